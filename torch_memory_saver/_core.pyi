@@ -8,7 +8,7 @@ contain a NUL, raise ValueError, before anything changes. Sizes are bytes, devic
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 _Tags = tuple[str, ...] | None  # None: every tag
 _Live = tuple[bytes, bytes]
@@ -16,6 +16,7 @@ _FindLive = Callable[[], _Live | None] | None
 _TorchSegment = dict[str, Any]  # of torch's snapshot
 _Pools = AbstractSet[tuple[int, int]]  # their ids
 _Progress = Callable[[int, int], Any] | None
+_Result = TypeVar("_Result")
 
 #: The version of the native core's function table: TMS_API_VERSION of csrc/include/tms.h.
 API_VERSION: Final = 3
@@ -305,6 +306,13 @@ def set_guard(on: bool) -> None:
 def get_guard() -> bool: ...
 def get_ledger() -> bool:
     """TMS_LEDGER, as it was when the core read it."""
+
+def collect_log(function: Callable[[], _Result], lines: list[tuple[int, str]]) -> _Result:
+    """Calls ``function()``. Lines that the native log gets meanwhile, on whichever thread, are appended to `lines` as
+    (level, text) instead of going to stderr, also if the call raises. Level 1 is error, 2 warning, 3 info, 4 debug."""
+
+def write_log(level: int, text: str) -> None:
+    """Writes a line to stderr as the native log does."""
 
 def close() -> None:
     """At exit: no thread of the library calls the driver after this."""

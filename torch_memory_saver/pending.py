@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch_memory_saver import _core
 from torch_memory_saver._out_of_memory.reporter import reporter
 from torch_memory_saver._saver.background import after_call
+from torch_memory_saver._saver.native_log import passes_log_on
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver.errors import InvalidArgumentError, OutOfMemoryError
@@ -43,6 +44,7 @@ class PendingResume:
         """Whether the resume has ended, successfully or not. Does not wait."""
         return _core.pending_done(self._pending)
 
+    @passes_log_on
     def wait(self) -> ResumeReport:
         """Waits until the resume has ended, and returns its report. It may be called again.
 
@@ -68,6 +70,7 @@ class PendingResume:
         finally:
             after_call.run()
 
+    @passes_log_on
     def wait_stream(self, stream: Any = None) -> None:
         """Makes a CUDA stream wait for the resume: kernels that are launched on it afterwards find memory and contents.
 

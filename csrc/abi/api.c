@@ -301,6 +301,22 @@ static tms_status_t api_device_memory(int32_t device, uint64_t *free_bytes, uint
     return tms_saver_explain_loss(&state->saver, status, error);
 }
 
+static void api_open_log(void) {
+    tms_state_t *state = tms_state(NULL);
+    if (state) tms_log_queue_open(&state->log_queue);
+}
+
+static tms_log_line_t *api_close_log(void) {
+    tms_state_t *state = tms_state_if_made();
+    if (!state) return NULL;
+    tms_log_queue_close(&state->log_queue);
+    return tms_log_queue_take(&state->log_queue);
+}
+
+static void api_write_log(int32_t level, const char *text) {
+    if (level >= TMS_LOG_ERROR && level <= TMS_LOG_DEBUG) tms_log_write_stderr((tms_log_level_t)level, text);
+}
+
 static int32_t api_in_transition(void) { return tms_turn_is_inside(); }
 
 const tms_api_t *tms_get_api(uint32_t version) {
@@ -368,6 +384,9 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .page_path = tms_page_path,
         .page_directory = tms_page_directory,
         .get_ledger = api_get_ledger,
+        .open_log = api_open_log,
+        .close_log = api_close_log,
+        .write_log = api_write_log,
     };
     return version == TMS_API_VERSION ? &api : NULL;
 }

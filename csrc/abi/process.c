@@ -77,6 +77,7 @@ static void at_exit(void) {
     tms_backup_stores_at_exit(&state->saver.stores);
     tms_shared_page_at_exit(&state->saver.page);
     tms_log_summarize(&state->log, true);
+    tms_log_at_exit(&state->log);
 }
 
 tms_status_t tms_process_register(tms_error_t *error) {

@@ -12,6 +12,7 @@ tms_status_t tms_state_create(tms_state_t **made, tms_error_t *error) {
     tms_state_t *state = calloc(1, sizeof(*state));
     if (!state) return tms_error_set_os(error, &start_context, "calloc", ENOMEM, NULL);
     tms_log_init(&state->log, TMS_LOG_WARNING);
+    state->log.queue = &state->log_queue;
     tms_status_t status = tms_config_read(&state->config, &state->log, error);
     if (status != TMS_OK) {
         free(state);

@@ -15,6 +15,7 @@ enum { TMS_MAX_HOOKS = 48 };
 
 typedef struct tms_state {
     tms_log_t log;
+    tms_log_queue_t log_queue; /* of `log` */
     tms_config_t config;
     tms_driver_t driver;
     tms_devices_t devices;

@@ -223,7 +223,7 @@ tms_status_t tms_config_read(tms_config_t *config, tms_log_t *log, tms_error_t *
             tms_config_release(config);
             return status;
         }
-        if (variables[i].kind == KIND_LEVEL) tms_log_init(log, (tms_log_level_t)config->log_level);
+        if (variables[i].kind == KIND_LEVEL) atomic_store(&log->level, config->log_level);
     }
     if (config->init_enable_cpu_backup && config->init_enable_disk_backup) {
         tms_log_write(log, TMS_LOG_WARNING,

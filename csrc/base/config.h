@@ -52,9 +52,9 @@ typedef struct tms_config {
                                     functions themselves, as NCCL does. It needs the library
                                     `torch_memory_saver_hook_mode_preload_ledger.abi3.so` in `LD_PRELOAD` */
     char *driver_path;           /* TMS_CUDA_DRIVER: the CUDA driver library to load */
-    int log_level;               /* TMS_LOG_LEVEL: what is logged on stderr, in any case of letters. `info` adds a line
-                                    for each pause and resume, `debug` also what is otherwise logged once and then
-                                    counted */
+    int log_level;               /* TMS_LOG_LEVEL: which lines the native log has, in any case of letters. `info` adds
+                                    a line for each pause and resume, `debug` also what is otherwise logged once and
+                                    then counted. Lines go to Python's logger `torch_memory_saver` or to stderr */
     tms_error_t malformed;       /* TMS_INVALID_ARGUMENT about the first malformed limit; TMS_OK where there is none */
 } tms_config_t;
 

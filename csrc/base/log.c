@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@ enum { LINE_BYTES = 2048 };
 
 void tms_log_init(tms_log_t *log, tms_log_level_t level) {
     atomic_store(&log->level, (int)level);
+    log->queue = NULL;
     tms_log_after_fork_in_child(log);
 }
 
@@ -48,27 +50,40 @@ static void write_line(const char *line, size_t length) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+void tms_log_write_stderr(tms_log_level_t level, const char *text) {
+    char line[LINE_BYTES];
+    const size_t room = sizeof line - 1; /* for the newline */
+    int written = snprintf(line, room, "torch_memory_saver[%ld] %s: %s", (long)getpid(), level_names[level], text);
+    size_t length = written < 0 ? 0 : (size_t)written < room ? (size_t)written : room - 1;
+    line[length++] = '\n';
+    write_line(line, length);
+}
+
 void tms_log_write(const tms_log_t *log, tms_log_level_t level, const char *format, ...) {
     if (!tms_log_enabled(log, level)) return;
     int errno_before = errno;
-    char line[LINE_BYTES];
-    const size_t room = sizeof(line) - 1; /* for the newline */
-    int head = snprintf(line, room, "torch_memory_saver[%ld] %s: ", (long)getpid(), level_names[level]);
-    size_t length = head < 0 ? 0 : (size_t)head;
-
+    char text[LINE_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    int body = vsnprintf(line + length, room - length, format, arguments);
+    int written = vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    if (body > 0) length = length + (size_t)body < room ? length + (size_t)body : room - 1;
+    size_t length = written < 0 ? 0 : (size_t)written < sizeof text ? (size_t)written : sizeof text - 1;
+    text[length] = '\0';
 
     /* A message stays one line even if a tag or a path contains a line break. */
     for (size_t i = 0; i < length; i++) {
-        if (line[i] == '\n' || line[i] == '\r') line[i] = ' ';
+        if (text[i] == '\n' || text[i] == '\r') text[i] = ' ';
     }
-    line[length++] = '\n';
-    write_line(line, length);
+    if (!log->queue || !tms_log_queue_add(log->queue, (int32_t)level, text, length)) tms_log_write_stderr(level, text);
     errno = errno_before;
+}
+
+void tms_log_at_exit(const tms_log_t *log) {
+    for (tms_log_line_t *next, *line = log->queue ? tms_log_queue_take(log->queue) : NULL; line; line = next) {
+        next = line->next;
+        tms_log_write_stderr((tms_log_level_t)line->level, line->text);
+        free(line);
+    }
 }
 
 /* ---- causes that recur ---- */
@@ -90,6 +105,7 @@ void tms_log_after_fork_in_child(tms_log_t *log) {
         }
     }
     atomic_store(&log->recurred, false);
+    if (log->queue) tms_log_queue_after_fork_in_child(log->queue);
 }
 
 /* The bit of an error: a hash of the failed call and its result. */

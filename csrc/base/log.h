@@ -1,4 +1,5 @@
-/* The log: one line a message on stderr, "torch_memory_saver[pid] level: text", written with one write(2).
+/* The log: one line a message. It goes to the queue while a caller has opened that (log_queue.h), else to stderr:
+ * "torch_memory_saver[pid] level: text", written with one write(2).
  *
  * Owns the level and the counts of recurring causes. May be called on any thread, with any lock held, in a forked child and
  * at exit.
@@ -10,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/log_queue.h"
 #include "include/tms.h"
 
 typedef enum tms_log_level {
@@ -55,12 +57,17 @@ typedef struct tms_log {
     _Atomic int level;
     _Atomic bool recurred; /* a message was suppressed since the last tms_log_summarize */
     tms_log_recurrence_t recurrences[TMS_LOG_CAUSE_COUNT][TMS_LOG_DEVICES];
+    tms_log_queue_t *queue; /* NULL: every line goes to stderr */
 } tms_log_t;
 
 void tms_log_init(tms_log_t *log, tms_log_level_t level);
 bool tms_log_enabled(const tms_log_t *log, tms_log_level_t level);
 __attribute__((format(printf, 3, 4))) void tms_log_write(const tms_log_t *log, tms_log_level_t level, const char *format,
                                                          ...);
+/* Writes one line to stderr, whatever the level of the log. */
+void tms_log_write_stderr(tms_log_level_t level, const char *text);
+/* Writes to stderr what is still in the queue. */
+void tms_log_at_exit(const tms_log_t *log);
 
 /* Writes one line for each `warned`, which the caller keeps in the state. */
 #define tms_log_once(log, warned, level, ...)                                                                               \
@@ -77,7 +84,7 @@ void tms_log_recurring(tms_log_t *log, tms_log_cause_t cause, tms_log_level_t le
  * number has doubled since the last summary, so that repeated failures do not flood the log; `last` writes it in any case.
  * Called at the end of each pause and resume, and at exit. */
 void tms_log_summarize(tms_log_t *log, bool last);
-/* In a forked child: forgets the counts, which the parent reports. */
+/* In a forked child: forgets the counts and the queue, which the parent reports. */
 void tms_log_after_fork_in_child(tms_log_t *log);
 
 #endif

@@ -135,8 +135,8 @@ typedef struct tms_selection {
     int32_t (*interrupted)(void *interrupt_context);
     void *interrupt_context;
     /* pause: overrides the backup of the regions for this call: TMS_BACKUP_NONE, TMS_BACKUP_DISK, or TMS_BACKUP_PINNED (host
-     * memory; allocations with a backup of kind MMAP keep that). Read if has_backup. TMS_BACKUP_NONE also discards the backups
-     * of selected allocations that are paused already. */
+     * memory; allocations with a backup of kind MMAP keep that). Read if has_backup. TMS_BACKUP_NONE also discards the
+     * backups of selected allocations that are paused already. */
     int32_t has_backup;
     int32_t backup;
     int32_t host_policy; /* resume: tms_host_policy_t for what this call resumes; TMS_HOST_DEFAULT: the policies of the
@@ -163,6 +163,13 @@ typedef struct tms_report {
     uint64_t unknown_tags; /* tags in the selection that no allocation ever had */
     double seconds;
 } tms_report_t;
+
+/* A line of the log: an error message without the prefix of a line on stderr. */
+typedef struct tms_log_line {
+    struct tms_log_line *next;
+    int32_t level; /* 1: error, 2: warning, 3: info, 4: debug */
+    char text[];   /* UTF-8, perhaps truncated inside a character */
+} tms_log_line_t;
 
 /* A resume that runs in the background. */
 typedef struct tms_pending tms_pending_t;
@@ -340,6 +347,13 @@ typedef struct tms_api {
     int32_t (*page_directory)(char *path, size_t room);
     /* TMS_LEDGER: libraries that look up the driver's functions are counted where this is the ledger library. */
     int32_t (*get_ledger)(void);
+
+    /* From open_log on, lines of the log, of whichever thread, wait for close_log instead of going to stderr. close_log
+     * returns all that wait, the oldest first: the caller frees each with free(). For a caller that passes them on. */
+    void (*open_log)(void);
+    tms_log_line_t *(*close_log)(void);
+    /* Writes a line to stderr, as the log does. */
+    void (*write_log)(int32_t level, const char *text);
 } tms_api_t;
 
 /* The table of the library that exports it, or NULL if that library does not support `version`. */

@@ -39,6 +39,10 @@
     TAKES(pending_wait, "(pending, interruptible=False)", "Waits for its end. Returns a Report.")                           \
     TAKES(pending_wait_stream, "(pending, stream, interruptible=False)",                                                    \
           "Makes a stream wait for its copies, once all are queued.")                                                       \
+    /* log_functions.c */                                                                                                   \
+    TAKES(collect_log, "(function, lines)",                                                                                 \
+          "Calls it. Log lines written meanwhile are appended to `lines` as (level, text) instead of going to stderr.")     \
+    TAKES(write_log, "(level, text)", "Writes a line to stderr as the native log does.")                                    \
     /* host_buffer.c */                                                                                                     \
     TAKES(host_backup, "(address, size)", "The host copy of a range as a HostBuffer; None if there is none now.")           \
     /* region_functions.c */                                                                                                \

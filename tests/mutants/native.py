@@ -313,4 +313,35 @@ _USAGE = (
     ),
 )
 
-MUTANTS = (*_TRANSITIONS, *_BACKUPS, *_INTERPOSERS, *_CAPTURES, *_USAGE)
+_LOG = (
+    Mutant(
+        "lines-of-the-log-wait-between-calls",
+        "csrc/base/log_queue.c",
+        "    if (atomic_load(&queue->calls) == 0) return false;\n",
+        "",
+        ("tests/unit/base/test_log_queue.c",),
+    ),
+    Mutant(
+        "a-forked-child-writes-its-parents-lines",
+        "csrc/base/log.c",
+        "    if (log->queue) tms_log_queue_after_fork_in_child(log->queue);\n",
+        "",
+        ("tests/unit/base/test_log_queue.c",),
+    ),
+    Mutant(
+        "lines-that-are-left-at-exit-are-lost",
+        "csrc/abi/process.c",
+        "    tms_log_at_exit(&state->log);\n",
+        "",
+        ("tests/unit/python/saver/test_native_log.py::test_what_is_left_at_exit_is_written",),
+    ),
+    Mutant(
+        "lines-that-a-variable-asks-for-are-dropped-by-logging",
+        "torch_memory_saver/_saver/native_log.py",
+        "    elif enabled or _LEVELS[level] < logging.WARNING:",
+        "    elif enabled:",
+        ("tests/unit/python/saver/test_native_log.py::test_lines_that_a_variable_asks_for",),
+    ),
+)
+
+MUTANTS = (*_LOG, *_TRANSITIONS, *_BACKUPS, *_INTERPOSERS, *_CAPTURES, *_USAGE)

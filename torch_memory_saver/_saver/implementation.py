@@ -27,6 +27,7 @@ from torch_memory_saver._saver.freshness import Checked, check_fresh
 from torch_memory_saver._saver.hook_calls import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._saver.hook_modes import check_hook_mode
 from torch_memory_saver._saver.importers import importers_awaited
+from torch_memory_saver._saver.native_log import passes_log_on
 from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
 from torch_memory_saver._saver.patterns import select_tags
 from torch_memory_saver._saver.preserving import preserving_finder
@@ -175,6 +176,7 @@ class Implementation:
             raise InvalidArgumentError(f"stream must be None or a torch.cuda.Stream, not {type(stream).__name__}")
         return GraphCapture(self._store, self._graph_pools, torch, cuda_graph, token, stream, capture_error_mode, options)
 
+    @passes_log_on
     def pause(
         self,
         tag: Any = None,
@@ -230,6 +232,7 @@ class Implementation:
                 leave_paused_pools()
         return pause_report(done, reusable, unmanaged, shared)
 
+    @passes_log_on
     def resume(
         self,
         tag: Any = None,
@@ -288,6 +291,7 @@ class Implementation:
         warn_of_unknown_tags("preserved", tags)
         return tuple(block for block in preserved.blocks(None) if selects(tags, block.tag))
 
+    @passes_log_on
     def check_fresh(self, tags: Any = None, *, ignore: Any = (), modules: Any = (), whole: bool = False) -> FreshReport:
         checked = Checked.check(tags, ignore, modules, whole)
         refuse_inner_call("check_fresh")
@@ -295,6 +299,7 @@ class Implementation:
         torch = layer.in_use()
         return check_fresh(checked, _stream(torch), lambda rows: managed_blocks(torch, self._store, resumed_blocks, rows))
 
+    @passes_log_on
     def empty_cache(self) -> None:
         torch = layer.in_use()
         shared_memory.collect()
@@ -304,12 +309,14 @@ class Implementation:
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         return cpu_backup.get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True))
 
+    @passes_log_on
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
         text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
         if not isinstance(text, str) or not text or "\0" in text:
             raise InvalidArgumentError(f"path must be a non-empty str or path object, not {path!r}")
         _core.set_disk_directory(os.path.abspath(text))
 
+    @passes_log_on
     def reserve_host_memory(self, bytes: int, device: Any = None) -> None:
         size = check_bytes("bytes", bytes)
         ordinal = check_device(device)
@@ -317,9 +324,11 @@ class Implementation:
             raise InvalidArgumentError(f"device must be below {_core.device_count()}, but is {ordinal}")
         _core.reserve_host_memory(size, ordinal)
 
+    @passes_log_on
     def release_host_memory(self) -> None:
         _core.release_host_memory()
 
+    @passes_log_on
     def enable_peer_access(self) -> None:
         _core.refresh_peers()
 
