@@ -267,6 +267,10 @@ def resume(
     `host_policy`: for the backups that this call restores. `zero`: memory that is resumed without contents is zeroed.
     `progress`: as for :func:`pause`."""
 
+def read_backup(address: int, size: int, destination: int, stream: int | None, interruptible: bool = False) -> bool:
+    """Copies ``size`` bytes at ``address``, which is paused, from a backup on disk to host memory at ``destination``. False:
+    no such backup holds all of it. Waits for running pauses and resumes."""
+
 def count_guard_bytes(tags: _Tags, stream: int | None, ranges: bytes, interruptible: bool = False) -> list[int | None]:
     """For each range the number of its bytes that are GUARD_BYTE; None if it does not lie in one selected allocation that is
     active. `ranges`: begins and ends, as sorted native 64-bit numbers, that do not overlap. Waits for the devices and copies

@@ -353,20 +353,27 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
     def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> torch.Tensor | None:
         """The host copy of a managed tensor: a CPU tensor of its dtype and shape; None if there is none now.
 
-        There is one while the tensor is paused, if its region has a CPU backup; after a resume only with
-        ``host_memory="retain"`` or :attr:`retain_cpu_backup`. There is none for memory that was not copied completely (free
-        blocks of PyTorch's cache). A pause that fails or is interrupted leaves a retained copy unchanged, unless it had
-        begun to overwrite it: then there is none until the next pause, which makes it at the same address.
+        There is one while the tensor is paused, if its region or the pause has a backup; after a resume only with
+        ``host_memory="retain"`` or :attr:`retain_cpu_backup`. From a backup on disk the contents are read into new memory,
+        once no pause or resume is running. So a checkpoint can be written while everything is paused.
+
+        There is none for memory that was not copied completely (free blocks of PyTorch's cache). A pause that fails or is
+        interrupted leaves a retained copy unchanged, unless it had begun to overwrite it: then there is none until the next
+        pause, which makes it at the same address.
 
         Args:
             x: A contiguous CUDA tensor.
-            zero_copy: The result is the backup's own memory rather than a copy of it. It stays valid while the result lives.
-                Later pauses may write to it, and one that fails half-way leaves a mixture there. A forked child does not
-                inherit this memory and gets SIGSEGV when it accesses it: copy it before the fork.
+            zero_copy: The result is the backup's own memory rather than a copy of it, if the backup is in host memory. It
+                stays valid while the result lives. Later pauses may write to it, and one that fails half-way leaves a mixture
+                there. A forked child does not inherit this memory and gets SIGSEGV when it accesses it: copy it before the
+                fork.
 
         Raises:
             NotManagedError: The tensor is not in managed memory.
             InvalidArgumentError: Not a tensor, or one that is not contiguous.
+            BackupIOError: The file of a backup on disk cannot be read, or was changed.
+            CaptureInProgressError, InvalidStateError: A backup on disk cannot be read while a capture is active, nor by a thread
+                that is inside a pause or resume.
         """
         backup: torch.Tensor | None = self._use().get_cpu_backup(x, zero_copy=zero_copy)
         return backup

@@ -374,6 +374,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .get_guard = api_get_guard,
         .tags = tms_query_tags,
         .count_guard_bytes = tms_query_count_guard_bytes,
+        .read_backup = tms_query_read_backup,
         .events = tms_query_events,
         .set_event_samples = tms_query_set_event_samples,
         .get_event_samples = tms_query_get_event_samples,

@@ -6,6 +6,7 @@
 #include "core/event_copy.h"
 #include "core/export.h"
 #include "core/inspect.h"
+#include "core/transition/reading.h"
 #include "core/transition/sample.h"
 
 size_t tms_query_segments(tms_segment_info_t *rows, size_t capacity) {
@@ -41,6 +42,13 @@ void tms_query_tag_info(const char *tag, tms_tag_info_t *info) {
     info->paused = atomic_load(&found->paused);
     info->pause_epoch = atomic_load(&found->pause_epoch);
     info->discards = atomic_load(&found->discards);
+}
+
+tms_status_t tms_query_read_backup(const tms_selection_t *selection, uint64_t address, uint64_t bytes, void *destination,
+                                   int32_t *found, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_transition_read(&state->saver, selection, address, bytes, destination, found, error)
+                 : TMS_OUT_OF_HOST_MEMORY;
 }
 
 tms_status_t tms_query_count_guard_bytes(const tms_selection_t *selection, const tms_live_range_t *ranges,

@@ -95,6 +95,12 @@ typedef struct tms_backup_operations {
      * `buffer` may be NULL; else *buffer is a reference to the memory, owned by the caller. Makes no driver call. */
     void *(*find)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset, uint64_t bytes,
                   tms_host_buffer_t **buffer);
+    /* Optional, of a store whose copies are not in host memory. Copies `bytes` at `offset` of the segment to `destination`,
+     * if they are held as a whole: sets *found. On the thread of the call that owns the segment. TMS_BACKUP_IO,
+     * TMS_OUT_OF_HOST_MEMORY, TMS_INTERRUPTED. */
+    tms_status_t (*read)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
+                         uint64_t bytes, void *destination, bool *found, tms_wait_t *wait,
+                         const tms_error_context_t *context, tms_error_t *error);
     /* Optional. The space that the slot occupies while no contents are held. */
     uint64_t (*reserved_bytes)(const tms_backup_t *backup, const tms_backup_slot_t *slot);
     /* The segment is freed: releases everything. Cannot fail: resources that cannot be released are quarantined. */

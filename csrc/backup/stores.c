@@ -234,6 +234,16 @@ void *tms_backup_find(const tms_backup_t *backup, const tms_backup_stores_t *sto
     return entry->operations->find(entry->store, backup, &backup->slots[entry - stores->list], offset, bytes, buffer);
 }
 
+tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t offset, uint64_t bytes,
+                             void *destination, bool *found, tms_wait_t *wait, const tms_error_context_t *context,
+                             tms_error_t *error) {
+    const tms_backup_store_t *entry = backup->saved ? tms_backup_stores_find(stores, backup->held.kind) : NULL;
+    *found = false;
+    if (!entry || !entry->operations->read) return TMS_OK;
+    return entry->operations->read(entry->store, backup, &backup->slots[entry - stores->list], offset, bytes, destination,
+                                   found, wait, context, error);
+}
+
 uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores) {
     uint64_t bytes = 0;
     if (backup->saved) return backup->held.bytes;

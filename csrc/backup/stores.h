@@ -102,6 +102,11 @@ bool tms_backup_may_be_viewed(const tms_backup_t *backup, const tms_backup_store
  * NULL; else *buffer is a reference to it, owned by the caller. */
 void *tms_backup_find(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t offset, uint64_t bytes,
                       tms_host_buffer_t **buffer);
+/* Copies `bytes` at `offset` of the segment to `destination` from a backup that is not in host memory, if all of it is held:
+ * sets *found. The caller owns the segment. */
+tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t offset, uint64_t bytes,
+                             void *destination, bool *found, tms_wait_t *wait, const tms_error_context_t *context,
+                             tms_error_t *error);
 /* The bytes that the backup holds, or the space that it occupies without contents. */
 uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores);
 /* Those of them that a store keeps which a pause selects by this kind, such as TMS_BACKUP_DISK. */

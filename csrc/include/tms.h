@@ -321,6 +321,11 @@ typedef struct tms_api {
      * host memory. Of the selection, what is about pauses and resumes only is not read. */
     tms_status_t (*count_guard_bytes)(const tms_selection_t *selection, const tms_live_range_t *ranges, size_t range_count,
                                       uint64_t *counts, tms_error_t *error);
+    /* Copies `bytes` at `address` of a paused allocation from a backup on disk to host memory, as host_backup finds a copy
+     * that is in host memory. *found is 0 if no such backup holds all of it. Waits for running pauses and resumes, and reads
+     * the file. Of the selection only `interrupted`, `stream` and their context are read; it has no tags. */
+    tms_status_t (*read_backup)(const tms_selection_t *selection, uint64_t address, uint64_t bytes, void *destination,
+                                int32_t *found, tms_error_t *error);
     /* The latest events, and what is held after the last of them. Also works while a pause or resume is under way. A forked
      * child has only its own. */
     void (*events)(tms_events_copy_t *copy);

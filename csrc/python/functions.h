@@ -30,6 +30,8 @@
     TAKES(resume,                                                                                                           \
           "(tags, stream, interruptible=False, timeout=0.0, exclusive=False, host_policy=0, zero=False, progress=None)",    \
           "Maps physical memory again; None is every tag. Returns a Report.")                                               \
+    TAKES(read_backup, "(address, size, destination, stream, interruptible=False)",                                         \
+          "Whether a backup on disk holds the range; copies it to an address in host memory.")                              \
     TAKES(count_guard_bytes, "(tags, stream, ranges, interruptible=False)",                                                 \
           "The number of guard bytes in each range; None if it is not resident.")                                           \
     /* pending_functions.c */                                                                                               \

@@ -188,6 +188,28 @@ static PyObject *list_of(const uint64_t *counts, size_t count) {
     return list;
 }
 
+PyObject *tms_py_read_backup(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {
+        "read_backup", 4, 5, {"address", "size", "destination", "stream", "interruptible"}};
+    const tms_api_t *api = tms_py_api(module);
+    tms_selection_t selection = {0};
+    running_call_t running = {0};
+    uint64_t address, bytes, destination;
+    int32_t found = 0;
+    tms_py_call_t call;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &address) ||
+        !tms_py_get_u64(&call, 1, &bytes) || !tms_py_get_u64(&call, 2, &destination) ||
+        !tms_py_get_stream(&call, 3, &selection) || !tms_py_get_bool(&call, 4, &running.signals))
+        return NULL;
+    begin(&selection, &running, &error);
+    if (!end(&selection, &running,
+             api->read_backup(&selection, address, bytes, (void *)(uintptr_t)destination, &found, &error), &error))
+        return NULL;
+    return PyBool_FromLong(found);
+}
+
 PyObject *tms_py_count_guard_bytes(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"count_guard_bytes", 3, 4, {"tags", "stream", "ranges", "interruptible"}};
     const tms_api_t *api = tms_py_api(module);

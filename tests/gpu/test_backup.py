@@ -217,6 +217,53 @@ def test_get_cpu_backup_of_views_by_copy_and_without(backend: str) -> None:
     del view, copy, rows, numbers, host
 
 
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_get_cpu_backup_from_disk(zero_copy: bool) -> None:
+    with saver.region(tag="weights", enable_disk_backup=True):
+        matrix = torch.empty((1024, 4099), dtype=torch.bfloat16, device="cuda")
+        vector = torch.empty(1000, dtype=torch.float32, device="cuda")
+    fill_normal(matrix, 1)
+    vector.copy_(torch.arange(1000, dtype=torch.float32))
+    expected = matrix.cpu()
+    for _ in range(2):
+        assert saver.get_cpu_backup(matrix, zero_copy=zero_copy) is None
+        saver.pause("weights")
+        whole = saver.get_cpu_backup(matrix, zero_copy=zero_copy)
+        assert (whole.device.type, whole.dtype, whole.shape) == ("cpu", matrix.dtype, matrix.shape)
+        assert torch.equal(whole, expected)
+        assert torch.equal(saver.get_cpu_backup(matrix[10:20], zero_copy=zero_copy), expected[10:20])
+        assert torch.equal(saver.get_cpu_backup(vector), torch.arange(1000, dtype=torch.float32))
+        assert saver.is_paused(matrix)
+        saver.resume("weights")
+        assert torch.equal(matrix.cpu(), expected)
+
+
+@pytest.mark.parametrize("backup", ["host", "disk"])
+def test_a_paused_model_is_saved_from_its_backups(backup: str, tmp_path: Path) -> None:
+    with saver.region(tag="weights"):
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64)).cuda()
+    expected = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    saver.pause("weights", backup=backup)
+    torch.save({name: saver.get_cpu_backup(tensor) for name, tensor in model.state_dict().items()}, tmp_path / "model.pt")
+    saver.resume("weights")
+    found = torch.load(tmp_path / "model.pt")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_paused_tensor_is_neither_printed_nor_saved(tmp_path: Path) -> None:
+    """Both copy it to the host, which is an error of the call and changes nothing."""
+    with saver.region(tag="weights", enable_cpu_backup=True):
+        tensor = torch.ones(1 << 20, device="cuda")
+    saver.pause("weights")
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        torch.save(tensor, tmp_path / "tensor.pt")
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        tensor.tolist()
+    saver.resume("weights")
+    assert bool((tensor == 1).all())
+
+
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool"]
 DTYPES += ["complex64", "complex128", "float8_e4m3fn", "float8_e5m2"]
 SHAPES = [(), (1,), (3, 5, 7), (1, 1, 1, 1), (131, 257), (0,), (4, 0, 3), (2 * MIB + 1,)]

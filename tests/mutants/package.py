@@ -306,6 +306,44 @@ _PRESERVING = (
     ),
 )
 
+_MISTAKES = (
+    Mutant(
+        "a-bound-function-runs-outside-the-region",
+        _SOURCES + "_saver/regions.py",
+        "else Region(store, find_torch, frame.options)(function)",
+        "else function",
+        ("tests/unit/python/torch/test_bind_region.py::test_a_thread_pool_allocates_in_the_caller_s_region",),
+    ),
+    Mutant(
+        "a-task-binds-another-task-s-region",
+        _SOURCES + "_torch/frames.py",
+        "    if frame is not None:\n        return frame\n    return stack[-1] if stack else None",
+        "    return stack[-1] if stack else None",
+        ("tests/unit/python/torch/test_bind_region.py::test_a_task_binds_its_own_region",),
+    ),
+    Mutant(
+        "a-warning-is-repeated",
+        _SOURCES + "_once.py",
+        "if _logged.setdefault(cause, mine) is mine:",
+        "if True:",
+        ("tests/unit/python/saver/test_silent_mistakes.py::test_a_cause_is_logged_once",),
+    ),
+    Mutant(
+        "any-value-is-a-flag",
+        _SOURCES + "_saver/arguments.py",
+        "if not isinstance(value, int) or value not in (0, 1):",
+        "if not isinstance(value, object):",
+        ("tests/unit/python/saver/test_argument_types.py::test_a_flag_of_another_type_is_refused",),
+    ),
+    Mutant(
+        "a-range-that-a-file-holds-in-part-is-read",
+        "csrc/backup/disk/operations.c",
+        "if (into > extents[i].bytes || bytes > extents[i].bytes - into) continue;",
+        "if (into > extents[i].bytes) continue;",
+        ("tests/unit/python/backup/test_read_backup.py::test_only_what_the_pause_has_kept",),
+    ),
+)
+
 _USAGE = (
     Mutant(
         "peaks-of-a-device-are-shown-for-one-of-its-tags",
@@ -323,4 +361,4 @@ _USAGE = (
     ),
 )
 
-MUTANTS = (*_POOLS, *_REGIONS, *_LIVE, *_TORCH_LAYER, *_PRESERVING, *_USAGE)
+MUTANTS = (*_POOLS, *_REGIONS, *_LIVE, *_TORCH_LAYER, *_PRESERVING, *_MISTAKES, *_USAGE)

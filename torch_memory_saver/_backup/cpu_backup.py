@@ -7,7 +7,9 @@ import importlib
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._torch import layer
 from torch_memory_saver.errors import InvalidArgumentError, NotManagedError, TorchUnavailableError
+from torch_memory_saver.pending import on_main_thread
 
 __all__ = ["get_cpu_backup"]
 
@@ -34,10 +36,22 @@ def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
     size = x.numel() * x.element_size()
     owner = _core.host_backup(x.data_ptr(), size)
     if owner is None:
-        return None
+        return _read(torch, x, size)
     view = _as_bytes(owner, size)
     tensor = torch.frombuffer(view, dtype=torch.uint8)
     return (tensor if zero_copy else tensor.clone()).view(x.dtype).view(x.shape)
+
+
+def _read(torch: Any, x: Any, size: int) -> Any:
+    """The contents of a paused tensor from a backup on disk, or None if there is none."""
+    row = _core.find(x.data_ptr())
+    if row is None or row.state == _core.STATE_ACTIVE or row.backup_bytes == 0:
+        return None
+    copy = torch.empty(x.shape, dtype=x.dtype)
+    torch_cuda = layer.in_use()
+    stream = None if torch_cuda is None else torch_cuda.current_stream()
+    is_read = _core.read_backup(x.data_ptr(), size, copy.data_ptr(), stream, interruptible=on_main_thread())
+    return copy if is_read else None
 
 
 def _as_bytes(owner: _core.HostBuffer, size: int) -> Any:

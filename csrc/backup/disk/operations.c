@@ -1,6 +1,7 @@
 #include "backup/disk/operations.h"
 
 #include "backup/disk/copy.h"
+#include "backup/disk/read.h"
 
 static void drop(void *store, void **file) {
     tms_disk_file_destroy(store, *file);
@@ -36,6 +37,23 @@ static tms_status_t load(void *store, tms_backup_t *backup, tms_backup_slot_t *s
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
     (void)store;
     return tms_disk_copy_load(slot->kept, &backup->held, copier, address, context, error);
+}
+
+static tms_status_t read_part(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
+                              uint64_t bytes, void *destination, bool *found, tms_wait_t *wait,
+                              const tms_error_context_t *context, tms_error_t *error) {
+    tms_extent_t whole;
+    size_t count;
+    (void)store;
+    if (!slot->kept) return TMS_OK;
+    const tms_extent_t *extents = tms_backup_extents(&backup->held, &whole, &count);
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t into = offset - extents[i].offset; /* huge if the extent begins later */
+        if (into > extents[i].bytes || bytes > extents[i].bytes - into) continue;
+        *found = true;
+        return tms_disk_read(slot->kept, extents[i].packed + into, bytes, destination, wait, context, error);
+    }
+    return TMS_OK;
 }
 
 static void commit(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
@@ -92,6 +110,7 @@ const tms_backup_operations_t tms_disk_operations = {.place = "disk",
                                                      .plan = plan,
                                                      .save = save,
                                                      .load = load,
+                                                     .read = read_part,
                                                      .commit = commit,
                                                      .cancel = cancel,
                                                      .discard = discard,

@@ -23,8 +23,9 @@ typedef struct tms_transition_asked {
     tms_segment_state_t from, through, to;
     tms_tag_t **tags; /* those of the selection that exist; NULL: all */
     size_t tag_count;
-    bool guards;   /* guard mode is on */
-    bool gives_up; /* a pause: also gives up the backups of what is paused already */
+    uint64_t address; /* 0, or selects only the allocation that it lies in, unless that is damaged */
+    bool guards;      /* guard mode is on */
+    bool gives_up;    /* a pause: also gives up the backups of what is paused already */
 } tms_transition_asked_t;
 
 /* The plan of one attempt. Reset by each attempt, except for `collectable`. */

@@ -70,7 +70,12 @@ static bool has_selected_tag(const tms_transition_t *t, const tms_segment_t *seg
     return !t->asked.tags || segment->tag->mark == t->mark;
 }
 
+static bool is_at(const tms_segment_t *segment, uint64_t address) {
+    return address >= tms_segment_address(segment) && address - tms_segment_address(segment) < tms_segment_reserved(segment);
+}
+
 bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment) {
+    if (t->asked.address != 0 && !is_at(segment, t->asked.address)) return false;
     return segment->state == t->asked.from && (t->planned.collectable >> segment->device & 1) &&
            has_selected_tag(t, segment);
 }
@@ -84,7 +89,7 @@ bool tms_transition_gives_up(const tms_transition_t *t, const tms_segment_t *seg
 bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment) {
     /* REPAIRING: another thread is trying to repair it and may fail. */
     bool damaged = segment->state == TMS_SEGMENT_DAMAGED || segment->state == TMS_SEGMENT_REPAIRING;
-    return damaged && has_selected_tag(t, segment);
+    return damaged && t->asked.address == 0 && has_selected_tag(t, segment);
 }
 
 uint64_t tms_transition_mark(tms_transition_t *t) {
