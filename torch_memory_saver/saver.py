@@ -364,16 +364,16 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
         Args:
             x: A contiguous CUDA tensor.
             zero_copy: The result is the backup's own memory rather than a copy of it, if the backup is in host memory. It
-                stays valid while the result lives. Later pauses may write to it, and one that fails half-way leaves a mixture
-                there. A forked child does not inherit this memory and gets SIGSEGV when it accesses it: copy it before the
-                fork.
+                stays valid while the result lives. Later pauses may write to it, and one that fails half-way leaves a
+                mixture there. A forked child does not inherit this memory and gets SIGSEGV when it accesses it: copy it
+                before the fork.
 
         Raises:
             NotManagedError: The tensor is not in managed memory.
             InvalidArgumentError: Not a tensor, or one that is not contiguous.
             BackupIOError: The file of a backup on disk cannot be read, or was changed.
-            CaptureInProgressError, InvalidStateError: A backup on disk cannot be read while a capture is active, nor by a thread
-                that is inside a pause or resume.
+            CaptureInProgressError, InvalidStateError: A backup on disk cannot be read while a capture is active, nor by a
+                thread that is inside a pause or resume.
         """
         backup: torch.Tensor | None = self._use().get_cpu_backup(x, zero_copy=zero_copy)
         return backup
