@@ -16,6 +16,7 @@ tms_status_t tms_giving_up_prepare(const tms_transition_t *t, tms_giving_up_t *g
 
 /* Under the lock. A device may still read the space of a damaged segment, which therefore stays. */
 static void take(tms_giving_up_t *giving_up, tms_segment_t *segment) {
+    if (!tms_segment_lacks_contents(segment)) atomic_fetch_add_explicit(&segment->tag->discards, 1, memory_order_relaxed);
     if (segment->state == TMS_SEGMENT_PAUSED)
         giving_up->backups[giving_up->count++] = tms_backup_take(&segment->backup);
     else
