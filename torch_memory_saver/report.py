@@ -42,8 +42,9 @@ class PauseReport(TransitionReport):
 
     Attributes:
         reusable_bytes: Bytes of paused memory that PyTorch could assign to new tensors before the resume, because they are
-            free blocks of its default pool. Not 0 only in processes that manage everything (``TMS_INIT_ENABLE=1``): allocate
-            inside ``disable()`` there while memory is paused.
+            free blocks of its default pool and no other pool could replace it. Not 0 only in processes that manage
+            everything (``TMS_INIT_ENABLE=1``), if another thread was inside a region, or with a PyTorch before 2.11.
+            Allocate inside ``disable()`` there while memory is paused.
         unmanaged_bytes: Bytes of PyTorch's default pool that stay on the GPU in spite of ``TMS_INIT_ENABLE=1``, because they
             were allocated while PyTorch's expandable segments, which bypass cudaMalloc, were on.
         possibly_shared_bytes: Bytes of paused allocations that were sent to other processes, which may still have them

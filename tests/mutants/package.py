@@ -11,6 +11,34 @@ _TESTS = "tests/unit/python/"
 
 _POOLS = (
     Mutant(
+        "a-second-pause-keeps-the-substitute-that-it-pauses",
+        _SOURCES + "_torch/default_pool.py",
+        'pool_of(segment) == self._substitutes.target(segment["device"])',
+        "pool_of(segment) == DEFAULT_POOL",
+        (_TESTS + "torch/test_substitute_pools.py",),
+    ),
+    Mutant(
+        "a-substitute-takes-precedence-over-a-region",
+        _SOURCES + "_torch/substitute_pools.py",
+        "            with self._store.routing_suspended(torch):\n",
+        "            with contextlib.nullcontext():\n",
+        (_TESTS + "torch/test_substitute_pools.py",),
+    ),
+    Mutant(
+        "a-cache-is-emptied-while-other-threads-get-paused-blocks",
+        _SOURCES + "_torch/substitute_pools.py",
+        "                torch.set_caching(False)\n",
+        "",
+        (_TESTS + "torch/test_substitute_pools.py",),
+    ),
+    Mutant(
+        "a-dropped-pool-ends-the-process",
+        _SOURCES + "_torch/substitute_pools.py",
+        "            if self._pools and torch.uses_of(memory_pool) == 1:",
+        "            if not self._pools and torch.uses_of(memory_pool) == 1:",
+        (_TESTS + "torch/test_substitute_pools.py",),
+    ),
+    Mutant(
         "a-pool-with-paused-memory-is-entered",
         _SOURCES + "_torch/pool_stock.py",
         "                    if pool.epoch == info.epoch:",

@@ -101,7 +101,7 @@ class Implementation:
         self._find_torch: Callable[[], TorchCuda | None] = layer.loaded if _core.preloaded else layer.require
         self._store = pool_store
         self._graph_pools = graph_pools
-        self._default_pool = DefaultPool()
+        self._default_pool = DefaultPool(pool_store.substitutes)
         self._manages_everything = _core.preloaded and _init_enabled()
         torch = layer.imported()
         if torch is not None:  # with TMS_INIT_ENABLE tensors may be sent before this package uses torch.cuda
@@ -214,7 +214,7 @@ class Implementation:
         with pausing(self._store, torch, options.tags) as leave_paused_pools:
             reusable = unmanaged = 0
             if torch is not None and self._graph_pools.default_pool_managed:
-                reusable, unmanaged = self._default_pool.look(torch, options.tags, self._manages_everything)
+                reusable, unmanaged = self._default_pool.prepare(torch, options.tags, self._manages_everything)
             find_live = None
             if options.asks_for_live:
                 find_live = live_finder(torch, self._store, options.tags, every_backup=options.backup is not None)
@@ -230,6 +230,7 @@ class Implementation:
                 raise
             if done.allocations:
                 leave_paused_pools()
+            self._default_pool.warn_once(reusable, unmanaged)
         return pause_report(done, reusable, unmanaged, shared)
 
     @passes_log_on
@@ -389,6 +390,15 @@ class Implementation:
         if value is None:
             raise InvalidArgumentError('host_memory must be "release", "pool" or "retain", not None')
         _core.set_host_policy(choose_host_policy(value))
+
+
+def _settle_substitutes() -> None:
+    torch = layer.in_use()
+    if torch is not None:
+        pool_store.substitutes.settle(torch)
+
+
+after_call.add("the end of the pools that replace PyTorch's default pool", _settle_substitutes)
 
 
 def _check_pause(tags: Tags) -> None:

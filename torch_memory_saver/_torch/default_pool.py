@@ -1,49 +1,66 @@
-"""The limits of a pause for torch's default pool, if that is managed: shown in the report, and logged once.
+"""What a pause does about torch's default pool, if that is managed.
 
-torch assigns free blocks of the pool's segments to new tensors although they are paused. Memory allocated while expandable
-segments are on bypasses cudaMalloc and is not managed; they may be switched on at run time, after the check at the first
-use.
+torch hands out free blocks of the pool's segments although they are paused. So other pools take its place during the pause
+(substitute_pools.py). What they cannot cover is shown in the report, and logged once. So is memory that was allocated while
+expandable segments were on, which bypass cudaMalloc: it is not managed. They may be switched on at run time, after the check
+at the first use.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
 from torch_memory_saver._torch.collector import collector_stopped
-from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.pools import Tags, selects
+from torch_memory_saver._torch.substitute_pools import DEFAULT_POOL, SubstitutePools, pool_of
 
 __all__ = ["DefaultPool"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-_DEFAULT_POOL: PoolId = (0, 0)
-
 
 class DefaultPool:
     """The numbers of the default pool, and the warnings logged. Any thread may call."""
 
-    def __init__(self) -> None:
+    def __init__(self, substitutes: SubstitutePools) -> None:
+        self._substitutes = substitutes
         self._warned_reusable = False
         self._warned_unmanaged = False
 
-    def look(self, torch: TorchCuda, tags: Tags, manages_everything: bool) -> tuple[int, int]:
-        """For a pause of `tags` that is about to begin: (paused bytes that torch could assign to new tensors, bytes that are
-        not managed in spite of ``TMS_INIT_ENABLE``)."""
+    def prepare(self, torch: TorchCuda, tags: Tags, manages_everything: bool) -> tuple[int, int]:
+        """Prepare a pause of `tags` that is about to begin. Return (paused bytes that torch may hand out nevertheless, bytes
+        that are not managed in spite of ``TMS_INIT_ENABLE``)."""
         with collector_stopped:
-            reusable, unmanaged = _count(torch, tags, manages_everything)
-        self._warn_once(reusable, unmanaged)
+            segments = torch.segments()
+        free = self._free_bytes(segments, tags)
+        covered = self._substitutes.begin(torch, free)
+        reusable = sum(size for device, size in free.items() if device not in covered)
+        unmanaged = _expandable_bytes(segments) if manages_everything and selects(tags, DEFAULT_TAG) else 0
         return reusable, unmanaged
 
-    def _warn_once(self, reusable: int, unmanaged: int) -> None:
+    def _free_bytes(self, segments: list[dict[str, Any]], tags: Tags) -> Counter[int]:
+        """Return the bytes of free blocks that the pause takes away from torch, by device. A device where it takes none away
+        but segments without a free block has 0: a tensor that is deleted becomes one."""
+        managed = {row.address for row in _core.segments() if row.state == _core.STATE_ACTIVE and selects(tags, row.tag)}
+        free: Counter[int] = Counter()
+        for segment in segments:
+            if segment["address"] in managed and pool_of(segment) == self._substitutes.target(segment["device"]):
+                free[segment["device"]] += _free_blocks(segment)
+        return free
+
+    def warn_once(self, reusable: int, unmanaged: int) -> None:
+        """Log what :meth:`prepare` has returned, after the pause. Each number is logged once."""
         if reusable and not self._warned_reusable:
             self._warned_reusable = True
             logger.warning(
                 "%d bytes of the memory that this pause gives back are free blocks of PyTorch's default pool: a tensor made "
-                "in them before the resume would be an illegal access. Allocate inside disable() while paused. "
+                "in them before the resume would be an illegal access. No other pool can take its place, because another "
+                "thread is inside a region, or PyTorch is older than 2.11. Allocate inside disable() while paused. "
                 "(Said once; the report's reusable_bytes has the number of each pause.)",
                 reusable,
             )
@@ -58,15 +75,13 @@ class DefaultPool:
             )
 
 
-def _count(torch: TorchCuda, tags: Tags, manages_everything: bool) -> tuple[int, int]:
-    managed = {row.address for row in _core.segments() if row.state == _core.STATE_ACTIVE and selects(tags, row.tag)}
-    segments = [row for row in torch.segments() if tuple(row.get("segment_pool_id", _DEFAULT_POOL)) == _DEFAULT_POOL]
-    reusable = sum(_free_bytes(segment) for segment in segments if segment["address"] in managed)
-    unmanaged = 0
-    if manages_everything and selects(tags, DEFAULT_TAG):
-        unmanaged = sum(int(segment["total_size"]) for segment in segments if segment.get("is_expandable"))
-    return reusable, unmanaged
-
-
-def _free_bytes(segment: dict[str, Any]) -> int:
+def _free_blocks(segment: dict[str, Any]) -> int:
     return sum(int(block["size"]) for block in segment["blocks"] if block["state"] == "inactive")
+
+
+def _expandable_bytes(segments: list[dict[str, Any]]) -> int:
+    return sum(
+        int(segment["total_size"])
+        for segment in segments
+        if segment.get("is_expandable") and pool_of(segment) == DEFAULT_POOL
+    )

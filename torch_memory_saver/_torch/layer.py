@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import watch_captures
-from torch_memory_saver._torch.routing import PoolId, leak_reference, make_routing
+from torch_memory_saver._torch.routing import PoolId, drop_reference, leak_reference, make_routing
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
 __all__ = [
@@ -23,9 +24,11 @@ __all__ = [
     "TorchCuda",
     "at_first_use",
     "devices_in_use",
+    "drop_reference",
     "expandable_segments_on",
     "imported",
     "in_use",
+    "leak_reference",
     "loaded",
     "require",
     "require_module",
@@ -34,6 +37,8 @@ __all__ = [
 _DEFAULT_POOL: PoolId = (0, 0)
 #: A pool that never exists: its snapshot has the allocator's settings and no segments.
 _NO_POOL: PoolId = (0, (1 << 62) - 1)
+#: PyTorch's variable that turns off its caching for the whole process.
+_NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 #: Since this version allocations come from the pool routed last; before, from the one routed first.
 _LAST_ROUTED_WINS = (2, 10)
 #: Since this version a capture inside a region always allocates from the graph's own pool.
@@ -85,6 +90,10 @@ class TorchCuda:
         self.watched_devices: Collection[int] = ()
         self.begin_routing_of_all_threads: Callable[[int, PoolId], None] = extension._cuda_beginAllocateToPool
         self._making = threading.local()
+        self._enable_caching: Callable[[bool], None] | None = getattr(extension, "_cuda_cudaCachingAllocator_enable", None)
+        # Otherwise each allocation is a cudaMalloc, and no pool is used. PyTorch takes any value of the variable for a yes.
+        self.caches = _NO_CACHING not in os.environ
+        self._watch_caching()
 
     def allocator(self) -> Any:
         """This package's allocator, in the form that torch's pools accept."""
@@ -145,6 +154,27 @@ class TorchCuda:
             self._making.pool = False
         leak_reference(memory_pool)
         return memory_pool
+
+    def set_caching(self, on: bool) -> None:
+        """Turn off PyTorch's caching for all threads, or return to what the program has set. Each allocation is a cudaMalloc
+        while it is off. Does nothing with PyTorch before 2.8."""
+        if self._enable_caching is not None:
+            self._enable_caching(on and self.caches)
+
+    def _watch_caching(self) -> None:
+        """Have `caches` follow ``torch.cuda.caching_allocator_enable()``, which PyTorch has since 2.8."""
+        cuda = self.torch.cuda
+        enable: Callable[[bool], None] | None = getattr(cuda.memory, "caching_allocator_enable", None)
+        if enable is None:
+            return
+        set_by_program = enable
+
+        @functools.wraps(enable)
+        def caching_allocator_enable(value: bool = True) -> None:
+            set_by_program(value)
+            self.caches = bool(value) and _NO_CACHING not in os.environ
+
+        cuda.caching_allocator_enable = cuda.memory.caching_allocator_enable = caching_allocator_enable
 
     def making_pool(self) -> bool:
         """Whether the MemPool that this thread is making is this package's."""

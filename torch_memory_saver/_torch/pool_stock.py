@@ -124,10 +124,14 @@ class PoolStock:
             pool = empty
         else:
             pool = self.make_pool(torch, key)
-            with self._lock:
-                self._uncaptured.add(pool.id)
+            self.note_uncaptured(pool)
         pool.epoch = info.epoch
         return pool
+
+    def note_uncaptured(self, pool: Pool) -> None:
+        """Record that no capture uses a new pool: its free blocks are dead."""
+        with self._lock:
+            self._uncaptured.add(pool.id)
 
     def check_in(self, pool: Pool) -> None:
         """Makes the pool idle again."""

@@ -19,6 +19,7 @@ from torch_memory_saver._torch.elsewhere import Watch
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
 from torch_memory_saver._torch.pool_stock import Key, Pool, PoolStock, Tags, selects
+from torch_memory_saver._torch.substitute_pools import SubstitutePools
 from torch_memory_saver.errors import InvalidStateError
 
 __all__ = ["Key", "Pool", "PoolStore", "Tags", "selects"]
@@ -53,6 +54,7 @@ class PoolStore(PoolStock):
         self._devices: Sequence[int] = ()  # all visible devices, once they are known
         self.single_device = False
         self.watch = Watch()
+        self.substitutes = SubstitutePools(self)
 
     after_fork_in_child = _reset
 
@@ -294,18 +296,30 @@ class PoolStore(PoolStock):
         """The same while this thread routes nothing."""
         with self._lock:
             self._pending |= self._routed_devices()
-        torch.empty_cache()
+        with self.substitutes.suspended(torch):
+            torch.empty_cache()
 
     def _empty_pending(self, torch: TorchCuda) -> None:
         with self._lock:
             due = self._pending - self._routed_devices()
             self._pending -= due
         if due and not torch.is_capturing():
-            torch.empty_cache()
+            with self.substitutes.suspended(torch):
+                torch.empty_cache()
 
     def _routed_devices(self) -> set[int]:
         """The devices on which any thread routes a pool. The caller holds the lock."""
         return {pool.device for frame in self._frames.values() if frame.routed for pool in frame.pools}
+
+    def is_any_routed(self) -> bool:
+        """Return whether a thread is inside a region, or inside disable(), that routes allocations."""
+        return bool(self._frames)
+
+    def is_any_routed_by_others(self) -> bool:
+        """Return whether another thread is inside a region, or inside disable(), that routes allocations."""
+        thread = threading.get_ident()
+        with self._lock:
+            return any(frame.thread != thread for frame in self._frames.values())
 
     def replace_pools(self, torch: TorchCuda, frame: Frame, only_if: Callable[[TorchCuda, Pool], bool]) -> None:
         """Replaces the pools of a suspended frame that `only_if` selects with new ones, and retires them."""

@@ -89,7 +89,8 @@ class FakeTorch:
         self.uses: dict[PoolId, int] = {}
         self.managed: dict[PoolId, bool] = {}
         self.begun: set[PoolId] = set()
-        self.routings: list[tuple[int, PoolId, int]] = []
+        self.routings: list[tuple[int, PoolId, int | None]] = []  # None: of every thread
+        self.caching = self.caches = True
         self.rows: list[FakeSegment] = []
         self.crashes: list[str] = []
         self.capturing: list[tuple[FakeGraph, PoolId]] = []
@@ -107,6 +108,7 @@ class FakeTorch:
         self.torch = SimpleNamespace(
             cuda=SimpleNamespace(
                 CUDAGraph=FakeGraph,
+                MemPool=type("MemPool", (FakeMemPool,), {}),
                 graph=self.graph,
                 current_stream=lambda: self.stream,
                 set_stream=lambda stream: setattr(self, "stream", stream),
@@ -117,7 +119,7 @@ class FakeTorch:
             zeros=lambda *shape, device, requires_grad: SimpleNamespace(requires_grad=requires_grad),
             mm=self.multiply,
         )
-        self.multiplied: list[tuple[list[tuple[int, PoolId, int]], int]] = []  # routings and captures then
+        self.multiplied: list[tuple[list[tuple[int, PoolId, int | None]], int]] = []  # routings and captures then
 
     @property
     def alive(self) -> set[PoolId]:
@@ -136,13 +138,19 @@ class FakeTorch:
         return memory_pool
 
     def begin_routing(self, device: int, pool: PoolId) -> None:
+        self._begin_routing(device, pool, threading.get_ident())
+
+    def begin_routing_of_all_threads(self, device: int, pool: PoolId) -> None:
+        self._begin_routing(device, pool, None)
+
+    def _begin_routing(self, device: int, pool: PoolId, thread: int | None) -> None:
         if device == self.fail_begin_of_new_pools_on and pool not in self.begun:
             raise RuntimeError("begin: injected failure")
         if any((device, pool) == routing[:2] for routing in self.routings):
             raise RuntimeError("already recording to mempool_id")
         self.begun.add(pool)
         self.uses[pool] = self.uses.get(pool, 0) + 1  # a token's pool is made at its first use
-        self.routings.append((device, pool, threading.get_ident()))
+        self.routings.append((device, pool, thread))
 
     def end_routing(self, device: int, pool: PoolId) -> None:
         for routing in self.routings:
@@ -176,6 +184,10 @@ class FakeTorch:
                 self.rows.remove(row)
                 if row.managed:
                     assert _core.free(row.address)
+
+    def set_caching(self, on: bool) -> None:
+        self.caching = on
+        self.calls.append(f"caching {'on' if on else 'off'}")
 
     def autograd_threads(self) -> bool:
         return threading.get_ident() not in self.threads_without_autograds
@@ -249,7 +261,8 @@ class FakeTorch:
     # The actions of a program.
 
     def pool_of_thread(self, device: int) -> PoolId:
-        mine = [pool for routed, pool, thread in self.routings if (routed, thread) == (device, threading.get_ident())]
+        threads = (threading.get_ident(), None)
+        mine = [pool for routed, pool, thread in self.routings if routed == device and thread in threads]
         if not mine:
             return DEFAULT
         return mine[-1] if self.last_routed_wins else mine[0]

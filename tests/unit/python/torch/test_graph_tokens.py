@@ -216,7 +216,7 @@ def test_a_default_pool_with_managed_memory_is_reported_once(
     fake_torch.split(outside, (MIB, "active_allocated"), (3 * MIB, "inactive"))
     (message,) = [record.getMessage() for record in caplog.records]
     assert f"default pool got {4 * MIB} bytes" in message
-    assert saver.pause("g").reusable_bytes == 3 * MIB
+    assert saver.pause("g").reusable_bytes == (3 * MIB if fake_torch.captures_join_regions else 0)
     saver.resume("g")
 
 
