@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from gpu_support import Finished, Program, run_programs
+from gpu_support import Finished, Program, run_programs, torch
 
 pytestmark = pytest.mark.outer
 
@@ -70,6 +70,18 @@ def test_expandable_segments() -> None:
         Program("expandable.py", environment=(expandable,), preload=True),
     ]
     assert failures([run_programs([program])[0] for program in programs]) == []
+
+
+@pytest.mark.skipif(not hasattr(torch.cuda.memory, "caching_allocator_enable"), reason="PyTorch 2.8 and later")
+@pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
+def test_pytorch_without_caching(preload: bool) -> None:
+    """The preload library manages each cudaMalloc. Without it, a warning says that regions manage nothing."""
+    by_variable = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
+    programs = [
+        Program("uncached.py", environment=by_variable, preload=preload),
+        Program("uncached.py", ("off",), (), preload),
+    ]
+    assert failures(run_programs(programs)) == []
 
 
 def test_the_first_cuda_call_is_cuda_malloc() -> None:

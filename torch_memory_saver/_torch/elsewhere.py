@@ -6,6 +6,8 @@ cuda_graph() are ordinary memory, and nothing else warns the user. The memory th
 memory, so allocations from PyTorch's cache are not detected. A comparison takes about ten microseconds, so only the first,
 second, fourth, eighth, ... region of a tag is checked.
 
+PyTorch may also be told not to cache. Then it uses no pool, and without the preload library nothing is managed.
+
 Other threads may allocate and free managed memory at the same time. A reading is valid only if no counter changed meanwhile.
 A free of managed memory while the region was open prevents the comparison: PyTorch may have freed that memory before (a
 deferred free), or may never have held it.
@@ -81,6 +83,7 @@ class Watch:
         self._entries: dict[str, int] = {}
         self._warned: set[str] = set()
         self._reported: set[str] = set()
+        self._warned_uncached: set[str] = set()  # what has been warned of because PyTorch does not cache
         self._disabled = 0  # entries of disable(), inside which memory is ordinary on purpose
 
     def begin(self, torch: TorchCuda, frame: Frame) -> Reading | None:
@@ -88,6 +91,12 @@ class Watch:
         if not frame.managed:
             self._disabled += 1
             return None
+        if not torch.caches and not _core.preloaded:
+            self._warn_of_uncached(
+                "region",
+                f"{frame} manages nothing, and no pause gives back what is allocated in it. Turn caching on, or start the "
+                'process with the preload library (hook mode "preload"), which manages cudaMalloc',
+            )
         entries = self._entries.get(frame.tag, 0) + 1
         if entries == 1 and len(self._entries) >= _MOST_TAGS:
             return None
@@ -95,6 +104,23 @@ class Watch:
         if entries & (entries - 1) or frame.tag in self._warned:
             return None
         return _take_reading(torch, self._disabled)
+
+    def begin_capture(self, torch: TorchCuda) -> None:
+        """To be called before cuda_graph() begins a capture."""
+        if not torch.caches:
+            self._warn_of_uncached(
+                "capture",
+                "a capture fails as soon as it allocates memory, with torch.cuda.graph() as well. Turn caching on",
+            )
+
+    def _warn_of_uncached(self, cause: str, consequence: str) -> None:
+        if cause not in self._warned_uncached:
+            self._warned_uncached.add(cause)
+            logger.warning(
+                "PyTorch calls cudaMalloc for each allocation, because its caching is off "
+                "(PYTORCH_NO_CUDA_MEMORY_CACHING, or caching_allocator_enable(False)): %s. (Said once.)",
+                consequence,
+            )
 
     def end(self, frame: Frame, pools: Sequence[Pool]) -> None:
         """To be called after the exit of a region without an exception; `pools` are those that it had."""

@@ -185,8 +185,7 @@ class GraphPools:
             self.default_pool_managed = True
             logger.warning(
                 "PyTorch's default pool got %d bytes of managed memory during a capture, because routing to the graph's "
-                "pool was ended in it: a tensor made there while they are paused would be an illegal access (see the "
-                "report's reusable_bytes)",
+                "pool was ended in it: they are paused with the tag of the graph (see the report's reusable_bytes)",
                 reusable,
             )
 
@@ -219,6 +218,7 @@ class GraphCapture(FunctionDecorator):
         torch = self._torch
         device = torch.current_device() if self._stream is None else self._stream.device_index
         _warn_of_nccl(self._pools)
+        self._store.watch.begin_capture(torch)
         # torch empties its cache before a capture, but that has no effect while this thread is in a region.
         self._store.empty_cache(torch)
         key = Key(self._options, device)

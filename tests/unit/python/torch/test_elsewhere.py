@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from fake_torch import FakeSegment, FakeTorch, another_thread_inside
+from fake_torch import FakeGraph, FakeSegment, FakeTorch, another_thread_inside
 from threads import in_thread
 
 from torch_memory_saver import _core
@@ -176,3 +176,30 @@ def test_only_so_many_tags_are_counted(
         with saver.region(tag):
             in_thread(lambda: fake_torch.allocate(6 * MIB))
         assert len(reports(TAKEN)) == expected
+
+
+def test_a_torch_that_does_not_cache_is_reported_once(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, reports: Callable[[str], list[str]]
+) -> None:
+    fake_torch.caches = False
+    for tag in ("a", "b"):
+        with saver.region(tag):
+            pass
+        with saver.cuda_graph(FakeGraph(), tag=tag):
+            pass
+    (region,) = reports("manages nothing")
+    assert "region(tag='a') manages nothing" in region
+    assert len(reports("a capture fails as soon as it allocates")) == 1
+
+
+def test_the_preload_library_manages_what_a_torch_that_does_not_cache_allocates(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    monkeypatch: pytest.MonkeyPatch,
+    reports: Callable[[str], list[str]],
+) -> None:
+    monkeypatch.setattr(_core, "preloaded", True)
+    fake_torch.caches = False
+    with saver.region("a"):
+        pass
+    assert reports("PyTorch calls cudaMalloc for each allocation") == []
