@@ -108,6 +108,7 @@ class Usage(NamedTuple):
     backup_bytes: int
     resident_peak_bytes: int
     slack_bytes: int
+    deferred_bytes: int
 
 class Export(NamedTuple):
     """A file descriptor of an allocation's physical memory. It stays the library's, until the allocation is paused or freed.

@@ -21,7 +21,8 @@ class LedgerPart:
     """A part of a line. The parts of a line add up to it.
 
     Attributes:
-        name: Of managed memory and slack: a tag. Of PyTorch's: "in use" or "cached". Of other processes: "pid 1234".
+        name: Of managed memory, slack and deferred frees: a tag. Of PyTorch's: "in use" or "cached". Of other processes:
+            "pid 1234".
         bytes: None where NVML hides those of a process.
         allocations: None where they are not known.
     """
@@ -36,11 +37,11 @@ class LedgerLine:
     """One holder of a device's memory.
 
     Attributes:
-        holder: "managed" (resident managed memory), "slack" (managed memory of freed allocations, which a pause
-            returns), "torch" (what PyTorch has reserved of ordinary memory), "library"
-            (allocations of one other library of this process), "context" (this process's context, with the code of its
-            kernels and all that is not known by name), "processes" (other processes) or "unattributed" (the difference to
-            what the driver says).
+        holder: "managed" (resident managed memory), "slack" (managed memory of freed allocations, which a pause returns),
+            "deferred" (managed memory of frees that wait for the end of a capture), "torch" (what PyTorch has reserved of
+            ordinary memory), "library" (allocations of one other library of this process), "context" (this process's
+            context, with the code of its kernels and all that is not known by name), "processes" (other processes) or
+            "unattributed" (the difference to what the driver says).
         name: What a table shows; of a library its file's name.
         bytes: None where it is not known; it is in another line then, which the note names. Only "unattributed" can be below
             0, which means that the sources disagree.
@@ -64,8 +65,8 @@ class DeviceLedger:
     Attributes:
         device: CUDA ordinal.
         total_bytes, used_bytes: As the driver says (``cuMemGetInfo``).
-        lines: In the order of :class:`LedgerLine`'s holders. Each holder has a line, except for "slack", which has one if
-            there is any, and "library", which has as many as there are other libraries with memory.
+        lines: In the order of :class:`LedgerLine`'s holders. Each holder has a line, except for "slack" and "deferred",
+            which have one if there is any, and "library", which has as many as there are other libraries with memory.
     """
 
     device: int

@@ -85,8 +85,9 @@ class Usage:
             ``reset_peaks()``. None where it is not known: of a device within one tag, of a tag within one device, and of
             several tags or devices together that are not all.
         slack_bytes: Physical device memory of freed allocations that stays with the tag, because they shared a physical
-            handle with others. The next allocations get it; a pause returns it. In none of the other
-            numbers.
+            handle with others. The next allocations get it; a pause returns it. In none of the other numbers.
+        deferred_bytes: Physical device memory of freed allocations whose release waits for the end of a stream capture, or
+            for a device that could not be synchronized. In none of the other numbers.
     """
 
     allocations: int = 0
@@ -97,6 +98,7 @@ class Usage:
     damaged_bytes: int = 0
     resident_peak_bytes: int | None = None
     slack_bytes: int = 0
+    deferred_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,7 @@ def _add_up(rows: Iterable[_core.Usage], peak: int | None) -> Usage:
         damaged_bytes=sum(row.damaged_bytes for row in rows),
         resident_peak_bytes=peak,
         slack_bytes=sum(row.slack_bytes for row in rows),
+        deferred_bytes=sum(row.deferred_bytes for row in rows),
     )
 
 

@@ -101,6 +101,11 @@ static void add_to_row(const tms_saver_t *saver, tms_usage_info_t *row, const tm
     }
 }
 
+/* Under the lock: the memory that a deferred free still holds. A free of paused memory may wait for its guard page only. */
+static uint64_t deferred_bytes(const tms_segment_t *segment) {
+    return tms_segment_is_mapped(segment) ? tms_segment_reserved(segment) : 0;
+}
+
 /* Under the lock: the segment's row of its tag, or NULL if there is no room for it. The walk's mark tells whether the tag
  * has a row. */
 static tms_usage_info_t *row_of(tms_segment_t *segment, int device, uint64_t mark, tms_usage_info_t *rows, size_t *count,
@@ -118,6 +123,11 @@ static tms_usage_info_t *row_of(tms_segment_t *segment, int device, uint64_t mar
     return tag->row < capacity ? &rows[tag->row] : NULL;
 }
 
+/* Whether the segment is of the tag (NULL: any) and the device (TMS_NO_DEVICE: any). */
+static bool is_of(const tms_segment_t *segment, const tms_tag_t *tag, int device) {
+    return (!tag || segment->tag == tag) && (device == TMS_NO_DEVICE || segment->device == device);
+}
+
 size_t tms_saver_usage(tms_saver_t *saver, const char *tag, int device, tms_usage_info_t *rows, size_t capacity) {
     tms_usage_info_t by_device[TMS_MAX_DEVICES] = {{0}};
     const tms_tag_t *only = tag ? tms_tag_find(&saver->regions->tags, tag) : NULL;
@@ -127,17 +137,25 @@ size_t tms_saver_usage(tms_saver_t *saver, const char *tag, int device, tms_usag
     const uint64_t mark = ++saver->marks;
     for (tms_registry_node_t *node = saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
-        if ((only && segment->tag != only) || (device != TMS_NO_DEVICE && segment->device != device)) continue;
+        if (!is_of(segment, only, device)) continue;
         tms_usage_info_t *row = row_of(segment, device, mark, rows, &count, capacity);
         if (row) add_to_row(saver, row, segment);
         add_to_row(saver, &by_device[segment->device], segment);
+    }
+    for (tms_segment_t *segment = saver->deferred; segment; segment = segment->next_in_transition) {
+        if (!is_of(segment, only, device)) continue;
+        tms_usage_info_t *row = row_of(segment, device, mark, rows, &count, capacity);
+        if (row) row->deferred_bytes += deferred_bytes(segment);
+        by_device[segment->device].deferred_bytes += deferred_bytes(segment);
     }
     for (int d = 0; d < TMS_MAX_DEVICES; d++) {
         by_device[d].device = d;
         by_device[d].slack_bytes = only ? tms_kinds_slack(only->kinds, d) : tms_stats_read(&saver->usage.slack[d]);
         by_device[d].resident_peak_bytes = tms_stats_read(&saver->usage.by_device[d].peak);
         const bool is_asked = !only && (device == TMS_NO_DEVICE || device == d);
-        if (by_device[d].allocations == 0 && !(is_asked && by_device[d].resident_peak_bytes > 0)) continue;
+        if (by_device[d].allocations == 0 && by_device[d].deferred_bytes == 0 &&
+            !(is_asked && by_device[d].resident_peak_bytes > 0))
+            continue;
         if (count < capacity) rows[count] = by_device[d];
         count++;
     }
@@ -216,7 +234,10 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
     pthread_mutex_lock(&saver->lock);
     counters->allocations = saver->registry.count;
     counters->damaged = saver->damaged;
-    for (tms_segment_t *s = saver->deferred; s; s = s->next_in_transition) counters->deferred_frees++;
+    for (tms_segment_t *s = saver->deferred; s; s = s->next_in_transition) {
+        counters->deferred_frees++;
+        counters->deferred_bytes += deferred_bytes(s);
+    }
     counters->quarantined_handles += damaged_handles(saver);
     pthread_mutex_unlock(&saver->lock);
 }

@@ -35,8 +35,10 @@ typedef struct tms_counters {
     uint64_t pause_nanoseconds_total, pause_bytes_total, pause_copied_bytes_total;
     uint64_t resume_nanoseconds_total, resume_bytes_total, resume_copied_bytes_total;
     uint64_t uncounted_allocations_total; /* of other libraries (tms_library_info_t), for lack of host memory */
-    uint64_t slack_bytes; /* physical memory of freed allocations that their runs still hold (core/run.h); not part of
-                             resident_bytes */
+    uint64_t slack_bytes;    /* physical memory of freed allocations that their runs still hold (core/run.h); not part of
+                                resident_bytes */
+    uint64_t deferred_bytes; /* physical memory of deferred_frees, which is mapped until they are carried out; not part of
+                                resident_bytes */
 } tms_counters_t;
 
 /* The states of an allocation: TMS_SEGMENT_<state>, its number, its name. */
@@ -88,6 +90,7 @@ typedef struct tms_usage_info {
     uint64_t resident_peak_bytes; /* the most physical memory of the tag or the device that was mapped at once, since the
                                      start or since reset_peaks; without what failed calls mapped and unmapped again */
     uint64_t slack_bytes;         /* held by runs for freed allocations; in none of the other numbers */
+    uint64_t deferred_bytes;      /* mapped memory of frees that wait (deferred_frees); in none of the other numbers */
 } tms_usage_info_t;
 
 enum { TMS_UUID_BYTES = 41 }; /* NUL included */

@@ -327,6 +327,7 @@ static const struct counter {
     COUNTER(resume_copied_bytes_total),
     COUNTER(uncounted_allocations_total),
     COUNTER(slack_bytes),
+    COUNTER(deferred_bytes),
 #undef COUNTER
 };
 enum { COUNTER_COUNT = sizeof(counters) / sizeof(counters[0]) };

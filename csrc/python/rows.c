@@ -28,6 +28,7 @@ static PyStructSequence_Field usage_fields[] = {{"tag", "of the allocations; Non
                                                 {"backup_bytes", "held in backups now"},
                                                 {"resident_peak_bytes", "the most that was mapped"},
                                                 {"slack_bytes", "held by runs for freed allocations"},
+                                                {"deferred_bytes", "held by frees that wait"},
                                                 {NULL, NULL}};
 static PyStructSequence_Field export_fields[] = {{"address", "of the allocation"},
                                                  {"bytes", "of the physical memory"},
@@ -93,7 +94,7 @@ static PyStructSequence_Field library_fields[] = {{"path", "of its file; empty f
 
 static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 11},
-    [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 10},
+    [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 11},
     [TMS_PY_EXPORT] = {"torch_memory_saver._core.Export", "Exported physical memory.", export_fields, 5},
     [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 5},
     [TMS_PY_TAG_INFO] = {"torch_memory_saver._core.TagInfo", "How far a tag is paused.", tag_info_fields, 3},
@@ -160,7 +161,8 @@ PyObject *tms_py_usage_row(PyObject *module, const tms_usage_info_t *usage) {
                                      number(usage->damaged_bytes),
                                      number(usage->backup_bytes),
                                      number(usage->resident_peak_bytes),
-                                     number(usage->slack_bytes)};
+                                     number(usage->slack_bytes),
+                                     number(usage->deferred_bytes)};
 
     return make(module, TMS_PY_USAGE, values);
 }

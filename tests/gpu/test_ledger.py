@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from gpu_support import MIB, assert_close_to, saver, torch
@@ -75,6 +77,37 @@ def test_during_a_capture() -> None:
     graph.replay()
     assert static.tolist() == [1.0] * 4
     assert size_of(ledger, "torch") > 0
+
+
+def test_frees_during_a_capture_are_counted() -> None:
+    """Their memory is on the device until the capture ends."""
+    with saver.region("freed during a capture"):
+        tensor = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
+    reached, proceed = threading.Event(), threading.Event()
+
+    def capture() -> None:
+        graph, static = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+        with saver.cuda_graph(graph, tag="captured", stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+            static += 1
+            reached.set()
+            assert proceed.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        captured = pool.submit(capture)
+        assert reached.wait(60)
+        try:
+            del tensor
+            saver.empty_cache()
+            usage = saver.stats("freed during a capture").total
+            ledger = ledger_of()
+        finally:
+            proceed.set()
+        captured.result()
+    assert (usage.resident_bytes, usage.deferred_bytes) == (0, SIZE)
+    assert part_of(ledger, "deferred", "freed during a capture") == SIZE
+    saver.empty_cache()
+    assert saver.stats().total.deferred_bytes == 0
+    assert ledger_of().of("deferred") == ()
 
 
 @pytest.mark.skipif(not _core.preloaded, reason="other libraries are counted in preload mode only")

@@ -150,8 +150,11 @@ def _check_counters(world: World) -> None:
         return
     assert counters["host_resident_bytes"] >= expected["host_backup_bytes"] + counters["host_pooled_bytes"], counters
     for row in _core.usage(None):
-        expected_slack = runs.slack(world, None if row.device < 0 else row.device, row.tag)
+        device = None if row.device < 0 else row.device
+        expected_slack = runs.slack(world, device, row.tag)
         assert row.slack_bytes == expected_slack, (row, expected_slack)
+        waiting = [a for a in world.deferred if device in (None, a.device) and row.tag in (None, a.tag)]
+        assert row.deferred_bytes == sum(a.reserved for a in waiting if a.state == ACTIVE), (row, waiting)
     for device, before in enumerate(world.before):
         usage = world.machine.usage(device)
         guarded = world.guarded_on(device)

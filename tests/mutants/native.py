@@ -307,8 +307,15 @@ _USAGE = (
     Mutant(
         "usage-of-a-tag-counts-every-device",
         "csrc/core/inspect.c",
-        " || (device != TMS_NO_DEVICE && segment->device != device)) continue;",
-        ") continue;",
+        " && (device == TMS_NO_DEVICE || segment->device == device);",
+        ";",
+        ("tests/unit/core/test_usage.c",),
+    ),
+    Mutant(
+        "memory-of-deferred-frees-is-counted-nowhere",
+        "csrc/core/inspect.c",
+        "        if (row) row->deferred_bytes += deferred_bytes(segment);\n",
+        "",
         ("tests/unit/core/test_usage.c",),
     ),
 )

@@ -32,7 +32,7 @@ _SHOWN = (
     Mutant(
         "slack-is-not-attributed",
         _SOURCES + "_saver/ledger.py",
-        "lines = [_managed_line(sources), *_slack_lines(sources), ",
+        "lines = [_managed_line(sources), *_lines_of_freed(sources), ",
         "lines = [_managed_line(sources), ",
         ("tests/unit/python/saver/test_ledger.py::test_slack_has_a_line_and_is_attributed",),
     ),

@@ -25,6 +25,7 @@ _RETURN_SLACK = (
 _HOLDERS = {
     "managed": "managed memory of this process that is resident",
     "slack": "slack of this process",
+    "deferred": "freed memory of this process that waits for the end of a capture",
     "torch": "PyTorch in this process, outside of regions",
     "context": "the context of this process, with its modules",
     "processes": "other processes",
@@ -125,7 +126,7 @@ def _parts_of(line: LedgerLine) -> str:
 
 
 def _part_name(line: LedgerLine, name: str) -> str:
-    if line.holder in ("managed", "slack"):
+    if line.holder in ("managed", "slack", "deferred"):
         return f"tag '{name}'"
     command = command_name(int(name.removeprefix(_PID))) if name.startswith(_PID) else ""
     return f"{name}, {command}" if command else name

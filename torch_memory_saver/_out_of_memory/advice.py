@@ -20,6 +20,7 @@ _LIBRARY = (
     "and nccl.suspend_on_pause() does it for NCCL communicators where PyTorch and NCCL can."
 )
 _CONTEXT = "Each process needs a context on each GPU that it uses: let fewer processes use this one."
+_DEFERRED = "End the capture, and allocate again. Free before a capture what is not needed during it."
 _NOT_ATTRIBUTED = "Compare with nvidia-smi: the driver, the display and processes in other containers count here."
 
 
@@ -87,7 +88,7 @@ def _about(failure: Failure, line: LedgerLine) -> str:
     if line.holder == "torch":
         sizes = {part.name: part.bytes or 0 for part in line.parts}
         return _CACHE if sizes.get("cached", 0) > sizes.get("in use", 0) else _TENSORS
-    return {"library": _LIBRARY, "context": _CONTEXT}.get(line.holder, _NOT_ATTRIBUTED)
+    return {"library": _LIBRARY, "context": _CONTEXT, "deferred": _DEFERRED}.get(line.holder, _NOT_ATTRIBUTED)
 
 
 def _example(failure: Failure, parts: tuple[LedgerPart, ...]) -> str:

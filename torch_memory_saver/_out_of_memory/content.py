@@ -101,6 +101,7 @@ def _tags(failure: Failure) -> list[dict[str, Any]]:
             "allocations": row.allocations,
             "resident_bytes": row.resident_bytes,
             "slack_bytes": row.slack_bytes,
+            "deferred_bytes": row.deferred_bytes,
             "paused_bytes": row.paused_bytes,
             "backup_bytes": row.backup_bytes,
             "damaged_bytes": row.damaged_bytes,

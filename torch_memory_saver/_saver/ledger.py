@@ -34,6 +34,7 @@ _RETURNS_SLACK = (
     "memory of freed allocations that stays with their tags, for the next ones: a pause returns it, and "
     'pause(tag, backup="host") with a resume(tag) keeps the contents'
 )
+_DEFERRED = "memory of freed allocations that is released when the capture ends, or once the device can be waited for"
 _OTHER_LIBRARIES = "other libraries"
 #: The library of PyTorch that has its CUDA allocator.
 _TORCHS_ALLOCATOR = "libc10_cuda."
@@ -91,6 +92,7 @@ class _Sources:
     used: int
     tags: list[LedgerPart]
     slack: list[LedgerPart]
+    deferred: list[LedgerPart]
     changing: bool  # allocations are in transition, or changed while the sources were read
     damaged: int
     torch: OrdinaryMemory | None
@@ -109,7 +111,7 @@ def _device_ledger(device: int, measure_context: bool) -> DeviceLedger:
         if not sources.changing:
             break
         sources = _read(device)
-    lines = [_managed_line(sources), *_slack_lines(sources), _torch_line(sources), *_library_lines(sources)]
+    lines = [_managed_line(sources), *_lines_of_freed(sources), _torch_line(sources), *_library_lines(sources)]
     known = sum(line.bytes or 0 for line in lines)
     lines += _process_lines(sources, known, measure_context)
     lines.append(_unattributed_line(sources, sources.used - sum(line.bytes or 0 for line in lines)))
@@ -132,6 +134,7 @@ def _read(device: int) -> _Sources:
             if row.resident_bytes
         ],
         slack=[LedgerPart(str(row.tag), row.slack_bytes) for row in usage if row.slack_bytes],
+        deferred=[LedgerPart(str(row.tag), row.deferred_bytes) for row in usage if row.deferred_bytes],
         changing=_states(rows, device) != _states(after, device) or any(row.state in _IN_TRANSITION for row in after),
         damaged=sum(row.damaged_bytes for row in usage),
         torch=torch,
@@ -179,10 +182,15 @@ def _managed_line(sources: _Sources) -> LedgerLine:
     )
 
 
-def _slack_lines(sources: _Sources) -> list[LedgerLine]:
-    """One line, if there is slack."""
-    size = sum(part.bytes or 0 for part in sources.slack)
-    return [LedgerLine("slack", "managed, slack", size, parts=tuple(sources.slack), note=_RETURNS_SLACK)] if size else []
+def _lines_of_freed(sources: _Sources) -> Iterator[LedgerLine]:
+    """A line for slack and one for deferred frees, each if there is any."""
+    for holder, name, parts, note in (
+        ("slack", "managed, slack", sources.slack, _RETURNS_SLACK),
+        ("deferred", "managed, free deferred", sources.deferred, _DEFERRED),
+    ):
+        size = sum(part.bytes or 0 for part in parts)
+        if size:
+            yield LedgerLine(holder, name, size, parts=tuple(parts), note=note)
 
 
 def _torch_line(sources: _Sources) -> LedgerLine:

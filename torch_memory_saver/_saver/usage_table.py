@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 __all__ = ["stats_table"]
 
 _MIB = 1 << 20
-_HEADINGS = ("MiB", "allocations", "resident", "peak", "paused", "backup", "slack", "damaged")
+_HEADINGS = ("MiB", "allocations", "resident", "peak", "paused", "backup", "slack", "deferred", "damaged")
 #: Columns that are shown only if the total has any, from the right.
-_RARE = (("damaged", "damaged_bytes"), ("slack", "slack_bytes"))
+_RARE = (("damaged", "damaged_bytes"), ("deferred", "deferred_bytes"), ("slack", "slack_bytes"))
 
 
 def stats_table(stats: Stats) -> str:
@@ -41,6 +41,7 @@ def _row(title: str, usage: Usage) -> tuple[str, ...]:
         usage.paused_bytes,
         usage.backup_bytes,
         usage.slack_bytes,
+        usage.deferred_bytes,
         usage.damaged_bytes,
     )
     return title, str(usage.allocations), *("-" if size is None else f"{size / _MIB:.1f}" for size in sizes)

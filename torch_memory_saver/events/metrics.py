@@ -49,7 +49,8 @@ _FAMILIES = {
     "memory_bytes": (
         "gauge",
         "bytes",
-        "Memory by tag, device and state: resident, slack (of freed allocations), paused, damaged (not usable) or backup.",
+        "Memory by tag, device and state: resident, slack and deferred (both of freed allocations), paused, damaged (not "
+        "usable) or backup.",
     ),
     "calls": ("counter", "", "Calls that succeeded."),
     "failures": ("counter", "", "Pauses, resumes and allocations that failed."),
@@ -104,6 +105,7 @@ def _memory(rows: Iterable[tuple[int, _core.Usage]]) -> Iterator[str]:
         sizes = {
             "resident": row.resident_bytes,
             "slack": row.slack_bytes,
+            "deferred": row.deferred_bytes,
             "paused": row.paused_bytes,
             "damaged": row.damaged_bytes,
             "backup": row.backup_bytes,

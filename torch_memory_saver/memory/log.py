@@ -156,7 +156,8 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         device = memory.device
         of_device = _core.device_memory(device)
         used = of_device.total - of_device.free
-        process = self._share.bytes(torch.uuid(device), max(memory.physical, managed.resident_bytes + managed.slack_bytes))
+        known = managed.resident_bytes + managed.slack_bytes + managed.deferred_bytes
+        process = self._share.bytes(torch.uuid(device), max(memory.physical, known))
         return dataclasses.replace(
             common,
             device=device,

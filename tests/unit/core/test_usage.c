@@ -155,6 +155,43 @@ static void calls_are_summed_up(void **state) {
     assert_int_equal(counters.failures_total, 2);
 }
 
+static tms_usage_info_t row_of(fixture_t *f, const char *tag, int device, size_t index) {
+    tms_usage_info_t rows[ROWS];
+    assert_true(tms_saver_usage(&f->saver, tag, device, rows, ROWS) > index);
+    return rows[index];
+}
+
+/* A free during a capture: its memory stays mapped, and belongs to its tag and device although the allocation is gone. */
+static void memory_of_deferred_frees_is_counted(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_counters_t counters;
+    uint64_t capture = 0, freed[] = {allocate_on(f, 1, "a", TMS_BACKUP_NONE, 4 * MIB),
+                                     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), allocate(f, "b", TMS_BACKUP_NONE, 6 * MIB)};
+    uint64_t paused = allocate(f, "paused", TMS_BACKUP_NONE, 2 * MIB);
+    (void)allocate(f, "b", TMS_BACKUP_NONE, 8 * MIB);
+    ASSERT_OK(pause_tag(f, "paused", NULL, &error), error);
+    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &capture, &error), error);
+    for (size_t i = 0; i < 3; i++) ASSERT_OK(tms_saver_free(&f->saver, freed[i], &error), error);
+    ASSERT_OK(tms_saver_free(&f->saver, paused, &error), error); /* holds no memory */
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.deferred_frees, 3);
+    assert_int_equal(counters.deferred_bytes, 12 * MIB);
+    assert_int_equal(counters.resident_bytes, 8 * MIB);
+    assert_int_equal(physical_bytes(0) + physical_bytes(1), 20 * MIB);
+    assert_int_equal(row_of(f, "a", TMS_NO_DEVICE, 0).deferred_bytes, 6 * MIB);
+    assert_int_equal(row_of(f, "a", TMS_NO_DEVICE, 0).allocations, 0);
+    assert_int_equal(row_of(f, "a", 1, 0).deferred_bytes, 4 * MIB);
+    assert_int_equal(row_of(f, "b", TMS_NO_DEVICE, 0).deferred_bytes, 6 * MIB);
+    assert_int_equal(row_of(f, "b", TMS_NO_DEVICE, 0).resident_bytes, 8 * MIB);
+    assert_int_equal(row_of(f, NULL, 1, 1).deferred_bytes, 4 * MIB); /* the device */
+    (void)tms_saver_capture_end(&f->saver, capture);
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.deferred_bytes, 0);
+    assert_int_equal(physical_bytes(0) + physical_bytes(1), 8 * MIB);
+    assert_int_equal(row_of(f, "b", TMS_NO_DEVICE, 0).deferred_bytes, 0);
+}
+
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_two_devices, teardown)
 
 int main(void) {
@@ -167,6 +204,7 @@ int main(void) {
         TEST(rows_beyond_the_capacity_are_counted_and_not_written),
         TEST(damaged_memory_is_neither_resident_nor_paused),
         TEST(calls_are_summed_up),
+        TEST(memory_of_deferred_frees_is_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -165,16 +165,16 @@ assert state() == {}
 with module.region(tag="kept"):
     cuda_malloc(2 * MIB)
 module.pause("kept")
-assert state() == {"resident": 0, "slack": 0, "paused": 2 * MIB, "damaged": 0, "backup": 0}, state()
+assert state() == {"resident": 0, "slack": 0, "deferred": 0, "paused": 2 * MIB, "damaged": 0, "backup": 0}, state()
 assert 'failures_total{operation="pause"} 0' in file.read_text()
 module.resume("kept")
-assert state() == {"resident": 2 * MIB, "slack": 0, "paused": 0, "damaged": 0, "backup": 0}
+assert state() == {"resident": 2 * MIB, "slack": 0, "deferred": 0, "paused": 0, "damaged": 0, "backup": 0}
 file.unlink()
 module.pause("kept")
 pending = module.resume("kept", wait=False)
 file.unlink()
 pending.wait()
-assert state() == {"resident": 2 * MIB, "slack": 0, "paused": 0, "damaged": 0, "backup": 0}
+assert state() == {"resident": 2 * MIB, "slack": 0, "deferred": 0, "paused": 0, "damaged": 0, "backup": 0}
 assert os.listdir(file.parent) == [file.name]
 """
     program(text, TMS_METRICS_FILE=str(tmp_path / "metrics" / "{pid}-{rank}.prom"))

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def row(tag: str, resident: int, paused: int = 0, damaged: int = 0, backup: int = 0, slack: int = 0) -> Any:
-    return _core.Usage((tag, -1, 1, 1, resident, paused, damaged, backup, resident, slack))  # type: ignore[call-arg]
+    return _core.Usage((tag, -1, 1, 1, resident, paused, damaged, backup, resident, slack, 0))  # type: ignore[call-arg]
 
 
 ROWS = ((0, row("kv", 7, 24, 32, 3, 5)), (1, row('a "b"\\\n', 64)))
@@ -33,15 +33,17 @@ COUNTERS = {
 TEXT = """\
 # TYPE torch_memory_saver_memory_bytes gauge
 # UNIT torch_memory_saver_memory_bytes bytes
-# HELP torch_memory_saver_memory_bytes Memory by tag, device and state: resident, slack (of freed allocations), \
-paused, damaged (not usable) or backup.
+# HELP torch_memory_saver_memory_bytes Memory by tag, device and state: resident, slack and deferred (both of freed \
+allocations), paused, damaged (not usable) or backup.
 torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="resident"} 64
 torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="slack"} 0
+torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="deferred"} 0
 torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="paused"} 0
 torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="damaged"} 0
 torch_memory_saver_memory_bytes{tag="a \\"b\\"\\\\\\n",device="1",state="backup"} 0
 torch_memory_saver_memory_bytes{tag="kv",device="0",state="resident"} 7
 torch_memory_saver_memory_bytes{tag="kv",device="0",state="slack"} 5
+torch_memory_saver_memory_bytes{tag="kv",device="0",state="deferred"} 0
 torch_memory_saver_memory_bytes{tag="kv",device="0",state="paused"} 24
 torch_memory_saver_memory_bytes{tag="kv",device="0",state="damaged"} 32
 torch_memory_saver_memory_bytes{tag="kv",device="0",state="backup"} 3
@@ -83,7 +85,7 @@ def test_prometheus_reads_it() -> None:
     assert samples["torch_memory_saver_call_seconds_total", "pause"] == 1.5
     assert samples["torch_memory_saver_calls_total", "resume"] == 2
     assert samples["torch_memory_saver_failures_total", "allocate"] == 6
-    assert len(samples) == 19
+    assert len(samples) == 21
     assert len(list(parser.text_string_to_metric_families(format_metrics((), COUNTERS)))) == 3
 
 

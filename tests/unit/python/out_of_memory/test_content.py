@@ -49,6 +49,7 @@ def test_it_is_json_and_complete(report: tuple[dict[str, Any], Account]) -> None
             "allocations": 1,
             "resident_bytes": 0,
             "slack_bytes": 0,
+            "deferred_bytes": 0,
             "paused_bytes": 4 * MIB,
             "backup_bytes": 4 * MIB,
             "damaged_bytes": 0,

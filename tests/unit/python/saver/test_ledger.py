@@ -70,6 +70,25 @@ def test_slack_has_a_line_and_is_attributed(
     assert saver.ledger()[0].of("slack") == ()
 
 
+def test_deferred_frees_have_a_line_and_are_attributed(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml, memory: dict[int, int], hooks: Recorder
+) -> None:
+    allocate(saver, fake_torch)
+    (address,) = hooks.allocate("w")
+    nvml.says = [DeviceProcess(os.getpid(), 59 * MIB), DeviceProcess(2, 39 * MIB)]
+    before = saver.ledger()[0]
+    identity = _core.capture_begin(None, _core.BACKUP_NONE)
+    _core.free(address)
+    hooks.addresses.remove(address)
+    ledger = saver.ledger()[0]
+    (deferred,) = ledger.of("deferred")
+    assert (deferred.bytes, deferred.parts) == (2 * MIB, (LedgerPart(hooks.tag("w"), 2 * MIB),))
+    assert "when the capture ends" in deferred.note
+    assert ledger.of("context") == before.of("context") and ledger.lines[-1] == before.lines[-1], "neither grows by it"
+    _core.capture_end(identity)
+    assert saver.ledger()[0].of("deferred") == ()
+
+
 def test_nvml_is_hidden(saver: TorchMemorySaver, fake_torch: FakeTorch, nvml: FakeNvml, memory: dict[int, int]) -> None:
     allocate(saver, fake_torch)
     ledger = saver.ledger()[0]

@@ -13,7 +13,7 @@ from fake_torch import FakeTorch
 from recorded_hooks import Recorder
 
 import torch_memory_saver as module
-from torch_memory_saver import TorchMemorySaver, errors
+from torch_memory_saver import TorchMemorySaver, _core, errors
 
 MIB = 1 << 20
 CUDA_ERROR_UNKNOWN = 999
@@ -170,6 +170,22 @@ def test_slack_has_a_column_where_there_is_any(hooks: Recorder) -> None:
     snapshot = hooks.saver.snapshot()
     assert snapshot["tags"][hooks.tag("w")]["slack_bytes"] == snapshot["counters"]["slack_bytes"] == 2 * MIB
     assert "slack" not in str(hooks.saver.stats(hooks.tag("other")))
+
+
+def test_deferred_frees_have_a_column_where_there_are_any(hooks: Recorder) -> None:
+    (address,) = hooks.allocate("w")
+    hooks.allocate("other")
+    identity = _core.capture_begin(None, _core.BACKUP_NONE)
+    _core.free(address)
+    hooks.addresses.remove(address)
+    stats, text = hooks.saver.stats(), str(hooks.saver.stats())
+    assert (stats.tags[hooks.tag("w")].deferred_bytes, stats.total.deferred_bytes) == (2 * MIB, 2 * MIB)
+    assert (stats.devices[0].deferred_bytes, stats.counters["deferred_bytes"]) == (2 * MIB, 2 * MIB)
+    assert text.splitlines()[0].split()[-1] == "deferred"
+    _core.capture_end(identity)
+    assert hooks.saver.stats().total.deferred_bytes == 0
+    assert hooks.tag("w") not in hooks.saver.stats().tags
+    assert "deferred" not in str(hooks.saver.stats())
 
 
 def test_without_allocations(saver: TorchMemorySaver) -> None:
