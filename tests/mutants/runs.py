@@ -111,6 +111,38 @@ _FREES = (
         (_TEST_RUNS,),
     ),
 )
+_RECLAIM = "csrc/core/allocation/reclaim.c"
+_TEST_DAMAGED = "tests/unit/core/test_damaged.c"
+_REPAIRS = (
+    Mutant(
+        "repaired-memory-is-still-counted",
+        _RECLAIM,
+        "    tms_usage_update(&saver->usage, segment);\n",
+        "",
+        (_TEST_DAMAGED,),
+    ),
+    Mutant(
+        "a-repair-changes-the-state-without-its-time",
+        _RECLAIM,
+        "    segment->changed_at = tms_wait_now();\n",
+        "",
+        (_TEST_DAMAGED,),
+    ),
+    Mutant(
+        "a-repair-is-no-event",
+        _RECLAIM,
+        "    tms_footprint_record(&saver->footprints, segment, event);\n",
+        "    (void)event;\n",
+        (_TEST_DAMAGED,),
+    ),
+    Mutant(
+        "a-failed-repair-is-recorded-as-a-success",
+        _RECLAIM,
+        "    run->refused_status = whole ? TMS_OK : reason.status;\n",
+        "",
+        (_TEST_DAMAGED,),
+    ),
+)
 _ADDRESSES = (
     Mutant(
         "a-refused-range-is-not-tried-smaller",
@@ -167,4 +199,4 @@ _PLACES = (
     ),
 )
 
-MUTANTS = _SLACK + _FREES + _ADDRESSES + _KINDS_THAT_FREE + _PLACES
+MUTANTS = _SLACK + _FREES + _REPAIRS + _ADDRESSES + _KINDS_THAT_FREE + _PLACES

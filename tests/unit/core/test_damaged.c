@@ -147,6 +147,45 @@ static void a_pause_of_damaged_segments_logs_once(void **state) {
     for (uint32_t i = 0; i < 2; i++) assert_filled(damaged[i], 2 * MIB, i + 1);
 }
 
+/* ---- what a repair leaves ---- */
+
+static tms_event_t last_repair(fixture_t *f) {
+    static tms_event_t events[1024];
+    uint64_t recorded = 0;
+    size_t count = tms_events_copy(&f->saver.events, events, sizeof events / sizeof *events, &recorded);
+    while (count > 0 && events[count - 1].kind != TMS_EVENT_REPAIR) count--;
+    assert_true(count > 0);
+    return events[count - 1];
+}
+
+static tms_segment_info_t row_of(fixture_t *f, uint64_t address) {
+    tms_segment_info_t row;
+    assert_int_equal(tms_saver_find(&f->saver, address, &row), TMS_OK);
+    return row;
+}
+
+static void a_repair_is_recorded_and_counted(void **state) {
+    fixture_t *f = *state;
+    tms_counters_t counters;
+    uint64_t damaged = allocate_one_damaged(f);
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.resident_bytes, 2 * MIB); /* it is still mapped */
+    double changed_at = row_of(f, damaged).changed_at;
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_INVALID_VALUE);
+    tms_saver_reclaim(&f->saver);
+    assert_int_equal(last_repair(f).status, TMS_DRIVER);
+    assert_int_equal(last_repair(f).driver_result, CUDA_ERROR_INVALID_VALUE);
+    assert_true(row_of(f, damaged).changed_at > changed_at);
+    changed_at = row_of(f, damaged).changed_at;
+    tms_saver_reclaim(&f->saver);
+    assert_int_equal(state_of(f, damaged), TMS_SEGMENT_PAUSED);
+    assert_int_equal(last_repair(f).status, TMS_OK);
+    assert_int_equal(last_repair(f).driver_result, 0);
+    assert_true(row_of(f, damaged).changed_at > changed_at);
+    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(counters.resident_bytes, 0);
+}
+
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
 
 int main(void) {
@@ -157,6 +196,7 @@ int main(void) {
         TEST(the_last_failed_driver_call_is_named),
         TEST(an_exclusive_resume_that_skips_damaged_segments_keeps_no_lock),
         TEST(a_pause_of_damaged_segments_logs_once),
+        TEST(a_repair_is_recorded_and_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
