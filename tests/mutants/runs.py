@@ -115,6 +115,20 @@ _RECLAIM = "csrc/core/allocation/reclaim.c"
 _TEST_DAMAGED = "tests/unit/core/test_damaged.c"
 _REPAIRS = (
     Mutant(
+        "references-to-contexts-are-not-released-later",
+        _RECLAIM,
+        "    tms_devices_reclaim(saver->devices);\n",
+        "",
+        ("tests/unit/core/test_reclaim.c",),
+    ),
+    Mutant(
+        "a-reference-to-a-context-is-nothing-to-reclaim",
+        _RECLAIM,
+        " || tms_devices_unreleased(saver->devices) > 0",
+        "",
+        ("tests/unit/core/test_reclaim.c",),
+    ),
+    Mutant(
         "repaired-memory-is-still-counted",
         _RECLAIM,
         "    tms_usage_update(&saver->usage, segment);\n",

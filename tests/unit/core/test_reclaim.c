@@ -321,6 +321,20 @@ static void a_free_releases_the_devices_lock(void **state) {
     assert_int_equal(remove_temporary_directory(directory), 0);
 }
 
+static void references_to_contexts_are_released_later(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const tms_error_context_t context = {.operation = "test", .device = 0};
+    simulator()->fail_after("cuDevicePrimaryCtxRelease", 0, 1, CUDA_ERROR_UNKNOWN);
+    ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
+    tms_devices_leave(&f->devices, 0);
+    assert_int_equal(tms_devices_unreleased(&f->devices), 1);
+    assert_true(tms_saver_has_reclaimable(&f->saver));
+    tms_saver_reclaim(&f->saver);
+    assert_int_equal(tms_devices_unreleased(&f->devices), 0);
+    assert_false(tms_saver_has_reclaimable(&f->saver));
+}
+
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
 
 int main(void) {
@@ -337,6 +351,7 @@ int main(void) {
         TEST(a_range_reused_by_another_owner_is_dropped),
         TEST(a_range_that_is_in_use_is_refused),
         TEST(a_free_releases_the_devices_lock),
+        TEST(references_to_contexts_are_released_later),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
