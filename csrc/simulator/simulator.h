@@ -16,6 +16,9 @@
  *   - A call that needs a current context fails with the context's sticky error. Calls of the virtual memory management
  *     need no context and continue to work.
  *   - An asynchronous copy from or to pageable host memory returns when it is complete.
+ *   - The text of CUDA_ERROR_ILLEGAL_ADDRESS names the access, and so does that of a copy's CUDA_ERROR_INVALID_VALUE.
+ *   - NVML reports constant clocks, power, temperature and utilisation.
+ *   - A device's UUID contains a hash of TMS_SIMULATED_SHARED.
  *   - cuMemFreeHost and cuMemHostUnregister wait for all work of the context in which the memory was pinned, as the real
  *     ones do. They also wait for copies of other devices that use the memory. Other threads can launch kernels during
  *     the wait; the real driver blocks them. cuMemFree waits for the whole context. cuMemUnmap waits only for the chunk
@@ -29,6 +32,8 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "include/tms.h"
 
 #define TMS_SIM_EXPORT __attribute__((visibility("default")))
 
@@ -119,13 +124,20 @@ typedef struct tms_sim_operand {
     uint64_t address, bytes; /* in device memory */
     int written;             /* the operator may write this range */
 } tms_sim_operand_t;
+/* What one random number is derived from: the state that PyTorch's generator gives to a random kernel. */
+typedef struct tms_sim_draw {
+    uint64_t seed;                         /* mixed from seed and offset; in a capture: the addend of the offset */
+    uint64_t seed_address, offset_address; /* in a capture: device addresses of the values of each replay; otherwise 0 */
+} tms_sim_draw_t;
 typedef struct tms_sim_operator {
-    void *stream; /* a CUstream */
-    int gate;     /* as in tms_sim_launch_add */
+    void *stream;     /* a CUstream */
+    const char *name; /* for messages; NULL: none */
+    int gate;         /* as in tms_sim_launch_add */
     const tms_sim_operand_t *operands;
     size_t operand_count;
     const char *request; /* the request to the device process, in its own format */
     size_t bytes;
+    const tms_sim_draw_t *draw; /* the device process gets the number drawn from it; NULL: it gets 0 */
 } tms_sim_operator_t;
 typedef struct tms_sim_answer {
     char *text; /* NUL-terminated; the NUL is not counted in `bytes` */
@@ -141,6 +153,14 @@ TMS_SIM_EXPORT int tms_sim_run_operator(const tms_sim_operator_t *description);
  * capture. */
 TMS_SIM_EXPORT int tms_sim_ask_operator(const tms_sim_operator_t *description, tms_sim_answer_t *answer);
 TMS_SIM_EXPORT void tms_sim_free_answer(tms_sim_answer_t *answer);
+/* Until the next tms_sim_end_draw, a random kernel that this thread launches does not run. The launch has advanced
+ * PyTorch's generator, and its arguments become the draw. tms_sim_end_draw returns 0, or 1 if there was no such launch. */
+TMS_SIM_EXPORT void tms_sim_begin_draw(void);
+TMS_SIM_EXPORT int tms_sim_end_draw(tms_sim_draw_t *draw);
+/* The library that manages memory, by its tms_get_api: messages about inaccessible memory then name the tag and the time of
+ * its pause. Its `find` is called without the simulator's lock, on streams' threads too. A reset keeps it. NULL: none. */
+typedef const tms_api_t *tms_sim_get_api_t(uint32_t version);
+TMS_SIM_EXPORT void tms_sim_set_manager(tms_sim_get_api_t *get_api);
 /* Counts of PyTorch's kernels since the reset: launched and interpreted (in a capture: recorded), and skipped.
  * Interpreted are elementwise fills, conversions, additions, multiplications, divisions, comparisons for equality, and
  * the reductions sum, mean, max, min, all and any; see kernels/names.c. */

@@ -178,7 +178,6 @@ def test_a_removed_pool_releases_its_memory_and_backups(paused: bool) -> None:
     assert (counters["allocations"], counters["host_backup_bytes"]) == (0, 0)
 
 
-@pytest.mark.real_gpu("the simulated runtime has no cudaHostGetFlags")
 def test_the_cdll_has_the_runtimes_functions(cdll: ctypes.CDLL) -> None:
     """The C++ package's library is linked to the runtime; programs use it to query whether a backup is still pinned."""
     get_flags = cdll.cudaHostGetFlags

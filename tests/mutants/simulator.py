@@ -44,12 +44,47 @@ _OPERATORS = (
         "    if (before >= 0) close(before);\n",
         (f"{_UNIT}/test_operators.c",),
     ),
+    Mutant(
+        "a-graph-draws-the-same-number-at-every-launch",
+        "csrc/simulator/kernels/random.c",
+        "sim_random_seed(seed, offset + draw->seed)",
+        "sim_random_seed(seed, draw->seed)",
+        (f"{_UNIT}/test_operators.c",),
+    ),
+    Mutant(
+        "a-message-about-paused-memory-names-no-operator",
+        "csrc/simulator/operators/operator.c",
+        "    operator->task.name = operator->name;\n",
+        "",
+        (f"{_UNIT}/test_operators.c",),
+    ),
+    Mutant(
+        "a-later-failure-is-explained-by-an-earlier-access",
+        "csrc/simulator/control/entry.c",
+        "    if (result != CUDA_SUCCESS) thread->refused[0] = '\\0';\n",
+        "",
+        (f"{_UNIT}/test_operators.c",),
+    ),
 )
 
 _OF_CUDA = "torch_memory_saver/_simulate/operators"
 _LIKE_CUDA = "torch:tests/torch/test_operators_like_cuda.py"
 
 _REFUSALS = (
+    Mutant(
+        "expanded-tensors-are-rehearsed-as-whole-ones",
+        f"{_OF_CUDA}/rehearsal.py",
+        "[own and step for own, step in zip(value.stride(), made.stride(), strict=True)]",
+        "made.stride()",
+        ("torch:tests/torch/test_operators_refused.py::test_writing_to_an_expanded_tensor_is_refused_at_the_call",),
+    ),
+    Mutant(
+        "sparse-arguments-are-not-written",
+        f"{_OF_CUDA}/sparse.py",
+        "                _write(given[each.name], host[each.name])\n",
+        "                pass\n",
+        ("torch:tests/torch/test_operators_sparse.py",),
+    ),
     Mutant(
         "types-that-only-cuda-lacks-are-computed",
         f"{_OF_CUDA}/results.py",

@@ -28,6 +28,8 @@ enum {
     SIM_CALL_LIMIT = 512,       /* upper bound on the number of entry points */
     SIM_EDGE_DATA_BYTES = 8,    /* of a graph edge */
     SIM_GREATEST_PRIORITY = -5, /* of a stream; the lowest priority is 0 */
+    SIM_ACCESS_BYTES = 384,     /* of the description of an access */
+    SIM_TEXT_BYTES = 512,       /* of the text of an error with that description */
 };
 
 typedef struct sim_context sim_context_t;
@@ -128,6 +130,7 @@ typedef enum sim_op_kind {
     SIM_OP_RECORD, /* record number `position` of an event */
     SIM_OP_HOST,   /* a host function of the program */
     SIM_OP_KERNEL,
+    SIM_OP_SLEEP, /* occupies the stream for some time */
     SIM_OP_TASK,
 } sim_op_kind_t;
 
@@ -151,6 +154,7 @@ typedef struct sim_op {
     uint64_t bytes;               /* per row */
     uint64_t rows;                /* 0 means 1 */
     uint64_t destination_pitch, source_pitch;
+    uint64_t nanoseconds; /* SIM_OP_SLEEP */
     uint32_t value;
     unsigned width; /* of `value`, in bytes: 1 or 4; 0 means 1 */
     int gate;
@@ -201,6 +205,7 @@ struct sim_event {
     unsigned references; /* held by the program, queued work and graphs */
     unsigned flags;
     uint64_t stream, position;   /* position of the last record; stream 0: never recorded */
+    int device;                  /* device of the last record */
     uint64_t records, completed; /* number of records, and the last completed one */
     struct timespec time;        /* when the last completed record was reached */
     bool captured;               /* last recorded in a capture: has no time */
@@ -231,6 +236,7 @@ typedef struct sim_host {
     uint64_t address;
     uint64_t bytes;
     sim_context_t *context; /* the context that owns it */
+    unsigned flags;         /* of the allocation or the registration */
     bool registered;
 } sim_host_t;
 
@@ -291,6 +297,9 @@ typedef struct sim_state {
     uint64_t kernels_launched, kernels_skipped;
     sim_table_t kernels_named; /* kernels already reported on stderr, by address of the name */
 
+    _Atomic(const tms_api_t *) manager; /* tms_sim_set_manager; needs no lock, and outlives a reset */
+    char fault[SIM_TEXT_BYTES];         /* the access that caused the first CUDA_ERROR_ILLEGAL_ADDRESS; "" before it */
+
     unsigned refused;                /* bit mask of functions already reported on stderr: control/unsupported.c */
     _Atomic uint64_t calls_in_child; /* made in a forked child, which takes no lock; they fail */
 
@@ -313,6 +322,10 @@ typedef struct sim_thread {
     CUstreamCaptureMode mode;
     bool in_callback;                      /* this worker is in a callback of the program */
     uint64_t streams[TMS_SIM_MAX_DEVICES]; /* its default stream per device, in the primary context */
+    uint64_t unreachable;                  /* the address of the last access that was refused, or 0 */
+    char refused[SIM_TEXT_BYTES];          /* that access, if the thread's last call failed because of it; else "" */
+    bool draws, drawn;                     /* tms_sim_begin_draw; a kernel has been launched since */
+    tms_sim_draw_t draw;
 } sim_thread_t;
 
 /* Whether this is a forked child of a process that had initialised the state. The child must not take the lock, because a

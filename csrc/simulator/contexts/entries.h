@@ -20,6 +20,7 @@
     X(cuMemHostRegister_v2, sim_host_register, SIM_CONTEXT | SIM_UNSAFE, (void *host, size_t bytes, unsigned int flags),    \
       (host, bytes, flags))                                                                                                 \
     X(cuMemHostUnregister, sim_host_unregister, SIM_FREEING | SIM_UNSAFE, (void *host), (host))                             \
+    X(cuMemHostGetFlags, sim_host_flags, SIM_CONTEXT, (unsigned int *flags, void *host), (flags, host))                     \
     X(cuPointerGetAttribute, sim_pointer_attribute, SIM_HEALTHY,                                                            \
       (void *data, CUpointer_attribute attribute, CUdeviceptr address), (data, attribute, address))                         \
     X(cuIpcGetMemHandle, sim_ipc_memory_handle, SIM_CONTEXT | SIM_UNSAFE, (CUipcMemHandle * handle, CUdeviceptr address),   \
@@ -41,6 +42,7 @@
     X(cudaHostUnregister, sim_host_unregister, SIM_RUNTIME | SIM_UNSAFE, (void *host), (host))                              \
     X(cudaHostGetDevicePointer, sim_host_device_pointer, SIM_RUNTIME, (void **device, void *host, unsigned int flags),      \
       (device, host, flags))                                                                                                \
+    X(cudaHostGetFlags, sim_host_flags, SIM_RUNTIME, (unsigned int *flags, void *host), (flags, host))                      \
     X(cudaIpcGetMemHandle, sim_runtime_ipc_memory_handle, SIM_RUNTIME | SIM_UNSAFE,                                         \
       (CUipcMemHandle * handle, void *address), (handle, address))                                                          \
     X(cudaIpcOpenMemHandle, sim_runtime_ipc_open_memory, SIM_RUNTIME | SIM_UNSAFE,                                          \

@@ -29,7 +29,7 @@ CUresult sim_host_allocate(void **address, size_t bytes, unsigned int flags) {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
     (void)madvise(memory, bytes, MADV_HUGEPAGE); /* optional: a kernel without huge pages uses small ones */
-    CUresult result = sim_host_add((uintptr_t)memory, bytes, false, sim_context_current());
+    CUresult result = sim_host_add((uintptr_t)memory, bytes, false, flags, sim_context_current());
     if (result == CUDA_SUCCESS)
         *address = memory;
     else
@@ -102,8 +102,8 @@ CUresult sim_host_register(void *address, size_t bytes, unsigned int flags) {
         known = sim_state.hosts.slots[next].value;
     if (known) return known->registered ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_ERROR_INVALID_VALUE;
     CUresult result = check_pages(start, bytes, !(flags & CU_MEMHOSTREGISTER_READ_ONLY));
-    /* The flags do not matter: all kinds of registration make the pages accessible. */
-    return result == CUDA_SUCCESS ? sim_host_add(start, bytes, true, sim_context_current()) : result;
+    /* All kinds of registration make the pages accessible. */
+    return result == CUDA_SUCCESS ? sim_host_add(start, bytes, true, flags, sim_context_current()) : result;
 }
 
 CUresult sim_host_unregister(void *address) {
@@ -115,6 +115,14 @@ CUresult sim_host_unregister(void *address) {
 CUresult sim_host_device_pointer(void **device, void *host, unsigned int flags) {
     if (!device || flags || !sim_host_at((uintptr_t)host)) return CUDA_ERROR_INVALID_VALUE;
     *device = host;
+    return CUDA_SUCCESS;
+}
+
+/* Addresses are unified, so that all pinned memory is mapped for devices. */
+CUresult sim_host_flags(unsigned int *flags, void *address) {
+    const sim_host_t *host = sim_host_at((uintptr_t)address);
+    if (!flags || !host) return CUDA_ERROR_INVALID_VALUE;
+    *flags = host->flags | CU_MEMHOSTALLOC_DEVICEMAP;
     return CUDA_SUCCESS;
 }
 

@@ -33,6 +33,11 @@ void tms_sim_set_poison_limit(uint64_t bytes) {
     sim_life_leave();
 }
 
+/* Must not initialise the state, as tms_sim_attach_device_process. */
+void tms_sim_set_manager(tms_sim_get_api_t *get_api) {
+    atomic_store(&sim_state.manager, get_api ? get_api(TMS_API_VERSION) : NULL);
+}
+
 int tms_sim_fail_after(const char *call, uint64_t succeed, uint64_t fail, int code) {
     if (!call || !sim_life_enter()) return 1;
     int status = sim_call_fail_after(call, succeed, fail, code);

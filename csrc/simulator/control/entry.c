@@ -1,6 +1,7 @@
 /* The exported functions and their lookup by name. Each wrapper counts the call, writes the trace, applies an injected
  * fault, runs the checks, and calls the implementation with the lock held. */
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "simulator/base/entry_list.h"
@@ -13,6 +14,7 @@
 #include "simulator/control/life.h"
 #include "simulator/devices/entries.h"
 #include "simulator/graphs/entries.h"
+#include "simulator/memory/fault.h"
 #include "simulator/runtime/entries.h"
 #include "simulator/simulator.h"
 
@@ -34,14 +36,26 @@ static CUresult begin_call_in_child(sim_call_t call) {
 static CUresult begin_call(sim_call_t call, bool *locked) {
     *locked = sim_life_enter();
     if (!*locked) return begin_call_in_child(call);
+    sim_state_thread()->unreachable = 0;
     CUresult result = sim_call_begins(call);
     return result == CUDA_SUCCESS ? sim_call_check(sim_calls[call].checks) : result;
 }
 
+/* A call has refused to access memory: if the memory is paused, explains it on stderr and in the text of the error. */
+static void explain_refusal(sim_call_t call, sim_thread_t *thread) {
+    char text[SIM_ACCESS_BYTES];
+    if (!sim_fault_describe(sim_calls[call].symbol, thread->unreachable, text)) return;
+    fprintf(stderr, "simulated GPU: %s\n", text);
+    snprintf(thread->refused, sizeof thread->refused, "invalid argument: %s", text);
+}
+
 static CUresult end_call(sim_call_t call, bool locked, CUresult result) {
     if (!locked) return result;
-    if (!sim_calls[call].driver && result != CUDA_SUCCESS) sim_state_thread()->last_error = (int)result;
+    sim_thread_t *thread = sim_state_thread();
+    if (!sim_calls[call].driver && result != CUDA_SUCCESS) thread->last_error = (int)result;
     sim_life_leave();
+    if (result != CUDA_SUCCESS) thread->refused[0] = '\0';
+    if (result == CUDA_ERROR_INVALID_VALUE && thread->unreachable) explain_refusal(call, thread);
     return result;
 }
 

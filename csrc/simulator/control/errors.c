@@ -96,8 +96,12 @@ TMS_SIM_EXPORT const char *cudaGetErrorName(CUresult error) {
     return found ? found->runtime : "unrecognized error code";
 }
 
+/* Names the access that has failed, if one has. */
 TMS_SIM_EXPORT const char *cudaGetErrorString(CUresult error) {
     const sim_error_text_t *found = find_text(error);
+    const char *refused = sim_state_thread()->refused;
+    if (error == CUDA_ERROR_ILLEGAL_ADDRESS && sim_state.fault[0]) return sim_state.fault;
+    if (error == CUDA_ERROR_INVALID_VALUE && refused[0]) return refused;
     return found ? found->description : "unrecognized error code";
 }
 

@@ -37,6 +37,7 @@ static void set_defaults(void) {
     sim_state.peer_capable = true;
     sim_state.tracing = false;
     sim_state.failures = 0;
+    sim_state.fault[0] = '\0';
     sim_state.kernels_launched = sim_state.kernels_skipped = 0;
     sim_table_release(&sim_state.kernels_named);
     memset(sim_state.faults, 0, sizeof sim_state.faults);

@@ -8,6 +8,7 @@
 
 #include "simulator/base/state.h"
 #include "simulator/control/environment.h"
+#include "simulator/devices/attributes.h"
 #include "simulator/devices/budget.h"
 #include "simulator/devices/visible.h"
 #include "simulator/simulator.h"
@@ -38,6 +39,11 @@ typedef struct nvml_process {
 typedef struct nvml_memory {
     unsigned long long total_bytes, free_bytes, used_bytes;
 } nvml_memory_t;
+
+/* nvmlUtilization_t: per cent of the time */
+typedef struct nvml_utilization {
+    unsigned gpu, memory;
+} nvml_utilization_t;
 
 static unsigned machine_devices(void) { return (unsigned)sim_environment_devices(); }
 
@@ -81,6 +87,12 @@ TMS_SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(nvml_device_t device,
 TMS_SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvml_device_t device, unsigned *count, nvml_process_t *processes)
     __attribute__((alias("nvmlDeviceGetComputeRunningProcesses_v2")));
 TMS_SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_device_t device, nvml_memory_t *memory);
+TMS_SIM_EXPORT int nvmlDeviceGetClockInfo(nvml_device_t device, int type, unsigned *megahertz);
+TMS_SIM_EXPORT int nvmlDeviceGetMaxClockInfo(nvml_device_t device, int type, unsigned *megahertz)
+    __attribute__((alias("nvmlDeviceGetClockInfo")));
+TMS_SIM_EXPORT int nvmlDeviceGetPowerUsage(nvml_device_t device, unsigned *milliwatts);
+TMS_SIM_EXPORT int nvmlDeviceGetTemperature(nvml_device_t device, int sensor, unsigned *celsius);
+TMS_SIM_EXPORT int nvmlDeviceGetUtilizationRates(nvml_device_t device, nvml_utilization_t *rates);
 TMS_SIM_EXPORT int nvmlDeviceGetHandleByUUID(const char *text, nvml_device_t *device);
 TMS_SIM_EXPORT int nvmlDeviceGetGpuFabricInfoV(nvml_device_t device, void *information);
 TMS_SIM_EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_device_t device, unsigned link, int *type);
@@ -181,6 +193,35 @@ int nvmlDeviceGetMemoryInfo(nvml_device_t device, nvml_memory_t *memory) {
     for (unsigned i = 0; i < count; i++) used += rows[i].bytes;
     const unsigned long long total = sim_environment_memory();
     *memory = (nvml_memory_t){.total_bytes = total, .free_bytes = used < total ? total - used : 0, .used_bytes = used};
+    return NVML_SUCCESS;
+}
+
+/* Clocks, power, temperature and utilisation are constants: those of a device that is idle at its full clock rate. */
+int nvmlDeviceGetClockInfo(nvml_device_t device, int type, unsigned *megahertz) {
+    enum { GRAPHICS, SM, MEMORY, VIDEO, KILO = 1000 };
+    if (!is_device(device) || type < GRAPHICS || type > VIDEO || !megahertz) return NVML_ERROR_INVALID_ARGUMENT;
+    int attribute = type == MEMORY ? CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE : CU_DEVICE_ATTRIBUTE_CLOCK_RATE;
+    *megahertz = (unsigned)sim_device_value(attribute, 0) / KILO;
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(nvml_device_t device, unsigned *milliwatts) {
+    enum { IDLE = 70000 };
+    if (!is_device(device) || !milliwatts) return NVML_ERROR_INVALID_ARGUMENT;
+    *milliwatts = IDLE;
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetTemperature(nvml_device_t device, int sensor, unsigned *celsius) {
+    enum { OF_THE_DIE, ROOM = 25 };
+    if (!is_device(device) || sensor != OF_THE_DIE || !celsius) return NVML_ERROR_INVALID_ARGUMENT;
+    *celsius = ROOM;
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(nvml_device_t device, nvml_utilization_t *rates) {
+    if (!is_device(device) || !rates) return NVML_ERROR_INVALID_ARGUMENT;
+    *rates = (nvml_utilization_t){0};
     return NVML_SUCCESS;
 }
 

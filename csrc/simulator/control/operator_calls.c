@@ -45,6 +45,20 @@ int tms_sim_run_operator(const tms_sim_operator_t *description) {
     return (int)result;
 }
 
+void tms_sim_begin_draw(void) {
+    sim_thread_t *thread = sim_state_thread();
+    thread->draws = true;
+    thread->drawn = false;
+}
+
+int tms_sim_end_draw(tms_sim_draw_t *draw) {
+    sim_thread_t *thread = sim_state_thread();
+    thread->draws = false;
+    if (!thread->drawn) return 1;
+    *draw = thread->draw;
+    return 0;
+}
+
 static CUresult copy_answer(const sim_task_t *task, tms_sim_answer_t *answer) {
     const char *text = sim_operator_reply(task, &answer->bytes);
     if (!text) return CUDA_ERROR_LAUNCH_FAILED;

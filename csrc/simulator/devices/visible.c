@@ -20,10 +20,25 @@ int sim_visible_ordinal(int machine_index) {
     return -1;
 }
 
+/* A hash of the machine's name (FNV-1a). */
+static uint64_t hash_name(const char *name) {
+    static const uint64_t basis = 0xCBF29CE484222325U, prime = 0x100000001B3U;
+    uint64_t hash = basis;
+    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * prime;
+    return hash;
+}
+
+/* Processes of one machine must agree, and those of others must differ. */
 void sim_visible_uuid(int machine_index, unsigned char *uuid) {
-    static const char text[UUID_BYTES] = "Simulated GPU";
+    static const char text[UUID_BYTES] = "Simulated GPU", with_name[UUID_BYTES - sizeof(uint64_t)] = "Sim GPU";
+    const char *name = getenv("TMS_SIMULATED_SHARED");
     memcpy(uuid, text, sizeof text);
-    uuid[sizeof text - 1] = (unsigned char)machine_index;
+    if (name && *name) {
+        uint64_t hash = hash_name(name);
+        memcpy(uuid, &hash, sizeof hash);
+        memcpy(uuid + sizeof hash, with_name, sizeof with_name);
+    }
+    uuid[UUID_BYTES - 1] = (unsigned char)machine_index;
 }
 
 void sim_visible_uuid_text(int machine_index, char *text) {

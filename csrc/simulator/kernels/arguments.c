@@ -175,11 +175,9 @@ static bool read_random(sim_kernel_t *kernel, void *const *arguments, bool captu
     kernel->count = (uint64_t)count;
     uint64_t seed = next_pointer(&state), offset = next_pointer(&state);
     if (captured) {
-        kernel->seed_address = seed;
-        kernel->offset_address = offset;
-        kernel->seed = next_uint32(&state);
+        kernel->draw = (tms_sim_draw_t){next_uint32(&state), seed, offset};
     } else {
-        kernel->seed = sim_random_seed(seed, offset);
+        kernel->draw = (tms_sim_draw_t){.seed = sim_random_seed(seed, offset)};
     }
     read_pointers(&closure, kernel);
     kernel->offsets = (sim_offsets_t){.dims = 1, .sizes = {(uint32_t)count}, .strides = {{next_uint32(&closure)}}};

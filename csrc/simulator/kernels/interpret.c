@@ -236,23 +236,10 @@ static CUresult reduction_step(const sim_context_t *context, const sim_kernel_t 
     return reached ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
-static bool read_word(const sim_context_t *context, uint64_t address, uint64_t *word) {
-    uint64_t bytes = sizeof *word;
-    sim_mapping_t *mapping = sim_memory_pin(address, &bytes, 1U << context->device, false, context);
-    if (!mapping) return false;
-    if (bytes == sizeof *word) memcpy(word, (const void *)(uintptr_t)address, sizeof *word);
-    sim_memory_unpin(mapping);
-    return bytes == sizeof *word;
-}
-
 /* Reads the generator's state for this replay. */
 static CUresult read_random_state(const sim_context_t *context, sim_kernel_t *kernel) {
-    uint64_t seed = 0, offset = 0;
-    if (!kernel->seed_address) return CUDA_SUCCESS;
-    if (!read_word(context, kernel->seed_address, &seed) || !read_word(context, kernel->offset_address, &offset))
-        return CUDA_ERROR_ILLEGAL_ADDRESS;
-    kernel->seed = sim_random_seed(seed, offset + kernel->seed);
-    kernel->seed_address = 0;
+    if (!kernel->draw.seed_address) return CUDA_SUCCESS;
+    if (!sim_random_read(context, &kernel->draw)) return CUDA_ERROR_ILLEGAL_ADDRESS;
     return CUDA_SUCCESS;
 }
 

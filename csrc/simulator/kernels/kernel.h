@@ -99,13 +99,12 @@ struct sim_kernel {
         bool dense;
     } operands[SIM_KERNEL_OPERANDS]; /* the first is the output */
     sim_number_t constant, factor;
-    bool negated;                          /* SIM_COMPARE: not equal */
-    uint64_t seed;                         /* of random numbers; in a capture: the addend of the offset */
-    uint64_t seed_address, offset_address; /* in a capture: device addresses of the values of each replay */
-    sim_offsets_t offsets;                 /* of all operands; of a reduction: of the output and the start of its input */
-    uint64_t reduced;                      /* of a reduction: input elements per output */
-    sim_offsets_t input;                   /* of a reduction: offsets within its input */
-    bool accumulates;                      /* of a reduction: adds to the existing output */
+    bool negated;          /* SIM_COMPARE: not equal */
+    tms_sim_draw_t draw;   /* of random numbers */
+    sim_offsets_t offsets; /* of all operands; of a reduction: of the output and the start of its input */
+    uint64_t reduced;      /* of a reduction: input elements per output */
+    sim_offsets_t input;   /* of a reduction: offsets within its input */
+    bool accumulates;      /* of a reduction: adds to the existing output */
 };
 
 /* kernels/registry.c: the mangled name of a registered function, or NULL. Does not need the simulator's lock. */
@@ -120,8 +119,8 @@ void sim_kernel_release(sim_kernel_t *kernel);
 
 /* kernels/names.c: parses a name. False for a kernel that is not interpreted. */
 bool sim_kernel_parse(const char *mangled, sim_kernel_name_t *name);
-/* Whether a kernel has no result and can always be skipped. */
-bool sim_kernel_is_harmless(const char *mangled);
+/* Whether a kernel only occupies its stream, for as many clock cycles as its argument (int64_t) says. */
+bool sim_kernel_sleeps(const char *mangled);
 
 /* kernels/arguments.c: reads the arguments, which are valid only during the launch. NULL if out of memory, or, with
  * *understood false, if the arguments are not supported. `captured`: the launch is captured. */
@@ -151,6 +150,11 @@ sim_number_t sim_dense_reduce(const sim_kernel_t *kernel, sim_number_t total, ui
 /* kernels/random.c: elements of a random kernel from `first` on. They depend on the generator's state as on the device,
  * but differ from the device's numbers. */
 uint64_t sim_random_seed(uint64_t seed, uint64_t offset);
+/* Replaces the addresses of a captured draw by the values of this replay. False if they are not accessible. Called with
+ * the simulator's lock held. */
+bool sim_random_read(const sim_context_t *context, tms_sim_draw_t *draw);
+/* The number drawn, which is not negative as an int64_t. The draw has no addresses. */
+uint64_t sim_random_number(const tms_sim_draw_t *draw);
 void sim_random_numbers(const sim_kernel_t *kernel, uint64_t first, size_t count, sim_number_t *numbers);
 
 #endif

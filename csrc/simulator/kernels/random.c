@@ -1,6 +1,7 @@
 /* Random numbers: a hash of the generator's state and the element index. The same seed gives the same numbers; an
  * advanced generator gives others. */
 #include "simulator/kernels/kernel.h"
+#include "simulator/memory/touch.h"
 
 enum { NORMAL_TERMS = 12, FRACTION_BITS = 53 };
 
@@ -16,6 +17,17 @@ uint64_t sim_random_seed(uint64_t seed, uint64_t offset) {
     static const uint64_t factor = 0x9E3779B97F4A7C15U; /* distributes small seeds over the range */
     return seed * factor + offset;
 }
+
+bool sim_random_read(const sim_context_t *context, tms_sim_draw_t *draw) {
+    uint64_t seed = 0, offset = 0;
+    if (!draw->seed_address) return true;
+    if (!sim_memory_read_word(context, draw->seed_address, &seed)) return false;
+    if (!sim_memory_read_word(context, draw->offset_address, &offset)) return false;
+    *draw = (tms_sim_draw_t){.seed = sim_random_seed(seed, offset + draw->seed)};
+    return true;
+}
+
+uint64_t sim_random_number(const tms_sim_draw_t *draw) { return mix(mix(draw->seed)) & INT64_MAX; }
 
 /* Mask of the bits that a type represents exactly in non-negative numbers. */
 static uint64_t mask_of(sim_type_t type) {
@@ -53,7 +65,7 @@ static double normal(uint64_t bits) {
 
 void sim_random_numbers(const sim_kernel_t *kernel, uint64_t first, size_t count, sim_number_t *numbers) {
     for (size_t i = 0; i < count; i++) {
-        uint64_t bits = mix(mix(kernel->seed) + first + i);
+        uint64_t bits = mix(mix(kernel->draw.seed) + first + i);
         switch (kernel->name.operation) {
         case SIM_NORMAL: numbers[i].real = kernel->constant.real + kernel->factor.real * normal(bits); break;
         case SIM_UNIFORM:

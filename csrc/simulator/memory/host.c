@@ -11,10 +11,10 @@ sim_host_t *sim_host_at(uint64_t address) {
     return host && address - host->address < host->bytes ? host : NULL;
 }
 
-CUresult sim_host_add(uint64_t address, uint64_t bytes, bool registered, sim_context_t *context) {
+CUresult sim_host_add(uint64_t address, uint64_t bytes, bool registered, unsigned flags, sim_context_t *context) {
     sim_host_t *host = calloc(1, sizeof *host);
     if (!host) return CUDA_ERROR_OUT_OF_MEMORY;
-    *host = (sim_host_t){.address = address, .bytes = bytes, .registered = registered, .context = context};
+    *host = (sim_host_t){.address = address, .bytes = bytes, .registered = registered, .flags = flags, .context = context};
     if (!sim_table_insert(&sim_state.hosts, address, host)) {
         free(host);
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -8,7 +8,7 @@
 sim_host_t *sim_host_at(uint64_t address);
 /* Adds a block. With `registered` the program owns the memory, otherwise the block does. CUDA_ERROR_OUT_OF_MEMORY if out
  * of memory. */
-CUresult sim_host_add(uint64_t address, uint64_t bytes, bool registered, sim_context_t *context);
+CUresult sim_host_add(uint64_t address, uint64_t bytes, bool registered, unsigned flags, sim_context_t *context);
 void sim_host_remove(sim_host_t *host);
 void sim_host_clear(void);
 

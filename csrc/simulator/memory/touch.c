@@ -1,5 +1,6 @@
 #include "simulator/memory/touch.h"
 
+#include <string.h>
 #include <sys/mman.h>
 
 #include "simulator/base/state.h"
@@ -21,7 +22,10 @@ static bool may_touch(const sim_mapping_t *mapping, unsigned devices, bool write
 sim_mapping_t *sim_memory_pin(uint64_t address, uint64_t *bytes, unsigned devices, bool writes,
                               const sim_context_t *kernel) {
     sim_mapping_t *mapping = sim_memory_mapping_at(address);
-    if (!mapping || !may_touch(mapping, devices, writes, kernel)) return NULL;
+    if (!mapping || !may_touch(mapping, devices, writes, kernel)) {
+        sim_state_thread()->unreachable = address;
+        return NULL;
+    }
     uint64_t left = mapping->bytes - (address - mapping->address);
     if (*bytes > left) *bytes = left;
     mapping->pins++;
@@ -36,10 +40,22 @@ bool sim_memory_reachable(uint64_t address, uint64_t bytes, unsigned devices, bo
     if (bytes > UINT64_MAX - address) return false;
     for (uint64_t at = address, end = address + bytes; at < end;) {
         const sim_mapping_t *mapping = sim_memory_mapping_at(at);
-        if (!mapping || !may_touch(mapping, devices, writes, kernel)) return false;
+        if (!mapping || !may_touch(mapping, devices, writes, kernel)) {
+            sim_state_thread()->unreachable = at;
+            return false;
+        }
         at = mapping->address + mapping->bytes;
     }
     return true;
+}
+
+bool sim_memory_read_word(const sim_context_t *context, uint64_t address, uint64_t *word) {
+    uint64_t bytes = sizeof *word;
+    sim_mapping_t *mapping = sim_memory_pin(address, &bytes, 1U << context->device, false, context);
+    if (!mapping) return false;
+    if (bytes == sizeof *word) memcpy(word, (const void *)(uintptr_t)address, sizeof *word);
+    sim_memory_unpin(mapping);
+    return bytes == sizeof *word;
 }
 
 void sim_memory_populate(uint64_t address, uint64_t bytes, bool writes) {

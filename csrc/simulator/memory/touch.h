@@ -1,5 +1,5 @@
 /* Access to mapped memory. A thread checks and pins a mapping with the simulator's lock held, touches the bytes without
- * the lock, and unpins with it held. Owns nothing. */
+ * the lock, and unpins with it held. Owns nothing. A refused access stores its address in the thread's state. */
 #ifndef TMS_SIM_MEMORY_TOUCH_H
 #define TMS_SIM_MEMORY_TOUCH_H
 
@@ -12,6 +12,8 @@ bool sim_memory_reachable(uint64_t address, uint64_t bytes, unsigned devices, bo
  * access is not allowed. Never waits. sim_state.unmapping must be false. */
 sim_mapping_t *sim_memory_pin(uint64_t address, uint64_t *bytes, unsigned devices, bool writes, const sim_context_t *kernel);
 void sim_memory_unpin(sim_mapping_t *mapping);
+/* Reads 8 bytes for a kernel of the context. False if the access is not allowed. sim_state.unmapping must be false. */
+bool sim_memory_read_word(const sim_context_t *context, uint64_t address, uint64_t *word);
 /* Populates the pages of memory that is about to be touched, because one call is much faster than a fault per page. Needs
  * no lock. Has no effect on kernels without support. */
 void sim_memory_populate(uint64_t address, uint64_t bytes, bool writes);

@@ -117,7 +117,8 @@ static bool send_stale(int socket, const sim_stale_t *stale, size_t count) {
 }
 
 static bool send_request(int socket, const sim_request_t *request) {
-    const sim_message_t message = {.kind = SIM_MESSAGE_RUN, .count = (uint32_t)request->count, .bytes = request->bytes};
+    const sim_message_t message = {
+        .kind = SIM_MESSAGE_RUN, .count = (uint32_t)request->count, .bytes = request->bytes, .number = request->number};
     if (!send_stale(socket, request->stale, request->stale_count)) return false;
     for (size_t i = 0; i < request->count; i++) {
         uint64_t file = request->placements[i].file;

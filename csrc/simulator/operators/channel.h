@@ -7,7 +7,7 @@
  * The peer is torch_memory_saver/_simulate/operators/device_process.py. Messages, in host byte order:
  *   sim_message_t{SIM_MESSAGE_FILE, 0, id}     with the file as SCM_RIGHTS: later requests name this memory by its id
  *   sim_message_t{SIM_MESSAGE_FORGET, n, 0}    then n sim_stale_t: released ranges and files
- *   sim_message_t{SIM_MESSAGE_RUN, n, bytes}   then n sim_placement_t, then the request
+ *   sim_message_t{SIM_MESSAGE_RUN, n, bytes, number}   then n sim_placement_t, then the request; the number is random
  *   sim_message_t{status, 0, bytes}            the reply to a request, then its bytes */
 #ifndef TMS_SIM_OPERATORS_CHANNEL_H
 #define TMS_SIM_OPERATORS_CHANNEL_H
@@ -27,6 +27,7 @@ typedef struct sim_message {
     uint32_t kind; /* in a reply: sim_reply_status_t */
     uint32_t count;
     uint64_t bytes;
+    uint64_t number; /* SIM_MESSAGE_RUN */
 } sim_message_t;
 
 /* The location of one mapping in a file. The device process maps a reservation's placements at the same relative
@@ -40,6 +41,7 @@ typedef struct sim_placement {
 /* One request. `descriptors` has one file for each placement. The device process handles the stale entries before the
  * placements. */
 typedef struct sim_request {
+    uint64_t number; /* a random number, or 0 */
     const sim_placement_t *placements;
     const int *descriptors;
     size_t count;

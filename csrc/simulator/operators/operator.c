@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "simulator/base/state.h"
+#include "simulator/kernels/kernel.h"
 #include "simulator/memory/mapping.h"
 #include "simulator/memory/reservation.h"
 #include "simulator/memory/touch.h"
@@ -18,8 +19,11 @@ typedef struct operator {
     sim_task_t task; /* must be first */
     tms_sim_operand_t *operands;
     size_t operand_count;
+    char *name;
     char *body;
     size_t bytes;
+    bool draws;
+    tms_sim_draw_t draw;
     bool answered;
     sim_reply_t reply;
 } operator_t;
@@ -101,8 +105,9 @@ static CUresult pin_all(const sim_context_t *context, const operator_t *operator
 
 /* Without a caller that waits for the reply, a failed operator is reported like a failed device assertion. Otherwise the
  * reply carries the failure. */
-static CUresult run(operator_t *operator, const pinned_t *pinned) {
-    const sim_request_t request = {.placements = pinned->placements,
+static CUresult run(operator_t *operator, const pinned_t *pinned, uint64_t number) {
+    const sim_request_t request = {.number = number,
+                                   .placements = pinned->placements,
                                    .descriptors = pinned->descriptors,
                                    .count = pinned->count,
                                    .stale = pinned->stale,
@@ -127,10 +132,13 @@ static CUresult work(sim_stream_t *stream, sim_task_t *task) {
     while (sim_state.unmapping && sim_state_may_continue(stream)) pthread_cond_wait(&sim_state.changed, &sim_state.lock);
     if (!sim_state_may_continue(stream)) return CUDA_SUCCESS;
     CUresult result = pin_all(stream->context, operator, &pinned);
+    tms_sim_draw_t draw = operator->draw; /* a graph draws from the original at every launch */
+    if (result == CUDA_SUCCESS && !sim_random_read(stream->context, &draw)) result = CUDA_ERROR_ILLEGAL_ADDRESS;
     if (result == CUDA_SUCCESS) {
+        uint64_t number = operator->draws ? sim_random_number(&draw) : 0;
         pinned.stale = sim_stale_take(&pinned.stale_count);
         pthread_mutex_unlock(&sim_state.lock);
-        result = run(operator, &pinned);
+        result = run(operator, &pinned, number);
         pthread_mutex_lock(&sim_state.lock);
     }
     unpin(&pinned);
@@ -140,6 +148,7 @@ static CUresult work(sim_stream_t *stream, sim_task_t *task) {
 static void destroy(sim_task_t *task) {
     operator_t *operator = (operator_t *)task;
     free(operator->operands);
+    free(operator->name);
     free(operator->body);
     free(operator->reply.text);
     free(operator);
@@ -151,13 +160,17 @@ sim_task_t *sim_operator_new(const tms_sim_operator_t *description, bool answere
     *operator = (operator_t){.task = {.references = 1, .work = work, .destroy = destroy},
                              .operands = calloc(description->operand_count + 1, sizeof *description->operands),
                              .operand_count = description->operand_count,
+                             .name = description->name ? strdup(description->name) : NULL,
                              .body = malloc(description->bytes + 1),
                              .bytes = description->bytes,
+                             .draws = description->draw != NULL,
+                             .draw = description->draw ? *description->draw : (tms_sim_draw_t){0},
                              .answered = answered};
     if (!operator->operands || !operator->body) {
         destroy(&operator->task);
         return NULL;
     }
+    operator->task.name = operator->name;
     if (description->operand_count)
         memcpy(operator->operands, description->operands, description->operand_count * sizeof *description->operands);
     memcpy(operator->body, description->request, description->bytes);

@@ -3,10 +3,12 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "simulator/base/runtime_types.h"
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
+#include "simulator/devices/attributes.h"
 #include "simulator/kernels/kernel.h"
 #include "simulator/runtime/entries.h"
 #include "simulator/simulator.h"
@@ -31,33 +33,59 @@ static void report_kernel(const char *mangled, const char *message) {
 
 /* Handles a kernel that is not interpreted: skips it or fails. */
 static CUresult refuse(const char *mangled) {
-    bool harmless = sim_kernel_is_harmless(mangled);
-    if (harmless || sim_state.skip_kernels) {
+    if (sim_state.skip_kernels) {
         sim_state.kernels_skipped++;
-        if (!harmless) report_kernel(mangled, "skipped a kernel that cannot be interpreted");
+        report_kernel(mangled, "skipped a kernel that cannot be interpreted");
         return CUDA_SUCCESS;
     }
     report_kernel(mangled, "launch of a kernel that cannot be interpreted (TMS_SIMULATED_KERNELS=skip skips such kernels)");
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+static CUresult submit(sim_stream_t *stream, const sim_op_t *op) {
+    CUresult result = sim_stream_submit(stream, op, NULL);
+    if (result == CUDA_SUCCESS) sim_state.kernels_launched++;
+    return result;
+}
+
+static CUresult sleep_for(sim_stream_t *stream, void *const *arguments) {
+    static const uint64_t nanoseconds = 1000000; /* per millisecond, in which a clock of 1 kHz has one cycle */
+    int64_t cycles = 0;
+    memcpy(&cycles, arguments[0], sizeof cycles);
+    uint64_t clock = (uint64_t)sim_device_value(CU_DEVICE_ATTRIBUTE_CLOCK_RATE, stream->context->device);
+    uint64_t length =
+        cycles > 0 ? (uint64_t)cycles / clock * nanoseconds + (uint64_t)cycles % clock * nanoseconds / clock : 0;
+    const sim_op_t op = {.kind = SIM_OP_SLEEP, .nanoseconds = length};
+    return submit(stream, &op);
+}
+
+/* Keeps what a random kernel would draw from instead of running it. */
+static CUresult keep_draw(sim_thread_t *thread, const sim_kernel_t *kernel) {
+    thread->draw = kernel->draw;
+    thread->drawn = true;
+    return CUDA_SUCCESS;
+}
+
 static CUresult launch(const void *function, void *const *arguments, CUstream handle) {
     const char *mangled = sim_kernel_registered(function);
     sim_stream_t *stream = sim_stream_find(handle);
+    sim_thread_t *thread = sim_state_thread();
     sim_kernel_name_t name;
     bool understood = false;
     if (!mangled) return (CUresult)SIM_ERROR_INVALID_DEVICE_FUNCTION;
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (!sim_kernel_parse(mangled, &name)) return refuse(mangled);
+    bool sleeps = sim_kernel_sleeps(mangled);
+    if (!sleeps && !sim_kernel_parse(mangled, &name)) return refuse(mangled);
     if (!arguments) return CUDA_ERROR_INVALID_VALUE;
+    if (sleeps) return sleep_for(stream, arguments);
     bool captured = sim_capture_state(stream) != CU_STREAM_CAPTURE_STATUS_NONE;
     sim_kernel_t *kernel = sim_kernel_new(&name, arguments, captured, &understood);
     if (!understood) return refuse(mangled);
     if (!kernel) return CUDA_ERROR_OUT_OF_MEMORY;
     const sim_op_t op = {.kind = SIM_OP_KERNEL, .kernel = kernel};
-    CUresult result = sim_stream_submit(stream, &op, NULL);
+    bool draws = thread->draws && name.shape == SIM_SHAPE_RANDOM;
+    CUresult result = draws ? keep_draw(thread, kernel) : submit(stream, &op);
     sim_kernel_release(kernel);
-    if (result == CUDA_SUCCESS) sim_state.kernels_launched++;
     return result;
 }
 

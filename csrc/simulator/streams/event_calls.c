@@ -175,6 +175,7 @@ CUresult sim_event_elapsed(float *milliseconds, CUevent first, CUevent last) {
     if (!start || !end || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
     if (start->captured || end->captured) return CUDA_ERROR_CAPTURED_EVENT;
     if (!start->records || !end->records) return CUDA_ERROR_INVALID_HANDLE;
+    if (start->device != end->device) return CUDA_ERROR_INVALID_HANDLE;
     if (start->completed < start->records || end->completed < end->records) return CUDA_ERROR_NOT_READY;
     *milliseconds = (float)((double)(end->time.tv_sec - start->time.tv_sec) * seconds +
                             (double)(end->time.tv_nsec - start->time.tv_nsec) / nanoseconds);

@@ -10,6 +10,7 @@
 
 #include "simulator/base/state.h"
 #include "simulator/kernels/kernel.h"
+#include "simulator/memory/fault.h"
 #include "simulator/memory/touch.h"
 #include "simulator/work/event.h"
 #include "simulator/work/op.h"
@@ -90,16 +91,30 @@ static CUresult work_chunk(const sim_context_t *context, const sim_op_t *op, uin
     return CUDA_SUCCESS;
 }
 
+static struct timespec later(const struct timespec *start, uint64_t seconds, uint64_t fraction) {
+    uint64_t nanosecond = (uint64_t)start->tv_nsec + fraction;
+    return (struct timespec){.tv_sec = start->tv_sec + (time_t)seconds + (time_t)(nanosecond / nanoseconds),
+                             .tv_nsec = (long)(nanosecond % nanoseconds)};
+}
+
 /* Sleeps until the transfer of `bytes` since `start` matches the bandwidth limit. The lock is released during the sleep. */
 static void pace(const sim_stream_t *stream, const struct timespec *start, uint64_t bytes) {
     uint64_t rate = sim_state.bandwidth;
     if (!rate) return;
     uint64_t fraction = (uint64_t)((__extension__(unsigned __int128)(bytes % rate) * nanoseconds) / rate);
-    uint64_t nanosecond = (uint64_t)start->tv_nsec + fraction;
-    struct timespec end = {.tv_sec = start->tv_sec + (time_t)(bytes / rate) + (time_t)(nanosecond / nanoseconds),
-                           .tv_nsec = (long)(nanosecond % nanoseconds)};
+    struct timespec end = later(start, bytes / rate, fraction);
     int status = 0;
     while (status != ETIMEDOUT && sim_state_may_continue(stream) && sim_state.bandwidth == rate)
+        status = pthread_cond_timedwait(&sim_state.changed, &sim_state.lock, &end);
+}
+
+/* The lock is released during the sleep. */
+static void sleep_for(const sim_stream_t *stream, uint64_t length) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    struct timespec end = later(&now, length / nanoseconds, length % nanoseconds);
+    int status = 0;
+    while (status != ETIMEDOUT && sim_state_may_continue(stream))
         status = pthread_cond_timedwait(&sim_state.changed, &sim_state.lock, &end);
 }
 
@@ -117,7 +132,17 @@ static void run_host_function(const sim_stream_t *stream, const sim_op_t *op) {
     thread->in_callback = false;
 }
 
-CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op) {
+/* The subject of a message about an access. */
+static const char *name_of(const sim_op_t *op) {
+    switch (op->kind) {
+    case SIM_OP_COPY: return "a copy";
+    case SIM_OP_SET: return "a fill";
+    case SIM_OP_TASK: return op->task->name ? op->task->name : "an operation";
+    default: return "a kernel";
+    }
+}
+
+static CUresult work(sim_stream_t *stream, sim_op_t *op) {
     struct timespec start;
     CUresult result = CUDA_SUCCESS;
     switch (op->kind) {
@@ -126,6 +151,7 @@ CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op) {
     case SIM_OP_RECORD: sim_event_reach(op->event, op->position); return CUDA_SUCCESS;
     case SIM_OP_HOST: run_host_function(stream, op); return CUDA_SUCCESS;
     case SIM_OP_KERNEL: return sim_kernel_work(stream, op->kernel);
+    case SIM_OP_SLEEP: sleep_for(stream, op->nanoseconds); return CUDA_SUCCESS;
     case SIM_OP_TASK: return op->task->work(stream, op->task);
     default: break;
     }
@@ -142,5 +168,13 @@ CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op) {
         done += bytes;
         if (op->kind == SIM_OP_COPY) pace(stream, &start, done);
     }
+    return result;
+}
+
+CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op) {
+    sim_thread_t *thread = sim_state_thread();
+    thread->unreachable = 0;
+    CUresult result = work(stream, op);
+    if (result != CUDA_SUCCESS && thread->unreachable) sim_fault_report(name_of(op), thread->unreachable);
     return result;
 }

@@ -37,6 +37,7 @@ void sim_event_reach(sim_event_t *event, uint64_t number) {
 
 uint64_t sim_event_note(sim_event_t *event, const sim_stream_t *stream, uint64_t position) {
     event->stream = stream->id;
+    event->device = stream->context->device;
     event->position = position;
     event->captured = false;
     event->capture = NULL;

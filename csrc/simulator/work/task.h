@@ -9,6 +9,7 @@
 
 struct sim_task {
     unsigned references; /* held by the creator, queued work and graphs */
+    const char *name;    /* for messages; NULL: none. Lives as long as the task */
     /* Runs on the stream's thread. May release the lock, but returns with it held. Returns early when
      * sim_state_may_continue is false. An error becomes the context's sticky error. */
     CUresult (*work)(sim_stream_t *stream, sim_task_t *task);

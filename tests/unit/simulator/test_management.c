@@ -56,14 +56,17 @@ typedef int memory_t(void *, unsigned long long *);
 /* A function of the management library. */
 #define MANAGEMENT(type, name) ((type *)(uintptr_t)dlsym(dlopen(getenv("TMS_CUDA_DRIVER"), RTLD_NOW), name))
 
+typedef int by_index_t(unsigned, void **);
+typedef int uuid_text_t(void *, char *, unsigned);
+
 /* The bytes of a process by the management library; 0 if it is not listed. `count`: of the listed ones. */
 static unsigned long long used_by(pid_t pid, unsigned *count) {
     process_info_t rows[4];
     void *device = NULL;
-    by_uuid_t *by_uuid = MANAGEMENT(by_uuid_t, "nvmlDeviceGetHandleByUUID");
+    by_index_t *by_index = MANAGEMENT(by_index_t, "nvmlDeviceGetHandleByIndex");
     list_t *list = MANAGEMENT(list_t, "nvmlDeviceGetComputeRunningProcesses_v3");
     *count = sizeof rows / sizeof *rows;
-    if (by_uuid(UUID_OF_0, &device) != NVML_SUCCESS || list(device, count, rows) != NVML_SUCCESS) return UINT64_MAX;
+    if (by_index(0, &device) != NVML_SUCCESS || list(device, count, rows) != NVML_SUCCESS) return UINT64_MAX;
     for (unsigned i = 0; i < *count; i++) {
         if (rows[i].pid == (unsigned)pid && rows[i].gpu_instance == UINT32_MAX) return rows[i].used_bytes;
     }
@@ -74,9 +77,9 @@ static unsigned long long used_by(pid_t pid, unsigned *count) {
 static unsigned long long used_of_device(void) {
     unsigned long long memory[3] = {0}; /* nvmlMemory_t: total, free, used */
     void *device = NULL;
-    by_uuid_t *by_uuid = MANAGEMENT(by_uuid_t, "nvmlDeviceGetHandleByUUID");
+    by_index_t *by_index = MANAGEMENT(by_index_t, "nvmlDeviceGetHandleByIndex");
     memory_t *read = MANAGEMENT(memory_t, "nvmlDeviceGetMemoryInfo");
-    if (by_uuid(UUID_OF_0, &device) != NVML_SUCCESS || read(device, memory) != NVML_SUCCESS) return UINT64_MAX;
+    if (by_index(0, &device) != NVML_SUCCESS || read(device, memory) != NVML_SUCCESS) return UINT64_MAX;
     if (read(device, NULL) != NVML_ERROR_INVALID_ARGUMENT || read(NULL, memory) != NVML_ERROR_INVALID_ARGUMENT)
         return UINT64_MAX;
     return memory[0] == 16 * MIB && memory[1] + memory[2] == memory[0] ? memory[2] : UINT64_MAX;
@@ -98,6 +101,70 @@ static int list_processes(void) {
     if (used_by(holder.pid, &count) != 0 || count != 1) return CHILD_FAILED + 5;
     CALL(cuMemRelease, handle);
     return used_by(getpid(), &count) == 0 && count == 0 ? 0 : CHILD_FAILED + 6;
+}
+
+/* Prints the UUID of device 1 by NVML, by the driver, and by the name's prefix. */
+static int name_device(void) {
+    char text[64] = "";
+    void *device = NULL, *same = NULL;
+    CUuuid uuid;
+    if (MANAGEMENT(by_index_t, "nvmlDeviceGetHandleByIndex")(1, &device) != NVML_SUCCESS) return CHILD_FAILED;
+    if (MANAGEMENT(uuid_text_t, "nvmlDeviceGetUUID")(device, text, sizeof text) != NVML_SUCCESS) return CHILD_FAILED;
+    if (MANAGEMENT(by_uuid_t, "nvmlDeviceGetHandleByUUID")(text, &same) != NVML_SUCCESS) return CHILD_FAILED;
+    if (same != device || CALL(cuInit, 0) != CUDA_SUCCESS) return CHILD_FAILED;
+    if (CALL(cuDeviceGetUuid_v2, &uuid, 1) != CUDA_SUCCESS) return CHILD_FAILED;
+    fprintf(stderr, "%s ", text);
+    for (size_t i = 0; i < sizeof uuid.bytes; i++) fprintf(stderr, "%02x", (unsigned char)uuid.bytes[i]);
+    return 0;
+}
+
+static void name_device_of(const char *machine, char *output) {
+    char name[64];
+    const char *const variables[] = {name, "TMS_SIMULATED_DEVICES=2", NULL};
+    snprintf(name, sizeof name, "TMS_SIMULATED_SHARED=test_%s_%d", machine, (int)getpid());
+    assert_int_equal(run_again("name_device", variables, output, OUTPUT_BYTES), 0);
+}
+
+static void each_machine_has_uuids_of_its_own(void **state) {
+    char first[OUTPUT_BYTES], again[OUTPUT_BYTES], other[OUTPUT_BYTES], digits[OUTPUT_BYTES];
+    size_t count = 0;
+    (void)state;
+    name_device_of("first", first);
+    name_device_of("first", again);
+    name_device_of("other", other);
+    assert_string_equal(first, again);
+    assert_string_not_equal(first, other);
+    for (const char *at = first + strlen("GPU-"); *at != ' '; at++) {
+        if (*at != '-') digits[count++] = *at;
+    }
+    digits[count] = '\0';
+    assert_string_equal(digits, strchr(first, ' ') + 1); /* NVML and the driver agree */
+}
+
+typedef int number_t(void *, int, unsigned *);
+typedef int power_t(void *, unsigned *);
+
+static void clocks_power_and_temperature_are_constants(void **state) {
+    void *device = NULL;
+    unsigned number = 0, rates[2] = {1, 1};
+    number_t *clock = MANAGEMENT(number_t, "nvmlDeviceGetClockInfo");
+    number_t *temperature = MANAGEMENT(number_t, "nvmlDeviceGetTemperature");
+    power_t *power = MANAGEMENT(power_t, "nvmlDeviceGetPowerUsage");
+    power_t *utilization = MANAGEMENT(power_t, "nvmlDeviceGetUtilizationRates");
+    (void)state;
+    assert_int_equal(MANAGEMENT(by_index_t, "nvmlDeviceGetHandleByIndex")(0, &device), NVML_SUCCESS);
+    assert_int_equal(clock(device, 1, &number), NVML_SUCCESS);
+    assert_int_equal(number, 1980);
+    assert_int_equal(clock(device, 2, &number), NVML_SUCCESS);
+    assert_int_equal(number, 2619);
+    assert_int_equal(clock(device, 4, &number), NVML_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(temperature(device, 0, &number), NVML_SUCCESS);
+    assert_int_equal(number, 25);
+    assert_int_equal(power(device, &number), NVML_SUCCESS);
+    assert_int_equal(number, 70000);
+    assert_int_equal(power(NULL, &number), NVML_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(utilization(device, rates), NVML_SUCCESS);
+    assert_int_equal(rates[0] + rates[1], 0);
 }
 
 static void the_management_library_lists_the_processes_with_memory(void **state) {
@@ -150,11 +217,14 @@ int main(int count, char **arguments) {
         cmocka_unit_test(the_management_library_sees_the_whole_machine),
         cmocka_unit_test(the_management_library_lists_the_processes_with_memory),
         cmocka_unit_test(a_process_is_listed_on_the_devices_where_it_has_memory),
+        cmocka_unit_test(each_machine_has_uuids_of_its_own),
+        cmocka_unit_test(clocks_power_and_temperature_are_constants),
     };
     static const role_t roles[] = {{"describe_machine", describe_machine},
                                    {"hold", hold},
                                    {"list_processes", list_processes},
-                                   {"list_alone", list_alone}};
+                                   {"list_alone", list_alone},
+                                   {"name_device", name_device}};
     if (count > 1) return run_role(roles, sizeof roles / sizeof *roles, arguments[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -297,6 +297,146 @@ static void a_reset_drops_queued_work_and_keeps_the_process(void **state) {
     drop_block(&block);
 }
 
+static uint64_t number_of_last_request(void) {
+    pthread_mutex_lock(&process.lock);
+    uint64_t number = process.last_number;
+    pthread_mutex_unlock(&process.lock);
+    return number;
+}
+
+static CUresult draw_from(CUstream stream, const tms_sim_draw_t *draw) {
+    tms_sim_operator_t what = operator_on(stream, "say drawn", NULL);
+    what.draw = draw;
+    return CALL(run_operator, &what);
+}
+
+static uint64_t drawn_from(uint64_t seed) {
+    const tms_sim_draw_t draw = {.seed = seed};
+    ASSERT_CUDA(draw_from(NULL, &draw));
+    ASSERT_CUDA(CALL(cuCtxSynchronize));
+    return number_of_last_request();
+}
+
+static void an_operator_gets_the_number_that_is_drawn(void **state) {
+    (void)state;
+    assert_int_equal(drawn_from(3), drawn_from(3));
+    assert_int_not_equal(drawn_from(3), drawn_from(4));
+    ASSERT_CUDA(run_with(NULL, "say nothing", NULL));
+    ASSERT_CUDA(CALL(cuCtxSynchronize));
+    assert_int_equal(number_of_last_request(), 0);
+}
+
+/* The values are in device memory, and are read when the graph is launched. */
+static void a_graph_draws_again_at_every_launch(void **state) {
+    block_t block = make_block(0, GRANULE);
+    CUstream stream = make_stream();
+    CUgraph graph = NULL;
+    CUgraphExec executable = NULL;
+    const tms_sim_draw_t draw = {.seed = 7, .seed_address = block.address, .offset_address = block.address + 8};
+    uint64_t values[] = {5, 0}, drawn[3];
+    (void)state;
+    ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    ASSERT_CUDA(draw_from(stream, &draw));
+    ASSERT_CUDA(CALL(cuStreamEndCapture, stream, &graph));
+    ASSERT_CUDA(CALL(cuGraphInstantiateWithFlags, &executable, graph, 0));
+    ASSERT_CUDA(CALL(cuGraphDestroy, graph));
+    for (unsigned launch = 0; launch < 3; launch++) {
+        values[1] = launch == 1 ? 4 : 0;
+        ASSERT_CUDA(CALL(cuMemcpyHtoD_v2, block.address, values, sizeof values));
+        ASSERT_CUDA(CALL(cuGraphLaunch, executable, stream));
+        ASSERT_CUDA(CALL(cuStreamSynchronize, stream));
+        drawn[launch] = number_of_last_request();
+    }
+    assert_int_equal(drawn[0], drawn[2]);
+    assert_int_not_equal(drawn[0], drawn[1]);
+    unmap_block(&block);
+    ASSERT_CUDA(CALL(cuGraphLaunch, executable, stream));
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuStreamSynchronize, stream));
+    forget_everything();
+}
+
+/* The manager of memory knows one address, which is paused. */
+static uint64_t managed;
+
+static tms_status_t find_managed(uint64_t address, tms_segment_info_t *row) {
+    if (address != managed) return TMS_NOT_MANAGED;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    *row = (tms_segment_info_t){.address = address,
+                                .state = TMS_SEGMENT_PAUSED,
+                                .tag = "weights",
+                                .changed_at = (double)now.tv_sec + (double)now.tv_nsec * 1e-9 - 90};
+    return TMS_OK;
+}
+
+static const tms_api_t *manager(uint32_t version) {
+    static const tms_api_t api = {.version = TMS_API_VERSION, .size = sizeof api, .find = find_managed};
+    return version == TMS_API_VERSION ? &api : NULL;
+}
+
+/* The text on stderr and of the error for an operator on memory without a mapping. */
+static void fail_on(const block_t *block, char *text, size_t bytes) {
+    const tms_sim_operand_t operand = all_of(block, WRITTEN);
+    tms_sim_operator_t what = operator_on(NULL, "say nothing", &operand);
+    what.name = "aten::add_.Tensor";
+    captured_stderr_t captured = capture_begin();
+    ASSERT_CUDA(CALL(run_operator, &what));
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuCtxSynchronize));
+    capture_end(captured, text, bytes);
+}
+
+static void a_message_names_the_operator_the_tag_and_the_time_of_the_pause(void **state) {
+    block_t block = make_block(0, GRANULE);
+    char text[TEXT_BYTES], expected[TEXT_BYTES];
+    (void)state;
+    managed = block.address;
+    CALL(set_manager, manager);
+    unmap_block(&block);
+    fail_on(&block, text, sizeof text);
+    snprintf(expected, sizeof expected,
+             "simulated GPU: aten::add_.Tensor accesses 0x%" PRIx64 " in memory of the tag 'weights', which was paused 90.",
+             (uint64_t)block.address);
+    assert_memory_equal(text, expected, strlen(expected));
+    const char *error = CALL(cudaGetErrorString, CUDA_ERROR_ILLEGAL_ADDRESS);
+    assert_memory_equal(error, "an illegal memory access was encountered: aten::add_.Tensor accesses", 68);
+    assert_non_null(strstr(error, "'weights'"));
+    forget_everything();
+    assert_string_equal(CALL(cudaGetErrorString, CUDA_ERROR_ILLEGAL_ADDRESS), "an illegal memory access was encountered");
+    CALL(set_manager, NULL);
+}
+
+static void a_copy_of_paused_memory_is_explained_at_the_call(void **state) {
+    block_t block = make_block(0, GRANULE), other = make_block(0, GRANULE);
+    char text[TEXT_BYTES], byte;
+    (void)state;
+    managed = block.address;
+    CALL(set_manager, manager);
+    unmap_block(&block);
+    captured_stderr_t captured = capture_begin();
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, &byte, block.address, 1));
+    capture_end(captured, text, sizeof text);
+    assert_non_null(strstr(text, "cuMemcpyDtoH_v2 accesses 0x"));
+    assert_non_null(
+        strstr(CALL(cudaGetErrorString, CUDA_ERROR_INVALID_VALUE), "invalid argument: cuMemcpyDtoH_v2 accesses"));
+    /* The next failure has another cause. */
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, NULL, other.address, 1));
+    assert_string_equal(CALL(cudaGetErrorString, CUDA_ERROR_INVALID_VALUE), "invalid argument");
+    CALL(set_manager, NULL);
+    drop_block(&other);
+    forget_everything();
+}
+
+static void without_a_manager_a_message_names_the_operator(void **state) {
+    block_t block = make_block(0, GRANULE);
+    char text[TEXT_BYTES];
+    (void)state;
+    unmap_block(&block);
+    fail_on(&block, text, sizeof text);
+    assert_memory_equal(text, "simulated GPU: aten::add_.Tensor accesses 0x", 44);
+    assert_non_null(strstr(text, ", where its device has no memory\n"));
+    forget_everything();
+}
+
 static void a_forked_child_does_not_have_the_socket(void **state) {
     int status = 0;
     pid_t child = fork();
@@ -328,6 +468,11 @@ int main(void) {
         OPERATOR_TEST(queries_are_refused_in_a_capture),
         OPERATOR_TEST(without_its_process_the_device_fails_at_once),
         OPERATOR_TEST(a_reset_drops_queued_work_and_keeps_the_process),
+        OPERATOR_TEST(an_operator_gets_the_number_that_is_drawn),
+        OPERATOR_TEST(a_graph_draws_again_at_every_launch),
+        OPERATOR_TEST(a_message_names_the_operator_the_tag_and_the_time_of_the_pause),
+        OPERATOR_TEST(a_copy_of_paused_memory_is_explained_at_the_call),
+        OPERATOR_TEST(without_a_manager_a_message_names_the_operator),
         OPERATOR_TEST(a_forked_child_does_not_have_the_socket),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

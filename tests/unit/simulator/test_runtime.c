@@ -105,6 +105,7 @@ static void kernels_have_attributes(void **state) {
 static void host_memory_is_allocated_and_registered(void **state) {
     static char ordinary[4096];
     void *host = &host, *device = NULL;
+    unsigned flags = 0;
     sim_pointer_attributes_t attributes;
     (void)state;
     ASSERT_CUDA(CALL(cudaHostAlloc, &host, 0, 0));
@@ -113,11 +114,16 @@ static void host_memory_is_allocated_and_registered(void **state) {
     assert_int_equal(usage_of(0).host_bytes, 100);
     ASSERT_CUDA(CALL(cudaHostGetDevicePointer, &device, host, 0));
     assert_ptr_equal(device, host);
+    ASSERT_CUDA(CALL(cudaHostGetFlags, &flags, (uint8_t *)host + 1));
+    assert_int_equal(flags, CU_MEMHOSTALLOC_DEVICEMAP);
     ASSERT_CUDA(CALL(cudaPointerGetAttributes, &attributes, host));
     assert_int_equal(attributes.type, 1);
     ASSERT_CUDA(CALL(cudaFreeHost, host));
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cudaHostGetDevicePointer, &device, ordinary, 0));
-    ASSERT_CUDA(CALL(cudaHostRegister, ordinary, sizeof ordinary, 0));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cudaHostGetFlags, &flags, ordinary));
+    ASSERT_CUDA(CALL(cudaHostRegister, ordinary, sizeof ordinary, CU_MEMHOSTREGISTER_PORTABLE));
+    ASSERT_CUDA(CALL(cudaHostGetFlags, &flags, ordinary));
+    assert_int_equal(flags, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
     ASSERT_CUDA(CALL(cudaHostGetDevicePointer, &device, ordinary + 1, 0));
     ASSERT_CUDA(CALL(cudaHostUnregister, ordinary));
     ASSERT_RESULT(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, CALL(cudaHostUnregister, ordinary));

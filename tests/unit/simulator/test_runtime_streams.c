@@ -109,6 +109,21 @@ static void events_measure_time(void **state) {
     ASSERT_CUDA(CALL(cudaFree, other));
 }
 
+static void no_time_lies_between_events_of_two_devices(void **state) {
+    CUevent start = make_event(0), end = NULL;
+    float milliseconds = -1;
+    (void)state;
+    ASSERT_CUDA(CALL(cudaEventRecord, start, NULL));
+    ASSERT_CUDA(CALL(cudaSetDevice, 1));
+    end = make_event(0);
+    ASSERT_CUDA(CALL(cudaEventRecord, end, NULL));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_HANDLE, CALL(cudaEventElapsedTime, &milliseconds, start, end));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_HANDLE, CALL(cudaEventElapsedTime, &milliseconds, end, start));
+    ASSERT_CUDA(CALL(cudaEventElapsedTime, &milliseconds, end, end));
+    ASSERT_CUDA(CALL(cudaEventDestroy, start));
+    ASSERT_CUDA(CALL(cudaEventDestroy, end));
+}
+
 /* An event may be destroyed while its record is still queued. */
 static void a_queued_record_outlives_its_event(void **state) {
     CUstream stream = make_stream();
@@ -129,8 +144,11 @@ int main(void) {
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_gpu, teardown_gpus)
 #define TWO(test) cmocka_unit_test_setup_teardown(test, setup_two_gpus, teardown_gpus)
     const struct CMUnitTest tests[] = {
-        TWO(streams_report_their_properties),      ONE(each_thread_has_a_default_stream),
-        ONE(functions_are_called_in_stream_order), ONE(events_measure_time),
+        TWO(streams_report_their_properties),
+        ONE(each_thread_has_a_default_stream),
+        ONE(functions_are_called_in_stream_order),
+        ONE(events_measure_time),
+        TWO(no_time_lies_between_events_of_two_devices),
         ONE(a_queued_record_outlives_its_event),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -37,6 +37,7 @@
     X(take_memory)                                                                                                          \
     X(launch_add)                                                                                                           \
     X(attach_device_process)                                                                                                \
+    X(set_manager)                                                                                                          \
     X(run_operator)                                                                                                         \
     X(ask_operator)                                                                                                         \
     X(free_answer)                                                                                                          \

@@ -25,7 +25,7 @@ from torch_memory_saver._simulate.operators.wire import Fresh, Place, Settings, 
 
 __all__ = ["Memory", "Server", "serve"]
 
-_MESSAGE = struct.Struct("=IIQ")
+_MESSAGE = struct.Struct("=IIQQ")
 _PLACED = struct.Struct("=QQQQQQ")
 _FORGOTTEN = struct.Struct("=QQ")
 _FILE, _RUN, _FORGET = 1, 2, 3
@@ -153,12 +153,13 @@ class Server:
         self._next_kept = 1
         self._settings: Settings | None = None
 
-    def answer(self, request: bytes) -> tuple[int, bytes]:
-        """Executes a request; the status and the content of the reply. An exception of the operator is part of the reply."""
+    def answer(self, request: bytes, number: int = 0) -> tuple[int, bytes]:
+        """Executes a request; the status and the content of the reply. An exception of the operator is part of the reply.
+        `number` is the seed of a random operator."""
         fields = decode(request)
         name, results = fields[0], fields[4]
         try:
-            values = self._run(*fields)
+            values = self._run(number, *fields)
         except Exception as error:  # the program receives any error of its operator
             if results is None:
                 return _FAILED, encode((type(error), str(error)))
@@ -167,12 +168,13 @@ class Server:
 
     def _run(
         self,
+        number: int,
         name: str,
         arguments: tuple[Any, ...],
         keywords: dict[str, Any] | None,
         shapes: tuple[Shape, ...],
         results: tuple[int | None, ...] | None,
-        seed: int | None,
+        random: bool,
         kept: int | None,
         settings: Settings | None,
     ) -> Any:
@@ -181,19 +183,19 @@ class Server:
         if kept is not None:
             self._store(tensors, results or (), self._kept.pop(kept))
             return None
-        generator_seed = None if seed is None else int(tensors[seed].reshape(-1)[0])
+        seed = number if random else None
         operator = self._operators.get(name)
         if operator is None:
             operator = self._operators[name] = _Operator(name)
         given, named = _fill(arguments, tensors), _fill(keywords or {}, tensors)
         has_overload = operator.outputs and len(results or ()) == len(operator.outputs)
         if results and has_overload and writes_results(operator.call, given):
-            _seed(generator_seed)
+            _seed(seed)
             if self._write(operator, given, named, results, tensors, shapes):
                 return None
             tensors = self._tensors(shapes)  # the attempt may have resized them
             given, named = _fill(arguments, tensors), _fill(keywords or {}, tensors)
-        _seed(generator_seed)
+        _seed(seed)
         values = compute(operator.call, given, named)
         if results is None:
             return self._keep(values)
@@ -325,9 +327,9 @@ def _receive(connection: socket.socket, size: int) -> bytearray:
     return data
 
 
-def _receive_message(connection: socket.socket) -> tuple[int, int, int, int]:
-    """Kind, count and size in bytes of the next message, and the received file descriptor or -1. The caller owns the
-    descriptor."""
+def _receive_message(connection: socket.socket) -> tuple[int, int, int, int, int]:
+    """Kind, count, size in bytes and random number of the next message, and the received file descriptor or -1. The caller
+    owns the descriptor."""
     space = socket.CMSG_SPACE(array.array("i").itemsize)
     data, control, _, _ = connection.recvmsg(_MESSAGE.size, space)
     if not data:
@@ -350,7 +352,7 @@ def serve(connection: socket.socket) -> None:
     warnings.filterwarnings("ignore", message="B?Complex(Half|32) support is experimental")
     try:
         while True:
-            kind, count, size, descriptor = _receive_message(connection)
+            kind, count, size, number, descriptor = _receive_message(connection)
             if kind == _FILE:
                 memory.add_file(size, descriptor)
                 continue
@@ -360,7 +362,7 @@ def serve(connection: socket.socket) -> None:
                 continue
             for placed in _PLACED.iter_unpack(_receive(connection, count * _PLACED.size)):
                 memory.place(*placed)
-            status, text = server.answer(bytes(_receive(connection, size)))
-            connection.sendall(_MESSAGE.pack(status, 0, len(text)) + text)
+            status, text = server.answer(bytes(_receive(connection, size)), number)
+            connection.sendall(_MESSAGE.pack(status, 0, len(text), 0) + text)
     except (_Closed, ConnectionError):
         return

@@ -39,8 +39,10 @@ def install() -> None:
         )
         return
     _library = library
-    from torch_memory_saver._simulate.operators import eager, launch, special
+    from torch_memory_saver import _core
+    from torch_memory_saver._simulate.operators import eager, launch, native, special
 
+    native.set_manager(_core.library_path)
     eager.postpone_compiler()
     special.choose_simulated_paths()
     launch.ensure_started()

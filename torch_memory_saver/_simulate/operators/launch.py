@@ -42,6 +42,7 @@ class Call:
     def __init__(self, operator: str = "", *, host_tensors: bool = False, compares: bool = False) -> None:
         self.shapes: list[Shape] = []
         self.operands: list[native.Operand] = []
+        self.draw: native.Draw | None = None  # if the operator gets a random seed
         self.device: torch.device | None = None
         self._operator = operator
         self._host_tensors = host_tensors  # whether arguments may be host tensors
@@ -103,13 +104,17 @@ class Call:
             self.operands.append((address, _reach(size, stride) * tensor.itemsize, int(written)))
         return len(self.shapes) - 1
 
+    def draw_seed(self, generator: torch.Generator | None) -> None:
+        """Gives the operator a random seed from PyTorch's generator, by default that of the device."""
+        self.draw = originals.draw(self.device or torch.device("cuda", torch.cuda.current_device()), generator)
+
     def run(self, operation: Operation) -> None:
         """Enqueues the operation on the current stream of the tensors' device.
 
         Raises:
             RuntimeError: CUDA refuses the operation.
         """
-        self._submit(lambda stream: (native.run(stream, operation.pack(), self.operands), b""))
+        self._submit(lambda stream: (native.run(stream, operation.name, operation.pack(), self.operands, self.draw), b""))
 
     def ask(self, operation: Operation) -> Any:
         """Enqueues the operation and waits for the answer, which it returns.
@@ -118,7 +123,9 @@ class Call:
             RuntimeError: CUDA refuses the operation.
             Exception: The operator raised it.
         """
-        answer = decode(self._submit(lambda stream: native.ask(stream, operation.pack(), self.operands)))
+        answer = decode(
+            self._submit(lambda stream: native.ask(stream, operation.name, operation.pack(), self.operands, self.draw))
+        )
         if isinstance(answer[0], type):
             raise answer[0](answer[1])
         return answer
@@ -285,9 +292,10 @@ def _enqueue(
             raise DependsOnValues(schema.name)
         values.append(made)
         places += [call.add(tensor, True) for tensor in tensors]
-    seed = _seed(call, given) if schema.random else None
+    if schema.random:
+        call.draw_seed(given.get("generator"))
     wanted = tuple(places) if any(place is not None for place in places) else ()
-    call.run(Operation(schema.name, taken, named, tuple(call.shapes), wanted, seed, None, settings()))
+    call.run(Operation(schema.name, taken, named, tuple(call.shapes), wanted, schema.random, None, settings()))
     return _returned(values)
 
 
@@ -342,8 +350,9 @@ def _ask(schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], key
         fresh = {each: Fresh(given[each].dtype) for each in schema.returned if each is not None}
         taken = tuple([fresh.get(schema.names[place], value) for place, value in enumerate(taken)])
         named = named | {each: value for each, value in fresh.items() if each in named}
-    seed = _seed(call, given) if schema.random else None
-    request = Operation(schema.name, taken, named, tuple(call.shapes), None, seed, None, settings())
+    if schema.random:
+        call.draw_seed(given.get("generator"))
+    request = Operation(schema.name, taken, named, tuple(call.shapes), None, schema.random, None, settings())
     key, described, values = call.ask(request)
     if key is None:
         return _put(values, [])
@@ -366,11 +375,3 @@ def _put(values: Any, made: list[torch.Tensor]) -> Any:
     if isinstance(values, list):
         return tuple([_put(each, made) for each in values])
     return values
-
-
-def _seed(call: Call, given: dict[str, Any]) -> int:
-    """Draws a seed from PyTorch's generator of the device; the index of the tensor that holds it. The draw is ordered by the
-    stream and captured in graphs, so the generator advances, is saved, restored and replayed as in PyTorch."""
-    seed = torch.empty(1, dtype=torch.int64, device=call.device or "cuda")
-    originals.random_number(seed, given.get("generator"))
-    return call.add(seed, False)

@@ -6,7 +6,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 
-__all__ = ["CUresult", "Operand", "ask", "attach", "run"]
+__all__ = ["CUresult", "Draw", "Operand", "ask", "attach", "begin_draw", "end_draw", "run", "set_manager"]
 
 CUresult = int
 #: Address, size in bytes, and 1 if the operator may write to it, else 0.
@@ -17,14 +17,22 @@ _OPERAND = struct.Struct("=QQQ")
 _SUCCESS = 0
 
 
+class Draw(ctypes.Structure):
+    """The state of PyTorch's generator from which an operator's random seed is drawn (tms_sim_draw_t)."""
+
+    _fields_ = (("seed", ctypes.c_uint64), ("seed_address", ctypes.c_uint64), ("offset_address", ctypes.c_uint64))
+
+
 class _Operator(ctypes.Structure):
     _fields_ = (
         ("stream", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
         ("gate", ctypes.c_int),
         ("operands", ctypes.c_char_p),
         ("operand_count", ctypes.c_size_t),
         ("request", ctypes.c_char_p),
         ("bytes", ctypes.c_size_t),
+        ("draw", ctypes.POINTER(Draw)),
     )
 
 
@@ -40,6 +48,9 @@ _library.tms_sim_run_operator.argtypes = (ctypes.POINTER(_Operator),)
 _library.tms_sim_ask_operator.argtypes = (ctypes.POINTER(_Operator), ctypes.POINTER(_Answer))
 _library.tms_sim_free_answer.argtypes = (ctypes.POINTER(_Answer),)
 _library.tms_sim_free_answer.restype = None
+_library.tms_sim_begin_draw.argtypes = ()
+_library.tms_sim_begin_draw.restype = None
+_library.tms_sim_end_draw.argtypes = (ctypes.POINTER(Draw),)
 
 
 def attach(socket: int) -> None:
@@ -47,23 +58,41 @@ def attach(socket: int) -> None:
     _library.tms_sim_attach_device_process(socket)
 
 
-def _operator(stream: int, request: bytes, operands: Sequence[Operand]) -> _Operator:
+def _operator(stream: int, name: str, request: bytes, operands: Sequence[Operand], draw: Draw | None) -> _Operator:
     packed = b"".join([_OPERAND.pack(*operand) for operand in operands])
-    return _Operator(stream, 0, packed, len(operands), request, len(request))
+    drawn = None if draw is None else ctypes.pointer(draw)
+    return _Operator(stream, name.encode(), 0, packed, len(operands), request, len(request), drawn)
 
 
-def run(stream: int, request: bytes, operands: Sequence[Operand]) -> CUresult:
-    """Enqueues a request on a stream of the current device, or captures it. Returns the CUresult."""
-    return int(_library.tms_sim_run_operator(ctypes.byref(_operator(stream, request, operands))))
+def run(stream: int, name: str, request: bytes, operands: Sequence[Operand], draw: Draw | None) -> CUresult:
+    """Enqueues a request on a stream of the current device, or captures it. Returns the CUresult. `name` is for messages."""
+    return int(_library.tms_sim_run_operator(ctypes.byref(_operator(stream, name, request, operands, draw))))
 
 
-def ask(stream: int, request: bytes, operands: Sequence[Operand]) -> tuple[CUresult, bytes]:
+def ask(stream: int, name: str, request: bytes, operands: Sequence[Operand], draw: Draw | None) -> tuple[CUresult, bytes]:
     """Enqueues a request and waits for it. Returns the CUresult and the answer, which is empty after an error."""
     answer = _Answer()
-    result = int(_library.tms_sim_ask_operator(ctypes.byref(_operator(stream, request, operands)), ctypes.byref(answer)))
+    description = _operator(stream, name, request, operands, draw)
+    result = int(_library.tms_sim_ask_operator(ctypes.byref(description), ctypes.byref(answer)))
     if result != _SUCCESS:
         return result, b""
     try:
         return result, ctypes.string_at(answer.text, answer.bytes)
     finally:
         _library.tms_sim_free_answer(ctypes.byref(answer))
+
+
+def begin_draw() -> None:
+    """From now on this thread's launches of random kernels do not run. They become the draw of end_draw."""
+    _library.tms_sim_begin_draw()
+
+
+def end_draw() -> Draw | None:
+    """The arguments of the random kernel that this thread has launched since begin_draw. None: it has launched none."""
+    draw = Draw()
+    return draw if _library.tms_sim_end_draw(ctypes.byref(draw)) == 0 else None
+
+
+def set_manager(library: str) -> None:
+    """Has messages about inaccessible memory name tags, which the core in this library knows."""
+    _library.tms_sim_set_manager(ctypes.CDLL(library).tms_get_api)

@@ -35,7 +35,7 @@ def install(replace: Callable[..., None]) -> None:
             return to
         call = Call()
         taken = (call.take(to, True), call.take(source), False)
-        call.run(Operation("aten::copy_", taken, None, tuple(call.shapes), (), None, None, settings()))
+        call.run(Operation("aten::copy_", taken, None, tuple(call.shapes), (), settings=settings()))
         return to
 
     compare = kernel_of(torch.ops.aten.equal.default)

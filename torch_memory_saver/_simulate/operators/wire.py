@@ -70,7 +70,7 @@ class Operation:
         tensors: The device tensors that the request uses.
         results: For each result, the index of the tensor that receives it, or None for a result that is an argument. None
             instead of a tuple: the device process keeps the results and describes them in its answer.
-        seed: The index of a tensor whose first element is the random seed, or None.
+        random: Whether the operator is seeded with the number that comes with the request.
         kept: The key of results kept by an earlier request, or None. With a key, no operator runs: the kept results are
             copied to `results` and dropped.
         settings: The program's settings; None leaves them unchanged.
@@ -81,12 +81,21 @@ class Operation:
     keywords: dict[str, Any] | None = None
     tensors: tuple[Shape, ...] = ()
     results: tuple[int | None, ...] | None = ()
-    seed: int | None = None
+    random: bool = False
     kept: int | None = None
     settings: Settings | None = None
 
     def pack(self) -> bytes:
-        fields = (self.name, self.arguments, self.keywords, self.tensors, self.results, self.seed, self.kept, self.settings)
+        fields = (
+            self.name,
+            self.arguments,
+            self.keywords,
+            self.tensors,
+            self.results,
+            self.random,
+            self.kept,
+            self.settings,
+        )
         return encode(fields)
 
 

@@ -27,6 +27,7 @@ typedef struct device_process {
     pthread_mutex_t lock;
     unsigned requests, files;
     uint64_t last_file;
+    uint64_t last_number;                    /* of the last request */
     sim_placement_t placements[MOST_PLACES]; /* of the last request */
     uint32_t place_count;
 } device_process_t;
@@ -68,6 +69,7 @@ static bool answer_request(device_process_t *process, const sim_message_t *messa
     whole = whole && receive_bytes(process->socket, process->placements, message->count * sizeof *process->placements) &&
             receive_bytes(process->socket, request, message->bytes);
     process->requests++;
+    process->last_number = message->number;
     process->place_count = message->count;
     pthread_mutex_unlock(&process->lock);
     if (!whole || strcmp(request, "leave") == 0) return false;
@@ -77,6 +79,14 @@ static bool answer_request(device_process_t *process, const sim_message_t *messa
            (reply.bytes == 0 || send(process->socket, text, reply.bytes, MSG_NOSIGNAL) == (ssize_t)reply.bytes);
 }
 
+static bool skip_stale(device_process_t *process, uint32_t count) {
+    sim_stale_t stale;
+    for (; count; count--) {
+        if (!receive_bytes(process->socket, &stale, sizeof stale)) return false;
+    }
+    return true;
+}
+
 static void *play_device_process(void *argument) {
     device_process_t *process = argument;
     sim_message_t message;
@@ -84,6 +94,10 @@ static void *play_device_process(void *argument) {
     while (receive_message(process->socket, &message, &file)) {
         if (message.kind == SIM_MESSAGE_RUN) {
             if (!answer_request(process, &message)) break;
+            continue;
+        }
+        if (message.kind == SIM_MESSAGE_FORGET) {
+            if (!skip_stale(process, message.count)) break;
             continue;
         }
         pthread_mutex_lock(&process->lock);
