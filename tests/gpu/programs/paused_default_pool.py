@@ -316,7 +316,7 @@ def emptied() -> None:
 
     thread = threading.Thread(target=lambda: on_thread(work))
     thread.start()
-    for _ in range(30):
+    for _ in range(10):
         saver.empty_cache()
     stop.set()
     thread.join()
