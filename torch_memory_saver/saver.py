@@ -343,10 +343,14 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
         return result
 
     def empty_cache(self) -> None:
-        """Like ``torch.cuda.empty_cache()``, but also for managed memory and inside regions.
+        """Release cached memory, like ``torch.cuda.empty_cache()``, also managed memory and inside regions.
 
-        Memory on a device on which another thread is inside a region is released when that thread leaves it. Does nothing
-        without torch.
+        Call it between the layers that a region loads or converts: PyTorch cannot reuse the memory of deleted tensors for
+        larger ones while it allocates in a region. Idle segments of a pool that holds tensors are released if they are
+        larger than what this strands (``stats().stranded_bytes``).
+
+        While another thread is inside a region, memory that PyTorch caches outside of regions on its device is released
+        when that thread leaves; this is logged once. Does nothing without torch.
         """
         self._use().empty_cache()
 

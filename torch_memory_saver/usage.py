@@ -132,6 +132,10 @@ class Stats:
         pauses, resumes: All calls of this process so far.
         failed_allocations: Allocations of this process that failed so far.
         slack_bytes: As in :class:`Usage`, of the whole process.
+        stranded_bytes: Free bytes that no allocation of this process can use, resident or paused. They lie in segments of
+            PyTorch that hold a tensor, in pools that no region uses any more because their idle segments were returned. A
+            segment's part is returned when its last tensor is deleted and the cache is emptied. Of the whole process; 0
+            while PyTorch records call stacks of C++ functions, because reading its segments takes seconds then.
         host_resident_bytes: Host memory in use for backups: memory with contents, idle memory of the pool, and memory that
             is being released.
         host_pooled_bytes: The part of it that is idle in the pool (``host_memory="pool"``, ``reserve_host_memory``).
@@ -147,6 +151,7 @@ class Stats:
     resumes: CallTotals
     failed_allocations: int
     slack_bytes: int
+    stranded_bytes: int
     host_resident_bytes: int
     host_pooled_bytes: int
     guard: bool
@@ -185,14 +190,16 @@ class Stats:
         )
 
 
-def take_stats(tags: Iterable[str] | None = None, device: int | None = None) -> Stats:
+def take_stats(tags: Iterable[str] | None = None, device: int | None = None, stranded_bytes: int = 0) -> Stats:
     """The statistics of the allocations of some tags (None: all) on one device (None: all). Rows and counters are read one
     after the other, so changes by other threads may make them differ."""
     selected = None if tags is None else tuple(tags)
-    return _add_totals(_select(_core.segments(), selected, device), selected, device)
+    return _add_totals(_select(_core.segments(), selected, device), selected, device, stranded_bytes)
 
 
-def _add_totals(rows: list[_core.Segment], selected: tuple[str, ...] | None, device: int | None) -> Stats:
+def _add_totals(
+    rows: list[_core.Segment], selected: tuple[str, ...] | None, device: int | None, stranded_bytes: int = 0
+) -> Stats:
     ordinal = _ALL_DEVICES if device is None else device
     usage = [row for tag in (selected if selected is not None else (None,)) for row in _core.usage(tag, ordinal)]
     by_tag: dict[str, Usage] = {}
@@ -217,6 +224,7 @@ def _add_totals(rows: list[_core.Segment], selected: tuple[str, ...] | None, dev
         resumes=_totals(counters, "resume"),
         failed_allocations=counters["failed_allocations_total"],
         slack_bytes=counters["slack_bytes"],
+        stranded_bytes=stranded_bytes,
         host_resident_bytes=counters["host_resident_bytes"],
         host_pooled_bytes=counters["host_pooled_bytes"],
         guard=counters["guard"] != 0,

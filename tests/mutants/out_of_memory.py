@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         "the-observer-is-attached-twice",
-        _SOURCES + "from_environment.py",
+        _SOURCES + "observer.py",
         "    _observed.append(torch)\n",
         "",
         (_OBSERVER + "test_the_observer_is_attached_once_when_cuda_is_initialised",),

@@ -76,8 +76,8 @@ _POOLS = (
     Mutant(
         "an-idle-pool-that-is-kept-is-forgotten",
         _SOURCES + "_torch/pool_stock.py",
-        "            else:\n                self.check_in(pool)\n        return retired",
-        "        return retired",
+        "            for pool in kept:\n                self.check_in(pool)\n",
+        "            pass\n",
         (_TESTS + "torch/test_pool_stock.py",),
     ),
     Mutant(
@@ -96,7 +96,7 @@ _POOLS = (
     ),
     Mutant(
         "memory-is-emptied-during-a-capture-elsewhere",
-        _SOURCES + "_torch/pausing.py",
+        _SOURCES + "_torch/pools.py",
         'torch.is_capturing() or bool(_core.counters()["visible_captures"])',
         "torch.is_capturing()",
         (_TESTS + "torch/test_pausing.py",),
@@ -104,9 +104,64 @@ _POOLS = (
     Mutant(
         "idle-memory-of-retired-pools-is-paused",
         _SOURCES + "_torch/pausing.py",
-        "    elif retired or (loose and _has_idle_segment(torch, loose, tags)):",
-        "    elif retired:",
+        "    if retired or _has_idle_segment(torch, store.retired_pools(), tags):",
+        "    if retired:",
         (_TESTS + "torch/test_live.py::test_idle_segments_of_a_retired_pool_are_released",),
+    ),
+)
+
+_IDLE_MEMORY = (
+    Mutant(
+        "a-retirement-strands-more-than-it-returns",
+        _SOURCES + "_torch/pool_stock.py",
+        "    return fill.idle > loss and (",
+        "    return (",
+        (_TESTS + "torch/test_retirement.py::test_the_rule",),
+    ),
+    Mutant(
+        "what-is-stranded-already-does-not-count",
+        _SOURCES + "_torch/pool_stock.py",
+        "    loss = fill.free + stranded\n",
+        "    loss = fill.free\n",
+        (
+            _TESTS + "torch/test_retirement.py::test_the_rule",
+            "torch:tests/gpu/test_idle_memory.py::test_temporaries_do_not_strand_what_is_kept",
+        ),
+    ),
+    Mutant(
+        "pytorchs-cache-goes-with-retired-pools",
+        _SOURCES + "_torch/pools.py",
+        "            self._begin_routing(torch, frame)\n            torch.empty_cache()\n",
+        "            torch.empty_cache()\n",
+        (_TESTS + "torch/test_entry_room.py::test_many_entries_with_temporaries_return_it_once",),
+    ),
+    Mutant(
+        "a-first-region-finds-the-cache-full",
+        _SOURCES + "_torch/entry_room.py",
+        "            return torch.releasable_bytes(device) > _LARGE_PART * total\n",
+        "            return False\n",
+        (_TESTS + "torch/test_entry_room.py::test_later_regions_leave_it",),
+    ),
+    Mutant(
+        "a-return-in-vain-is-repeated",
+        _SOURCES + "_torch/entry_room.py",
+        "record.needless, record.free = _held_bytes(*key), free",
+        "record.free = free",
+        (_TESTS + "torch/test_entry_room.py::test_many_entries_return_it_once",),
+    ),
+    Mutant(
+        "what-died-while-paused-is-resumed",
+        _SOURCES + "_torch/resuming.py",
+        "        has_retired = store.retire_idle(torch, store.idle_pools(tags))\n",
+        "        has_retired = False\n",
+        (_TESTS + "torch/test_resuming.py::test_a_resume_reads_no_blocks_if_nothing_was_freed",),
+    ),
+    Mutant(
+        "pytorchs-function-returns-nothing-managed",
+        _SOURCES + "_torch/empty_cache_hook.py",
+        "        return store.empty_cache_with(torch, empty_all)\n",
+        "        return empty_cache()\n",
+        ("torch:tests/gpu/test_idle_memory.py::test_pytorchs_function_returns_idle_managed_memory",),
     ),
 )
 
@@ -389,4 +444,4 @@ _USAGE = (
     ),
 )
 
-MUTANTS = (*_POOLS, *_REGIONS, *_LIVE, *_TORCH_LAYER, *_PRESERVING, *_MISTAKES, *_USAGE)
+MUTANTS = (*_POOLS, *_IDLE_MEMORY, *_REGIONS, *_LIVE, *_TORCH_LAYER, *_PRESERVING, *_MISTAKES, *_USAGE)

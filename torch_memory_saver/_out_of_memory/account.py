@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._processes.names import command_name
 from torch_memory_saver._saver.ledger import take_ledger
+from torch_memory_saver._saver.process import pool_store
+from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.idle_bytes import count_idle_bytes
 from torch_memory_saver.holders import DeviceLedger, Ledger, LedgerLine
+from torch_memory_saver.memory.history import may_have_native_frames
 
 __all__ = ["Account", "amount", "take_account"]
+
+logger = logging.getLogger("torch_memory_saver")
 
 _MIB, _GIB = 1 << 20, 1 << 30
 #: Before the number of a process, in the name of a part.
@@ -41,11 +48,13 @@ class Account:
         device: CUDA ordinal; None if the failure has none.
         ledger: None if it could not be taken.
         why_not: Why.
+        idle_sentence: What ``empty_cache()`` would return of the device, as a sentence after a space; "" if nothing.
     """
 
     device: int | None
     ledger: Ledger | None
     why_not: str = ""
+    idle_sentence: str = ""
 
     @property
     def of_device(self) -> DeviceLedger | None:
@@ -106,10 +115,27 @@ def take_account(device: int | None) -> Account:
     """Of a device; of none, if it is None. Raises no Exception."""
     if device is None:
         return Account(None, None, "the failure names no device")
+    idle = idle_sentence(device)
     try:
-        return Account(device, take_ledger(device))
+        return Account(device, take_ledger(device), idle_sentence=idle)
     except Exception as error:  # whatever it is, the rest of the report is worth having
-        return Account(device, None, f"{type(error).__name__}: {error}")
+        return Account(device, None, f"{type(error).__name__}: {error}", idle)
+
+
+def idle_sentence(device: int) -> str:
+    """Return what ``empty_cache()`` would return of the device, as a sentence after a space; "" if nothing, or if it cannot
+    be found out. Never raises an Exception."""
+    try:
+        torch = layer.in_use()
+        if torch is None or may_have_native_frames(torch.torch):  # then a list of segments takes seconds
+            return ""
+        idle = count_idle_bytes(torch, pool_store, device)
+    except Exception as error:  # the rest of the message is worth having
+        logger.debug("the idle memory of device %d is not known: %s", device, error)
+        return ""
+    if not idle:
+        return ""
+    return f" torch_memory_saver.empty_cache() would return {amount(idle)} of idle managed memory of device {device}."
 
 
 def holder_name(line: LedgerLine) -> str:

@@ -66,20 +66,22 @@ class Reporter:
             added = addition
             error.args = (f"{error}{addition}",)
 
-        self._report(lambda: failure_of_error(error, tags), use)
+        self._attempt(lambda: self._report(lambda: failure_of_error(error, tags), use))
         return added
 
     def observe(self, device: int, requested: int, allowed: int, free: int) -> None:
-        """PyTorch's observer: called before it raises its own error, whose text is PyTorch's. The log gets the rest. Does
-        nothing without a folder."""
+        """PyTorch's observer: called before it raises its own error, whose text is PyTorch's. The log gets the rest. Without
+        a folder there is a line only if ``empty_cache()`` would return managed memory."""
         del free  # read again, with the total
-        if self._folder is None:
-            return
 
         def use(addition: str) -> None:
             logger.warning("PyTorch is out of memory on device %d, %d bytes were requested.%s", device, requested, addition)
 
-        self._report(lambda: failure_of_torch(device, requested, allowed), use, names_slack=True)
+        if self._folder is None:
+            self._attempt(lambda: self._log_idle(device, use))
+            return
+
+        self._attempt(lambda: self._report(lambda: failure_of_torch(device, requested, allowed), use, names_slack=True))
 
     def begin_anew(self) -> None:
         """In a forked child, which has none of its parent's reports, and one thread."""
@@ -88,19 +90,35 @@ class Reporter:
         if self._folder is not None:
             self._folder.begin_anew()
 
+    @property
+    def writes_reports(self) -> bool:
+        """Whether reports go to a folder."""
+        return self._folder is not None
+
+    def _log_idle(self, device: int, use: Callable[[str], None]) -> None:
+        from torch_memory_saver._out_of_memory.account import idle_sentence
+
+        sentence = idle_sentence(device)
+        if sentence:
+            use(sentence)
+
     def _report(self, make_failure: Callable[[], Failure], use: Callable[[str], None], names_slack: bool = False) -> None:
         """`names_slack`: the text says what is slack. Messages of the native core do that themselves."""
+        from torch_memory_saver._out_of_memory.account import take_account
+
+        failure = make_failure()
+        account = take_account(failure.device)
+        path = None if self._folder is None else self._write(self._folder, failure, account)
+        slack = account.slack_sentence if names_slack else ""
+        use(f"{account.sentence}{slack}{account.idle_sentence}{'' if path is None else f' Report: {path}'}")
+
+    def _attempt(self, report: Callable[[], None]) -> None:
+        """Calls `report`, unless this thread is making a report. Raises no Exception."""
         if self._thread.inside:
             return
         self._thread.inside = True
         try:
-            from torch_memory_saver._out_of_memory.account import take_account
-
-            failure = make_failure()
-            account = take_account(failure.device)
-            path = None if self._folder is None else self._write(self._folder, failure, account)
-            slack = account.slack_sentence if names_slack else ""
-            use(f"{account.sentence}{slack}{'' if path is None else f' Report: {path}'}")
+            report()
         except Exception:
             with contextlib.suppress(Exception):  # the log may fail for the same reason, and the program has its error
                 logger.warning("the out-of-memory report failed", exc_info=True)

@@ -56,6 +56,7 @@ from torch_memory_saver._torch.resuming import make_room, with_room
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
 from torch_memory_saver.freshness import FreshReport
 from torch_memory_saver.holders import Ledger
+from torch_memory_saver.memory.history import may_have_native_frames
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, pause_report, resume_report
 from torch_memory_saver.usage import PreservedBlock, Stats, take_snapshot, take_stats
@@ -306,6 +307,8 @@ class Implementation:
         shared_memory.collect()
         if torch is not None:
             self._store.empty_cache(torch)
+            self._store.room.forget_empty_tags()
+            self._store.log_put_off()
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         return cpu_backup.get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True))
@@ -335,7 +338,9 @@ class Implementation:
 
     def stats(self, tags: tuple[str, ...] | None, device: int | None) -> Stats:
         warn_of_unknown_tags("stats", tags)
-        return take_stats(tags, device)
+        torch = layer.in_use()
+        is_known = torch is not None and not may_have_native_frames(torch.torch)
+        return take_stats(tags, device, self._store.stranded_bytes(torch) if torch is not None and is_known else 0)
 
     def snapshot(self) -> dict[str, Any]:
         return take_snapshot()

@@ -14,8 +14,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._saver.options import PauseOptions, RegionOptions, ResumeOptions
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.live import Live
-from torch_memory_saver._torch.pausing import may_not_free
-from torch_memory_saver._torch.pools import Tags
+from torch_memory_saver._torch.pools import Tags, may_not_free
 from torch_memory_saver.pending import on_main_thread
 
 __all__ = [

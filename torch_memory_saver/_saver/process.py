@@ -7,10 +7,11 @@ import os
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._out_of_memory.observer import attach_observer
 from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._saver.preserving import Preserved
 from torch_memory_saver._saver.regions import Region
-from torch_memory_saver._torch import layer, sharing
+from torch_memory_saver._torch import empty_cache_hook, layer, sharing
 from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver._torch.graphs import GraphPools
 from torch_memory_saver._torch.late_devices import LateDevices
@@ -50,6 +51,8 @@ def _watch_late_devices(torch: Any) -> None:
 
 layer.at_first_use(install_sharing)
 layer.at_first_use(_watch_late_devices)
+layer.at_first_use(lambda torch: empty_cache_hook.install(pool_store))
+layer.at_first_use(attach_observer)
 
 
 def _after_fork_in_child() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -28,7 +28,7 @@ from torch_memory_saver._torch.frames import (
     warn,
 )
 from torch_memory_saver._torch.layer import TorchCuda
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.pools import Pool, PoolStore
 from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, TorchMemorySaverError
 
 __all__ = ["Region", "bind_region"]
@@ -95,6 +95,7 @@ class Region(FunctionDecorator):
                 logger.warning("leaving region(tag=%r) after an exception: %s", self._options.tag, error)
         if exception is None:
             self._store.watch.end(frame, pools)
+        self._return_idle(frame, pools)
         try:
             if on_own_thread:
                 note_left(frame, later)
@@ -108,6 +109,14 @@ class Region(FunctionDecorator):
         except RuntimeWarning:  # warnings are errors in this program
             if exception is None:
                 raise
+
+    def _return_idle(self, frame: Frame, pools: Sequence[Pool]) -> None:
+        try:
+            self._store.return_idle_of(frame, pools)
+        except ForkedProcessError:
+            pass  # the child of a process that was inside the region has no memory
+        except (TorchMemorySaverError, RuntimeError) as error:  # a lost device
+            logger.warning("%s has been left, but its idle memory was not returned: %s", frame, error)
 
     def _recreate_cm(self) -> Region:
         return Region(self._store, self._find_torch, self._options)

@@ -28,7 +28,8 @@ class StateMethods(UsedAtFirstCall):
         and the counters. ``print(stats())`` shows a table.
 
         May be called at any time, also while another thread pauses or resumes: then those allocations are "pausing" or
-        "resuming". Takes a short lock, waits for no device and makes no driver call.
+        "resuming". Takes a short lock, waits for no device and makes no driver call. Once a pool is retired it also reads
+        PyTorch's list of segments, for ``stranded_bytes``.
 
         Args:
             tag: Only the allocations of a tag, of several, or of those that match patterns. None: of every tag.

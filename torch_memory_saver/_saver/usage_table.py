@@ -65,6 +65,8 @@ def _remarks(stats: Stats) -> list[str]:
         lines.append(f"host memory for backups: {stats.host_resident_bytes / _MIB:.1f} MiB{pooled}")
     if stats.counters["disk_backup_bytes"]:
         lines.append(f"backup files: {stats.counters['disk_backup_bytes'] / _MIB:.1f} MiB")
+    if stats.stranded_bytes:
+        lines.append(f"stranded: {stats.stranded_bytes / _MIB:.1f} MiB of partly used segments that no region uses any more")
     if stats.failed_allocations:
         lines.append(f"failed allocations: {stats.failed_allocations}")
     if stats.guard:

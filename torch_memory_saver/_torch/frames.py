@@ -48,11 +48,13 @@ class Frame:
         outer: The innermost frame of this context at the entry.
         over: The frame of another context that was in force at the entry, if any.
         reading: PyTorch's memory at the entry, for a comparison at the exit, or None (elsewhere.py).
+        inner: The pools of the regions that were left inside this one, and its own once it has been left.
         closed: It has been left.
     """
 
     __slots__ = (
         "closed",
+        "inner",
         "level",
         "options",
         "outer",
@@ -75,6 +77,7 @@ class Frame:
         self.over: Frame | None = None
         self.pools: list[Pool] = []
         self.reading: Reading | None = None
+        self.inner: set[Pool] = set()
         self.routed = False
         self.closed = False
 

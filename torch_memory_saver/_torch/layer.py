@@ -225,6 +225,10 @@ class TorchCuda:
         )
         return int(reserved - active - split)
 
+    def count_frees(self, device: int) -> int:
+        """Return the number of tensors' blocks on the device that were ever freed."""
+        return int(self._memory_stats(device)["allocation"]["all"]["freed"])
+
     def reserved_bytes(self, device: int) -> int:
         """Bytes of the device's segments, in every pool, paused ones included."""
         return int(self._memory_stats(device)["reserved_bytes"]["all"]["current"])

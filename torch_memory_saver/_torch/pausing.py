@@ -9,15 +9,15 @@ tags get other pools.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
-from torch_memory_saver._torch.pools import PoolStore, Tags, selects
+from torch_memory_saver._torch.pools import PoolStore, Tags, may_not_free, selects
 
-__all__ = ["may_not_free", "pausing", "refuse_regions_of_others"]
+__all__ = ["has_idle_segment", "pausing", "refuse_regions_of_others"]
 
 _DEFAULT_POOL: PoolId = (0, 0)
 
@@ -58,52 +58,38 @@ def _own_frames(store: PoolStore, tags: Tags) -> list[Frame]:
 def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
     if may_not_free(torch):
         return
-    store.retire_doomed(torch)
-    own = _own_frames(store, tags)
-    devices = {pool.device for pool in store.idle_pools(tags)} | {pool.device for frame in own for pool in frame.pools}
-    loose = _loose_pools(store)
-    if loose:
-        devices.update(devices_in_use())
-    if not any(torch.releasable_bytes(device) for device in devices):
+    retired = store.retire_idle_of(torch, tags)
+    if not any(torch.releasable_bytes(device) for device in devices_in_use()):
         return
-
-    def visit(frame: Frame) -> None:
-        if frame in own:
-            store.replace_pools(torch, frame, only_if=store.has_idle_segment)
-
-    retired = store.retire_idle(torch, tags)
-    if any(store.has_idle_segment(torch, pool) for frame in own for pool in frame.pools):
-        with store.routing_suspended(torch, visit):
-            store.empty_torch_cache_now(torch)
-    elif retired or (loose and _has_idle_segment(torch, loose, tags)):
+    if retired or _has_idle_segment(torch, store.retired_pools(), tags):
+        store.empty_retired(torch)
+    if _core.preloaded and _has_idle_segment(torch, {_DEFAULT_POOL}, tags):
         store.empty_torch_cache(torch)
 
 
-def _loose_pools(store: PoolStore) -> frozenset[PoolId]:
-    """Pools that may be managed and whose idle segments torch releases when its cache is emptied, without further steps."""
-    return store.retired_pools() | ({_DEFAULT_POOL} if _core.preloaded else frozenset())
-
-
-def _has_idle_segment(torch: TorchCuda, pools: frozenset[PoolId], tags: Tags) -> bool:
+def _has_idle_segment(torch: TorchCuda, pools: Collection[PoolId], tags: Tags) -> bool:
+    if not pools:
+        return False
     active = {row.address for row in _core.segments() if row.state == _core.STATE_ACTIVE and selects(tags, row.tag)}
-    return bool(active) and any(
-        segment["address"] in active
-        and tuple(segment.get("segment_pool_id", ())) in pools
-        and all(block["state"] == "inactive" for block in segment["blocks"])
-        for segment in torch.segments()
+    return has_idle_segment(torch, pools, active)
+
+
+def has_idle_segment(torch: TorchCuda, pools: Collection[PoolId], addresses: Collection[int]) -> bool:
+    """Whether one of the pools has a segment without a tensor at one of the addresses."""
+    return (
+        bool(addresses)
+        and bool(pools)
+        and any(
+            segment["address"] in addresses
+            and tuple(segment.get("segment_pool_id", ())) in pools
+            and all(block["state"] == "inactive" for block in segment["blocks"])
+            for segment in torch.segments()
+        )
     )
 
 
-def may_not_free(torch: TorchCuda) -> bool:
-    """Whether a capture is active, or the device is lost. The native pause, which comes next and checks the same, raises the
-    error."""
-    try:
-        return torch.is_capturing() or bool(_core.counters()["visible_captures"])
-    except RuntimeError:
-        return True
-
-
 def _leave_paused_pools(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
+    store.note_pause(torch, tags)
     own = _own_frames(store, tags)
     if not own:
         return

@@ -5,6 +5,10 @@ its segments as they empty). A pool can be routed by one thread at a time. While
 released to the driver. Destroying the object while a pool is routed on any thread ends the process, so the reference to each
 object is leaked until :meth:`PoolStock.retire` drops it.
 
+A retired pool is never allocated from again. Free bytes in its partly used segments are *stranded*: nothing can use them
+until the last tensor of the segment is deleted. So :func:`is_worth_retiring` compares what a retirement returns with what it
+strands, for pauses, for the ends of regions, and for ``empty_cache()``.
+
 A pool that may hold paused memory must not be entered, because torch would allocate from its free blocks. Each pool records
 the number of pauses of its tag when it was last entered. If there were more since, and memory of the tag is still paused,
 the pool stays idle.
@@ -20,7 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
@@ -28,13 +32,20 @@ from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 
-__all__ = ["Key", "Pool", "PoolStock", "Tags", "selects"]
+__all__ = ["Key", "Pool", "PoolStock", "Tags", "is_worth_retiring", "measure_fill", "selects"]
 
 #: A selection of tags: None is every tag.
 Tags = tuple[str, ...] | None
 
 #: The maximum number of retired pools that are recorded, for programs that never pause.
 _MOST_RETIRED = 10_000
+
+#: The uses that PyTorch counts for a pool that nothing routes and no graph needs: that of its object.
+_OBJECT_USES = 1
+
+#: The bytes that a pool may strand for any idle segments that are larger: PyTorch's smallest segments of large and of small
+#: tensors, 20 MiB and 2 MiB, of which each pool with one tensor of each kind has one.
+_SMALL_LOSS = 22 << 20
 
 
 class Key(NamedTuple):
@@ -50,16 +61,66 @@ def selects(tags: Tags, tag: str) -> bool:
     return tags is None or tag in tags
 
 
+class Fill(NamedTuple):
+    """How full the segments of a pool are.
+
+    Attributes:
+        idle: Bytes of the segments without a tensor.
+        free: Free bytes of the segments with a tensor.
+        live: Whether there are segments with a tensor.
+    """
+
+    idle: int
+    free: int
+    live: bool
+
+
+def measure_fill(segments: Iterable[Mapping[str, Any]]) -> Fill:
+    """Return how full segments of PyTorch's snapshot are. A block that waits for a stream counts as a tensor."""
+    idle = free = 0
+    live = False
+    for segment in segments:
+        unused = sum(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
+        if all(block["state"] == "inactive" for block in segment["blocks"]):
+            idle += segment["total_size"]
+        else:
+            free += unused
+            live = True
+    return Fill(idle, free, live)
+
+
+def is_worth_retiring(fill: Fill, stranded: int) -> bool:
+    """Decide whether a pool is to be retired: whether that returns more memory than it strands.
+
+    A pool without a tensor is, if it holds memory. Another one is only if its idle segments are larger than its loss, which
+    is the free bytes of its partly used segments and what earlier retirements have stranded. A loss of more than 22 MiB has
+    to return twice as much: a program that uses a temporary in each region leaves an idle segment that is hardly larger than
+    the free part of the segment in which it keeps the rest, and would otherwise strand that part in each cycle.
+
+    Args:
+        fill: How full the pool is.
+        stranded: Free bytes of the retired pools of the same tag and device.
+    """
+    if not fill.live:
+        return fill.idle > 0
+    loss = fill.free + stranded
+    return fill.idle > loss and (loss <= _SMALL_LOSS or fill.idle > 2 * loss)
+
+
 class Pool:
     """One torch.cuda.MemPool with its key and state."""
 
-    __slots__ = ("epoch", "id", "key", "memory_pool")
+    __slots__ = ("blocks", "bytes", "epoch", "fruitless", "id", "key", "live", "memory_pool", "unseen")
 
     def __init__(self, memory_pool: Any, key: Key) -> None:
         self.memory_pool = memory_pool
         self.id: PoolId = memory_pool.id
         self.key = key
         self.epoch = 0  # number of pauses of the tag when this pool was last entered
+        self.bytes = self.blocks = 0  # of its segments, and their blocks, at the last look for idle ones
+        self.live = True  # whether it held a tensor when it was last decided whether to retire it
+        self.fruitless = 0  # looks in a row since it has grown
+        self.unseen = 0  # regions that have ended since the last look
 
     @property
     def device(self) -> int:
@@ -77,7 +138,7 @@ class PoolStock:
         self._idle: dict[Key, list[Pool]] = {}
         self._doomed: deque[Pool] = deque()  # to be retired at the next opportunity; appended to without the lock
         self._uncaptured: set[PoolId] = set()  # pools of regions that no capture has used
-        self._retired: set[PoolId] = set()  # the retired ones of these
+        self._retired: dict[PoolId, Key] = {}  # retired pools whose memory PyTorch may still hold
 
     def _check_out_all(self, torch: TorchCuda, frame: Frame, devices: Sequence[int]) -> None:
         """Assigns a pool of each device to a new frame."""
@@ -144,11 +205,13 @@ class PoolStock:
 
     def retire(self, torch: TorchCuda, pool: Pool) -> None:
         """Retires a pool that is not routed: torch releases its segments at an emptying after their last tensor is gone."""
-        with self._lock:
-            if pool.id in self._uncaptured:
-                if len(self._retired) == _MOST_RETIRED:
+        if pool.key.options.managed or pool.id in self._uncaptured:
+            if len(self._retired) >= _MOST_RETIRED:
+                self._forget_gone(torch)
+            with self._lock:
+                if len(self._retired) >= _MOST_RETIRED:
                     self._forget(set(self._retired))
-                self._retired.add(pool.id)
+                self._retired[pool.id] = pool.key
         torch.give_up(pool)
 
     def retire_later(self, pool: Pool) -> None:
@@ -167,32 +230,111 @@ class PoolStock:
 
     def _strike_off(self, pools: Iterable[Pool]) -> None:
         with self._lock:
-            self._forget({pool.id for pool in pools})
+            self._uncaptured -= {pool.id for pool in pools}
 
     def _forget(self, pools: set[PoolId]) -> None:
+        """Forgets retired pools. The caller holds the lock."""
         self._uncaptured -= pools
-        self._retired -= pools
+        for pool in pools:
+            self._retired.pop(pool, None)
 
-    def retire_idle(self, torch: TorchCuda, tags: Tags) -> bool:
-        """Retires the idle pools of `tags` that hold a segment without tensors. Returns whether there were any."""
+    def _forget_gone(self, torch: TorchCuda) -> list[dict[str, Any]]:
+        """Forgets the retired pools whose memory PyTorch has released. Returns PyTorch's segments."""
         with self._lock:
-            taken = [pool for key, pools in self._idle.items() if selects(tags, key.options.tag) for pool in pools]
-            for key in [key for key in self._idle if selects(tags, key.options.tag)]:
-                del self._idle[key]
-        retired = False
+            known = set(self._retired)
+        segments = torch.segments()
+        listed = {tuple(segment.get("segment_pool_id", ())) for segment in segments}
+        with self._lock:
+            self._forget(known - listed)
+        return segments
+
+    def stranded_bytes(self, torch: TorchCuda, tag: str | None = None, device: int | None = None) -> int:
+        """Return the free bytes in partly used segments of retired pools, paused or not, which nothing can use until the
+        last tensor of their segment is deleted. Takes no snapshot if no pool is retired.
+
+        Args:
+            torch: PyTorch.
+            tag: None: those of every tag.
+            device: None: those of every device.
+        """
+        if not self._retired:
+            return 0
+        segments = self._forget_gone(torch)
+        with self._lock:
+            pools = {
+                pool
+                for pool, key in self._retired.items()
+                if tag in (None, key.options.tag) and device in (None, key.device)
+            }
+        return measure_fill(segment for segment in segments if tuple(segment.get("segment_pool_id", ())) in pools).free
+
+    def retire_idle(self, torch: TorchCuda, pools: Iterable[Pool]) -> bool:
+        """Retires those of the idle pools that are worth it. Returns whether there were any. Pools that have come into use
+        are skipped."""
         # Most pools of an unused device are empty; this check is cheaper than a snapshot of each.
-        devices = {device for device in {pool.device for pool in taken} if torch.releasable_bytes(device)}
-        for pool in taken:
-            if pool.device in devices and self.has_idle_segment(torch, pool):
-                self.retire(torch, pool)
-                retired = True
-            else:
+        pools = list(pools)
+        devices = {device for device in {pool.device for pool in pools} if torch.releasable_bytes(device)}
+        taken = self._take([pool for pool in pools if pool.device in devices])
+        kept = list(taken)
+        try:
+            for pool in taken:
+                if self.should_retire(torch, pool):
+                    kept.remove(pool)
+                    self.retire(torch, pool)
+        finally:
+            for pool in kept:
                 self.check_in(pool)
-        return retired
+        return len(kept) < len(taken)
 
     @staticmethod
     def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
+        """Whether retiring the pool returns memory."""
         return torch.gives_back(torch.segments(pool.id))
+
+    def _take(self, pools: Iterable[Pool]) -> list[Pool]:
+        """Takes those pools that are idle out of the stock."""
+        taken = []
+        with self._lock:
+            for pool in pools:
+                idle = self._idle.get(pool.key, [])
+                if pool in idle:
+                    idle.remove(pool)
+                    taken.append(pool)
+        return taken
+
+    def should_retire(
+        self,
+        torch: TorchCuda,
+        pool: Pool,
+        uses: int = _OBJECT_USES,
+        segments: list[dict[str, Any]] | None = None,
+    ) -> bool:
+        """Whether a pool is to be retired. A pool that a captured graph uses never is: replays use blocks that PyTorch shows
+        as free.
+
+        Args:
+            torch: PyTorch.
+            pool: The pool.
+            uses: How many uses PyTorch counts without graphs.
+            segments: PyTorch's segments of the pool; None: asks PyTorch.
+        """
+        if torch.uses_of(pool.memory_pool) > uses:
+            return False
+        if torch.captures_join_regions and pool.id not in self._uncaptured:
+            return False
+        if segments is None:
+            segments = torch.segments(pool.id)
+            size = sum([segment["total_size"] for segment in segments])
+            pool.fruitless = pool.fruitless + 1 if size == pool.bytes else 0
+            pool.bytes, pool.blocks, pool.unseen = size, sum([len(segment["blocks"]) for segment in segments]), 0
+        if all(segment["active_size"] for segment in segments) or not torch.gives_back(segments):
+            return False
+        fill = measure_fill(segments)
+        pool.live = fill.live
+        stranded = 0
+        if fill.live and fill.idle > fill.free:
+            stranded = self.stranded_bytes(torch, pool.key.options.tag, pool.device)
+        return is_worth_retiring(fill, stranded)
 
     def idle_pools(self, tags: Tags = None) -> list[Pool]:
         """The idle pools of the tags, at this moment."""

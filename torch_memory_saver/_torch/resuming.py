@@ -1,4 +1,5 @@
-"""Room for a resume: PyTorch's cache in this process is emptied before a resume fails or waits.
+"""What PyTorch gives back for a resume: paused segments whose tensors were deleted, and room: its cache in this process is
+emptied before a resume fails or waits.
 
 Cached memory is free for the program, but in use for the driver. Only the Python layer can empty the cache: it suspends this
 thread's routing, and holds no lock.
@@ -10,15 +11,17 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.layer import TorchCuda, devices_in_use
-from torch_memory_saver._torch.pausing import may_not_free
-from torch_memory_saver._torch.pools import PoolStore, Tags, selects
+from torch_memory_saver._torch.collector import collector_stopped
+from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
+from torch_memory_saver._torch.pausing import has_idle_segment
+from torch_memory_saver._torch.pools import PoolStore, Tags, may_not_free, selects
 from torch_memory_saver.errors import OutOfMemoryError
 
 __all__ = ["make_room", "with_room"]
 
 _Result = TypeVar("_Result")
 _MIB = 1 << 20
+_DEFAULT_POOL: PoolId = (0, 0)
 
 
 def with_room(
@@ -56,8 +59,11 @@ def with_room(
 
 
 def make_room(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> int:
-    """Empties PyTorch's cache if a device with cached memory has less free memory than a resume of `tags` needs. Returns the
-    bytes of device memory that this released."""
+    """Returns paused segments of `tags` without a tensor, which the resume would map. Then empties PyTorch's cache if a
+    device with cached memory has less free memory than the resume needs, and returns the bytes of device memory that this
+    released."""
+    if torch is not None:
+        _return_dead_segments(store, torch, tags)
     caching = [] if torch is None else _caching(torch)
     if torch is None or not caching:
         return 0
@@ -68,6 +74,25 @@ def make_room(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> int:
     if all(not size or _core.device_memory(device).free >= size for device, size in missing.items()):
         return 0
     return _empty_cache(store, torch)
+
+
+def _return_dead_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
+    """Returns the segments whose tensors were deleted while they were paused. PyTorch's cache of other memory stays.
+
+    Takes no list of PyTorch's segments if PyTorch has freed nothing since the pause.
+    """
+    if not store.may_have_died_while_paused(torch, tags) or not _caching(torch) or may_not_free(torch):
+        return
+    store.retire_doomed(torch)
+    paused = {row.address for row in _core.segments() if row.state == _core.STATE_PAUSED and selects(tags, row.tag)}
+    with collector_stopped:
+        has_retired = store.retire_idle(torch, store.idle_pools(tags))
+        has_retired = has_retired or has_idle_segment(torch, store.retired_pools(), paused)
+        has_default = _core.preloaded and has_idle_segment(torch, (_DEFAULT_POOL,), paused)
+    if has_retired:
+        store.empty_retired(torch)
+    if has_default:
+        store.empty_torch_cache(torch)
 
 
 def _caching(torch: TorchCuda) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._out_of_memory import from_environment
+from torch_memory_saver._out_of_memory import from_environment, observer
 from torch_memory_saver._out_of_memory.reporter import Reporter
 from torch_memory_saver._torch import layer
 
@@ -29,7 +29,8 @@ def mine(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Reporter:
     """The reporter of a process that has attached no observer."""
     made = Reporter()
     monkeypatch.setattr(from_environment, "reporter", made)
-    monkeypatch.setattr(from_environment, "_observed", [])
+    monkeypatch.setattr(observer, "reporter", made)
+    monkeypatch.setattr(observer, "_observed", [])
     monkeypatch.setattr(layer, "_at_first_use", [])
     return made
 

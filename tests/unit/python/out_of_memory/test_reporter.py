@@ -123,7 +123,8 @@ def test_a_resume_that_succeeds_after_the_cache_is_emptied_makes_none(
         fake_torch.allocate(300 * MIB)
     saver.pause("a")
     with saver.region("b"):
-        fake_torch.free(fake_torch.allocate(300 * MIB))
+        idle = fake_torch.allocate(300 * MIB)
+    fake_torch.free(idle)
     real = _core.device_memory  # so that the first attempt is made, and fails
     monkeypatch.setattr(_core, "device_memory", lambda device: _core.DeviceMemory((real(device).total, real(device).total)))
     failures = _core.counters()["failures_total"]

@@ -100,6 +100,7 @@ class FakeTorch:
         self.device = 0
         self.active_devices = 1 << 0
         self.emptied = 0
+        self.freed = 0  # blocks
         self.calls: list[str] = []  # of functions that only matter by their order
         self.expandable_segments = False
         self.next = 0
@@ -180,7 +181,8 @@ class FakeTorch:
         self.calls.append("empty_cache")
         for row in list(self.rows):
             routed = any(row.device == device for device, *_ in self.routings)
-            if not row.in_use and not routed and (row.pool == DEFAULT or self.uses[row.pool] == 0):
+            # While a pool is routed, torch keeps its own cache only.
+            if not row.in_use and (self.uses[row.pool] == 0 if row.pool != DEFAULT else not routed):
                 self.rows.remove(row)
                 if row.managed:
                     assert _core.free(row.address)
@@ -219,6 +221,9 @@ class FakeTorch:
 
     def releasable_bytes(self, device: int) -> int:
         return sum(row.size for row in self.rows if row.device == device and not row.in_use)
+
+    def count_frees(self, device: int) -> int:
+        return self.freed
 
     def reserved_bytes(self, device: int) -> int:
         return sum(row.size for row in self.rows if row.device == device)
@@ -287,6 +292,7 @@ class FakeTorch:
         """Frees the tensor; its segment stays with torch."""
         (row,) = (row for row in self.rows if row.address == address)
         row.in_use = False
+        self.freed += 1
 
     def split(self, address: int, *blocks: Block) -> None:
         """The segment's blocks, in order."""

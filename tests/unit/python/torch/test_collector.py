@@ -29,7 +29,10 @@ def many_blocks(fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> FakeT
 
     def segments(*arguments: Any) -> list[dict[str, Any]]:
         blocks = [{"size": 512, "state": "active_allocated"} for _ in range(BLOCKS)]
-        return [*real(*arguments), {"address": 1, "total_size": 512 * BLOCKS, "stream": 0, "blocks": blocks}]
+        return [
+            *real(*arguments),
+            {"address": 1, "total_size": 512 * BLOCKS, "active_size": 512 * BLOCKS, "stream": 0, "blocks": blocks},
+        ]
 
     monkeypatch.setattr(fake_torch, "segments", segments)
     return fake_torch
@@ -77,7 +80,8 @@ def test_what_is_read_about_live_bytes(saver: TorchMemorySaver, many_blocks: Fak
 def test_what_is_read_about_idle_segments(saver: TorchMemorySaver, many_blocks: FakeTorch, store: PoolStore) -> None:
     with saver.region("a"):
         many_blocks.allocate(2 * MIB)
-        many_blocks.free(many_blocks.allocate(4 * MIB))
+        idle = many_blocks.allocate(4 * MIB)
+    many_blocks.free(idle)
     read = 0
     real = many_blocks.segments
 

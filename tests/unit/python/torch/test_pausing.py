@@ -49,9 +49,10 @@ def test_a_region_entered_while_its_tag_is_paused_gets_no_paused_memory(
         assert state(saver, fresh) == "active"
         fake_torch.free(fresh)
     assert len(store.idle_pools()) == 2, "the second entry uses the pool of the first"
-    saver.resume("a")
     assert pool in store.idle_pools()
-    assert state(saver, cached) == "active"
+    saver.resume("a")
+    assert pool not in store.idle_pools(), "it is retired, which returns the idle block"
+    assert [row.address for row in saver.stats().allocations] == [used]
 
 
 def test_pools_are_entered_again_after_the_resume(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
@@ -95,7 +96,8 @@ def test_idle_memory_of_other_tags_stays(saver: TorchMemorySaver, fake_torch: Fa
     with saver.region("a"):
         fake_torch.allocate(2 * MIB)
     with saver.region("b"):
-        fake_torch.free(fake_torch.allocate(2 * MIB))
+        idle = fake_torch.allocate(2 * MIB)
+    fake_torch.free(idle)
     saver.pause("a")
     assert fake_torch.emptied == 0
     assert saver.stats().tags["b"].resident_bytes == 2 * MIB
@@ -114,7 +116,7 @@ def test_a_pause_inside_the_region_changes_its_pool(saver: TorchMemorySaver, fak
         assert state(saver, fresh) == state(saver, inner) == "active"
         saver.resume("a")
     tags = {row.address: row.tag for row in saver.stats().allocations}
-    assert tags == {used: "a", inner: "b", fresh: "a"}
+    assert tags == {inner: "b", fresh: "a"}, "the paused block is returned at the resume"
 
 
 def test_a_paused_block_of_ones_own_region_is_not_handed_out(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:

@@ -34,6 +34,7 @@ def test_empty_cache_keeps_pools_without_idle_memory(
     with saver.region("a"):
         fake_torch.allocate(2 * MIB)
     pools = store.idle_pools()
+    fake_torch.free(fake_torch.allocate(2 * MIB))  # so that the pools are looked at
     saver.empty_cache()
     assert store.idle_pools() == pools
 
@@ -81,15 +82,19 @@ def test_empty_cache_while_another_thread_is_in_a_region(
 
 def test_a_full_cache_is_emptied_at_entry(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
     with saver.region("a"):
-        fake_torch.free(fake_torch.allocate(300 * MIB))
+        idle = fake_torch.allocate(300 * MIB)
+    fake_torch.free(idle)
     with saver.region("b"):
         fake_torch.allocate(300 * MIB)
     assert resident(saver, "a") == 0
 
 
 def test_with_room_the_cache_stays(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("b"):
+        pass
     with saver.region("a"):
-        fake_torch.free(fake_torch.allocate(100 * MIB))
+        idle = fake_torch.allocate(100 * MIB)
+    fake_torch.free(idle)
     with saver.region("b"):
         pass
     assert resident(saver, "a") == 100 * MIB
@@ -98,7 +103,8 @@ def test_with_room_the_cache_stays(saver: TorchMemorySaver, fake_torch: FakeTorc
 
 def test_nothing_is_emptied_during_a_capture(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("a"):
-        fake_torch.free(fake_torch.allocate(300 * MIB))
+        idle = fake_torch.allocate(300 * MIB)
+    fake_torch.free(idle)
     with fake_torch.capture(fake_torch.torch.cuda.CUDAGraph(), fake_torch.make_pool(0, False).id, None, "global"):
         saver.empty_cache()
         with saver.region("b"):

@@ -22,7 +22,8 @@ def paused(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> in
         address = fake_torch.allocate(300 * MIB)
     saver.pause("a")
     with saver.region("b"):
-        fake_torch.free(fake_torch.allocate(300 * MIB))
+        idle = fake_torch.allocate(300 * MIB)
+    fake_torch.free(idle)
     return address
 
 
@@ -49,7 +50,8 @@ def test_the_cache_stays_if_there_is_room(saver: TorchMemorySaver, fake_torch: F
         fake_torch.allocate(100 * MIB)
     saver.pause("a")
     with saver.region("b"):
-        fake_torch.free(fake_torch.allocate(100 * MIB))
+        idle = fake_torch.allocate(100 * MIB)
+    fake_torch.free(idle)
     assert saver.resume("a").allocations == 1
     assert fake_torch.emptied == 0
 
@@ -60,13 +62,15 @@ def test_memory_kept_by_another_threads_region_is_named(
     with saver.region("a"):
         address = fake_torch.allocate(300 * MIB)
     saver.pause("a")
+    with saver.region("b"):
+        other = fake_torch.allocate(300 * MIB)
     with another_thread_inside(saver, fake_torch, "c"):
-        with saver.region("b"):
-            fake_torch.free(fake_torch.allocate(300 * MIB))
+        fake_torch.free(fake_torch.allocate(300 * MIB))
         with pytest.raises(errors.OutOfMemoryError, match=rf"still caches {300 * MIB} bytes.*another thread") as caught:
             saver.resume("a")
         assert "which gave" not in str(caught.value)
         assert state_of(address) == _core.STATE_PAUSED
+    fake_torch.free(other)
     assert saver.resume("a").allocations == 1
 
 
@@ -114,3 +118,44 @@ def test_nothing_is_emptied_during_a_capture(saver: TorchMemorySaver, fake_torch
         _core.capture_end()
     assert fake_torch.emptied == 0
     assert saver.resume("a").allocations == 1
+
+
+def test_a_resume_reads_no_blocks_if_nothing_was_freed(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with saver.region("a", enable_cpu_backup=True):
+        kept, gone = fake_torch.allocate(2 * MIB), fake_torch.allocate(4 * MIB)
+    fake_torch.free(fake_torch.allocate(2 * MIB))  # cached outside of regions
+    reads = []
+    real = fake_torch.segments
+
+    def counted(*arguments: Any) -> list[dict[str, Any]]:
+        reads.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(fake_torch, "segments", counted)
+    for _ in range(2):
+        saver.pause("a")
+        reads.clear()
+        assert saver.resume("a").allocations == 2
+        assert reads == []
+    saver.pause("a")
+    fake_torch.free(gone)
+    emptied = fake_torch.emptied
+    assert saver.resume("a").copied_bytes == 2 * MIB
+    assert fake_torch.emptied == emptied + 1
+    assert state_of(kept) == _core.STATE_ACTIVE
+    assert _core.find(gone) is None
+
+
+def test_a_deletion_between_two_pauses_is_found(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("a"):
+        gone = fake_torch.allocate(4 * MIB)
+    with saver.region("b"):
+        fake_torch.allocate(4 * MIB)
+    saver.pause("a")
+    fake_torch.free(gone)
+    saver.pause("b")
+    report = saver.resume()
+    assert report.allocations == 1
+    assert _core.find(gone) is None

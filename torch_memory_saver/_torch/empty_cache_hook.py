@@ -1,0 +1,90 @@
+"""``torch.cuda.empty_cache()`` and ``torch.accelerator.empty_cache()`` also release idle managed memory.
+
+Programs call these functions and then size what they allocate by the free memory. PyTorch releases nothing of a pool whose
+object lives, so memory of tensors that were deleted in regions would be missing. :func:`install` replaces the functions, in
+every module of PyTorch that has them as an attribute, at the first use of this package. A name that a program has imported
+before (``from torch.cuda import empty_cache``) and ``torch._C._cuda_emptyCache`` stay PyTorch's.
+
+A wrapper does only what PyTorch's function does during a capture, while a thread is in a region, if it gets an argument (a
+pool, in later releases), and in a process that has not used this package, such as a forked child. Memory of pools that a
+captured graph uses is never released.
+
+Any thread. No lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.eager import eager
+from torch_memory_saver._torch.pools import PoolStore, may_not_free
+
+__all__ = ["install", "remove"]
+
+#: The attribute of a wrapper that has PyTorch's function.
+_ORIGINAL = "_torch_memory_saver_original"
+#: PyTorch's modules that have the functions, by the names of their attributes.
+_PLACES = (
+    ("torch.cuda.memory", "empty_cache"),
+    ("torch.cuda", "empty_cache"),
+    ("torch.accelerator.memory", "empty_cache"),
+    ("torch.accelerator", "empty_cache"),
+)
+
+
+def install(store: PoolStore) -> None:
+    """Replace the functions of the imported PyTorch. Does nothing where they are replaced already."""
+    wrappers: dict[Any, Callable[..., Any]] = {}
+    for module, name in _PLACES:
+        function = getattr(sys.modules.get(module), name, None)
+        if function is None or hasattr(function, _ORIGINAL):
+            continue
+        if function not in wrappers:
+            wrappers[function] = _releasing_managed(function, store)
+            _compile_alike(module, function, wrappers[function])
+        setattr(sys.modules[module], name, wrappers[function])
+
+
+def remove() -> None:
+    """Restore PyTorch's functions, except where another wrapper is around ours."""
+    for module, name in _PLACES:
+        function = getattr(sys.modules.get(module), name, None)
+        # A wrapper made with functools.wraps has a copy of our attribute, and ours as __wrapped__.
+        original = getattr(function, _ORIGINAL, None)
+        if original is not None and getattr(function, "__wrapped__", None) is original:
+            setattr(sys.modules[module], name, original)
+
+
+def _releasing_managed(empty_cache: Callable[..., Any], store: PoolStore) -> Callable[..., Any]:
+    @functools.wraps(empty_cache)
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:
+        torch = None if arguments or keywords else layer.in_use()
+        if torch is None or store.is_any_routed() or may_not_free(torch):
+            return empty_cache(*arguments, **keywords)
+
+        def empty_all() -> Any:
+            with store.substitutes.suspended(torch):  # PyTorch returns nothing while they are routed
+                return empty_cache()
+
+        return store.empty_cache_with(torch, empty_all)
+
+    setattr(wrapper, _ORIGINAL, empty_cache)
+    return wrapper
+
+
+def _compile_alike(module: str, original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
+    """Has ``torch.compile`` treat the wrapper as PyTorch's function. The one of ``torch.cuda`` may be part of a graph:
+    PyTorch's table of such functions is made at the first compilation, from the attributes of its modules, and is completed
+    here if it exists already. The one of ``torch.accelerator`` is called outside of graphs."""
+    if not module.startswith("torch.cuda"):
+        eager(wrapper)
+        return
+    rules = getattr(sys.modules.get("torch._dynamo.trace_rules"), "get_torch_obj_rule_map", None)
+    if rules is not None and rules.cache_info().currsize:
+        table = rules()
+        if original in table:
+            table[wrapper] = table[original]
