@@ -161,6 +161,9 @@ TMS_SIM_EXPORT int tms_sim_end_draw(tms_sim_draw_t *draw);
  * its pause. Its `find` is called without the simulator's lock, on streams' threads too. A reset keeps it. NULL: none. */
 typedef const tms_api_t *tms_sim_get_api_t(uint32_t version);
 TMS_SIM_EXPORT void tms_sim_set_manager(tms_sim_get_api_t *get_api);
+/* The workspace of a cublasHandle_t as an operand, for an operator that uses cuBLAS on a GPU. It has 0 bytes if the handle
+ * has no workspace. */
+TMS_SIM_EXPORT tms_sim_operand_t tms_sim_blas_workspace(const void *handle);
 /* Counts of PyTorch's kernels since the reset: launched and interpreted (in a capture: recorded), and skipped.
  * Interpreted are elementwise fills, conversions, additions, multiplications, divisions, comparisons for equality, and
  * the reductions sum, mean, max, min, all and any; see kernels/names.c. */

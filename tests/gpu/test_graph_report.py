@@ -151,7 +151,6 @@ def test_clearing_workspaces_says_how_much_of_the_pool_they_were(monkeypatch: py
     assert after.peak_bytes == before.peak_bytes
 
 
-@pytest.mark.real_gpu("cuBLAS is not simulated")
 def test_no_workspace_lies_in_a_graph_s_pool() -> None:
     x = torch.ones(256, 256, device="cuda", requires_grad=True)
     torch._C._cuda_clearCublasWorkspaces()
@@ -166,7 +165,6 @@ def test_no_workspace_lies_in_a_graph_s_pool() -> None:
     assert bool((gradient == 512).all())
 
 
-@pytest.mark.real_gpu("cuBLAS is not simulated")
 def test_a_pause_takes_no_workspace_from_others_on_the_stream() -> None:
     x = torch.ones(256, 256, device="cuda")
     torch._C._cuda_clearCublasWorkspaces()

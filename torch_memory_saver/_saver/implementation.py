@@ -32,6 +32,7 @@ from torch_memory_saver._saver.options import PauseOptions, RegionOptions, Resum
 from torch_memory_saver._saver.patterns import select_tags
 from torch_memory_saver._saver.preserving import preserving_finder
 from torch_memory_saver._saver.process import (
+    blas_workspaces,
     graph_pools,
     install_sharing,
     pool_store,
@@ -175,7 +176,17 @@ class Implementation:
             raise InvalidArgumentError(f"cuda_graph must be a torch.cuda.CUDAGraph, not {type(cuda_graph).__name__}")
         if stream is not None and not isinstance(stream, torch.torch.cuda.Stream):
             raise InvalidArgumentError(f"stream must be None or a torch.cuda.Stream, not {type(stream).__name__}")
-        return GraphCapture(self._store, self._graph_pools, torch, cuda_graph, token, stream, capture_error_mode, options)
+        return GraphCapture(
+            self._store,
+            self._graph_pools,
+            blas_workspaces,
+            torch,
+            cuda_graph,
+            token,
+            stream,
+            capture_error_mode,
+            options,
+        )
 
     @passes_log_on
     def pause(
@@ -212,7 +223,9 @@ class Implementation:
         torch = layer.in_use()
         if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
             self._store.empty_torch_cache(torch)
-        with pausing(self._store, torch, options.tags) as leave_paused_pools:
+        with pausing(
+            self._store, torch, options.tags, free_caches=lambda found: self._free_caches(found, options.tags)
+        ) as leave_paused_pools:
             reusable = unmanaged = 0
             if torch is not None and self._graph_pools.default_pool_managed:
                 reusable, unmanaged = self._default_pool.prepare(torch, options.tags, self._manages_everything)
@@ -233,6 +246,9 @@ class Implementation:
                 leave_paused_pools()
             self._default_pool.warn_once(reusable, unmanaged)
         return pause_report(done, reusable, unmanaged, shared)
+
+    def _free_caches(self, torch: TorchCuda, tags: Tags) -> None:
+        blas_workspaces.free_in(torch, self._store, tags, self._graph_pools.default_pool_managed)
 
     @passes_log_on
     def resume(

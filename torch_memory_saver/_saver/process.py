@@ -12,14 +12,26 @@ from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._saver.preserving import Preserved
 from torch_memory_saver._saver.regions import Region
 from torch_memory_saver._torch import empty_cache_hook, layer, sharing
-from torch_memory_saver._torch.captures import capture_gate
+from torch_memory_saver._torch.blas_workspaces import BlasWorkspaces
+from torch_memory_saver._torch.captures import before_capture, capture_gate
 from torch_memory_saver._torch.graphs import GraphPools
 from torch_memory_saver._torch.late_devices import LateDevices
+from torch_memory_saver._torch.ordinary_pool import OrdinaryPools
 from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.random_states import RandomStates
 from torch_memory_saver._torch.resumed_blocks import ResumedBlocks
 from torch_memory_saver._torch.shared_memory import SharedMemory
 
-__all__ = ["graph_pools", "install_sharing", "late_devices", "pool_store", "preserved", "resumed_blocks", "shared_memory"]
+__all__ = [
+    "blas_workspaces",
+    "graph_pools",
+    "install_sharing",
+    "late_devices",
+    "pool_store",
+    "preserved",
+    "resumed_blocks",
+    "shared_memory",
+]
 
 
 def _ordinary_memory() -> contextlib.AbstractContextManager[None]:
@@ -33,6 +45,9 @@ def _ordinary_memory() -> contextlib.AbstractContextManager[None]:
 #: The pools of this process.
 pool_store = PoolStore()
 graph_pools = GraphPools(pool_store)
+ordinary_pools = OrdinaryPools(pool_store)
+blas_workspaces = BlasWorkspaces(ordinary_pools)
+random_states = RandomStates(ordinary_pools)
 shared_memory = SharedMemory(_ordinary_memory)
 late_devices = LateDevices()
 preserved = Preserved()
@@ -53,6 +68,9 @@ layer.at_first_use(install_sharing)
 layer.at_first_use(_watch_late_devices)
 layer.at_first_use(lambda torch: empty_cache_hook.install(pool_store))
 layer.at_first_use(attach_observer)
+layer.at_first_use(blas_workspaces.begin)
+layer.at_first_use(random_states.begin)
+before_capture.extend((blas_workspaces.capture_begins, random_states.capture_begins))
 
 
 def _after_fork_in_child() -> None:
@@ -60,6 +78,7 @@ def _after_fork_in_child() -> None:
     capture_gate.after_fork_in_child()
     pool_store.after_fork_in_child()
     graph_pools.after_fork_in_child()
+    ordinary_pools.after_fork_in_child()
     shared_memory.after_fork_in_child()
     late_devices.after_fork_in_child()
     resumed_blocks.after_fork_in_child()

@@ -1,26 +1,224 @@
-"""The workspaces of cuBLAS that PyTorch keeps.
+"""The workspaces of cuBLAS, which PyTorch allocates from its caching allocator and keeps.
 
-PyTorch allocates a workspace when a thread first uses cuBLAS on a stream, and keeps it for all later uses. If that is during
-a capture, the workspace lies in the graph's pool. Other graphs and eager code on that stream use it too: a pause of the
-graph's tag would take it away from them. So captures begin with workspaces that lie in ordinary memory.
+PyTorch has a workspace for each thread and stream that has multiplied matrices, and a smaller one for cuBLASLt. It allocates
+them at the first use, from whatever pool is in force then, and keeps them. One that was allocated inside a region lies in
+the memory of the region's tag. After a pause of the tag, the next product of that thread on that stream would be an illegal
+access, which loses the context, although the program uses no memory of the tag. PyTorch does not report where workspaces
+lie, and can only free all of them at once. So there are two rules:
+
+1. **A pause frees the workspaces** if one may lie in memory that it is about to unmap: a live block there has the size of a
+   workspace. (It may as well be a tensor. Then nothing there becomes free, and nothing is lost but an allocation.) What
+   became free on the current stream is made again in ordinary memory at once. Any other workspace is made by PyTorch at the
+   next use of its thread and stream.
+2. **A capture begins with new workspaces**, because a captured graph keeps the address of the workspace that it uses, and
+   PyTorch does not know of that. All are freed, and those of the capture's stream are made in a pool that is used for
+   nothing else (ordinary_pool.py): for the capturing thread and, where gradients are enabled, for autograd's. If a pause
+   frees them, their memory stays mapped, and only another workspace of the same stream can get it. The contents do not
+   outlive an operator. Other threads and streams that take part in the capture get their workspaces inside it, from the
+   graph's own pool, which lives as long as the graph and is paused with it.
+
+So freeing workspaces never takes memory from a graph, and a graph whose own memory is resident can be replayed while
+anything else is paused. The exception are graphs captured before this package was first used, to which the second rule did
+not apply. While one of them lives, no workspace is freed, neither by a pause nor by a capture, and after a capture meanwhile
+none ever. If a pause then finds a block of the size of a workspace, it logs a warning: it cannot know whether the block is
+one, so it does not fail.
+
+A thread that never used cuBLAS does not initialise it here. Entering a region costs nothing. A pause looks only where a
+region of its tags was entered since the last one (PoolStore.take_entered), or where PyTorch's own pool is managed. This
+module has no lock of its own. It calls PyTorch, so no lock of the package may be held.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import logging
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["make_workspaces"]
+from torch_memory_saver import _core
+from torch_memory_saver._torch.layer import TorchCuda, devices_in_use, in_use
+from torch_memory_saver._torch.ordinary_pool import OrdinaryPools
+from torch_memory_saver._torch.pools import PoolStore, Tags, selects
+from torch_memory_saver.errors import TorchMemorySaverError
 
-#: The width of the matrices that are multiplied for that.
-_WIDTH = 16
+__all__ = ["BlasWorkspaces", "workspace_sizes"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+_KIB = 1024
+#: PyTorch's sizes without CUBLAS_WORKSPACE_CONFIG: for compute capability 9.0 and, in some releases, later ones; for others.
+_DEFAULT_SIZES = (32 * _KIB * _KIB, 4096 * _KIB * 2 + 16 * _KIB * 8)
+#: PyTorch's size for cuBLASLt without CUBLASLT_WORKSPACE_SIZE.
+_DEFAULT_LT_SIZE = 1024 * _KIB
+_CHUNKS = re.compile(r":([0-9]+):([0-9]+)")
 
 
-def make_workspaces(torch: Any, stream: Any) -> None:
-    """Makes the workspaces of a stream, for this thread and, where gradients are enabled, for autograd's thread of the
-    device. Call it before a capture on the stream, where this thread's allocations are not managed."""
-    with torch.cuda.stream(stream):
-        matrix = torch.zeros(_WIDTH, _WIDTH, device=stream.device, requires_grad=torch.is_grad_enabled())
-        # The backward begins with neg(): as the first use of a device on a thread, cuBLAS would make PyTorch warn.
-        product = torch.mm(matrix, matrix).neg()
-        if product.requires_grad:
-            torch.autograd.grad(product, matrix, torch.zeros_like(product))
+def workspace_sizes() -> frozenset[int]:
+    """Return the sizes in bytes that PyTorch may request for a workspace in this process."""
+    chunks = _CHUNKS.findall(os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    sizes = [sum(int(size) * _KIB * int(count) for size, count in chunks)] if chunks else [*_DEFAULT_SIZES]
+    text = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "").strip()
+    return frozenset((*sizes, int(text) * _KIB if text.isdecimal() else _DEFAULT_LT_SIZE))
+
+
+class BlasWorkspaces:
+    """PyTorch's workspaces in this process. Any thread may call."""
+
+    def __init__(self, pools: OrdinaryPools) -> None:
+        self._pools = pools
+        self._local = threading.local()
+        self._early_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._late_graphs_as_well = False  # graphs were captured while an early one lived, with workspaces of any age
+        self._warned = False
+
+    def begin(self, torch: Any) -> None:
+        """Find the graphs that were captured before, if the process uses a device already. To be called with the module
+        torch when this package begins to use it."""
+        graph_class = getattr(torch._C, "_CUDAGraph", None)
+        if graph_class is not None and devices_in_use():
+            graphs = [each for each in gc.get_objects() if issubclass(type(each), graph_class)]
+            self._early_graphs = weakref.WeakSet(graph for graph in graphs if _is_captured(graph))
+
+    def free_in(self, torch: TorchCuda, store: PoolStore, tags: Tags, default_pool_managed: bool) -> None:
+        """Free the workspaces if one may lie in memory that a pause of `tags` is about to unmap, and make the one of this
+        thread's current stream again if it did. To be called after threads in regions of the tags were refused."""
+        if not (store.take_entered(tags) or default_pool_managed) or not _has_workspaces(torch):
+            return
+        found = _blocks_that_may_be_workspaces(torch, tags)
+        if not found:
+            return
+        if self._early_graphs or self._late_graphs_as_well:
+            self._warn_of_early_graphs(len(found))
+            return
+        device = torch.current_device()
+        if not _free(torch):
+            return
+        freed = found.keys() - _blocks_that_may_be_workspaces(torch, tags).keys()
+        logger.debug("pause: %d workspaces of cuBLAS lay in memory that is about to be paused", len(freed))
+        if (device, torch.current_stream()) in {found[address] for address in freed}:
+            self._make(torch, device)
+
+    def capture_begins(self, device: int) -> None:
+        """Renew the workspaces for a capture that is about to begin on this thread's current stream, if PyTorch has any."""
+        torch = in_use()
+        if torch is None or getattr(self._local, "renewed", False):
+            return
+        try:
+            if self._free_for_capture(torch):
+                self._make_for_capture(torch, device)
+        except RuntimeError as error:
+            logger.debug("the capture makes its workspaces of cuBLAS itself: %s", error)
+
+    @contextlib.contextmanager
+    def renewed(self, torch: TorchCuda, stream: Any) -> Iterator[None]:
+        """Renew the workspaces for a capture on `stream` that begins inside. They are made even if PyTorch has none, so that
+        none lies in the graph's pool."""
+        with torch.torch.cuda.stream(stream):
+            self._free_for_capture(torch)
+            self._make_for_capture(torch, stream.device_index)
+        self._local.renewed = True
+        try:
+            yield
+        finally:
+            self._local.renewed = False
+
+    def _free_for_capture(self, torch: TorchCuda) -> bool:
+        """Free all workspaces, unless that would take one from a graph. Returns whether there were any."""
+        if self._early_graphs:
+            self._late_graphs_as_well = True
+        if self._early_graphs or self._late_graphs_as_well or not _has_workspaces(torch):
+            return False
+        return _free(torch)
+
+    def _make_for_capture(self, torch: TorchCuda, device: int) -> None:
+        """Make the workspaces of the current stream for this thread and, where gradients are enabled, for autograd's."""
+        self._make(torch, device)
+        if torch.torch.is_grad_enabled():
+            _call_in_backward(torch.torch, device, lambda: self._make(torch, device))
+
+    def _make(self, torch: TorchCuda, device: int) -> None:
+        """Make the workspace of this thread and its current stream, unless PyTorch has it. Where that fails, PyTorch makes
+        it at its next use."""
+        try:
+            if not _has_workspaces(torch):
+                torch.torch.cuda.current_blas_handle()
+            elif _core.device_memory(device).free > 2 * max(workspace_sizes()):
+                with self._pools.routed(torch, device):
+                    torch.torch.cuda.current_blas_handle()
+        except (TorchMemorySaverError, RuntimeError) as error:
+            logger.debug("PyTorch makes the workspace of cuBLAS itself: %s", error)
+
+    def _warn_of_early_graphs(self, count: int) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%d block(s) of the memory that is being paused may be workspaces of cuBLAS. They cannot be replaced, "
+                "because CUDA graphs may refer to them: %d that were captured before the first use of torch_memory_saver, "
+                "and those captured since then. While this memory is paused, multiply no matrices on threads and streams "
+                "that did so for the first time inside a region. Better: enter a region before you capture the first graph",
+                count,
+                len(self._early_graphs),
+            )
+
+
+def _has_workspaces(torch: TorchCuda) -> bool:
+    """Return whether PyTorch may have workspaces and can free them."""
+    return not torch.routes_every_thread and hasattr(torch.torch._C, "_cuda_clearCublasWorkspaces")
+
+
+def _free(torch: TorchCuda) -> bool:
+    """Free all workspaces. Returns whether there were any."""
+    before = _allocated_bytes(torch)
+    torch.torch._C._cuda_clearCublasWorkspaces()
+    return _allocated_bytes(torch) < before
+
+
+def _allocated_bytes(torch: TorchCuda) -> int:
+    return sum(torch.memory_stats(device)["allocated_bytes"]["all"]["current"] for device in devices_in_use())
+
+
+def _blocks_that_may_be_workspaces(torch: TorchCuda, tags: Tags) -> dict[int, tuple[int, int]]:
+    """Return the address of each block of memory of `tags` that has the size of a workspace, with its device and stream."""
+    active = {row.address for row in _core.segments() if row.state == _core.STATE_ACTIVE and selects(tags, row.tag)}
+    if not active:
+        return {}
+    sizes = workspace_sizes()
+    return {
+        block["address"]: (segment["device"], segment["stream"])
+        for segment in torch.segments()
+        if segment["address"] in active
+        for block in segment["blocks"]
+        if block["requested_size"] in sizes and block["state"] != "inactive"
+    }
+
+
+def _is_captured(graph: Any) -> bool:
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _call_in_backward(torch: Any, device: int, call: Callable[[], None]) -> None:
+    """Call `call` on autograd's thread of the device, or on this thread if backward() runs here, with the stream that is
+    current now."""
+
+    class InBackward(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(context: Any, number: Any) -> Any:
+            return number.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            gradient = gradient.neg()  # as the first use of a device on a thread, cuBLAS would make PyTorch warn
+            call()
+            return gradient
+
+    number = torch.zeros((), device=f"cuda:{device}", requires_grad=True)
+    torch.autograd.grad(InBackward.apply(number), number)

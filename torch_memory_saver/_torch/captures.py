@@ -32,8 +32,9 @@ _WRAPPER = "_torch_memory_saver_wrapper"
 #: Native functions that end a capture. Recent releases of PyTorch do it in two steps, of which the first ends the capture.
 _ENDS = ("capture_end", "capture_end_pre")
 
-#: Called with the device before each capture begins. They must not raise.
-before_capture: list[Callable[[int], None]] = []
+#: Called with the device before each capture begins, with the capture's stream as the current one. They must not raise. What
+#: they return is kept until the capture has begun.
+before_capture: list[Callable[[int], object]] = []
 
 
 class CaptureGate:
@@ -69,15 +70,14 @@ def watch_captures(torch: Any) -> None:
     if begin is None or not hasattr(graph_class, _ENDS[0]) or hasattr(begin, _WRAPPER):
         return
     if _core.preloaded:
-        _pass_gate(graph_class)
+        _pass_gate(graph_class, torch._C._cuda_getDevice)
         return
     device_of, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
     under_way: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     @functools.wraps(begin)
     def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
-        for callback in before_capture:
-            callback(device_of())
+        _kept = [callback(device_of()) for callback in before_capture]
         try:
             with capture_gate.held():
                 identity = _core.capture_begin_on(stream_of(device_of()))
@@ -114,11 +114,12 @@ def watch_captures(torch: Any) -> None:
             setattr(graph_class, name, ending(getattr(graph_class, name)))
 
 
-def _pass_gate(graph_class: Any) -> None:
+def _pass_gate(graph_class: Any, device_of: Callable[[], int]) -> None:
     begin = graph_class.capture_begin
 
     @functools.wraps(begin)
     def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
+        _kept = [callback(device_of()) for callback in before_capture]
         with capture_gate.held():
             return begin(graph, *arguments, **keywords)
 

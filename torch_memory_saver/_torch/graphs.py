@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from torch_memory_saver import _core
 from torch_memory_saver._saver import native
 from torch_memory_saver._saver.options import RegionOptions
-from torch_memory_saver._torch.blas_workspaces import make_workspaces
+from torch_memory_saver._torch.blas_workspaces import BlasWorkspaces
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver._torch.failed_captures import clean_up
@@ -198,6 +198,7 @@ class GraphCapture(FunctionDecorator):
         self,
         store: PoolStore,
         pools: GraphPools,
+        workspaces: BlasWorkspaces,
         torch: TorchCuda,
         graph: Any,
         token: PoolId | None,
@@ -207,6 +208,7 @@ class GraphCapture(FunctionDecorator):
     ) -> None:
         self._store = store
         self._pools = pools
+        self._workspaces = workspaces
         self._torch = torch
         self._graph = graph
         self._token = token
@@ -237,12 +239,13 @@ class GraphCapture(FunctionDecorator):
             capture = torch.torch.cuda.graph(
                 self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode
             )
-            make_workspaces(torch.torch, capture.capture_stream)
-            around.enter_context(collector_stopped)
-            if isinstance(pool, _SharedPool):
-                around.enter_context(torch.capturing_into(pool.pool.memory_pool))
-            around.callback(_core.capture_end, native.begin_capture(self._options))
-            around.enter_context(capture)
+            self._store.note_entered(self._options.tag)
+            with self._workspaces.renewed(torch, capture.capture_stream):
+                around.enter_context(collector_stopped)
+                if isinstance(pool, _SharedPool):
+                    around.enter_context(torch.capturing_into(pool.pool.memory_pool))
+                around.callback(_core.capture_end, native.begin_capture(self._options))
+                around.enter_context(capture)
             if _core.preloaded and not isinstance(pool, _SharedPool):
                 # torch calls cudaMalloc for such a pool, which uses the settings of its thread.
                 around.enter_context(torch.autograd_on_this_thread())

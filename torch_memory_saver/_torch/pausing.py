@@ -23,8 +23,11 @@ _DEFAULT_POOL: PoolId = (0, 0)
 
 
 @contextlib.contextmanager
-def pausing(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> Iterator[Callable[[], None]]:
-    """Around the native pause. Yields a function to call after one that left memory paused.
+def pausing(
+    store: PoolStore, torch: TorchCuda | None, tags: Tags, free_caches: Callable[[TorchCuda], None] = lambda torch: None
+) -> Iterator[Callable[[], None]]:
+    """Around the native pause. Yields a function to call after one that left memory paused. `free_caches` is called before
+    idle segments are released. It frees what PyTorch keeps in memory of the tags for use with other memory.
 
     Raises:
         InvalidStateError: Another thread is inside a region of one of the tags. Nothing was changed.
@@ -36,7 +39,9 @@ def pausing(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> Iterator[C
             yield lambda: None
         else:
             with collector_stopped:
-                _return_idle_segments(store, torch, tags)
+                if not may_not_free(torch):
+                    free_caches(torch)
+                    _return_idle_segments(store, torch, tags)
             yield lambda: _leave_paused_pools(store, torch, tags)
     finally:
         store.end_pause(entry)
@@ -56,8 +61,6 @@ def _own_frames(store: PoolStore, tags: Tags) -> list[Frame]:
 
 
 def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
-    if may_not_free(torch):
-        return
     retired = store.retire_idle_of(torch, tags)
     if not any(torch.releasable_bytes(device) for device in devices_in_use()):
         return

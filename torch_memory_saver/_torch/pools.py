@@ -83,6 +83,7 @@ class PoolStore(PoolStock):
         self._pending: set[int] = set()  # devices whose cache is to be emptied when the last thread leaves its region
         self._spare_pools: list[list[Pool]] = []  # pools without memory, one of each device, for empty_retired()
         self._pauses: list[tuple[int, Tags]] = []  # running pauses: thread and tags
+        self._entered: set[str] = set()  # tags of regions and captures that began since the last pause of the tag
         self._devices: Sequence[int] = ()  # all visible devices, once they are known
         self.room = EntryRoom()
         self._rows: dict[str, list[_core.Usage]] = {}  # of each tag, when its last region ended
@@ -125,6 +126,7 @@ class PoolStore(PoolStock):
                 if torch.routes_every_thread:
                     self._check_alone(frame)
                 self._frames[id(frame)] = frame
+                self._entered.add(options.tag)
             self._check_out_all(torch, frame, devices)
             if _may_be_capturing(torch):
                 self._strike_off(frame.pools)
@@ -305,6 +307,19 @@ class PoolStore(PoolStock):
         frees = {device: torch.count_frees(device) for device in devices_in_use()}
         before = [self._frees_at_pause.pop(tag, None) for tag in _paused_tags(tags)]
         return any(counts != frees for counts in before)
+
+    def note_entered(self, tag: str) -> None:
+        """Count a capture with memory of the tag as a region, for :meth:`take_entered`."""
+        with self._lock:
+            self._entered.add(tag)
+
+    def take_entered(self, tags: Tags) -> bool:
+        """Return whether PyTorch may have allocated memory of `tags` since the last call for them: a region was entered or
+        is open."""
+        with self._lock:
+            entered = {tag for tag in self._entered if selects(tags, tag)}
+            self._entered -= entered - {frame.tag for frame in self._frames.values()}
+        return bool(entered)
 
     def _wait_for_pauses(self, tag: str) -> None:
         """Waits while another thread pauses the tag: a region would get memory that is about to be released. The caller

@@ -452,6 +452,28 @@ static void a_forked_child_does_not_have_the_socket(void **state) {
     assert_int_equal(requests_of(&process), 1);
 }
 
+/* As in cuBLAS, a handle loses its workspace with its stream. */
+static void a_handle_of_blas_has_the_workspace_that_was_set_last(void **state) {
+    void *handle = NULL;
+    (void)state;
+    assert_int_equal(CALL(cublasCreate_v2, &handle), 0);
+    assert_int_equal(CALL(cublasSetStream_v2, handle, NULL), 0);
+    assert_int_equal(CALL(blas_workspace, handle).bytes, 0);
+    assert_int_equal(CALL(cublasSetWorkspace_v2, handle, handle, 4096), 0);
+    tms_sim_operand_t workspace = CALL(blas_workspace, handle);
+    assert_int_equal(workspace.address, (uintptr_t)handle);
+    assert_int_equal(workspace.bytes, 4096);
+    assert_true(workspace.written);
+    assert_int_equal(CALL(cublasSetStream_v2, handle, NULL), 0);
+    assert_int_equal(CALL(blas_workspace, handle).bytes, 0);
+    assert_int_equal(CALL(cublasSetMathMode, handle, 0), 0);
+    assert_int_equal(CALL(cublasDestroy_v2, handle), 0);
+    assert_int_not_equal(CALL(cublasCreate_v2, NULL), 0);
+    assert_int_not_equal(CALL(cublasSetStream_v2, NULL, NULL), 0);
+    assert_int_not_equal(CALL(cublasSetWorkspace_v2, NULL, NULL, 0), 0);
+    assert_int_not_equal(CALL(cublasSetMathMode, NULL, 0), 0);
+}
+
 #define OPERATOR_TEST(function) cmocka_unit_test_setup_teardown(function, setup_one, teardown)
 
 int main(void) {
@@ -461,6 +483,7 @@ int main(void) {
         OPERATOR_TEST(a_graph_makes_the_request_at_every_launch),
         OPERATOR_TEST(an_operand_that_is_not_mapped_is_an_illegal_access),
         cmocka_unit_test_setup_teardown(a_peer_may_read_what_it_may_not_write, setup_two, teardown),
+        cmocka_unit_test(a_handle_of_blas_has_the_workspace_that_was_set_last),
         OPERATOR_TEST(an_operand_across_two_mappings_lies_in_two_places_of_one_range),
         OPERATOR_TEST(a_file_is_sent_once_to_each_device_process),
         OPERATOR_TEST(a_failure_is_a_failed_assertion_and_is_reported),

@@ -33,6 +33,11 @@ const simulated_t *simulated(void) {
     resolve(library, "cudaGetErrorString", &table.cudaGetErrorString);
     resolve(library, "ncclGetErrorString", &table.ncclGetErrorString);
     resolve(library, "ncclGetLastError", &table.ncclGetLastError);
+    resolve(library, "cublasCreate_v2", &table.cublasCreate_v2);
+    resolve(library, "cublasDestroy_v2", &table.cublasDestroy_v2);
+    resolve(library, "cublasSetStream_v2", &table.cublasSetStream_v2);
+    resolve(library, "cublasSetWorkspace_v2", &table.cublasSetWorkspace_v2);
+    resolve(library, "cublasSetMathMode", &table.cublasSetMathMode);
     ready = true;
     return &table;
 }

@@ -41,6 +41,7 @@
     X(run_operator)                                                                                                         \
     X(ask_operator)                                                                                                         \
     X(free_answer)                                                                                                          \
+    X(blas_workspace)                                                                                                       \
     X(kernels_launched)                                                                                                     \
     X(kernels_skipped)                                                                                                      \
     X(skip_kernels)                                                                                                         \
@@ -65,6 +66,11 @@ typedef struct simulated {
     const char *(*cudaGetErrorString)(CUresult error);
     const char *(*ncclGetErrorString)(sim_nccl_result_t result);
     const char *(*ncclGetLastError)(sim_nccl_handle_t comm);
+    int (*cublasCreate_v2)(void **handle);
+    int (*cublasDestroy_v2)(void *handle);
+    int (*cublasSetStream_v2)(void *handle, void *stream);
+    int (*cublasSetWorkspace_v2)(void *handle, void *workspace, size_t bytes);
+    int (*cublasSetMathMode)(void *handle, int mode);
 } simulated_t;
 
 /* Loaded at the first call. */

@@ -108,6 +108,23 @@ class Call:
         """Gives the operator a random seed from PyTorch's generator, by default that of the device."""
         self.draw = originals.draw(self.device or torch.device("cuda", torch.cuda.current_device()), generator)
 
+    def use_blas_workspace(self) -> None:
+        """Adds PyTorch's workspace of cuBLAS for this thread and the current stream to the memory that the call accesses.
+        PyTorch allocates it at the first use.
+
+        Raises:
+            torch.OutOfMemoryError: The device has no memory for it.
+        """
+        if self.device is None or not self.operands:
+            return
+        before = torch.cuda._exchange_device(self.device.index)
+        try:
+            workspace = native.blas_workspace(torch._C._cuda_getCurrentBlasHandle())
+        finally:
+            torch.cuda._maybe_exchange_device(before)
+        if workspace[1]:
+            self.operands.append(workspace)
+
     def run(self, operation: Operation) -> None:
         """Enqueues the operation on the current stream of the tensors' device.
 
@@ -177,6 +194,7 @@ class _Schema:
         self.copies_numbers = self.packet in COPIES_NUMBERS
         #: Whether some arguments must be on the device even if others may be on the host.
         self.checks_devices = not {"index", "mask", "values"}.isdisjoint(self.names)
+        self.uses_blas = self.packet in table.USES_CUBLAS
         self.dynamic = torch.Tag.dynamic_output_shape in operator.tags
         self.wait = wait_of(operator)
         self.alert = alert_of(operator)
@@ -292,6 +310,8 @@ def _enqueue(
             raise DependsOnValues(schema.name)
         values.append(made)
         places += [call.add(tensor, True) for tensor in tensors]
+    if schema.uses_blas:
+        call.use_blas_workspace()
     if schema.random:
         call.draw_seed(given.get("generator"))
     wanted = tuple(places) if any(place is not None for place in places) else ()
@@ -350,6 +370,8 @@ def _ask(schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], key
         fresh = {each: Fresh(given[each].dtype) for each in schema.returned if each is not None}
         taken = tuple([fresh.get(schema.names[place], value) for place, value in enumerate(taken)])
         named = named | {each: value for each, value in fresh.items() if each in named}
+    if schema.uses_blas:
+        call.use_blas_workspace()
     if schema.random:
         call.draw_seed(given.get("generator"))
     request = Operation(schema.name, taken, named, tuple(call.shapes), None, schema.random, None, settings())

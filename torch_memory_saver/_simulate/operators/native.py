@@ -6,7 +6,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 
-__all__ = ["CUresult", "Draw", "Operand", "ask", "attach", "begin_draw", "end_draw", "run", "set_manager"]
+__all__ = ["CUresult", "Draw", "Operand", "ask", "attach", "begin_draw", "blas_workspace", "end_draw", "run", "set_manager"]
 
 CUresult = int
 #: Address, size in bytes, and 1 if the operator may write to it, else 0.
@@ -40,6 +40,10 @@ class _Answer(ctypes.Structure):
     _fields_ = (("text", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
 
 
+class _Operand(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("written", ctypes.c_int))
+
+
 # ctypes releases Python's interpreter lock during these calls, some of which wait.
 _library = ctypes.CDLL(None)
 _library.tms_sim_attach_device_process.argtypes = (ctypes.c_int,)
@@ -47,6 +51,8 @@ _library.tms_sim_attach_device_process.restype = None
 _library.tms_sim_run_operator.argtypes = (ctypes.POINTER(_Operator),)
 _library.tms_sim_ask_operator.argtypes = (ctypes.POINTER(_Operator), ctypes.POINTER(_Answer))
 _library.tms_sim_free_answer.argtypes = (ctypes.POINTER(_Answer),)
+_library.tms_sim_blas_workspace.argtypes = (ctypes.c_void_p,)
+_library.tms_sim_blas_workspace.restype = _Operand
 _library.tms_sim_free_answer.restype = None
 _library.tms_sim_begin_draw.argtypes = ()
 _library.tms_sim_begin_draw.restype = None
@@ -96,3 +102,9 @@ def end_draw() -> Draw | None:
 def set_manager(library: str) -> None:
     """Has messages about inaccessible memory name tags, which the core in this library knows."""
     _library.tms_sim_set_manager(ctypes.CDLL(library).tms_get_api)
+
+
+def blas_workspace(handle: int) -> Operand:
+    """The workspace of a handle of cuBLAS."""
+    workspace = _library.tms_sim_blas_workspace(handle)
+    return workspace.address, workspace.bytes, workspace.written

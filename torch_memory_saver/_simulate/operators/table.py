@@ -15,6 +15,7 @@ __all__ = [
     "INDEXING",
     "SHAPED_AS_ON_CPU",
     "TAKES_HOST_TENSORS",
+    "USES_CUBLAS",
     "functional",
     "has_cpu_implementation",
     "of_quantised_tensors",
@@ -46,6 +47,27 @@ TAKES_HOST_TENSORS = frozenset(
         "aten::index",
         "aten::index_put",
         "aten::index_put_",
+    )
+)
+
+#: Operators that compute with cuBLAS on a GPU, and so access the workspace of their thread and stream.
+USES_CUBLAS = frozenset(
+    (
+        "_addmm_activation",
+        "_int_mm",
+        "_scaled_mm",
+        "addmm",
+        "addmm_",
+        "addmv",
+        "addmv_",
+        "baddbmm",
+        "baddbmm_",
+        "bmm",
+        "dot",
+        "linalg_solve_triangular",
+        "mm",
+        "triangular_solve",
+        "vdot",
     )
 )
 

@@ -114,13 +114,12 @@ class FakeTorch:
                 current_stream=lambda: self.stream,
                 set_stream=lambda stream: setattr(self, "stream", stream),
                 stream=lambda stream: contextlib.nullcontext(),
+                current_blas_handle=self.current_blas_handle,
             ),
             _C=SimpleNamespace(),
             is_grad_enabled=lambda: False,
-            zeros=lambda *shape, device, requires_grad: SimpleNamespace(requires_grad=requires_grad),
-            mm=self.multiply,
         )
-        self.multiplied: list[tuple[list[tuple[int, PoolId, int | None]], int]] = []  # routings and captures then
+        self.workspaces: list[tuple[list[tuple[int, PoolId, int | None]], int]] = []  # routings and captures at each
 
     @property
     def alive(self) -> set[PoolId]:
@@ -303,15 +302,15 @@ class FakeTorch:
         (row,) = (row for row in self.rows if row.address == address)
         return row.pool
 
-    def multiply(self, one: Any, other: Any) -> Any:
-        """torch.mm."""
-        self.multiplied.append((list(self.routings), len(self.capturing)))
-        return SimpleNamespace(neg=lambda: one)
+    def current_blas_handle(self) -> int:
+        """torch.cuda.current_blas_handle, which makes a workspace."""
+        self.workspaces.append((list(self.routings), len(self.capturing)))
+        return 0
 
     def graph(self, graph: FakeGraph, pool: PoolId, stream: object, capture_error_mode: str) -> Any:
         """torch.cuda.graph."""
         context: Any = self.capture(graph, pool, stream, capture_error_mode)
-        context.capture_stream = SimpleNamespace(device=self.device)
+        context.capture_stream = SimpleNamespace(device_index=self.device)
         return context
 
     @contextlib.contextmanager

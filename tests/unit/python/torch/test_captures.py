@@ -129,7 +129,7 @@ def test_with_the_preload_library_a_capture_passes_the_gate_as_well(monkeypatch:
 
     end = Graph.capture_end
     monkeypatch.setattr(_core, "preloaded", True)
-    module: Any = SimpleNamespace(_C=SimpleNamespace(_CUDAGraph=Graph))
+    module: Any = SimpleNamespace(_C=SimpleNamespace(_CUDAGraph=Graph, _cuda_getDevice=lambda: 0))
     watch_captures(module)
     watch_captures(module)
     assert (Graph().capture_begin(pool=3), inside, visible()) == (3, [True], 0)

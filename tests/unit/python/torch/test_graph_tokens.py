@@ -152,7 +152,7 @@ def test_settings_of_a_capture_end_before_it_does(saver: TorchMemorySaver, fake_
 
     def graph(*arguments: Any, **keywords: Any) -> Any:
         context: Any = noting(*arguments, **keywords)
-        context.capture_stream = SimpleNamespace(device=0)
+        context.capture_stream = SimpleNamespace(device_index=0)
         return context
 
     fake_torch.torch.cuda.graph = graph

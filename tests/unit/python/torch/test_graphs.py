@@ -34,7 +34,7 @@ def test_workspaces_are_made_before_the_capture_and_in_ordinary_memory(
     saver: TorchMemorySaver, fake_torch: FakeTorch
 ) -> None:
     with saver.region("weights"), saver.cuda_graph(FakeGraph(), tag="graphs"):
-        assert fake_torch.multiplied == [([], 0)]
+        assert fake_torch.workspaces == [([], 0)]
 
 
 def test_captures_without_a_token_share_nothing(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
@@ -78,7 +78,7 @@ def test_memory_of_a_failed_capture_is_released(saver: TorchMemorySaver, fake_to
 class InvalidatedCapture(contextlib.ExitStack):
     """A capture whose end fails."""
 
-    capture_stream = SimpleNamespace(device=0)
+    capture_stream = SimpleNamespace(device_index=0)
 
     def __init__(self, capture: contextlib.AbstractContextManager[None]) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def test_a_failed_begin_restores_everything(saver: TorchMemorySaver, fake_torch:
 
 
 class FailingCapture:
-    capture_stream = SimpleNamespace(device=0)
+    capture_stream = SimpleNamespace(device_index=0)
 
     def __init__(self, fake_torch: FakeTorch) -> None:
         self.fake_torch = fake_torch

@@ -1,0 +1,49 @@
+"""Guards which blocks a pause takes for possible workspaces of cuBLAS, and when it looks for them."""
+
+from __future__ import annotations
+
+import pytest
+from fake_torch import FakeTorch
+
+from torch_memory_saver._saver.options import RegionOptions
+from torch_memory_saver._torch.blas_workspaces import workspace_sizes
+from torch_memory_saver._torch.pools import PoolStore
+
+MIB = 1 << 20
+
+
+def options(tag: str) -> RegionOptions:
+    return RegionOptions.check(tag, False, False, None, None)
+
+
+@pytest.mark.parametrize(
+    ("blas", "lt", "expected"),
+    [
+        (None, None, {32 * MIB, 8 * MIB + 128 * 1024, MIB}),
+        (":4096:8", None, {32 * MIB, MIB}),
+        (":4096:2:16:8", "2048", {8 * MIB + 128 * 1024, 2 * MIB}),
+        (":16:8", "not a number", {128 * 1024, MIB}),
+        ("not a configuration", "", {32 * MIB, 8 * MIB + 128 * 1024, MIB}),
+    ],
+)
+def test_sizes(monkeypatch: pytest.MonkeyPatch, blas: str | None, lt: str | None, expected: set[int]) -> None:
+    for name, value in (("CUBLAS_WORKSPACE_CONFIG", blas), ("CUBLASLT_WORKSPACE_SIZE", lt)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert workspace_sizes() == expected
+
+
+def test_a_pause_looks_once_after_each_region(store: PoolStore, fake_torch: FakeTorch) -> None:
+    assert not store.take_entered(None)
+    frame = store.enter(fake_torch, options("a"))  # type: ignore[arg-type]
+    assert not store.take_entered(("b",))
+    assert [store.take_entered(("a",)) for _ in range(2)] == [True, True]  # it is open
+    store.leave(frame)
+    assert [store.take_entered(None) for _ in range(2)] == [True, False]
+
+
+def test_a_capture_counts_as_a_region(store: PoolStore) -> None:
+    store.note_entered("graphs")
+    assert [store.take_entered(("graphs",)) for _ in range(2)] == [True, False]
