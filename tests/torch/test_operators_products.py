@@ -83,6 +83,31 @@ def test_products_are_added_in_place(dtype: torch.dtype) -> None:
     assert torch.equal(total, expected)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_a_softmax_of_halves_can_be_computed_in_float32(function: Callable[..., _Tensor], dtype: torch.dtype) -> None:
+    """PyTorch converts in the operator on CUDA, and before it on the CPU."""
+    torch.manual_seed(0)
+    there = torch.randn(3, 5).to(dtype).requires_grad_()
+    here = there.detach().cuda().requires_grad_()
+    expected, found = (function(each, 1, dtype=torch.float32) for each in (there, here))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.cpu(), expected)
+    weights = torch.randn(3, 5)
+    (expected * weights).sum().backward()
+    (found * weights.cuda()).sum().backward()
+    assert here.grad is not None and here.grad.dtype == dtype and there.grad is not None
+    torch.testing.assert_close(here.grad.cpu(), there.grad, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_convolution_that_asks_for_cudnn_is_computed(transposed: bool) -> None:
+    values, weight, bias = (torch.randn(*size) for size in ((1, 2, 5, 5), (2, 2, 3, 3), (2,)))
+    sizes = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], 1, False, False, True, True)
+    found = torch._convolution(values.cuda(), weight.cuda(), bias.cuda(), *sizes)
+    torch.testing.assert_close(found.cpu(), torch._convolution(values, weight, bias, *sizes))
+
+
 def test_a_product_too_large_for_the_type_is_infinite() -> None:
     assert (torch.full((1, 2), 200.0, device="cuda").half() @ torch.full((2, 1), 200.0, device="cuda").half()).isinf().all()
 

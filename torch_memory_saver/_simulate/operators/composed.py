@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -109,7 +109,40 @@ def _product(multiply: Callable[..., _Tensor]) -> Callable[..., _Tensor]:
     return product
 
 
+def _cudnn_convolution(
+    values: _Tensor,
+    weight: _Tensor,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    allow_tf32: bool,
+) -> _Tensor:
+    unused = [0] * len(padding)
+    return torch.ops.aten.convolution.default(values, weight, None, stride, padding, dilation, False, unused, groups)
+
+
+def _cudnn_convolution_transpose(
+    values: _Tensor,
+    weight: _Tensor,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    allow_tf32: bool,
+) -> _Tensor:
+    return torch.ops.aten.convolution.default(values, weight, None, stride, padding, dilation, True, output_padding, groups)
+
+
 _COMPOSED: dict[str, Callable[..., Any]] = {
+    # A program can ask for cuDNN by an argument although it is disabled.
+    "aten::cudnn_convolution": _cudnn_convolution,
+    "aten::cudnn_convolution_transpose": _cudnn_convolution_transpose,
     "aten::_thnn_fused_lstm_cell": _lstm_cell,
     "aten::_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
     "aten::_thnn_fused_gru_cell": _gru_cell,

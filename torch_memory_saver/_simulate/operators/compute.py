@@ -8,6 +8,8 @@ import torch
 
 from torch_memory_saver._simulate.operators.precision import (
     COMPUTED_IN_FLOAT32,
+    convert_halves,
+    converts_halves,
     in_float32,
     in_wider_types,
     is_product_of_halves,
@@ -26,6 +28,8 @@ def compute(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> An
     """The return value of an operator that CUDA accepts."""
     if operator.name() in COMPUTED_IN_FLOAT32:
         return in_float32(operator, arguments, keywords)
+    if converts_halves(operator, arguments):
+        return convert_halves(operator, arguments, keywords)
     if is_product_of_halves(operator, arguments):
         return in_wider_types(operator, arguments, keywords)
     if _divides_integers(operator, arguments, keywords) and (by_zero := _zeros(arguments[1])).any():
@@ -40,7 +44,8 @@ def compute(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> An
 
 def writes_results(operator: Any, arguments: list[Any]) -> bool:
     """Whether the operator's out= overload computes the same as `compute` for these arguments."""
-    return operator.name() not in COMPUTED_IN_FLOAT32 and not is_product_of_halves(operator, arguments)
+    converts = converts_halves(operator, arguments) or is_product_of_halves(operator, arguments)
+    return operator.name() not in COMPUTED_IN_FLOAT32 and not converts
 
 
 def _divides_integers(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> bool:

@@ -9,12 +9,15 @@ The others have a CUDA implementation for types that lack a CPU implementation.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 __all__ = [
     "COMPUTED_IN_FLOAT32",
+    "convert_halves",
+    "converts_halves",
     "in_float32",
     "in_wider_types",
     "is_product_of_halves",
@@ -133,6 +136,25 @@ def is_product_of_halves(operator: Any, arguments: list[Any]) -> bool:
         return False
     kinds = {each.dtype for each in arguments if isinstance(each, torch.Tensor)}
     return len(kinds) == 1 and kinds <= set(_HALF)
+
+
+def converts_halves(operator: Any, arguments: Sequence[Any]) -> bool:
+    """Whether the operator is a softmax of 16-bit floats with a result in float32, or its backward. Only CUDA's kernels
+    convert while they compute."""
+    name = _base_name(operator)
+    if name in ("_softmax", "_log_softmax"):
+        return bool(arguments[2])
+    return name in ("_softmax_backward_data", "_log_softmax_backward_data") and arguments[0].dtype != arguments[3]
+
+
+def convert_halves(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+    """The return value of an operator for which `converts_halves` is true. An output argument receives it."""
+    packet = getattr(torch.ops.aten, operator._schema.name.partition("::")[2])
+    if len(packet.default._schema.arguments) == len(arguments) == 3:
+        values = packet.default(arguments[0].float(), arguments[1], False)
+    else:
+        values = packet.default(*arguments[:3], torch.float32).to(arguments[3])
+    return next(iter(keywords.values())).copy_(values) if keywords else values
 
 
 def lacks_types(error: Exception) -> bool:

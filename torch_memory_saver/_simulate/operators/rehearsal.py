@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_memory_saver._simulate.operators.precision import is_wider_on_cuda, lacks_types
+from torch_memory_saver._simulate.operators.precision import converts_halves, is_wider_on_cuda, lacks_types
 from torch_memory_saver._simulate.operators.refusals import is_expanded, is_of_stand_ins, tensors_in, unsupported
 
 __all__ = ["is_certain", "rehearse"]
@@ -53,7 +53,8 @@ def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
         _refuse_other_types(tensors)
     if base_name == "convolution":
         _refuse_other_weights(tensors)
-    if not (tensors or outputs) or is_wider_on_cuda(operator, tensors):
+    computed_otherwise = is_wider_on_cuda(operator, tensors) or converts_halves(operator, list(given.values()))
+    if not (tensors or outputs) or computed_otherwise:
         return None
     if torch.Tag.nondeterministic_seeded in operator.tags and all(each.name != "generator" for each in described):
         return None  # a rehearsal would change the state of the program's generator

@@ -107,6 +107,8 @@ _ADDED = (
     "aten::mode.values",
     "aten::nanmean.out",  # in PyTorch 2.6
 )
+#: Replaced although their names begin with one of _PREFIXES_KEPT.
+_REPLACED = frozenset(("cudnn_convolution", "cudnn_convolution_transpose"))
 _PREFIXES_KEPT = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_", "_mps_", "_nested_", "_coalesced", "_sparse", "_to_sparse")
 
 
@@ -115,7 +117,8 @@ def operators() -> Iterator[Any]:
     names = {name for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA") if name.startswith("aten::")}
     for name in sorted(names | set(_ADDED)):
         packet, _, overload = name.partition("::")[2].partition(".")
-        if packet in _KEPT or packet.startswith(_PREFIXES_KEPT + _MAKE_QUANTISED):
+        kept = packet.startswith(_PREFIXES_KEPT + _MAKE_QUANTISED) and packet not in _REPLACED
+        if packet in _KEPT or kept:
             continue
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         if not _is_view(operator):
