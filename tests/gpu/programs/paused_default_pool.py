@@ -323,8 +323,13 @@ def emptied() -> None:
     saver.empty_cache()
     assert _core.counters()["paused_bytes"] <= paused - 64 * MIB
     assert _core.counters()["resident_bytes"] <= 4 * MIB, "the tensor that is kept, in a segment of small blocks"
-    assert pool_store.substitutes.target(0) != DEFAULT_POOL
     check(kept, 2)
+    large = full(64 * MIB, 9)
+    assert not is_paused(large)
+    del large
+    torch.cuda.empty_cache()
+    assert _core.counters()["resident_bytes"] <= 4 * MIB, "PyTorch's own function does the same"
+    assert pool_store.substitutes.target(0) != DEFAULT_POOL
     allocate_while_paused()
     saver.resume()
     check_all(tensors)
