@@ -14,8 +14,9 @@ static bool is_shutdown(tms_status_t status, const tms_error_t *error) {
 
 static void report_failure(tms_state_t *state, tms_status_t status, const tms_error_t *error) {
     if (is_shutdown(status, error)) return;
-    /* torch's own error shows free memory and no reason if this package refuses the allocation. */
-    if (status == TMS_OUT_OF_DEVICE_MEMORY && !error->call[0])
+    /* torch's own error shows free memory, and knows of no margin. */
+    const bool refused = status == TMS_OUT_OF_DEVICE_MEMORY && !error->call[0];
+    if (refused && atomic_load(&state->saver.memory_margin_bytes) > 0)
         tms_log_once(&state->log, &state->warned_refusal, TMS_LOG_WARNING,
                      "%s. PyTorch may release cached memory and try again; otherwise it raises its own out-of-memory error. "
                      "(Logged once.)",
@@ -32,7 +33,7 @@ static void warn_outside_regions(tms_state_t *state, const tms_region_t *region,
     if (region->managed || depth > 0) return;
     tms_log_once(
         &state->log, &state->warned_pool_use, TMS_LOG_WARNING,
-        "PyTorch allocates %zd bytes from a MemPool with this package's allocator outside every region. They are "
+        "PyTorch has allocated %zd bytes from a MemPool with this package's allocator outside every region. They are "
         "managed with the tag '%s' and without a backup, and PyTorch may hand out free blocks of the pool while they "
         "are paused. Use region() in place of the pool, or pass the pool's id to cuda_graph(). (Logged once.)",
         size, region->tag->name);
@@ -46,12 +47,12 @@ void *tms_torch_malloc(ssize_t size, int device, void *stream) {
     tms_state_t *state = tms_state(NULL);
     if (!state) return NULL;
     tms_region_t region = tms_saver_settings(&state->saver);
-    warn_outside_regions(state, &region, size);
     tms_status_t status = tms_saver_allocate(&state->saver, &region, (uint64_t)size, device, &address, &error);
     if (status != TMS_OK) {
         report_failure(state, status, &error);
         return NULL;
     }
+    warn_outside_regions(state, &region, size);
     tms_late_devices_notify(&state->late_devices, device);
     return (void *)(uintptr_t)address;
 }

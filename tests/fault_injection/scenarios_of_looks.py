@@ -6,7 +6,7 @@ import ctypes
 from array import array
 from typing import TYPE_CHECKING
 
-from scenario import LARGE, NONE, PINNED, SMALL, scenario
+from scenario import DISK, LARGE, NONE, PINNED, SMALL, scenario
 
 from torch_memory_saver import _core as core
 
@@ -74,6 +74,33 @@ def _(world: World) -> Step:
     world.retain(True)
     _resumed(world)
     return _count_step(world)
+
+
+def _read_step(world: World, **options: bool) -> Step:
+    """Each paused allocation from its file."""
+
+    def run() -> None:
+        for block in world.blocks.values():
+            memory = ctypes.create_string_buffer(block.size)
+            assert core.read_backup(block.address, block.size, ctypes.addressof(memory), None, **options)
+            assert memory.raw == block.data
+
+    return world.other_step(run)
+
+
+@scenario("read_backup")
+def _(world: World) -> Step:
+    world.allocate(LARGE, DISK)
+    world.allocate(SMALL, DISK, device=1)
+    world.pause(None)
+    return _read_step(world)
+
+
+@scenario("read_backup_interruptible")
+def _(world: World) -> Step:
+    world.allocate(LARGE, DISK)
+    world.pause(None)
+    return _read_step(world, interruptible=True)
 
 
 @scenario("tags")

@@ -419,20 +419,20 @@ def test_a_registration_with_a_tag_does_not_shrink_a_larger_one_without() -> Non
     assert intact(whole)
 
 
-class Observed(torch.nn.Module):
-    """A module that calls a function once when its members are listed next."""
-
-    listed: Any = None
-
-    def modules(self) -> Any:
-        listed, self.listed = self.listed, None
-        if listed is not None:
-            listed()
-        return super().modules()
-
-
 def test_a_new_module_with_the_id_of_a_dead_one_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look at what is registered finds the dead module. Before it ends, the new one is registered."""
+
+    class Observed(torch.nn.Module):
+        """A module that calls a function once when its members are listed next."""
+
+        listed: Any = None
+
+        def modules(self) -> Any:
+            listed, self.listed = self.listed, None
+            if listed is not None:
+                listed()
+            return super().modules()
+
     number = 1
     monkeypatch.setattr(
         preserved_objects, "id", lambda what: number if type(what) is torch.nn.Module else id(what), raising=False

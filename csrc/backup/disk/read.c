@@ -9,13 +9,20 @@
 /* The memory that one read fills: a few blocks, so that a small tensor needs little memory and a large one few calls. */
 #define PIECE_BYTES (8 * TMS_DISK_BLOCK_BYTES)
 
+/* The first aligned address in memory that is larger than a piece by TMS_DISK_ALIGNMENT. */
+static char *aligned(char *memory) {
+    const uintptr_t beyond = (uintptr_t)memory % TMS_DISK_ALIGNMENT;
+    return beyond == 0 ? memory : memory + (TMS_DISK_ALIGNMENT - beyond);
+}
+
 static uint64_t smaller(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 tms_status_t tms_disk_read(tms_disk_file_t *file, uint64_t offset, uint64_t bytes, void *destination, tms_wait_t *wait,
                            const tms_error_context_t *context, tms_error_t *error) {
     tms_disk_handle_t handle = {.file = file, .direct_fd = -1, .plain_fd = -1};
-    char *piece = aligned_alloc(TMS_DISK_ALIGNMENT, PIECE_BYTES);
-    if (!piece) return tms_error_set_os(error, context, "aligned_alloc", ENOMEM, NULL);
+    char *memory = malloc(PIECE_BYTES + TMS_DISK_ALIGNMENT);
+    if (!memory) return tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
+    char *piece = aligned(memory);
     tms_status_t status = tms_disk_handle_open(&handle, file, false, true, context, error);
     if (status != TMS_OK) goto out;
     const uint64_t end = offset + bytes;
@@ -38,6 +45,6 @@ tms_status_t tms_disk_read(tms_disk_file_t *file, uint64_t offset, uint64_t byte
     }
     (void)tms_disk_handle_close(&handle, context, NULL); /* of a file that was only read */
 out:
-    free(piece);
+    free(memory);
     return status;
 }

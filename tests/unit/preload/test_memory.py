@@ -111,9 +111,10 @@ def test_without_a_driver_the_allocation_is_ordinary_and_logged_once(run_scenari
 def test_entry_points_for_torch(run_scenario: Scenario) -> None:
     done = run_scenario("memory", "torch_entry_points", silent=False)
     lines = warnings_in(done.stderr)
-    assert len(lines) == len(done.stderr.splitlines()) == 2
+    assert len(lines) == len(done.stderr.splitlines()) == 3
     assert "device 99" in lines[0]
-    assert "0x123456789" in lines[1]
+    assert "3145728 bytes from a MemPool with this package's allocator outside every region" in lines[1]
+    assert "0x123456789" in lines[2]
 
 
 def test_two_backups_at_once_are_one_and_wrong_use_is_one_warning(run_scenario: Scenario) -> None:
