@@ -57,10 +57,10 @@ def test_it_is_repeated_while_it_frees_enough() -> None:
 
 
 def test_nested_releases_inside_a_region() -> None:
-    with releasing_cached() as outer, saver.region("a"):
-        with releasing_cached():
+    with releasing_cached() as outer:
+        with saver.region("a"), releasing_cached():
             tensor = empty(SIZE)
-            del tensor
+        del tensor
         assert torch.cuda.memory_reserved() >= SIZE
     assert outer.report is not None and outer.report.freed_bytes == SIZE
 
