@@ -51,13 +51,12 @@ from torch_memory_saver._torch.ipc_format import check_importer
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.live import live_finder
 from torch_memory_saver._torch.pausing import pausing, refuse_regions_of_others
-from torch_memory_saver._torch.pools import Tags, selects
+from torch_memory_saver._torch.pools import Tags, selects, would_read_stacks
 from torch_memory_saver._torch.resumed_blocks import managed_blocks
 from torch_memory_saver._torch.resuming import make_room, with_room
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
 from torch_memory_saver.freshness import FreshReport
 from torch_memory_saver.holders import Ledger
-from torch_memory_saver.memory.history import may_have_native_frames
 from torch_memory_saver.pending import PendingResume
 from torch_memory_saver.report import PauseReport, ResumeReport, pause_report, resume_report
 from torch_memory_saver.usage import PreservedBlock, Stats, take_snapshot, take_stats
@@ -355,7 +354,7 @@ class Implementation:
     def stats(self, tags: tuple[str, ...] | None, device: int | None) -> Stats:
         warn_of_unknown_tags("stats", tags)
         torch = layer.in_use()
-        is_known = torch is not None and not may_have_native_frames(torch.torch)
+        is_known = torch is not None and not would_read_stacks(torch)
         return take_stats(tags, device, self._store.stranded_bytes(torch) if torch is not None and is_known else 0)
 
     def snapshot(self) -> dict[str, Any]:

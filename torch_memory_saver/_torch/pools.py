@@ -25,7 +25,7 @@ from torch_memory_saver._torch.pool_stock import Key, Pool, PoolStock, Tags, sel
 from torch_memory_saver._torch.substitute_pools import SubstitutePools
 from torch_memory_saver.errors import InvalidStateError
 
-__all__ = ["Key", "Pool", "PoolStore", "Tags", "may_not_free", "selects"]
+__all__ = ["Key", "Pool", "PoolStore", "Tags", "may_not_free", "selects", "would_read_stacks"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -48,7 +48,7 @@ def _may_be_capturing(torch: TorchCuda) -> bool:
         return True
 
 
-def _would_read_stacks(torch: TorchCuda) -> bool:
+def would_read_stacks(torch: TorchCuda) -> bool:
     """Whether PyTorch's list of segments takes seconds now, because it records the stacks of C++ functions."""
     from torch_memory_saver.memory.history import may_have_native_frames  # it imports this package's PyTorch layer
 
@@ -211,7 +211,7 @@ class PoolStore(PoolStock):
         has_changed = rows != self._rows.get(frame.tag)
         self._rows[frame.tag] = rows
         used = [pool for pool in frame.inner if self._is_due(pool, has_changed or pool.key.options.tag != frame.tag)]
-        if not used or _would_read_stacks(torch):
+        if not used or would_read_stacks(torch):
             return
         in_use = _core.active_devices()
         with collector_stopped:

@@ -41,15 +41,16 @@ static struct tms_host_block **find_slot(struct tms_host_batch *batch, int devic
     }
 }
 
-/* Makes room for one more block. */
-static bool grow_blocks(struct tms_host_batch *batch) {
+/* Makes room for one more block. Returns the name of the function of the C library that failed, or NULL. */
+static const char *grow_blocks(struct tms_host_batch *batch) {
     enum { FIRST = 8 };
-    if (batch->block_count < batch->block_capacity) return true;
+    if (batch->block_count < batch->block_capacity) return NULL;
     const size_t capacity = batch->block_capacity ? 2 * batch->block_capacity : FIRST;
     struct tms_host_block **grown = realloc(batch->blocks, capacity * sizeof(struct tms_host_block *));
-    if (grown) batch->blocks = grown;
-    struct tms_host_block **slots = grown ? calloc(2 * capacity, sizeof(struct tms_host_block *)) : NULL;
-    if (!slots) return false;
+    if (!grown) return "realloc";
+    batch->blocks = grown;
+    struct tms_host_block **slots = calloc(2 * capacity, sizeof(struct tms_host_block *));
+    if (!slots) return "calloc";
     free(batch->slots);
     batch->slots = slots;
     batch->block_capacity = capacity;
@@ -57,20 +58,22 @@ static bool grow_blocks(struct tms_host_batch *batch) {
         const struct tms_host_block *block = batch->blocks[i];
         *find_slot(batch, block->device, block->kind, block->group) = batch->blocks[i];
     }
-    return true;
+    return NULL;
 }
 
 /* The block for such requests, made if there is none yet. NULL, with *error filled, if memory is short. */
 static struct tms_host_block *block_for(struct tms_host_batch *batch, const tms_host_request_t *request,
                                         const tms_error_context_t *context, tms_error_t *error) {
     struct tms_host_block *block = NULL;
-    if (grow_blocks(batch)) {
+    const char *failed = grow_blocks(batch);
+    if (!failed) {
         struct tms_host_block **slot = find_slot(batch, request->device, request->kind, request->group);
         if (*slot) return *slot;
         block = *slot = calloc(1, sizeof *block);
+        if (!block) failed = "calloc";
     }
-    if (!block) {
-        (void)tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    if (failed) {
+        (void)tms_error_set_os(error, context, failed, ENOMEM, NULL);
         return NULL;
     }
     block->store = batch->store;

@@ -39,7 +39,6 @@ def test_an_allocation_outside_of_regions_is_the_runtimes(run_scenario: Scenario
         "retained_backup",
         "size_zero",
         "enable_peer_access",
-        "no_peer_access",
     ],
 )
 def test_scenario_without_log_output(run_scenario: Scenario, scenario: str) -> None:
@@ -50,6 +49,11 @@ def test_scenario_without_log_output(run_scenario: Scenario, scenario: str) -> N
         # A tag that was never used is a no-op with a warning.
         assert len(done.stderr.splitlines()) == 1
         assert "an unused tag" in warnings_in(done.stderr)[0]
+
+
+def test_a_device_without_access_is_named_by_the_simulated_gpu(run_scenario: Scenario) -> None:
+    (line,) = run_scenario("memory", "no_peer_access", silent=False).stderr.splitlines()
+    assert line.startswith("simulated GPU: ") and line.endswith("where its device has no memory")
 
 
 def test_free_in_every_state_of_every_kind_of_pointer(run_scenario: Scenario) -> None:
