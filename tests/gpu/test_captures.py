@@ -9,6 +9,7 @@ import gc
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -315,6 +316,85 @@ def test_cuda_graph_counts_once() -> None:
     graph.replay()
     assert bool((result == 2).all())
     del graph, result
+
+
+# ---- before a capture begins ----
+
+
+@pytest.fixture
+def before_begin(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What another thread does while torch.cuda.graph synchronizes, before it begins its capture."""
+    work: list[Callable[[], object]] = []
+    synchronize = torch.cuda.synchronize
+
+    def synchronize_and_let_others_work(*arguments: Any) -> None:
+        synchronize(*arguments)
+        while work:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(work.pop()).result()
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize_and_let_others_work)
+    return work
+
+
+def test_a_capture_is_one_from_its_begin_on(before_begin: list[Callable[[], object]]) -> None:
+    """Until then pauses are not refused, and frees are not deferred."""
+    weights, cache = weights_and_cache()
+    seen: list[int] = []
+
+    def work() -> None:
+        seen.append(core.counters()["visible_captures"])
+        seen.append(saver.pause("weights").allocations)
+        saver.resume()
+
+    before_begin.append(work)
+    graph = torch.cuda.CUDAGraph()
+    with saver.cuda_graph(graph, tag="graph"):
+        doubled = weights * 2
+        assert core.counters()["visible_captures"] == 1
+    assert seen == [0, 1]
+    graph.replay()
+    assert bool((doubled == 6).all()) and bool((cache == 4).all())
+    del graph, doubled
+
+
+def captured_sum(tensor: torch.Tensor, token: Any) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    graph = torch.cuda.CUDAGraph()
+    with saver.cuda_graph(graph, pool=token, tag="graphs"):
+        result = (tensor * 2) + 1
+    return graph, result
+
+
+def test_a_pool_that_is_paused_before_the_begin_is_not_captured_into(before_begin: list[Callable[[], object]]) -> None:
+    tensor, stream, token = torch.ones(1 << 20, device="cuda"), torch.cuda.current_stream(), torch.cuda.graph_pool_handle()
+    first = captured_sum(tensor, token)
+    before_begin.append(lambda: saver.pause("graphs"))
+    with pytest.raises(errors.InvalidStateError, match="resume tag 'graphs' before capturing into it again"):
+        captured_sum(tensor, token)
+    assert core.counters()["visible_captures"] == 0
+    assert torch.cuda.current_stream() == stream and not torch.cuda.is_current_stream_capturing()
+    saver.resume()
+    before_begin.append(lambda: (saver.pause("graphs"), saver.resume("graphs")))
+    second = captured_sum(tensor, token)
+    for graph, result in (first, second):
+        graph.replay()
+        assert bool((result == 3).all())
+    del first, second, graph, result
+
+
+def test_a_new_pool_is_captured_into_although_its_tag_is_paused_meanwhile(
+    before_begin: list[Callable[[], object]],
+) -> None:
+    tensor = torch.ones(1 << 20, device="cuda")
+    first = captured_sum(tensor, None)
+    before_begin.append(lambda: saver.pause("graphs"))
+    second = captured_sum(tensor, None)
+    second[0].replay()
+    assert bool((second[1] == 3).all())
+    saver.resume()
+    first[0].replay()
+    assert bool((first[1] == 3).all())
+    del first, second
 
 
 # ---- captures that fail ----

@@ -337,6 +337,34 @@ def test_captures_one_after_another_share_the_workspace_of_their_stream(side: An
         check_replay(graph, output)
 
 
+def test_a_pause_frees_workspaces_while_torch_prepares_a_capture(
+    side: Any, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.cuda.graph synchronizes before it begins. The graph's pool has no workspace nevertheless."""
+    ordinary, graph = ones(), torch.cuda.CUDAGraph()
+    worker.call(lambda: work_in_region(ordinary))
+    synchronize, paused = torch.cuda.synchronize, []
+
+    def synchronize_and_pause(*arguments: Any) -> None:
+        synchronize(*arguments)
+        if not paused:
+            paused.append(True)
+            worker.call(lambda: work_in_region(ordinary))
+            worker.call(lambda: saver.pause("engine"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "synchronize", synchronize_and_pause)
+        with saver.cuda_graph(graph, tag="graphs", stream=side):
+            output = ordinary @ ordinary
+    assert paused and workspaces_in("graphs") == []
+    saver.pause("graphs")
+    with torch.cuda.stream(side):
+        check_product(ordinary)
+    saver.resume()
+    check_replay(graph, output)
+    worker.call(lambda: check_product(ordinary))
+
+
 def test_a_graph_s_pool_has_the_workspace_of_another_stream(side: Any) -> None:
     """A stream that takes part in a capture gets its workspace inside it, from the graph's pool."""
     ordinary = ones()

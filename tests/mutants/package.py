@@ -317,8 +317,8 @@ _TORCH_LAYER = (
     Mutant(
         "a-paused-graph-pool-is-captured-into",
         _SOURCES + "_torch/graphs.py",
-        "if info.paused and shared.pool.epoch != info.epoch:",
-        "if info.paused and shared.pool.epoch > info.epoch:",
+        "if info.paused and pool.epoch != info.epoch:",
+        "if info.paused and pool.epoch > info.epoch:",
         (_TESTS + "torch/test_graph_tokens.py::test_a_paused_pool_is_an_error_until_it_is_resumed",),
     ),
     Mutant(
@@ -350,10 +350,31 @@ _TORCH_LAYER = (
         ("torch:tests/gpu/test_workspaces.py::test_the_generator_s_state_for_graphs_is_not_in_a_region",),
     ),
     Mutant(
+        "a-pool-that-is-paused-before-the-begin-is-captured-into",
+        _SOURCES + "_torch/graphs.py",
+        "                self._pools.check_resident(torch, pool, self._options.tag)\n",
+        "",
+        (_TESTS + "torch/test_graphs.py::test_a_pool_that_is_paused_before_the_begin_is_not_captured_into",),
+    ),
+    Mutant(
+        "workspaces-that-a-pause-freed-before-the-begin-are-not-made-again",
+        _SOURCES + "_torch/graphs.py",
+        "                self._workspaces.make_again(torch, device)\n",
+        "",
+        ("torch:tests/gpu/test_workspaces.py::test_a_pause_frees_workspaces_while_torch_prepares_a_capture",),
+    ),
+    Mutant(
+        "a-capture-is-announced-before-torch-synchronizes",
+        _SOURCES + "_torch/graphs.py",
+        "capture.capture_stream), announcing(announce):",
+        "capture.capture_stream):\n                announce()",
+        (_TESTS + "torch/test_graphs.py::test_a_capture_is_one_from_its_begin_on",),
+    ),
+    Mutant(
         "a-workspace-may-lie-in-a-graph-s-pool",
         _SOURCES + "_torch/graphs.py",
-        "            with self._workspaces.renewed(torch, capture.capture_stream):\n",
-        "            with contextlib.nullcontext():\n",
+        "self._workspaces.renewed(torch, capture.capture_stream), announcing",
+        "contextlib.nullcontext(), announcing",
         (_TESTS + "torch/test_graphs.py::test_workspaces_are_made_before_the_capture_and_in_ordinary_memory",),
     ),
     Mutant(

@@ -127,6 +127,11 @@ class BlasWorkspaces:
         finally:
             self._local.renewed = False
 
+    def make_again(self, torch: TorchCuda, device: int) -> None:
+        """Make the workspaces again that pauses of other threads have freed since :meth:`renewed` made them. To be called
+        when such pauses are refused, with the capture's stream as the current one."""
+        self._make_for_capture(torch, device)
+
     def _free_for_capture(self, torch: TorchCuda) -> bool:
         """Free all workspaces, unless that would take one from a graph. Returns whether there were any."""
         if self._early_graphs:

@@ -10,7 +10,9 @@ a pause or resume of another thread, and fails inside one of its own thread.
 A capture is visible from before its begin until its end has succeeded, or its stream reports no active capture: deleting or
 resetting a graph does not end its capture.
 
-In both modes the begin also takes :data:`capture_gate`, until the capture is visible.
+In both modes the begin also takes :data:`capture_gate`, until the capture is visible. A capture of ``cuda_graph()`` is
+announced there as well (:func:`announcing`), and not earlier: before it calls ``capture_begin``, ``torch.cuda.graph``
+synchronizes, collects garbage and empties caches, which may take long and is no capture.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver.errors import ForkedProcessError
 
-__all__ = ["CaptureGate", "before_capture", "capture_gate", "watch_captures"]
+__all__ = ["CaptureGate", "announce_capture", "announcing", "before_capture", "capture_gate", "watch_captures"]
 
 #: The attribute that marks the wrappers.
 _WRAPPER = "_torch_memory_saver_wrapper"
@@ -62,6 +64,32 @@ class CaptureGate:
 capture_gate = CaptureGate()
 
 
+class _Thread(threading.local):
+    #: Called when this thread begins its next capture.
+    announce: Callable[[], object] | None = None
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def announcing(announce: Callable[[], object]) -> Iterator[None]:
+    """Inside, the first capture that this thread begins calls `announce` just before. If that raises, the capture does not
+    begin."""
+    outer, _thread.announce = _thread.announce, announce
+    try:
+        yield
+    finally:
+        _thread.announce = outer
+
+
+def announce_capture() -> None:
+    """Announce the capture that this thread is about to begin, if :func:`announcing` asks for it."""
+    announce, _thread.announce = _thread.announce, None
+    if announce is not None:
+        announce()
+
+
 def watch_captures(torch: Any) -> None:
     """Reports captures that PyTorch begins to the native core from now on. If the preload library intercepts them, they only
     pass the gate. Does nothing the second time, or if PyTorch has no CUDA graphs."""
@@ -80,6 +108,7 @@ def watch_captures(torch: Any) -> None:
         _kept = [callback(device_of()) for callback in before_capture]
         try:
             with capture_gate.held():
+                announce_capture()
                 identity = _core.capture_begin_on(stream_of(device_of()))
         except ForkedProcessError:
             return begin(graph, *arguments, **keywords)  # PyTorch raises the error.
@@ -121,6 +150,7 @@ def _pass_gate(graph_class: Any, device_of: Callable[[], int]) -> None:
     def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
         _kept = [callback(device_of()) for callback in before_capture]
         with capture_gate.held():
+            announce_capture()
             return begin(graph, *arguments, **keywords)
 
     setattr(capture_begin, _WRAPPER, True)

@@ -22,7 +22,14 @@ from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pool_stock import Key
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
-__all__ = ["bytes_not_managed", "check_token", "managed_default_pool_bytes", "names_pool_to_use", "replaced_error"]
+__all__ = [
+    "bytes_not_managed",
+    "check_token",
+    "managed_default_pool_bytes",
+    "names_pool_to_use",
+    "refuse_paused",
+    "replaced_error",
+]
 
 _DEFAULT_POOL: PoolId = (0, 0)
 #: torch's error if a routing is ended that is not in force.
@@ -52,15 +59,8 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
         InvalidStateError: The pool holds memory that cannot be managed, or that is paused.
     """
     options = key.options
-    found = [_core.find(segment["address"]) for segment in torch.segments(token)]
+    found = refuse_paused(torch, token)
     managed = [row for row in found if row is not None]
-    paused = next((row for row in managed if row.state != _core.STATE_ACTIVE), None)
-    if paused is not None:
-        raise InvalidStateError(
-            f"the memory of graph pool {token} is paused: resume tag {paused.tag!r} before capturing into it again",
-            operation="cuda_graph",
-            tag=paused.tag,
-        )
     if not _core.preloaded or torch.settings().get("expandable_segments", False):
         if len(managed) < len(found):
             raise InvalidStateError(
@@ -76,6 +76,23 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
             finally:
                 _core.region_leave(level)
     return all(row.tag == options.tag and row.backup == options.backup for row in managed)
+
+
+def refuse_paused(torch: TorchCuda, token: PoolId) -> list[_core.Segment | None]:
+    """The allocations that the segments of the token's pool are; None for ordinary memory.
+
+    Raises:
+        InvalidStateError: One is paused.
+    """
+    found = [_core.find(segment["address"]) for segment in torch.segments(token)]
+    paused = next((row for row in found if row is not None and row.state != _core.STATE_ACTIVE), None)
+    if paused is not None:
+        raise InvalidStateError(
+            f"the memory of graph pool {token} is paused: resume tag {paused.tag!r} before capturing into it again",
+            operation="cuda_graph",
+            tag=paused.tag,
+        )
+    return found
 
 
 def bytes_not_managed(torch: TorchCuda, token: PoolId) -> int:

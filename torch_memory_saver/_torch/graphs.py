@@ -21,6 +21,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._saver import native
 from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.blas_workspaces import BlasWorkspaces
+from torch_memory_saver._torch.captures import announcing
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver._torch.failed_captures import clean_up
@@ -29,6 +30,7 @@ from torch_memory_saver._torch.graph_tokens import (
     bytes_not_managed,
     managed_default_pool_bytes,
     names_pool_to_use,
+    refuse_paused,
     replaced_error,
 )
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
@@ -41,12 +43,17 @@ logger = logging.getLogger("torch_memory_saver")
 
 
 class _CapturePool:
-    """The pool of a capture: that of its token."""
+    """The pool of a capture: that of its token.
 
-    __slots__ = ("id",)
+    Attributes:
+        epoch: The pause epoch of the tag when the pool's memory was last seen to be resident.
+    """
 
-    def __init__(self, id: PoolId) -> None:
+    __slots__ = ("epoch", "id")
+
+    def __init__(self, id: PoolId, epoch: int) -> None:
         self.id = id
+        self.epoch = epoch
 
 
 class _SharedPool(_CapturePool):
@@ -54,8 +61,8 @@ class _SharedPool(_CapturePool):
 
     __slots__ = ("pool", "token", "users")
 
-    def __init__(self, pool: Pool, token: PoolId | None) -> None:
-        super().__init__(pool.id)
+    def __init__(self, pool: Pool, token: PoolId | None, epoch: int) -> None:
+        super().__init__(pool.id, epoch)
         self.pool = pool
         self.token = token
         self.users = 0
@@ -93,6 +100,7 @@ class GraphPools:
         Raises:
             InvalidStateError: The token's pool already holds memory that is not managed, or is paused.
         """
+        epoch = _core.tag_info(key.options.tag).epoch  # before the look at the token's segments
         with self._lock:
             shared = self._find(token, key)
             if shared is not None:
@@ -100,19 +108,33 @@ class GraphPools:
             is_ours = token in self._by_id
         if shared is None:
             if token is not None and not is_ours and names_pool_to_use(torch, token, key):
-                return _CapturePool(token)
-            return self._create(torch, token, key)
-        tag = key.options.tag
-        info = _core.tag_info(tag)
-        if info.paused and shared.pool.epoch != info.epoch:
+                return _CapturePool(token, epoch)
+            return self._create(torch, token, key, epoch)
+        try:
+            self.check_resident(torch, shared, key.options.tag)
+        except BaseException:
             self.release(shared)
-            raise InvalidStateError(
-                f"the memory of this graph pool may be paused: resume tag {tag!r} before capturing into it again",
-                operation="cuda_graph",
-                tag=tag,
-            )
-        shared.pool.epoch = info.epoch
+            raise
         return shared
+
+    def check_resident(self, torch: TorchCuda, pool: _CapturePool, tag: str) -> None:
+        """Checks that no pause since the last check has taken memory of the pool. A capture calls it again once it has been
+        announced, because from then on no pause can begin.
+
+        Raises:
+            InvalidStateError: The pool's memory may be paused.
+        """
+        info = _core.tag_info(tag)
+        if info.paused and pool.epoch != info.epoch:
+            if not isinstance(pool, _SharedPool):
+                refuse_paused(torch, pool.id)
+            elif pool.users > 1:  # otherwise no graph has been captured into it, and it has no memory yet
+                raise InvalidStateError(
+                    f"the memory of this graph pool may be paused: resume tag {tag!r} before capturing into it again",
+                    operation="cuda_graph",
+                    tag=tag,
+                )
+        pool.epoch = info.epoch
 
     def _find(self, token: PoolId | None, key: Key) -> _SharedPool | None:
         if token is None:
@@ -122,10 +144,9 @@ class GraphPools:
             return own
         return self._by_token.get(_TokenKey(token, key))
 
-    def _create(self, torch: TorchCuda, token: PoolId | None, key: Key) -> _SharedPool:
+    def _create(self, torch: TorchCuda, token: PoolId | None, key: Key, epoch: int) -> _SharedPool:
         pool = self._store.make_pool(torch, key)
-        pool.epoch = _core.tag_info(key.options.tag).epoch
-        shared = _SharedPool(pool, token)
+        shared = _SharedPool(pool, token, epoch)
         with self._lock:
             other = self._find(token, key)
             if other is None:
@@ -240,11 +261,16 @@ class GraphCapture(FunctionDecorator):
                 self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode
             )
             self._store.note_entered(self._options.tag)
-            with self._workspaces.renewed(torch, capture.capture_stream):
+
+            def announce() -> None:
+                around.callback(_core.capture_end, native.begin_capture(self._options))
+                self._pools.check_resident(torch, pool, self._options.tag)
+                self._workspaces.make_again(torch, device)
+
+            with self._workspaces.renewed(torch, capture.capture_stream), announcing(announce):
                 around.enter_context(collector_stopped)
                 if isinstance(pool, _SharedPool):
                     around.enter_context(torch.capturing_into(pool.pool.memory_pool))
-                around.callback(_core.capture_end, native.begin_capture(self._options))
                 around.enter_context(capture)
             if _core.preloaded and not isinstance(pool, _SharedPool):
                 # torch calls cudaMalloc for such a pool, which uses the settings of its thread.

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._torch.captures import announce_capture
 from torch_memory_saver._torch.routing import ThreadRouting, leak_reference
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -313,11 +314,16 @@ class FakeTorch:
         context.capture_stream = SimpleNamespace(device_index=self.device)
         return context
 
+    def before_capture_begin(self) -> None:
+        """What torch.cuda.graph does first: it synchronizes and empties caches."""
+
     @contextlib.contextmanager
     def capture(self, graph: FakeGraph, pool: PoolId, stream: object, capture_error_mode: str) -> Iterator[None]:
         """What it is. Ending it after an exception fails, as it does in torch when the capture was invalidated."""
         before = self.stream
+        self.before_capture_begin()
         self.stream = "capture stream"
+        announce_capture()  # by capture_begin, which the package has wrapped
         self.begin_routing(self.device, pool)
         self.capturing.append((graph, pool))
         graph.pool_id, graph.torch = pool, self

@@ -30,11 +30,45 @@ def test_a_capture_has_a_managed_pool(saver: TorchMemorySaver, fake_torch: FakeT
     assert saver.pause("graphs").bytes == 2 * MIB
 
 
+def test_a_capture_is_one_from_its_begin_on(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While torch synchronizes and empties caches before it, pauses are not refused and frees not deferred."""
+    with saver.region("other"):
+        fake_torch.allocate(2 * MIB)
+    paused: list[int] = []
+    monkeypatch.setattr(fake_torch, "before_capture_begin", lambda: paused.append(saver.pause().allocations))
+    with saver.cuda_graph(FakeGraph(), tag="graphs"):
+        assert _core.counters()["visible_captures"] == 1
+    assert paused == [1]
+    saver.resume()
+
+
+def test_a_pool_that_is_paused_before_the_begin_is_not_captured_into(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, kept = (5, 5), FakeGraph()
+    with saver.cuda_graph(kept, pool=token, tag="graphs"):
+        fake_torch.allocate(2 * MIB)
+    monkeypatch.setattr(fake_torch, "before_capture_begin", saver.pause)
+    with (
+        pytest.raises(errors.InvalidStateError, match="resume tag 'graphs' before capturing"),
+        saver.cuda_graph(FakeGraph(), pool=token, tag="graphs"),
+    ):
+        pass
+    assert _core.counters()["visible_captures"] == 0
+    assert fake_torch.routings == [] and fake_torch.capturing == []
+    saver.resume()
+    monkeypatch.setattr(fake_torch, "before_capture_begin", lambda: None)
+    with saver.cuda_graph(FakeGraph(), pool=token, tag="graphs"):
+        pass
+
+
 def test_workspaces_are_made_before_the_capture_and_in_ordinary_memory(
     saver: TorchMemorySaver, fake_torch: FakeTorch
 ) -> None:
     with saver.region("weights"), saver.cuda_graph(FakeGraph(), tag="graphs"):
-        assert fake_torch.workspaces == [([], 0)]
+        assert fake_torch.workspaces == [([], 0)] * 2, "before torch synchronizes, and again when the capture begins"
 
 
 def test_captures_without_a_token_share_nothing(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
