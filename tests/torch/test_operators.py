@@ -60,6 +60,15 @@ def test_a_number_can_be_copied_to_a_tensor(number: complex, dtype: torch.dtype)
     assert torch.equal(found.cpu(), wanted)
 
 
+def test_a_tensor_can_be_copied_to_itself() -> None:
+    values = torch.arange(6.0, device="cuda")
+    assert values.copy_(values.view(6)) is values
+    assert values.view(2, 3).t().copy_(values.view(2, 3).t()).flatten().tolist() == [0, 3, 1, 4, 2, 5]
+    with pytest.raises(RuntimeError, match=OVERLAP):
+        values.view(2, 3).t().copy_(values.view(3, 2))
+    assert values.tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_outputs_are_written_to_the_given_tensors() -> None:
     ones = torch.ones(6, device="cuda")
     right = torch.empty(6, device="cuda")

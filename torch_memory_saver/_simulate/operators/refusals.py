@@ -51,6 +51,8 @@ _REFUSE_OVERLAPS = frozenset(
 )
 #: Operators that only warn if several elements of a written tensor share a location.
 _WRITE_TWICE = frozenset(("_index_put_impl_",))
+#: Operators that may write where they read although they are not pointwise.
+_WRITE_IN_PLACE = frozenset(("copy_",))
 
 
 def unsupported(error: Exception, operator: Any, arguments: Any) -> Exception:
@@ -84,15 +86,17 @@ def refuse_overlaps(operator: Any, arguments: tuple[Any, ...], keywords: dict[st
         RuntimeError: Arguments overlap in a way that the operator refuses.
     """
     given = dict(zip([each.name for each in operator._schema.arguments], arguments, strict=False)) | keywords
+    kind = operator._schema.name.partition("::")[2]
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     for each in operator._schema.arguments:
         if each.alias_info is None or not each.alias_info.is_write or each.name not in tensors:
             continue
         written = tensors[each.name]
-        if is_expanded(written) and operator._schema.name.partition("::")[2] not in _WRITE_TWICE:
+        if is_expanded(written) and kind not in _WRITE_TWICE:
             raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a" + _SINGLE)
         others = [other for name, other in tensors.items() if name != each.name]
-        whole = torch.Tag.pointwise not in operator.tags  # a pointwise operator may write where it reads
+        # A pointwise operator may write where it reads.
+        whole = torch.Tag.pointwise not in operator.tags and kind not in _WRITE_IN_PLACE
         if any(_overlap_partly(written, other, whole) for other in others):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a" + _SINGLE
