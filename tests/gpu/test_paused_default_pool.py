@@ -6,13 +6,16 @@ from __future__ import annotations
 import pytest
 from gpu_support import Program, run_programs, torch
 
-pytestmark = [
-    pytest.mark.outer,
-    pytest.mark.skipif(
-        tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11),
-        reason="PyTorch before 2.11 may place a graph that is captured meanwhile in the pool that replaces the default pool",
-    ),
-]
+pytestmark = pytest.mark.outer
+
+
+@pytest.fixture(autouse=True)
+def replaces_the_default_pool() -> None:
+    if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
+        pytest.skip(
+            "PyTorch before 2.11 may place a graph that is captured meanwhile in the pool that replaces the default pool"
+        )
+
 
 ENVIRONMENT = (("TMS_INIT_ENABLE", "1"), ("TMS_INIT_ENABLE_CPU_BACKUP", "1"))
 

@@ -72,10 +72,11 @@ def test_expandable_segments() -> None:
     assert failures([run_programs([program])[0] for program in programs]) == []
 
 
-@pytest.mark.skipif(not hasattr(torch.cuda.memory, "caching_allocator_enable"), reason="PyTorch 2.8 and later")
 @pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
 def test_pytorch_without_caching(preload: bool) -> None:
     """The preload library manages each cudaMalloc. Without it, a warning says that regions manage nothing."""
+    if not hasattr(torch.cuda.memory, "caching_allocator_enable"):
+        pytest.skip("needs PyTorch 2.8 or later")
     by_variable = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
     programs = [
         Program("uncached.py", environment=by_variable, preload=preload),
