@@ -81,6 +81,11 @@ torch-soak: build ## the same with tensors, through PyTorch on the simulated GPU
 	$(SIMULATE) -- python tests/torch/model_torch.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 	$(SIMULATE) --preload -- python tests/torch/model_torch.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 
+LIKE_ORDINARY_ARGUMENTS ?= --programs 1000
+.PHONY: like-ordinary
+like-ordinary: build ## random programs that fit in a device without regions must fit with them (LIKE_ORDINARY_ARGUMENTS="--programs 1000 --seed 1")
+	$(SIMULATE) -- python tests/torch/programs/like_ordinary.py $(LIKE_ORDINARY_ARGUMENTS)
+
 OPINFO_ARGUMENTS ?=
 .PHONY: opinfo
 opinfo: build ## PyTorch's own database of operators on the simulated GPU, compared with the CPU (OPINFO_ARGUMENTS="--share 1/10 --json FILE")

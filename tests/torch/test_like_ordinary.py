@@ -1,0 +1,20 @@
+"""Guards that memory in regions goes as far as ordinary memory: random programs, see programs/like_ordinary.py."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).parent / "programs" / "like_ordinary.py"
+#: Before regions gave idle memory back, programs 4, 7 and 33 ran out of memory.
+PROGRAMS = 36
+
+
+def test_a_device_that_suffices_without_regions_suffices_with_them() -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), "--programs", str(PROGRAMS)], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.match(rf"{PROGRAMS} programs from seed 0: 0 failed \[\]; \d{{3,}} steps", done.stdout), done.stdout
