@@ -26,8 +26,8 @@ from gpu_support import (
     torch,
 )
 
-#: The width of matrices whose product uses the workspace on a real GPU.
-WIDTH = 64 if SIMULATED else 4096
+#: The width of matrices whose product uses the workspace on a real GPU, and which are not of its size.
+WIDTH = 64 if SIMULATED else 5120
 
 
 @pytest.fixture(autouse=True)
