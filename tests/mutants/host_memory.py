@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant(
         "the-pool-of-another-device-is-not-used",
         _GAPS,
-        "        if (other != device) gap = find(store, other, bytes);\n",
+        "        if (other != device) gap = find_on(store, other, bytes);\n",
         "",
         (_TEST_POOL,),
     ),

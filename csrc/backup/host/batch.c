@@ -136,9 +136,9 @@ tms_status_t tms_host_batch_add(struct tms_host_batch *batch, const tms_host_req
     atomic_init(&made->references, 1);
     atomic_init(&made->policy, TMS_HOST_RELEASE);
     pthread_mutex_lock(&store->lock);
-    bool placed = request->bytes <= too_much && tms_host_pool_place(store, made, request->device);
+    if (request->bytes <= too_much) status = tms_host_pool_place(store, made, request->device, context, error);
     pthread_mutex_unlock(&store->lock);
-    if (!placed) {
+    if (status == TMS_OK && !made->placed) {
         status = plan(batch, request, false, &made->block, &made->offset, context, error);
         if (status == TMS_OK) tms_host_buffer_link(made); /* the block is still private to this thread */
     }

@@ -123,7 +123,7 @@ static tms_host_gap_t *compare(tms_host_store_t *store, tms_host_gap_t *gap, uin
     return best;
 }
 
-static tms_host_gap_t *find(tms_host_store_t *store, int device, uint64_t bytes) {
+static tms_host_gap_t *find_on(tms_host_store_t *store, int device, uint64_t bytes) {
     const tms_host_gap_lists_t *lists = &store->gap_lists[device];
     const int class = class_of(bytes);
     tms_host_gap_t *gap = lists->used >> class & 1 ? compare(store, lists->of[class], bytes) : NULL;
@@ -131,17 +131,20 @@ static tms_host_gap_t *find(tms_host_store_t *store, int device, uint64_t bytes)
     return gap || !larger ? gap : lists->of[class + 1 + __builtin_ctzll(larger)];
 }
 
-bool tms_host_gaps_take(tms_host_store_t *store, int device, uint64_t bytes, struct tms_host_block **block,
-                        uint64_t *offset) {
-    if (store->gaps.count == 0) return false;
-    tms_host_gap_t *gap = find(store, device, bytes);
+tms_host_gap_t *tms_host_gaps_find(tms_host_store_t *store, int device, uint64_t bytes) {
+    if (store->gaps.count == 0) return NULL;
+    tms_host_gap_t *gap = find_on(store, device, bytes);
     for (int other = 0; other < TMS_MAX_DEVICES && !gap; other++) {
-        if (other != device) gap = find(store, other, bytes);
+        if (other != device) gap = find_on(store, other, bytes);
     }
-    if (!gap || !has_enough(gap->block)) return false;
-    *block = gap->block;
-    *offset = gap->node.begin - (uintptr_t)gap->block->memory;
-    gap->block->placed++;
-    tms_host_gaps_remove(*block, *offset, *offset + bytes);
+    return gap;
+}
+
+bool tms_host_gaps_take(tms_host_gap_t *gap, uint64_t bytes, uint64_t *offset) {
+    struct tms_host_block *block = gap->block;
+    if (!has_enough(block)) return false;
+    block->placed++;
+    *offset = gap->node.begin - (uintptr_t)block->memory;
+    tms_host_gaps_remove(block, *offset, *offset + bytes);
     return true;
 }

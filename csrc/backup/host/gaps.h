@@ -23,9 +23,10 @@ void tms_host_gaps_add(struct tms_host_block *block, uint64_t offset, uint64_t e
 /* A part of a block is not available any more, if it was. */
 void tms_host_gaps_remove(struct tms_host_block *block, uint64_t offset, uint64_t end);
 
-/* Takes `bytes` from the beginning of a gap, for a buffer. Memory of `device` comes first. False: no gap was found, or the
- * system has no memory for another gap. */
-bool tms_host_gaps_take(tms_host_store_t *store, int device, uint64_t bytes, struct tms_host_block **block,
-                        uint64_t *offset);
+/* Finds a gap of `bytes` or more, in memory of `device` first. Returns NULL if no gap was found. */
+tms_host_gap_t *tms_host_gaps_find(tms_host_store_t *store, int device, uint64_t bytes);
+/* Takes `bytes` from the beginning of a gap, for a buffer. *offset: where they are in its block. False: the system has no
+ * memory for another gap. */
+bool tms_host_gaps_take(tms_host_gap_t *gap, uint64_t bytes, uint64_t *offset);
 
 #endif

@@ -1,5 +1,7 @@
 #include "backup/host/pool.h"
 
+#include <errno.h>
+
 #include "backup/host/gaps.h"
 #include "backup/host/release.h"
 
@@ -79,12 +81,18 @@ void tms_host_buffer_unlink(tms_host_buffer_t *buffer) {
     block->placed -= buffer->placed;
 }
 
-bool tms_host_pool_place(tms_host_store_t *store, tms_host_buffer_t *buffer, int device) {
-    buffer->placed = tms_host_gaps_take(store, device, tms_host_buffer_extent(buffer), &buffer->block, &buffer->offset);
-    if (!buffer->placed) return false;
-    buffer->memory = buffer->block->memory + buffer->offset;
+tms_status_t tms_host_pool_place(tms_host_store_t *store, tms_host_buffer_t *buffer, int device,
+                                 const tms_error_context_t *context, tms_error_t *error) {
+    const uint64_t bytes = tms_host_buffer_extent(buffer);
+    tms_host_gap_t *gap = tms_host_gaps_find(store, device, bytes);
+    if (!gap) return TMS_OK;
+    struct tms_host_block *block = gap->block; /* the gap may belong to other memory afterwards */
+    if (!tms_host_gaps_take(gap, bytes, &buffer->offset)) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    buffer->block = block;
+    buffer->memory = block->memory + buffer->offset;
+    buffer->placed = true;
     tms_host_buffer_link(buffer);
-    return true;
+    return TMS_OK;
 }
 
 /* ---- the pool ---- */

@@ -4,8 +4,10 @@
 
 #include "backup/host/state.h"
 
-/* Places a buffer in the pool: links it and sets its block, offset and memory. False: the pool has no room. */
-bool tms_host_pool_place(tms_host_store_t *store, tms_host_buffer_t *buffer, int device);
+/* Places a buffer in the pool, if that has room: links the buffer and sets its block, offset and memory, and `placed`.
+ * TMS_OUT_OF_HOST_MEMORY. */
+tms_status_t tms_host_pool_place(tms_host_store_t *store, tms_host_buffer_t *buffer, int device,
+                                 const tms_error_context_t *context, tms_error_t *error);
 /* Add a buffer to the list of its block and to the pieces that it overlaps, or remove it. */
 void tms_host_buffer_link(tms_host_buffer_t *buffer);
 void tms_host_buffer_unlink(tms_host_buffer_t *buffer);
