@@ -283,6 +283,9 @@ def resume_begin(
     """Begins a resume on a background thread and returns at once."""
 
 def pending_done(pending: Pending) -> bool: ...
+def pending_await(pending: Pending, seconds: float, interruptible: bool = False) -> bool:
+    """Waits for the end of the resume, successful or not. Returns whether it came within so many seconds."""
+
 def pending_wait(pending: Pending, interruptible: bool = False) -> Report: ...
 def pending_wait_stream(pending: Pending, stream: int, interruptible: bool = False) -> None:
     """Returns once all copies are queued; work queued on the stream afterwards finds the contents."""

@@ -1,9 +1,16 @@
-"""A resume in the background."""
+"""Resumes in the background, and what pauses and other resumes do about them.
+
+A pause waits for the pending resumes of its tags, so that calls take effect in the order in which they are made. The
+after-callbacks of a pending resume are called once: by ``wait()``, or by a pause or resume of its tags that finds it ended.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
@@ -12,19 +19,23 @@ from torch_memory_saver._saver.background import after_call
 from torch_memory_saver._saver.native_log import passes_log_on
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.eager import eager_methods
-from torch_memory_saver.errors import InvalidArgumentError, OutOfMemoryError
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError, TorchMemorySaverError
 from torch_memory_saver.report import ResumeReport, resume_report
 
 if TYPE_CHECKING:
     from torch_memory_saver._saver.hook_calls import PendingHooks
 
-__all__ = ["PendingResume", "on_main_thread"]
+__all__ = ["PendingResume", "PendingResumes", "on_main_thread"]
+
+logger = logging.getLogger("torch_memory_saver")
 
 
 @eager_methods
 class PendingResume:
     """A resume in the background, returned by ``resume(wait=False)``. It may be used on any thread, and dropped at any time:
     the resume continues.
+
+    It resumes what was paused when it began. A later pause of its tags waits for its end.
 
     The tensors must not be accessed before :meth:`wait` has returned. Kernels may access them once the stream that they are
     launched on has been passed to :meth:`wait_stream`.
@@ -49,7 +60,8 @@ class PendingResume:
         """Waits until the resume has ended, and returns its report. It may be called again.
 
         On the main thread a signal whose handler raises (Ctrl-C) ends the wait. The resume continues. The after-callbacks of
-        :meth:`TorchMemorySaver.on_resume` are called here, on the thread that waits first, and once.
+        :meth:`TorchMemorySaver.on_resume` are called once, by the first of these: this method, a pause of the
+        tags, which waits for the resume, and the next resume of them.
 
         Raises:
             TorchMemorySaverError: The resume has failed, like one that waits: nothing has changed. After :meth:`wait_stream`
@@ -60,6 +72,36 @@ class PendingResume:
         if self._hooks is None:
             return self._wait()
         return self._hooks.wait(self._wait, lambda: self.done)
+
+    def _concerns(self, tags: tuple[str, ...] | None) -> bool:
+        return tags is None or self._tags is None or not set(tags).isdisjoint(self._tags)
+
+    def _await(self, operation: str, deadline: float) -> None:
+        """Wait for the end of the resume, successful or not.
+
+        Raises:
+            InvalidStateError: It has not ended by the deadline, in seconds of :func:`time.monotonic`.
+        """
+        if self.done or _core.pending_await(self._pending, max(0.0, deadline - time.monotonic()), on_main_thread()):
+            return
+        names = "every tag" if self._tags is None else ", ".join(map(repr, self._tags))
+        raise InvalidStateError(
+            f"{operation}: a resume(wait=False) of {names} has not ended within the timeout. Call its wait() first, or pass "
+            "a longer timeout",
+            operation=operation,
+        )
+
+    def _call_hooks(self) -> None:
+        """Have the after-callbacks of the ended resume called, unless they were. Failures are logged: they concern the
+        caller of :meth:`wait`, which raises that of the resume again."""
+        if self._hooks is None or self._hooks.called:
+            return
+        try:
+            self.wait()
+        except TorchMemorySaverError as error:
+            logger.warning("a resume(wait=False) has failed: %s", error)
+        except Exception:  # an after-callback's, which is in the log already
+            logger.debug("an after-callback of a resume(wait=False) has raised", exc_info=True)
 
     def _wait(self) -> ResumeReport:
         try:
@@ -100,6 +142,46 @@ class PendingResume:
             self._explanation = reporter.explain(error, self._tags)
         else:
             error.args = (f"{error}{self._explanation}",)
+
+
+class PendingResumes:
+    """The pending resumes of this process whose end no call has seen yet.
+
+    Any thread; no lock, because each change of the list is one operation.
+    """
+
+    def __init__(self) -> None:
+        self._resumes: list[PendingResume] = []
+
+    def add(self, pending: PendingResume) -> PendingResume:
+        """Have later calls see to the end of a resume. Return it."""
+        self._resumes.append(pending)
+        return pending
+
+    def settle(self, operation: str, tags: tuple[str, ...] | None, deadline: float) -> None:
+        """Wait for the resumes of `tags`, and have their after-callbacks called. To be called before a pause takes its turn.
+
+        Raises:
+            InvalidStateError: A resume has not ended by the deadline, in seconds of :func:`time.monotonic`.
+        """
+        for pending in self._of(tags):
+            pending._await(operation, deadline)
+        self.see_ended(tags)
+
+    def see_ended(self, tags: tuple[str, ...] | None) -> None:
+        """Have the after-callbacks of the ended resumes of `tags` called."""
+        for pending in self._of(tags):
+            if pending.done:
+                with contextlib.suppress(ValueError):  # another thread was first
+                    self._resumes.remove(pending)
+                pending._call_hooks()
+
+    def _of(self, tags: tuple[str, ...] | None) -> list[PendingResume]:
+        return [pending for pending in self._resumes if pending._concerns(tags)]
+
+    def after_fork_in_child(self) -> None:
+        """Forget the parent's resumes, which do not continue in a forked child."""
+        self._resumes = []
 
 
 def _handle_of(stream: Any) -> int:

@@ -315,8 +315,9 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
             zero: Memory that is resumed without contents is zeroed. Otherwise its contents are undefined; with :attr:`guard`
                 they are 0xFF.
             progress: Called with (bytes done, bytes in all) while contents are copied: see :meth:`pause`.
-            wait: False returns a :class:`PendingResume` at once. The memory must not be accessed before its ``wait()`` or
-                ``wait_stream(stream)`` has returned; these raise the exceptions. Not together with ``progress``.
+            wait: False returns a :class:`PendingResume` at once. It resumes what is paused now, and a later pause of these
+                tags waits for its end. The memory must not be accessed before its ``wait()`` or ``wait_stream(stream)`` has
+                returned; these raise the exceptions. Not together with ``progress``.
 
         Raises:
             OutOfMemoryError: The device has too little free memory. Everything stays paused, with its backup: free memory

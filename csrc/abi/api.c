@@ -356,6 +356,7 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .counters = tms_query_counters,
         .resume_begin = api_resume_begin,
         .pending_done = tms_pending_done,
+        .pending_await = tms_pending_await,
         .pending_wait = tms_pending_wait,
         .pending_wait_stream = tms_pending_wait_stream,
         .pending_release = tms_pending_release,

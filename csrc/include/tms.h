@@ -248,6 +248,9 @@ typedef struct tms_api {
     tms_status_t (*resume_begin)(const tms_selection_t *selection, tms_pending_t **pending, tms_error_t *error);
     int32_t (*pending_done)(tms_pending_t *pending); /* whether it has ended, successfully or not */
     /* Waits for the end. `interrupted` as in tms_selection_t; TMS_INTERRUPTED ends the wait, not the resume. */
+    /* Waits for its end, successful or not, and leaves the result to pending_wait. */
+    tms_status_t (*pending_await)(tms_pending_t *pending, int32_t (*interrupted)(void *), void *interrupt_context,
+                                  tms_error_t *error);
     tms_status_t (*pending_wait)(tms_pending_t *pending, int32_t (*interrupted)(void *), void *interrupt_context,
                                  tms_report_t *report, tms_error_t *error);
     /* Waits until all memory is mapped on every device and the last copies are queued, then makes `stream` (a CUstream) wait

@@ -38,6 +38,8 @@
     TAKES(resume_begin, "(tags, stream, timeout=0.0, exclusive=False, host_policy=0, zero=False)",                          \
           "Begins a resume in the background. Returns a Pending.")                                                          \
     TAKES(pending_done, "(pending)", "Whether it has ended, successfully or not.")                                          \
+    TAKES(pending_await, "(pending, seconds, interruptible=False)",                                                         \
+          "Waits for its end, successful or not. Returns whether it came within so many seconds.")                          \
     TAKES(pending_wait, "(pending, interruptible=False)", "Waits for its end. Returns a Report.")                           \
     TAKES(pending_wait_stream, "(pending, stream, interruptible=False)",                                                    \
           "Makes a stream wait for its copies, once all are queued.")                                                       \

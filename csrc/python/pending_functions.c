@@ -1,11 +1,15 @@
 /* Pending: a resume in the background. Like HostBuffer it has its own pointer to the function table. The waiting functions
  * release the GIL, and run signal handlers on the main thread. A handler that raises ends the wait, not the resume. */
+#include "base/clock.h"
 #include "base/status.h"
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
 #include "rows.h"
 #include "state.h"
+
+/* Longer waits have no end. */
+#define MOST_SECONDS 1e9
 
 typedef struct pending {
     PyObject_HEAD const tms_api_t *api;
@@ -89,9 +93,11 @@ PyObject *tms_py_pending_done(PyObject *module, PyObject *const *arguments, Py_s
     return PyBool_FromLong(object->api->pending_done(object->pending));
 }
 
-/* The saved thread state of a wait that has released the GIL. */
+/* A wait that has released the GIL: the saved thread state, and the end of the wait on tms_clock_nanoseconds. */
 typedef struct waiting {
     PyThreadState *thread;
+    bool interruptible;
+    uint64_t deadline;
 } waiting_t;
 
 /* `interrupted` of a wait: not 0 if a signal handler has raised; the exception is set then. */
@@ -103,6 +109,34 @@ static int32_t check_signals(void *context) {
     raised = PyErr_CheckSignals();
     waiting->thread = PyEval_SaveThread();
     return raised != 0;
+}
+
+/* The same, or not 0 without an exception after the deadline. */
+static int32_t check_deadline(void *context) {
+    waiting_t *waiting = context;
+    return (waiting->interruptible && check_signals(context)) || tms_clock_nanoseconds() >= waiting->deadline;
+}
+
+PyObject *tms_py_pending_await(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"pending_await", 2, 3, {"pending", "seconds", "interruptible"}};
+    waiting_t waiting = {.interruptible = false};
+    double seconds;
+    tms_status_t status;
+    tms_error_t error;
+    tms_py_call_t call;
+    pending_t *object;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !(object = get_pending(module, &call)) ||
+        !tms_py_get_seconds(&call, 1, &seconds) || !tms_py_get_bool(&call, 2, &waiting.interruptible))
+        return NULL;
+    tms_error_clear(&error);
+    waiting.deadline = seconds < MOST_SECONDS ? tms_clock_nanoseconds() + (uint64_t)(seconds * 1e9) : UINT64_MAX;
+    waiting.thread = PyEval_SaveThread();
+    status = object->api->pending_await(object->pending, check_deadline, &waiting, &error);
+    PyEval_RestoreThread(waiting.thread);
+    if (PyErr_Occurred()) return NULL;
+    if (status != TMS_OK && status != TMS_INTERRUPTED) return tms_py_raise(&error);
+    return PyBool_FromLong(status == TMS_OK);
 }
 
 PyObject *tms_py_pending_wait(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {

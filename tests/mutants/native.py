@@ -8,6 +8,13 @@ __all__ = ["MUTANTS"]
 
 _TRANSITIONS = (
     Mutant(
+        "a-pending-resume-undoes-a-later-pause",
+        "csrc/core/transition/transition.c",
+        "    if (t->pending && segment->paused_by > tms_pending_begun(t->pending)) return false;\n",
+        "",
+        ("tests/unit/core/transition/test_pending.c",),
+    ),
+    Mutant(
         "a-pause-unlocks-the-device-before-the-memory-is-back",
         "csrc/core/transition/pause.c",
         "status = release(t, quiesced, error);",

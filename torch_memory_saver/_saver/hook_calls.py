@@ -17,7 +17,8 @@ changed, else ``cancelled`` if its ``before`` had returned. So each ``before`` i
 them are called, whatever one raises. The call raises the first exception; one that ends the program, such as
 KeyboardInterrupt, is raised in place of an ordinary one. The others are logged.
 
-A resume in the background has the first four steps in the call that begins it, and the last in ``PendingResume.wait()``.
+A resume in the background has the first four steps in the call that begins it, and the last in ``PendingResume.wait()`` or
+in a later call that finds it ended (pending.py).
 
 In a process without hooks `perform` is called at once, and nothing else. Any thread may call. No lock is held while a
 callback or an operation runs.
@@ -29,7 +30,6 @@ import dataclasses
 import logging
 import operator
 import os
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -148,12 +148,16 @@ def begin_with_hooks(
 
 
 class PendingHooks:
-    """The callbacks that remain of a resume in the background. Any thread."""
+    """The callbacks that remain of a resume in the background. Any thread.
+
+    Attributes:
+        called: A thread has begun to call them.
+    """
 
     def __init__(self, around: _Around) -> None:
         self._around = around
         self._lock = threading.Lock()
-        self._called = False
+        self.called = False
         self._finished = threading.Event()
 
     def wait(self, wait_for_end: Callable[[], ResumeReport], has_ended: Callable[[], bool]) -> ResumeReport:
@@ -176,7 +180,7 @@ class PendingHooks:
 
     def _call_once(self, report: ResumeReport | None, error: BaseException | None) -> BaseException | None:
         with self._lock:
-            first, self._called = not self._called, True
+            first, self.called = not self.called, True
         if not first:
             self._finished.wait()
             return None
@@ -184,14 +188,6 @@ class PendingHooks:
             return self._around.call_after(report, error)
         finally:
             self._finished.set()
-
-    def __del__(self) -> None:
-        if not self._called and not sys.is_finalizing():
-            logger.warning(
-                "resume(wait=False): the pending resume was dropped without wait(): no after-callback of its hooks (%s) is "
-                "called",
-                self._around.names,
-            )
 
 
 class _Concerned:
@@ -228,10 +224,6 @@ class _Around:
     @property
     def concerns_hooks(self) -> bool:
         return bool(self._hooks)
-
-    @property
-    def names(self) -> str:
-        return ", ".join(concerned.hook.name for concerned in self._hooks)
 
     def call_before(self) -> None:
         """Calls the before-callbacks, until one raises."""

@@ -90,9 +90,10 @@ class HookMethods:
         """Has a callback called around every resume of a tag, with the arguments of :meth:`on_pause`.
 
         A callback is not called if the resume finds nothing paused with its tag. It is called once for a call with
-        ``timeout``. With ``wait=False`` the before-callbacks are called before ``resume`` returns, and the after-callbacks
-        by :meth:`PendingResume.wait`; without a ``wait()`` they never are. A resume with ``timeout``, ``exclusive`` or
-        ``wait=False`` does not keep other threads' calls waiting once its before-callbacks were called.
+        ``timeout``. With ``wait=False`` the before-callbacks are called before ``resume`` returns. The after-callbacks are
+        called once: by :meth:`PendingResume.wait`, by a pause of these tags, which waits for the resume, or by the next
+        resume of them. A resume with ``timeout``, ``exclusive`` or ``wait=False`` does not keep other threads' calls waiting
+        once its before-callbacks were called.
 
         Raises:
             InvalidArgumentError: As for :meth:`on_pause`.

@@ -6,6 +6,7 @@ import atexit
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -35,6 +36,7 @@ from torch_memory_saver._saver.process import (
     blas_workspaces,
     graph_pools,
     install_sharing,
+    pending_resumes,
     pool_store,
     preserved,
     resumed_blocks,
@@ -200,6 +202,7 @@ class Implementation:
     ) -> PauseReport:
         options = PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
         refuse_inner_call("pause")
+        pending_resumes.settle("pause", options.tags, time.monotonic() + 10)
         return with_hooks("pause", options.tags, lambda: _check_pause(options.tags), lambda: self._pause_at_once(options))
 
     def _pause_at_once(self, options: PauseOptions) -> PauseReport:
@@ -263,10 +266,10 @@ class Implementation:
     ) -> ResumeReport | PendingResume:
         options = ResumeOptions.check(tag, timeout, exclusive, host_memory, zero, progress, wait)
         refuse_inner_call("resume")
+        pending_resumes.see_ended(options.tags)
         if not options.wait:
-            return PendingResume(
-                *begin_with_hooks("resume", options.tags, _check_resume, lambda: self._begin_resume(options)), options.tags
-            )
+            begun, hooks = begin_with_hooks("resume", options.tags, _check_resume, lambda: self._begin_resume(options))
+            return pending_resumes.add(PendingResume(begun, hooks, options.tags))
         return with_hooks(
             "resume", options.tags, _check_resume, lambda: self._resume_at_once(options), options.may_wait_for_others
         )

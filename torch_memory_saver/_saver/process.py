@@ -21,12 +21,14 @@ from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver._torch.random_states import RandomStates
 from torch_memory_saver._torch.resumed_blocks import ResumedBlocks
 from torch_memory_saver._torch.shared_memory import SharedMemory
+from torch_memory_saver.pending import PendingResumes
 
 __all__ = [
     "blas_workspaces",
     "graph_pools",
     "install_sharing",
     "late_devices",
+    "pending_resumes",
     "pool_store",
     "preserved",
     "resumed_blocks",
@@ -52,6 +54,7 @@ shared_memory = SharedMemory(_ordinary_memory)
 late_devices = LateDevices()
 preserved = Preserved()
 resumed_blocks = ResumedBlocks()
+pending_resumes = PendingResumes()
 
 
 def install_sharing(torch: Any) -> None:
@@ -82,6 +85,7 @@ def _after_fork_in_child() -> None:
     shared_memory.after_fork_in_child()
     late_devices.after_fork_in_child()
     resumed_blocks.after_fork_in_child()
+    pending_resumes.after_fork_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

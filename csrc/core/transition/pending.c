@@ -20,6 +20,7 @@ struct tms_pending {
     int holders;
     tms_saver_t *saver;
     pid_t process;
+    uint64_t begun;             /* the saver's last mark then */
     tms_selection_t selection;  /* of the tags below */
     char **tags;                /* a copy in one block; NULL: all */
     tms_device_mask_t expected; /* devices that a stream must wait for; 0: not known yet, or no stream may rely on this
@@ -133,6 +134,9 @@ tms_status_t tms_pending_create(tms_saver_t *saver, const tms_selection_t *selec
     made->saver = saver;
     made->process = getpid();
     made->holders = 2;
+    pthread_mutex_lock(&saver->lock);
+    made->begun = saver->marks;
+    pthread_mutex_unlock(&saver->lock);
     pthread_mutex_init(&made->lock, NULL);
     tms_wait_condition_init(&made->changed);
     tms_status_t status = copy_selection(made, selection, context, error);
@@ -147,6 +151,8 @@ tms_status_t tms_pending_create(tms_saver_t *saver, const tms_selection_t *selec
 tms_saver_t *tms_pending_saver(const tms_pending_t *pending) { return pending->saver; }
 
 const tms_selection_t *tms_pending_selection(const tms_pending_t *pending) { return &pending->selection; }
+
+uint64_t tms_pending_begun(const tms_pending_t *pending) { return pending->begun; }
 
 void tms_pending_end(tms_pending_t *pending, tms_status_t status, const tms_report_t *report, const tms_error_t *error) {
     pthread_mutex_lock(&pending->lock);
@@ -264,6 +270,12 @@ tms_status_t tms_pending_wait(tms_pending_t *pending, int32_t (*interrupted)(voi
     status = outcome(pending, error);
     if (status == TMS_OK && report) *report = pending->report;
     pthread_mutex_unlock(&pending->lock);
+    return status;
+}
+
+tms_status_t tms_pending_await(tms_pending_t *pending, int32_t (*interrupted)(void *), void *context, tms_error_t *error) {
+    tms_status_t status = await(pending, is_finished, interrupted, context, error);
+    if (status == TMS_OK) pthread_mutex_unlock(&pending->lock);
     return status;
 }
 

@@ -6,6 +6,9 @@
  * restored memory. An attempt that skips damaged allocations is never ready, because a stream cannot wait for these; a wait
  * then ends with the call.
  *
+ * What it resumes is decided when it is begun: memory that was paused by then, or that a pause was about to take. So a
+ * resume that finds nothing to do never undoes a later pause.
+ *
  * The thread and the caller's handle hold a reference each; the last one dropped frees it. Any thread. Its lock is a
  * leaf. */
 #ifndef TMS_PENDING_H
@@ -20,6 +23,8 @@ tms_status_t tms_pending_create(tms_saver_t *saver, const tms_selection_t *selec
                                 const tms_error_context_t *context, tms_error_t *error);
 tms_saver_t *tms_pending_saver(const tms_pending_t *pending);
 const tms_selection_t *tms_pending_selection(const tms_pending_t *pending);
+/* The saver's last mark when it was begun. It leaves alone what later calls have paused (segment->paused_by). */
+uint64_t tms_pending_begun(const tms_pending_t *pending);
 /* Publishes the result of the call, and drops the thread's reference. */
 void tms_pending_end(tms_pending_t *pending, tms_status_t status, const tms_report_t *report, const tms_error_t *error);
 
@@ -27,6 +32,7 @@ void tms_pending_end(tms_pending_t *pending, tms_status_t status, const tms_repo
 int32_t tms_pending_done(tms_pending_t *pending);
 tms_status_t tms_pending_wait(tms_pending_t *pending, int32_t (*interrupted)(void *), void *context, tms_report_t *report,
                               tms_error_t *error);
+tms_status_t tms_pending_await(tms_pending_t *pending, int32_t (*interrupted)(void *), void *context, tms_error_t *error);
 tms_status_t tms_pending_wait_stream(tms_pending_t *pending, void *stream, int32_t (*interrupted)(void *), void *context,
                                      tms_error_t *error);
 void tms_pending_release(tms_pending_t *pending);

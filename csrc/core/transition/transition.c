@@ -11,6 +11,7 @@
 #include "core/inspect.h"
 #include "core/transition/ending.h"
 #include "core/transition/log.h"
+#include "core/transition/pending.h"
 #include "core/transition/phases.h"
 #include "core/turn.h"
 
@@ -76,6 +77,7 @@ static bool is_at(const tms_segment_t *segment, uint64_t address) {
 
 bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment) {
     if (t->asked.address != 0 && !is_at(segment, t->asked.address)) return false;
+    if (t->pending && segment->paused_by > tms_pending_begun(t->pending)) return false;
     return segment->state == t->asked.from && (t->planned.collectable >> segment->device & 1) &&
            has_selected_tag(t, segment);
 }
@@ -115,6 +117,7 @@ static void collect(tms_transition_t *t) {
         t->planned.given_up += tms_transition_gives_up(t, segment);
         if (!tms_transition_selects(t, segment)) continue;
         segment->state = t->asked.through;
+        if (t->asked.to == TMS_SEGMENT_PAUSED) segment->paused_by = t->mark;
         segment->next_in_transition = NULL;
         *t->planned.end = segment;
         t->planned.end = &segment->next_in_transition;

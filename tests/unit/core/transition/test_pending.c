@@ -1,4 +1,5 @@
 /* Guards a resume in the background: its end, streams that wait for its copies, and copies that cannot be undone. */
+#include "core/transition/resume.h"
 #include "support/pending_fixture.h"
 
 /* As in a program whose thread has a context. */
@@ -30,6 +31,27 @@ static void a_pending_resume_ends_like_any_other(void **state) {
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     assert_filled(address, BYTES, 1);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, &report, &error), error); /* as often as the caller likes */
+    tms_pending_release(pending);
+}
+
+/* Its thread may run long after the call: what it resumes is decided by the call. */
+static void a_later_pause_is_left_alone(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    tms_pending_t *pending = NULL;
+    const char *tags[] = {"a", "b"};
+    const tms_selection_t selection = {.tags = tags, .tag_count = 2};
+    const tms_error_context_t context = {.operation = "test", .device = TMS_NO_DEVICE};
+    uint64_t before = paused(f, "b", TMS_BACKUP_NONE, 1);
+    ASSERT_OK(tms_pending_create(&f->saver, &selection, &pending, &context, &error), error);
+    uint64_t later = paused(f, "a", TMS_BACKUP_NONE, 2);
+    ASSERT_OK(tms_transition_resume_pending(&f->saver, pending, &report, &error), error);
+    assert_int_equal(report.allocations, 1);
+    assert_int_equal(state_of(f, before), TMS_SEGMENT_ACTIVE);
+    assert_int_equal(state_of(f, later), TMS_SEGMENT_PAUSED);
+    tms_pending_end(pending, TMS_OK, &report, &error);
+    ASSERT_OK(tms_pending_await(pending, NULL, NULL, &error), error);
     tms_pending_release(pending);
 }
 
@@ -378,6 +400,7 @@ static void a_default_stream_of_a_device_that_is_not_in_use_is_refused(void **st
 int main(void) {
     const struct CMUnitTest tests[] = {
         ONE(a_pending_resume_ends_like_any_other),
+        ONE(a_later_pause_is_left_alone),
         ONE(a_handle_may_be_released_before_the_end),
         ONE(a_stream_waits_for_the_copies_and_the_caller_does_not),
         ONE(a_failure_is_reported_by_wait_and_undone),

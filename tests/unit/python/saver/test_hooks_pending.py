@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +14,7 @@ from processes import wait_until
 from recorded_hooks import TIMEOUT_S, Gate, Recorder
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver.process import pending_resumes
 from torch_memory_saver.errors import InvalidStateError, OutOfMemoryError
 
 ACTIVE = {_core.STATE_ACTIVE}
@@ -28,7 +29,7 @@ def pending(hooks: Recorder) -> Any:
         hooks.saver.pause()
         hooks.on_resume("one")
         hooks.on_resume("two")
-        return hooks.saver.resume(wait=False)
+        return hooks.saver.resume(hooks.tag("a"), wait=False)
 
     return begin
 
@@ -133,15 +134,79 @@ def _interrupt(*arguments: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def test_a_dropped_pending_resume_is_logged(hooks: Recorder, pending: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("call", ["pause", "resume"])
+def test_the_next_call_of_its_tags_calls_what_no_wait_has_called(hooks: Recorder, pending: Any, call: str) -> None:
     pending()
     gc.collect()
-    (record,) = [record for record in caplog.records if "dropped" in record.getMessage()]
-    assert record.levelno == logging.WARNING
-    assert "no after-callback of its hooks" in record.getMessage() and "Recorded" in record.getMessage()
     _core.resume((hooks.tag("a"),), None)  # waits for its turn
-    assert hooks.states() == ACTIVE
+    wait_until(lambda: pending_resumes._resumes[0].done)
+    hooks.allocate("b")
+    getattr(hooks.saver, call)(hooks.tag("b"))
     assert hooks.take_events() == ["one before", "two before"]
+    getattr(hooks.saver, call)(hooks.tag("a"))
+    assert hooks.take_events() == ["two after", "one after"]
+    assert pending_resumes._resumes == []
+
+
+@contextlib.contextmanager
+def held_turn(hooks: Recorder, pool: ThreadPoolExecutor) -> Iterator[None]:
+    """Inside, a pause of tag "b" on another thread has the native core's turn."""
+    hooks.allocate("b", backup=_core.BACKUP_PINNED)
+    gate = Gate()
+    pausing = pool.submit(_core.pause, (hooks.tag("b"),), None, False, None, gate)
+    assert gate.reached.wait(TIMEOUT_S)
+    try:
+        yield
+    finally:
+        gate.opened.set()
+        pausing.result(TIMEOUT_S)
+
+
+def test_a_pause_waits_for_a_pending_resume_of_its_tags(hooks: Recorder, pool: ThreadPoolExecutor) -> None:
+    hooks.allocate("a")
+    hooks.saver.pause()
+    hooks.on_resume("one", hooks.tag("a"))
+    with held_turn(hooks, pool):
+        begun = hooks.saver.resume(hooks.tag("a"), wait=False)
+        with pytest.raises(
+            InvalidStateError, match=r"pause: a resume\(wait=False\) of 'hooks\d+/a' has not ended"
+        ) as caught:
+            pending_resumes.settle("pause", (hooks.tag("a"), "c"), 0.0)
+        assert caught.value.operation == "pause"
+        pending_resumes.settle("pause", (hooks.tag("b"),), 0.0)
+        pausing = pool.submit(hooks.saver.pause, hooks.tag("a"))
+        assert not begun.done and not pausing.done()
+    assert pausing.result(TIMEOUT_S).allocations == 1
+    assert begun.wait().allocations == 1
+    assert hooks.take_events() == ["one before", "one after"]
+
+
+def test_a_pending_resume_leaves_later_pauses_alone(hooks: Recorder, pool: ThreadPoolExecutor) -> None:
+    """The native pause does not wait for it: what the resume selects is decided when it begins."""
+    hooks.allocate("a")
+    with held_turn(hooks, pool):
+        pausing = pool.submit(_core.pause, (hooks.tag("a"),), None)
+        begun = _core.resume_begin((hooks.tag("a"),), None)
+    assert pausing.result(TIMEOUT_S).allocations == 1
+    assert _core.pending_wait(begun).allocations == 0
+    assert [row.state for row in _core.segments() if row.tag == hooks.tag("a")] == [_core.STATE_PAUSED]
+
+
+def test_a_callback_of_a_pause_s_pending_resume_raises(hooks: Recorder, pending: Any) -> None:
+    """The pause goes on: the exception is that of another call."""
+    begun = pending()
+    hooks.raises["two", "after"] = KeyError("no")
+    assert hooks.saver.pause().allocations == 1
+    assert hooks.take_events() == ["one before", "two before", "two after", "one after"]
+    assert begun.wait().allocations == 1
+
+
+def test_a_pause_inside_a_callback_of_the_pending_resume(hooks: Recorder, pending: Any) -> None:
+    begun = pending()
+    hooks.does["one", "after"] = hooks.saver.pause
+    with pytest.raises(InvalidStateError, match="pause: this thread is inside"):
+        begun.wait()
+    assert hooks.states() == ACTIVE
 
 
 def test_a_pending_resume_without_hooks_of_its_tags(hooks: Recorder, caplog: pytest.LogCaptureFixture) -> None:
