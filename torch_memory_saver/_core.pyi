@@ -8,6 +8,7 @@ contain a NUL, raise ValueError, before anything changes. Sizes are bytes, devic
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeVar
 
 _Tags = tuple[str, ...] | None  # None: every tag
@@ -71,6 +72,16 @@ main_interpreter: Final[bool]
 
 class Pending:
     """A resume in the background."""
+
+class Scope:
+    """The base class of context managers that a signal handler cannot leave half-way: see ``csrc/python/scope.c``.
+
+    A subclass defines ``_open()``, ``_enter(entry)``, ``_choose()``, ``_leave(entry)`` and ``_left(entry, exception)``."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(
+        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
 
 class HostBuffer:
     """Keeps a host backup's memory valid while it lives. Made by :func:`host_backup` only."""
@@ -216,6 +227,10 @@ def allocate(size: int, device: int = -1) -> int:
 
 def free(address: int) -> bool:
     """Frees a managed allocation in any state; False if the address is not managed."""
+
+def within(manager: Any, function: Callable[..., _Result], argument: Any = None) -> _Result:
+    """Calls a function inside a context manager, such as a lock. Unlike a with statement, no signal handler can prevent the
+    call of ``__exit__``, which is not told of exceptions. The function gets the argument, if one is given."""
 
 def region_push(tag: str, backup: int, managed: bool, host_policy: int = 0, runs: bool = True) -> int:
     """Enters a level on this thread; returns the depth for :func:`region_pop`. `runs` False: handles of their own."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from torch_memory_saver._saver import hook_modes, preload
-from torch_memory_saver._saver.arguments import DEFAULT_TAG, check_flag
+from torch_memory_saver._saver.arguments import DEFAULT_TAG, PAUSE_TIMEOUT_S, check_flag
 from torch_memory_saver._saver.first_use import given
 from torch_memory_saver._saver.fresh_methods import FreshMethods
 from torch_memory_saver._saver.hook_methods import HookMethods
@@ -209,13 +209,17 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
         live_only: bool = True,
         progress: Callable[[int, int], Any] | None = None,
         if_shared: Literal["allow", "wait", "refuse"] = "allow",
-        timeout: float | None = None,
+        timeout: float | None = PAUSE_TIMEOUT_S,
     ) -> PauseReport:
         """Releases the physical memory of resident allocations to the driver, after contents were saved to their backups.
 
-        Waits for the devices concerned. Skips memory that is paused already, except that ``backup="discard"`` gives up its
-        backup: a resume then brings it back without contents. Tensors keep their addresses and must not be accessed before
-        the resume. A warning is logged, once for each cause, if nothing is managed or if no allocation ever had the tag.
+        Waits for other threads to leave regions of these tags, and for the devices concerned. Meanwhile threads inside may
+        enter further regions, and other threads wait before they enter one of these tags. The calling thread may be inside
+        one itself. A thread that ended inside a region is no longer in it.
+
+        Skips memory that is paused already, except that ``backup="discard"`` gives up its backup: a resume then brings it
+        back without contents. Tensors keep their addresses and must not be accessed before the resume. A warning is logged,
+        once for each cause, if nothing is managed or if no allocation ever had the tag.
 
         On the main thread a signal whose handler raises (Ctrl-C) ends the call within a second, with nothing changed, while
         it waits for the devices or copies. Once it releases memory, the call completes first.
@@ -237,16 +241,19 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
                 and once at the end. It must not call pause or resume.
             if_shared: What to do if other processes may still use tensors of this memory that were sent to them. "allow":
                 the pause completes; they keep the physical memory, with its contents, until they drop their tensors
-                (``possibly_shared_bytes`` of the report). "wait": waits for them, for ``timeout`` seconds. "refuse": an
-                error, like "wait" after its timeout.
-            timeout: Seconds, for ``if_shared="wait"`` only.
+                (``possibly_shared_bytes`` of the report). "wait": waits for them until the timeout. "refuse": an error, like
+                "wait" after its timeout.
+            timeout: Seconds of all waiting of the call: for other threads that are inside a region of the tags, for
+                receivers (``if_shared="wait"``), and for other calls with hooks. None does not wait, ``math.inf`` waits for
+                ever. A signal whose handler raises ends the wait on the main thread.
 
         Raises:
             InvalidArgumentError: Neither a tag nor an iterable of tags; an unknown ``backup``; ``live_only`` that is not a
-                flag; a ``progress`` that is not callable; an unknown ``if_shared``; "wait" without a ``timeout``.
-            InvalidStateError: Another thread is inside a region of one of the tags; or this thread is already inside a pause
-                or resume (the call comes from a signal handler, a callback or a finaliser); or other processes may still use
-                the memory, and ``if_shared`` does not allow that.
+                flag; a ``progress`` that is not callable; an unknown ``if_shared``; a ``timeout`` that is negative or not a
+                number.
+            InvalidStateError: Another thread is still inside a region of one of the tags (the message names both); or this
+                thread is already inside a pause or resume (the call comes from a signal handler, a callback or a finaliser);
+                or other processes may still use the memory, and ``if_shared`` does not allow that.
             CaptureInProgressError: A stream capture is active.
             OutOfHostMemoryError, BackupIOError: The backups could not be made. Everything stays resident. DriverError: The
             driver failed to release some of the memory. The rest is paused. Exception: Raised by ``progress`` or a callback
@@ -257,7 +264,7 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
             live_only=(live_only, True),
             progress=(progress, None),
             if_shared=(if_shared, "allow"),
-            timeout=(timeout, None),
+            timeout=(timeout, PAUSE_TIMEOUT_S),
         )
         report: PauseReport = self._use().pause(tag=tag, **optional)
         return report

@@ -49,6 +49,8 @@
     TAKES(write_log, "(level, text)", "Writes a line to stderr as the native log does.")                                    \
     /* host_buffer.c */                                                                                                     \
     TAKES(host_backup, "(address, size)", "The host copy of a range as a HostBuffer; None if there is none now.")           \
+    /* scope.c */                                                                                                           \
+    TAKES(within, "(manager, function, argument=None)", "Calls a function inside a context manager.")                       \
     /* region_functions.c */                                                                                                \
     TAKES(region_push, "(tag, backup, managed, host_policy=0, runs=True)",                                                  \
           "Enters a level of settings on this thread; returns its depth.")                                                  \
@@ -115,5 +117,7 @@ TMS_PY_FUNCTIONS(TMS_PY_DECLARE_TAKES, TMS_PY_DECLARE_BARE)
 PyObject *tms_py_host_buffer_type(PyObject *module);
 /* The type Pending, likewise. */
 PyObject *tms_py_pending_type(PyObject *module);
+/* The type Scope: a new reference. */
+PyObject *tms_py_scope_type(PyObject *module);
 
 #endif

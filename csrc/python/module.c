@@ -130,6 +130,27 @@ static int add_page_requests(PyObject *module) {
     return result;
 }
 
+/* Adds Scope, and the names of methods that C code calls. */
+static int add_scope(PyObject *module, tms_py_state_t *state) {
+    static const char *const names[TMS_PY_NAMES] = {
+        [TMS_PY_OPEN] = "_open",           [TMS_PY_ENTER] = "_enter", [TMS_PY_CHOOSE] = "_choose",
+        [TMS_PY_LEAVE] = "_leave",         [TMS_PY_LEFT] = "_left",   [TMS_PY_DUNDER_ENTER] = "__enter__",
+        [TMS_PY_DUNDER_EXIT] = "__exit__",
+    };
+    PyObject *type;
+    int result;
+
+    for (int name = 0; name < TMS_PY_NAMES; name++) {
+        state->names[name] = PyUnicode_InternFromString(names[name]);
+        if (!state->names[name]) return -1;
+    }
+    type = tms_py_scope_type(module);
+    if (!type) return -1;
+    result = PyModule_AddType(module, (PyTypeObject *)type);
+    Py_DECREF(type);
+    return result;
+}
+
 static int execute(PyObject *module) {
     tms_py_state_t *state = PyModule_GetState(module);
     tms_py_library_t library;
@@ -146,6 +167,7 @@ static int execute(PyObject *module) {
     if (!state->host_buffer_type || PyModule_AddType(module, (PyTypeObject *)state->host_buffer_type) < 0) return -1;
     state->pending_type = tms_py_pending_type(module);
     if (!state->pending_type || PyModule_AddType(module, (PyTypeObject *)state->pending_type) < 0) return -1;
+    if (add_scope(module, state) < 0) return -1;
     if (!tms_py_rows_create(module, state->rows)) return -1;
     if (add_constants(module) < 0 || add_backup_kinds(module) < 0) return -1;
     if (add_state_names(module) < 0 || add_page_requests(module) < 0) return -1;
@@ -166,6 +188,7 @@ static int clear(PyObject *module) {
 
     Py_CLEAR(state->host_buffer_type);
     Py_CLEAR(state->pending_type);
+    for (int name = 0; name < TMS_PY_NAMES; name++) Py_CLEAR(state->names[name]);
     for (int row = 0; row < TMS_PY_ROWS; row++) Py_CLEAR(state->rows[row]);
     return 0;
 }

@@ -23,10 +23,23 @@ typedef enum tms_py_row {
     TMS_PY_ROWS
 } tms_py_row_t;
 
+/* The names of methods that C code calls (scope.c). */
+typedef enum tms_py_name {
+    TMS_PY_OPEN,
+    TMS_PY_ENTER,
+    TMS_PY_CHOOSE,
+    TMS_PY_LEAVE,
+    TMS_PY_LEFT,
+    TMS_PY_DUNDER_ENTER,
+    TMS_PY_DUNDER_EXIT,
+    TMS_PY_NAMES
+} tms_py_name_t;
+
 typedef struct tms_py_state {
     const tms_api_t *api;       /* of the library that holds the process's state; never changes after the import */
     PyObject *host_buffer_type; /* HostBuffer */
     PyObject *pending_type;     /* Pending */
+    PyObject *names[TMS_PY_NAMES];
     PyTypeObject *rows[TMS_PY_ROWS];
 } tms_py_state_t;
 

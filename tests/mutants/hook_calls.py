@@ -98,7 +98,7 @@ _FAILED = (
     Mutant(
         "hooks-are-called-while-another-thread-is-in-the-region",
         "torch_memory_saver/_saver/implementation.py",
-        "    refuse_regions_of_others(pool_store, tags)\n",
+        "    await_regions(pool_store, options.tags, options.deadline)\n",
         "",
         (f"{_FAILURES}::test_a_region_of_another_thread_calls_no_hook",),
     ),

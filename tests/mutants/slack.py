@@ -13,8 +13,8 @@ _SETTINGS = (
     Mutant(
         "a-region-forgets-its-runs",
         _SOURCES + "_saver/native.py",
-        "        host_policy=options.host_policy,\n        runs=options.runs,\n    )\n\n\ndef begin_capture",
-        "        host_policy=options.host_policy,\n    )\n\n\ndef begin_capture",
+        "options.managed, options.host_policy, options.runs)",
+        "options.managed, options.host_policy)",
         (
             "tests/unit/python/saver/test_options.py::test_the_core_gets_every_field",
             f"{_TESTS}::test_a_region_without_runs_has_no_slack",

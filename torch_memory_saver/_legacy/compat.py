@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch_memory_saver import _core
@@ -212,20 +211,16 @@ def _name_of(key: Key) -> PoolName:
     return PoolName(options.tag, bool(backend), options.backup == _core.BACKUP_DISK, backend, key.device)
 
 
-@contextmanager
 def _region_config(
     tag: str = DEFAULT_TAG,
     enable_cpu_backup: bool = False,
     cpu_backup_backend: str | None = None,
     enable_disk_backup: bool = False,
-) -> Iterator[None]:
+) -> native.RegionSettings:
     """The settings of a region for this thread's allocations, without a pool of torch's."""
-    options = RegionOptions.check(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, host_memory=None)
-    level = native.enter_region(options)
-    try:
-        yield
-    finally:
-        _core.region_leave(level)
+    return native.RegionSettings(
+        RegionOptions.check(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, host_memory=None)
+    )
 
 
 def _affected_devices(tag: str | None = None) -> list[int]:

@@ -13,6 +13,7 @@ from torch_memory_saver.errors import InvalidArgumentError
 __all__ = [
     "DEFAULT_TAG",
     "HOST_MEMORY",
+    "PAUSE_TIMEOUT_S",
     "backend_checks",
     "check_bytes",
     "check_device",
@@ -35,6 +36,8 @@ _BACKENDS = {name: _core.BACKUP_KINDS[name] for name in ("pinned", "mmap")}
 _PAUSE_BACKUPS = {
     name: _core.BACKUP_KINDS[kind] for name, kind in (("host", "pinned"), ("disk", "disk"), ("discard", "none"))
 }
+#: The default timeout of a pause, in seconds.
+PAUSE_TIMEOUT_S = 10.0
 _IF_SHARED = ("allow", "wait", "refuse")
 #: Additional checks of a backend: each is called with its name and may raise InvalidArgumentError.
 backend_checks: list[Callable[[str], None]] = []
@@ -167,14 +170,10 @@ def check_switch(name: str, value: object) -> bool:
     return value
 
 
-def check_if_shared(if_shared: object, timeout: object) -> str:
-    """What a pause does about shared memory. "wait" needs a timeout, because the count of a killed importer never falls."""
+def check_if_shared(if_shared: object) -> str:
+    """What a pause does about shared memory."""
     if not isinstance(if_shared, str) or if_shared not in _IF_SHARED:
         raise InvalidArgumentError(f"if_shared must be {_one_of(_IF_SHARED)}, not {if_shared!r}")
-    if (timeout is not None) != (if_shared == "wait"):
-        raise InvalidArgumentError(
-            f'if_shared="wait" needs a timeout in seconds, and only that: if_shared is "{if_shared}", timeout {timeout!r}'
-        )
     return if_shared
 
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import operator
 import os
 import threading
@@ -96,14 +97,24 @@ def with_hooks(
     check: Callable[[], object],
     perform: Callable[[], _Result],
     may_wait_for_others: bool = False,
+    deadline: float = math.inf,
 ) -> _Result:
     """Performs an operation that selects `tags`, with the hooks around it. `may_wait_for_others`: other processes or threads
-    may have to pause first."""
+    may have to pause first. `deadline`: the end of the wait for the turn, in seconds of :func:`time.monotonic`.
+
+    Raises:
+        InvalidStateError: Another call with hooks still had the turn at the deadline.
+    """
     if not hooks_of(operation):
         return perform()
     turn = HookTurn(tags)
     try:
-        turn.take()
+        if not turn.take(deadline):
+            raise InvalidStateError(
+                f"{operation}: another pause or resume of these tags, which calls hooks, did not end within the timeout. "
+                "Wait for it, or pass a longer timeout",
+                operation=operation,
+            )
         around = _Around(operation, tags)
         if not around.concerns_hooks:
             turn.give_back()

@@ -15,8 +15,10 @@ look at the list only.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 
 from torch_memory_saver._torch.pools import Tags
 
@@ -32,12 +34,17 @@ class HookTurn:
     def __init__(self, tags: Tags) -> None:
         self._tags = tags
 
-    def take(self) -> None:
-        """Waits until no other call with hooks has one of the tags."""
+    def take(self, deadline: float = math.inf) -> bool:
+        """Wait until no other call with hooks has one of the tags, at most until the deadline, in seconds of
+        :func:`time.monotonic`. Returns whether the turn was taken."""
         with _changed:
             while any(self._overlaps(other) for other in _running):
-                _changed.wait()
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return False
+                _changed.wait(min(remaining, threading.TIMEOUT_MAX))
             _running.append(self)
+        return True
 
     def give_back(self) -> None:
         """Lets others go on. Does nothing the second time."""

@@ -6,7 +6,6 @@ import atexit
 import functools
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch_memory_saver._saver import native, preload
 from torch_memory_saver._saver.arguments import (
     DEFAULT_TAG,
     HOST_MEMORY,
+    PAUSE_TIMEOUT_S,
     check_bytes,
     check_device,
     check_flag,
@@ -52,7 +52,7 @@ from torch_memory_saver._torch.graphs import GraphCapture
 from torch_memory_saver._torch.ipc_format import check_importer
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.live import live_finder
-from torch_memory_saver._torch.pausing import pausing, refuse_regions_of_others
+from torch_memory_saver._torch.pausing import await_regions, pausing
 from torch_memory_saver._torch.pools import Tags, selects, would_read_stacks
 from torch_memory_saver._torch.resumed_blocks import managed_blocks
 from torch_memory_saver._torch.resuming import make_room, with_room
@@ -198,12 +198,18 @@ class Implementation:
         live_only: bool = True,
         progress: Callable[[int, int], Any] | None = None,
         if_shared: str = "allow",
-        timeout: float | None = None,
+        timeout: float | None = PAUSE_TIMEOUT_S,
     ) -> PauseReport:
         options = PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
         refuse_inner_call("pause")
-        pending_resumes.settle("pause", options.tags, time.monotonic() + 10)
-        return with_hooks("pause", options.tags, lambda: _check_pause(options.tags), lambda: self._pause_at_once(options))
+        pending_resumes.settle("pause", options.tags, options.deadline)
+        return with_hooks(
+            "pause",
+            options.tags,
+            lambda: _check_pause(options),
+            lambda: self._pause_at_once(options),
+            deadline=options.deadline,
+        )
 
     def _pause_at_once(self, options: PauseOptions) -> PauseReport:
         before_pause.run()
@@ -226,7 +232,7 @@ class Implementation:
         if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
             self._store.empty_torch_cache(torch)
         with pausing(
-            self._store, torch, options.tags, free_caches=lambda found: self._free_caches(found, options.tags)
+            self._store, torch, options.tags, options.deadline, lambda found: self._free_caches(found, options.tags)
         ) as leave_paused_pools:
             reusable = unmanaged = 0
             if torch is not None and self._graph_pools.default_pool_managed:
@@ -271,7 +277,12 @@ class Implementation:
             begun, hooks = begin_with_hooks("resume", options.tags, _check_resume, lambda: self._begin_resume(options))
             return pending_resumes.add(PendingResume(begun, hooks, options.tags))
         return with_hooks(
-            "resume", options.tags, _check_resume, lambda: self._resume_at_once(options), options.may_wait_for_others
+            "resume",
+            options.tags,
+            _check_resume,
+            lambda: self._resume_at_once(options),
+            options.may_wait_for_others,
+            options.deadline,
         )
 
     def _begin_resume(self, options: ResumeOptions) -> _core.Pending:
@@ -424,10 +435,10 @@ def _settle_substitutes() -> None:
 after_call.add("the end of the pools that replace PyTorch's default pool", _settle_substitutes)
 
 
-def _check_pause(tags: Tags) -> None:
-    """Raises what a pause is known to fail with."""
+def _check_pause(options: PauseOptions) -> None:
+    """Raises what a pause is known to fail with, after it has waited for regions of other threads."""
     native.refuse_early(_core.pause, layer.in_use(), has_inherited_memory())
-    refuse_regions_of_others(pool_store, tags)
+    await_regions(pool_store, options.tags, options.deadline)
 
 
 def _check_resume() -> None:

@@ -23,11 +23,12 @@ def importers_awaited(shared_memory: SharedMemory, options: PauseOptions) -> Ite
     if options.if_shared == "allow":
         yield shared_memory.possibly_shared_bytes(options.tags)
         return
-    with shared_memory.closed(options.tags, options.seconds_for_importers) as shared:
+    waits = options.if_shared == "wait"
+    with shared_memory.closed(options.tags, options.deadline if waits else 0.0) as shared:
         if shared:
             raise InvalidStateError(
                 f"pause: other processes may still use {shared} bytes of this memory, which was sent to them"
-                + (f"; waited {options.seconds_for_importers:g} s" if options.if_shared == "wait" else "")
+                + (" and did not drop it within the timeout" if waits else "")
                 + ". Let them drop their tensors (and call torch.cuda.ipc_collect() there), or call it with "
                 'if_shared="allow": they then keep the memory, with its contents, until they drop it',
                 operation="pause",

@@ -15,28 +15,45 @@ from torch_memory_saver._saver.options import PauseOptions, RegionOptions, Resum
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.live import Live
 from torch_memory_saver._torch.pools import Tags, may_not_free
+from torch_memory_saver._torch.steps import OneUse, record
 from torch_memory_saver.pending import on_main_thread
 
 __all__ = [
+    "RegionSettings",
     "begin_capture",
     "begin_resume",
     "count_guard_bytes",
     "enter_region",
+    "leave_region",
     "pause",
     "refuse_early",
     "resume",
 ]
 
 
-def enter_region(options: RegionOptions) -> int:
-    """Enters a level of settings on this thread. Returns its id, for ``_core.region_leave``."""
-    return _core.region_enter(
-        tag=options.tag,
-        backup=options.backup,
-        managed=options.managed,
-        host_policy=options.host_policy,
-        runs=options.runs,
-    )
+def enter_region(levels: list[int], options: RegionOptions) -> None:
+    """Enter a level of settings on this thread, and append its id to `levels`, as one step (steps.py)."""
+    record(levels, _core.region_enter, options.tag, options.backup, options.managed, options.host_policy, options.runs)
+
+
+def leave_region(levels: list[int]) -> None:
+    """Leave the levels of this thread that :func:`enter_region` has appended. May be repeated."""
+    for level in levels:
+        _core.region_leave(level)
+
+
+class RegionSettings(OneUse):
+    """A context manager: inside, the options apply to this thread's allocations that no pool of PyTorch serves."""
+
+    def __init__(self, options: RegionOptions) -> None:
+        self._options = options
+        self._levels: list[int] = []
+
+    def _begin(self) -> None:
+        enter_region(self._levels, self._options)
+
+    def _end(self) -> None:
+        leave_region(self._levels)
 
 
 def begin_capture(options: RegionOptions) -> int:
@@ -80,7 +97,7 @@ def resume(options: ResumeOptions, stream: int | None) -> _core.Report:
         options.tags,
         stream,
         interruptible=on_main_thread(),
-        timeout=options.timeout,
+        timeout=options.remaining,
         exclusive=options.exclusive,
         host_policy=options.host_policy,
         zero=options.zero,
@@ -93,7 +110,7 @@ def begin_resume(options: ResumeOptions, stream: int | None) -> _core.Pending:
     return _core.resume_begin(
         options.tags,
         stream,
-        timeout=options.timeout,
+        timeout=options.remaining,
         exclusive=options.exclusive,
         host_policy=options.host_policy,
         zero=options.zero,

@@ -8,11 +8,14 @@ one: that is the contract of ``register_hook_mode``.
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver.arguments import (
+    PAUSE_TIMEOUT_S,
     check_flag,
     check_if_shared,
     check_progress,
@@ -86,7 +89,7 @@ class PauseOptions:
         live_only: Free blocks are not copied.
         progress: Told of the copies.
         if_shared: "allow", "wait" or "refuse": what to do about memory that other processes may still use.
-        seconds_for_importers: How long "wait" waits.
+        deadline: The end of all waiting of the call, in seconds of :func:`time.monotonic`.
     """
 
     tags: tuple[str, ...] | None
@@ -94,7 +97,7 @@ class PauseOptions:
     live_only: bool
     progress: Progress | None
     if_shared: str
-    seconds_for_importers: float
+    deadline: float
 
     @classmethod
     def check(
@@ -104,7 +107,7 @@ class PauseOptions:
         live_only: object,
         progress: object,
         if_shared: object = "allow",
-        timeout: object = None,
+        timeout: object = PAUSE_TIMEOUT_S,
     ) -> PauseOptions:
         """
         Raises:
@@ -115,8 +118,8 @@ class PauseOptions:
             choose_pause_backup(backup),
             check_flag("live_only", live_only),
             check_progress(progress),
-            check_if_shared(if_shared, timeout),
-            check_timeout(timeout),
+            check_if_shared(if_shared),
+            time.monotonic() + check_timeout(timeout),
         )
 
     @property
@@ -131,7 +134,9 @@ class ResumeOptions:
 
     Attributes:
         tags: The names; None is every tag.
-        timeout: Seconds to wait for memory and for the devices' locks.
+        timeout: Seconds of all waiting of the call for memory, the devices' locks and other calls; 0 does not wait for
+            memory and locks.
+        deadline: The end of that time, in seconds of :func:`time.monotonic`; infinity if `timeout` is 0.
         exclusive: The devices' locks are taken.
         host_policy: The core's number for the policy for the backups' host memory.
         zero: Memory that is resumed without contents is zeroed.
@@ -146,6 +151,7 @@ class ResumeOptions:
     zero: bool
     progress: Progress | None
     wait: bool
+    deadline: float = math.inf
 
     @classmethod
     def check(
@@ -163,14 +169,16 @@ class ResumeOptions:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.resume`, or ``progress`` without
                 ``wait``.
         """
+        seconds = check_timeout(timeout)
         options = cls(
             select_tags(tag),
-            check_timeout(timeout),
+            seconds,
             check_flag("exclusive", exclusive),
             choose_host_policy(host_memory),
             check_flag("zero", zero),
             check_progress(progress),
             check_flag("wait", wait),
+            time.monotonic() + seconds if seconds else math.inf,
         )
         if options.progress is not None and not options.wait:
             raise InvalidArgumentError("progress needs a call that waits: it is called on the thread of that call")
@@ -180,6 +188,11 @@ class ResumeOptions:
     def may_wait_for_others(self) -> bool:
         """Whether the call may wait for memory or locks that others hold."""
         return self.timeout > 0 or self.exclusive
+
+    @property
+    def remaining(self) -> float:
+        """The rest of the timeout, in seconds."""
+        return max(0.0, self.deadline - time.monotonic()) if self.timeout else 0.0
 
     def at_once(self) -> ResumeOptions:
         """The same options without waiting for memory."""

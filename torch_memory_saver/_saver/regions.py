@@ -3,14 +3,15 @@ rather than a generator, because entering a region must take microseconds.
 
 It enters a level of settings of the native core and, if torch is used, routes pools. Leaving removes only that level; later
 levels on the same thread stay in force (frames.py).
+
+A signal handler may raise between any two bytecodes of an entry or exit. An entry is then undone, and an exit is completed,
+before the exception goes on: ``_core.Scope`` repeats ``_leave``, and each of its steps can be repeated (steps.py).
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
@@ -28,7 +29,7 @@ from torch_memory_saver._torch.frames import (
     warn,
 )
 from torch_memory_saver._torch.layer import TorchCuda
-from torch_memory_saver._torch.pools import Pool, PoolStore
+from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, TorchMemorySaverError
 
 __all__ = ["Region", "bind_region"]
@@ -37,9 +38,9 @@ logger = logging.getLogger("torch_memory_saver")
 
 
 @eager_methods
-class Region(FunctionDecorator):
+class Region(_core.Scope, FunctionDecorator):
     """The context manager that region() and disable() return: one level of settings. An object may be entered again, even
-    while it is entered, on any thread."""
+    while it is entered, on any thread. ``_core.Scope`` calls its methods."""
 
     def __init__(self, store: PoolStore, find_torch: Callable[[], TorchCuda | None], options: RegionOptions) -> None:
         self._store = store
@@ -47,42 +48,34 @@ class Region(FunctionDecorator):
         self._options = options
         self._frames: list[Frame] = []
 
-    def __enter__(self) -> None:
-        torch = self._find_torch()
-        level = native.enter_region(self._options)
-        frame: Frame | None = None
-        try:
-            frame = self._store.enter(torch, self._options)
-            frame.level = level
-            self._frames.append(frame)
-        except BaseException:
-            _core.region_leave(level)
-            if frame is not None:  # a signal handler raised after the entry
-                self._store.leave(frame)
-                self._frames[:] = [entered for entered in self._frames if entered is not frame]
-            raise
-        try:
-            if torch is not None and not self._store.single_device:
+    def _open(self) -> Frame:
+        return Frame(self._find_torch(), self._options, self._store.stack())
+
+    def _enter(self, frame: Frame) -> None:
+        torch = frame.torch
+        self._frames.append(frame)
+        native.enter_region(frame.levels, self._options)
+        self._store.enter(frame)
+        if torch is not None:
+            if not self._store.single_device:
                 _core.refresh_peers()
-            if torch is not None:
-                frame.reading = self._store.watch.begin(torch, frame)
-            note_entered(frame)
-        except BaseException as error:
-            self._leave(frame, error)
-            raise
+            frame.reading = self._store.watch.begin(torch, frame)
+        note_entered(frame)
 
-    def __exit__(
-        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._leave(choose_frame(self._frames), exception)
+    def _choose(self) -> Frame:
+        return choose_frame(self._frames, self._store.stack())
 
-    def _leave(self, frame: Frame, exception: BaseException | None) -> None:
-        self._frames.remove(frame)
-        on_own_thread = frame.thread == threading.get_ident()
-        pools = frame.pools
-        if on_own_thread:
-            _core.region_leave(frame.level)
-        later = self._store.leave(frame)
+    def _leave(self, frame: Frame) -> None:
+        if not frame.used:
+            frame.used = tuple(frame.pools)
+        if frame.stack is self._store.stack():
+            native.leave_region(frame.levels)
+        self._store.leave(frame)
+        if frame in self._frames:
+            self._frames.remove(frame)
+
+    def _left(self, frame: Frame, exception: BaseException | None) -> None:
+        self._store.return_memory(frame)
         if frame.torch is not None and not self._store.single_device:
             try:
                 _core.refresh_peers()
@@ -94,25 +87,25 @@ class Region(FunctionDecorator):
                 # Does not replace the exception of the region's body.
                 logger.warning("leaving region(tag=%r) after an exception: %s", self._options.tag, error)
         if exception is None:
-            self._store.watch.end(frame, pools)
-        self._return_idle(frame, pools)
+            self._store.watch.end(frame, frame.used)
+        self._return_idle(frame)
         try:
-            if on_own_thread:
-                note_left(frame, later)
+            if frame.stack is self._store.stack():
+                note_left(frame)
             else:
                 warn(
                     f"{frame} is left on another thread than it was entered on. It is over for PyTorch; in preload mode "
                     "what other libraries allocate on the thread that entered it is still managed. Leave a region on its "
                     "thread.",
-                    frames_up=3,
+                    frames_up=2,
                 )
         except RuntimeWarning:  # warnings are errors in this program
             if exception is None:
                 raise
 
-    def _return_idle(self, frame: Frame, pools: Sequence[Pool]) -> None:
+    def _return_idle(self, frame: Frame) -> None:
         try:
-            self._store.return_idle_of(frame, pools)
+            self._store.return_idle_of(frame, frame.used)
         except ForkedProcessError:
             pass  # the child of a process that was inside the region has no memory
         except (TorchMemorySaverError, RuntimeError) as error:  # a lost device

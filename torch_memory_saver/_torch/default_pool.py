@@ -35,7 +35,7 @@ class DefaultPool:
     def prepare(self, torch: TorchCuda, tags: Tags, manages_everything: bool) -> tuple[int, int]:
         """Prepare a pause of `tags` that is about to begin. Return (paused bytes that torch may hand out nevertheless, bytes
         that are not managed in spite of ``TMS_INIT_ENABLE``)."""
-        with collector_stopped:
+        with collector_stopped():
             segments = torch.segments()
         free = self._free_bytes(segments, tags)
         covered = self._substitutes.begin(torch, free)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar
@@ -23,11 +24,15 @@ if TYPE_CHECKING:
     from torch_memory_saver._saver.options import RegionOptions
     from torch_memory_saver._torch.elsewhere import Reading
     from torch_memory_saver._torch.layer import TorchCuda
-    from torch_memory_saver._torch.pools import Pool
+    from torch_memory_saver._torch.pools import Pool, Tags
+    from torch_memory_saver._torch.routing import Routing
 
 __all__ = [
     "Frame",
     "FunctionDecorator",
+    "Pause",
+    "Stack",
+    "ThreadLife",
     "choose_frame",
     "innermost_frame",
     "note_entered",
@@ -37,6 +42,53 @@ __all__ = [
 ]
 
 
+class ThreadLife:
+    """An object that lives as long as the thread whose thread-local storage holds it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Stack(list["Frame"]):
+    """The frames of one thread, outermost first. The identity of the stack is that of the thread, whose number may be used
+    again by a later one.
+
+    Attributes:
+        thread: The number of the thread.
+        life: A weak reference to an object that lives as long as the thread.
+    """
+
+    __slots__ = ("life", "thread")
+
+    def __init__(self, life: weakref.ref[ThreadLife]) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+        self.life = life
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended."""
+        return self.life() is None
+
+    def __str__(self) -> str:
+        thread = next((each for each in threading.enumerate() if each.ident == self.thread), None)
+        return f"thread {self.thread}" if thread is None or self.has_ended else f"thread {thread.name!r} ({self.thread})"
+
+
+class Pause:
+    """A running pause, or one that waits for threads inside regions of its tags.
+
+    Attributes:
+        stack: The frames of the pausing thread.
+        tags: The tags that it selects.
+    """
+
+    __slots__ = ("stack", "tags")
+
+    def __init__(self, stack: Stack, tags: Tags) -> None:
+        self.stack = stack
+        self.tags = tags
+
+
 class Frame:
     """One entry of a region or of disable() on one thread, and the pools that it routes.
 
@@ -44,40 +96,48 @@ class Frame:
         torch: None: only the native core's settings apply.
         options: The region's.
         stack: The frames of the thread that entered, outermost first.
-        level: The native core's id of the entry's settings.
+        levels: The native core's id of the entry's settings; empty before they are in force.
+        later: The frames of the thread that were entered later and stay, once the frame has been left.
+        used: The pools that the frame had when it was left, if they are needed for a comparison of memory.
         outer: The innermost frame of this context at the entry.
         over: The frame of another context that was in force at the entry, if any.
         reading: PyTorch's memory at the entry, for a comparison at the exit, or None (elsewhere.py).
         inner: The pools of the regions that were left inside this one, and its own once it has been left.
+        routing: The routing to the pools, from before it begins until it has ended completely.
+        routed: Whether the routing is in force.
         closed: It has been left.
     """
 
     __slots__ = (
         "closed",
         "inner",
-        "level",
+        "later",
+        "levels",
         "options",
         "outer",
         "over",
         "pools",
         "reading",
         "routed",
+        "routing",
         "stack",
-        "thread",
         "torch",
+        "used",
     )
 
-    def __init__(self, torch: TorchCuda | None, options: RegionOptions, stack: list[Frame]) -> None:
+    def __init__(self, torch: TorchCuda | None, options: RegionOptions, stack: Stack) -> None:
         self.torch = torch
         self.options = options
-        self.thread = threading.get_ident()
         self.stack = stack
-        self.level = 0
+        self.levels: list[int] = []
+        self.later: Sequence[Frame] = ()
+        self.used: Sequence[Pool] = ()
         self.outer: Frame | None = None
         self.over: Frame | None = None
         self.pools: list[Pool] = []
         self.reading: Reading | None = None
         self.inner: set[Pool] = set()
+        self.routing: Routing | None = None
         self.routed = False
         self.closed = False
 
@@ -105,16 +165,15 @@ def _own_frame() -> Frame | None:
     return frame
 
 
-def innermost_frame(stack: Sequence[Frame]) -> Frame | None:
+def innermost_frame(stack: Stack) -> Frame | None:
     """Return the region that the caller is in: the innermost one that this task has entered on this thread, else the one in
     force on the thread.
 
     Args:
         stack: The frames of this thread, outermost first.
     """
-    thread = threading.get_ident()
     frame = _own_frame()
-    while frame is not None and (frame.closed or frame.thread != thread):
+    while frame is not None and (frame.closed or frame.stack is not stack):
         frame = frame.outer
     if frame is not None:
         return frame
@@ -139,14 +198,15 @@ def note_entered(frame: Frame) -> None:
         )
 
 
-def note_left(frame: Frame, later: Sequence[Frame]) -> None:
-    """To be called after each exit, with the later frames of its thread, which stay."""
+def note_left(frame: Frame) -> None:
+    """To be called after each exit, on the thread of the frame."""
+    later = frame.later
     _entered.set(_own_frame())
     if later and all(other.over is not frame for other in later):
         warn(
             f"{frame} is left while {later[-1]}, entered after it on the same thread, stays in force: what was allocated "
             f"since then is {_belonging(later[-1])}. Leave regions in reverse order: do not yield or await inside one.",
-            frames_up=4,
+            frames_up=3,
         )
 
 
@@ -159,18 +219,17 @@ def warn(message: str, frames_up: int) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=frames_up + 1)
 
 
-def choose_frame(frames: Sequence[Frame]) -> Frame:
-    """The frame to leave next of those that one object has entered: the last of this context, else of this thread, else of
-    all."""
+def choose_frame(frames: Sequence[Frame], stack: Stack) -> Frame:
+    """The frame to leave next of those that one object has entered: the last of this context, else of this thread, whose
+    frames are `stack`, else of all."""
     if len(frames) > 1:
         own = _own_frame()
         while own is not None:
             if own in frames and not own.closed:
                 return own
             own = own.outer
-        thread = threading.get_ident()
         for frame in reversed(frames):
-            if frame.thread == thread:
+            if frame.stack is stack:
                 return frame
     return frames[-1]
 

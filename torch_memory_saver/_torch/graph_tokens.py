@@ -70,11 +70,8 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
                 tag=options.tag,
             )
         if not found:
-            level = native.enter_region(options)
-            try:
+            with native.RegionSettings(options):
                 return torch.has_our_allocator(token, key.device)
-            finally:
-                _core.region_leave(level)
     return all(row.tag == options.tag and row.backup == options.backup for row in managed)
 
 

@@ -254,7 +254,7 @@ class GraphCapture(FunctionDecorator):
             failed.callback(self._pools.release, pool)
             # Not managed: allocations outside the pool are ordinary. Allocations of a pool with this package's allocator use
             # these settings in any case.
-            around.callback(_core.region_leave, native.enter_region(self._options.unmanaged()))
+            around.enter_context(native.RegionSettings(self._options.unmanaged()))
             self._outer_stream = torch.torch.cuda.current_stream()
             failed.callback(torch.torch.cuda.set_stream, self._outer_stream)
             capture = torch.torch.cuda.graph(
@@ -268,14 +268,14 @@ class GraphCapture(FunctionDecorator):
                 self._workspaces.make_again(torch, device)
 
             with self._workspaces.renewed(torch, capture.capture_stream), announcing(announce):
-                around.enter_context(collector_stopped)
+                around.enter_context(collector_stopped())
                 if isinstance(pool, _SharedPool):
                     around.enter_context(torch.capturing_into(pool.pool.memory_pool))
                 around.enter_context(capture)
             if _core.preloaded and not isinstance(pool, _SharedPool):
                 # torch calls cudaMalloc for such a pool, which uses the settings of its thread.
                 around.enter_context(torch.autograd_on_this_thread())
-                around.callback(_core.region_leave, native.enter_region(self._options))
+                around.enter_context(native.RegionSettings(self._options))
             failed.pop_all()
             self._around = around.pop_all()
         self._pool, self._device = pool, device

@@ -52,6 +52,7 @@ class _WatchPool:
         self.memory_pool = memory_pool
         self.id: PoolId = memory_pool.id
         self.device = device
+        self.retirement: Any = None
         self.is_routed = False
         #: The thread that acquires it retires the pool. Never released.
         self.retiring = threading.Lock()
@@ -147,7 +148,7 @@ class LateDevices:
 
         @functools.wraps(initialize)
         def __init__(memory_pool: Any, *arguments: Any, **keywords: Any) -> None:
-            if self._pools and self._torch is not None and not self._torch.making_pool():
+            if self._pools and self._torch is not None and not self._torch.is_making(memory_pool):
                 self._give_access()
                 self.end_all()
             initialize(memory_pool, *arguments, **keywords)

@@ -17,6 +17,7 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import watch_captures
 from torch_memory_saver._torch.routing import PoolId, drop_reference, leak_reference, make_routing
+from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
 __all__ = [
@@ -119,18 +120,9 @@ class TorchCuda:
         if self.current_device() != device:
             self._set_device(device)
 
-    @contextlib.contextmanager
-    def on_device(self, device: int) -> Iterator[None]:
+    def on_device(self, device: int) -> OnDevice:
         """Makes `device` torch's current one inside, without creating a context."""
-        before = self.current_device()
-        if before == device:
-            yield
-            return
-        self._make_current(device)
-        try:
-            yield
-        finally:
-            self._make_current(before)
+        return OnDevice(self, device)
 
     def make_pool(self, device: int, managed: bool) -> Any:
         """A new MemPool of the device, with this package's allocator or torch's. Its reference is leaked until it is
@@ -146,13 +138,13 @@ class TorchCuda:
         return self._new_pool(device, self._watching_allocator.allocator())
 
     def _new_pool(self, device: int, *arguments: Any) -> Any:
-        self._making.pool = True
-        try:
-            with self.on_device(device):
-                memory_pool = self.torch.cuda.MemPool(*arguments)
-        finally:
-            self._making.pool = False
+        kind = self.torch.cuda.MemPool
+        # The reference is leaked before the pool exists: a signal handler that raises must not destroy it.
+        memory_pool = kind.__new__(kind)
         leak_reference(memory_pool)
+        self._making.pool = memory_pool
+        _core.within(self.on_device(device), functools.partial(memory_pool.__init__, *arguments))
+        self._making.pool = None
         return memory_pool
 
     def set_caching(self, on: bool) -> None:
@@ -176,9 +168,9 @@ class TorchCuda:
 
         cuda.caching_allocator_enable = cuda.memory.caching_allocator_enable = caching_allocator_enable
 
-    def making_pool(self) -> bool:
-        """Whether the MemPool that this thread is making is this package's."""
-        return getattr(self._making, "pool", False)
+    def is_making(self, memory_pool: Any) -> bool:
+        """Whether this package makes the MemPool, on this thread."""
+        return getattr(self._making, "pool", None) is memory_pool
 
     @functools.cached_property
     def _watching_allocator(self) -> Any:
@@ -307,6 +299,23 @@ def _allocating_on_purpose() -> Iterator[None]:
         yield
     finally:
         _core.region_leave(level)
+
+
+class OnDevice(OneUse):
+    """The context manager of :meth:`TorchCuda.on_device`."""
+
+    def __init__(self, torch: TorchCuda, device: int) -> None:
+        self._torch = torch
+        self._device = device
+        self._before = torch.current_device()
+
+    def _begin(self) -> None:
+        if self._before != self._device:
+            self._torch._make_current(self._device)
+
+    def _end(self) -> None:
+        if self._torch.current_device() != self._before:
+            self._torch._make_current(self._before)
 
 
 def _make_allocator(torch: Any, allocate: str, free: str) -> Any:

@@ -49,7 +49,7 @@ def live_finder(
     found = torch
 
     def find() -> Live | None:
-        with collector_stopped:
+        with collector_stopped():
             return _find_live(found, store, tags, every_backup)
 
     return find

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from torch_memory_saver import _core
 from torch_memory_saver._saver import native
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
 from torch_memory_saver._saver.options import RegionOptions
@@ -47,9 +46,8 @@ class OrdinaryPools:
             pool = idle.pop()
         except IndexError:
             pool = self._store.make_pool(torch, Key(_OPTIONS, device))
-        level = native.enter_region(_OPTIONS)
         try:
-            with self._store.routing_suspended(torch):
+            with native.RegionSettings(_OPTIONS), self._store.routing_suspended(torch):
                 torch.begin_routing(device, pool.id)
                 try:
                     yield
@@ -57,5 +55,4 @@ class OrdinaryPools:
                     torch.end_routing(device, pool.id)
                     torch.release_pool(device, pool.id)
         finally:
-            _core.region_leave(level)
             idle.append(pool)

@@ -8,52 +8,69 @@ tags get other pools.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator
+import functools
+from collections.abc import Callable, Collection
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.collector import collector_stopped
-from torch_memory_saver._torch.frames import Frame
+from torch_memory_saver._torch.frames import Frame, Pause
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
 from torch_memory_saver._torch.pools import PoolStore, Tags, may_not_free, selects
+from torch_memory_saver._torch.steps import OneUse
 
-__all__ = ["has_idle_segment", "pausing", "refuse_regions_of_others"]
+__all__ = ["await_regions", "has_idle_segment", "pausing"]
 
 _DEFAULT_POOL: PoolId = (0, 0)
 
 
-@contextlib.contextmanager
-def pausing(
-    store: PoolStore, torch: TorchCuda | None, tags: Tags, free_caches: Callable[[TorchCuda], None] = lambda torch: None
-) -> Iterator[Callable[[], None]]:
-    """Around the native pause. Yields a function to call after one that left memory paused. `free_caches` is called before
-    idle segments are released. It frees what PyTorch keeps in memory of the tags for use with other memory.
+class pausing(OneUse):
+    """The context manager around the native pause. Its result is a function to call after a pause that left
+    memory paused. Waits for other threads that are inside a region of one of the tags, until `deadline`, in seconds of
+    :func:`time.monotonic`. `free_caches` is called before idle segments are released. It frees what PyTorch keeps in memory
+    of the tags for use with other memory.
 
     Raises:
-        InvalidStateError: Another thread is inside a region of one of the tags. Nothing was changed.
+        InvalidStateError: A thread is still inside one. Nothing was changed.
     """
-    entry = store.pause_entry(tags)
-    try:
-        store.begin_pause(entry)
-        if torch is None:
-            yield lambda: None
-        else:
-            with collector_stopped:
-                if not may_not_free(torch):
-                    free_caches(torch)
-                    _return_idle_segments(store, torch, tags)
-            yield lambda: _leave_paused_pools(store, torch, tags)
-    finally:
-        store.end_pause(entry)
+
+    def __init__(
+        self,
+        store: PoolStore,
+        torch: TorchCuda | None,
+        tags: Tags,
+        deadline: float = 0.0,
+        free_caches: Callable[[TorchCuda], None] = lambda torch: None,
+    ) -> None:
+        self._store = store
+        self._torch = torch
+        self._pause = Pause(store.stack(), tags)
+        self._deadline = deadline
+        self._free_caches = free_caches
+
+    def _begin(self) -> Callable[[], None]:
+        tags = self._pause.tags
+        self._store.begin_pause(self._pause, self._deadline)
+        if self._torch is None:
+            return lambda: None
+        with collector_stopped():
+            if not may_not_free(self._torch):
+                self._free_caches(self._torch)
+                _return_idle_segments(self._store, self._torch, tags)
+        return functools.partial(_leave_paused_pools, self._store, self._torch, tags)
+
+    def _end(self) -> None:
+        self._store.end_pause(self._pause)
 
 
-def refuse_regions_of_others(store: PoolStore, tags: Tags) -> None:
-    """Raises what :func:`pausing` raises before it does anything."""
-    entry = store.pause_entry(tags)
-    try:
-        store.begin_pause(entry)
-    finally:
-        store.end_pause(entry)
+def await_regions(store: PoolStore, tags: Tags, deadline: float) -> None:
+    """Waits for other threads that are inside a region of one of the tags, as :func:`pausing` does, before anything else
+    of a pause happens.
+
+    Raises:
+        InvalidStateError: A thread is still inside one.
+    """
+    with pausing(store, None, tags, deadline):
+        pass
 
 
 def _own_frames(store: PoolStore, tags: Tags) -> list[Frame]:

@@ -22,17 +22,19 @@ native core with its own mutex held. pools.py, which routes what is checked out 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver._torch.steps import OneUse, move
 
-__all__ = ["Key", "Pool", "PoolStock", "Tags", "is_worth_retiring", "measure_fill", "selects"]
+__all__ = ["Key", "Pool", "PoolStock", "Tags", "TakenPools", "is_worth_retiring", "measure_fill", "selects"]
 
 #: A selection of tags: None is every tag.
 Tags = tuple[str, ...] | None
@@ -110,12 +112,13 @@ def is_worth_retiring(fill: Fill, stranded: int) -> bool:
 class Pool:
     """One torch.cuda.MemPool with its key and state."""
 
-    __slots__ = ("blocks", "bytes", "epoch", "fruitless", "id", "key", "live", "memory_pool", "unseen")
+    __slots__ = ("blocks", "bytes", "epoch", "fruitless", "id", "key", "live", "memory_pool", "retirement", "unseen")
 
     def __init__(self, memory_pool: Any, key: Key) -> None:
         self.memory_pool = memory_pool
         self.id: PoolId = memory_pool.id
         self.key = key
+        self.retirement: Iterator[tuple[Callable[[], object]]] | None = None  # the remaining steps (routing.py)
         self.epoch = 0  # number of pauses of the tag when this pool was last entered
         self.bytes = self.blocks = 0  # of its segments, and their blocks, at the last look for idle ones
         self.live = True  # whether it held a tensor when it was last decided whether to retire it
@@ -146,58 +149,78 @@ class PoolStock:
         if options.managed and len(devices) > 1:
             info = _core.tag_info(options.tag)
             if not info.paused:
-                with self._lock:  # once for all devices, so that an entry stays cheap with many
-                    for device in devices:
-                        idle = self._idle.get(Key(options, device))
-                        if not idle:
-                            break
-                        pool = idle.pop()
-                        pool.epoch = info.epoch
-                        frame.pools.append(pool)
+                # Once for all devices, so that an entry stays cheap with many.
+                _core.within(self._lock, self._check_out_idle, (frame.pools, options, devices, info.epoch))
                 devices = devices[len(frame.pools) :]
         for device in devices:
-            frame.pools.append(self.check_out(torch, Key(options, device)))
+            self._check_out(torch, Key(options, device), frame.pools)
+
+    def _check_out_idle(self, wanted: tuple[list[Pool], RegionOptions, Sequence[int], int]) -> None:
+        """Appends an idle pool of each device, until there is none. The caller holds the lock."""
+        pools, options, devices, epoch = wanted
+        for device in devices:
+            idle = self._idle.get(Key(options, device))
+            if not idle:
+                return
+            move(idle, pools)
+            pools[-1].epoch = epoch
 
     def check_out(self, torch: TorchCuda, key: Key) -> Pool:
         """A pool that is not in use and does not allocate from paused memory: an idle one, or a new one."""
+        pools: list[Pool] = []
+        self._check_out(torch, key, pools)
+        return pools[0]
+
+    def _check_out(self, torch: TorchCuda, key: Key, pools: list[Pool]) -> None:
+        """Appends such a pool to a list, so that a signal handler that raises does not lose it."""
         if not key.options.managed:
-            return self.make_pool(torch, key)
+            pools.append(self.make_pool(torch, key))
+            return
         info = _core.tag_info(key.options.tag)
-        suspects: list[Pool] = []
-        with self._lock:
-            idle = self._idle.get(key)
-            if idle:
-                if not info.paused:
-                    pool = idle.pop()
-                    pool.epoch = info.epoch
-                    return pool
-                for pool in reversed(idle):
-                    if pool.epoch == info.epoch:
-                        idle.remove(pool)
-                        return pool
-                suspects, self._idle[key] = idle, []
-        # An empty pool has no paused memory.
-        empty = next((pool for pool in suspects if not torch.segments(pool.id)), None)
-        if suspects:
-            with self._lock:
-                self._idle.setdefault(key, []).extend(pool for pool in suspects if pool is not empty)
-        if empty is not None:
-            pool = empty
-        else:
-            pool = self.make_pool(torch, key)
-            self.note_uncaptured(pool)
-        pool.epoch = info.epoch
-        return pool
+        before = len(pools)
+        _core.within(self._lock, self._take_idle, (key, info, pools))
+        if len(pools) == before and info.paused:
+            # An empty pool has no paused memory.
+            for pool in self.idle_pools((key.options.tag,)):
+                if pool.key == key and len(pools) == before and not torch.segments(pool.id):
+                    _core.within(self._lock, self._take_one, (pool, pools))
+        if len(pools) == before:
+            made = self.make_pool(torch, key)
+            self.note_uncaptured(made)
+            pools.append(made)
+        pools[-1].epoch = info.epoch
+
+    def _take_idle(self, wanted: tuple[Key, _core.TagInfo, list[Pool]]) -> None:
+        """Appends an idle pool that certainly has no paused memory, if there is one. The caller holds the lock."""
+        key, info, pools = wanted
+        idle = self._idle.get(key)
+        if not idle:
+            return
+        if not info.paused:
+            move(idle, pools)
+            return
+        current = [pool for pool in idle if pool.epoch == info.epoch]
+        if current:
+            move(idle, pools, idle.index(current[-1]))
+
+    def _take_one(self, wanted: tuple[Pool, list[Pool]]) -> None:
+        """Appends the pool, if it is still idle. The caller holds the lock."""
+        pool, pools = wanted
+        idle = self._idle.get(pool.key, [])
+        if pool in idle:
+            move(idle, pools, idle.index(pool))
 
     def note_uncaptured(self, pool: Pool) -> None:
         """Record that no capture uses a new pool: its free blocks are dead."""
-        with self._lock:
-            self._uncaptured.add(pool.id)
+        self._uncaptured.add(pool.id)
 
     def check_in(self, pool: Pool) -> None:
         """Makes the pool idle again."""
-        with self._lock:
-            self._idle.setdefault(pool.key, []).append(pool)
+        _core.within(self._lock, self._put_back, [pool])
+
+    def _put_back(self, pools: list[Pool]) -> None:
+        """Makes the last pool of a list idle, and removes it from the list. The caller holds the lock."""
+        move(pools, self._idle.setdefault(pools[-1].key, []))
 
     def make_pool(self, torch: TorchCuda, key: Key) -> Pool:
         """A new pool. Its reference is leaked until it is retired."""
@@ -208,29 +231,32 @@ class PoolStock:
         if pool.key.options.managed or pool.id in self._uncaptured:
             if len(self._retired) >= _MOST_RETIRED:
                 self._forget_gone(torch)
-            with self._lock:
-                if len(self._retired) >= _MOST_RETIRED:
-                    self._forget(set(self._retired))
-                self._retired[pool.id] = pool.key
+            _core.within(self._lock, self._note_retired, pool)
         torch.give_up(pool)
+
+    def _note_retired(self, pool: Pool) -> None:
+        """The caller holds the lock."""
+        if len(self._retired) >= _MOST_RETIRED:
+            self._forget(set(self._retired))
+        self._retired[pool.id] = pool.key
 
     def retire_later(self, pool: Pool) -> None:
         """For finalizers, which may run even while the lock is held."""
         self._doomed.append(pool)
 
     def retire_doomed(self, torch: TorchCuda) -> None:
-        """Retires the pools that finalizers left."""
-        while self._doomed:
-            self.retire(torch, self._doomed.popleft())
+        """Retires the pools that finalizers and disable() left."""
+        for pool in list(self._doomed):
+            self.retire(torch, pool)
+            with contextlib.suppress(ValueError):  # another thread has retired it as well
+                self._doomed.remove(pool)
 
     def retired_pools(self) -> frozenset[PoolId]:
         """Retired pools whose memory torch may still hold, and releases when its cache is emptied."""
-        with self._lock:
-            return frozenset(self._retired)
+        return frozenset(self._retired)
 
     def _strike_off(self, pools: Iterable[Pool]) -> None:
-        with self._lock:
-            self._uncaptured -= {pool.id for pool in pools}
+        self._uncaptured -= {pool.id for pool in pools}
 
     def _forget(self, pools: set[PoolId]) -> None:
         """Forgets retired pools. The caller holds the lock."""
@@ -240,12 +266,10 @@ class PoolStock:
 
     def _forget_gone(self, torch: TorchCuda) -> list[dict[str, Any]]:
         """Forgets the retired pools whose memory PyTorch has released. Returns PyTorch's segments."""
-        with self._lock:
-            known = set(self._retired)
+        known = set(self._retired)
         segments = torch.segments()
         listed = {tuple(segment.get("segment_pool_id", ())) for segment in segments}
-        with self._lock:
-            self._forget(known - listed)
+        _core.within(self._lock, self._forget, known - listed)
         return segments
 
     def stranded_bytes(self, torch: TorchCuda, tag: str | None = None, device: int | None = None) -> int:
@@ -260,12 +284,11 @@ class PoolStock:
         if not self._retired:
             return 0
         segments = self._forget_gone(torch)
-        with self._lock:
-            pools = {
-                pool
-                for pool, key in self._retired.items()
-                if tag in (None, key.options.tag) and device in (None, key.device)
-            }
+        pools = {
+            pool
+            for pool, key in list(self._retired.items())
+            if tag in (None, key.options.tag) and device in (None, key.device)
+        }
         return measure_fill(segment for segment in segments if tuple(segment.get("segment_pool_id", ())) in pools).free
 
     def retire_idle(self, torch: TorchCuda, pools: Iterable[Pool]) -> bool:
@@ -274,33 +297,23 @@ class PoolStock:
         # Most pools of an unused device are empty; this check is cheaper than a snapshot of each.
         pools = list(pools)
         devices = {device for device in {pool.device for pool in pools} if torch.releasable_bytes(device)}
-        taken = self._take([pool for pool in pools if pool.device in devices])
-        kept = list(taken)
-        try:
-            for pool in taken:
-                if self.should_retire(torch, pool):
-                    kept.remove(pool)
-                    self.retire(torch, pool)
-        finally:
-            for pool in kept:
-                self.check_in(pool)
-        return len(kept) < len(taken)
+        taken = TakenPools(self, [pool for pool in pools if pool.device in devices])
+        return _core.within(taken, self._retire_taken, (torch, taken))
+
+    def _retire_taken(self, wanted: tuple[TorchCuda, TakenPools]) -> bool:
+        torch, taken = wanted
+        retired = False
+        for pool in list(taken.pools):
+            if self.should_retire(torch, pool):
+                move(taken.pools, self._doomed, taken.pools.index(pool))
+                retired = True
+        self.retire_doomed(torch)
+        return retired
 
     @staticmethod
     def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
         """Whether retiring the pool returns memory."""
         return torch.gives_back(torch.segments(pool.id))
-
-    def _take(self, pools: Iterable[Pool]) -> list[Pool]:
-        """Takes those pools that are idle out of the stock."""
-        taken = []
-        with self._lock:
-            for pool in pools:
-                idle = self._idle.get(pool.key, [])
-                if pool in idle:
-                    idle.remove(pool)
-                    taken.append(pool)
-        return taken
 
     def should_retire(
         self,
@@ -338,5 +351,25 @@ class PoolStock:
 
     def idle_pools(self, tags: Tags = None) -> list[Pool]:
         """The idle pools of the tags, at this moment."""
-        with self._lock:
-            return [pool for key, pools in self._idle.items() if selects(tags, key.options.tag) for pool in pools]
+        return [pool for key, pools in list(self._idle.items()) if selects(tags, key.options.tag) for pool in list(pools)]
+
+
+class TakenPools(OneUse):
+    """A context manager: inside, those of the pools that were idle are in use by the caller.
+
+    Attributes:
+        pools: These pools. Those that are left at the end become idle again.
+    """
+
+    def __init__(self, stock: PoolStock, wanted: Sequence[Pool]) -> None:
+        self._stock = stock
+        self._wanted = wanted
+        self.pools: list[Pool] = []
+
+    def _begin(self) -> None:
+        for pool in self._wanted:
+            _core.within(self._stock._lock, self._stock._take_one, (pool, self.pools))
+
+    def _end(self) -> None:
+        while self.pools:
+            _core.within(self._stock._lock, self._stock._put_back, self.pools)

@@ -7,10 +7,12 @@ them.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
+import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
@@ -19,9 +21,12 @@ from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.elsewhere import Watch
 from torch_memory_saver._torch.entry_room import EntryRoom
-from torch_memory_saver._torch.frames import Frame
+from torch_memory_saver._torch.frames import Frame, Pause, Stack, ThreadLife
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
-from torch_memory_saver._torch.pool_stock import Key, Pool, PoolStock, Tags, selects
+from torch_memory_saver._torch.notifier import Notifier
+from torch_memory_saver._torch.pool_stock import Key, Pool, PoolStock, Tags, TakenPools, selects
+from torch_memory_saver._torch.routing import Routing
+from torch_memory_saver._torch.steps import OneUse, move
 from torch_memory_saver._torch.substitute_pools import SubstitutePools
 from torch_memory_saver.errors import InvalidStateError
 
@@ -78,11 +83,11 @@ class PoolStore(PoolStock):
 
     def _reset(self) -> None:
         self._reset_stock()
-        self._pause_ended = threading.Condition(self._lock)
+        self._changed = Notifier()  # of the ends of pauses and of regions
         self._frames: dict[int, Frame] = {}  # frames with pools, by id()
         self._pending: set[int] = set()  # devices whose cache is to be emptied when the last thread leaves its region
         self._spare_pools: list[list[Pool]] = []  # pools without memory, one of each device, for empty_retired()
-        self._pauses: list[tuple[int, Tags]] = []  # running pauses: thread and tags
+        self._pauses: list[Pause] = []
         self._entered: set[str] = set()  # tags of regions and captures that began since the last pause of the tag
         self._devices: Sequence[int] = ()  # all visible devices, once they are known
         self.room = EntryRoom()
@@ -97,59 +102,67 @@ class PoolStore(PoolStock):
 
     # Entering and leaving
 
-    def stack(self) -> list[Frame]:
+    def stack(self) -> Stack:
         """This thread's frames, outermost first."""
-        try:
-            stack: list[Frame] = self._local.stack
-        except AttributeError:
-            stack = self._local.stack = []
+        stack: Stack | None = getattr(self._local, "stack", None)
+        if stack is None:
+            life = self._local.life = ThreadLife()
+            stack = self._local.stack = Stack(weakref.ref(life, lambda _: self._changed.notify()))
         return stack
 
-    def enter(self, torch: TorchCuda | None, options: RegionOptions) -> Frame:
+    def enter(self, frame: Frame) -> None:
         """Routes this thread's allocations to a pool on every visible device, because it may use any of them inside. This
-        creates no context. Without torch it only records the frame."""
-        stack = self.stack()
-        frame = Frame(torch, options, stack)
+        creates no context. Without torch it only records the frame.
+
+        A signal handler may raise between any two steps. :meth:`leave` undoes those that were made.
+        """
+        torch, stack = frame.torch, frame.stack
         if torch is None:
             stack.append(frame)
-            return frame
+            return
         if self._doomed:
             self.retire_doomed(torch)
         devices = self._devices_to_route(torch)
-        if not stack or not options.managed:
-            self._make_room(torch, options, devices)
+        if not stack or not frame.managed:
+            self._make_room(torch, frame.options, devices)
         outer = stack[-1] if stack and not torch.last_routed_wins else None
-        try:
-            with self._lock:
-                if options.managed and self._pauses:
-                    self._wait_for_pauses(options.tag)
-                if torch.routes_every_thread:
-                    self._check_alone(frame)
-                self._frames[id(frame)] = frame
-                self._entered.add(options.tag)
-            self._check_out_all(torch, frame, devices)
-            if _may_be_capturing(torch):
-                self._strike_off(frame.pools)
-            if outer is not None:
-                self._end_routing(torch, outer)
-            self._begin_routing(torch, frame)
-            stack.append(frame)
-            self._settle_autograd(torch)
-        except BaseException:
-            # A signal handler may raise at any time, even after the last step.
-            if stack and stack[-1] is frame:
-                stack.pop()
-            self._settle_autograd(torch)
-            self._end_routing(torch, frame)
-            if outer is not None:
-                self._begin_routing(torch, outer)
-            self._discard(frame)
-            raise
-        return frame
+        while not _core.within(self._lock, self._register, frame):
+            self._changed.wait_until(lambda: not self._must_wait(frame), math.inf)
+        self._check_out_all(torch, frame, devices)
+        if _may_be_capturing(torch):
+            self._strike_off(frame.pools)
+        if outer is not None:
+            self._end_routing(torch, outer)
+        self._begin_routing(torch, frame)
+        stack.append(frame)
+        self._settle_autograd(torch)
+
+    def _register(self, frame: Frame) -> bool:
+        """Add a frame, unless it has to wait for a pause. The caller holds the lock."""
+        if self._pauses and self._must_wait(frame):
+            return False
+        if frame.torch is not None and frame.torch.routes_every_thread:
+            self._check_alone(frame)
+        self._frames[id(frame)] = frame
+        self._entered.add(frame.tag)
+        return True
+
+    def _must_wait(self, frame: Frame) -> bool:
+        """Whether another thread pauses the tag: the region would get memory that is about to be released. A pause that
+        waits for this thread to leave a region does not keep it from entering further ones."""
+        if not frame.managed:
+            return False
+        own = [each for each in list(self._frames.values()) if each.stack is frame.stack and each.managed]
+        for pause in list(self._pauses):
+            if pause.stack is frame.stack or not selects(pause.tags, frame.tag):
+                continue
+            if not [each for each in own if selects(pause.tags, each.tag)]:
+                return True
+        return False
 
     def _check_alone(self, frame: Frame) -> None:
         """If torch routes all threads, one thread would allocate from another's pool. The caller holds the lock."""
-        if any(other.thread != frame.thread for other in self._frames.values()):
+        if any(other.stack is not frame.stack for other in self._frames.values()):
             raise InvalidStateError(
                 f"another thread is inside a region, and PyTorch before 2.8 cannot tell threads apart: enter "
                 f"region(tag={frame.tag!r}) after it has left",
@@ -157,37 +170,43 @@ class PoolStore(PoolStock):
                 tag=frame.tag,
             )
 
-    def leave(self, frame: Frame) -> list[Frame]:
-        """Ends only this frame. Returns the later frames of its thread, which stay; the last is in force."""
-        if frame.closed:
-            return []
-        stack = frame.stack
-        later = stack[stack.index(frame) + 1 :]
-        stack.remove(frame)
-        frame.closed = True
-        torch = frame.torch
-        emptied_by: TorchCuda | None = None
+    def leave(self, frame: Frame) -> None:
+        """Ends only this frame, which may have been entered in part. The later frames of its thread stay; the last is in
+        force. A signal handler may raise between any two steps: a repetition makes those that remain."""
+        torch, stack = frame.torch, frame.stack
+        if frame in stack:
+            frame.later = stack[stack.index(frame) + 1 :]
+            stack.remove(frame)
         if torch is not None:
-            if frame.thread == threading.get_ident():
+            is_own = stack is self.stack()
+            if is_own:
                 self._settle_autograd(torch)
-            if _may_be_capturing(torch):
+            if frame.pools and _may_be_capturing(torch):
                 self._strike_off(frame.pools)
             self._end_routing(torch, frame)
             if not frame.managed:
                 for pool in frame.pools:
                     self._note_disabled(torch, pool)
-                    self.retire(torch, pool)
-                frame.pools = []
-                emptied_by = torch
-            self._discard(frame)
-        inner = stack[-1] if stack else None
-        if inner is not None and inner.torch is not None and not inner.routed and frame.thread == threading.get_ident():
-            self._begin_routing(inner.torch, inner)
-        if emptied_by is not None:
-            self.empty_torch_cache(emptied_by)
-        elif self._pending and torch is not None:
+            _core.within(self._lock, self._discard, frame)
+            self._changed.notify()
+            inner = stack[-1] if stack else None
+            if is_own and inner is not None and inner.torch is not None and not inner.routed:
+                self._begin_routing(inner.torch, inner)
+        frame.closed = True
+
+    def return_memory(self, frame: Frame) -> None:
+        """Releases what waits for the end of a frame that has been left: after disable() the memory that was allocated and
+        freed inside, and after a region what empty_cache() could not release. If a signal handler raises, a later call
+        releases it."""
+        torch = frame.torch
+        if torch is None:
+            return
+        if not frame.managed:
+            self.retire_doomed(torch)
+            self.empty_torch_cache(torch)
+        elif self._pending:
+            self.retire_doomed(torch)
             self._empty_pending(torch)
-        return later
 
     def _make_room(self, torch: TorchCuda, options: RegionOptions, devices: Sequence[int]) -> None:
         """Returns PyTorch's cache if a region that is about to be entered needs room (entry_room.py)."""
@@ -214,16 +233,20 @@ class PoolStore(PoolStock):
         if not used or would_read_stacks(torch):
             return
         in_use = _core.active_devices()
-        with collector_stopped:
-            idle = [pool for pool in used if in_use >> pool.device & 1 and self._look(torch, pool)]
+        taken = TakenPools(self, [pool for pool in used if in_use >> pool.device & 1])
+        look = functools.partial(_core.within, taken, self._look_at, (torch, taken))
+        idle: list[Pool] = _core.within(collector_stopped(), look)
         tags = {pool.key.options.tag for pool in used}
-        with self._lock:
-            has_retired = any(key.options.tag in tags for key in self._retired.values())
-        if (idle or has_retired) and not may_not_free(torch):
+        retired = [key for key in list(self._retired.values()) if key.options.tag in tags]
+        if (idle or retired) and not may_not_free(torch):
             self.retire_idle(torch, idle)
             self.empty_retired(torch)
-            with self._lock:
-                self._forget({pool.id for pool in idle if pool.memory_pool is None and not pool.live})
+            gone = {pool.id for pool in idle if pool.memory_pool is None and not pool.live}
+            _core.within(self._lock, self._forget, gone)
+
+    def _look_at(self, wanted: tuple[TorchCuda, TakenPools]) -> list[Pool]:
+        torch, taken = wanted
+        return [pool for pool in list(taken.pools) if self._look(torch, pool)]
 
     def _look(self, torch: TorchCuda, pool: Pool) -> bool:
         """Whether to retire a pool that a region has used, of which it notes what it has taken."""
@@ -247,16 +270,16 @@ class PoolStore(PoolStock):
 
     def _settle_autograd(self, torch: TorchCuda) -> None:
         """Makes backward() run on the calling thread inside regions. On torch's own threads gradients would be outside every
-        region."""
+        region. May be repeated."""
         stack = self.stack()
-        inside = bool(stack) and (stack[-1].torch is not None or any(frame.torch is not None for frame in stack))
         before: bool | None = getattr(self._local, "autograd_threads", None)
-        if inside and before is None:
-            self._local.autograd_threads = torch.autograd_threads()
+        if stack and (stack[-1].torch is not None or [frame for frame in stack if frame.torch is not None]):
+            if before is None:
+                self._local.autograd_threads = torch.autograd_threads()
             torch.set_autograd_threads(False)
-        elif not inside and before is not None:
-            self._local.autograd_threads = None
+        elif before is not None:
             torch.set_autograd_threads(before)
+            self._local.autograd_threads = None
 
     def _devices_to_route(self, torch: TorchCuda) -> Sequence[int]:
         if torch.routes_every_thread:
@@ -266,34 +289,49 @@ class PoolStore(PoolStock):
             self.single_device = len(self._devices) == 1
         return self._devices
 
-    def pause_entry(self, tags: Tags) -> tuple[int, Tags]:
-        """The argument of :meth:`begin_pause` and :meth:`end_pause` for a pause by this thread."""
-        return (threading.get_ident(), tags)
-
-    def begin_pause(self, entry: tuple[int, Tags]) -> None:
-        """From now on other threads that enter a region of the tags wait.
+    def begin_pause(self, pause: Pause, deadline: float) -> None:
+        """From now on other threads that enter a region of the tags wait. Waits for those that are inside one.
+        `deadline`: in seconds of :func:`time.monotonic`. A failure is followed by :meth:`end_pause` too.
 
         Raises:
-            InvalidStateError: Another thread is inside a region of one of the tags: it would allocate paused memory.
+            InvalidStateError: Another thread is still inside a region of one of the tags: it would allocate paused memory.
         """
-        thread, tags = entry
-        with self._lock:
-            for frame in self._frames.values():
-                if frame.managed and frame.thread != thread and selects(tags, frame.tag):
-                    raise InvalidStateError(
-                        f"another thread is inside region(tag={frame.tag!r}): pause that tag after it has left the region",
-                        operation="pause",
-                        tag=frame.tag,
-                    )
-            self._pauses.append(entry)
+        _core.within(self._lock, self._pauses.append, pause)
+        if self._blocking(pause) is None:  # the usual case
+            return
+        self._changed.wait_until(lambda: self._close_ended() and self._blocking(pause) is None, deadline)
+        frame = self._blocking(pause)
+        if frame is not None:
+            raise InvalidStateError(
+                f"pause: {frame.stack} is still inside region(tag={frame.tag!r}), and would allocate memory that is "
+                f"paused. Pause that tag after the thread has left the region, or pass a longer timeout",
+                operation="pause",
+                tag=frame.tag,
+            )
 
-    def end_pause(self, entry: tuple[int, Tags]) -> None:
-        """Regions may be entered again. Also accepts a pause that has not begun, because a signal handler may raise at any
-        time."""
-        with self._lock:
-            if entry in self._pauses:
-                self._pauses.remove(entry)
-            self._pause_ended.notify_all()
+    def _blocking(self, pause: Pause) -> Frame | None:
+        """A frame of another thread in one of the tags."""
+        for frame in list(self._frames.values()):
+            if frame.managed and frame.stack is not pause.stack and selects(pause.tags, frame.tag):
+                return frame
+        return None
+
+    def _close_ended(self) -> bool:
+        """Leaves regions whose thread has ended inside them, so that they block no pause. The native core's settings of the
+        thread ended with it. Returns True."""
+        for frame in list(self._frames.values()):
+            if frame.stack.has_ended and not frame.closed:
+                self.leave(frame)
+                logger.warning(
+                    "a thread ended inside %s, which is left now: leave a region on its thread, with a with statement", frame
+                )
+        return True
+
+    def end_pause(self, pause: Pause) -> None:
+        """Regions may be entered again. May be repeated, and also accepts a pause that has not begun."""
+        if pause in self._pauses:
+            self._pauses.remove(pause)
+        self._changed.notify()
 
     def note_pause(self, torch: TorchCuda, tags: Tags) -> None:
         """To be called after a pause that has left memory of the tags paused."""
@@ -310,59 +348,44 @@ class PoolStore(PoolStock):
 
     def note_entered(self, tag: str) -> None:
         """Count a capture with memory of the tag as a region, for :meth:`take_entered`."""
-        with self._lock:
-            self._entered.add(tag)
+        self._entered.add(tag)
 
     def take_entered(self, tags: Tags) -> bool:
         """Return whether PyTorch may have allocated memory of `tags` since the last call for them: a region was entered or
         is open."""
-        with self._lock:
-            entered = {tag for tag in self._entered if selects(tags, tag)}
-            self._entered -= entered - {frame.tag for frame in self._frames.values()}
+        entered = {tag for tag in list(self._entered) if selects(tags, tag)}
+        self._entered -= entered - {frame.tag for frame in list(self._frames.values())}
         return bool(entered)
 
-    def _wait_for_pauses(self, tag: str) -> None:
-        """Waits while another thread pauses the tag: a region would get memory that is about to be released. The caller
-        holds the lock."""
-        thread = threading.get_ident()
-        while any(owner != thread and selects(tags, tag) for owner, tags in self._pauses):
-            self._pause_ended.wait()
-
     def _begin_routing(self, torch: TorchCuda, frame: Frame) -> None:
-        """Routes this thread's allocations to the frame's pools. Does nothing if they already are."""
+        """Routes this thread's allocations to the frame's pools. Does nothing if they already are. May be repeated."""
         if frame.routed:
             return
-        begun: list[Pool] = []
-        try:
-            for pool in frame.pools:
-                torch.begin_routing(pool.key.device, pool.id)
-                begun.append(pool)
-        except BaseException:
-            for pool in reversed(begun):
-                torch.end_routing(pool.device, pool.id)
-                torch.release_pool(pool.device, pool.id)
-            raise
+        if frame.routing is not None and frame.routing.is_ending:
+            self._end_routing(torch, frame)
+        if frame.routing is None:
+            frame.routing = Routing(torch, [(pool.key.device, pool.id) for pool in frame.pools])
+        frame.routing.begin()
         frame.routed = True
 
     def _end_routing(self, torch: TorchCuda, frame: Frame) -> None:
-        """Undoes :meth:`_begin_routing`, from any thread. Does nothing if the frame is not routed."""
-        if not frame.routed:
-            return
+        """Undoes :meth:`_begin_routing`, from any thread. Does nothing if the frame is not routed. May be repeated."""
         frame.routed = False
-        for pool in reversed(frame.pools):
-            torch.end_routing(pool.key.device, pool.id)
-            torch.release_pool(pool.key.device, pool.id)
+        if frame.routing is not None:
+            frame.routing.end()
+            frame.routing = None
 
     def _discard(self, frame: Frame) -> None:
-        """Removes the frame. Its pools become idle; those of a disable() that failed to begin are to be retired."""
-        with self._lock:
-            self._frames.pop(id(frame), None)
-            for pool in frame.pools:
-                if pool.key.options.managed:
-                    self._idle.setdefault(pool.key, []).append(pool)
-                else:
-                    self._doomed.append(pool)
-        frame.pools = []
+        """Removes the frame. Its pools become idle; those of a disable() are to be retired. The caller holds the lock. May
+        be repeated."""
+        while frame.pools:
+            key = frame.pools[0].key
+            if key.options.managed:
+                move(frame.pools, self._idle.setdefault(key, []), 0)
+            else:
+                self._pending.add(key.device)  # to be emptied later, if a signal handler prevents it now
+                move(frame.pools, self._doomed, 0)
+        self._frames.pop(id(frame), None)
 
     # Captures
 
@@ -418,8 +441,7 @@ class PoolStore(PoolStock):
             if frame in own:
                 replaced |= self._replace_pools(torch, frame, releasable)
 
-        with self.routing_suspended(torch, visit):
-            pass
+        _core.within(self.routing_suspended(torch, visit), bool)
         return retired or replaced
 
     def _replace_pools(self, torch: TorchCuda, frame: Frame, devices: Collection[int]) -> bool:
@@ -462,43 +484,31 @@ class PoolStore(PoolStock):
         if any(frame.routed for frame in self.stack()):
             torch.empty_cache()
             return
-        frame = Frame(torch, RegionOptions.disabled(DEFAULT_TAG), [])
-        with self._lock:
-            if self._spare_pools:
-                frame.pools = self._spare_pools.pop()
-        if not frame.pools:
-            frame.pools = [self.make_pool(torch, Key(frame.options, device)) for device in self._devices_to_route(torch)]
-        try:
-            with self._lock:
-                self._frames[id(frame)] = frame
-            self._begin_routing(torch, frame)
-            torch.empty_cache()
-        finally:
-            self._end_routing(torch, frame)
-            with self._lock:
-                self._frames.pop(id(frame), None)
-                self._spare_pools.append(frame.pools)
+        _core.within(SpareRouting(self, torch), torch.empty_cache)
         if self._pending:
             self._empty_pending(torch)
 
     def empty_torch_cache(self, torch: TorchCuda) -> None:
         """torch.cuda.empty_cache(), with this thread's routings suspended. Devices with routings of other threads stay
         pending."""
-        with self.routing_suspended(torch):
-            self.empty_torch_cache_now(torch)
+        _core.within(self.routing_suspended(torch), self.empty_torch_cache_now, torch)
 
     def empty_torch_cache_now(self, torch: TorchCuda) -> None:
         """The same while this thread routes nothing."""
-        with self._lock:
-            self._pending |= self._routed_devices()
-        with self.substitutes.suspended(torch):
-            torch.empty_cache()
+        routed = self._routed_devices()
+        if routed:
+            self._close_ended()
+            routed = self._routed_devices()
+        self._pending |= routed
+        emptied = self._pending - routed
+        _core.within(self.substitutes.suspended(torch), torch.empty_cache)
+        self._pending -= emptied
 
     def log_put_off(self) -> None:
         """Logs once that PyTorch's cache was not emptied because another thread is inside a region."""
-        thread = threading.get_ident()
+        stack = self.stack()
         with self._lock:
-            frames = [frame for frame in self._frames.values() if frame.thread != thread and frame.routed]
+            frames = [frame for frame in self._frames.values() if frame.stack is not stack and frame.routed]
             if not frames or not self._pending or self._has_logged_put_off:
                 return
             self._has_logged_put_off = True
@@ -510,16 +520,13 @@ class PoolStore(PoolStock):
         )
 
     def _empty_pending(self, torch: TorchCuda) -> None:
-        with self._lock:
-            due = self._pending - self._routed_devices()
-            self._pending -= due
+        due = self._pending - self._routed_devices()
         if due and not torch.is_capturing():
-            with self.substitutes.suspended(torch):
-                torch.empty_cache()
+            self.empty_torch_cache_now(torch)
 
     def _routed_devices(self) -> set[int]:
-        """The devices on which any thread routes a pool. The caller holds the lock."""
-        return {pool.device for frame in self._frames.values() if frame.routed for pool in frame.pools}
+        """The devices on which any thread routes a pool."""
+        return {pool.device for frame in list(self._frames.values()) if frame.routed for pool in list(frame.pools)}
 
     def is_any_routed(self) -> bool:
         """Return whether a thread is inside a region, or inside disable(), that routes allocations."""
@@ -527,25 +534,12 @@ class PoolStore(PoolStock):
 
     def is_any_routed_by_others(self) -> bool:
         """Return whether another thread is inside a region, or inside disable(), that routes allocations."""
-        thread = threading.get_ident()
-        with self._lock:
-            return any(frame.thread != thread for frame in self._frames.values())
+        stack = self.stack()
+        return bool([frame for frame in list(self._frames.values()) if frame.stack is not stack])
 
-    @contextlib.contextmanager
-    def routing_suspended(self, torch: TorchCuda, visit: Callable[[Frame], None] | None = None) -> Iterator[None]:
+    def routing_suspended(self, torch: TorchCuda, visit: Callable[[Frame], None] | None = None) -> Suspension:
         """Inside, this thread routes nothing. `visit` is called for each of its frames and may replace their pools."""
-        frames = [frame for frame in self.stack() if frame.pools]
-        routed = [frame for frame in frames if frame.routed]
-        try:
-            for frame in reversed(routed):
-                self._end_routing(torch, frame)
-            for frame in frames:
-                if visit is not None:
-                    visit(frame)
-            yield
-        finally:
-            for frame in routed:
-                self._begin_routing(torch, frame)
+        return Suspension(self, torch, visit)
 
     def give_away(self, torch: TorchCuda, matches: Callable[[Key], bool]) -> list[Any]:
         """Retires the idle pools with matching keys and returns their MemPools. The caller's reference may keep a pool
@@ -558,3 +552,52 @@ class PoolStore(PoolStock):
         for pool in taken:
             self.retire(torch, pool)
         return memory_pools
+
+
+class SpareRouting(OneUse):
+    """A context manager: inside, this thread's allocations are routed to pools without memory, on every device."""
+
+    def __init__(self, store: PoolStore, torch: TorchCuda) -> None:
+        self._store = store
+        self._torch = torch
+        self._frame = Frame(torch, RegionOptions.disabled(DEFAULT_TAG), store.stack())
+        self._pools: list[list[Pool]] = []
+
+    def _begin(self) -> None:
+        store, torch, frame = self._store, self._torch, self._frame
+        if store._spare_pools:
+            move(store._spare_pools, self._pools)
+        else:
+            devices = store._devices_to_route(torch)
+            self._pools.append([store.make_pool(torch, Key(frame.options, device)) for device in devices])
+        frame.pools = self._pools[0]
+        store._frames[id(frame)] = frame
+        store._begin_routing(torch, frame)
+
+    def _end(self) -> None:
+        self._store._end_routing(self._torch, self._frame)
+        self._store._frames.pop(id(self._frame), None)
+        if self._pools:
+            move(self._pools, self._store._spare_pools)
+
+
+class Suspension(OneUse):
+    """The context manager of :meth:`PoolStore.routing_suspended`."""
+
+    def __init__(self, store: PoolStore, torch: TorchCuda, visit: Callable[[Frame], None] | None) -> None:
+        self._store = store
+        self._torch = torch
+        self._visit = visit
+        self._frames = [frame for frame in store.stack() if frame.pools]
+        self._routed = [frame for frame in self._frames if frame.routed]
+
+    def _begin(self) -> None:
+        for frame in reversed(self._routed):
+            self._store._end_routing(self._torch, frame)
+        if self._visit is not None:
+            for frame in self._frames:
+                self._visit(frame)
+
+    def _end(self) -> None:
+        for frame in self._routed:
+            self._store._begin_routing(self._torch, frame)

@@ -85,7 +85,7 @@ def _return_dead_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
         return
     store.retire_doomed(torch)
     paused = {row.address for row in _core.segments() if row.state == _core.STATE_PAUSED and selects(tags, row.tag)}
-    with collector_stopped:
+    with collector_stopped():
         has_retired = store.retire_idle(torch, store.idle_pools(tags))
         has_retired = has_retired or has_idle_segment(torch, store.retired_pools(), paused)
         has_default = _core.preloaded and has_idle_segment(torch, (_DEFAULT_POOL,), paused)

@@ -16,18 +16,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_memory_saver import _core
+from torch_memory_saver._torch.steps import call_each, record_each
 from torch_memory_saver.errors import TorchUnavailableError
 
-__all__ = ["PoolId", "ProcessRouting", "ThreadRouting", "drop_reference", "leak_reference", "make_routing"]
+if TYPE_CHECKING:
+    from torch_memory_saver._torch.layer import TorchCuda
+
+__all__ = ["PoolId", "ProcessRouting", "Routing", "ThreadRouting", "drop_reference", "leak_reference", "make_routing"]
 
 logger = logging.getLogger("torch_memory_saver")
 
+#: Calls a partial object, without bytecode.
+_CALL = functools.partial.__call__
 #: torch's identifier of a pool.
 PoolId = tuple[int, int]
 Segments = list[dict[str, Any]]
@@ -44,9 +51,41 @@ class _Pool(Protocol):
 
     memory_pool: Any
     id: PoolId
+    retirement: Iterator[tuple[Callable[[], object]]] | None
 
     @property
     def device(self) -> int: ...
+
+
+class Routing:
+    """The routing of one thread's allocations to some pools, one of each device. Begun once and ended once; both can be
+    interrupted by a signal handler that raises, and repeated."""
+
+    __slots__ = ("_begun", "_ends", "_pools", "_releases", "_torch")
+
+    def __init__(self, torch: TorchCuda, pools: list[tuple[int, PoolId]]) -> None:
+        self._torch = torch
+        self._pools = pools
+        self._begun: list[None] = []
+        self._ends: Iterator[tuple[int, PoolId]] | None = None
+        self._releases: Iterator[tuple[int, PoolId]] | None = None
+
+    @property
+    def is_ending(self) -> bool:
+        return self._ends is not None
+
+    def begin(self) -> None:
+        """Route the thread's allocations. If PyTorch refuses one of the pools, those before it stay routed."""
+        record_each(self._begun, self._torch.begin_routing, self._pools[len(self._begun) :])
+
+    def end(self) -> None:
+        """End what has begun, from any thread. If PyTorch refuses it for one pool, a repetition continues with the next."""
+        if self._ends is None:
+            self._ends = iter(self._pools[: len(self._begun)])
+        call_each(self._torch.end_routing, self._ends)
+        if self._releases is None:
+            self._releases = iter(self._pools[: len(self._begun)])
+        call_each(self._torch.release_pool, self._releases)
 
 
 class ThreadRouting:
@@ -80,14 +119,25 @@ class ThreadRouting:
 
         Routing it once leaves it with one use besides the object's own, so the object can be destroyed even while other
         pools are routed; releasing that use then retires the pool. If destroying the object would end the process, the
-        object's own use is released instead, and the object stays.
+        object's own use is released instead, and the object stays. A signal handler cannot divide this (steps.py), and it
+        may be repeated.
         """
-        if self._objects_end_quietly:
-            self.begin(pool.device, pool.id)
-            self.end(pool.device, pool.id)
-            drop_reference(pool.memory_pool)
-        pool.memory_pool = None
-        self.release(pool.device, pool.id)
+        if pool.retirement is None:
+            pool.retirement = iter([(step,) for step in self._steps_of_retirement(pool)])
+        call_each(_CALL, pool.retirement)
+
+    def _steps_of_retirement(self, pool: _Pool) -> list[Callable[[], object]]:
+        forget = functools.partial(setattr, pool, "memory_pool", None)  # no other reference must keep the object
+        release = functools.partial(self.release, pool.device, pool.id)
+        if not self._objects_end_quietly:
+            return [forget, release]
+        return [
+            functools.partial(self.begin, pool.device, pool.id),
+            functools.partial(self.end, pool.device, pool.id),
+            functools.partial(ctypes.pythonapi.Py_DecRef, ctypes.c_void_p(id(pool.memory_pool))),  # the leaked reference
+            forget,
+            release,
+        ]
 
     def gives_back(self, segments: Segments) -> bool:
         """Whether retiring a pool with these segments releases memory to the driver."""

@@ -233,11 +233,12 @@ class SharedMemory:
         return row is None or row.state != _core.STATE_ACTIVE or _core.tag_info(memory.tag).epoch != memory.epoch
 
     @contextlib.contextmanager
-    def closed(self, tags: Tags, seconds: float) -> Iterator[int]:
-        """Around a pause that other processes must not hold up. Waits until they use no memory of the tags, for at most so
-        many seconds. Yields `possibly_shared_bytes`: if that is 0, nothing of the tags is sent until the end of the block.
+    def closed(self, tags: Tags, deadline: float) -> Iterator[int]:
+        """Around a pause that other processes must not hold up. Waits until they use no memory of the tags, at most until
+        the deadline, in seconds of :func:`time.monotonic`. Yields `possibly_shared_bytes`: if that is 0, nothing of the tags
+        is sent until the end of the block.
         """
-        call, deadline = object(), time.monotonic() + seconds
+        call = object()
         try:
             while True:
                 left = self._close(call, tags)

@@ -33,6 +33,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._saver.arguments import DEFAULT_TAG
 from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.captures import capture_gate
+from torch_memory_saver._torch.frames import Pause
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, drop_reference, leak_reference
 from torch_memory_saver._torch.pool_stock import Key, Pool
 from torch_memory_saver.errors import InvalidStateError
@@ -152,7 +153,7 @@ class SubstitutePools:
     def _alone(self, torch: TorchCuda) -> Iterator[bool]:
         """Inside, no other thread enters a region or begins a capture. Yields whether none is in a region or captures."""
         store = self._store
-        entry = store.pause_entry(None)
+        entry = Pause(store.stack(), None)
         with capture_gate.held():
             try:
                 yield not _may_be_capturing(torch) and _holds_regions(store, entry)
@@ -216,10 +217,10 @@ def _may_be_capturing(torch: TorchCuda) -> bool:
         return True
 
 
-def _holds_regions(store: PoolStore, entry: Any) -> bool:
+def _holds_regions(store: PoolStore, entry: Pause) -> bool:
     """Keep other threads from entering regions until `store.end_pause(entry)`. Return whether none is in one now."""
     try:
-        store.begin_pause(entry)
+        store.begin_pause(entry, 0.0)
     except InvalidStateError:
         return False
     return not store.is_any_routed_by_others()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from typing import Any
 
 import pytest
@@ -23,6 +24,19 @@ PAUSE = PauseOptions.check(["a", "b", "a"], "host", 1, tell, "wait", 3)
 RESUME = ResumeOptions.check("a", math.inf, 1, "pool", 1, tell, 1)
 
 
+def test_one_timeout_bounds_all_waiting() -> None:
+    before = time.monotonic()
+    assert before + 5 <= PauseOptions.check(None, None, True, None, "allow", 5).deadline <= time.monotonic() + 5
+    assert before + 10 <= PauseOptions.check(None, None, True, None).deadline <= time.monotonic() + 10
+    assert PauseOptions.check(None, None, True, None, "allow", None).deadline <= time.monotonic()
+    assert PauseOptions.check(None, None, True, None, "wait", math.inf).deadline == math.inf
+    assert (RESUME.remaining, RESUME.at_once().remaining) == (math.inf, 0.0)
+    waits = ResumeOptions.check(None, 5, False, None, False, None, True)
+    assert 0 < waits.remaining <= 5, "what remains for the native core"
+    assert dataclasses.replace(waits, deadline=before).remaining == 0.0
+    assert ResumeOptions.check(None, None, False, None, False, None, True).remaining == 0.0
+
+
 class Core:
     """Stands for the native core: returns its arguments."""
 
@@ -33,7 +47,7 @@ class Core:
 def test_options_are_checked_values_that_stay() -> None:
     assert RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=True, runs=False) == REGION
     assert RegionOptions.check("a", True, False, "mmap", "pool") != REGION, "pools are kept by the options"
-    assert PauseOptions(("a", "b"), _core.BACKUP_PINNED, True, tell, "wait", 3.0) == PAUSE
+    assert PauseOptions(("a", "b"), _core.BACKUP_PINNED, True, tell, "wait", PAUSE.deadline) == PAUSE
     assert ResumeOptions(("a",), math.inf, True, _core.HOST_POOL, True, tell, True) == RESUME
     options: Any
     for options in (REGION, PAUSE, RESUME):
@@ -79,8 +93,14 @@ def test_the_core_gets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_core", Core())
     calls: Any = native
     settings = {"tag": "a", "backup": _core.BACKUP_MMAP, "host_policy": _core.HOST_POOL, "runs": False}
-    assert calls.enter_region(REGION) == ("region_enter", (), {**settings, "managed": True})
-    assert calls.enter_region(REGION.unmanaged()) == ("region_enter", (), {**settings, "managed": False})
+    levels: list[Any] = []
+    for options in (REGION, REGION.unmanaged()):
+        calls.enter_region(levels, options)
+    in_order = ("a", _core.BACKUP_MMAP, True, _core.HOST_POOL, False)
+    assert levels == [
+        ("region_enter", in_order, {}),
+        ("region_enter", (*in_order[:2], False, *in_order[3:]), {}),
+    ]
     assert calls.begin_capture(REGION) == ("capture_begin", (), settings)
     assert calls.pause(PAUSE, 7, find_live := object(), True) == (
         "pause",

@@ -48,6 +48,8 @@ class FakeMemPool:
         torch.managed[self.id] = managed
 
     def __del__(self) -> None:
+        if not hasattr(self, "device"):
+            return  # not initialised
         if self.torch.uses[self.id] == 1 and self.torch.routings:
             self.torch.crashes.append(f"{self.id} was dropped while {self.torch.routings} were routed")
         if self.torch.uses[self.id] != 1 and not self.torch.last_routed_wins:
@@ -134,8 +136,9 @@ class FakeTorch:
     # The interface of TorchCuda.
 
     def make_pool(self, device: int, managed: bool) -> FakeMemPool:
-        memory_pool = FakeMemPool(self, device, managed)
+        memory_pool = FakeMemPool.__new__(FakeMemPool)
         leak_reference(memory_pool)
+        memory_pool.__init__(self, device, managed)  # type: ignore[misc]
         return memory_pool
 
     def begin_routing(self, device: int, pool: PoolId) -> None:

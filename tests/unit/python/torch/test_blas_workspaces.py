@@ -7,6 +7,7 @@ from fake_torch import FakeTorch
 
 from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.blas_workspaces import workspace_sizes
+from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.pools import PoolStore
 
 MIB = 1 << 20
@@ -37,7 +38,8 @@ def test_sizes(monkeypatch: pytest.MonkeyPatch, blas: str | None, lt: str | None
 
 def test_a_pause_looks_once_after_each_region(store: PoolStore, fake_torch: FakeTorch) -> None:
     assert not store.take_entered(None)
-    frame = store.enter(fake_torch, options("a"))  # type: ignore[arg-type]
+    frame = Frame(fake_torch, options("a"), store.stack())  # type: ignore[arg-type]
+    store.enter(frame)
     assert not store.take_entered(("b",))
     assert [store.take_entered(("a",)) for _ in range(2)] == [True, True]  # it is open
     store.leave(frame)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fake_torch import FakeTorch
+from interruptions import every_interruption
+from threads import in_thread
 
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.default_pool import DefaultPool
@@ -98,8 +101,80 @@ def test_what_is_read_about_idle_segments(saver: TorchMemorySaver, many_blocks: 
 
 
 def test_the_collector_runs_again_after_the_last_use() -> None:
-    with collector_stopped:
-        with collector_stopped:
-            assert not gc.isenabled()
-        assert not gc.isenabled()
-    assert gc.isenabled()
+    before = gc.get_threshold()
+    with collector_stopped():
+        with collector_stopped():
+            assert not collects()
+        assert not collects()
+    assert collects()
+    assert gc.get_threshold() == before
+
+
+def collects() -> bool:
+    """Whether new objects start a collection."""
+    with collections() as begun:
+        assert len([[] for _ in range(BLOCKS)]) == BLOCKS
+    return bool(begun)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_program_decides_meanwhile(enabled: bool) -> None:
+    """What the program, or another thread of it, does to the collector is not undone."""
+    change, undo = (gc.enable, gc.disable) if enabled else (gc.disable, gc.enable)
+    undo()
+    try:
+        with collector_stopped():
+            assert gc.isenabled() != enabled
+            in_thread(change)
+        assert gc.isenabled() == enabled
+        assert collects() == enabled
+    finally:
+        gc.enable()
+
+
+def test_the_program_sets_thresholds_meanwhile() -> None:
+    before = gc.get_threshold()
+    try:
+        with collector_stopped():
+            gc.set_threshold(0)
+            with collector_stopped():
+                assert not collects()
+        assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_a_child_that_is_forked_meanwhile_by_another_thread() -> None:
+    statuses: list[int] = []
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.isenabled() and collects() else 1)
+        statuses.append(os.waitpid(child, 0)[1])
+
+    with collector_stopped():
+        in_thread(fork)
+    assert statuses == [0]
+
+
+def test_a_child_that_is_forked_inside() -> None:
+    with collector_stopped():
+        child = os.fork()
+        if child == 0:
+            inside = collects()
+    if child == 0:
+        os._exit(0 if not inside and collects() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_signal_at_any_place() -> None:
+    before = gc.get_threshold()
+
+    def use() -> None:
+        with collector_stopped():
+            pass
+
+    for place in every_interruption(use):
+        assert gc.get_threshold() == before, place
+        assert in_thread(use) is None, place

@@ -47,7 +47,7 @@ class WatchedTorch(FakeTorch):
         self.own = False
         return self.make_pool(device, managed=False)
 
-    def making_pool(self) -> bool:
+    def is_making(self, memory_pool: object) -> bool:
         return self.own
 
     @property

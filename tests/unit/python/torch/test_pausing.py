@@ -3,7 +3,9 @@ paused."""
 
 from __future__ import annotations
 
+import math
 import threading
+from collections.abc import Callable
 
 import pytest
 from fake_torch import FakeTorch, another_thread_inside
@@ -159,8 +161,8 @@ def test_another_thread_in_the_region_is_an_error(saver: TorchMemorySaver, fake_
         fake_torch.allocate(2 * MIB)
     with another_thread_inside(saver, fake_torch, "a"):
         for tags in (None, "a", ["b", "a"]):
-            with pytest.raises(errors.InvalidStateError, match="another thread"):
-                saver.pause(tags)
+            with pytest.raises(errors.InvalidStateError, match=r"thread '.*' \(\d+\) is still inside region\(tag='a'\)"):
+                saver.pause(tags, timeout=None)
         assert saver.stats().total.paused_bytes == 0
         assert saver.pause("b").bytes == 2 * MIB, "a tag without a thread in it can be paused"
     assert saver.pause("a").bytes == 2 * MIB
@@ -178,15 +180,15 @@ def test_a_region_entered_during_a_pause_waits_for_its_end(
             entered.append(fake_torch.allocate(2 * MIB))
 
     waiting = threading.Event()
-    wait = store._pause_ended.wait
+    wait = store._changed.wait_until
 
-    def announce(timeout: float | None = None) -> bool:
+    def announce(holds: Callable[[], bool], deadline: float) -> bool:
         waiting.set()
-        return wait(timeout)
+        return wait(holds, deadline)
 
-    store._pause_ended.wait = announce  # type: ignore[method-assign]
+    store._changed.wait_until = announce  # type: ignore[method-assign]
     thread = threading.Thread(target=work)
-    with pausing.pausing(store, fake_torch, ("a",)):  # type: ignore[arg-type]
+    with pausing.pausing(store, fake_torch, ("a",), math.inf):  # type: ignore[arg-type]
         thread.start()
         assert waiting.wait(60)
         assert entered == []

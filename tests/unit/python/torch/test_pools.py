@@ -21,14 +21,6 @@ def resident(saver: TorchMemorySaver, tag: str) -> int:
     return tags[tag].resident_bytes if tag in tags else 0
 
 
-class InterruptedList(list[Any]):
-    """Ctrl-C as soon as something has been appended."""
-
-    def append(self, item: Any) -> None:
-        super().append(item)
-        raise KeyboardInterrupt
-
-
 def test_a_region_routes_a_pool_and_leaves_none(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
     outside = fake_torch.allocate(2 * MIB)
     with saver.region("a"):
@@ -301,28 +293,6 @@ def test_a_region_inside_disable_is_managed(saver: TorchMemorySaver, fake_torch:
     with saver.region("a"), saver.disable(), saver.region("b"):
         fake_torch.allocate(2 * MIB)
     assert resident(saver, "b") == 2 * MIB
-
-
-def test_an_interrupted_entry_leaves_nothing_routed(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
-) -> None:
-    with saver.region("outer"):
-        routed = list(fake_torch.routings)
-        stack = store.stack()
-        store._local.stack = InterruptedList(stack)
-        with pytest.raises(KeyboardInterrupt), saver.region("a"):
-            pass
-        assert store.stack() == stack
-        store._local.stack = stack
-        region = saver.region("a")
-        region._frames = InterruptedList()  # type: ignore[attr-defined]
-        with pytest.raises(KeyboardInterrupt), region:
-            pass
-        assert region._frames == []  # type: ignore[attr-defined]
-        assert fake_torch.routings == routed
-        assert [frame.tag for frame in store._frames.values()] == ["outer"]
-        assert _core.region_current().depth == 1
-    assert fake_torch.routings == []
 
 
 def test_an_interrupted_suspension_routes_again(

@@ -133,7 +133,7 @@ def test_the_end_of_a_pool_that_is_given_up(quietly: bool) -> None:
         _cuda_releasePool=lambda device, pool: calls.append("release"),
         _cuda_emptyCache=None,
     )
-    given_up = SimpleNamespace(id=POOL, device=0, memory_pool=MemPool())
+    given_up = SimpleNamespace(id=POOL, device=0, memory_pool=MemPool(), retirement=None)
     leak_reference(given_up.memory_pool)
     alive = weakref.ref(given_up.memory_pool)
     ThreadRouting(extension, objects_end_quietly=quietly).give_up(given_up)

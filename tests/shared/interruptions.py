@@ -1,0 +1,70 @@
+"""A stand-in for a signal whose handler raises: an exception between two bytecodes of this package, at any possible place.
+
+Python runs signal handlers between bytecodes. A trace function is called there as well, and its exceptions arise there.
+It is also called at the end of a with statement, where Python since 3.11 runs no handler, and an exception would leave a
+lock held. So the code under test must use no with statement.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch_memory_saver
+
+_PACKAGE = str(Path(torch_memory_saver.__file__).parent)
+
+
+class Interruption(BaseException):
+    """The exception of the handler."""
+
+
+class _Handler:
+    """Raises at the place with the given number."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self.places = 0
+
+    def call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self._place()
+        return self._inside
+
+    def _inside(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "opcode":
+            self._place()
+        return self._inside
+
+    def _place(self) -> None:
+        self.places += 1
+        if self.places - 1 == self._at:
+            raise Interruption
+
+
+def interrupted(work: Callable[[], object], at: int) -> bool:
+    """Call `work` with an exception at the place with the number `at`. Returns whether it came to that."""
+    handler = _Handler(at)
+    before = sys.gettrace()
+    sys.settrace(handler.call)
+    try:
+        work()
+    except Interruption:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def every_interruption(work: Callable[[], object], step: int = 1) -> Iterator[int]:
+    """Call `work` again and again, interrupted at the first place, the second, and so on (or each `step`-th), until it ends
+    without an interruption. Yields the number of each place after the call."""
+    at = 0
+    while interrupted(work, at):
+        yield at
+        at += step

@@ -1,0 +1,67 @@
+"""Steps that a signal handler cannot divide.
+
+Python runs signal handlers between bytecodes. A change that must not be separated from its record is therefore one call of C
+code, which itself calls C code only, such as the functions of PyTorch and of the native core. After an exception the record
+says whether the change was made, and the step can be repeated.
+
+``_core.Scope`` (csrc/python/scope.c) repeats them: context managers that must not be left half-way derive from it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import starmap
+from typing import Any, TypeVar
+
+from torch_memory_saver import _core
+
+__all__ = ["OneUse", "call_each", "move", "record", "record_each"]
+
+_Item = TypeVar("_Item")
+
+
+class OneUse(_core.Scope):
+    """The base class of context managers whose object is entered once."""
+
+    def _begin(self) -> Any:
+        """Take effect, and return the result of the with statement. After an exception :meth:`_end` undoes what was done."""
+
+    def _end(self) -> None:
+        """Undo :meth:`_begin`. Repeated until it returns."""
+
+    def _open(self) -> None:
+        pass
+
+    def _choose(self) -> None:
+        pass
+
+    def _enter(self, entry: None) -> Any:
+        return self._begin()
+
+    def _leave(self, entry: None) -> None:
+        self._end()
+
+    def _left(self, entry: None, exception: BaseException | None) -> None:
+        pass
+
+
+def move(source: list[_Item], target: list[_Item] | deque[_Item], index: int = -1) -> None:
+    """Move one item from a list to the end of another one."""
+    target.extend(map(source.pop, (index,)))
+
+
+def record(results: list[Any], function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function and append its result to a list."""
+    results.extend(map(function, *[(argument,) for argument in arguments]))
+
+
+def record_each(results: list[Any], function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> None:
+    """Call a function with each tuple of arguments, and append each result to a list."""
+    results.extend(starmap(function, calls))
+
+
+def call_each(function: Callable[..., Any], calls: Iterator[tuple[Any, ...]]) -> None:
+    """Call a function with each remaining tuple of arguments. The iterator records which calls were made: repeating the step
+    continues after the call that failed."""
+    deque(starmap(function, calls), maxlen=0)
