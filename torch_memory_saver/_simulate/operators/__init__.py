@@ -10,7 +10,8 @@ operator completes without the program's threads, their locks or Python's interp
 - ``refusals`` has checks that PyTorch's meta implementations lack. ``rehearsal`` runs the CPU implementation to find others.
 - ``cuda_types``, ``devices``, ``waits`` and ``determinism`` have what only CUDA refuses: types that its kernels lack,
   arguments on other devices, operators that wait for the device during a capture, and operators that are not deterministic.
-- ``composed`` implements operators without a CPU implementation in terms of other operators.
+- ``composed`` implements operators without a CPU implementation in terms of other operators, ``batch_norm`` those of
+  synchronised batch normalisations.
 - ``sparse`` computes with sparse tensors on the host, in the program's process.
 - ``special`` has operators that need more than their CPU implementation. ``originals`` calls PyTorch's own for a few.
 - ``eager`` excludes these functions from torch.compile.

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from torch_memory_saver._simulate.operators import batch_norm
+
 __all__ = ["kernel_of"]
 
 _Tensor: TypeAlias = torch.Tensor
@@ -140,6 +142,7 @@ def _cudnn_convolution_transpose(
 
 
 _COMPOSED: dict[str, Callable[..., Any]] = {
+    **batch_norm.COMPOSED,
     # A program can ask for cuDNN by an argument although it is disabled.
     "aten::cudnn_convolution": _cudnn_convolution,
     "aten::cudnn_convolution_transpose": _cudnn_convolution_transpose,

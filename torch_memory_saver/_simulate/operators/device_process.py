@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -200,7 +201,7 @@ class Server:
         if results is None:
             return self._keep(values)
         if results:
-            self._store(tensors, results, tensors_in(values))
+            self._store(tensors, results, _aligned(values, len(results)))
         return None
 
     def _write(
@@ -242,12 +243,13 @@ class Server:
         return made
 
     @staticmethod
-    def _store(tensors: list[torch.Tensor], places: tuple[int | None, ...], values: list[torch.Tensor]) -> None:
+    def _store(tensors: list[torch.Tensor], places: tuple[int | None, ...], values: Sequence[torch.Tensor | None]) -> None:
         for place, value in zip(places, values, strict=True):
             if place is None:
                 continue
             to = tensors[place]
-            if not value.numel() and to.numel():  # an unused result: CUDA fills it, the CPU returns an empty tensor
+            # CUDA fills an unused result. The CPU returns an empty tensor or none.
+            if value is None or (not value.numel() and to.numel()):
                 to.zero_()
                 continue
             if to.shape != value.shape:
@@ -276,6 +278,12 @@ class Server:
             torch.set_num_threads(settings.threads)
         # torch.use_deterministic_algorithms would import the compiler, which takes a second.
         torch._C._set_deterministic_algorithms(settings.deterministic, warn_only=True)
+
+
+def _aligned(values: Any, count: int) -> list[torch.Tensor | None]:
+    """The results of an operator, with None for a result that the CPU leaves out and CUDA fills."""
+    every = list(values) if isinstance(values, (list, tuple)) else [values]
+    return every if len(every) == count and None in every else tensors_in(values)
 
 
 def _seed(seed: int | None) -> None:
