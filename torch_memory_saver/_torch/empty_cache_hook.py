@@ -59,6 +59,7 @@ def remove() -> None:
             setattr(sys.modules[module], name, original)
 
 
+@functools.cache  # the table of torch.compile knows the wrapper that was there at the first compilation
 def _releasing_managed(empty_cache: Callable[..., Any], store: PoolStore) -> Callable[..., Any]:
     @functools.wraps(empty_cache)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
