@@ -7,12 +7,12 @@ import threading
 from typing import Any
 
 import pytest
-from gpu_support import MIB, core, empty, is_managed, saver, skip_where_routing_is_of_the_process, torch
+from gpu_support import MIB, SIMULATED, core, empty, is_managed, saver, skip_where_routing_is_of_the_process, torch
 from interruptions import Interruption, every_interruption
 from other_threads import in_thread
 
 #: The distance of two places at which an interruption is tried. The unit tests try every place.
-STEP = 5
+STEP = 5 if SIMULATED else 60
 
 
 def check(kept: Any, place: int) -> None:

@@ -30,8 +30,8 @@ class _Handler:
         self.places = 0
 
     def call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(_PACKAGE):
-            return None
+        if not frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_code.co_name == "__del__":
+            return None  # Python drops exceptions of a finaliser
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         self._place()
         return self._inside
