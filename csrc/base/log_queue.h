@@ -3,7 +3,8 @@
  *
  * The queue is open while at least one call is under way whose caller takes the lines afterwards. It gets the lines of all
  * threads. A line goes to stderr if the queue is closed or full, or if there is no host memory: so no line waits unless a
- * call is going to take it. Lines that are left when the process exits are written to stderr. A forked child forgets its parent's lines, which the parent delivers.
+ * call is going to take it. Lines that are left when the process exits are written to stderr. A forked child forgets its
+ * parent's lines, which the parent delivers.
  *
  * Lock-free: any thread, with any lock held, in a forked child and at exit. */
 #ifndef TMS_LOG_QUEUE_H
