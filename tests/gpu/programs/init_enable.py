@@ -59,7 +59,8 @@ def train() -> None:
     gained = torch.cuda.mem_get_info()[0] - before
     # Memory that torch only cached (the freed gradients) is released to the driver instead of paused.
     assert 0 < report.bytes < resident, (report, resident)
-    assert abs(gained - resident) <= 4 * MIB, (gained, resident, report)
+    # A workspace of cuBLAS, of 32 MiB at most, is freed and made again in ordinary memory.
+    assert -36 * MIB <= gained - resident <= 4 * MIB, (gained, resident, report)
     # Free blocks of segments that hold tensors as well, unless another pool takes the place of the default pool.
     is_replaced = pool_store.substitutes.target(0) != (0, 0)
     assert report.reusable_bytes == 0 if is_replaced else 0 < report.reusable_bytes < report.bytes, report

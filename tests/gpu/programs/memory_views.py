@@ -143,7 +143,8 @@ def main() -> None:
         saver.empty_cache()
     if "idle" in sys.argv:
         with managed():
-            torch.ones(IDLE, dtype=torch.uint8, device="cuda")
+            idle = torch.ones(IDLE, dtype=torch.uint8, device="cuda")
+        del idle  # inside the region, its end would return the memory
     wait_for_host_memory()
     measured = [views()]
     saver.pause()
