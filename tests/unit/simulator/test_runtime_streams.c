@@ -119,6 +119,7 @@ static void no_time_lies_between_events_of_two_devices(void **state) {
     ASSERT_CUDA(CALL(cudaEventRecord, end, NULL));
     ASSERT_RESULT(CUDA_ERROR_INVALID_HANDLE, CALL(cudaEventElapsedTime, &milliseconds, start, end));
     ASSERT_RESULT(CUDA_ERROR_INVALID_HANDLE, CALL(cudaEventElapsedTime, &milliseconds, end, start));
+    ASSERT_CUDA(CALL(cudaEventSynchronize, end));
     ASSERT_CUDA(CALL(cudaEventElapsedTime, &milliseconds, end, end));
     ASSERT_CUDA(CALL(cudaEventDestroy, start));
     ASSERT_CUDA(CALL(cudaEventDestroy, end));
