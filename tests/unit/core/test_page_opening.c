@@ -193,7 +193,7 @@ static void it_shows_slack(void **state) {
 /* Rows are given to other tags when all of them are in use. */
 static void it_shows_slack_in_the_row_that_its_tag_has_now(void **state) {
     fixture_t *f = *state;
-    enum { OTHERS = TMS_SHARED_PAGE_ROWS / DEVICES, NAME_BYTES = 16 };
+    enum { OTHERS = TMS_SHARED_PAGE_ROWS / DEVICES, NAME_BYTES = 32 };
     char name[NAME_BYTES];
     uint64_t at[NEIGHBOURS], first = 0;
     make_run(f, "a", TMS_BACKUP_NONE, at);
