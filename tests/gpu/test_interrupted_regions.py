@@ -81,6 +81,31 @@ def test_an_inner_region_and_disable() -> None:
     check(kept, -1)
 
 
+def test_a_capture() -> None:
+    kept = make_kept()
+    source = torch.ones(1 << 10, device="cuda")
+    stream = torch.cuda.current_stream()
+
+    graphs: list[torch.cuda.CUDAGraph] = []  # their end is not what is interrupted
+
+    def use() -> None:
+        graphs.append(torch.cuda.CUDAGraph())
+        with saver.cuda_graph(graphs[-1], tag="interrupted graph"):
+            source.mul_(1)
+
+    use()
+    for place in every_interruption(use, 4 * STEP):
+        graphs.clear()
+        assert core.counters()["visible_captures"] == 0, place
+        assert not torch.cuda.is_current_stream_capturing(), place
+        assert torch.cuda.current_stream() == stream, place
+        check(kept, place)
+        assert torch.rand(1, device="cuda").item() < 1, place
+    use()
+    graphs[-1].replay()
+    assert int(source.sum()) == 1 << 10
+
+
 def test_real_signals() -> None:
     """A handler that the interpreter itself runs, at the places that the timer hits."""
     kept = make_kept()

@@ -223,8 +223,8 @@ MUTANTS = (
     Mutant(
         "a-failed-capture-leaves-its-routing",
         "torch_memory_saver/_torch/graphs.py",
-        "                clean_up(self._torch, self._device, self._pool.id, self._outer_stream)\n",
-        "",
+        "            clean_up(torch, capture.device, pool, capture.outer_stream)\n",
+        "            pass\n",
         ("torch:tests/gpu/test_captures.py::test_a_capture_that_fails_leaves_nothing_behind",),
     ),
     Mutant(

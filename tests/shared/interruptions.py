@@ -16,6 +16,8 @@ from typing import Any
 import torch_memory_saver
 
 _PACKAGE = str(Path(torch_memory_saver.__file__).parent)
+#: The simulated GPU's operators, which are C++ code on a real GPU.
+_SIMULATED = str(Path(_PACKAGE) / "_simulate")
 
 
 class Interruption(BaseException):
@@ -30,7 +32,8 @@ class _Handler:
         self.places = 0
 
     def call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_code.co_name == "__del__":
+        name = frame.f_code.co_filename
+        if not name.startswith(_PACKAGE) or name.startswith(_SIMULATED) or frame.f_code.co_name == "__del__":
             return None  # Python drops exceptions of a finaliser
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         self._place()

@@ -19,8 +19,8 @@ from torch_memory_saver._torch.steps import OneUse, record
 from torch_memory_saver.pending import on_main_thread
 
 __all__ = [
+    "AnnouncedCapture",
     "RegionSettings",
-    "begin_capture",
     "begin_resume",
     "count_guard_bytes",
     "enter_region",
@@ -56,10 +56,20 @@ class RegionSettings(OneUse):
         leave_region(self._levels)
 
 
-def begin_capture(options: RegionOptions) -> int:
-    """Announces a capture whose memory is managed, including allocations of threads outside regions meanwhile. Returns its
-    id, for ``_core.capture_end``."""
-    return _core.capture_begin(tag=options.tag, backup=options.backup, host_policy=options.host_policy, runs=options.runs)
+class AnnouncedCapture(OneUse):
+    """A context manager around a capture whose memory is managed: announces it, and its end."""
+
+    def __init__(self, options: RegionOptions) -> None:
+        self._options = options
+        self._identities: list[int] = []
+
+    def _begin(self) -> None:
+        options = self._options
+        record(self._identities, _core.capture_begin, options.tag, options.backup, options.host_policy, options.runs)
+
+    def _end(self) -> None:
+        for identity in self._identities:
+            _core.capture_end(identity)
 
 
 def refuse_early(

@@ -30,20 +30,20 @@ module has no lock of its own. It calls PyTorch, so no lock of the package may b
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.layer import TorchCuda, devices_in_use, in_use
 from torch_memory_saver._torch.ordinary_pool import OrdinaryPools
 from torch_memory_saver._torch.pools import PoolStore, Tags, selects
+from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.errors import TorchMemorySaverError
 
 __all__ = ["BlasWorkspaces", "workspace_sizes"]
@@ -114,18 +114,10 @@ class BlasWorkspaces:
         except RuntimeError as error:
             logger.debug("the capture makes its workspaces of cuBLAS itself: %s", error)
 
-    @contextlib.contextmanager
-    def renewed(self, torch: TorchCuda, stream: Any) -> Iterator[None]:
+    def renewed(self, torch: TorchCuda, stream: Any) -> _Renewed:
         """Renew the workspaces for a capture on `stream` that begins inside. They are made even if PyTorch has none, so that
         none lies in the graph's pool."""
-        with torch.torch.cuda.stream(stream):
-            self._free_for_capture(torch)
-            self._make_for_capture(torch, stream.device_index)
-        self._local.renewed = True
-        try:
-            yield
-        finally:
-            self._local.renewed = False
+        return _Renewed(self, torch, stream)
 
     def make_again(self, torch: TorchCuda, device: int) -> None:
         """Make the workspaces again that pauses of other threads have freed since :meth:`renewed` made them. To be called
@@ -227,3 +219,21 @@ def _call_in_backward(torch: Any, device: int, call: Callable[[], None]) -> None
 
     number = torch.zeros((), device=f"cuda:{device}", requires_grad=True)
     torch.autograd.grad(InBackward.apply(number), number)
+
+
+class _Renewed(OneUse):
+    """The context manager of :meth:`BlasWorkspaces.renewed`."""
+
+    def __init__(self, workspaces: BlasWorkspaces, torch: TorchCuda, stream: Any) -> None:
+        self._workspaces = workspaces
+        self._torch = torch
+        self._stream = stream
+
+    def _begin(self) -> None:
+        with self._torch.torch.cuda.stream(self._stream):
+            self._workspaces._free_for_capture(self._torch)
+            self._workspaces._make_for_capture(self._torch, self._stream.device_index)
+        self._workspaces._local.renewed = True
+
+    def _end(self) -> None:
+        self._workspaces._local.renewed = False

@@ -21,10 +21,11 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._torch.steps import OneUse, record
 from torch_memory_saver.errors import ForkedProcessError
 
 __all__ = ["CaptureGate", "announce_capture", "announcing", "before_capture", "capture_gate", "watch_captures"]
@@ -49,11 +50,9 @@ class CaptureGate:
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, no other thread begins a capture. May be entered again by the same thread."""
-        with self._lock:
-            yield
+        return self._lock
 
     def after_fork_in_child(self) -> None:
         """Another thread may have been inside."""
@@ -72,15 +71,19 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def announcing(announce: Callable[[], object]) -> Iterator[None]:
-    """Inside, the first capture that this thread begins calls `announce` just before. If that raises, the capture does not
-    begin."""
-    outer, _thread.announce = _thread.announce, announce
-    try:
-        yield
-    finally:
-        _thread.announce = outer
+class announcing(OneUse):
+    """A context manager: inside, the first capture that this thread begins calls `announce` just before. If that raises, the
+    capture does not begin."""
+
+    def __init__(self, announce: Callable[[], object]) -> None:
+        self._announce = announce
+        self._outer = _thread.announce
+
+    def _begin(self) -> None:
+        _thread.announce = self._announce
+
+    def _end(self) -> None:
+        _thread.announce = self._outer
 
 
 def announce_capture() -> None:
@@ -88,6 +91,42 @@ def announce_capture() -> None:
     announce, _thread.announce = _thread.announce, None
     if announce is not None:
         announce()
+
+
+class _Begin(OneUse):
+    """The begin of a capture that is reported to the native core. If it fails, or a signal handler raises, the report is
+    withdrawn, unless the capture goes on.
+
+    Attributes:
+        result: The result of `begin`.
+        identity: The core's number of the capture.
+    """
+
+    def __init__(self, begin: Callable[[], object], find_stream: Callable[[], int]) -> None:
+        self._begin_capture = begin
+        self._find_stream = find_stream
+        self._identities: list[int] = []
+        self._is_complete = False
+        self.result: object = None
+
+    @property
+    def identity(self) -> int:
+        return self._identities[0]
+
+    def _report(self) -> None:
+        announce_capture()
+        record(self._identities, _core.capture_begin_on, self._find_stream())
+
+    def _begin(self) -> None:
+        _core.within(capture_gate.held(), self._report)
+        self.result = self._begin_capture()
+        _core.capture_begun(self.identity)
+        self._is_complete = True
+
+    def _end(self) -> None:
+        if not self._is_complete:
+            for identity in self._identities:
+                _core.capture_end(identity, unless_it_goes_on=True)
 
 
 def watch_captures(torch: Any) -> None:
@@ -106,20 +145,14 @@ def watch_captures(torch: Any) -> None:
     @functools.wraps(begin)
     def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
         _kept = [callback(device_of()) for callback in before_capture]
+        begin_this = functools.partial(begin, graph, *arguments, **keywords)
+        begun = _Begin(begin_this, lambda: stream_of(device_of()))
         try:
-            with capture_gate.held():
-                announce_capture()
-                identity = _core.capture_begin_on(stream_of(device_of()))
+            begun.__enter__()
         except ForkedProcessError:
-            return begin(graph, *arguments, **keywords)  # PyTorch raises the error.
-        try:
-            result = begin(graph, *arguments, **keywords)
-            _core.capture_begun(identity)
-        except BaseException:
-            _core.capture_end(identity, unless_it_goes_on=True)
-            raise
-        under_way[graph] = identity
-        return result
+            return begin_this()  # PyTorch raises the error.
+        under_way[graph] = begun.identity
+        return begun.result
 
     def ending(end: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(end)

@@ -9,12 +9,13 @@ track which part.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
 import threading
 import weakref
-from types import TracebackType
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
@@ -35,6 +36,7 @@ from torch_memory_saver._torch.graph_tokens import (
 )
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pools import Key, Pool, PoolStore
+from torch_memory_saver._torch.steps import call_each, move, record_each
 from torch_memory_saver.errors import InvalidStateError
 
 __all__ = ["GraphCapture", "GraphPools"]
@@ -57,7 +59,7 @@ class _CapturePool:
 
 
 class _SharedPool(_CapturePool):
-    """A pool of this package that captures use, with the number of graphs and running captures that need it."""
+    """A pool of this package that captures use, with its users: captures that run, or whose graph lives."""
 
     __slots__ = ("pool", "token", "users")
 
@@ -65,7 +67,7 @@ class _SharedPool(_CapturePool):
         super().__init__(pool.id, epoch)
         self.pool = pool
         self.token = token
-        self.users = 0
+        self.users: set[object] = set()
 
 
 class _TokenKey(NamedTuple):
@@ -94,8 +96,8 @@ class GraphPools:
 
     after_fork_in_child = _reset
 
-    def acquire(self, torch: TorchCuda, token: PoolId | None, key: Key) -> _CapturePool:
-        """The pool for a capture, counted as one more user.
+    def acquire(self, torch: TorchCuda, token: PoolId | None, key: Key, capture: _Capture) -> _CapturePool:
+        """The pool for a capture, which becomes its user. The capture records the pool first.
 
         Raises:
             InvalidStateError: The token's pool already holds memory that is not managed, or is paused.
@@ -104,17 +106,15 @@ class GraphPools:
         with self._lock:
             shared = self._find(token, key)
             if shared is not None:
-                shared.users += 1
+                capture.pool = shared
+                shared.users.add(capture.user)
             is_ours = token in self._by_id
         if shared is None:
             if token is not None and not is_ours and names_pool_to_use(torch, token, key):
-                return _CapturePool(token, epoch)
-            return self._create(torch, token, key, epoch)
-        try:
-            self.check_resident(torch, shared, key.options.tag)
-        except BaseException:
-            self.release(shared)
-            raise
+                capture.pool = _CapturePool(token, epoch)
+                return capture.pool
+            return self._create(torch, token, key, epoch, capture)
+        self.check_resident(torch, shared, key.options.tag)
         return shared
 
     def check_resident(self, torch: TorchCuda, pool: _CapturePool, tag: str) -> None:
@@ -128,7 +128,7 @@ class GraphPools:
         if info.paused and pool.epoch != info.epoch:
             if not isinstance(pool, _SharedPool):
                 refuse_paused(torch, pool.id)
-            elif pool.users > 1:  # otherwise no graph has been captured into it, and it has no memory yet
+            elif len(pool.users) > 1:  # otherwise no graph has been captured into it, and it has no memory yet
                 raise InvalidStateError(
                     f"the memory of this graph pool may be paused: resume tag {tag!r} before capturing into it again",
                     operation="cuda_graph",
@@ -144,18 +144,20 @@ class GraphPools:
             return own
         return self._by_token.get(_TokenKey(token, key))
 
-    def _create(self, torch: TorchCuda, token: PoolId | None, key: Key, epoch: int) -> _SharedPool:
+    def _create(self, torch: TorchCuda, token: PoolId | None, key: Key, epoch: int, capture: _Capture) -> _SharedPool:
         pool = self._store.make_pool(torch, key)
         shared = _SharedPool(pool, token, epoch)
         with self._lock:
             other = self._find(token, key)
             if other is None:
-                shared.users = 1
+                capture.pool = shared
+                shared.users.add(capture.user)
                 self._by_id[pool.id] = shared
                 if token is not None:
                     self._by_token[_TokenKey(token, key)] = shared
                 return shared
-            other.users += 1
+            capture.pool = other
+            other.users.add(capture.user)
         self._store.retire(torch, pool)
         return other
 
@@ -169,25 +171,25 @@ class GraphPools:
             self._streams[device] = torch.torch.cuda.Stream(device)
         return self._streams[device]
 
-    def release(self, shared: _CapturePool) -> None:
-        """Removes one user; the last one retires the pool. Also runs in finalizers, so it does not call torch."""
+    def release(self, shared: _CapturePool, user: object) -> None:
+        """Removes a user; the last one retires the pool. Also runs in finalizers, so it does not call torch. May be
+        repeated."""
         if not isinstance(shared, _SharedPool):
             return
         with self._lock:
-            shared.users -= 1
-            if shared.users:
+            shared.users.discard(user)
+            if shared.users or self._by_id.pop(shared.pool.id, None) is None:
                 return
-            self._by_id.pop(shared.pool.id, None)
             if shared.token is not None:
                 self._by_token.pop(_TokenKey(shared.token, shared.pool.key), None)
         self._store.retire_later(shared.pool)
 
-    def keep_with(self, graph: Any, shared: _CapturePool) -> None:
-        """Transfers the capture's use of the pool to the captured graph."""
+    def keep_with(self, graph: Any, shared: _CapturePool, user: object) -> None:
+        """Has the user need the pool until the captured graph ends. May be repeated."""
         if not isinstance(shared, _SharedPool):
             return
         # Not at exit: the pool's reference is leaked.
-        weakref.finalize(graph, self.release, shared).atexit = False
+        weakref.finalize(graph, self.release, shared, user).atexit = False
 
     def look_at(self, torch: TorchCuda, token: PoolId) -> None:
         """After a capture into the pool of a program's token, in preload mode: warns of memory that a pause cannot
@@ -211,9 +213,58 @@ class GraphPools:
             )
 
 
+class _Capture:
+    """One capture: what has been begun for it, so that a signal handler that raises leaves none of it in force.
+
+    Attributes:
+        device: The device of the capture.
+        user: The user of the pool. It outlives this object with the captured graph, to which this object refers.
+        pool: The pool; None before it is known.
+        outer_stream: The stream that was current before; None before it is known.
+        graph_has_begun: PyTorch's begin of the capture was called.
+        last_resort: The one call that ends a capture that PyTorch's exit has not ended.
+        is_over: The pool has been kept for the graph, or released.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.user = object()
+        self.pool: _CapturePool | None = None
+        self.outer_stream: Any = None
+        self.graph_has_begun = False
+        self.last_resort: Iterator[tuple[()]] = iter([()])
+        self.is_over = False
+        self._begun: list[tuple[Any, Iterator[tuple[None, None, None]]]] = []
+        self._left: list[tuple[Any, Iterator[tuple[None, None, None]]]] = []
+        self._returned: list[object] = []  # the results of the exits
+
+    def begin(self, manager: contextlib.AbstractContextManager[Any]) -> None:
+        """Enter a context manager whose exit also undoes an interrupted entry."""
+        self._begun.append((manager, iter([(None, None, None)])))
+        manager.__enter__()
+
+    def begin_graph(self, graph: Any) -> None:
+        """Enter torch.cuda.graph. If that fails, its exit is not called. What its entry begins is left after it."""
+        self.graph_has_begun = True
+        graph.__enter__()
+        self._begun.append((graph, iter([(None, None, None)])))
+
+    def end(self) -> None:
+        """Leave the context managers, the last one first, each once. May be repeated."""
+        while self._begun:
+            manager, calls = self._begun[-1]
+            record_each(self._returned, manager.__exit__, calls)
+            move(self._begun, self._left)
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all exits have returned."""
+        return len(self._left) == len(self._returned)
+
+
 @eager_methods
-class GraphCapture(FunctionDecorator):
-    """The context manager that cuda_graph() returns."""
+class GraphCapture(_core.Scope, FunctionDecorator):
+    """The context manager that cuda_graph() returns. ``_core.Scope`` calls its methods."""
 
     def __init__(
         self,
@@ -236,68 +287,92 @@ class GraphCapture(FunctionDecorator):
         self._stream = stream
         self._capture_error_mode = capture_error_mode
         self._options = options
+        self._captures: list[_Capture] = []  # those that have begun and not ended
 
-    def __enter__(self) -> None:
-        torch = self._torch
-        device = torch.current_device() if self._stream is None else self._stream.device_index
+    def _open(self) -> _Capture:
+        return _Capture(self._torch.current_device() if self._stream is None else self._stream.device_index)
+
+    def _choose(self) -> _Capture:
+        return self._captures[-1]
+
+    def _enter(self, capture: _Capture) -> None:
+        torch, device = self._torch, capture.device
         _warn_of_nccl(self._pools)
         self._store.watch.begin_capture(torch)
         # torch empties its cache before a capture, but that has no effect while this thread is in a region.
         self._store.empty_cache(torch)
         key = Key(self._options, device)
         stream = self._pools.capture_stream(torch, device) if self._stream is None else self._stream
-        with contextlib.ExitStack() as around, contextlib.ExitStack() as failed:
-            # During the capture this thread routes no other pool: torch first allocates the state of the device's random
-            # generator, for all later graphs, which must not be paused with any tag.
-            around.enter_context(self._store.routing_suspended(torch))
-            pool = self._pools.acquire(torch, self._token, key)
-            failed.callback(self._pools.release, pool)
-            # Not managed: allocations outside the pool are ordinary. Allocations of a pool with this package's allocator use
-            # these settings in any case.
-            around.enter_context(native.RegionSettings(self._options.unmanaged()))
-            self._outer_stream = torch.torch.cuda.current_stream()
-            failed.callback(torch.torch.cuda.set_stream, self._outer_stream)
-            capture = torch.torch.cuda.graph(
-                self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode
-            )
-            self._store.note_entered(self._options.tag)
+        # During the capture this thread routes no other pool: torch first allocates the state of the device's random
+        # generator, for all later graphs, which must not be paused with any tag.
+        capture.begin(self._store.routing_suspended(torch))
+        pool = self._pools.acquire(torch, self._token, key, capture)
+        # Not managed: allocations outside the pool are ordinary. Allocations of a pool with this package's allocator use
+        # these settings in any case.
+        capture.begin(native.RegionSettings(self._options.unmanaged()))
+        capture.outer_stream = torch.torch.cuda.current_stream()
+        graph = torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
+        self._store.note_entered(self._options.tag)
 
-            def announce() -> None:
-                around.callback(_core.capture_end, native.begin_capture(self._options))
-                self._pools.check_resident(torch, pool, self._options.tag)
-                self._workspaces.make_again(torch, device)
+        def announce() -> None:
+            capture.begin(native.AnnouncedCapture(self._options))
+            self._pools.check_resident(torch, pool, self._options.tag)
+            self._workspaces.make_again(torch, device)
 
-            with self._workspaces.renewed(torch, capture.capture_stream), announcing(announce):
-                around.enter_context(collector_stopped())
-                if isinstance(pool, _SharedPool):
-                    around.enter_context(torch.capturing_into(pool.pool.memory_pool))
-                around.enter_context(capture)
-            if _core.preloaded and not isinstance(pool, _SharedPool):
-                # torch calls cudaMalloc for such a pool, which uses the settings of its thread.
-                around.enter_context(torch.autograd_on_this_thread())
-                around.enter_context(native.RegionSettings(self._options))
-            failed.pop_all()
-            self._around = around.pop_all()
-        self._pool, self._device = pool, device
+        def begin() -> None:
+            capture.begin(collector_stopped())
+            if isinstance(pool, _SharedPool):
+                capture.begin(torch.capturing_into(pool.pool.memory_pool))
+            capture.begin_graph(graph)
 
-    def __exit__(
-        self, exception_type: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        captured = False
-        try:
-            self._around.__exit__(exception_type, exception, traceback)
-            captured = True
-        finally:
-            if captured:
-                self._pools.keep_with(self._graph, self._pool)
+        renewed = self._workspaces.renewed(torch, graph.capture_stream)
+        _core.within(renewed, functools.partial(_core.within, announcing(announce), begin))
+        if _core.preloaded and not isinstance(pool, _SharedPool):
+            # torch calls cudaMalloc for such a pool, which uses the settings of its thread.
+            capture.begin(torch.autograd_on_this_thread())
+            capture.begin(native.RegionSettings(self._options))
+        self._captures.append(capture)
+
+    def _leave(self, capture: _Capture) -> None:
+        capture.end()
+        pool = capture.pool
+        if pool is not None and not capture.is_over:
+            if capture in self._captures and capture.has_succeeded:
+                self._pools.keep_with(self._graph, pool, capture.user)
             else:
-                self._pools.release(self._pool)
-                clean_up(self._torch, self._device, self._pool.id, self._outer_stream)
-        if _core.preloaded and not isinstance(self._pool, _SharedPool):
-            self._pools.look_at(self._torch, self._pool.id)
-        error = replaced_error(exception, self._token, self._pool.id)
+                self._pools.release(pool, capture.user)
+                self._clean_up(capture, pool.id)
+            capture.is_over = True
+        if capture in self._captures:
+            self._captures.remove(capture)
+
+    def _clean_up(self, capture: _Capture, pool: PoolId) -> None:
+        """Ends what PyTorch may have left of a capture that failed to begin or to end."""
+        torch = self._torch
+        if capture.outer_stream is None:
+            return
+        if _is_capturing(torch):
+            call_each(self._graph.capture_end, capture.last_resort)
+        if capture.graph_has_begun:
+            clean_up(torch, capture.device, pool, capture.outer_stream)
+        else:
+            torch.torch.cuda.set_stream(capture.outer_stream)
+
+    def _left(self, capture: _Capture, exception: BaseException | None) -> None:
+        assert capture.pool is not None
+        if _core.preloaded and not isinstance(capture.pool, _SharedPool):
+            self._pools.look_at(self._torch, capture.pool.id)
+        error = replaced_error(exception, self._token, capture.pool.id)
         if error is not None:
             raise error from exception
+
+
+def _is_capturing(torch: TorchCuda) -> bool:
+    """Whether this thread's current stream is capturing. A lost device captures nothing."""
+    try:
+        return bool(torch.is_capturing())
+    except RuntimeError:
+        return False
 
 
 def _warn_of_nccl(pools: GraphPools) -> None:

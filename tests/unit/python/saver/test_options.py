@@ -92,7 +92,6 @@ def test_progress_without_waiting_is_refused() -> None:
 def test_the_core_gets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_core", Core())
     calls: Any = native
-    settings = {"tag": "a", "backup": _core.BACKUP_MMAP, "host_policy": _core.HOST_POOL, "runs": False}
     levels: list[Any] = []
     for options in (REGION, REGION.unmanaged()):
         calls.enter_region(levels, options)
@@ -101,7 +100,9 @@ def test_the_core_gets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
         ("region_enter", in_order, {}),
         ("region_enter", (*in_order[:2], False, *in_order[3:]), {}),
     ]
-    assert calls.begin_capture(REGION) == ("capture_begin", (), settings)
+    announcement = native.AnnouncedCapture(REGION)
+    announcement._begin()
+    assert announcement._identities == [("capture_begin", ("a", _core.BACKUP_MMAP, _core.HOST_POOL, False), {})]
     assert calls.pause(PAUSE, 7, find_live := object(), True) == (
         "pause",
         (("a", "b"), 7),

@@ -135,7 +135,7 @@ def parameters_of_graphs(fake_torch: FakeTorch) -> Iterator[list[Any]]:
     announced: list[Any] = []
     begin = _core.capture_begin
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_core, "capture_begin", lambda **named: announced.append(named) or begin(**named))  # type: ignore[func-returns-value]
+        patch.setattr(_core, "capture_begin", lambda *settings: announced.append(settings) or begin(*settings))  # type: ignore[func-returns-value]
         yield announced
 
 
@@ -145,7 +145,7 @@ def test_settings_of_a_graph_and_of_nested_regions(
     graph = fake_torch.torch.cuda.CUDAGraph()
     with saver.cuda_graph(graph, tag="graph", runs=False):
         pass
-    assert [named["runs"] for named in parameters_of_graphs] == [False]
+    assert [runs for _, _, _, runs in parameters_of_graphs] == [False]
     decorated = saver.region("c", runs=False)(_core.region_current)
     with saver.region("a", runs=False):
         assert not _core.region_current().runs

@@ -186,7 +186,10 @@ class FakeTorch:
             routed = any(row.device == device for device, *_ in self.routings)
             # While a pool is routed, torch keeps its own cache only.
             if not row.in_use and (self.uses[row.pool] == 0 if row.pool != DEFAULT else not routed):
-                self.rows.remove(row)
+                try:
+                    self.rows.remove(row)
+                except ValueError:
+                    continue  # another thread has removed it
                 if row.managed:
                     assert _core.free(row.address)
 

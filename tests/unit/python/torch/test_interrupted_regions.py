@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_torch import DEFAULT, FakeTorch
+from fake_torch import DEFAULT, FakeGraph, FakeTorch
 from interruptions import Interruption, every_interruption, interrupted
 from threads import in_thread
 
 from torch_memory_saver import _core
+from torch_memory_saver._saver import implementation
 from torch_memory_saver._torch.pausing import pausing
 from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
@@ -202,6 +204,51 @@ def test_a_decorated_function(saver: TorchMemorySaver, fake_torch: FakeTorch, ch
     checks.keep_pools()
     for place in every_interruption(use):
         checks.check(place)
+
+
+def test_a_capture(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, checks: Checks) -> None:
+    """Nothing of an interrupted one stays: no capture, stream, level, announcement, or stopped collector."""
+    before = gc.get_threshold()
+
+    graphs: list[FakeGraph] = []  # their end is not what is interrupted
+
+    def use() -> None:
+        graphs.append(FakeGraph())
+        with saver.cuda_graph(graphs[-1], tag="graphs"):
+            pass
+
+    use()
+    for place in every_interruption(use):
+        graphs.clear()
+        assert fake_torch.capturing == [], place
+        assert fake_torch.stream == "main stream", place
+        assert _core.counters()["visible_captures"] == 0, place
+        assert gc.get_threshold() == before, place
+        checks.check(place)
+    assert place > 500
+    graphs.clear()
+    gc.collect()
+    store.retire_doomed(fake_torch)  # type: ignore[arg-type]
+    assert not implementation.graph_pools._by_id
+
+
+def test_a_capture_inside_a_region(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, checks: Checks) -> None:
+    graphs: list[FakeGraph] = []
+
+    def use() -> None:
+        graphs.append(FakeGraph())
+        with saver.cuda_graph(graphs[-1], tag="graphs"):
+            pass
+
+    with saver.region("a"):
+        use()
+        routed = list(fake_torch.routings)
+        for place in every_interruption(use):
+            graphs.clear()
+            assert fake_torch.routings == routed, place
+            assert _core.region_current()[:1] == ("a",), place
+            assert _core.region_current().depth == 1, place
+    checks.check(-1)
 
 
 def test_a_pool_whose_routing_cannot_be_ended(
