@@ -170,6 +170,8 @@ def test_the_pickle_has_no_opcode_that_torchs_own_lack(history: memory.History, 
         torch.cuda.memory._set_allocator_settings(f"release_lock_on_cudamalloc:{setting}")
         torch.cuda.memory._dump_snapshot(str(tmp_path / name))
         theirs |= opcodes(tmp_path / name)
+    if "BINGET" in theirs:
+        theirs.add("LONG_BINGET")  # the same with a larger number, in a snapshot of more than 256 objects, as most are
     assert sorted(ours - theirs) == [], sorted(theirs)
     assert {"PROTO", "FRAME", "MEMOIZE", "NEWTRUE", "NEWFALSE"} <= theirs
     assert weights.numel() == 5 * MIB
