@@ -13,6 +13,8 @@ from other_threads import in_thread
 
 #: The distance of two places at which an interruption is tried. The unit tests try every place.
 STEP = 5 if SIMULATED else 60
+#: That of captures, each of which collects garbage.
+CAPTURE_STEP = 211
 
 
 def check(kept: Any, place: int) -> None:
@@ -94,7 +96,7 @@ def test_a_capture() -> None:
             source.mul_(1)
 
     use()
-    for place in every_interruption(use, 4 * STEP):
+    for place in every_interruption(use, CAPTURE_STEP):
         graphs.clear()
         assert core.counters()["visible_captures"] == 0, place
         assert not torch.cuda.is_current_stream_capturing(), place
