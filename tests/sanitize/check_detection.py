@@ -28,7 +28,7 @@ get_api = ctypes.CDLL(_core.__file__).tms_get_api
 get_api.restype = ctypes.POINTER(Table)
 address = {address}
 ctypes.memset(address, 0, 4)
-get_api(2).contents.region_push(address, None, None)
+get_api(_core.API_VERSION).contents.region_push(address, None, None)
 """
 
 

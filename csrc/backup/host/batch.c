@@ -68,8 +68,10 @@ static struct tms_host_block *block_for(struct tms_host_batch *batch, const tms_
     const char *failed = grow_blocks(batch);
     if (!failed) {
         struct tms_host_block **slot = find_slot(batch, request->device, request->kind, request->group);
-        if (*slot) return *slot;
-        block = *slot = calloc(1, sizeof *block);
+        block = *slot;
+        if (block) return block;
+        block = calloc(1, sizeof *block);
+        *slot = block;
         if (!block) failed = "calloc";
     }
     if (failed) {
