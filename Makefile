@@ -358,6 +358,10 @@ lint-python:
 	$(PYTHON) -m ruff check $(PYTHON_FILES)
 	$(PYTHON) -m ruff format --check $(PYTHON_FILES)
 	$(PYTHON) -m mypy torch_memory_saver torch_memory_saver_pytest.py $(wildcard tools)
+# import-linter reads Python files only: the declarations of the native library stand for it.
+	rm -rf build/imports && mkdir -p build/imports && cp -r torch_memory_saver build/imports
+	mv build/imports/torch_memory_saver/_core.pyi build/imports/torch_memory_saver/_core.py
+	cd build/imports && lint-imports --no-cache --config ../../pyproject.toml
 
 # What compiles with it compiles with all: cuda.h only grows. pip has it as a package, which is unpacked and not installed.
 OLDEST_CUDA := 12.0.107

@@ -12,9 +12,13 @@ Importing this module loads no driver, makes no CUDA context, starts no thread a
 
 import sys
 
-from torch_memory_saver import _interface as _interface
-from torch_memory_saver._module_settings import forward_settings
-from torch_memory_saver._saver.hook_modes import register_hook_mode
+from torch_memory_saver._interface import __version__  # the first import, which checks the native library
+
+# isort: split
+from torch_memory_saver import _wiring
+from torch_memory_saver._engine.hook_modes import register_hook_mode
+from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
+from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver.errors import (
     BackupIOError,
     CaptureInProgressError,
@@ -31,18 +35,26 @@ from torch_memory_saver.errors import (
     TorchMemorySaverError,
     TorchUnavailableError,
 )
-from torch_memory_saver.freshness import FreshReport, UnwrittenBlock
-from torch_memory_saver.holders import DeviceLedger, Ledger, LedgerLine, LedgerPart
-from torch_memory_saver.pause_hooks import Hook, HookCall, HookHandle
-from torch_memory_saver.pending import PendingResume
-from torch_memory_saver.report import PauseReport, ResumeReport, TransitionReport
-from torch_memory_saver.saver import TorchMemorySaver
-from torch_memory_saver.usage import Allocation, CallTotals, PreservedBlock, Stats, Usage
+from torch_memory_saver.reports import (
+    Allocation,
+    CallTotals,
+    DeviceLedger,
+    FreshReport,
+    Ledger,
+    LedgerLine,
+    LedgerPart,
+    PauseReport,
+    PreservedBlock,
+    ResumeReport,
+    Stats,
+    TransitionReport,
+    UnwrittenBlock,
+    Usage,
+)
+from torch_memory_saver.saver import TorchMemorySaver, forward_settings, torch_memory_saver
 
-__version__ = "1.0.0a1"
+_wiring.connect()
 
-#: The one saver of this process.
-torch_memory_saver = TorchMemorySaver()
 #: The same object under another name that is in use.
 memory_saver = torch_memory_saver
 

@@ -1,4 +1,5 @@
-"""Importing this module fails if the native library beside these files is missing or does not match them.
+"""The version of the package. Importing this module fails if the native library beside these files is missing or does not
+match them.
 
 The library's ``INTERFACE`` is the CRC-32 of the ``_core.pyi`` that it was built with (setup.py). That file declares
 everything that the Python files use of the library, and the version of the function table (``TMS_API_VERSION``). So an
@@ -11,7 +12,9 @@ import importlib
 import zlib
 from pathlib import Path
 
-__all__: list[str] = []
+__all__ = ["__version__"]
+
+__version__ = "1.0.0a1"
 
 _FOLDER = Path(__file__).parent
 

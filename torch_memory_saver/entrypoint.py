@@ -1,13 +1,13 @@
-"""Old import paths of the saver's classes: see _legacy/compat.py. Programs replace ``is_xpu`` here."""
+"""Old import paths of the saver's classes: see _compat/cpp_package.py. Programs replace ``is_xpu`` here."""
 
 import sys
 
-from torch_memory_saver._legacy.compat import BinaryWrapper
-from torch_memory_saver._saver.arguments import backend_checks
-from torch_memory_saver._saver.hook_modes import register_hook_mode
-from torch_memory_saver._saver.implementation import Implementation as _TorchMemorySaverImpl
+from torch_memory_saver._compat.cpp_package import BinaryWrapper
+from torch_memory_saver._engine.engine import Engine as _TorchMemorySaverImpl
+from torch_memory_saver._engine.hook_modes import register_hook_mode
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.hooks.base import HookMode, HookUtilBase
+from torch_memory_saver.options import backend_checks
 from torch_memory_saver.saver import TorchMemorySaver
 from torch_memory_saver.utils import is_xpu
 

@@ -1,39 +1,55 @@
-"""The public class :class:`TorchMemorySaver`. Its one instance is ``torch_memory_saver.torch_memory_saver``."""
+"""The public class :class:`TorchMemorySaver`. Its one instance is ``torch_memory_saver.torch_memory_saver``.
+
+Each method has its whole documentation and makes one call of the engine, which is created at the first use.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
-from torch_memory_saver._saver import hook_modes, preload
-from torch_memory_saver._saver.arguments import DEFAULT_TAG, PAUSE_TIMEOUT_S, check_flag
-from torch_memory_saver._saver.first_use import given
-from torch_memory_saver._saver.fresh_methods import FreshMethods
-from torch_memory_saver._saver.hook_methods import HookMethods
-from torch_memory_saver._saver.preserve_methods import PreserveMethods
-from torch_memory_saver._saver.state_methods import StateMethods
+from torch_memory_saver._engine import hook_modes, hooks, preload
+from torch_memory_saver._engine.engine import Engine
+from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
+from torch_memory_saver._engine.pending import PendingResume
+from torch_memory_saver._engine.tensors import is_paused, tag_of
+from torch_memory_saver._text import suggestion
 from torch_memory_saver._torch.eager import eager_methods
-from torch_memory_saver.pending import PendingResume
-from torch_memory_saver.report import PauseReport, ResumeReport
+from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.options import (
+    DEFAULT_TAG,
+    PAUSE_TIMEOUT_S,
+    check_device,
+    check_flag,
+    check_tag,
+    check_tags,
+    select_tags,
+)
+from torch_memory_saver.reports.freshness import FreshReport
+from torch_memory_saver.reports.ledger import Ledger
+from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
+from torch_memory_saver.reports.usage import PreservedBlock, Stats
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TorchMemorySaver"]
+    Preservable: TypeAlias = torch.Tensor | torch.nn.Module | Iterable[Any]
+    Ignorable: TypeAlias = str | torch.Tensor | torch.nn.Module | Iterable[Any]
+
+__all__ = ["TorchMemorySaver", "forward_settings", "torch_memory_saver"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _saver_of_this_process() -> TorchMemorySaver:
-    from torch_memory_saver import torch_memory_saver
-
-    return torch_memory_saver
+_Tag: TypeAlias = str | Iterable[str] | None
+_When: TypeAlias = Literal["before", "after"]
+_Cancelled: TypeAlias = Callable[[BaseException], Any] | None
+_Callback = TypeVar("_Callback", bound=Callable[[HookCall], Any])
 
 
 @eager_methods
-class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods):
+class TorchMemorySaver:
     """Pauses and resumes GPU memory without changing its addresses.
 
     No driver is loaded and no device used before the first use. All sizes are bytes. Every method may be called from any
@@ -44,6 +60,36 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
     process.
     """
 
+    def __init__(self) -> None:
+        # Existing programs use both names to inspect and replace the implementation.
+        self._impl: Any = None
+        self._impl_ctor_kwargs: dict[str, str] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raises AttributeError for unknown names, except private ones, which existing programs set."""
+        if not name.startswith("_") and not hasattr(type(self), name):
+            settable = [key for key, kind in vars(TorchMemorySaver).items() if isinstance(kind, property) and kind.fset]
+            raise AttributeError(f"torch_memory_saver has no setting {name!r}{suggestion(name, settable)}")
+        super().__setattr__(name, value)
+
+    def _ensure_initialized(self) -> None:
+        """Creates the implementation at the first use."""
+        if self._impl is not None:
+            return
+        mode = self._impl_ctor_kwargs.get("hook_mode", "auto")
+        factory = hook_modes.factory_of(mode)
+        implementation = Engine(**self._impl_ctor_kwargs) if factory is None else factory()
+        if implementation is None:
+            raise InvalidStateError(
+                f"the factory of hook mode {mode!r} returned None instead of an implementation", operation="initialize"
+            )
+        self._impl = implementation
+
+    def _use(self) -> Any:
+        if self._impl is None:
+            self._ensure_initialized()
+        return self._impl
+
     def __reduce__(self) -> tuple[Callable[[], TorchMemorySaver], tuple[()]]:
         """Pickle the saver as the one of the process that unpickles it."""
         return _saver_of_this_process, ()
@@ -53,6 +99,124 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TorchMemorySaver:
         return self
+
+    @property
+    def enabled(self) -> bool:
+        """Always True: this is the real saver."""
+        return True
+
+    @property
+    def hook_mode(self) -> str:
+        """How allocations are intercepted: "preload" or "torch"; "auto", the default, until the first use decides.
+
+        "preload" if the process was started with the preload library (see :func:`configure_subprocess`): allocations of
+        every library are managed inside regions. "torch" otherwise: only PyTorch's allocations are. Before the first use it
+        may be set to "preload", which makes that mode mandatory, or to a name passed to :func:`register_hook_mode`. "torch"
+        has no effect in a preloaded process.
+
+        Raises:
+            InvalidArgumentError: Set to an unknown mode.
+            InvalidStateError: Set after the first use to a mode that is not in force.
+        """
+        if self._impl is None:
+            return self._impl_ctor_kwargs.get("hook_mode", "auto")
+        # Programs that replace the implementation may delete its arguments.
+        chosen = getattr(self, "_impl_ctor_kwargs", {}).get("hook_mode", "auto")
+        other = preload.mode_in_force() if chosen in hook_modes.BUILT_IN else chosen
+        return str(getattr(self._impl, "hook_mode", other))
+
+    @hook_mode.setter
+    def hook_mode(self, mode: str) -> None:
+        hook_modes.check_hook_mode(mode)
+        if self._impl is None:
+            if mode == "auto":
+                self._impl_ctor_kwargs.pop("hook_mode", None)
+            else:
+                self._impl_ctor_kwargs["hook_mode"] = mode
+        elif mode != self.hook_mode and mode not in ("auto", "torch"):
+            raise InvalidStateError(
+                f'hook_mode cannot become "{mode}" after the first use: "{self.hook_mode}" is in force',
+                operation="set hook_mode",
+            )
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        """A managed allocation that would leave less free memory on its device than this fails as out of memory. Default 0.
+
+        Raises:
+            InvalidArgumentError: Set to a value that is not a number of bytes.
+        """
+        return int(self._use().memory_margin_bytes)
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        self._use().memory_margin_bytes = value
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        """Whether a resume keeps CPU backups for the next pause and for :meth:`get_cpu_backup`. Default False, or
+        ``TMS_RETAIN_CPU_BACKUP``. Read at each resume. True is the same as :attr:`host_memory` "retain"."""
+        return bool(self._use().retain_cpu_backup)
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        self._use().retain_cpu_backup = value
+
+    @property
+    def guard(self) -> bool:
+        """Guard mode, for debugging: shows a tensor that is used while it is paused, or before the engine has restored it.
+
+        While memory is paused, its addresses are mapped read-only to a page of 0xFF bytes: a late read finds NaN (integers
+        -1), a late copy into it is an error of that call, a late write by a kernel is a fault. Memory that a resume brings
+        back without contents is 0xFF as well, unless the call has ``zero=True``. Resumes, and frees of paused memory, wait
+        for the devices. Default False, or ``TMS_GUARD``.
+
+        It may change at any time, for the pauses and resumes that begin afterwards: what is guarded stays so until it is
+        resumed or freed. A pause does not fail because of it: memory that could not be guarded is paused without, with a
+        warning in the log, and ``stats().counters["guard_failures_total"]`` counts it.
+
+        Raises:
+            InvalidArgumentError: Set to something else than True or False.
+        """
+        return bool(self._use().guard)
+
+    @guard.setter
+    def guard(self, value: bool) -> None:
+        self._use().guard = value
+
+    @property
+    def host_memory(self) -> str:
+        """What happens to host memory after a resume if neither the call nor the region sets it: "release" (released to the
+        system; the default), "pool" (kept, pinned, for any later backup) or "retain" (kept with its contents).
+
+        The environment sets its initial value (``TMS_HOST_MEMORY``) and the limits: ``TMS_HOST_MEMORY_LIMIT_MB`` is the
+        maximum for backups and the pool together, in MiB; ``TMS_HOST_POOL_LIMIT_MB`` is the maximum that the pool keeps. The
+        limits of a container and the available memory of the system always apply.
+
+        Raises:
+            InvalidArgumentError: Set to another value.
+        """
+        return str(self._use().host_memory)
+
+    @host_memory.setter
+    def host_memory(self, value: str) -> None:
+        self._use().host_memory = value
+
+    @property
+    def share_for(self) -> str | None:
+        """The release of PyTorch, such as "2.11", in the processes that receive managed tensors from this one. None, the
+        default: the same as here. Releases before 2.13 cannot read the description of shared memory that later ones write,
+        nor the other way round. Read at each send.
+
+        Raises:
+            InvalidArgumentError: Set to something else, or to a release before 2.6.
+        """
+        release: str | None = self._use().share_for
+        return release
+
+    @share_for.setter
+    def share_for(self, release: str | None) -> None:
+        self._use().share_for = release
 
     def configure_subprocess(self, ledger: bool = False) -> AbstractContextManager[None]:
         """Child processes started inside load the preload library; ``LD_PRELOAD`` is restored afterwards.
@@ -108,7 +272,7 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
                 without ``enable_cpu_backup``, an invalid tag, an unknown ``host_memory``, ``runs`` that is not a bool.
             TorchUnavailableError: Hook mode "torch" and no PyTorch that can use CUDA.
         """
-        optional = given(
+        optional = _given(
             enable_disk_backup=(enable_disk_backup, False),
             cpu_backup_backend=(cpu_backup_backend, None),
             host_memory=(host_memory, None),
@@ -154,7 +318,7 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
             InvalidStateError: The token's memory is paused; or, in hook mode "torch", it already holds memory that is not
                 managed, or the program has ended routing to a replaced token.
         """
-        optional = given(cpu_backup_backend=(cpu_backup_backend, None), host_memory=(host_memory, None))
+        optional = _given(cpu_backup_backend=(cpu_backup_backend, None), host_memory=(host_memory, None))
         if runs is not True:
             optional["runs"] = runs
         manager: AbstractContextManager[None] = self._use().cuda_graph(
@@ -259,7 +423,7 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
             driver failed to release some of the memory. The rest is paused. Exception: Raised by ``progress`` or a callback
             of :meth:`on_pause`. Nothing was changed, unless memory was already being released: then the pause is complete.
         """
-        optional = given(
+        optional = _given(
             backup=(backup, None),
             live_only=(live_only, True),
             progress=(progress, None),
@@ -339,7 +503,7 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
             Exception: Raised by ``progress`` or a callback of :meth:`on_resume`. Everything stays paused, unless the resume
                 was already complete.
         """
-        optional = given(
+        optional = _given(
             timeout=(timeout, None),
             exclusive=(exclusive, False),
             host_memory=(host_memory, None),
@@ -349,6 +513,160 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
         )
         result: ResumeReport | PendingResume = self._use().resume(tag=tag, **optional)
         return result
+
+    @overload
+    def on_pause(
+        self, tag: _Tag, when: _When, callback: Callable[[HookCall], Any], *, cancelled: _Cancelled = None
+    ) -> HookHandle: ...
+
+    @overload
+    def on_pause(self, tag: _Tag, when: Hook) -> HookHandle: ...
+
+    @overload
+    def on_pause(
+        self, tag: _Tag = None, when: _When = "before", *, cancelled: _Cancelled = None
+    ) -> Callable[[_Callback], _Callback]: ...
+
+    def on_pause(self, tag: Any = None, when: Any = "before", callback: Any = None, *, cancelled: _Cancelled = None) -> Any:
+        """Has a callback called around every pause of a tag, such as one that deregisters buffers whose physical memory the
+        pause takes away.
+
+        Before-callbacks are called in the order of registration, after-callbacks in reverse, on the thread of the call, with
+        no lock held. They may allocate and free, also in regions, but not pause or resume. A callback is not called
+        if the pause finds nothing resident with its tag, or is refused because of a capture or of another thread's region.
+        Other threads' pauses and resumes of the same tags wait until all callbacks were called.
+
+        Args:
+            tag: A tag or a pattern, several, or None for every tag, as for :meth:`pause`. Patterns are looked up at each
+                call.
+            when: "before" (the default) or "after"; or a :class:`Hook` with the callbacks as methods.
+            callback: Called with a :class:`HookCall`. Without it, the result is a decorator, which returns the function
+                itself.
+            cancelled: Called with the exception, in reverse order, if ``callback`` has returned and the pause then changes
+                nothing of these tags: a later callback has raised, or the pause has failed.
+
+        Returns:
+            A handle, whose ``remove()`` ends the registration.
+
+        Raises:
+            InvalidArgumentError: An argument of another kind, or a coroutine function.
+        """
+        return _register("pause", tag, when, callback, cancelled)
+
+    @overload
+    def on_resume(
+        self, tag: _Tag, when: _When, callback: Callable[[HookCall], Any], *, cancelled: _Cancelled = None
+    ) -> HookHandle: ...
+
+    @overload
+    def on_resume(self, tag: _Tag, when: Hook) -> HookHandle: ...
+
+    @overload
+    def on_resume(
+        self, tag: _Tag = None, when: _When = "before", *, cancelled: _Cancelled = None
+    ) -> Callable[[_Callback], _Callback]: ...
+
+    def on_resume(self, tag: Any = None, when: Any = "before", callback: Any = None, *, cancelled: _Cancelled = None) -> Any:
+        """Has a callback called around every resume of a tag, with the arguments of :meth:`on_pause`.
+
+        A callback is not called if the resume finds nothing paused with its tag. It is called once for a call with
+        ``timeout``. With ``wait=False`` the before-callbacks are called before ``resume`` returns. The after-callbacks are
+        called once: by :meth:`PendingResume.wait`, by a pause of these tags, which waits for the resume, or by the next
+        resume of them. A resume with ``timeout``, ``exclusive`` or ``wait=False`` does not keep other threads' calls waiting
+        once its before-callbacks were called.
+
+        Raises:
+            InvalidArgumentError: As for :meth:`on_pause`.
+        """
+        return _register("resume", tag, when, callback, cancelled)
+
+    def preserve(self, *what: Preservable, tag: str | None = None, parameters: bool = False) -> tuple[PreservedBlock, ...]:
+        """Keep the contents of tensors through pauses that drop those of the memory around them.
+
+        For what an engine computes once and never again, in memory without a backup: rope tables, scales, running
+        statistics. A pause copies these storages to pinned host memory, and nothing else of that memory. The resume restores
+        them; the rest comes back with undefined contents. ``pause(backup="discard")`` drops all of it, and ``"host"`` and
+        ``"disk"`` keep all of it. In memory with a backup, and in memory that is not managed, nothing changes.
+
+        Args:
+            what: Tensors, modules, or iterables of them, such as ``state_dict().values()``. A tensor stands for its whole
+                storage, so a view, ``p.data`` or ``p.detach()`` will do. A module stands for all buffers that it has at the
+                pause, also of its submodules. Storages and modules are held weakly: a registration ends when its storage is
+                freed. A tensor that gets another storage later (``p.data = ...``) has to be passed again.
+            tag: Only storages in memory of this tag. None: in memory of any tag.
+            parameters: The parameters of modules as well.
+
+        Returns:
+            What a pause would keep of `what` now. A warning is logged for tensors that are not in managed memory.
+
+        Raises:
+            InvalidArgumentError: Something else than tensors and modules; an invalid tag; `parameters` that is not a flag.
+        """
+        blocks: tuple[PreservedBlock, ...] = self._use().preserve(
+            what, tag=None if tag is None else check_tag(tag), parameters=check_flag("parameters", parameters)
+        )
+        return blocks
+
+    def forget(self, *what: Preservable) -> None:
+        """Undo :meth:`preserve` for the storages of tensors, and for modules. Objects that are not registered are ignored.
+
+        Raises:
+            InvalidArgumentError: Something else than tensors and modules.
+        """
+        self._use().forget(what)
+
+    def preserved(self, tag: str | Iterable[str] | None = None) -> tuple[PreservedBlock, ...]:
+        """What a pause of a tag would keep now because of :meth:`preserve`, by address.
+
+        Args:
+            tag: A tag or a pattern, several, or None for every tag.
+
+        Raises:
+            InvalidArgumentError: Neither a tag nor an iterable of tags.
+        """
+        blocks: tuple[PreservedBlock, ...] = self._use().preserved(tag)
+        return blocks
+
+    def check_fresh(
+        self,
+        tags: str | Iterable[str] | None = None,
+        *,
+        ignore: Ignorable = (),
+        modules: torch.nn.Module | Iterable[torch.nn.Module] = (),
+        whole: bool = False,
+    ) -> FreshReport:
+        """What a resumed engine has forgotten to restore: live memory that nothing has written to since its resume. For
+        debugging, with :attr:`guard` on since before that resume.
+
+        A resume fills memory that comes back without contents with 0xFF bytes. This looks at the blocks that were live when
+        the resume began, in a few places of each, and reports those that still hold the pattern: by tensor, and by where
+        they were allocated if PyTorch's history is recorded (:func:`torch_memory_saver.memory.record_history`). Print the
+        report for a table. Call it when the engine says that it is awake, before it serves.
+
+        Waits for the devices, as a pause does, and changes nothing. Meanwhile other threads cannot send this memory to other
+        processes. Runs no kernel: it copies samples to pinned host memory, some 5 MB for 10 000 blocks.
+
+        A block that was freed and allocated again since the resume, at the same address and with the same size, counts as
+        the old one: PyTorch cannot tell them apart.
+
+        Args:
+            tags: The tags to look at: a tag or a pattern, several, or None for every tag.
+            ignore: What is legitimately not written yet: tags or patterns, such as "kv_cache", tensors (their whole
+                storages), modules (their parameters and buffers), or iterables of these. Memory of ignored tags may be
+                paused.
+            modules: Modules that name what is found. All modules that Python's garbage collector lists do so anyway: pass
+                them in a process that has called ``gc.freeze()``.
+            whole: Reads the blocks from end to end, in several steps where they are large. Finds what the samples miss.
+
+        Raises:
+            InvalidStateError: Guard mode is off; memory of the tags is not resident; or this thread is inside a pause or
+                resume.
+            CaptureInProgressError: A stream capture is active. Nothing was changed.
+            InvalidArgumentError: Neither tags nor an iterable of them; something else in `ignore` or `modules`.
+            OutOfHostMemoryError, DriverError: The samples could not be copied. Nothing was changed.
+        """
+        report: FreshReport = self._use().check_fresh(tags, ignore=ignore, modules=modules, whole=whole)
+        return report
 
     def empty_cache(self) -> None:
         """Release cached memory, like ``torch.cuda.empty_cache()``, also managed memory and inside regions.
@@ -428,3 +746,130 @@ class TorchMemorySaver(HookMethods, PreserveMethods, FreshMethods, StateMethods)
         process has begun to use another device, unless a region was entered or left since: with PyTorch before 2.10, if the
         program makes MemPools of its own, or if PyTorch has allocated nothing on that device."""
         self._use().enable_peer_access()
+
+    def stats(self, tag: str | Iterable[str] | None = None, device: int | torch.device | None = None) -> Stats:
+        """The use of managed memory now: bytes by tag and by device, peaks, pauses and resumes so far, every allocation,
+        and the counters. ``print(stats())`` shows a table.
+
+        May be called at any time, also while another thread pauses or resumes: then those allocations are "pausing" or
+        "resuming". Takes a short lock, waits for no device and makes no driver call. Once a pool is retired it also reads
+        PyTorch's list of segments, for ``stranded_bytes``.
+
+        Args:
+            tag: Only the allocations of a tag, of several, or of those that match patterns. None: of every tag.
+            device: Only those on a device, a CUDA ordinal. None: on every device.
+
+        Raises:
+            InvalidArgumentError: Neither a tag nor an iterable of tags; not a device.
+        """
+        ordinal = None if device is None else check_device(device)
+        stats: Stats = self._use().stats(select_tags(tag), ordinal)
+        return stats
+
+    def snapshot(self) -> dict[str, Any]:
+        """What is managed now as plain data, for ``json.dumps()``: a dict with
+
+        - ``format``, ``pid`` and ``time`` (seconds since 1970);
+        - ``segments``, a list with a dict for each allocation: the fields of :class:`Allocation`;
+        - ``total``, ``tags``, ``devices``, ``pauses``, ``resumes`` and ``counters``: the fields of :class:`Stats`.
+        """
+        snapshot: dict[str, Any] = self._use().snapshot()
+        return snapshot
+
+    def ledger(self, device: int | torch.device | None = None, *, measure_context: bool = False) -> Ledger:
+        """Who holds the memory of the devices now: managed memory, PyTorch's other memory, other libraries, the context,
+        other processes, and what is not attributed. The lines add up to what the driver says. ``print(ledger())`` shows
+        tables.
+
+        May be called at any time, also in a report of a lack of memory, during a capture, and while another thread pauses or
+        resumes. Without `measure_context` it allocates nothing on a device, waits for none and starts no process.
+
+        Args:
+            device: A CUDA ordinal. None: every device on which this process has a context.
+            measure_context: Where NVML does not tell how much memory this process holds, measure what a context takes in a
+                child process.
+
+        Raises:
+            InvalidArgumentError: Not a device.
+            InvalidStateError: This process has no context on the device.
+            DriverError: The driver fails, or the child process cannot make a context.
+        """
+        ordinal = None if device is None else check_device(device)
+        ledger: Ledger = self._use().ledger(ordinal, measure_context)
+        return ledger
+
+    def reset_peaks(self) -> None:
+        """Each ``resident_peak_bytes`` becomes what is mapped now."""
+        self._use().reset_peaks()
+
+    def is_paused(self, x: torch.Tensor) -> bool:
+        """Whether access to a tensor would be an error now, because its storage lies in managed memory that is not resident.
+
+        Such memory is paused, being paused or resumed, or damaged (see :meth:`pause`). A copy from or to it fails with
+        "invalid argument". A kernel that accesses it causes an illegal memory access, after which the process cannot use the
+        device any more. Works for any device and any view. Tensors in other memory, for instance on the CPU, are never
+        paused. A tensor made of others (``DTensor``) is paused if any of them is.
+
+        Raises:
+            InvalidArgumentError: Not a tensor, or one without a storage of its own, such as a sparse one: pass its parts.
+        """
+        return is_paused(x)
+
+    def tag_of(self, x: torch.Tensor) -> str | None:
+        """The tag of the memory that a tensor lies in, paused or not. None for memory that is not managed, such as a CPU
+        tensor's. Of a tensor made of others (a subclass): that of the first one that has a tag.
+
+        Raises:
+            InvalidArgumentError: As for :meth:`is_paused`.
+        """
+        return tag_of(x)
+
+
+def _given(**options: tuple[Any, Any]) -> dict[str, Any]:
+    """Of options, each with its default, those that differ from it: programs install implementations that know no others."""
+    return {name: value for name, (value, default) in options.items() if not _equals(value, default)}
+
+
+def _equals(value: Any, default: Any) -> bool:
+    """Return whether an option has its default. Objects whose comparison may return or raise anything are not compared: the
+    check of the option names them."""
+    return value is default or (isinstance(value, (int, str)) and value == default)
+
+
+def _register(operation: str, tag: _Tag, when: Any, callback: Any, cancelled: _Cancelled) -> Any:
+    if callback is not None or not isinstance(when, str):
+        return hooks.register(operation, tag, when, callback, cancelled)
+    tags = check_tags(tag)  # an iterator can be read only once
+
+    def decorate(function: _Callback) -> _Callback:
+        hooks.register(operation, tags, when, function, cancelled)
+        return function
+
+    return decorate
+
+
+def forward_settings(module: ModuleType, saver: TorchMemorySaver) -> None:
+    """Give a module a property for each setting of the saver."""
+    names = [name for name, value in vars(TorchMemorySaver).items() if isinstance(value, property)]
+    properties = {name: _forwarded(saver, name) for name in names}
+    module.__class__ = type("_ModuleWithSettings", (type(module),), {"__doc__": module.__doc__, **properties})
+
+
+def _forwarded(saver: TorchMemorySaver, name: str) -> property:
+    """Return the property of a module for one setting. Setting a read-only one is the error of the saver's own property."""
+
+    def read(module: ModuleType) -> Any:
+        return getattr(saver, name)
+
+    def write(module: ModuleType, value: Any) -> None:
+        setattr(saver, name, value)
+
+    return property(read, write, doc=getattr(TorchMemorySaver, name).__doc__)
+
+
+#: The one saver of this process.
+torch_memory_saver = TorchMemorySaver()
+
+
+def _saver_of_this_process() -> TorchMemorySaver:
+    return torch_memory_saver

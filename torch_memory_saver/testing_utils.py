@@ -1,4 +1,4 @@
-"""Old helpers of test programs: see _legacy/compat.py."""
+"""Old helpers of test programs: see _compat/cpp_package.py."""
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch import layer

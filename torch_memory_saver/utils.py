@@ -1,4 +1,4 @@
-"""Old helpers: see _legacy/compat.py."""
+"""Old helpers: see _compat/cpp_package.py."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
  *
  * To add a store: write a .c and a .h with its operations (backup/backup.h), and add its row below, its kind to
  * TMS_BACKUP_KINDS (include/tms.h), from which Python gets the name and number, and its public name
- * (_saver/arguments.py). */
+ * (options.py). */
 #ifndef TMS_BACKUP_STORES_H
 #define TMS_BACKUP_STORES_H
 

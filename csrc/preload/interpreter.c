@@ -54,7 +54,7 @@ static bool find_file(char path[PATH_MAX]) {
     if (!dladdr(&anchor, &library) || !library.dli_fname) return false;
     const char *slash = strrchr(library.dli_fname, '/');
     int folder = slash ? (int)(slash - library.dli_fname) : 0;
-    int length = snprintf(path, PATH_MAX, "%.*s/torch_memory_saver/_preloaded.py", folder, library.dli_fname);
+    int length = snprintf(path, PATH_MAX, "%.*s/torch_memory_saver/_engine/preloaded.py", folder, library.dli_fname);
     return slash && length > 0 && length < PATH_MAX && access(path, R_OK) == 0;
 }
 

@@ -13,7 +13,7 @@ from document_blocks import REPOSITORY, pages
 
 import torch_memory_saver
 from torch_memory_saver import _core, layer_graphs, memory
-from torch_memory_saver._saver.settings import PYTHON_VARIABLES
+from torch_memory_saver._engine.variables import PYTHON_VARIABLES
 
 if not (REPOSITORY / "docs").is_dir():
     pytest.skip("needs the sources: there is no docs/", allow_module_level=True)

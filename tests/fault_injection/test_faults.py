@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._saver.preload import LIBRARY_NAME, library_path
+from torch_memory_saver._engine.preload import LIBRARY_NAME, library_path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gpu_support import subprocess_run, torch
 
-from torch_memory_saver._cli.chart import format_bytes
+from torch_memory_saver._text import binary_size
 
 pytestmark = pytest.mark.outer
 
@@ -30,7 +30,7 @@ def test_the_gpus_are_those_of_pytorch() -> None:
     assert len(lines) == torch.cuda.device_count()
     for device, line in enumerate(lines):
         properties = torch.cuda.get_device_properties(device)
-        assert line.startswith(f"GPU {device}: {properties.name}, {format_bytes(properties.total_memory)}, ")
+        assert line.startswith(f"GPU {device}: {properties.name}, {binary_size(properties.total_memory)}, ")
     assert "units of 2 MiB" in found["virtual memory"]["found"]
 
 

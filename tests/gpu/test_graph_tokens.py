@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gpu_support import MIB, assert_same, core, empty, errors, is_managed, pool_snapshot, saver, segment_of, tms, torch
 
-from torch_memory_saver._saver.process import pool_store
+from torch_memory_saver._engine.process import pool_store
 
 WIDTH = 1 << 20
 BARE = "a token of graph_pool_handle()"

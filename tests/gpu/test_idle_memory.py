@@ -154,7 +154,7 @@ def test_a_pool_of_a_region_that_a_graph_uses_stays() -> None:
 
 
 def layer_store() -> object:
-    from torch_memory_saver._saver.process import pool_store
+    from torch_memory_saver._engine.process import pool_store
 
     return pool_store
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gpu_support import MIB, core, errors, saver, segment_of, torch
 
-from torch_memory_saver._saver import implementation, native, preserved_objects
+from torch_memory_saver._engine import engine, preserved
 
 #: Bytes that neither a fill pattern nor zeroed memory has.
 VALUE = 3
@@ -340,12 +340,12 @@ def test_retained_host_memory_is_used_again() -> None:
 def test_where_nothing_is_preserved_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def pause(options: Any, stream: Any, find_live: Any, preserves: bool) -> Any:
-        asked.append((find_live is not None, preserves))
-        return original(options, stream, find_live, preserves)
+    def pause(*arguments: Any, **named: Any) -> Any:
+        asked.append((named["find_live"] is not None, named["preserves"]))
+        return original(*arguments, **named)
 
-    original = native.pause
-    monkeypatch.setattr(native, "pause", pause)
+    original = core.pause
+    monkeypatch.setattr(core, "pause", pause)
     tensor = filled(4096)
     cycle()
     saver.preserve(tensor)
@@ -401,7 +401,7 @@ def test_storages_that_overlap_or_touch_are_one_range() -> None:
     base = whole.data_ptr()
     assert [part.data_ptr() - base for part in parts] == [begin for begin, _ in ranges]
     saver.preserve(parts)
-    _, kept = implementation.preserved.live(None)
+    _, kept = engine.preserved.live(None)
     ends = array("Q", kept)
     assert [end - base for end in ends] == [0, 4096 + 512, 8192, 10_000 + 4096]
     assert cycle() == 4096 + 512 + 10_000 + 4096 - 8192
@@ -434,9 +434,7 @@ def test_a_new_module_with_the_id_of_a_dead_one_is_not_forgotten(monkeypatch: py
             return super().modules()
 
     number = 1
-    monkeypatch.setattr(
-        preserved_objects, "id", lambda what: number if type(what) is torch.nn.Module else id(what), raising=False
-    )
+    monkeypatch.setattr(preserved, "id", lambda what: number if type(what) is torch.nn.Module else id(what), raising=False)
     made: list[Any] = []
     first, observed = torch.nn.Module(), Observed()
     saver.preserve(first, observed)

@@ -13,8 +13,8 @@ import pytest
 from gpu_support import MIB, saver, torch
 
 from torch_memory_saver import _core
-from torch_memory_saver._processes.names import user_of
-from torch_memory_saver._processes.pages import Page, read_pages
+from torch_memory_saver._diagnostics.processes.names import user_of
+from torch_memory_saver._diagnostics.processes.pages import Page, read_pages
 
 SIZE = 64 * MIB
 

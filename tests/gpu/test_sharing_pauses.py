@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import pytest
 from gpu_support import (
@@ -25,8 +26,6 @@ from gpu_support import (
 )
 from importers import Importer, contents, message
 from sent_tensors import SIZE, drop_counter, share, shared_descriptors, weights
-
-from torch_memory_saver._saver import native
 
 
 def test_a_pause_completes_while_an_importer_has_the_memory(importer: Importer) -> None:
@@ -112,20 +111,20 @@ def test_another_thread_sends_nothing_between_the_look_and_the_pause(
 ) -> None:
     tensor = weights()
     drop_counter(share(tensor))
-    pause, caught = native.pause, []
+    pause, caught = core.pause, []
 
     def send() -> None:
         with pytest.raises(errors.InvalidStateError, match="this memory is being paused") as info:
             share(tensor)
         caught.append(info.value)
 
-    def send_and_pause(*arguments: object) -> object:
+    def send_and_pause(*arguments: Any, **named: Any) -> Any:
         thread = threading.Thread(target=send)
         thread.start()
         thread.join()
-        return pause(*arguments)
+        return pause(*arguments, **named)
 
-    monkeypatch.setattr(native, "pause", send_and_pause)
+    monkeypatch.setattr(core, "pause", send_and_pause)
     assert saver.pause("weights", if_shared=if_shared, timeout=timeout).possibly_shared_bytes == 0
     assert len(caught) == 1 and shared_descriptors() == set()
     saver.resume("weights")

@@ -6,8 +6,8 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_PATTERNS = "torch_memory_saver/_saver/patterns.py"
-_PATTERN_TESTS = "tests/unit/python/saver/test_patterns.py"
+_PATTERNS = "torch_memory_saver/options.py"
+_PATTERN_TESTS = "tests/unit/python/engine/test_patterns.py"
 
 _SELECTION = (
     Mutant(
@@ -54,15 +54,15 @@ _SELECTION = (
     ),
 )
 
-_FRESHNESS = "torch_memory_saver/_saver/freshness.py"
-_SAMPLING = "torch_memory_saver/_saver/guard_sampling.py"
-_TENSORS = "torch_memory_saver/_saver/found_tensors.py"
+_FRESHNESS = "torch_memory_saver/_engine/freshness.py"
+_SAMPLING = "torch_memory_saver/_engine/freshness.py"
+_TENSORS = "torch_memory_saver/_engine/freshness.py"
 _BLOCKS = "torch_memory_saver/_torch/resumed_blocks.py"
-_FRESH_TESTS = "tests/unit/python/saver/test_freshness.py"
-_FRESH_REFUSALS = "tests/unit/python/saver/test_freshness_refusals.py"
-_FRESH_COST = "tests/unit/python/saver/test_freshness_cost.py"
-_SAMPLING_TESTS = "tests/unit/python/saver/test_guard_sampling.py"
-_TENSOR_TESTS = "tests/unit/python/saver/test_found_tensors.py"
+_FRESH_TESTS = "tests/unit/python/engine/test_freshness.py"
+_FRESH_REFUSALS = "tests/unit/python/engine/test_freshness_refusals.py"
+_FRESH_COST = "tests/unit/python/engine/test_freshness_cost.py"
+_SAMPLING_TESTS = "tests/unit/python/engine/test_guard_sampling.py"
+_TENSOR_TESTS = "tests/unit/python/engine/test_found_tensors.py"
 _BLOCK_TESTS = "tests/unit/python/torch/test_resumed_blocks.py"
 _ON_GPU = "torch:tests/gpu/test_check_fresh.py"
 _SAMPLE = "csrc/core/transition/sample.c"
@@ -78,14 +78,14 @@ _FRESH = (
     ),
     Mutant(
         "a-resume-does-not-record-what-is-live",
-        "torch_memory_saver/_saver/implementation.py",
+        "torch_memory_saver/_engine/engine.py",
         "        resumed_blocks.note(torch, options.tags)",
         "        pass",
         (_FRESH_TESTS, _ON_GPU),
     ),
     Mutant(
         "live-blocks-are-recorded-without-guard-mode",
-        "torch_memory_saver/_saver/implementation.py",
+        "torch_memory_saver/_engine/engine.py",
         "    if _core.get_guard():\n        resumed_blocks",
         "    if _core.get_guard() or True:\n        resumed_blocks",
         (_FRESH_COST,),

@@ -117,7 +117,7 @@ _RUN = (
     ),
     Mutant(
         "the-hook-library-comes-last",
-        "torch_memory_saver/_saver/preload.py",
+        "torch_memory_saver/_engine/preload.py",
         '":".join([path, *entries])',
         '":".join([*entries, path])',
         (_TESTS + "test_run.py::test_the_hook_library_comes_before_what_is_preloaded",),

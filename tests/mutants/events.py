@@ -105,14 +105,14 @@ MUTANTS = (
     ),
     Mutant(
         "metrics-are-written-in-place",
-        _SOURCES + "memory/files.py",
+        _SOURCES + "_files.py",
         '    hidden = aside / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"\n    try:\n        aside.mkdir',
         "    hidden = target\n    try:\n        aside.mkdir",
         (_PYTHON + "test_event_file.py::test_a_file_that_cannot_be_written_stays_as_it_is",),
     ),
     Mutant(
         "a-failed-pause-leaves-the-metrics",
-        _SOURCES + "_saver/implementation.py",
+        _SOURCES + "_engine/engine.py",
         "                done = self._pause(options, shared)\n        finally:\n            after_call.run()\n",
         "                done = self._pause(options, shared)\n"
         "            after_call.run()\n        finally:\n            pass\n",

@@ -88,6 +88,6 @@ MUTANTS = (
         "csrc/core/saver.c",
         "    atomic_init(&saver->guard.on, config->guard);",
         "    atomic_init(&saver->guard.on, false);",
-        ("tests/unit/python/saver/test_settings.py::test_the_environment_switches_guard_mode_on",),
+        ("tests/unit/python/engine/test_settings.py::test_the_environment_switches_guard_mode_on",),
     ),
 )

@@ -6,13 +6,13 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_CALLS = "torch_memory_saver/_saver/hook_calls.py"
+_CALLS = "torch_memory_saver/_engine/hooks.py"
 _NCCL = "torch_memory_saver/nccl.py"
-_TESTS = "tests/unit/python/saver/test_hooks.py"
-_FAILURES = "tests/unit/python/saver/test_hooks_failures.py"
-_PENDING = "tests/unit/python/saver/test_hooks_pending.py"
-_THREADS = "tests/unit/python/saver/test_hooks_threads.py"
-_NCCL_TESTS = "tests/unit/python/saver/test_nccl.py"
+_TESTS = "tests/unit/python/engine/test_hooks.py"
+_FAILURES = "tests/unit/python/engine/test_hooks_failures.py"
+_PENDING = "tests/unit/python/engine/test_hooks_pending.py"
+_THREADS = "tests/unit/python/engine/test_hooks_threads.py"
+_NCCL_TESTS = "tests/unit/python/engine/test_nccl.py"
 
 _ORDER = (
     Mutant(
@@ -83,7 +83,7 @@ _FAILED = (
     ),
     Mutant(
         "hooks-are-called-during-a-capture",
-        "torch_memory_saver/_saver/native.py",
+        "torch_memory_saver/_engine/native.py",
         'if is_forked or _core.counters()["visible_captures"] or (torch is not None and may_not_free(torch)):',
         "if is_forked:",
         (f"{_FAILURES}::test_a_visible_capture_calls_no_hook",),
@@ -97,7 +97,7 @@ _FAILED = (
     ),
     Mutant(
         "hooks-are-called-while-another-thread-is-in-the-region",
-        "torch_memory_saver/_saver/implementation.py",
+        "torch_memory_saver/_engine/engine.py",
         "    await_regions(pool_store, options.tags, options.deadline)\n",
         "",
         (f"{_FAILURES}::test_a_region_of_another_thread_calls_no_hook",),
@@ -107,7 +107,7 @@ _FAILED = (
 _SEVERAL_THREADS = (
     Mutant(
         "calls-of-the-same-tags-do-not-wait",
-        "torch_memory_saver/_saver/hook_turns.py",
+        "torch_memory_saver/_engine/hooks.py",
         "while any(self._overlaps(other) for other in _running):",
         "while False:",
         (f"{_THREADS}::test_ctrl_c_while_waiting_for_a_turn",),
@@ -121,10 +121,10 @@ _SEVERAL_THREADS = (
     ),
     Mutant(
         "a-resume-without-a-wait-loses-its-after-callbacks",
-        "torch_memory_saver/pending.py",
+        "torch_memory_saver/_engine/pending.py",
         "                pending._call_hooks()\n",
         "                pass\n",
-        ("tests/unit/python/saver/test_hooks_pending.py::test_the_next_call_of_its_tags_calls_what_no_wait_has_called",),
+        ("tests/unit/python/engine/test_hooks_pending.py::test_the_next_call_of_its_tags_calls_what_no_wait_has_called",),
     ),
 )
 

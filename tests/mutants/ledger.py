@@ -10,9 +10,9 @@ _TABLE = "tests/unit/base/test_ledger.c"
 _CALLERS = "tests/unit/base/test_callers.c"
 _PRELOAD = "tests/unit/preload/test_ledger.py::"
 _LOOKUPS = "tests/unit/preload/test_lookups.py::"
-_PYTHON = "tests/unit/python/saver/test_ledger.py::"
-_LIBRARIES = "tests/unit/python/saver/test_ledger_libraries.py::"
-_LEDGER = "torch_memory_saver/_saver/ledger.py"
+_PYTHON = "tests/unit/python/engine/test_ledger.py::"
+_LIBRARIES = "tests/unit/python/engine/test_ledger_libraries.py::"
+_LEDGER = "torch_memory_saver/_engine/ledger.py"
 
 MUTANTS = (
     Mutant(
@@ -129,14 +129,14 @@ MUTANTS = (
     ),
     Mutant(
         "a-note-says-that-everything-is-counted",
-        "torch_memory_saver/_saver/preload.py",
+        "torch_memory_saver/_engine/preload.py",
         "== LEDGER_LIBRARY_NAME and _core.get_ledger()",
         "== LEDGER_LIBRARY_NAME",
         (_LIBRARIES + "test_a_note_says_whether_lookups_are_counted",),
     ),
     Mutant(
         "managed-memory-counts-as-pytorchs-too",
-        "torch_memory_saver/memory/torch_memory.py",
+        "torch_memory_saver/_torch/ordinary_memory.py",
         '        if segment["address"] in managed:\n            continue\n',
         "",
         (_PYTHON + "test_every_source_tells", "torch:tests/gpu/test_ledger.py::test_managed_memory_and_ordinary_memory"),

@@ -347,14 +347,14 @@ _LOG = (
         "csrc/abi/process.c",
         "    tms_log_at_exit(&state->log);\n",
         "",
-        ("tests/unit/python/saver/test_native_log.py::test_what_is_left_at_exit_is_written",),
+        ("tests/unit/python/engine/test_native_log.py::test_what_is_left_at_exit_is_written",),
     ),
     Mutant(
         "lines-that-a-variable-asks-for-are-dropped-by-logging",
-        "torch_memory_saver/_saver/native_log.py",
+        "torch_memory_saver/_engine/native_log.py",
         "    elif enabled or _LEVELS[level] < logging.WARNING:",
         "    elif enabled:",
-        ("tests/unit/python/saver/test_native_log.py::test_lines_that_a_variable_asks_for",),
+        ("tests/unit/python/engine/test_native_log.py::test_lines_that_a_variable_asks_for",),
     ),
 )
 

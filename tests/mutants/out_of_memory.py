@@ -7,12 +7,12 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _SOURCES = "torch_memory_saver/_out_of_memory/"
-_FOLDER = "tests/unit/python/out_of_memory/test_folder.py::"
-_REPORTER = "tests/unit/python/out_of_memory/test_reporter.py::"
-_OBSERVER = "tests/unit/python/out_of_memory/test_observer.py::"
-_CONTENT = "tests/unit/python/out_of_memory/test_content.py::"
-_STACKS = "tests/unit/python/out_of_memory/test_stacks.py::"
-_ADVICE = "tests/unit/python/out_of_memory/test_advice.py::"
+_FOLDER = "tests/unit/python/diagnostics/out_of_memory/test_folder.py::"
+_REPORTER = "tests/unit/python/diagnostics/out_of_memory/test_reporter.py::"
+_OBSERVER = "tests/unit/python/diagnostics/out_of_memory/test_observer.py::"
+_CONTENT = "tests/unit/python/diagnostics/out_of_memory/test_content.py::"
+_STACKS = "tests/unit/python/diagnostics/out_of_memory/test_stacks.py::"
+_ADVICE = "tests/unit/python/diagnostics/out_of_memory/test_advice.py::"
 
 MUTANTS = (
     Mutant(
@@ -59,7 +59,7 @@ MUTANTS = (
     ),
     Mutant(
         "each-wait-makes-a-report",
-        "torch_memory_saver/pending.py",
+        "torch_memory_saver/_engine/pending.py",
         "if next(self._failures) == 0:",
         "if next(self._failures) >= 0:",
         (_REPORTER + "test_a_resume_in_the_background_makes_one_report",),
@@ -69,7 +69,7 @@ MUTANTS = (
         "torch_memory_saver/_torch/resuming.py",
         "    except OutOfMemoryError as error:\n        failure = error\n    more",
         "    except OutOfMemoryError as error:\n        failure = error\n"
-        "        from torch_memory_saver._saver import implementation\n\n"
+        "        from torch_memory_saver._engine import implementation\n\n"
         "        implementation.reporter.explain(error, tags)\n    more",
         (_REPORTER + "test_a_resume_that_succeeds_after_the_cache_is_emptied_makes_none",),
     ),
@@ -96,7 +96,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-ledger-starts-addr2line",
-        "torch_memory_saver/memory/torch_memory.py",
+        "torch_memory_saver/_torch/ordinary_memory.py",
         "    if may_have_native_frames(torch.torch):\n",
         "    if False:\n",
         (_STACKS + "test_names_of_native_frames_are_not_looked_up",),

@@ -203,14 +203,14 @@ _IDLE_MEMORY = (
 _REGIONS = (
     Mutant(
         "a-region-forgets-its-host-memory",
-        _SOURCES + "_saver/native.py",
+        _SOURCES + "_engine/native.py",
         "options.managed, options.host_policy, options.runs)",
         "options.managed, 0, options.runs)",
-        (_TESTS + "saver/test_options.py::test_the_core_gets_every_field",),
+        (_TESTS + "engine/test_options.py::test_the_core_gets_every_field",),
     ),
     Mutant(
         "regions-of-different-options-share-a-pool",
-        _SOURCES + "_saver/options.py",
+        _SOURCES + "options.py",
         "    host_policy: int\n    managed: bool\n",
         "    host_policy: int = dataclasses.field(compare=False)\n    managed: bool\n",
         (_TESTS + "torch/test_live.py::test_regions_with_different_host_memory_share_no_pool",),
@@ -323,14 +323,14 @@ _TORCH_LAYER = (
     ),
     Mutant(
         "a-region-is-left-on-the-wrong-thread-without-a-word",
-        _SOURCES + "_saver/regions.py",
+        _SOURCES + "_engine/region.py",
         "            if frame.stack is self._store.stack():\n                note_left(frame)",
         "            if True:\n                note_left(frame)",
         (_TESTS + "torch/test_frames.py",),
     ),
     Mutant(
         "a-failed-entry-leaves-its-settings",
-        _SOURCES + "_saver/regions.py",
+        _SOURCES + "_engine/region.py",
         "            native.leave_region(frame.levels)",
         "            pass",
         (_TESTS + "torch/test_pools.py::test_a_failed_entry_restores_everything",),
@@ -424,49 +424,49 @@ _TORCH_LAYER = (
 _PRESERVING = (
     Mutant(
         "a-module-s-buffers-are-those-of-the-call",
-        "torch_memory_saver/_saver/preserved_objects.py",
+        "torch_memory_saver/_engine/preserved.py",
         "    for each in module.modules():",
         "    for each in (module,):",
         ("torch:tests/gpu/test_preserve.py::test_of_a_module_the_buffers_of_the_pause_are_kept",),
     ),
     Mutant(
         "a-view-does-not-forget-its-storage",
-        "torch_memory_saver/_saver/preserved_objects.py",
+        "torch_memory_saver/_engine/preserved.py",
         "        self.storages = {key: each for key, each in self.storages.items() if key not in other.storages}\n",
         "",
         ("torch:tests/gpu/test_preserve.py::test_a_temporary_tensor_preserves_its_storage",),
     ),
     Mutant(
         "preserve-keeps-other-tags",
-        "torch_memory_saver/_saver/preserving.py",
+        "torch_memory_saver/_engine/preserved.py",
         "if row.tag == tag:",
         "if row.tag:",
         ("torch:tests/gpu/test_preserve.py::test_a_tag_limits_what_is_kept",),
     ),
     Mutant(
         "overlapping-preserved-ranges-stay-apart",
-        "torch_memory_saver/_saver/preserving.py",
+        "torch_memory_saver/_engine/preserved.py",
         "            begins, ends = _joined(begins, ends)\n",
         "",
         ("torch:tests/gpu/test_preserve.py::test_storages_that_overlap_or_touch_are_one_range",),
     ),
     Mutant(
         "a-registration-with-a-tag-replaces-a-larger-one",
-        "torch_memory_saver/_saver/preserving.py",
+        "torch_memory_saver/_engine/preserved.py",
         "larger = map(max, map(storages.__getitem__, begins), map(merged.get, begins, repeat(0)))",
         "larger = map(max, map(storages.__getitem__, begins), repeat(0))",
         ("torch:tests/gpu/test_preserve.py::test_a_registration_with_a_tag_does_not_shrink_a_larger_one_without",),
     ),
     Mutant(
         "a-new-module-with-the-id-of-a-dead-one-is-forgotten",
-        "torch_memory_saver/_saver/preserved_objects.py",
+        "torch_memory_saver/_engine/preserved.py",
         "            if self.modules.get(key) is module:\n",
         "            if key in self.modules:\n",
         ("torch:tests/gpu/test_preserve.py::test_a_new_module_with_the_id_of_a_dead_one_is_not_forgotten",),
     ),
     Mutant(
         "preserved-ranges-take-the-place-of-live-ones",
-        "torch_memory_saver/_saver/preserving.py",
+        "torch_memory_saver/_engine/preserved.py",
         "_sorted_ranges(live[1] + kept[1])",
         "_sorted_ranges(kept[1])",
         ("torch:tests/gpu/test_preserve.py::test_free_blocks_are_not_kept_with_live_ones",),
@@ -476,7 +476,7 @@ _PRESERVING = (
 _MISTAKES = (
     Mutant(
         "a-bound-function-runs-outside-the-region",
-        _SOURCES + "_saver/regions.py",
+        _SOURCES + "_engine/region.py",
         "else Region(store, find_torch, frame.options)(function)",
         "else function",
         ("tests/unit/python/torch/test_bind_region.py::test_a_thread_pool_allocates_in_the_caller_s_region",),
@@ -493,14 +493,14 @@ _MISTAKES = (
         _SOURCES + "_once.py",
         "if _logged.setdefault(cause, mine) is mine:",
         "if True:",
-        ("tests/unit/python/saver/test_silent_mistakes.py::test_a_cause_is_logged_once",),
+        ("tests/unit/python/engine/test_silent_mistakes.py::test_a_cause_is_logged_once",),
     ),
     Mutant(
         "any-value-is-a-flag",
-        _SOURCES + "_saver/arguments.py",
+        _SOURCES + "options.py",
         "if not isinstance(value, int) or value not in (0, 1):",
         "if not isinstance(value, object):",
-        ("tests/unit/python/saver/test_argument_types.py::test_a_flag_of_another_type_is_refused",),
+        ("tests/unit/python/engine/test_argument_types.py::test_a_flag_of_another_type_is_refused",),
     ),
     Mutant(
         "a-range-that-a-file-holds-in-part-is-read",
@@ -514,17 +514,17 @@ _MISTAKES = (
 _USAGE = (
     Mutant(
         "peaks-of-a-device-are-shown-for-one-of-its-tags",
-        "torch_memory_saver/usage.py",
+        "torch_memory_saver/reports/usage.py",
         "those[0].resident_peak_bytes if selected is None else None",
         "those[0].resident_peak_bytes",
-        ("tests/unit/python/saver/test_stats.py::test_peaks_are_of_what_has_one",),
+        ("tests/unit/python/engine/test_stats.py::test_peaks_are_of_what_has_one",),
     ),
     Mutant(
         "stats-of-a-device-lists-allocations-of-all",
-        "torch_memory_saver/usage.py",
+        "torch_memory_saver/reports/usage.py",
         " and device in (None, row.device)]",
         "]",
-        ("tests/unit/python/saver/test_stats.py::test_selections",),
+        ("tests/unit/python/engine/test_stats.py::test_selections",),
     ),
 )
 

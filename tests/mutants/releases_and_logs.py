@@ -63,7 +63,7 @@ _RELEASES = (
     ),
     Mutant(
         "paused-memory-counts-as-physical",
-        _SOURCES + "memory/torch_memory.py",
+        _SOURCES + "_torch/ordinary_memory.py",
         "        return self.reserved - self.paused\n",
         "        return self.reserved\n",
         (
@@ -83,14 +83,14 @@ _ENVIRONMENT = (
     ),
     Mutant(
         "periodic-work-ends-with-its-first-failure",
-        _SOURCES + "_saver/background.py",
+        _SOURCES + "_engine/background.py",
         '        logger.warning("%s failed", name, exc_info=True)\n        return None\n',
         '        logger.warning("%s failed", name, exc_info=True)\n        raise\n',
         (_TESTS + "test_release_from_environment.py::test_a_failure_is_logged_and_the_work_goes_on",),
     ),
     Mutant(
         "periodic-work-ends-with-a-fork",
-        _SOURCES + "_saver/background.py",
+        _SOURCES + "_engine/background.py",
         "        periodic.restart()\n",
         "        pass\n",
         (_LOG + "test_a_log_in_a_forked_child",),
@@ -99,7 +99,7 @@ _ENVIRONMENT = (
 _LOGS = (
     Mutant(
         "another-process-with-this-number-is-taken-for-this-one",
-        _SOURCES + "memory/nvml.py",
+        _SOURCES + "_nvml.py",
         " and process.bytes is not None and process.bytes >= known:",
         " and process.bytes is not None:",
         (_TESTS + "test_nvml.py::test_a_hidden_share",),

@@ -12,7 +12,7 @@ _FILE = "tests/unit/base/test_shared_page_file.c"
 _SHOWN = "tests/unit/core/test_page_opening.c"
 
 _SOURCES = "torch_memory_saver/_processes/"
-_PYTHON = "tests/unit/python/processes/"
+_PYTHON = "tests/unit/python/diagnostics/processes/"
 
 MUTANTS = (
     Mutant(
@@ -155,7 +155,7 @@ MUTANTS = (
         "character",
         (
             _PYTHON + "test_pages.py::test_texts_of_programs_cannot_command_a_terminal",
-            "tests/unit/python/out_of_memory/test_advice.py::test_the_name_of_another_program_cannot_command_a_terminal",
+            "tests/unit/python/diagnostics/out_of_memory/test_advice.py::test_the_name_of_another_program_cannot_command_a_terminal",
         ),
     ),
 )

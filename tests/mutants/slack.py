@@ -7,16 +7,16 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _SOURCES = "torch_memory_saver/"
-_TESTS = "tests/unit/python/saver/test_slack.py"
+_TESTS = "tests/unit/python/engine/test_slack.py"
 
 _SETTINGS = (
     Mutant(
         "a-region-forgets-its-runs",
-        _SOURCES + "_saver/native.py",
+        _SOURCES + "_engine/native.py",
         "options.managed, options.host_policy, options.runs)",
         "options.managed, options.host_policy)",
         (
-            "tests/unit/python/saver/test_options.py::test_the_core_gets_every_field",
+            "tests/unit/python/engine/test_options.py::test_the_core_gets_every_field",
             f"{_TESTS}::test_a_region_without_runs_has_no_slack",
         ),
     ),
@@ -31,31 +31,31 @@ _SETTINGS = (
 _SHOWN = (
     Mutant(
         "slack-is-not-attributed",
-        _SOURCES + "_saver/ledger.py",
+        _SOURCES + "_engine/ledger.py",
         "lines = [_managed_line(sources), *_lines_of_freed(sources), ",
         "lines = [_managed_line(sources), ",
-        ("tests/unit/python/saver/test_ledger.py::test_slack_has_a_line_and_is_attributed",),
+        ("tests/unit/python/engine/test_ledger.py::test_slack_has_a_line_and_is_attributed",),
     ),
     Mutant(
         "a-warning-of-pytorchs-shortage-does-not-name-slack",
-        _SOURCES + "_out_of_memory/reporter.py",
+        _SOURCES + "_diagnostics/out_of_memory/reporter.py",
         "use, names_slack=True)",
         "use)",
-        ("tests/unit/python/out_of_memory/test_reporter.py::test_the_observer_names_slack",),
+        ("tests/unit/python/diagnostics/out_of_memory/test_reporter.py::test_the_observer_names_slack",),
     ),
     Mutant(
         "an-error-names-slack-twice",
-        _SOURCES + "_out_of_memory/reporter.py",
+        _SOURCES + "_diagnostics/out_of_memory/reporter.py",
         'account.slack_sentence if names_slack else ""',
         "account.slack_sentence",
-        ("tests/unit/python/out_of_memory/test_reporter.py::test_a_failed_resume_names_slack_once",),
+        ("tests/unit/python/diagnostics/out_of_memory/test_reporter.py::test_a_failed_resume_names_slack_once",),
     ),
     Mutant(
         "the-table-hides-slack",
-        _SOURCES + "_saver/usage_table.py",
+        _SOURCES + "reports/usage.py",
         "        if not getattr(stats.total, name):",
         "        if not stats.total.damaged_bytes:",
-        ("tests/unit/python/saver/test_stats.py::test_slack_has_a_column_where_there_is_any",),
+        ("tests/unit/python/engine/test_stats.py::test_slack_has_a_column_where_there_is_any",),
     ),
 )
 

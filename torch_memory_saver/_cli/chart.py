@@ -6,7 +6,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-__all__ = ["can_draw_blocks", "draw", "format_bytes"]
+from torch_memory_saver._text import binary_size
+
+__all__ = ["can_draw_blocks", "draw"]
 
 _BLOCKS = "█▓▒·"
 _ASCII = "#=+."
@@ -23,15 +25,6 @@ def can_draw_blocks(stream: TextIO) -> bool:
     return True
 
 
-def format_bytes(size: float) -> str:
-    """A size in the unit that suits it, such as "1.5 GiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
 def draw(
     stages: Sequence[tuple[str, Mapping[str, int]]], capacity: int, ascii_only: bool, width: int | None = None
 ) -> list[str]:
@@ -46,7 +39,7 @@ def draw(
     categories = list(dict.fromkeys(name for _, parts in stages for name in parts))
     width = min(width or shutil.get_terminal_size().columns, _LARGEST_WIDTH)
     label = max(len(name) for name, _ in stages)
-    amount = max(len(format_bytes(sum(parts.values()))) for _, parts in stages)
+    amount = max(len(binary_size(sum(parts.values()))) for _, parts in stages)
     cells = max(width - label - amount - 6, _SMALLEST_BAR)
     edge = "|" if ascii_only else "│"
     lines = []
@@ -58,6 +51,6 @@ def draw(
             end = min(round(cells * total / capacity), cells)
             bar += glyph * (end - drawn)
             drawn = max(drawn, end)
-        lines.append(f"{name:<{label}} {edge}{bar:<{cells}}{edge} {format_bytes(sum(parts.values())):>{amount}}")
+        lines.append(f"{name:<{label}} {edge}{bar:<{cells}}{edge} {binary_size(sum(parts.values())):>{amount}}")
     legend = "   ".join(f"{glyph} {category}" for category, glyph in zip(categories, glyphs, strict=False))
     return [*lines, f"{'':<{label}}  {legend}"]

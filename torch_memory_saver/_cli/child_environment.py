@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_memory_saver._saver import background, preload
+from torch_memory_saver._engine import background, preload
 from torch_memory_saver._torch.layer import expandable_segments_on
 from torch_memory_saver.errors import InvalidStateError
 
@@ -96,7 +96,7 @@ def variables_for(options: ChildOptions, base: Mapping[str, str], operation: str
         result["TMS_EVENTS_DIR"] = options.events
     if options.history is not None:
         result["TMS_MEMORY_HISTORY"] = str(options.history)
-    if any((dict(base) | result).get(name, "").strip() for name in background.VARIABLES):
+    if any((dict(base) | result).get(name, "").strip() for name in background.starters):
         result["PYTHONPATH"] = _with_startup(base.get("PYTHONPATH", ""), operation)
     return result
 

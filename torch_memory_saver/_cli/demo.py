@@ -13,9 +13,10 @@ import subprocess
 import sys
 
 from torch_memory_saver import simulate, torch_memory_saver
-from torch_memory_saver._cli.chart import can_draw_blocks, draw, format_bytes
+from torch_memory_saver._cli.chart import can_draw_blocks, draw
 from torch_memory_saver._cli.machines import Buffer, GpuMachine, Machine, SimulatedMachine
 from torch_memory_saver._cli.progress import progress_bar
+from torch_memory_saver._text import binary_size
 from torch_memory_saver.errors import OutOfMemoryError, TorchUnavailableError
 
 __all__ = ["run_demo"]
@@ -55,7 +56,7 @@ class _Demo:
     def run(self) -> int:
         """Runs all stages. Returns the number of checks that failed."""
         machine = self.machine
-        print(f"Running on {machine.name} ({format_bytes(machine.total_bytes())}).\n")
+        print(f"Running on {machine.name} ({binary_size(machine.total_bytes())}).\n")
 
         print("1. The inference engine allocates each kind of memory in a region of its own and captures a CUDA graph.")
         with torch_memory_saver.region(tag="weights", enable_cpu_backup=True):
@@ -72,11 +73,11 @@ class _Demo:
         dropped = torch_memory_saver.pause("kv_cache")
         with progress_bar("    weights to host memory") as bar:
             kept = torch_memory_saver.pause("weights", progress=bar)
-        print(f"    released {format_bytes(dropped.bytes)} of kv_cache in {dropped.seconds * 1e3:.1f} ms, contents dropped")
-        print(f"    released {format_bytes(kept.bytes)} of weights in {kept.seconds * 1e3:.1f} ms, contents kept")
+        print(f"    released {binary_size(dropped.bytes)} of kv_cache in {dropped.seconds * 1e3:.1f} ms, contents dropped")
+        print(f"    released {binary_size(kept.bytes)} of weights in {kept.seconds * 1e3:.1f} ms, contents kept")
         released = machine.weights_bytes + machine.cache_bytes
         # Pinning the backup takes a little of the device's own memory, for page tables.
-        self.check(f"the device has {format_bytes(released)} more free memory", before - self.in_use() >= released * 0.99)
+        self.check(f"the device has {binary_size(released)} more free memory", before - self.in_use() >= released * 0.99)
         self.check("pausing again does nothing", torch_memory_saver.pause().allocations == 0)
         self.stage("paused")
 

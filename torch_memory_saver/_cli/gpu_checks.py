@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_memory_saver._cli.chart import format_bytes
 from torch_memory_saver._cli.check import Check, Finding, fail, ok, skip, warn
 from torch_memory_saver._cli.facts import Device, driver_facts, driver_library, torch_facts
+from torch_memory_saver._text import binary_size
 
 __all__ = ["CHECKS", "network_cards"]
 
@@ -78,7 +78,7 @@ def versions() -> Finding:
 def _line(device: Device) -> str:
     if device.problem is not None:
         return f"GPU {device.ordinal}: {device.name}: {device.problem}"
-    sizes = f"{format_bytes(device.total_bytes)}, {format_bytes(device.free_bytes)} free"
+    sizes = f"{binary_size(device.total_bytes)}, {binary_size(device.free_bytes)} free"
     return f"GPU {device.ordinal}: {device.name}, {sizes}"
 
 
@@ -127,7 +127,7 @@ def virtual_memory() -> Finding:
             "use other GPUs: virtual GPUs and some modes of the driver on Windows lack it",
         )
     sizes = sorted({device.granularity_bytes for device in devices})
-    found = f"supported; memory is managed in units of {', '.join(map(format_bytes, sizes))}"
+    found = f"supported; memory is managed in units of {', '.join(map(binary_size, sizes))}"
     closed = [device for device in devices if not device.exportable]
     if closed:
         return warn(

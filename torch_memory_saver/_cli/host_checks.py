@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_memory_saver._cli.chart import format_bytes
 from torch_memory_saver._cli.check import Check, Finding, fail, ok, skip, warn
 from torch_memory_saver._cli.facts import driver_facts
 from torch_memory_saver._cli.gpu_checks import network_cards
+from torch_memory_saver._text import binary_size
 
 __all__ = ["CHECKS", "why_not_writable"]
 
@@ -121,14 +121,14 @@ def _droppable_cache(folder: str, files: _GroupFiles) -> int:
 
 def host_memory() -> Finding:
     available = _meminfo()["MemAvailable"]
-    found = f"{format_bytes(available)} available"
+    found = f"{binary_size(available)} available"
     try:
         groups = _limited_groups()
     except FileNotFoundError:
         groups = []
     if groups:
         tightest = min(groups, key=lambda group: group.limit - group.used)
-        used, limit = format_bytes(tightest.used), format_bytes(tightest.limit)
+        used, limit = binary_size(tightest.used), binary_size(tightest.limit)
         found += f"; the cgroup {tightest.folder} uses {used} of its limit of {limit}"
         available = min(available, max(tightest.limit - tightest.used, 0))
     else:
@@ -136,7 +136,7 @@ def host_memory() -> Finding:
     largest = max((device.total_bytes for device in driver_facts().devices), default=0)
     if available < largest:
         return warn(
-            f"{found}: less than the memory of one GPU, {format_bytes(largest)}",
+            f"{found}: less than the memory of one GPU, {binary_size(largest)}",
             "raise the limit of the container, or keep backups on a disk or of fewer tags",
         )
     return ok(found)
@@ -147,7 +147,7 @@ def huge_pages() -> Finding:
     reserved = info.get("HugePages_Total", 0)
     lines = []
     if reserved:
-        size = format_bytes(reserved * info.get("Hugepagesize", 0))
+        size = binary_size(reserved * info.get("Hugepagesize", 0))
         lines = [f"{reserved} huge pages ({size}) are reserved; backups use transparent ones, and cannot use these"]
     try:
         setting = re.search(r"\[(\w+)\]", _read("sys/kernel/mm/transparent_hugepage/enabled"))
@@ -174,7 +174,7 @@ def locked_memory() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         return ok("a process may lock any amount of memory")
-    found = f"a process may lock {format_bytes(soft)}"
+    found = f"a process may lock {binary_size(soft)}"
     if _may_lock_all():
         return ok(f"{found}, and this one has CAP_IPC_LOCK, so that the limit is not for it")
     if network_cards():
@@ -220,7 +220,7 @@ def disk_directory() -> Finding:
         return fail(f"{existing}{origin} cannot be written to: {problem}", choose)
     space = os.statvfs(existing)
     free, kind = space.f_bavail * space.f_frsize, _file_system(existing)
-    found = f"{path}{origin} on {kind}, {format_bytes(free)} free"
+    found = f"{path}{origin} on {kind}, {binary_size(free)} free"
     if kind in _IN_MEMORY:
         return warn(f"{found}; it is memory, so disk backups there use host memory", choose)
     if free < _LITTLE_SPACE:

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch_memory_saver import __version__, _core, simulate
 from torch_memory_saver._cli.check import Check, Finding, fail, ok, skip, warn
 from torch_memory_saver._cli.facts import torch_facts
-from torch_memory_saver._saver import preload
+from torch_memory_saver._engine import preload
 from torch_memory_saver._simulate.elf import read_library
 from torch_memory_saver._torch.ipc_format import format_of_importer
 from torch_memory_saver._torch.layer import expandable_segments_on

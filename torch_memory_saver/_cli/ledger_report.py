@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch_memory_saver import _core
 from torch_memory_saver._cli.output import write_line
 from torch_memory_saver.errors import TorchMemorySaverError
-from torch_memory_saver.holders import Ledger
+from torch_memory_saver.reports.ledger import Ledger
 
 __all__ = ["LedgerReport", "print_ledger", "read_ledger"]
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from torch_memory_saver._cli.chart import format_bytes
+from torch_memory_saver._text import binary_size
 
 __all__ = ["progress_bar"]
 
@@ -63,4 +63,4 @@ class _Lines:
         part = done * _LINES // total if total else _LINES
         if part > self._shown:
             self._shown = part
-            print(f"{self._title}: {format_bytes(done)} of {format_bytes(total)}", file=self._stream, flush=True)
+            print(f"{self._title}: {binary_size(done)} of {binary_size(total)}", file=self._stream, flush=True)

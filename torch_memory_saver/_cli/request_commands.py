@@ -37,7 +37,7 @@ class _RequestCommand(Command):
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        from torch_memory_saver._processes.requests import request_file
+        from torch_memory_saver._diagnostics.processes.requests import request_file
 
         def tell() -> None:
             print(
@@ -81,7 +81,7 @@ class _RequestCommand(Command):
 
     def _convert(self, taken: Path, arguments: argparse.Namespace) -> Path:
         """Writes what is wanted from the file, and returns its path."""
-        from torch_memory_saver.memory.files import write_text_file
+        from torch_memory_saver._files import write_text_file
 
         output: Path = arguments.output
         write_text_file(taken.read_text(encoding="utf-8"), output, self.name, "the file was")

@@ -10,7 +10,8 @@ from pathlib import Path
 from torch_memory_saver._cli.check import Check, Finding, fail, ok, skip, warn
 from torch_memory_saver._cli.facts import run_child
 from torch_memory_saver._cli.host_checks import why_not_writable
-from torch_memory_saver._saver.settings import PYTHON_VARIABLES, known_variables, suggestion, unknown_variables
+from torch_memory_saver._engine.variables import PYTHON_VARIABLES, known_variables, unknown_variables
+from torch_memory_saver._text import suggestion
 from torch_memory_saver.memory.recording_from_environment import read_entries, read_period
 from torch_memory_saver.memory.release_from_environment import read_seconds
 

@@ -14,7 +14,7 @@ from torch_memory_saver._cli.command import Command
 from torch_memory_saver._cli.output import write_line
 
 if TYPE_CHECKING:
-    from torch_memory_saver._processes.view import View
+    from torch_memory_saver._diagnostics.processes.view import View
 
 __all__ = ["SORT_KEYS", "TopCommand", "look"]
 
@@ -66,8 +66,8 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _print(arguments: argparse.Namespace) -> int:
-    from torch_memory_saver._processes.table import lines_of
-    from torch_memory_saver._processes.view import as_json
+    from torch_memory_saver._diagnostics.processes.table import lines_of
+    from torch_memory_saver._diagnostics.processes.view import as_json
 
     while True:
         view = look()
@@ -94,10 +94,10 @@ def _sleep(seconds: float) -> None:
 
 def look() -> View:
     """What processes hold now."""
-    from torch_memory_saver._processes.gpus import read_gpus
-    from torch_memory_saver._processes.names import command_name, user_of
-    from torch_memory_saver._processes.pages import read_pages
-    from torch_memory_saver._processes.view import Program, make_view
+    from torch_memory_saver._diagnostics.processes.names import command_name, user_of
+    from torch_memory_saver._diagnostics.processes.pages import read_pages
+    from torch_memory_saver._diagnostics.processes.view import Program, make_view
+    from torch_memory_saver._nvml import read_gpus
 
     pages, gpus = read_pages(), read_gpus()
     pids = {page.pid for page in pages.pages if not page.foreign}

@@ -13,11 +13,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from torch_memory_saver._cli.top_command import SORT_KEYS
-from torch_memory_saver._processes.names import cut, width_of
-from torch_memory_saver._processes.table import Line, lines_of
+from torch_memory_saver._diagnostics.processes.names import cut, width_of
+from torch_memory_saver._diagnostics.processes.table import Line, lines_of
 
 if TYPE_CHECKING:
-    from torch_memory_saver._processes.view import View
+    from torch_memory_saver._diagnostics.processes.view import View
 
 __all__ = ["can_show", "show"]
 

@@ -13,11 +13,11 @@ from collections import Counter
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.arguments import DEFAULT_TAG
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.pools import Tags, selects
 from torch_memory_saver._torch.substitute_pools import DEFAULT_POOL, SubstitutePools, pool_of
+from torch_memory_saver.options import DEFAULT_TAG
 
 __all__ = ["DefaultPool"]
 

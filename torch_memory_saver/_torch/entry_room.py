@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.layer import TorchCuda
+from torch_memory_saver.options import RegionOptions
 
 if TYPE_CHECKING:
     from torch_memory_saver._torch.pool_stock import Key

@@ -21,11 +21,11 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_memory_saver._saver.options import RegionOptions
     from torch_memory_saver._torch.elsewhere import Reading
     from torch_memory_saver._torch.layer import TorchCuda
     from torch_memory_saver._torch.pools import Pool, Tags
     from torch_memory_saver._torch.routing import Routing
+    from torch_memory_saver.options import RegionOptions
 
 __all__ = [
     "Frame",

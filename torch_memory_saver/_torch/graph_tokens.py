@@ -17,7 +17,7 @@ These functions call torch, so they are called with no lock held.
 from __future__ import annotations
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver import native
+from torch_memory_saver._torch import region_settings
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pool_stock import Key
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
@@ -70,7 +70,7 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
                 tag=options.tag,
             )
         if not found:
-            with native.RegionSettings(options):
+            with region_settings.RegionSettings(options):
                 return torch.has_our_allocator(token, key.device)
     return all(row.tag == options.tag and row.backup == options.backup for row in managed)
 

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver import native
-from torch_memory_saver._saver.options import RegionOptions
+from torch_memory_saver._torch import region_settings
 from torch_memory_saver._torch.blas_workspaces import BlasWorkspaces
 from torch_memory_saver._torch.captures import announcing
 from torch_memory_saver._torch.collector import collector_stopped
@@ -38,6 +37,7 @@ from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pools import Key, Pool, PoolStore
 from torch_memory_saver._torch.steps import call_each, move, record_each
 from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.options import RegionOptions
 
 __all__ = ["GraphCapture", "GraphPools"]
 
@@ -309,13 +309,13 @@ class GraphCapture(_core.Scope, FunctionDecorator):
         pool = self._pools.acquire(torch, self._token, key, capture)
         # Not managed: allocations outside the pool are ordinary. Allocations of a pool with this package's allocator use
         # these settings in any case.
-        capture.begin(native.RegionSettings(self._options.unmanaged()))
+        capture.begin(region_settings.RegionSettings(self._options.unmanaged()))
         capture.outer_stream = torch.torch.cuda.current_stream()
         graph = torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
         self._store.note_entered(self._options.tag)
 
         def announce() -> None:
-            capture.begin(native.AnnouncedCapture(self._options))
+            capture.begin(region_settings.AnnouncedCapture(self._options))
             self._pools.check_resident(torch, pool, self._options.tag)
             self._workspaces.make_again(torch, device)
 
@@ -330,7 +330,7 @@ class GraphCapture(_core.Scope, FunctionDecorator):
         if _core.preloaded and not isinstance(pool, _SharedPool):
             # torch calls cudaMalloc for such a pool, which uses the settings of its thread.
             capture.begin(torch.autograd_on_this_thread())
-            capture.begin(native.RegionSettings(self._options))
+            capture.begin(region_settings.RegionSettings(self._options))
         self._captures.append(capture)
 
     def _leave(self, capture: _Capture) -> None:

@@ -15,11 +15,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from torch_memory_saver._saver import native
-from torch_memory_saver._saver.arguments import DEFAULT_TAG
-from torch_memory_saver._saver.options import RegionOptions
+from torch_memory_saver._torch import region_settings
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.pools import Key, Pool, PoolStore
+from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
 
 __all__ = ["OrdinaryPools"]
 
@@ -47,7 +46,7 @@ class OrdinaryPools:
         except IndexError:
             pool = self._store.make_pool(torch, Key(_OPTIONS, device))
         try:
-            with native.RegionSettings(_OPTIONS), self._store.routing_suspended(torch):
+            with region_settings.RegionSettings(_OPTIONS), self._store.routing_suspended(torch):
                 torch.begin_routing(device, pool.id)
                 try:
                     yield

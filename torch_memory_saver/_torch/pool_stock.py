@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.steps import OneUse, move
+from torch_memory_saver.options import RegionOptions
 
 __all__ = ["Key", "Pool", "PoolStock", "Tags", "TakenPools", "is_worth_retiring", "measure_fill", "selects"]
 

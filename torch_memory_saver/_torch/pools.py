@@ -16,8 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.arguments import DEFAULT_TAG
-from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.elsewhere import Watch
 from torch_memory_saver._torch.entry_room import EntryRoom
@@ -29,6 +27,7 @@ from torch_memory_saver._torch.routing import Routing
 from torch_memory_saver._torch.steps import OneUse, move
 from torch_memory_saver._torch.substitute_pools import SubstitutePools
 from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
 
 __all__ = ["Key", "Pool", "PoolStore", "Tags", "may_not_free", "selects", "would_read_stacks"]
 
@@ -55,7 +54,7 @@ def _may_be_capturing(torch: TorchCuda) -> bool:
 
 def would_read_stacks(torch: TorchCuda) -> bool:
     """Whether PyTorch's list of segments takes seconds now, because it records the stacks of C++ functions."""
-    from torch_memory_saver.memory.history import may_have_native_frames  # it imports this package's PyTorch layer
+    from torch_memory_saver._torch.history import may_have_native_frames  # it imports this package's PyTorch layer
 
     return may_have_native_frames(torch.torch)
 

@@ -36,6 +36,7 @@ from torch_memory_saver._torch.ipc_events import Recorded, StreamEvents
 from torch_memory_saver._torch.ipc_format import describe, format_of_importer, format_of_own_description
 from torch_memory_saver._torch.pool_stock import Tags, selects
 from torch_memory_saver.errors import CaptureInProgressError, InvalidStateError
+from torch_memory_saver.options import PauseOptions
 
 __all__ = ["Share", "SharedMemory"]
 
@@ -259,6 +260,30 @@ class SharedMemory:
             if not left:
                 self._closed[call] = tags
         return left
+
+    @contextlib.contextmanager
+    def awaited(self, options: PauseOptions) -> Iterator[int]:
+        """Around a pause. Yield the bytes that other processes may still use when it begins. If the options do not allow
+        any, none is sent until the pause has ended.
+
+        Raises:
+            InvalidStateError: There are some, and the options do not allow that.
+        """
+        if options.if_shared == "allow":
+            yield self.possibly_shared_bytes(options.tags)
+            return
+        waits = options.if_shared == "wait"
+        with self.closed(options.tags, options.deadline if waits else 0.0) as shared:
+            if shared:
+                raise InvalidStateError(
+                    f"pause: other processes may still use {shared} bytes of this memory, which was sent to them"
+                    + (" and did not drop it within the timeout" if waits else "")
+                    + ". Let them drop their tensors (and call torch.cuda.ipc_collect() there), or call it with "
+                    'if_shared="allow": they then keep the memory, with its contents, until they drop it',
+                    operation="pause",
+                    bytes=shared,
+                )
+            yield shared
 
     def possibly_shared_bytes(self, tags: Tags) -> int:
         """The bytes of the tags' physical memory of which an importer may still use a part: it keeps all of a piece. An

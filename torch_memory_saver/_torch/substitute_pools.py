@@ -30,13 +30,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.arguments import DEFAULT_TAG
-from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver._torch.frames import Pause
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, drop_reference, leak_reference
 from torch_memory_saver._torch.pool_stock import Key, Pool
 from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
 
 if TYPE_CHECKING:
     from torch_memory_saver._torch.pools import PoolStore

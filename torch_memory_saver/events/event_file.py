@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from torch_memory_saver._files import write_text_file
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.events.log import EventLog, events
 from torch_memory_saver.events.model import Device, Event, Level
-from torch_memory_saver.memory.files import write_text_file
 
 __all__ = ["FORMAT", "VERSION", "load_events", "log_to_json", "write_events"]
 

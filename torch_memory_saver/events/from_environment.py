@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.background import Periodic, after_call
+from torch_memory_saver._files import own_rank
+from torch_memory_saver._services import Periodic, after_call
 from torch_memory_saver.events.event_file import write_events
 from torch_memory_saver.events.log import events, sample_free_memory
 from torch_memory_saver.events.metrics import write_metrics
-from torch_memory_saver.memory.identity import own_rank
 
 __all__ = ["EventFile", "MetricsFile", "start_event_files", "start_metrics"]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch_memory_saver import _core
+from torch_memory_saver._files import default_role, own_rank
 from torch_memory_saver.errors import TorchMemorySaverError
 from torch_memory_saver.events.model import Device, Event, Level, add_up, levels_before
-from torch_memory_saver.memory.identity import default_role, own_rank
 
 __all__ = ["EventLog", "events", "sample_free_memory"]
 

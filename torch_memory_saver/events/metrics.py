@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_memory_saver import _core
-from torch_memory_saver.memory.files import write_text_file
+from torch_memory_saver._files import write_text_file
 
 __all__ = ["format_metrics", "metrics", "write_metrics"]
 

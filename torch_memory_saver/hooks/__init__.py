@@ -1,1 +1,1 @@
-"""Old import paths of the hook helpers: see _legacy/compat.py."""
+"""Old import paths of the hook helpers: see _compat/cpp_package.py."""

@@ -1,5 +1,5 @@
-"""An old import path: see _legacy/compat.py."""
+"""An old import path: see _compat/cpp_package.py."""
 
-from torch_memory_saver._legacy.compat import HookMode, HookUtilBase
+from torch_memory_saver._compat.cpp_package import HookMode, HookUtilBase
 
 __all__ = ["HookMode", "HookUtilBase"]

@@ -1,9 +1,9 @@
-"""An old import path: see _legacy/compat.py. Programs replace ``get_binary_path_from_package`` here."""
+"""An old import path: see _compat/cpp_package.py. Programs replace ``get_binary_path_from_package`` here."""
 
 from contextlib import AbstractContextManager
 
-from torch_memory_saver._legacy.compat import HookUtilModePreload
-from torch_memory_saver._saver import preload
+from torch_memory_saver._compat.cpp_package import HookUtilModePreload
+from torch_memory_saver._engine import preload
 from torch_memory_saver.utils import get_binary_path_from_package
 
 __all__ = ["HookUtilModePreload", "configure_subprocess", "get_binary_path_from_package"]

@@ -1,5 +1,5 @@
-"""An old import path: see _legacy/compat.py."""
+"""An old import path: see _compat/cpp_package.py."""
 
-from torch_memory_saver._legacy.compat import HookUtilModeTorch
+from torch_memory_saver._compat.cpp_package import HookUtilModeTorch
 
 __all__ = ["HookUtilModeTorch"]

@@ -14,16 +14,13 @@ from collections.abc import Callable
 from types import TracebackType
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.background import Periodic
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.layer import TorchCuda, devices_in_use
+from torch_memory_saver._files import default_role, own_rank
+from torch_memory_saver._nvml import ProcessShare
+from torch_memory_saver._services import DeviceMemory, Periodic, TorchCuda, device_memory, devices_in_use, layer
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.usage import Usage, take_stats
+from torch_memory_saver.reports.usage import Usage, take_stats
 
-from .identity import default_role, own_rank
 from .log_row import MemoryRow, append_rows
-from .nvml import ProcessShare
-from .torch_memory import DeviceMemory, device_memory
 
 __all__ = ["MemoryLog"]
 

@@ -12,56 +12,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Block", "BlockState", "CallStack", "Event", "Frame", "ManagedSegment", "Origin", "Segment", "Snapshot"]
+from torch_memory_saver._stacks import CallStack
 
-
-class Frame(NamedTuple):
-    """One call of a stack."""
-
-    filename: str
-    line: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.filename}:{self.line} {self.name}"
-
-
-class Origin(enum.Enum):
-    """What is known of where an allocation came from."""
-
-    PYTHON = "Python frames"
-    NATIVE = "C++ frames only"
-    NO_FRAMES = "no Python frames (a thread of C++, such as a backward pass)"
-    UNRECORDED = "allocated before recording"
-
-
-@dataclass(frozen=True)
-class CallStack:
-    """Where memory was allocated. Equal stacks have equal `frames` and `origin`.
-
-    Attributes:
-        frames: The Python frames, innermost first. The C++ frames where there is no Python frame; () if nothing is known.
-        origin: What `frames` are.
-        native_frames: The number of C++ frames that were recorded with it.
-    """
-
-    frames: tuple[Frame, ...]
-    origin: Origin
-    native_frames: int = field(default=0, compare=False)
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Stacks are keys of every table of a comparison: their frames are hashed once.
-        object.__setattr__(self, "_hash", hash((self.frames, self.origin)))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __str__(self) -> str:
-        return " < ".join(map(str, self.frames)) or self.origin.value
+__all__ = ["Block", "BlockState", "Event", "ManagedSegment", "Segment", "Snapshot"]
 
 
 class BlockState(enum.Enum):

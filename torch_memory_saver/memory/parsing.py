@@ -5,7 +5,7 @@ What differs between releases: 2.0 keeps a block's stack in its "history", gives
 not known here are ignored. A file that lacks what every release has raises KeyError, TypeError or ValueError, which
 loading.py explains.
 
-Owns the knowledge of PyTorch's keys, and of what a C++ frame looks like.
+Owns the knowledge of PyTorch's keys.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .model import Block, BlockState, CallStack, Event, Frame, ManagedSegment, Origin, Segment, Snapshot
+from torch_memory_saver._stacks import CallStacks
 
-__all__ = ["KEY", "CallStacks", "parse"]
+from .model import Block, BlockState, Event, ManagedSegment, Segment, Snapshot
+
+__all__ = ["KEY", "parse"]
 
 #: The top-level key of what this package adds to PyTorch's snapshot, and its formats that are known.
 KEY = "torch_memory_saver"
@@ -27,8 +29,6 @@ _STATES = {
     "active_awaiting_free": BlockState.AWAITING_FREE,
     "inactive": BlockState.INACTIVE,
 }
-
-_NATIVE_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".inl", ".S", ".so")
 
 #: The pieces in which PyTorch maps expandable segments, by the type of the segment, in bytes.
 _PIECES = {"small": 2 << 20, "large": 20 << 20}
@@ -68,47 +68,6 @@ def parse(content: Mapping[str, Any], source: str) -> Snapshot:
         step=_number(ours.get("step")),
         time_ns=_number(ours.get("time_ns")) or 0,
         history_enabled=bool(ours["history"]["enabled"]) if "history" in ours else None,
-    )
-
-
-class CallStacks:
-    """The call stacks of a snapshot. Equal stacks are one object, and so is each list of frames that the snapshot shares."""
-
-    def __init__(self) -> None:
-        self._by_list: dict[int, CallStack] = {}
-        self._by_value: dict[CallStack, CallStack] = {}
-        self._kept: list[object] = []
-
-    def get(self, frames: list[Mapping[str, Any]] | None, recorded: bool) -> CallStack:
-        """The stack of these frames. `recorded`: whether the allocation itself was seen, also without frames."""
-        if not frames:
-            return self._shared(CallStack((), Origin.NO_FRAMES if recorded else Origin.UNRECORDED))
-        found = self._by_list.get(id(frames))
-        if found is None:
-            found = self._by_list[id(frames)] = self._shared(_stack(frames))
-            self._kept.append(frames)  # so that no other list gets its id
-        return found
-
-    def _shared(self, stack: CallStack) -> CallStack:
-        return self._by_value.setdefault(stack, stack)
-
-
-def _stack(rows: Iterable[Mapping[str, Any]]) -> CallStack:
-    frames = [Frame(_text(row["filename"]), int(row["line"]), _text(row["name"])) for row in rows]
-    python = tuple(frame for frame in frames if not _is_native(frame))
-    if python:
-        return CallStack(python, Origin.PYTHON, len(frames) - len(python))
-    return CallStack(tuple(frames), Origin.NATIVE, len(frames))
-
-
-def _is_native(frame: Frame) -> bool:
-    """Whether it is C or C++: PyTorch mixes them with Python frames if it records stacks "all"."""
-    return (
-        (frame.line == 0 and not frame.filename.endswith(".py"))
-        or frame.filename in ("", "??")
-        or frame.filename.endswith(_NATIVE_SUFFIXES)
-        or ".so." in frame.filename
-        or "::" in frame.name
     )
 
 

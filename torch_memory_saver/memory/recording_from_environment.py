@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_memory_saver._saver.background import Periodic, before_pause
-from torch_memory_saver._torch import layer
+from torch_memory_saver._services import Periodic, before_pause, layer, record_history
 from torch_memory_saver.errors import TorchMemorySaverError
 
-from .history import record_history
 from .sampler import MemorySnapshotSampler
 
 __all__ = ["Period", "check_every", "read_entries", "read_period", "start_history", "start_snapshots"]

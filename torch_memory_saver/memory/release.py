@@ -21,14 +21,12 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.arguments import check_bytes
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.captures import capture_gate
-from torch_memory_saver._torch.layer import TorchCuda, devices_in_use
+from torch_memory_saver._services import DeviceMemory, TorchCuda, capture_gate, device_memory, devices_in_use, layer
 from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.options import check_bytes
+from torch_memory_saver.saver import torch_memory_saver as saver
 
 from .release_report import DeviceRelease, ReleaseReport
-from .torch_memory import DeviceMemory, device_memory
 
 __all__ = ["CacheReleaser", "ReleaseOptions", "release_cached", "releasing_cached"]
 
@@ -142,8 +140,6 @@ def capture_visible(torch: TorchCuda) -> bool:
 
 def _empty_caches(torch: TorchCuda) -> None:
     """One round. Memory that other processes have given back and blocks that streams no longer use go to the cache first."""
-    from torch_memory_saver import torch_memory_saver as saver
-
     torch.ipc_collect()
     for device in devices_in_use():
         torch.synchronize(device)
@@ -152,8 +148,6 @@ def _empty_caches(torch: TorchCuda) -> None:
 
 
 def _release_host_memory(torch: TorchCuda) -> None:
-    from torch_memory_saver import torch_memory_saver as saver
-
     saver.release_host_memory()
     torch.empty_host_cache()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
-from torch_memory_saver._saver.background import Periodic, before_pause
+from torch_memory_saver._services import Periodic, before_pause
 
 from .release import release_cached
 

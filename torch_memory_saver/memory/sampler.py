@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import layer
+from torch_memory_saver._files import default_role, write_file
+from torch_memory_saver._services import layer
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError
-from torch_memory_saver.memory.files import write_file
-from torch_memory_saver.memory.identity import default_role
 from torch_memory_saver.memory.moments import moment_folder, moments, next_moment, remove_oldest
 from torch_memory_saver.memory.snapshots import KEY, take_snapshot
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import layer
-from torch_memory_saver.memory.files import write_file
-from torch_memory_saver.memory.history import current_history, is_recording
-from torch_memory_saver.memory.identity import default_role, own_rank
-from torch_memory_saver.usage import take_stats
+from torch_memory_saver._files import default_role, own_rank, write_file
+from torch_memory_saver._services import current_history, is_recording, layer
+from torch_memory_saver.reports.usage import take_stats
 
 __all__ = ["FORMAT", "KEY", "take_snapshot", "write_snapshot"]
 

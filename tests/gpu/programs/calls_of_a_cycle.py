@@ -10,7 +10,7 @@ import sys
 import torch
 
 from torch_memory_saver import _core, torch_memory_saver
-from torch_memory_saver._saver.process import late_devices
+from torch_memory_saver._engine.process import late_devices
 
 simulator = ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"])
 simulator.tms_sim_read_trace.restype = ctypes.c_size_t

@@ -17,7 +17,7 @@ import torch
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
-from torch_memory_saver._saver.process import pool_store
+from torch_memory_saver._engine.process import pool_store
 
 MIB = 1 << 20
 BYPASSING = 80 * MIB  # expandable segments grow by 20 MiB

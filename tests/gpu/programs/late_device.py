@@ -16,7 +16,7 @@ import torch
 import torch.cuda.comm
 
 from torch_memory_saver import _core, torch_memory_saver
-from torch_memory_saver._saver.process import late_devices
+from torch_memory_saver._engine.process import late_devices
 from torch_memory_saver._torch import layer
 
 SIZE = 1 << 20

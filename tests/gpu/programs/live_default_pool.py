@@ -7,7 +7,7 @@ import torch
 
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver
-from torch_memory_saver._saver.process import pool_store
+from torch_memory_saver._engine.process import pool_store
 
 MIB = 1 << 20
 

@@ -18,7 +18,7 @@ import torch
 
 from torch_memory_saver import _core, events
 from torch_memory_saver import torch_memory_saver as saver
-from torch_memory_saver._processes.pages import read_pages
+from torch_memory_saver._diagnostics.processes.pages import read_pages
 from torch_memory_saver.memory import MemoryLog, take_snapshot
 
 MIB = 1 << 20

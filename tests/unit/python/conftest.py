@@ -17,8 +17,8 @@ from fake_torch import FakeTorch
 from processes import ELSEWHERE, PRELUDE, TIMEOUT_S, Program, environment
 
 from torch_memory_saver import _core
-from torch_memory_saver._once import forget_warnings
-from torch_memory_saver._saver import implementation
+from torch_memory_saver._engine import engine
+from torch_memory_saver._text import forget_warnings
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.graphs import GraphPools
 from torch_memory_saver._torch.pools import PoolStore
@@ -90,8 +90,8 @@ def fake_torch(request: pytest.FixtureRequest, simulator: Any, monkeypatch: pyte
 def store(monkeypatch: pytest.MonkeyPatch) -> PoolStore:
     """An unused pool store, in place of the process's."""
     store = PoolStore()
-    monkeypatch.setattr(implementation, "pool_store", store)
-    monkeypatch.setattr(implementation, "graph_pools", GraphPools(store))
+    monkeypatch.setattr(engine, "pool_store", store)
+    monkeypatch.setattr(engine, "graph_pools", GraphPools(store))
     return store
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
-from torch_memory_saver.pending import PendingResume
-from torch_memory_saver.report import ResumeReport
+from torch_memory_saver.reports.transitions import ResumeReport
 
 MIB = 1 << 20
 SIZE = 8 * MIB

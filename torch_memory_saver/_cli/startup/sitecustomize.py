@@ -53,7 +53,7 @@ def _start() -> None:
     """A failure must not disturb a program that does not know of this package."""
     try:
         _startup.make_importable()
-        from torch_memory_saver._saver.background import start_from_environment
+        from torch_memory_saver._engine.background import start_from_environment
 
         start_from_environment()
     except Exception:

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from torch_memory_saver._files import write_text_file
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.events.event_file import load_events
 from torch_memory_saver.events.log import EventLog, events
 from torch_memory_saver.events.timeline.merge import hosts_of, same_process
 from torch_memory_saver.events.timeline.page import page
-from torch_memory_saver.memory.files import write_text_file
 
 __all__ = ["read_logs", "write_timeline"]
 

@@ -21,7 +21,6 @@ from typing import Any, cast
 
 import torch
 
-from torch_memory_saver import torch_memory_saver as saver
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.layer_graphs.buffers import (
     Graph,
@@ -31,6 +30,7 @@ from torch_memory_saver.layer_graphs.buffers import (
     find_overlap,
     graph_uses,
 )
+from torch_memory_saver.saver import torch_memory_saver as saver
 
 from .arguments import TensorKind
 from .capture_context import autocast_without_cache, cheap_garbage_collection, errors_named, refuse_inside_capture

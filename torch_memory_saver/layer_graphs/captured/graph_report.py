@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import layer
+from torch_memory_saver._services import layer
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError
 
 from .accounting import Ranges, count, part, peak_bytes, size, table

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.layer import PoolId
+from torch_memory_saver._services import PoolId, layer
 
 from .accounting import Ranges, count, covered_bytes, part, size, table
 from .weak import extent_bytes

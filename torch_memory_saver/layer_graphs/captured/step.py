@@ -10,8 +10,8 @@ import torch
 from torch.utils import _pytree
 
 from torch_memory_saver import _core
-from torch_memory_saver import torch_memory_saver as saver
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.saver import torch_memory_saver as saver
 
 from .arguments import Arguments
 from .capture_context import autocast_without_cache, cheap_garbage_collection, errors_named, refuse_inside_capture

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from ..model import Block, CallStack
+from torch_memory_saver._stacks import CallStack
+
+from ..model import Block
 from .processes import Process, Series
 from .timeline import allocation_orders, positions
 

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..model import Block, BlockState, CallStack, Segment, Snapshot
+from torch_memory_saver._stacks import CallStack
+
+from ..model import Block, BlockState, Segment, Snapshot
 from .processes import Process, Series
 from .units import Unit, units
 

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from ..model import CallStack, Snapshot
+from torch_memory_saver._stacks import CallStack
+
+from ..model import Snapshot
 from .processes import Process, Series
 
 __all__ = ["GrowthKind", "StackGrowth", "classify", "stack_growths"]

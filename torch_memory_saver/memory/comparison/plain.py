@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..model import CallStack
 from .fragmentation import DeviceUsage, Fragmentation
 from .growth import StackGrowth
 
 if TYPE_CHECKING:
     from .comparison import Comparison
 
-__all__ = ["as_dict", "stack_as_dict"]
+__all__ = ["as_dict"]
 
 
 def as_dict(comparison: Comparison, top: int | None = None) -> dict[str, Any]:
@@ -30,24 +29,15 @@ def as_dict(comparison: Comparison, top: int | None = None) -> dict[str, Any]:
             {
                 "process": asdict(drift.process),
                 "device": drift.device,
-                "stack": stack_as_dict(drift.stack),
+                "stack": drift.stack.as_dict(),
                 "bytes": drift.bytes,
                 "blocks": drift.blocks,
                 "positions": list(drift.positions),
-                "below": [{"stack": stack_as_dict(stack), "growth": size} for stack, size in drift.below],
+                "below": [{"stack": stack.as_dict(), "growth": size} for stack, size in drift.below],
             }
             for drift in comparison.drifts[:top]
         ],
         "fragmentation": [_fragmentation(found) for found in comparison.fragmentation],
-    }
-
-
-def stack_as_dict(stack: CallStack) -> dict[str, Any]:
-    """A call stack: its frames, innermost first, the number of C++ frames, and what is known of its origin."""
-    return {
-        "frames": [frame._asdict() for frame in stack.frames],
-        "native_frames": stack.native_frames,
-        "origin": stack.origin.name.lower(),
     }
 
 
@@ -56,7 +46,7 @@ def _growths(growths: Sequence[StackGrowth]) -> list[dict[str, Any]]:
         {
             "process": asdict(growth.process),
             "device": growth.device,
-            "stack": stack_as_dict(growth.stack),
+            "stack": growth.stack.as_dict(),
             "bytes": list(growth.bytes),
             "blocks": list(growth.blocks),
             "requested_bytes": list(growth.requested_bytes),
@@ -77,7 +67,7 @@ def _fragmentation(found: Fragmentation) -> dict[str, Any]:
         "unused_grows": found.usage.unused_grows,
         "holders": [
             {
-                "stack": stack_as_dict(holder.stack),
+                "stack": holder.stack.as_dict(),
                 "bytes": holder.bytes,
                 "blocks": holder.blocks,
                 "segments": holder.segments,

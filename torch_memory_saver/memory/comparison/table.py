@@ -9,11 +9,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ..model import CallStack, Frame, Origin
+from torch_memory_saver._stacks import CallStack, Frame, Origin, file_name, is_library, own_frames, title
+from torch_memory_saver._text import mebibytes, signed_mebibytes
+
 from .drift import Drift
 from .fragmentation import DeviceUsage, Fragmentation
 from .growth import StackGrowth
-from .naming import file_name, is_library, mebibytes, own_frames, signed_mebibytes, title
 from .processes import Process
 from .units import HELD_SHARE
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from processes import ELSEWHERE, SIMULATOR, Program, environment
 
-from torch_memory_saver._saver import preload
+from torch_memory_saver._engine import preload
 
 #: Each starts programs.
 pytestmark = pytest.mark.slow

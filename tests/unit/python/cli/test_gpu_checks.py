@@ -107,8 +107,8 @@ def test_the_gpus_have_a_line_each(machine: Path, monkeypatch: pytest.MonkeyPatc
     assert_complete(finding, Status.OK)
     assert finding.found == "2 GPUs"
     assert finding.details == (
-        "GPU 0: GPU of a test, 80.0 GiB, 79.0 GiB free",
-        "GPU 1: GPU of a test, 80.0 GiB, 79.0 GiB free",
+        "GPU 0: GPU of a test, 80 GiB, 79 GiB free",
+        "GPU 1: GPU of a test, 80 GiB, 79 GiB free",
     )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     expected = "2 GPUs, chosen and numbered by CUDA_VISIBLE_DEVICES=3,1"

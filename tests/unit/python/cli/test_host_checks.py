@@ -44,7 +44,7 @@ def plant(root: Path, files: Mapping[str, str]) -> None:
 def test_host_memory_without_a_limit(machine: Path) -> None:
     finding = host_checks.host_memory()
     assert_complete(finding, Status.OK)
-    assert finding.found == "64.0 GiB available, no cgroup limits it"
+    assert finding.found == "64 GiB available, no cgroup limits it"
 
 
 def test_the_tightest_cgroup_is_named(machine: Path) -> None:
@@ -61,7 +61,7 @@ def test_the_tightest_cgroup_is_named(machine: Path) -> None:
             "sys/fs/cgroup/memory.current": f"{3 * GIB}\n",
         },
     )
-    found = "64.0 GiB available; the cgroup /sys/fs/cgroup/a uses 3.0 GiB of its limit of 8.0 GiB"
+    found = "64 GiB available; the cgroup /sys/fs/cgroup/a uses 3 GiB of its limit of 8 GiB"
     assert host_checks.host_memory().found == found
 
 
@@ -71,9 +71,9 @@ def test_page_cache_that_can_be_dropped_is_not_used(machine: Path) -> None:
     files["sys/fs/cgroup/memory.current"] = f"{15 * GIB}\n"
     files["sys/fs/cgroup/memory.stat"] = f"anon 1\nfile 2\ninactive_anon 3\ninactive_file {12 * GIB}\n"
     plant(machine, files)
-    assert "uses 3.0 GiB of its limit of 16.0 GiB" in host_checks.host_memory().found
+    assert "uses 3 GiB of its limit of 16 GiB" in host_checks.host_memory().found
     plant(machine, {"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.high": f"{14 * GIB}\n"})
-    assert "uses 3.0 GiB of its limit of 14.0 GiB" in host_checks.host_memory().found, "above it the kernel throttles"
+    assert "uses 3 GiB of its limit of 14 GiB" in host_checks.host_memory().found, "above it the kernel throttles"
 
 
 @pytest.mark.parametrize("path", ["/docker/abc", "/elsewhere"])
@@ -85,7 +85,7 @@ def test_a_cgroup_of_version_1_in_a_container(machine: Path, path: str) -> None:
         "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{15 * GIB}\n",
     }
     plant(machine, files)
-    assert "/sys/fs/cgroup/memory uses 15.0 GiB of its limit of 16.0 GiB" in host_checks.host_memory().found
+    assert "/sys/fs/cgroup/memory uses 15 GiB of its limit of 16 GiB" in host_checks.host_memory().found
     plant(machine, {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"})
     assert host_checks.host_memory().found.endswith("no cgroup limits it")
 
@@ -98,7 +98,7 @@ def test_less_host_memory_than_one_gpu_has(machine: Path, monkeypatch: pytest.Mo
     plant(machine, files | {"sys/fs/cgroup/memory.current": f"{used * GIB}"})
     finding = host_checks.host_memory()
     assert_complete(finding, status)
-    assert ("less than the memory of one GPU, 8.0 GiB" in finding.found) == (status == Status.WARN)
+    assert ("less than the memory of one GPU, 8 GiB" in finding.found) == (status == Status.WARN)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_kernel_without_huge_pages(machine: Path) -> None:
 def test_reserved_huge_pages_are_shown(machine: Path) -> None:
     plant(machine, {"proc/meminfo": meminfo(64, huge=1024), "sys/kernel/mm/transparent_hugepage/enabled": "[always]"})
     (line,) = host_checks.huge_pages().details
-    assert line.startswith("1024 huge pages (2.0 GiB) are reserved")
+    assert line.startswith("1024 huge pages (2 GiB) are reserved")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def folder(machine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pa
 def test_a_folder_on_a_disk(folder: Path) -> None:
     finding = host_checks.disk_directory()
     assert_complete(finding, Status.OK)
-    assert finding.found == f"{folder} (TMS_DISK_BACKUP_DIR) on ext4, 8.0 GiB free"
+    assert finding.found == f"{folder} (TMS_DISK_BACKUP_DIR) on ext4, 8 GiB free"
     assert list(folder.iterdir()) == []
 
 

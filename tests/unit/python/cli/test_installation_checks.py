@@ -15,7 +15,7 @@ from torch_memory_saver import _core, simulate
 from torch_memory_saver._cli import installation_checks
 from torch_memory_saver._cli.check import Status
 from torch_memory_saver._cli.facts import TorchFacts
-from torch_memory_saver._saver import preload
+from torch_memory_saver._engine import preload
 
 
 def test_the_package_and_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

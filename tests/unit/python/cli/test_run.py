@@ -15,7 +15,7 @@ import pytest
 from processes import ELSEWHERE, PACKAGE, SIMULATOR, TIMEOUT_S, Program, environment
 
 from torch_memory_saver._cli import child_environment, commands
-from torch_memory_saver._saver import preload
+from torch_memory_saver._engine import preload
 from torch_memory_saver.events import load_events
 
 #: Each starts programs.
@@ -241,7 +241,7 @@ def test_nothing_happens_without_cuda(torch_program: Program, tmp_path: Path) ->
 
 def test_nothing_starts_inside_the_initialisation(torch_program: Program) -> None:
     text = (
-        "import torch, torch_memory_saver\nfrom torch_memory_saver._saver import background\nseen = []\n"
+        "import torch, torch_memory_saver\nfrom torch_memory_saver._engine import background\nseen = []\n"
         "background.start_from_environment = lambda: seen.append(torch.cuda.is_initialized())\n"
         "torch.cuda._lazy_init(); torch.cuda._lazy_init(); print(seen)"
     )

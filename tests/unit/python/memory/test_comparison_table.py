@@ -9,8 +9,9 @@ import pytest
 from caching_allocator import MIB, CachingAllocator
 from planted import TORCH, Program
 
+from torch_memory_saver._stacks import own_frames, title
+from torch_memory_saver._text import mebibytes, signed_mebibytes
 from torch_memory_saver.memory import CallStack, Comparison, Frame, Origin, compare
-from torch_memory_saver.memory.comparison.naming import mebibytes, own_frames, signed_mebibytes, title
 from torch_memory_saver.memory.parsing import parse
 
 LONG = f"/srv/{'very/' * 30}long/path.py"

@@ -15,10 +15,10 @@ from fake_torch import PEAK_ABOVE, FakeTorch
 
 import torch_memory_saver
 from torch_memory_saver import _core
+from torch_memory_saver._nvml import ProcessShare
 from torch_memory_saver._torch import layer
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.memory import MemoryLog, MemoryRow, log_memory, read_memory_log
-from torch_memory_saver.memory.nvml import ProcessShare
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

@@ -10,9 +10,8 @@ import pytest
 from recording_torch import RecordingTorch
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver import background
-from torch_memory_saver._torch import layer
-from torch_memory_saver.memory import history
+from torch_memory_saver._engine import background
+from torch_memory_saver._torch import history, layer
 from torch_memory_saver.memory import recording_from_environment as module
 from torch_memory_saver.memory.moments import moments
 from torch_memory_saver.memory.recording_from_environment import Period, read_period

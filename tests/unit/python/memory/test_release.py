@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from fake_torch import FakeTorch
 
-import torch_memory_saver
 from torch_memory_saver import _core
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.memory import release_cached, releasing_cached
+from torch_memory_saver.memory import release, release_cached, releasing_cached
 from torch_memory_saver.memory.release import CacheReleaser, ReleaseOptions
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -28,7 +27,7 @@ STREAM = 1 << 40
 @pytest.fixture
 def saver(saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> TorchMemorySaver:
     """The one that release_cached uses."""
-    monkeypatch.setattr(torch_memory_saver, "torch_memory_saver", saver)
+    monkeypatch.setattr(release, "saver", saver)
     return saver
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._saver.background import Periodic, RegisteredWork
+from torch_memory_saver._engine.background import Periodic, RegisteredWork
 from torch_memory_saver.memory import release_from_environment as module
 
 #: A stand-in for torch that counts how often its cache is emptied; `saver` finds it in sys.modules.

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from recording_torch import RecordingTorch
 
-from torch_memory_saver import _core
-from torch_memory_saver._torch import layer
+from torch_memory_saver import _core, _files
+from torch_memory_saver._files import default_role
+from torch_memory_saver._torch import history, layer
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError
-from torch_memory_saver.memory import MemorySnapshotSampler, files, history, identity, sampler, take_snapshot, write_snapshot
-from torch_memory_saver.memory.identity import default_role
+from torch_memory_saver.memory import MemorySnapshotSampler, sampler, take_snapshot, write_snapshot
 from torch_memory_saver.memory.snapshots import KEY
 
 MIB = 1 << 20
@@ -144,10 +144,10 @@ def test_the_title_that_a_process_has_given_itself_is_its_role(
 ) -> None:
     monkeypatch.delenv("TMS_SNAPSHOT_ROLE", raising=False)
     (tmp_path / "cmdline").write_bytes(command_line)
-    monkeypatch.setattr(identity, "_COMMAND_LINE", str(tmp_path / "cmdline"))
+    monkeypatch.setattr(_files, "_COMMAND_LINE", str(tmp_path / "cmdline"))
     monkeypatch.setattr(sys, "argv", ["engine.py"])
     assert default_role() == role
-    monkeypatch.setattr(identity, "_COMMAND_LINE", str(tmp_path / "missing"))
+    monkeypatch.setattr(_files, "_COMMAND_LINE", str(tmp_path / "missing"))
     assert default_role() == "engine"
 
 
@@ -181,7 +181,7 @@ def test_a_file_is_replaced_only_when_the_new_one_is_whole(
         file.write(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files.pickle, "dump", fail)
+    monkeypatch.setattr(_files.pickle, "dump", fail)
     with pytest.raises(OSError, match="No space left on device: the snapshot was not written; make room") as raised:
         write_snapshot(path, tag="second")
     assert raised.value.errno == errno.ENOSPC
@@ -236,7 +236,7 @@ def test_a_moment_that_is_removed_meanwhile_is_made_again(
             target.parent.rmdir()
         replace(source, target)
 
-    monkeypatch.setattr(files.os, "replace", after_a_removal)
+    monkeypatch.setattr(_files.os, "replace", after_a_removal)
     path = MemorySnapshotSampler(tmp_path).sample(1)
     assert removed == [path]
     assert load(path)[KEY]["step"] == 1

@@ -195,7 +195,7 @@ def test_an_editable_install_survives_the_edit_of_a_python_file(tmp_path: Path, 
     assert clone.run("-c", "import torch_memory_saver.saver as saver; print(saver.EDITED)") == "True\n"
     assert "Every check held" in clone.run(*DEMO)
     assert clone.run(
-        "-c", "from torch_memory_saver._saver.preload import library_path as path; print(path().is_file())"
+        "-c", "from torch_memory_saver._engine.preload import library_path as path; print(path().is_file())"
     ) == ("True\n")
 
 

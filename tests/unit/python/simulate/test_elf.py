@@ -9,7 +9,7 @@ from fake_build import compile_library, needs_compiler
 
 import torch_memory_saver
 from torch_memory_saver import simulate
-from torch_memory_saver._saver import preload
+from torch_memory_saver._engine import preload
 from torch_memory_saver._simulate.elf import Symbol, read_library
 from torch_memory_saver.errors import InvalidArgumentError
 

@@ -12,7 +12,7 @@ import pytest
 from processes import PACKAGE, SIMULATOR, Program
 
 from torch_memory_saver import simulate
-from torch_memory_saver._saver import preload
+from torch_memory_saver._engine import preload
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
 #: Each starts programs.
@@ -170,7 +170,7 @@ def test_the_limit_of_devices_is_the_simulated_gpu_s() -> None:
 
 #: Prints the machine that a program finds.
 ASK = (
-    "from torch_memory_saver import _core; from torch_memory_saver._saver import preload\n"
+    "from torch_memory_saver import _core; from torch_memory_saver._engine import preload\n"
     "count, memory = _core.device_count(), _core.device_memory(0)\n"
     "print(f'{count} devices of {memory.total / 2**30} GiB, hook mode {preload.mode_in_force()}')"
 )

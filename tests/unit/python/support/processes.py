@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch_memory_saver
-from torch_memory_saver._saver import preload
+from torch_memory_saver._engine import preload
 
 PACKAGE = Path(torch_memory_saver.__file__).parent
 SIMULATOR = PACKAGE / "_simulated_cuda.so"

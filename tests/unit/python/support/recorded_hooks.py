@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver.pause_hooks import Hook, HookCall, HookHandle
+from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from fake_torch import FakeTorch
 
-from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.blas_workspaces import workspace_sizes
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver.options import RegionOptions
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from interruptions import Interruption, every_interruption, interrupted
 from threads import in_thread
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver import implementation
+from torch_memory_saver._engine import engine
 from torch_memory_saver._torch.pausing import pausing
 from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
@@ -229,7 +229,7 @@ def test_a_capture(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolSt
     graphs.clear()
     gc.collect()
     store.retire_doomed(fake_torch)  # type: ignore[arg-type]
-    assert not implementation.graph_pools._by_id
+    assert not engine.graph_pools._by_id
 
 
 def test_a_capture_inside_a_region(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, checks: Checks) -> None:

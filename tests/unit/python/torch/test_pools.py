@@ -9,8 +9,8 @@ from fake_torch import DEFAULT, FakeTorch
 from threads import InsideRegion, in_thread
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._saver.options import RegionOptions
 from torch_memory_saver._torch.pools import Key, PoolStore
+from torch_memory_saver.options import RegionOptions
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

@@ -15,10 +15,10 @@ import pytest
 from fake_sending import FakeEvent, FakeStorage, FakeStream, FakeTorch, fall, reset
 
 from torch_memory_saver import _core
-from torch_memory_saver._saver.arguments import check_if_shared
 from torch_memory_saver._torch import ipc_format, shared_memory, sharing
 from torch_memory_saver._torch.shared_memory import SharedMemory
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError
+from torch_memory_saver.options import check_if_shared
 
 MIB = 1 << 20
 

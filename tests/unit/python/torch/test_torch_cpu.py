@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._backup import cpu_backup
+from torch_memory_saver._engine import cpu_backup
 from torch_memory_saver._torch import layer
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -15,7 +15,7 @@ from fake_torch import DEFAULT, FakeTorch
 from threads import InsideRegion, in_thread
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._saver import hook_turns
+from torch_memory_saver._engine import hooks as hooks_module
 from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -196,7 +196,7 @@ def test_hooks_are_called_after_the_wait(
 def test_the_turn_of_hooks_is_awaited_until_the_timeout(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with saver.region("a"):
         fake_torch.allocate(2 * MIB)
-    hook, turn = saver.on_pause("a", "before", lambda call: None), hook_turns.HookTurn(("a",))
+    hook, turn = saver.on_pause("a", "before", lambda call: None), hooks_module._Turn(("a",))
     turn.take()
     try:
         with pytest.raises(errors.InvalidStateError, match="another pause or resume of these tags"):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver._pages import Document
+from torch_memory_saver._stacks import CallStack
 
-from ...model import CallStack
 from ..drift import Drift
 from ..fragmentation import DeviceUsage, Fragmentation
 from ..growth import StackGrowth

@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ...model import Block, CallStack, Event, Origin
+from torch_memory_saver._stacks import CallStack, Origin
+
+from ...model import Block, Event
 from .shared import StackNumbers
 
 __all__ = ["layers"]

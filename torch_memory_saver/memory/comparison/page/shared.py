@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ...model import CallStack, Frame, Origin
-from ..naming import file_name, fold_native, is_library, title
+from torch_memory_saver._stacks import CallStack, Frame, Origin, file_name, fold_native, is_library, title
 
 __all__ = ["OTHER", "StackNumbers"]
 

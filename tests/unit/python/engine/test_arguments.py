@@ -1,0 +1,119 @@
+"""Guards the checks of arguments: accepted and refused values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_memory_saver import _core, errors, options
+
+
+@pytest.mark.parametrize("tag", ["", None, 3, b"weights", ["a"], "a\0b", "\ud800"])
+def test_bad_tags_are_refused(tag: object) -> None:
+    with pytest.raises(errors.InvalidArgumentError):
+        options.check_tag(tag)
+
+
+@given(st.text(min_size=1).filter(lambda text: "\0" not in text and text.isprintable()))
+def test_any_other_text_is_a_tag(tag: str) -> None:
+    assert options.check_tag(tag) == tag
+
+
+def test_tags_select() -> None:
+    assert options.check_tags(None) is None
+    assert options.check_tags("") is None
+    assert options.check_tags("a") == ("a",)
+    assert options.check_tags(["b", "a", "b"]) == ("b", "a")
+    assert options.check_tags(tag for tag in "ab") == ("a", "b")
+    assert options.check_tags(()) == ()
+
+
+@pytest.mark.parametrize("tags", [3, b"a", bytearray(b"a"), ["a", ""], [""], [None], object()])
+def test_bad_selections_are_refused(tags: object) -> None:
+    with pytest.raises(errors.InvalidArgumentError):
+        options.check_tags(tags)
+
+
+def test_pause_backup_choices() -> None:
+    assert options.choose_pause_backup(None) is None
+    assert options.choose_pause_backup("host") == _core.BACKUP_PINNED
+    assert options.choose_pause_backup("disk") == _core.BACKUP_DISK
+    assert options.choose_pause_backup("discard") == _core.BACKUP_NONE
+
+
+@pytest.mark.parametrize("backup", ["", "Host", "pinned", 0, False, ["host"]])
+def test_unknown_pause_backups_are_refused(backup: object) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match='"host", "disk" or "discard"'):
+        options.choose_pause_backup(backup)
+
+
+def test_host_policies() -> None:
+    assert options.choose_host_policy(None) == _core.HOST_DEFAULT
+    assert options.choose_host_policy("release") == _core.HOST_RELEASE
+    assert options.choose_host_policy("pool") == _core.HOST_POOL
+    assert options.choose_host_policy("retain") == _core.HOST_RETAIN
+
+
+@pytest.mark.parametrize("policy", ["", "keep", "Pool", 1, True, ("pool",)])
+def test_unknown_host_policies_are_refused(policy: object) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match='"release", "pool" or "retain"'):
+        options.choose_host_policy(policy)
+
+
+def test_progress_can_be_called() -> None:
+    assert options.check_progress(None) is None
+    assert options.check_progress(print) is print
+    with pytest.raises(errors.InvalidArgumentError, match="progress must be None or a callable"):
+        options.check_progress(True)
+
+
+def test_devices() -> None:
+    assert options.check_device(None) == -1
+    assert options.check_device(3) == 3
+    assert options.check_device(SimpleNamespace(type="cuda", index=1)) == 1
+    assert options.check_device(SimpleNamespace(type="cuda", index=None)) == -1
+
+
+@pytest.mark.parametrize("device", [-1, 1 << 31, 1.0, True, "cuda:0", SimpleNamespace(type="cpu", index=0)])
+def test_bad_devices_are_refused(device: object) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="device must"):
+        options.check_device(device)
+
+
+def test_backup_choices() -> None:
+    assert options.choose_backup(False, False, None) == _core.BACKUP_NONE
+    assert options.choose_backup(True, False, None) == _core.BACKUP_PINNED
+    assert options.choose_backup(True, False, "pinned") == _core.BACKUP_PINNED
+    assert options.choose_backup(True, False, "mmap") == _core.BACKUP_MMAP
+    assert options.choose_backup(False, True, None) == _core.BACKUP_DISK
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ((True, True, None), "exclude"),
+        ((False, False, "pinned"), "enable_cpu_backup"),
+        ((False, True, "mmap"), "enable_cpu_backup"),
+        ((True, False, "tape"), "pinned"),
+        ((True, False, 3), "pinned"),
+    ],
+)
+def test_bad_backup_choices_are_refused(choice: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=words):
+        options.choose_backup(*choice)
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 63, 1.5, "3", True, None, Path()])
+def test_bad_byte_counts_are_refused(value: object) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="margin"):
+        options.check_bytes("margin", value)
+
+
+def test_byte_counts() -> None:
+    assert options.check_bytes("margin", 0) == 0
+    assert options.check_bytes("margin", (1 << 63) - 1) == (1 << 63) - 1

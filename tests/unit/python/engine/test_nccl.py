@@ -1,0 +1,340 @@
+"""Guards the NCCL hook against a stub of PyTorch's process groups: which communicators are suspended, in which order on all
+ranks, what a failure leaves, and the sentence about those that stay."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from recorded_hooks import Recorder
+
+from torch_memory_saver import _core, nccl
+from torch_memory_saver._engine import hooks as hooks_module
+from torch_memory_saver._torch import layer
+from torch_memory_saver.errors import InvalidArgumentError, OutOfHostMemoryError
+
+TIMEOUT_S = 60
+NEW, OLD = (2, 29, 7), (2, 28, 9)
+
+
+class Backend:
+    """ProcessGroupNCCL of PyTorch 2.12: suspend() and resume() are collective, and not to be called twice."""
+
+    def __init__(self, log: list[str], name: str, ranks: threading.Barrier | None = None, version: Any = NEW) -> None:
+        self.log, self.own_name, self.ranks, self.version = log, name, ranks, version
+        self.is_suspended = False
+        self.raises: BaseException | None = None
+        self.pointer = 1
+
+    def name(self) -> str:
+        return "nccl"
+
+    def get_runtime_nccl_version(self) -> tuple[int, ...]:
+        return tuple(self.version)
+
+    def _comm_ptr(self) -> int:
+        return self.pointer
+
+    def suspend(self) -> None:
+        self._change("suspend", True)
+
+    def resume(self) -> None:
+        self._change("resume", False)
+
+    def _change(self, call: str, suspended: bool) -> None:
+        if self.raises is not None:
+            raise self.raises
+        assert self.is_suspended is not suspended, f"{call} twice"
+        if self.ranks is not None:
+            self.ranks.wait(TIMEOUT_S)
+        self.is_suspended = suspended
+        self.log.append(f"{call} {self.own_name}")
+
+
+class OldBackend:
+    """ProcessGroupNCCL before PyTorch 2.12."""
+
+    def name(self) -> str:
+        return "nccl"
+
+
+class Gloo:
+    def name(self) -> str:
+        return "gloo"
+
+
+class Group:
+    def __init__(self, name: str, backend: Any) -> None:
+        self.group_name = name
+        self.backend = backend
+
+    def _get_backend(self, device: Any) -> Any:
+        if self.backend is None:
+            raise RuntimeError("No backend type associated with device type cuda")
+        return self.backend
+
+
+@pytest.fixture
+def log() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module torch whose process groups the tests make."""
+    groups: dict[Group, Any] = {}
+    world = SimpleNamespace(pg_map=groups)
+    distributed = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: bool(groups),
+        distributed_c10d=SimpleNamespace(_world=world),
+    )
+    module = SimpleNamespace(__version__="2.12.0", device=lambda kind: kind, distributed=distributed)
+    monkeypatch.setattr(layer, "imported", lambda: module)
+    module.groups = groups
+    return module
+
+
+def add(torch: Any, *groups: Group) -> None:
+    torch.groups.update(dict.fromkeys(groups))
+
+
+@pytest.fixture
+def register(hooks: Recorder) -> Any:
+    def make(*arguments: Any, **options: Any) -> nccl.NcclHook:
+        made = nccl.suspend_on_pause(*arguments, **options)
+        hooks.keep(made)  # type: ignore[arg-type]  # it has remove(), too
+        return made
+
+    return make
+
+
+def test_all_groups_in_the_order_of_their_creation(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    add(torch, *(Group(name, Backend(log, name)) for name in ("world", "data", "tensor")))
+    hooks.allocate("w")
+    hook = register()
+    hooks.saver.pause()
+    assert log == ["suspend world", "suspend data", "suspend tensor"]
+    assert hook.suspended == ("world", "data", "tensor")
+    hooks.saver.resume()
+    assert log[3:] == ["resume world", "resume data", "resume tensor"]
+    assert hook.suspended == ()
+    assert hook.what_stays() is None
+
+
+def test_it_follows_the_memory(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    """Suspended when the memory has gone, and resumed when it is there again."""
+    backend = Backend(log, "world")
+    add(torch, Group("world", backend))
+    hooks.allocate("w")
+    seen: list[tuple[str, bool]] = []
+    for register_callback in (hooks.saver.on_pause, hooks.saver.on_resume):
+        callback = lambda call: seen.append((call.operation, backend.is_suspended))  # noqa: E731
+        hooks.keep(register_callback(None, "before", callback))
+    register()
+    for register_callback in (hooks.saver.on_pause, hooks.saver.on_resume):
+        hooks.keep(register_callback(None, "after", lambda call: seen.append((call.operation, backend.is_suspended))))
+    hooks.saver.pause()
+    hooks.saver.resume()
+    # Registered last, the after-callbacks here come first.
+    assert seen == [("pause", False), ("pause", False), ("resume", True), ("resume", True)]
+    assert log == ["suspend world", "resume world"]
+
+
+def test_a_pause_that_fails_suspends_nothing(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    add(torch, Group("world", Backend(log, "world")))
+    hooks.allocate("w")
+    register()
+    hooks.on_pause("p")
+    hooks.raises["p", "before"] = OutOfHostMemoryError("no")
+    with pytest.raises(OutOfHostMemoryError):
+        hooks.saver.pause()
+    assert log == []
+    hooks.raises.clear()
+    hooks.saver.pause()
+    assert log == ["suspend world"]
+
+
+def test_with_several_tags_the_first_pause_suspends_and_the_first_resume_resumes(
+    hooks: Recorder, torch: Any, register: Any, log: list[str]
+) -> None:
+    add(torch, Group("world", Backend(log, "world")))
+    hooks.allocate("w", "kv", "other")
+    register([hooks.tag("w"), hooks.tag("kv")])
+    hooks.saver.pause(hooks.tag("other"))
+    assert log == []
+    hooks.saver.pause(hooks.tag("kv"))
+    hooks.saver.pause(hooks.tag("w"))
+    assert log == ["suspend world"]
+    hooks.saver.resume(hooks.tag("w"))
+    hooks.saver.resume()
+    assert log == ["suspend world", "resume world"]
+
+
+def test_given_groups_in_the_given_order(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    groups = [Group(name, Backend(log, name)) for name in ("world", "data", "tensor")]
+    add(torch, *groups)
+    hooks.allocate("w")
+    register(groups=iter([groups[2], groups[0]]))
+    hooks.saver.pause()
+    hooks.saver.resume()
+    assert log == ["suspend tensor", "suspend world", "resume tensor", "resume world"]
+
+
+def test_groups_without_a_communicator_are_left_alone(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    """Groups of other backends, for the CPU only, and those that nothing was sent with yet."""
+    lazy = Backend(log, "lazy")
+    lazy.pointer = 0
+    add(torch, Group("cpu", None), Group("gloo", Gloo()), Group("lazy", lazy), Group("world", Backend(log, "world")))
+    hooks.allocate("w")
+    hook = register()
+    hooks.saver.pause()
+    assert log == ["suspend world"]
+    lazy.pointer = 1
+    hooks.saver.resume()
+    assert log == ["suspend world", "resume world"], "only what was suspended is resumed"
+    assert hook.what_stays() is None
+
+
+@pytest.mark.parametrize(
+    ("names", "subject"), [("a", "communicator of process group 'a' keeps its"), ("ab", "'a', 'b' keep their")]
+)
+def test_without_the_interface_one_sentence_says_what_stays(
+    hooks: Recorder, torch: Any, register: Any, names: str, subject: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.__version__ = "2.11.0"
+    add(torch, *(Group(name, OldBackend()) for name in names))
+    hooks.allocate("w")
+    hook = register()
+    sentence = hook.what_stays()
+    assert sentence is not None and subject in sentence
+    assert sentence.endswith("PyTorch 2.11.0 has no suspend() of a process group's backend, which PyTorch 2.12 has.")
+    for _ in range(2):
+        hooks.saver.pause()
+        hooks.saver.resume()
+    assert [record.getMessage() for record in caplog.records] == [sentence], "logged once"
+    assert hook.suspended == ()
+
+
+def test_an_old_nccl_is_not_asked(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    add(torch, Group("old", Backend(log, "old", version=OLD)), Group("new", Backend(log, "new")))
+    hooks.allocate("w")
+    hook = register()
+    hooks.saver.pause()
+    assert log == ["suspend new"]
+    assert hook.what_stays() == (
+        "The NCCL communicator of process group 'old' keeps its device memory during a pause: NCCL 2.28.9 has no "
+        "ncclCommSuspend, which NCCL 2.29.7 has."
+    )
+
+
+def test_nothing_where_there_are_no_groups(
+    hooks: Recorder, torch: Any, register: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks.allocate("w")
+    hook = register()
+    hooks.saver.pause()
+    assert hook.suspended == () and hook.what_stays() is None
+    monkeypatch.setattr(layer, "imported", lambda: None)
+    hooks.saver.resume()
+    assert hook.what_stays() is None
+
+
+def test_a_group_that_fails_to_suspend(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    """The pause is complete, and the next resume resumes those before it."""
+    groups = [Group(name, Backend(log, name)) for name in ("world", "data", "tensor")]
+    add(torch, *groups)
+    hooks.allocate("w")
+    hook = register()
+    groups[1].backend.raises = RuntimeError("NCCL error")
+    with pytest.raises(RuntimeError, match="NCCL error"):
+        hooks.saver.pause()
+    assert hooks.states() == {_core.STATE_PAUSED}
+    assert hook.suspended == ("world",)
+    hooks.saver.resume()
+    assert log == ["suspend world", "resume world"]
+
+
+def test_a_group_that_fails_to_resume(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    groups = [Group(name, Backend(log, name)) for name in ("world", "data", "tensor")]
+    add(torch, *groups)
+    hooks.allocate("w")
+    hook = register()
+    hooks.saver.pause()
+    groups[1].backend.raises = RuntimeError("NCCL error")
+    with pytest.raises(RuntimeError, match="NCCL error"):
+        hooks.saver.resume()
+    assert hooks.states() == {_core.STATE_ACTIVE}
+    assert hook.suspended == ("data", "tensor")
+    groups[1].backend.raises = None
+    hook.resume()
+    assert log[3:] == ["resume world", "resume data", "resume tensor"]
+
+
+def test_remove_leaves_what_is_suspended(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    add(torch, Group("world", Backend(log, "world")))
+    hooks.allocate("w")
+    hook = register()
+    hooks.saver.pause()
+    hook.remove()
+    hooks.saver.resume()
+    assert hook.suspended == ("world",)
+    hook.resume()
+    hooks.saver.pause()
+    assert log == ["suspend world", "resume world"]
+    assert hooks_module._hooks_of("pause") == hooks_module._hooks_of("resume") == ()
+
+
+def test_all_ranks_suspend_in_the_same_order(hooks: Recorder, torch: Any, register: Any) -> None:
+    """Each waits in each call for the other, as NCCL does: another order would be a deadlock."""
+    barriers = {name: threading.Barrier(2) for name in ("world", "data", "tensor")}
+    logs: list[list[str]] = [[], []]
+    hooks.allocate("rank0", "rank1")
+    for rank, log in enumerate(logs):
+        groups = [Group(name, Backend(log, name, barrier)) for name, barrier in barriers.items()]
+        register(hooks.tag(f"rank{rank}"), groups=groups)
+    with ThreadPoolExecutor(2) as pool:
+        for operation in (hooks.saver.pause, hooks.saver.resume):
+            for call in [pool.submit(operation, hooks.tag(f"rank{rank}")) for rank in range(2)]:
+                call.result(TIMEOUT_S)
+    assert logs[0] == logs[1] == [f"{call} {name}" for call in ("suspend", "resume") for name in barriers]
+
+
+def test_a_rank_whose_pause_fails_is_waited_for(hooks: Recorder, torch: Any, register: Any) -> None:
+    barrier = threading.Barrier(2)
+    logs: list[list[str]] = [[], []]
+    hooks.allocate("rank0", "rank1")
+    for rank, log in enumerate(logs):
+        register(hooks.tag(f"rank{rank}"), groups=[Group("world", Backend(log, "world", barrier))])
+    hooks.on_pause("p", hooks.tag("rank1"))
+    hooks.raises["p", "before"] = OutOfHostMemoryError("no")
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(hooks.saver.pause, hooks.tag("rank0"))
+        with pytest.raises(OutOfHostMemoryError):
+            hooks.saver.pause(hooks.tag("rank1"))
+        assert logs == [[], []]
+        hooks.raises.clear()
+        hooks.saver.pause(hooks.tag("rank1"))
+        other.result(TIMEOUT_S)
+    assert logs == [["suspend world"], ["suspend world"]]
+
+
+def test_two_threads_that_pause_different_tags_suspend_once(
+    hooks: Recorder, torch: Any, register: Any, log: list[str]
+) -> None:
+    add(torch, Group("world", Backend(log, "world")))
+    hooks.allocate("a", "b")
+    register()
+    with ThreadPoolExecutor(2) as pool:
+        for call in [pool.submit(hooks.saver.pause, hooks.tag(name)) for name in "ab"]:
+            call.result(TIMEOUT_S)
+    assert log == ["suspend world"]
+
+
+def test_what_cannot_be_registered(torch: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="tag must be"):
+        nccl.suspend_on_pause(3)  # type: ignore[arg-type]
+    assert hooks_module._hooks_of("pause") == hooks_module._hooks_of("resume") == ()

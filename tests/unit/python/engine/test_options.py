@@ -1,0 +1,139 @@
+"""Guards that the options of a region, a pause or a resume are one frozen object, and the native core gets all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import pytest
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch import region_settings
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.options import PauseOptions, RegionOptions, ResumeOptions
+from torch_memory_saver.saver import TorchMemorySaver
+
+
+def tell(done: int, total: int) -> None:
+    pass
+
+
+REGION = RegionOptions.check("a", True, False, "mmap", "pool", False)
+PAUSE = PauseOptions.check(["a", "b", "a"], "host", 1, tell, "wait", 3)
+RESUME = ResumeOptions.check("a", math.inf, 1, "pool", 1, tell, 1)
+
+
+def test_one_timeout_bounds_all_waiting() -> None:
+    before = time.monotonic()
+    assert before + 5 <= PauseOptions.check(None, None, True, None, "allow", 5).deadline <= time.monotonic() + 5
+    assert before + 10 <= PauseOptions.check(None, None, True, None).deadline <= time.monotonic() + 10
+    assert PauseOptions.check(None, None, True, None, "allow", None).deadline <= time.monotonic()
+    assert PauseOptions.check(None, None, True, None, "wait", math.inf).deadline == math.inf
+    assert (RESUME.remaining, RESUME.at_once().remaining) == (math.inf, 0.0)
+    waits = ResumeOptions.check(None, 5, False, None, False, None, True)
+    assert 0 < waits.remaining <= 5, "what remains for the native core"
+    assert dataclasses.replace(waits, deadline=before).remaining == 0.0
+    assert ResumeOptions.check(None, None, False, None, False, None, True).remaining == 0.0
+
+
+class Core:
+    """Stands for the native core: returns its arguments."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *positional, **named: (name, positional, named)
+
+
+def test_options_are_checked_values_that_stay() -> None:
+    assert RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=True, runs=False) == REGION
+    assert RegionOptions.check("a", True, False, "mmap", "pool") != REGION, "pools are kept by the options"
+    assert PauseOptions(("a", "b"), _core.BACKUP_PINNED, True, tell, "wait", PAUSE.deadline) == PAUSE
+    assert ResumeOptions(("a",), math.inf, True, _core.HOST_POOL, True, tell, True) == RESUME
+    options: Any
+    for options in (REGION, PAUSE, RESUME):
+        for field in dataclasses.fields(options):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(options, field.name, None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("", False, False, None, None),
+        ("a", True, True, None, None),
+        ("a", False, False, "pinned", None),
+        ("a", True, False, None, "keep"),
+        ("a", False, False, None, None, 0),
+        ("a", False, False, None, None, None),
+    ],
+)
+def test_a_region_that_makes_no_sense_has_no_options(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        RegionOptions.check(*arguments)
+
+
+def test_options_of_ordinary_memory() -> None:
+    assert REGION.unmanaged() == RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=False, runs=False)
+    assert RegionOptions.disabled("a") == RegionOptions("a", _core.BACKUP_NONE, _core.HOST_DEFAULT, managed=False)
+
+
+def test_a_pause_that_keeps_nothing_requests_no_live_bytes() -> None:
+    assert PAUSE.asks_for_live
+    assert PauseOptions.check(None, None, True, None).asks_for_live
+    assert not PauseOptions.check(None, "discard", True, None).asks_for_live
+    assert not PauseOptions.check(None, "host", False, None).asks_for_live
+
+
+def test_progress_without_waiting_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="progress needs a call that waits"):
+        ResumeOptions.check(None, None, False, None, False, tell, False)
+
+
+def test_a_region_and_a_capture_give_the_core_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_settings, "_core", Core())
+    levels: list[Any] = []
+    for options in (REGION, REGION.unmanaged()):
+        region_settings.enter_region(levels, options)
+    in_order = ("a", _core.BACKUP_MMAP, True, _core.HOST_POOL, False)
+    assert levels == [
+        ("region_enter", in_order, {}),
+        ("region_enter", (*in_order[:2], False, *in_order[3:]), {}),
+    ]
+    announcement = region_settings.AnnouncedCapture(REGION)
+    announcement._begin()
+    assert announcement._identities == [("capture_begin", ("a", _core.BACKUP_MMAP, _core.HOST_POOL, False), {})]
+
+
+def test_pauses_and_resumes_give_the_core_every_field(monkeypatch: pytest.MonkeyPatch, saver: TorchMemorySaver) -> None:
+    calls: list[Any] = []
+
+    def recorded(name: str, result: Any) -> None:
+        def call(*positional: Any, **named: Any) -> Any:
+            calls.append((name, positional, named))
+            return result
+
+        monkeypatch.setattr(_core, name, call)
+
+    for name in ("pause", "resume"):
+        recorded(name, _core.Report((0, 0, 0, 0, 0.0)))
+
+    def begin(*positional: Any, **named: Any) -> Any:
+        calls.append(("resume_begin", positional, named))
+        raise InvalidStateError("no resume has begun")
+
+    monkeypatch.setattr(_core, "resume_begin", begin)
+    saver.pause(("a", "b"), backup="host", live_only=False, progress=tell)
+    named = {"timeout": math.inf, "exclusive": True, "host_policy": _core.HOST_POOL, "zero": True}
+    saver.resume("a", timeout=math.inf, exclusive=True, host_memory="pool", zero=True, progress=tell)
+    with pytest.raises(InvalidStateError, match="no resume has begun"):
+        saver.resume("a", timeout=math.inf, exclusive=True, host_memory="pool", zero=True, wait=False)
+    assert calls == [
+        (
+            "pause",
+            (("a", "b"), None),
+            {"interruptible": True, "backup": _core.BACKUP_PINNED, "find_live": None, "progress": tell, "preserves": False},
+        ),
+        ("resume", (("a",), None), {**named, "interruptible": True, "progress": tell}),
+        ("resume_begin", (("a",), None), named),
+    ]

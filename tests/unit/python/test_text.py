@@ -1,0 +1,39 @@
+"""Guards the text of sizes, tables and wrapped lines, which messages, reports and commands share."""
+
+from __future__ import annotations
+
+import pytest
+
+from torch_memory_saver import _text
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (3 << 10, "3 KiB"),
+        (512 * MIB, "512 MiB"),
+        (-MIB, "-1 MiB"),
+        (1.5 * GIB, "1.5 GiB"),
+        (5000 << 40, "5000 TiB"),
+    ],
+)
+def test_sizes(size: float, text: str) -> None:
+    assert _text.binary_size(size) == text
+
+
+def test_a_table_has_columns_of_one_width() -> None:
+    rows = [("name", "kind", "MiB"), ("a", "long kind", "1.0"), ("longer", "", "1000.0")]
+    assert _text.table(rows, left=2, indent="> ") == [
+        "> name    kind          MiB",
+        "> a       long kind     1.0",
+        "> longer             1000.0",
+    ]
+    assert _text.table([("a", ""), ("bb", "")]) == ["a", "bb"], "a line does not end with spaces"
+
+
+def test_lines_after_the_first_are_indented() -> None:
+    assert _text.wrapped("one two three-four five", 12, indent="  ") == ["one two", "  three-four", "  five"]

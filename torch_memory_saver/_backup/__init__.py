@@ -1,1 +1,0 @@
-"""Host copies of paused tensors."""

@@ -1,0 +1,249 @@
+"""The private interfaces of the C++ package that existing programs use, on top of this package. Nothing else in this package
+needs them.
+
+``torch_memory_saver._impl._binary_wrapper.cdll`` is the C library that holds the process's state, with the functions of
+compat.c under their old names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from torch_memory_saver import _core
+from torch_memory_saver._engine import preload
+from torch_memory_saver._engine.hook_modes import check_hook_mode
+from torch_memory_saver._torch import region_settings
+from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
+
+if TYPE_CHECKING:
+    from torch_memory_saver._engine.engine import Engine
+    from torch_memory_saver._torch.pools import Key
+
+__all__ = [
+    "BinaryWrapper",
+    "HookMode",
+    "HookUtilBase",
+    "HookUtilModePreload",
+    "HookUtilModeTorch",
+    "binary_wrapper",
+    "corner_of",
+]
+
+HookMode = Literal["auto", "preload", "torch"]
+
+# name: (result, arguments)
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "tms_set_interesting_region": (None, [ctypes.c_bool]),
+    "tms_get_interesting_region": (ctypes.c_bool, []),
+    "tms_set_current_tag": (None, [ctypes.c_char_p]),
+    "tms_get_current_tag": (ctypes.c_char_p, []),
+    "tms_set_enable_cpu_backup": (None, [ctypes.c_bool]),
+    "tms_get_enable_cpu_backup": (ctypes.c_bool, []),
+    "tms_set_cpu_backup_backend": (None, [ctypes.c_char_p]),
+    "tms_get_cpu_backup_backend": (ctypes.c_char_p, []),
+    "tms_set_enable_disk_backup": (None, [ctypes.c_bool]),
+    "tms_get_enable_disk_backup": (ctypes.c_bool, []),
+    "tms_set_disk_backup_dir": (None, [ctypes.c_char_p]),
+    "tms_set_retain_cpu_backup": (None, [ctypes.c_bool]),
+    "tms_get_retain_cpu_backup": (ctypes.c_bool, []),
+    "set_memory_margin_bytes": (None, [ctypes.c_uint64]),
+    "tms_pause": (ctypes.c_int, [ctypes.c_char_p]),
+    "tms_resume": (ctypes.c_int, [ctypes.c_char_p]),
+    "tms_get_cpu_backup_pointer": (ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_uint64]),
+    "tms_torch_malloc": (ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]),
+    "tms_torch_free": (None, [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]),
+}
+
+
+class _Library(ctypes.CDLL):
+    """A library of this package that also has the CUDA runtime's functions, because the C++ package's libraries were linked
+    with it."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            function = _runtime_function(name)
+            if function is None:
+                raise
+        setattr(self, name, function)
+        return function
+
+
+def _runtime_function(name: str) -> Any:
+    """The function of the CUDA runtime that this process has loaded, or None. Loads nothing."""
+    if not name.startswith("cuda"):
+        return None
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/libcudart.so" in line}
+    for path in (None, *sorted(paths)):  # None: the global scope
+        function = getattr(ctypes.CDLL(path), name, None)
+        if function is not None:
+            return function
+    return None
+
+
+class BinaryWrapper:
+    """The C library that holds the process's state.
+
+    Args:
+        path_binary: The library's path.
+    """
+
+    def __init__(self, path_binary: str) -> None:
+        self.cdll = _Library(path_binary)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self.cdll, name)
+            function.restype = result
+            function.argtypes = arguments
+
+    def set_config(self, *, tag: str, interesting_region: bool, enable_cpu_backup: bool, **others: Any) -> None:
+        """Changes the settings of this thread's innermost region.
+
+        Args:
+            others: ``enable_disk_backup`` (a bool) or ``cpu_backup_backend`` ("pinned" or "mmap").
+        """
+        self.cdll.tms_set_current_tag(tag.encode())
+        self.cdll.tms_set_interesting_region(interesting_region)
+        self.cdll.tms_set_enable_cpu_backup(enable_cpu_backup)
+        if "enable_disk_backup" in others:
+            self.cdll.tms_set_enable_disk_backup(bool(others["enable_disk_backup"]))
+        if others.get("cpu_backup_backend") is not None:
+            self.cdll.tms_set_cpu_backup_backend(others["cpu_backup_backend"].encode())
+
+
+@functools.cache
+def binary_wrapper() -> BinaryWrapper:
+    """The wrapper of this process."""
+    return BinaryWrapper(_core.library_path)
+
+
+class HookUtilBase:
+    """Has the path of the library that holds the process's state."""
+
+    @staticmethod
+    def create(hook_mode: str) -> HookUtilBase:
+        """The helper of a hook mode."""
+        mode = check_hook_mode(hook_mode)
+        mode = preload.mode_in_force() if mode == "auto" else mode
+        return HookUtilModePreload() if mode == "preload" else HookUtilModeTorch()
+
+    def get_path_binary(self) -> str:
+        """The library's path."""
+        return _core.library_path
+
+    def get_allocator(self) -> Any:
+        """A torch allocator over the library, or None."""
+        return None
+
+
+class HookUtilModePreload(HookUtilBase):
+    """Hook mode "preload"."""
+
+    def get_path_binary(self) -> str:
+        return str(preload.library_path())
+
+
+class HookUtilModeTorch(HookUtilBase):
+    """Hook mode "torch"."""
+
+    def get_allocator(self) -> Any:
+        from torch_memory_saver._torch import layer
+
+        return layer.require().allocator()
+
+
+class PoolName(NamedTuple):
+    """The C++ package's key of a pool. Its users pass and read plain tuples."""
+
+    tag: str
+    enable_cpu_backup: bool
+    enable_disk_backup: bool
+    #: "" without a CPU backup.
+    cpu_backup_backend: str
+    device: int
+
+
+class MemPools(Mapping[PoolName, Any]):
+    """The idle pools of regions, by the C++ package's keys.
+
+    Removing a pool retires it: torch releases its memory at the next emptying of the cache after the program has dropped the
+    MemPool and its tensors. Pools with the same key are removed together.
+    """
+
+    def __init__(self, implementation: Engine) -> None:
+        self._implementation = implementation
+
+    def _idle(self) -> dict[PoolName, Any]:
+        return {_name_of(pool.key): pool.memory_pool for pool in self._implementation._store.idle_pools()}
+
+    def __getitem__(self, name: PoolName) -> Any:
+        return self._idle()[name]
+
+    def __iter__(self) -> Iterator[PoolName]:
+        return iter(self._idle())
+
+    def __len__(self) -> int:
+        return len(self._idle())
+
+    def pop(self, name: PoolName, *default: Any) -> Any:
+        """Removes a pool and returns its ``torch.cuda.MemPool``."""
+        taken = self._take(lambda key: _name_of(key) == name)
+        if not taken and not default:
+            raise KeyError(name)
+        return taken[-1] if taken else default[0]
+
+    def clear(self) -> None:
+        """Removes every pool."""
+        self._take(lambda key: True)
+
+    def _take(self, matches: Callable[[Key], bool]) -> list[Any]:
+        torch = self._implementation._find_torch()
+        return [] if torch is None else self._implementation._store.give_away(torch, matches)
+
+
+def _name_of(key: Key) -> PoolName:
+    options = key.options
+    backend = {_core.BACKUP_PINNED: "pinned", _core.BACKUP_MMAP: "mmap"}.get(options.backup, "")
+    return PoolName(options.tag, bool(backend), options.backup == _core.BACKUP_DISK, backend, key.device)
+
+
+def _region_config(
+    tag: str = DEFAULT_TAG,
+    enable_cpu_backup: bool = False,
+    cpu_backup_backend: str | None = None,
+    enable_disk_backup: bool = False,
+) -> region_settings.RegionSettings:
+    """The settings of a region for this thread's allocations, without a pool of torch's."""
+    return region_settings.RegionSettings(
+        RegionOptions.check(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, host_memory=None)
+    )
+
+
+def _affected_devices(tag: str | None = None) -> list[int]:
+    """The devices that own allocations with a tag, in ascending order; None: with any tag."""
+    return sorted({row.device for row in _core.segments() if tag is None or row.tag == tag})
+
+
+def corner_of(implementation: Engine, name: str) -> Any:
+    """A private attribute of the C++ package's implementation, if this package supports it.
+
+    Raises:
+        AttributeError: It does not.
+    """
+    if name == "_binary_wrapper":
+        return binary_wrapper()
+    if name == "_hook_mode":
+        return implementation.hook_mode
+    if name == "_hook_util":
+        return HookUtilBase.create(implementation.hook_mode)
+    if name == "_mem_pools":
+        return MemPools(implementation)
+    if name == "_with_region_config":
+        return _region_config
+    if name == "_affected_devices":
+        return _affected_devices
+    raise AttributeError(f"{type(implementation).__name__!r} object has no attribute {name!r}")

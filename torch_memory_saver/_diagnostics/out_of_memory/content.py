@@ -1,0 +1,164 @@
+"""Everything that a report says, as data for JSON. A part that cannot be had is None, and `missing` says why.
+
+Its keys: `format`, `version`, `number` (of the report in its process), `time` and `time_ns`; the parts `failure`, `process`,
+`device`, `ledger`, `tags`, `torch`, `settings`, `events` (an event file in itself) and `stacks`; `summary`, the paragraph in
+plain English; and `missing`. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._diagnostics.out_of_memory.account import Account
+from torch_memory_saver._diagnostics.out_of_memory.advice import summarize
+from torch_memory_saver._diagnostics.out_of_memory.failure import Failure
+from torch_memory_saver._diagnostics.out_of_memory.stacks import largest_stacks
+from torch_memory_saver._torch import layer
+from torch_memory_saver.events.event_file import log_to_json
+from torch_memory_saver.events.log import EventLog, events
+from torch_memory_saver.events.model import levels_before
+
+__all__ = ["FORMAT", "MOST_EVENTS", "VERSION", "collect"]
+
+#: The value of the key "format", and the version of the format.
+FORMAT, VERSION = "torch_memory_saver.out_of_memory", 1
+#: How many of the latest events are kept.
+MOST_EVENTS = 200
+
+#: Of others, beside all of this package's own. Values of further ones might be secrets.
+_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+)
+_OWN_PREFIX = "TMS_"
+_NS_PER_SECOND = 1_000_000_000
+
+
+def collect(failure: Failure, account: Account, number: int) -> dict[str, Any]:
+    """The report about a failure. Raises no Exception."""
+    time_ns = time.time_ns()
+    missing: dict[str, str] = {}
+
+    def attempt(name: str, part: Callable[[], Any]) -> Any:
+        try:
+            return part()
+        except Exception as error:  # whatever it is, the other parts are worth having
+            missing[name] = f"{type(error).__name__}: {error}"
+            return None
+
+    report: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "number": number,
+        "time": datetime.fromtimestamp(time_ns / _NS_PER_SECOND, timezone.utc).isoformat(timespec="milliseconds"),
+        "time_ns": time_ns,
+        "summary": attempt("summary", lambda: summarize(failure, account)),
+        "failure": dataclasses.asdict(failure),
+        "device": attempt("device", account.device_part),
+        "ledger": attempt("ledger", account.ledger_part),
+        "missing": missing,
+    }
+    report |= {name: attempt(name, partial(part, failure)) for name, part in _PARTS.items()}
+    return report
+
+
+def _process(failure: Failure) -> dict[str, Any]:
+    log = events()
+    thread = threading.current_thread()
+    return {
+        "pid": log.pid,
+        "rank": log.rank,
+        "role": log.role,
+        "host": log.host,
+        "thread": thread.name,
+        "native_thread": thread.native_id,
+        "hook_mode": "preload" if _core.preloaded else "torch",
+        "visible_captures": _core.counters()["visible_captures"],
+        "python": sys.version.split()[0],
+        "torch": getattr(layer.imported(), "__version__", None),
+        "torch_memory_saver": sys.modules["torch_memory_saver"].__version__,
+    }
+
+
+def _tags(failure: Failure) -> list[dict[str, Any]]:
+    """What each tag holds on each device, beginning with the device that ran out."""
+    devices = sorted((row.device for row in _core.usage(None) if row.tag is None), key=lambda each: each != failure.device)
+    return [
+        {
+            "tag": row.tag,
+            "device": device,
+            "allocations": row.allocations,
+            "resident_bytes": row.resident_bytes,
+            "slack_bytes": row.slack_bytes,
+            "deferred_bytes": row.deferred_bytes,
+            "paused_bytes": row.paused_bytes,
+            "backup_bytes": row.backup_bytes,
+            "damaged_bytes": row.damaged_bytes,
+        }
+        for device in devices
+        for row in _core.usage(None, device)
+        if row.tag is not None
+    ]
+
+
+def _torch(failure: Failure) -> dict[str, Any] | None:
+    """PyTorch's own counters of the device, paused memory included."""
+    torch = layer.in_use()
+    if torch is None or failure.device is None:
+        return None
+    stats = torch.memory_stats(failure.device)
+    current = {
+        name: stats[f"{name}_bytes"]["all"]["current"] for name in ("allocated", "reserved", "active", "inactive_split")
+    }
+    return {
+        "allocated_bytes": current["allocated"],
+        "reserved_bytes": current["reserved"],
+        "releasable_bytes": current["reserved"] - current["active"] - current["inactive_split"],
+        "fragmented_bytes": current["inactive_split"],
+    }
+
+
+def _settings(failure: Failure) -> dict[str, Any]:
+    names = sorted(name for name in os.environ if name.startswith(_OWN_PREFIX) or name in _VARIABLES)
+    return {
+        "environment": {name: os.environ[name] for name in names},
+        "memory_margin_bytes": _core.get_memory_margin(),
+        "guard": bool(_core.get_guard()),
+        "expandable_segments": layer.expandable_segments_on(os.environ),
+    }
+
+
+def _events(failure: Failure) -> dict[str, Any]:
+    return log_to_json(_latest(events()))
+
+
+def _latest(log: EventLog) -> EventLog:
+    """The end of a log. What each tag held before is true for the first event that is left."""
+    kept = log.events[-MOST_EVENTS:]
+    dropped = log.dropped + len(log.events) - len(kept)
+    return dataclasses.replace(log, events=kept, before=levels_before(log.after, kept), dropped=dropped)
+
+
+def _stacks(failure: Failure) -> dict[str, Any] | None:
+    return None if failure.device is None else largest_stacks(layer.in_use(), failure.device)
+
+
+_PARTS: dict[str, Callable[[Failure], Any]] = {
+    "process": _process,
+    "tags": _tags,
+    "torch": _torch,
+    "settings": _settings,
+    "events": _events,
+    "stacks": _stacks,
+}

@@ -1,0 +1,117 @@
+"""The files of the reports. Names begin with the time, so that a listing shows them in order; a container gives each start
+of a program the same process id, and only the time tells those apart.
+
+How many there are is bounded. A process keeps its first report, which shows how it began, and its latest: the error that
+ended the process is the last. A folder keeps the latest reports of all processes, so that a job that crashes and is
+restarted for a whole night does not fill the disk, and its last crashes can be read.
+
+Any thread may call. Has no lock: the list of this process's reports is changed by single operations only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from datetime import datetime, timezone
+from pathlib import Path
+
+from torch_memory_saver._files import write_text_file
+
+__all__ = ["MOST_IN_FOLDER", "MOST_OF_PROCESS", "ReportFolder"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+#: How many reports of one process there are at most: the first and the latest.
+MOST_OF_PROCESS = 10
+#: How many of all processes together.
+MOST_IN_FOLDER = 256
+
+#: What each report has: the one that people read, and the one for programs.
+_SUFFIXES = (".txt", ".json")
+#: A report's name without its suffix, in the names of its files. A process that was killed leaves one with the ending .tmp.
+_FILE = re.compile(r"\.?(oom-\d{8}T\d{6}\.\d{3}Z(?:-rank\d+)?-pid\d+-\d+)\.(?:txt|json)(?:\.[\d-]+\.tmp)?")
+#: Call stacks and tags are for this user only.
+_MODE = 0o600
+_NS_PER_SECOND = 1_000_000_000
+_NS_PER_MS = 1_000_000
+
+
+class ReportFolder:
+    """The folder of this process's reports, which other processes may share.
+
+    Args:
+        directory: Made with the first report.
+
+    Attributes:
+        failures: Reports that could not be written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory)
+        self._own: list[str] = []
+        self._logged: set[int | None] = set()
+        self.failures = 0
+
+    def write(self, text: str, data: str, *, number: int, rank: int | None, time_ns: int) -> Path | None:
+        """Writes a report, readable by this user only, and removes those that are too many.
+
+        Args:
+            text: For people.
+            data: The same as JSON.
+            number: Of the report in this process.
+            rank: Of the process.
+            time_ns: Nanoseconds since 1970.
+
+        Returns:
+            The path of the text. None if it could not be written, which is logged once for each cause.
+        """
+        name = _name(number, rank, time_ns)
+        paths = [self._directory / f"{name}{suffix}" for suffix in _SUFFIXES]
+        written = None
+        try:
+            for path, content in zip(paths, (text, data), strict=True):
+                write_text_file(content, path, "out-of-memory report", "the report was", mode=_MODE)
+                written = paths[0]
+        except OSError as error:
+            self._count(error)
+        if written is not None:
+            self._own.append(name)
+            self._remove_surplus(name)
+        return written
+
+    def begin_anew(self) -> None:
+        """In a forked child, which has none of its parent's reports."""
+        self._own = []
+
+    def _count(self, error: OSError) -> None:
+        self.failures += 1
+        if error.errno not in self._logged:
+            self._logged.add(error.errno)
+            logger.warning("%s; later failures for this reason are only counted", error)
+
+    def _remove_surplus(self, newest: str) -> None:
+        try:
+            while len(self._own) > MOST_OF_PROCESS:
+                self._remove(self._own.pop(1))
+            found: dict[str, list[str]] = {}
+            for entry in os.listdir(self._directory):
+                match = _FILE.fullmatch(entry)
+                if match and match[1] != newest:
+                    found.setdefault(match[1], []).append(entry)
+            for name in sorted(found)[: max(0, len(found) + 1 - MOST_IN_FOLDER)]:
+                for entry in found[name]:
+                    (self._directory / entry).unlink(missing_ok=True)
+        except (OSError, IndexError) as error:  # files of another user; or another thread was faster
+            logger.info("out-of-memory report: older ones were not removed: %s", error)
+
+    def _remove(self, name: str) -> None:
+        for suffix in _SUFFIXES:
+            (self._directory / f"{name}{suffix}").unlink(missing_ok=True)
+
+
+def _name(number: int, rank: int | None, time_ns: int) -> str:
+    moment = datetime.fromtimestamp(time_ns // _NS_PER_SECOND, timezone.utc)
+    milliseconds = time_ns % _NS_PER_SECOND // _NS_PER_MS
+    rank_part = "" if rank is None else f"-rank{rank}"
+    return f"oom-{moment:%Y%m%dT%H%M%S}.{milliseconds:03d}Z{rank_part}-pid{os.getpid()}-{number}"

@@ -1,0 +1,353 @@
+"""Shared pages: what each process of this user holds, as it says itself (``csrc/include/tms_shared_page.h``)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import fnmatch
+import os
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._diagnostics.processes.names import printable
+
+__all__ = ["Page", "PageDevice", "Pages", "Row", "is_alive", "own_namespace", "page_directory", "read_page", "read_pages"]
+
+_PATTERN = "tms-*-*.page"
+_DIRECTORY_VARIABLE = "TMS_SHARED_PAGE_DIR"
+#: Permissions that the default directory must not have.
+_OTHERS = 0o077
+#: The first word of a page, and its size: csrc/include/tms_shared_page.h.
+_MAGIC, _PAGE_BYTES = b"TMS_PAGE", 32768
+_NAMESPACE, _BOOT_ID = "/proc/self/ns/pid", "/proc/sys/kernel/random/boot_id"
+#: A page that is shorter after so many seconds is not being made any more.
+_MAKING_S = 60.0
+#: How long the files that a process wrote on request stay when it has ended, in seconds.
+_KEPT_RESULTS_S = 24 * 3600.0
+_OPERATIONS = {0: "", 1: "pause", 2: "resume"}
+#: In /proc/<pid>/stat, after the name: the start time.
+_START_FIELD = 19
+
+
+@dataclass(frozen=True)
+class Row:
+    """The allocations of one tag on one device; or of all that have no row of their own.
+
+    Attributes:
+        tag: "" for those without a row.
+        device: CUDA ordinal in that process; -1 for those without a row.
+        allocations: Alive, in every state.
+        damaged: Of them, those whose memory the driver failed to release.
+        resident_bytes: Of device memory.
+        paused_bytes: Of device memory that a resume maps again.
+        slack_bytes: Of device memory that freed allocations have left in runs; in no other number.
+        host_backup_bytes: In host memory.
+        disk_backup_bytes: In files.
+        pauses_total, resumes_total: Calls that succeeded and concerned an allocation of the row.
+        failed_pauses_total, failed_resumes_total: Those that failed; each attempt of a resume with a timeout counts.
+        failed_allocations_total: Allocations that failed.
+        last_pause_ended, last_resume_ended: When the last one that succeeded took effect, in nanoseconds of the monotonic
+            clock; 0: never.
+        last_pause_nanoseconds, last_resume_nanoseconds: How long it took until then.
+    """
+
+    tag: str
+    device: int
+    allocations: int
+    damaged: int
+    resident_bytes: int
+    paused_bytes: int
+    slack_bytes: int
+    host_backup_bytes: int
+    disk_backup_bytes: int
+    pauses_total: int
+    resumes_total: int
+    failed_pauses_total: int
+    failed_resumes_total: int
+    failed_allocations_total: int
+    last_pause_ended: int
+    last_pause_nanoseconds: int
+    last_resume_ended: int
+    last_resume_nanoseconds: int
+
+    @property
+    def failures_total(self) -> int:
+        return self.failed_pauses_total + self.failed_resumes_total + self.failed_allocations_total
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to say of it."""
+        return not any(value for name, value in vars(self).items() if name not in ("tag", "device"))
+
+    @property
+    def state(self) -> str:
+        """Of its allocations: "resident", "paused", "partly", "damaged" or "empty"."""
+        if self.damaged:
+            return "damaged"
+        if self.resident_bytes and self.paused_bytes:
+            return "partly"
+        return "paused" if self.paused_bytes else "resident" if self.resident_bytes else "empty"
+
+
+@dataclass(frozen=True)
+class PageDevice:
+    """A device, by its CUDA ordinal in that process. `uuid` is as nvidia-smi writes it; "" if it is unknown."""
+
+    uuid: str
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class Page:
+    """What one process says of itself.
+
+    Attributes:
+        path: Of the file.
+        pid: In the process's own PID namespace.
+        foreign: Whether that is another namespace than this process's, such as a container's.
+        name: The program, or its role.
+        rank: In its job; None if unknown.
+        serves: Whether it serves requests.
+        process_started: Clock ticks after the boot; 0: unknown. Tells processes with the same number apart.
+        devices: By ordinal.
+        rows: By tag and device, and last those without a row, if there are any.
+        running: "pause" or "resume" while one moves allocations; "" otherwise.
+        running_since: When it began, in nanoseconds of the monotonic clock.
+        counters: Numbers of the process with the names of ``tms_shared_page.h``.
+        requests: Bits of what is requested.
+        served_total, unserved_total, serve_error: By number of the request.
+    """
+
+    path: Path
+    pid: int
+    foreign: bool
+    name: str
+    rank: int | None
+    serves: bool
+    process_started: int
+    devices: tuple[PageDevice, ...]
+    rows: tuple[Row, ...]
+    running: str
+    running_since: int
+    counters: dict[str, int]
+    requests: int
+    served_total: tuple[int, ...]
+    unserved_total: tuple[int, ...]
+    serve_error: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The pages of a directory, by process number; and why others, or the directory, could not be read, by path."""
+
+    pages: tuple[Page, ...]
+    unreadable: dict[str, str]
+
+
+def page_directory() -> Path:
+    """Where the pages of this user are: TMS_SHARED_PAGE_DIR or the default. It may be missing."""
+    return Path(_core.page_directory())
+
+
+def own_namespace() -> int:
+    """The inode of this process's PID namespace; 0 if it is unknown."""
+    try:
+        return os.stat(_NAMESPACE).st_ino
+    except OSError:
+        return 0
+
+
+def read_pages(directory: Path | None = None) -> Pages:
+    """Reads the pages of all live processes, and removes those of dead ones."""
+    place = page_directory() if directory is None else directory
+    try:
+        paths = _paths(place)
+    except (OSError, ValueError) as error:
+        return Pages((), {printable(str(place)): _why(error)})
+    pages: list[Page] = []
+    unreadable: dict[str, str] = {}
+    for path in paths:
+        try:
+            with _opened(path) as descriptor:
+                page = _read_or_remove(descriptor, path)
+        except FileNotFoundError:  # its process has ended meanwhile
+            continue
+        except (OSError, ValueError) as error:
+            unreadable[printable(str(path))] = _why(error)
+            continue
+        if page is not None:
+            pages.append(page)
+    _remove_results(place)
+    return Pages(tuple(sorted(pages, key=lambda page: (page.foreign, page.pid))), unreadable)
+
+
+def read_page(descriptor: int, path: Path) -> Page:
+    """Reads the page in an open file.
+
+    Raises:
+        ValueError: It is no page of this release.
+        OSError: It cannot be read, or its process is stopped in the middle of writing.
+    """
+    data = _core.read_page(descriptor)
+    process = data["process"]
+    if process["boot_id"] != _own_boot_id():
+        raise _OtherBootError(
+            f"it is of another machine or boot: remove it, or let {_DIRECTORY_VARIABLE} name a directory that is local to "
+            "the machine"
+        )
+    namespace = own_namespace()
+    return Page(
+        path=path,
+        pid=process["pid"],
+        foreign=bool(process["pid_namespace"] and namespace) and process["pid_namespace"] != namespace,
+        name=printable(process["name"]),
+        rank=_signed(process["rank"]) if process["rank_known"] else None,
+        serves=bool(process["serves"]),
+        process_started=process["process_started"],
+        devices=tuple(PageDevice(_uuid_text(raw), total) for raw, total in data["devices"]),
+        rows=_rows_of(data),
+        running=_OPERATIONS.get(process["running"], ""),
+        running_since=process["running_since"],
+        counters={
+            name: value
+            for name, value in process.items()
+            if name.endswith("_total") or name.startswith(("last_pause_", "last_resume_"))
+        },
+        requests=data["requests"],
+        served_total=tuple(data["served_total"]),
+        unserved_total=tuple(data["unserved_total"]),
+        serve_error=tuple(data["serve_error"]),
+    )
+
+
+def is_alive(descriptor: int, page: Page) -> bool:
+    """Whether the page's process lives. It holds a lock on the file, which the kernel releases when it ends. A child that
+    was made without fork's handlers may hold the lock in its place; then the start time tells."""
+    if _can_lock(descriptor):
+        return False
+    if page.foreign or not page.process_started:
+        return True
+    started = _start_of(page.pid)
+    return started is None or started == page.process_started
+
+
+class _OtherBootError(ValueError):
+    """The page is of another machine, or of this one before it was started anew. Whether its process lives is unknown:
+    a lock may be local to a machine."""
+
+
+def _paths(place: Path) -> list[Path]:
+    """The files that may be pages. The default directory is judged as by the processes that write there: its name is known,
+    so another user may have made it.
+
+    Raises:
+        ValueError: It is not only this user's.
+        OSError: It cannot be read.
+    """
+    try:
+        found = place.lstat()
+        names = os.listdir(place)
+    except FileNotFoundError:  # no process has made a page yet
+        return []
+    if not os.environ.get(_DIRECTORY_VARIABLE) and not (
+        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
+    ):
+        raise ValueError(
+            f"it is not a directory that only this user can use (owner: uid {found.st_uid}): remove it, or set "
+            f"{_DIRECTORY_VARIABLE} for the processes and this command"
+        )
+    return [place / name for name in sorted(names) if fnmatch.fnmatchcase(name, _PATTERN)]
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_or_remove(descriptor: int, path: Path) -> Page | None:
+    found = os.fstat(descriptor)
+    magic = os.pread(descriptor, len(_MAGIC), 0)
+    if found.st_size < _PAGE_BYTES or not any(magic):  # it is being made
+        if time.time() - found.st_mtime > _MAKING_S and _can_lock(descriptor):
+            path.unlink(missing_ok=True)
+        return None
+    try:
+        page = read_page(descriptor, path)
+    except (BlockingIOError, ValueError) as error:
+        if isinstance(error, _OtherBootError) or magic != _MAGIC or not _can_lock(descriptor):
+            raise
+        path.unlink(missing_ok=True)  # its process was killed while it wrote, or ran another release and has ended
+        return None
+    if is_alive(descriptor, page):
+        return page
+    path.unlink(missing_ok=True)
+    return None
+
+
+def _can_lock(descriptor: int) -> bool:
+    """Whether no process holds the lock of the file. Shared, so that two readers do not take each other for its process."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return True
+
+
+def _start_of(pid: int) -> int | None:
+    """When a process was started, in clock ticks after the boot; 0 if it does not exist, None if that is unknown."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0 if os.path.exists("/proc/self/stat") else None
+    except OSError:
+        return None
+    return int(fields[_START_FIELD]) if len(fields) > _START_FIELD else None
+
+
+def _remove_results(directory: Path) -> None:
+    """Removes files that ended processes wrote on request, or were writing when they were killed, a day later."""
+    for path in (*directory.glob("tms-*-*.json"), *directory.glob(".tms-*-*.tmp")):
+        with contextlib.suppress(OSError):
+            page = path.with_name(f"{path.name.lstrip('.').partition('.')[0]}.page")
+            if not page.exists() and time.time() - path.stat().st_mtime > _KEPT_RESULTS_S:
+                path.unlink(missing_ok=True)
+
+
+def _rows_of(data: dict[str, Any]) -> tuple[Row, ...]:
+    rows = [Row(**{**row, "tag": printable(row["tag"])}) for row in data["rows"]]
+    others = dataclasses.replace(Row(**data["others"]), device=-1)
+    return (*(row for row in rows if not row.is_empty), *([] if others.is_empty else [others]))
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, BlockingIOError):
+        return "it is being written to all the time: its process may be stopped"
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+
+
+def _own_boot_id() -> bytes:
+    try:
+        return uuid.UUID(Path(_BOOT_ID).read_text(encoding="ascii").strip()).bytes
+    except (OSError, ValueError):  # no /proc: pages have no boot id either
+        return bytes(16)
+
+
+def _uuid_text(raw: bytes) -> str:
+    return f"GPU-{uuid.UUID(bytes=raw)}" if any(raw) else ""
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word

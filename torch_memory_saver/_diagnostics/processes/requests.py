@@ -1,0 +1,160 @@
+"""Requests: has another process of this user write a file beside its page, at its next pause or resume."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch_memory_saver import _core
+from torch_memory_saver._diagnostics.processes.names import printable
+from torch_memory_saver._diagnostics.processes.pages import (
+    Page,
+    is_alive,
+    own_namespace,
+    page_directory,
+    read_page,
+    read_pages,
+)
+from torch_memory_saver._diagnostics.processes.serving import result_path
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+
+__all__ = ["request_file"]
+
+#: How often the page is looked at.
+_PERIOD_S = 0.05
+
+
+def request_file(
+    pid: int,
+    kind: str,
+    timeout: float | None = None,
+    *,
+    on_wait: Callable[[], None] = lambda: None,
+    wait: Callable[[float], None] = time.sleep,
+) -> Path:
+    """Requests a file of a process, and waits until it is written. A request that is not served is withdrawn, also where an
+    exception such as Ctrl-C ends the wait.
+
+    Args:
+        pid: Of the process.
+        kind: One of ``_core.PAGE_REQUESTS``.
+        timeout: Seconds to wait at most. None: until the process ends.
+        on_wait: Called once, when the request is made.
+        wait: Sleeps for so many seconds. Tests pass their own.
+
+    Returns:
+        The path of the file, which the process may replace at a later request.
+
+    Raises:
+        InvalidArgumentError: There is no such process, or none whose page can be used. The message says why.
+        InvalidStateError: It did not serve the request in time, failed to, or ended.
+    """
+    number = _core.PAGE_REQUESTS.index(kind)
+    found = _find(pid)
+    with _opened(found) as descriptor:
+        page = _look(descriptor, found)
+        before = (page.served_total[number], page.unserved_total[number])
+        _core.request_page(descriptor, number)
+        try:
+            on_wait()
+            _await(descriptor, page, number, before, timeout, wait)
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error says more
+                _core.request_page(descriptor, number, withdraw=True)
+            raise
+    return result_path(page.path, kind)
+
+
+def _await(
+    descriptor: int,
+    page: Page,
+    number: int,
+    before: tuple[int, int],
+    timeout: float | None,
+    wait: Callable[[float], None],
+) -> None:
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        # Looked at before the page: what a process has written before it ended counts.
+        alive = is_alive(descriptor, page)
+        now = _look(descriptor, page)
+        if now.served_total[number] != before[0]:
+            return
+        if now.unserved_total[number] != before[1]:
+            reason = os.strerror(now.serve_error[number]) if now.serve_error[number] else "its log says why"
+            raise InvalidStateError(f"process {page.pid} could not write a file in {page.path.parent}: {reason}")
+        if not alive:
+            raise InvalidStateError(f"process {page.pid} has ended before it served the request")
+        if end is not None and time.monotonic() >= end:
+            raise InvalidStateError(
+                f"process {page.pid} did not pause or resume within {timeout:g} s; the request is withdrawn: wait longer "
+                "with --timeout"
+            )
+        if not now.requests >> number & 1:  # another one's request was served while this one was made
+            _core.request_page(descriptor, number)
+        wait(_PERIOD_S)
+
+
+@contextlib.contextmanager
+def _opened(page: Page) -> Iterator[int]:
+    try:
+        descriptor = os.open(page.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise InvalidStateError(f"process {page.pid} has just ended") from error
+    except OSError as error:
+        raise InvalidArgumentError(f"the page of process {page.pid} cannot be opened: {error}") from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _look(descriptor: int, page: Page) -> Page:
+    try:
+        return read_page(descriptor, page.path)
+    except (OSError, ValueError) as error:
+        raise InvalidStateError(f"the page of process {page.pid} cannot be read: {error}") from error
+
+
+def _find(pid: int) -> Page:
+    """The page of a live process of this user and PID namespace."""
+    directory = page_directory()
+    pages = read_pages(directory)
+    named = [page for page in pages.pages if page.pid == pid]
+    own = [page for page in named if not page.foreign]
+    if own:
+        if not own[0].serves:
+            raise InvalidArgumentError(
+                f"process {pid} serves no requests: it uses the native library without this Python package"
+            )
+        return own[0]
+    raise InvalidArgumentError(_why_not(pid, directory, bool(named), pages.unreadable))
+
+
+def _why_not(pid: int, directory: Path, is_foreign: bool, unreadable: dict[str, str]) -> str:
+    """Why a process has no page that can be used, and what to do."""
+    for path, why in unreadable.items():
+        if path == printable(str(directory)):
+            return f"the directory of the pages, {path}, cannot be used: {why}"
+        if Path(path).name.startswith(f"tms-{pid}-"):
+            return f"the page {path} of process {pid} cannot be used: {why}"
+    elsewhere = "is in another PID namespace, such as a container's: run this command there"
+    try:
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        if is_foreign:
+            return f"process {pid} {elsewhere}"
+        return f"there is no process {pid}"
+    if owner != os.geteuid():
+        return f"process {pid} belongs to another user (uid {owner}): run this command as that user"
+    with contextlib.suppress(OSError):
+        namespace = own_namespace()
+        if namespace and os.stat(f"/proc/{pid}/ns/pid").st_ino != namespace:
+            return f"process {pid} {elsewhere}"
+    return (
+        f"process {pid} has no page in {directory}: it has not allocated managed memory yet, was started with "
+        "TMS_SHARED_PAGE=0 or another TMS_SHARED_PAGE_DIR, or runs another release of torch_memory_saver"
+    )

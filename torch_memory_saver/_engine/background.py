@@ -1,0 +1,138 @@
+"""Work beside pauses and resumes: before each pause, after each pause and resume, or periodically on a thread. Environment
+variables request most of it. What is requested is started once in a process, at the first use of the package.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+from torch_memory_saver import _core
+
+__all__ = ["Periodic", "RegisteredWork", "after_call", "always", "before_pause", "start_from_environment", "starters"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+#: Variables, with the function that each starts, whose argument is the text of the variable. The order is that of the work
+#: before a pause: a snapshot shows what the release after it changes. Higher layers add theirs.
+starters: dict[str, Callable[[str], None]] = {}
+#: What is started in every process, by the same rules.
+always: list[Callable[[], None]] = []
+#: How long the process's exit waits for work that is under way, in seconds.
+_EXIT_PATIENCE_S = 5.0
+
+
+def _call(name: str, work: Callable[[], object]) -> object:
+    """The result of `work`. A failure is logged: there is no caller who could handle it."""
+    try:
+        return work()
+    except Exception:
+        logger.warning("%s failed", name, exc_info=True)
+        return None
+
+
+class RegisteredWork:
+    """Functions that are called on the thread of each pause or resume."""
+
+    def __init__(self) -> None:
+        self._work: list[tuple[str, Callable[[], object]]] = []
+
+    def add(self, name: str, work: Callable[[], object]) -> None:
+        """Has `work` called each time from now on. A failure is logged with `name`, and the pause or resume goes on."""
+        self._work.append((name, work))
+
+    def run(self) -> None:
+        """Calls all of them, in the order in which they were added."""
+        for name, work in self._work:
+            _call(name, work)
+
+
+#: Called before a pause changes anything. Of this process; a forked child inherits it.
+before_pause = RegisteredWork()
+#: Called after each pause and resume, whether it succeeded or not. Likewise.
+after_call = RegisteredWork()
+
+
+class Periodic:
+    """Work that a daemon thread does every so many seconds, until the process exits. It goes on in forked children.
+
+    Args:
+        name: Of the thread, and in the log.
+        seconds: From the end of one call to the begin of the next.
+        work: Returns None, or the number of seconds after which to try again, because it could not be done now. A failure
+            is logged, and the work is done again after `seconds`.
+        wait: Waits for so many seconds and returns whether to end. Tests pass their own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seconds: float,
+        work: Callable[[], float | None],
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._name = name
+        self._seconds = seconds
+        self._work = work
+        self._given_wait = wait
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread. It ends before the interpreter does, so that it does not call torch during the exit."""
+        self._start_thread()
+        _running.add(self)
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Ends the thread, and waits for work that is under way, a few seconds at most."""
+        self._ended.set()
+        _running.discard(self)
+        atexit.unregister(self.stop)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_EXIT_PATIENCE_S)
+
+    def _start_thread(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        wait = self._given_wait or self._ended.wait
+        delay = self._seconds
+        while not wait(delay):
+            again = _call(self._name, self._work)
+            delay = again if isinstance(again, float) else self._seconds
+
+    def restart(self) -> None:
+        """In a forked child, which has no threads of its parent."""
+        self._ended = threading.Event()  # another thread may have held its lock
+        self._start_thread()
+
+
+_running: set[Periodic] = set()
+
+
+def _after_fork_in_child() -> None:
+    for periodic in list(_running):
+        periodic.restart()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@functools.cache
+def start_from_environment() -> None:
+    """Starts what the environment requests, and what every process has. Called at the first use of the package; does nothing
+    the second time, and in sub-interpreters, which cannot end a daemon thread."""
+    if not _core.main_interpreter:
+        return
+    for variable, start in starters.items():
+        value = os.environ.get(variable, "").strip()
+        if value:
+            start(value)
+    for start_always in always:
+        start_always()

@@ -1,0 +1,500 @@
+"""The engine: what each public method does, in order. The saver creates one at its first use.
+
+A call is spelled three times: the public method (saver.py), the engine's, and the native core's. The engine's methods take
+the public arguments by keyword, because a program may register another engine (hook_modes.py). Engines share the pools of
+the process (process.py). No lock is held while torch, a callback or the core is called.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._engine import cpu_backup, out_of_memory, preload
+from torch_memory_saver._engine.background import after_call, before_pause, start_from_environment
+from torch_memory_saver._engine.freshness import Checked, check_fresh
+from torch_memory_saver._engine.hook_modes import check_hook_mode
+from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
+from torch_memory_saver._engine.native_log import passes_log_on
+from torch_memory_saver._engine.pending import PendingResume, on_main_thread
+from torch_memory_saver._engine.preserved import preserving_finder
+from torch_memory_saver._engine.process import (
+    blas_workspaces,
+    graph_pools,
+    install_sharing,
+    pending_resumes,
+    pool_store,
+    preserved,
+    resumed_blocks,
+    shared_memory,
+)
+from torch_memory_saver._engine.region import Region, bind_region
+from torch_memory_saver._engine.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
+from torch_memory_saver._engine.variables import warn_of_unknown_variables
+from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.default_pool import DefaultPool
+from torch_memory_saver._torch.graph_tokens import check_token
+from torch_memory_saver._torch.graphs import GraphCapture
+from torch_memory_saver._torch.ipc_format import check_importer
+from torch_memory_saver._torch.layer import TorchCuda
+from torch_memory_saver._torch.live import live_finder
+from torch_memory_saver._torch.pausing import await_regions, pausing
+from torch_memory_saver._torch.pools import Tags, may_not_free, selects, would_read_stacks
+from torch_memory_saver._torch.resumed_blocks import managed_blocks
+from torch_memory_saver._torch.resuming import make_room, with_room
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
+from torch_memory_saver.options import (
+    DEFAULT_TAG,
+    HOST_MEMORY,
+    PAUSE_TIMEOUT_S,
+    PauseOptions,
+    RegionOptions,
+    ResumeOptions,
+    check_bytes,
+    check_device,
+    check_flag,
+    check_switch,
+    choose_host_policy,
+    select_tags,
+)
+from torch_memory_saver.reports.freshness import FreshReport
+from torch_memory_saver.reports.ledger import Ledger
+from torch_memory_saver.reports.transitions import PauseReport, ResumeReport, pause_report, resume_report
+from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_snapshot, take_stats
+
+__all__ = ["Engine", "private_attributes"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+_CAPTURE_MODES = ("global", "thread_local", "relaxed")
+_TRUE = ("1", "true", "yes")
+
+
+@functools.cache
+def _close_at_exit() -> None:
+    """Makes sure that no thread of the native core calls the driver during the process's exit.
+
+    Only in the main interpreter: handlers of :mod:`atexit` also run at the end of a sub-interpreter.
+    """
+    if _core.main_interpreter:
+        atexit.register(_core.close)
+
+
+def _init_enabled() -> bool:
+    """Whether TMS_INIT_ENABLE requests that everything is managed."""
+    return os.environ.get("TMS_INIT_ENABLE", "").strip().lower() in _TRUE
+
+
+#: Find private attributes of an engine, by its name, or raise AttributeError. A higher layer adds its own.
+private_attributes: list[Callable[[Engine, str], Any]] = []
+
+
+class Engine:
+    """The engine of the built-in hook modes. Its creation fixes the hook mode.
+
+    Args:
+        hook_mode: "auto", "preload" or "torch".
+
+    Raises:
+        InvalidArgumentError: An unknown hook mode.
+        InvalidStateError: "preload" without the preload library, or ``TMS_INIT_ENABLE`` with expandable segments.
+    """
+
+    def __init__(self, hook_mode: str = "auto") -> None:
+        warn_of_unknown_variables()
+        self.hook_mode = preload.resolve_hook_mode(check_hook_mode(hook_mode))
+        _close_at_exit()
+        self._find_torch: Callable[[], TorchCuda | None] = layer.loaded if _core.preloaded else layer.require
+        self._store = pool_store
+        self._graph_pools = graph_pools
+        self._default_pool = DefaultPool(pool_store.substitutes)
+        self._manages_everything = _core.preloaded and _init_enabled()
+        torch = layer.imported()
+        if torch is not None:  # with TMS_INIT_ENABLE tensors may be sent before this package uses torch.cuda
+            install_sharing(torch)
+        if self._manages_everything:
+            self._graph_pools.default_pool_managed = True
+        if self._manages_everything and layer.expandable_segments_on(os.environ):
+            raise InvalidStateError(
+                "TMS_INIT_ENABLE=1 cannot manage PyTorch's memory while its expandable segments are on, because they bypass "
+                "cudaMalloc: take expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF, or use "
+                "regions instead of TMS_INIT_ENABLE",
+                operation="initialize",
+            )
+        if _init_enabled() and not _core.preloaded:
+            logger.warning(
+                "TMS_INIT_ENABLE is set, but this process was started without the preload library: only regions are "
+                "managed; start it with LD_PRELOAD=%s",
+                preload.library_path(),
+            )
+        start_from_environment()
+
+    def __getattr__(self, name: str) -> Any:
+        """Private attributes that programs know from the C++ package, such as ``_binary_wrapper``."""
+        for find in private_attributes:
+            return find(self, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def region(
+        self,
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        enable_disk_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+        host_memory: str | None = None,
+        runs: bool = True,
+    ) -> Region:
+        options = RegionOptions.check(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, host_memory, runs)
+        return Region(self._store, self._find_torch, options)
+
+    def disable(self) -> Region:
+        current = _core.region_current()
+        if not current.managed and current.depth == 0 and not self._manages_everything:
+            raise InvalidStateError(
+                "disable() is for use inside a region, or where TMS_INIT_ENABLE=1 manages everything; here nothing is",
+                operation="disable",
+            )
+        return Region(self._store, self._find_torch, RegionOptions.disabled(current.tag))
+
+    def bind_region(self, function: Any) -> Any:
+        return bind_region(self._store, self._find_torch, function)
+
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+        host_memory: str | None = None,
+        runs: bool = True,
+    ) -> GraphCapture:
+        options = RegionOptions.check(tag, enable_cpu_backup, False, cpu_backup_backend, host_memory, runs)
+        if capture_error_mode not in _CAPTURE_MODES:
+            raise InvalidArgumentError(f"capture_error_mode must be one of {_CAPTURE_MODES}, not {capture_error_mode!r}")
+        token = check_token(pool)
+        torch = layer.require()
+        if not isinstance(cuda_graph, torch.torch.cuda.CUDAGraph):
+            raise InvalidArgumentError(f"cuda_graph must be a torch.cuda.CUDAGraph, not {type(cuda_graph).__name__}")
+        if stream is not None and not isinstance(stream, torch.torch.cuda.Stream):
+            raise InvalidArgumentError(f"stream must be None or a torch.cuda.Stream, not {type(stream).__name__}")
+        return GraphCapture(
+            self._store,
+            self._graph_pools,
+            blas_workspaces,
+            torch,
+            cuda_graph,
+            token,
+            stream,
+            capture_error_mode,
+            options,
+        )
+
+    @passes_log_on
+    def pause(
+        self,
+        tag: Any = None,
+        *,
+        backup: str | None = None,
+        live_only: bool = True,
+        progress: Callable[[int, int], Any] | None = None,
+        if_shared: str = "allow",
+        timeout: float | None = PAUSE_TIMEOUT_S,
+    ) -> PauseReport:
+        options = PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
+        refuse_inner_call("pause")
+        pending_resumes.settle("pause", options.tags, options.deadline)
+        return with_hooks(
+            "pause",
+            options.tags,
+            lambda: _check_pause(options),
+            lambda: self._pause(options),
+            deadline=options.deadline,
+        )
+
+    def _pause(self, options: PauseOptions) -> PauseReport:
+        torch = layer.in_use()
+        before_pause.run()
+        try:
+            with shared_memory.awaited(options) as shared:
+                report = self._release(torch, options, shared)
+        finally:
+            after_call.run()
+        if shared:
+            shared_memory.collect()
+            warn_of_receivers(shared)
+        if not report.allocations:
+            warn_of_empty_pause(torch)
+        if report.unknown_tags:
+            warn_of_unknown_tags("pause", options.tags)
+        return report
+
+    def _release(self, torch: TorchCuda | None, options: PauseOptions, shared: int) -> PauseReport:
+        """The native pause, between the preparation of PyTorch's pools and their treatment after it."""
+        if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
+            self._store.empty_torch_cache(torch)
+        with pausing(
+            self._store, torch, options.tags, options.deadline, lambda found: self._free_caches(found, options.tags)
+        ) as leave_paused_pools:
+            reusable = unmanaged = 0
+            if torch is not None and self._graph_pools.default_pool_managed:
+                reusable, unmanaged = self._default_pool.prepare(torch, options.tags, self._manages_everything)
+            find_live = None
+            if options.asks_for_live:
+                find_live = live_finder(torch, self._store, options.tags, every_backup=options.backup is not None)
+            preserves = options.backup is None and not preserved.is_empty
+            if preserves:
+                find_live = preserving_finder(find_live, preserved, options.tags)
+            try:
+                done = _core.pause(
+                    options.tags,
+                    _stream(torch),
+                    interruptible=on_main_thread(),
+                    backup=options.backup,
+                    find_live=find_live,
+                    progress=options.progress,
+                    preserves=preserves,
+                )
+            except BaseException:
+                # A call that fails after its commit point has paused memory.
+                if any(row.state != _core.STATE_ACTIVE and selects(options.tags, row.tag) for row in _core.segments()):
+                    leave_paused_pools()
+                raise
+            if done.allocations:
+                leave_paused_pools()
+            self._default_pool.warn_once(reusable, unmanaged)
+        return pause_report(done, reusable, unmanaged, shared)
+
+    def _free_caches(self, torch: TorchCuda, tags: Tags) -> None:
+        blas_workspaces.free_in(torch, self._store, tags, self._graph_pools.default_pool_managed)
+
+    @passes_log_on
+    def resume(
+        self,
+        tag: Any = None,
+        timeout: float | None = None,
+        exclusive: bool = False,
+        *,
+        host_memory: str | None = None,
+        zero: bool = False,
+        progress: Callable[[int, int], Any] | None = None,
+        wait: bool = True,
+    ) -> ResumeReport | PendingResume:
+        options = ResumeOptions.check(tag, timeout, exclusive, host_memory, zero, progress, wait)
+        refuse_inner_call("resume")
+        pending_resumes.see_ended(options.tags)
+        if not options.wait:
+            begun, hooks = begin_with_hooks("resume", options.tags, _check_resume, lambda: self._begin_resume(options))
+            return pending_resumes.add(PendingResume(begun, hooks, options.tags))
+        return with_hooks(
+            "resume",
+            options.tags,
+            _check_resume,
+            lambda: self._resume(options),
+            options.may_wait_for_others,
+            options.deadline,
+        )
+
+    def _begin_resume(self, options: ResumeOptions) -> _core.Pending:
+        torch = _before_resume(options)
+        make_room(self._store, torch, options.tags)
+        pending = _core.resume_begin(
+            options.tags,
+            _stream(torch),
+            timeout=options.remaining,
+            exclusive=options.exclusive,
+            host_policy=options.host_policy,
+            zero=options.zero,
+        )
+        warn_of_unknown_tags("resume", options.tags)
+        return pending
+
+    def _resume(self, options: ResumeOptions) -> ResumeReport:
+        torch = _before_resume(options)
+
+        def resume(options: ResumeOptions) -> _core.Report:
+            return _core.resume(
+                options.tags,
+                _stream(torch),
+                interruptible=on_main_thread(),
+                timeout=options.remaining,
+                exclusive=options.exclusive,
+                host_policy=options.host_policy,
+                zero=options.zero,
+                progress=options.progress,
+            )
+
+        try:
+            done = with_room(self._store, torch, options.tags, lambda: resume(options), lambda: resume(options.at_once()))
+        except OutOfMemoryError as error:
+            out_of_memory.explain(error, options.tags)
+            raise
+        finally:
+            after_call.run()
+        if done.unknown_tags:
+            warn_of_unknown_tags("resume", options.tags)
+        return resume_report(done)
+
+    def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
+        return preserved.add(what, tag, parameters)
+
+    def forget(self, what: Iterable[Any]) -> None:
+        preserved.remove(what)
+
+    def preserved(self, tag: Any = None) -> tuple[PreservedBlock, ...]:
+        tags = select_tags(tag)
+        warn_of_unknown_tags("preserved", tags)
+        return tuple(block for block in preserved.blocks(None) if selects(tags, block.tag))
+
+    @passes_log_on
+    def check_fresh(self, tags: Any = None, *, ignore: Any = (), modules: Any = (), whole: bool = False) -> FreshReport:
+        checked = Checked.check(tags, ignore, modules, whole)
+        refuse_inner_call("check_fresh")
+        warn_of_unknown_tags("check_fresh", checked.tags)
+        torch = layer.in_use()
+        return check_fresh(checked, _stream(torch), lambda rows: managed_blocks(torch, self._store, resumed_blocks, rows))
+
+    @passes_log_on
+    def empty_cache(self) -> None:
+        torch = layer.in_use()
+        shared_memory.collect()
+        if torch is not None:
+            self._store.empty_cache(torch)
+            self._store.room.forget_empty_tags()
+            self._store.log_put_off()
+
+    def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
+        return cpu_backup.get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True))
+
+    @passes_log_on
+    def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
+        text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+        if not isinstance(text, str) or not text or "\0" in text:
+            raise InvalidArgumentError(f"path must be a non-empty str or path object, not {path!r}")
+        _core.set_disk_directory(os.path.abspath(text))
+
+    @passes_log_on
+    def reserve_host_memory(self, bytes: int, device: Any = None) -> None:
+        size = check_bytes("bytes", bytes)
+        ordinal = check_device(device)
+        if ordinal >= 0 and ordinal >= _core.device_count():
+            raise InvalidArgumentError(f"device must be below {_core.device_count()}, but is {ordinal}")
+        _core.reserve_host_memory(size, ordinal)
+
+    @passes_log_on
+    def release_host_memory(self) -> None:
+        _core.release_host_memory()
+
+    @passes_log_on
+    def enable_peer_access(self) -> None:
+        _core.refresh_peers()
+
+    def stats(self, tags: tuple[str, ...] | None, device: int | None) -> Stats:
+        warn_of_unknown_tags("stats", tags)
+        torch = layer.in_use()
+        is_known = torch is not None and not would_read_stacks(torch)
+        return take_stats(tags, device, self._store.stranded_bytes(torch) if torch is not None and is_known else 0)
+
+    def snapshot(self) -> dict[str, Any]:
+        return take_snapshot()
+
+    def ledger(self, device: int | None, measure_context: bool) -> Ledger:
+        from torch_memory_saver._engine.ledger import take_ledger
+
+        return take_ledger(device, check_flag("measure_context", measure_context))
+
+    def reset_peaks(self) -> None:
+        _core.reset_peaks()
+
+    @property
+    def share_for(self) -> str | None:
+        return shared_memory.importer
+
+    @share_for.setter
+    def share_for(self, value: str | None) -> None:
+        shared_memory.importer = check_importer(value)
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        return _core.get_memory_margin()
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        _core.set_memory_margin(check_bytes("memory_margin_bytes", value))
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        return _core.get_retain_backup()
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        _core.set_retain_backup(check_flag("retain_cpu_backup", value, none=True))
+
+    @property
+    def guard(self) -> bool:
+        return _core.get_guard()
+
+    @guard.setter
+    def guard(self, value: bool) -> None:
+        _core.set_guard(check_switch("guard", value))
+
+    @property
+    def host_memory(self) -> str:
+        policy = _core.get_host_policy()
+        return next((name for name, number in HOST_MEMORY.items() if number == policy), "release")
+
+    @host_memory.setter
+    def host_memory(self, value: str) -> None:
+        if value is None:
+            raise InvalidArgumentError('host_memory must be "release", "pool" or "retain", not None')
+        _core.set_host_policy(choose_host_policy(value))
+
+
+def _settle_substitutes() -> None:
+    torch = layer.in_use()
+    if torch is not None:
+        pool_store.substitutes.settle(torch)
+
+
+after_call.add("the end of the pools that replace PyTorch's default pool", _settle_substitutes)
+
+
+def _check_pause(options: PauseOptions) -> None:
+    """Raises what a pause is known to fail with, after it has waited for regions of other threads."""
+    _refuse_early(_core.pause)
+    await_regions(pool_store, options.tags, options.deadline)
+
+
+def _check_resume() -> None:
+    """Raises what a resume is known to fail with."""
+    _refuse_early(_core.resume)
+
+
+def _refuse_early(operation: Callable[[tuple[str, ...], int | None], object]) -> None:
+    """Raises what a pause or resume of the core would raise at once because of a capture, a lost device, or a fork.
+
+    The core decides, since a capture that is on its list may have ended: it is called with no tag. Only where there is a
+    reason to ask, because such a call counts as a pause or resume.
+    """
+    torch = layer.in_use()
+    if has_inherited_memory() or _core.counters()["visible_captures"] or (torch is not None and may_not_free(torch)):
+        operation((), _stream(torch))
+
+
+def _before_resume(options: ResumeOptions) -> TorchCuda | None:
+    """What every resume begins with. In guard mode the blocks that are live now are recorded, for check_fresh()."""
+    torch = layer.in_use()
+    if _core.get_guard():
+        resumed_blocks.note(torch, options.tags)
+    return torch
+
+
+def _stream(torch: TorchCuda | None) -> int | None:
+    return None if torch is None else torch.current_stream()

@@ -1,0 +1,541 @@
+"""The callbacks of a program around pauses and resumes: what they are and receive, their registry, and the calls.
+
+**Registry.** Registering is not a use of the saver: it loads no driver and does not fix the hook mode, so that modules may
+register while they are imported. Hooks are held strongly until they are removed. A forked child inherits them. A call reads
+the registry once: what is registered later counts from the next call on.
+
+**One call**, on the caller's thread, with no lock held:
+
+1. It takes its turn. Two calls whose tags overlap run one after the other, with all their callbacks. Otherwise two threads
+   that pause the same tag would both find it resident and call every callback twice; and a resume that begins during the
+   before-callbacks of a pause would find nothing to do, and then resume without callbacks what that pause has paused
+   meanwhile. A turn is not a lock: only pauses and resumes wait for it, never a callback, an allocation or a free. A resume
+   that may wait for other processes gives its turn back after its before-callbacks, because it may wait for a pause of
+   another thread. A callback that waits for another thread's pause or resume of the same tags waits for ever.
+2. It looks at the allocations that it will change. A hook none of whose tags is among them is not called, so a pause of what
+   is paused already calls no hook.
+3. `check` raises what the call is known to fail with, such as a visible capture. No hook has been called then.
+4. The before-callbacks are called in the order of registration.
+5. `perform` is the operation with all that belongs to it, such as its attempts within a timeout.
+6. In reverse order the after-callbacks are called, or ``cancelled`` where the call has failed.
+
+What follows a failure is decided for each hook by the state of its allocations, since an operation may raise after it has
+changed them (the driver failed to release a part, or a signal arrived late): ``after``, with the error, if any of them has
+changed, else ``cancelled`` if its ``before`` had returned. So each ``before`` is followed by exactly one of the two. All of
+them are called, whatever one raises. The call raises the first exception; one that ends the program, such as
+KeyboardInterrupt, is raised in place of an ordinary one. The others are logged.
+
+A resume in the background has the first four steps in the call that begins it, and the last in ``PendingResume.wait()`` or
+in a later call that finds it ended (pending.py). In a process without hooks `perform` is called at once, and nothing else.
+
+Any thread may call. One lock guards the registry, one condition the turns. Neither is held while a callback or an operation
+runs. A signal whose handler raises ends the wait for a turn on the main thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import math
+import operator
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.pools import Tags, selects
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError
+from torch_memory_saver.options import check_tags, select_tags
+from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
+
+__all__ = [
+    "Hook",
+    "HookCall",
+    "HookHandle",
+    "PendingHooks",
+    "begin_with_hooks",
+    "has_inherited_memory",
+    "refuse_inner_call",
+    "register",
+    "with_hooks",
+]
+
+logger = logging.getLogger("torch_memory_saver")
+
+
+@dataclass(frozen=True)
+class HookCall:
+    """What a callback is told of the call around it: those allocations of the hook's tags that the call selects and that
+    were not yet in the state that it brings about, as they were when it began.
+
+    Attributes:
+        operation: "pause" or "resume".
+        tags: Their tags, in alphabetical order; at least one.
+        devices: Their devices, in ascending order.
+        allocations: Their number.
+        bytes: Their physical memory.
+        report: What the call returns. None before it, and if the call raises.
+        error: For after-callbacks: the exception that the call raises although it has paused or resumed memory of these
+            tags, such as a DriverError for the part that is damaged. None otherwise.
+    """
+
+    operation: str
+    tags: tuple[str, ...]
+    devices: tuple[int, ...]
+    allocations: int
+    bytes: int
+    report: PauseReport | ResumeReport | None = None
+    error: BaseException | None = None
+
+
+class Hook:
+    """Callbacks around a pause, or around a resume, that belong together. Override what is needed, and pass an instance to
+    :meth:`TorchMemorySaver.on_pause` or :meth:`TorchMemorySaver.on_resume`."""
+
+    def before(self, call: HookCall) -> None:
+        """Before the call changes anything. If it raises, the call does not take place, and the exception is raised by it.
+        It must then have undone what it did itself."""
+
+    def after(self, call: HookCall) -> None:
+        """After the call. If it raises, the memory stays paused or resumed, and the call raises the exception after all
+        other after-callbacks were called."""
+
+    def cancelled(self, error: BaseException) -> None:
+        """In place of :meth:`after`, if ``before`` has returned and the call then changes nothing of these tags, because of
+        `error`. What it raises is logged."""
+
+
+class HookHandle:
+    """A registered callback or hook, which lives until it is removed."""
+
+    def __init__(self, remove: Callable[[], None]) -> None:
+        self._remove = remove
+
+    def remove(self) -> None:
+        """Ends the registration. Does nothing the second time. In a call that has begun, ``after`` or ``cancelled`` still
+        follows a ``before`` that was called."""
+        self._remove()
+
+
+_WHEN = ("before", "after")
+
+
+def _nothing(_: Any) -> None:
+    """The callback that a registration lacks."""
+
+
+class _Registered:
+    """One registration.
+
+    Attributes:
+        tags: As given: names and patterns; None is every tag.
+        before, after, cancelled: The callbacks.
+        name: Of the program's function or class, for messages.
+        removed: Whether it has been removed.
+    """
+
+    __slots__ = ("after", "before", "cancelled", "name", "removed", "tags")
+
+    def __init__(
+        self,
+        tags: tuple[str, ...] | None,
+        name: str,
+        before: Callable[[Any], Any] = _nothing,
+        after: Callable[[Any], Any] = _nothing,
+        cancelled: Callable[[BaseException], Any] = _nothing,
+    ) -> None:
+        self.tags = tags
+        self.name = name
+        self.before = before
+        self.after = after
+        self.cancelled = cancelled
+        self.removed = False
+
+
+_lock = threading.Lock()
+_hooks: dict[str, tuple[_Registered, ...]] = {"pause": (), "resume": ()}
+
+
+def _hooks_of(operation: str) -> tuple[_Registered, ...]:
+    """The hooks of "pause" or "resume"."""
+    return _hooks[operation]
+
+
+def register(
+    operation: str,
+    tag: object,
+    when: object,
+    callback: Any = None,
+    cancelled: Callable[[BaseException], Any] | None = None,
+) -> HookHandle:
+    """Registers a hook, with the arguments of :meth:`TorchMemorySaver.on_pause`.
+
+    Raises:
+        InvalidArgumentError: An argument is not valid there.
+    """
+    tags = check_tags(tag)
+    if isinstance(when, Hook):
+        if callback is not None or cancelled is not None:
+            raise InvalidArgumentError("a Hook has its callbacks as methods: pass no others with it")
+        for method in (when.before, when.after, when.cancelled):
+            _check_callback("a method of the hook", method)
+        return _add(operation, _Registered(tags, type(when).__qualname__, when.before, when.after, when.cancelled))
+    if not isinstance(when, str) or when not in _WHEN:
+        raise InvalidArgumentError(f'when must be "before", "after" or a Hook, not {when!r}')
+    _check_callback("callback", callback)
+    if cancelled is not None:
+        _check_callback("cancelled", cancelled)
+        if when == "after":
+            raise InvalidArgumentError('cancelled undoes what a before-callback did: pass it with when="before"')
+    name = getattr(callback, "__qualname__", None) or repr(callback)
+    if when == "after":
+        return _add(operation, _Registered(tags, name, after=callback))
+    return _add(operation, _Registered(tags, name, before=callback, cancelled=cancelled or _nothing))
+
+
+def _check_callback(name: str, callback: object) -> None:
+    if not callable(callback):
+        raise InvalidArgumentError(f"{name} must be a callable, not {type(callback).__name__}: {callback!r}")
+    if inspect.iscoroutinefunction(callback):
+        raise InvalidArgumentError(
+            f"{name} must be an ordinary function, not a coroutine function ({callback!r}): nothing would await it"
+        )
+
+
+def _add(operation: str, hook: _Registered) -> HookHandle:
+    def remove() -> None:
+        hook.removed = True
+        with _lock:
+            _hooks[operation] = tuple(other for other in _hooks[operation] if other is not hook)
+
+    with _lock:
+        _hooks[operation] = (*_hooks[operation], hook)
+    return HookHandle(remove)
+
+
+_turns_changed = threading.Condition()
+_running: list[_Turn] = []
+
+
+class _Turn:
+    """The turn of one call. To be given back on every path; a turn that was not taken may be given back as well."""
+
+    def __init__(self, tags: Tags) -> None:
+        self._tags = tags
+
+    def take(self, deadline: float = math.inf) -> bool:
+        """Wait until no other call with hooks has one of the tags, at most until the deadline, in seconds of
+        :func:`time.monotonic`. Returns whether the turn was taken."""
+        with _turns_changed:
+            while any(self._overlaps(other) for other in _running):
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return False
+                _turns_changed.wait(min(remaining, threading.TIMEOUT_MAX))
+            _running.append(self)
+        return True
+
+    def give_back(self) -> None:
+        """Lets others go on. Does nothing the second time."""
+        with _turns_changed:
+            if self in _running:
+                _running.remove(self)
+            _turns_changed.notify_all()
+
+    def _overlaps(self, other: _Turn) -> bool:
+        return self._tags is None or other._tags is None or not set(self._tags).isdisjoint(other._tags)
+
+
+_Result = TypeVar("_Result", PauseReport, ResumeReport)
+_Begun = TypeVar("_Begun")
+
+_PAUSED = frozenset({_core.STATE_PAUSED, _core.STATE_DAMAGED, _core.STATE_REPAIRING})
+#: States in which an allocation is about to become what the operation would make of it; it then leaves it alone.
+_UNCONCERNED = {
+    "pause": _PAUSED | {_core.STATE_PAUSING},
+    "resume": {_core.STATE_RESUMING, _core.STATE_ACTIVE},
+}
+#: States in which an operation that raises has left an allocation that it changed.
+_CHANGED = {"pause": _PAUSED, "resume": frozenset({_core.STATE_ACTIVE})}
+
+
+class _Thread(threading.local):
+    #: Whether a callback runs on this thread.
+    inside = False
+
+
+_thread = _Thread()
+_inherited_memory = False
+
+
+def refuse_inner_call(operation: str) -> None:
+    """To be called first by each operation. The native core checks a part of this as well, but only after torch's pools have
+    been prepared for the pause.
+
+    Raises:
+        InvalidStateError: This thread is inside a pause or resume, or inside a callback of one.
+    """
+    if _thread.inside or _core.in_transition():
+        raise InvalidStateError(
+            f"{operation}: this thread is inside pause() or resume() already; do not call them from signal handlers, "
+            "callbacks, hooks or finalisers",
+            operation=operation,
+        )
+
+
+def has_inherited_memory() -> bool:
+    """Whether this process was forked from one that had managed memory, so that its pauses and resumes are refused."""
+    return _inherited_memory
+
+
+def with_hooks(
+    operation: str,
+    tags: Tags,
+    check: Callable[[], object],
+    perform: Callable[[], _Result],
+    may_wait_for_others: bool = False,
+    deadline: float = math.inf,
+) -> _Result:
+    """Performs an operation that selects `tags`, with the hooks around it. `may_wait_for_others`: other processes or threads
+    may have to pause first. `deadline`: the end of the wait for the turn, in seconds of :func:`time.monotonic`.
+
+    Raises:
+        InvalidStateError: Another call with hooks still had the turn at the deadline.
+    """
+    if not _hooks_of(operation):
+        return perform()
+    turn = _Turn(tags)
+    try:
+        if not turn.take(deadline):
+            raise InvalidStateError(
+                f"{operation}: another pause or resume of these tags, which calls hooks, did not end within the timeout. "
+                "Wait for it, or pass a longer timeout",
+                operation=operation,
+            )
+        around = _Around(operation, tags)
+        if not around.concerns_hooks:
+            turn.give_back()
+            return perform()
+        check()
+        try:
+            around.call_before()
+            if may_wait_for_others:
+                turn.give_back()
+            report = perform()
+        except BaseException as error:
+            _raise(around.call_after(None, error), error)
+            raise
+        _raise(around.call_after(report, None))
+        return report
+    finally:
+        turn.give_back()
+
+
+def begin_with_hooks(
+    operation: str, tags: Tags, check: Callable[[], object], begin: Callable[[], _Begun]
+) -> tuple[_Begun, PendingHooks | None]:
+    """Begins an operation that goes on in the background, after the before-callbacks. The second value, if any, is to be
+    told of its end."""
+    if not _hooks_of(operation):
+        return begin(), None
+    turn = _Turn(tags)
+    try:
+        turn.take()
+        around = _Around(operation, tags)
+        if not around.concerns_hooks:
+            return begin(), None
+        check()
+        try:
+            around.call_before()
+            return begin(), PendingHooks(around)
+        except BaseException as error:
+            _raise(around.call_after(None, error), error)
+            raise
+    finally:
+        turn.give_back()
+
+
+class PendingHooks:
+    """The callbacks that remain of a resume in the background. Any thread.
+
+    Attributes:
+        called: A thread has begun to call them.
+    """
+
+    def __init__(self, around: _Around) -> None:
+        self._around = around
+        self._lock = threading.Lock()
+        self.called = False
+        self._finished = threading.Event()
+
+    def wait(self, wait_for_end: Callable[[], ResumeReport], has_ended: Callable[[], bool]) -> ResumeReport:
+        """Waits with `wait_for_end`, then has the callbacks called, on the thread that is first. Others wait for them.
+
+        Raises:
+            InvalidStateError: In a callback, before they were called.
+            Exception: What `wait_for_end` raised, or the first exception of a callback.
+        """
+        if not self._finished.is_set():
+            refuse_inner_call("wait")
+        try:
+            report = wait_for_end()
+        except TorchMemorySaverError as error:
+            if has_ended():  # otherwise a signal handler raised it, and the resume goes on
+                _raise(self._call_once(None, error), error)
+            raise
+        _raise(self._call_once(report, None))
+        return report
+
+    def _call_once(self, report: ResumeReport | None, error: BaseException | None) -> BaseException | None:
+        with self._lock:
+            first, self.called = not self.called, True
+        if not first:
+            self._finished.wait()
+            return None
+        try:
+            return self._around.call_after(report, error)
+        finally:
+            self._finished.set()
+
+
+class _Concerned:
+    """One hook and what of the call concerns it."""
+
+    def __init__(self, hook: _Registered, operation: str, rows: list[_core.Segment]) -> None:
+        self.hook = hook
+        self.addresses = frozenset(row.address for row in rows)
+        self.call = HookCall(
+            operation=operation,
+            tags=tuple(sorted({row.tag for row in rows})),
+            devices=tuple(sorted({row.device for row in rows})),
+            allocations=len(rows),
+            bytes=sum(row.reserved_bytes for row in rows),
+        )
+
+
+class _Around:
+    """The hooks of one call. One thread at a time."""
+
+    def __init__(self, operation: str, tags: Tags) -> None:
+        self._operation = operation
+        rows = _concerned_rows(operation, tags)
+        self._hooks: list[_Concerned] = []
+        for hook in _hooks_of(operation) if rows else ():
+            names = select_tags(hook.tags)
+            mine = [row for row in rows if selects(names, row.tag)]
+            if mine:
+                self._hooks.append(_Concerned(hook, operation, mine))
+        self._begun: list[_Concerned] = []
+        self._returned: list[bool] = []
+        self._all_begun = False
+
+    @property
+    def concerns_hooks(self) -> bool:
+        return bool(self._hooks)
+
+    def call_before(self) -> None:
+        """Calls the before-callbacks, until one raises."""
+        for concerned in self._hooks:
+            if concerned.hook.removed:
+                continue
+            self._begun.append(concerned)
+            _call(partial(self._record, concerned))
+        self._all_begun = True
+
+    def _record(self, concerned: _Concerned) -> None:
+        # One call of C code: a signal handler that raises cannot come between the callback's return and its record. The
+        # result is not kept: it may be a tensor that the pause is to find freed.
+        self._returned.extend(map(operator.is_, map(concerned.hook.before, (concerned.call,)), (None,)))
+
+    def call_after(self, report: PauseReport | ResumeReport | None, error: BaseException | None) -> BaseException | None:
+        """Calls the after-callbacks, or ``cancelled`` where `error` has prevented the change, in reverse. Returns the
+        exception that the call has to raise in place of `error`, if any."""
+        returned = self._begun[: len(self._returned)]
+        changed = _changed(self._operation) if error is not None and self._all_begun else frozenset()
+        first = error
+        for concerned in reversed(self._hooks):
+            hook, call = concerned.hook, concerned.call
+            begun = concerned in returned
+            if error is None or not changed.isdisjoint(concerned.addresses):
+                if hook.removed and not begun:
+                    continue
+                told = dataclasses.replace(call, report=report, error=error)
+                raised = _attempt(partial(hook.after, told))
+                when = f"after-callback {hook.name} raised; the memory is {self._operation}d, and the others are called"
+            elif begun:
+                raised = _attempt(partial(hook.cancelled, error))
+                when = f"cancelled-callback of {hook.name} raised; the others are called"
+            else:
+                continue
+            if raised is not None:
+                logger.error("%s: the %s", self._operation, when, exc_info=raised)
+                first = _more_urgent(first, raised)
+        return first if first is not error else None
+
+
+def _raise(failure: BaseException | None, cause: BaseException | None = None) -> None:
+    """Raises the exception, if there is one."""
+    if failure is None:
+        return
+    try:
+        raise failure from cause
+    finally:
+        # Breaks reference cycles (traceback, frame, variable) that would keep the callers' tensors.
+        del failure, cause
+
+
+def _concerned_rows(operation: str, tags: Tags) -> list[_core.Segment]:
+    """The allocations of the tags that the operation is going to change."""
+    unconcerned = _UNCONCERNED[operation]
+    return [row for row in _core.segments() if row.state not in unconcerned and selects(tags, row.tag)]
+
+
+def _changed(operation: str) -> frozenset[int]:
+    """The addresses of all allocations in a state that the operation brings about."""
+    states = _CHANGED[operation]
+    return frozenset(row.address for row in _core.segments() if row.state in states)
+
+
+def _call(callback: Callable[[], object]) -> None:
+    """Calls it as a callback: pause and resume are refused inside."""
+    outside = _thread.inside
+    try:
+        _thread.inside = True
+        callback()
+    finally:
+        _thread.inside = outside
+
+
+def _attempt(callback: Callable[[], object]) -> BaseException | None:
+    """Calls it, and returns its exception."""
+    try:
+        _call(callback)
+    except BaseException as raised:
+        return raised
+    return None
+
+
+def _more_urgent(first: BaseException | None, raised: BaseException) -> BaseException:
+    """What a call raises that has failed with `first` and then with `raised`."""
+    if first is None or (isinstance(first, Exception) and not isinstance(raised, Exception)):
+        return raised
+    if hasattr(first, "add_note"):  # since Python 3.11
+        first.add_note(f"torch_memory_saver: then a callback raised {type(raised).__name__}: {raised}")
+    return first
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _turns_changed, _inherited_memory
+    _lock = threading.Lock()  # another thread may have held it
+    _turns_changed = threading.Condition()  # likewise
+    _running.clear()
+    _inherited_memory = _core.counters()["allocations"] > 0
+    _thread.inside = False
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

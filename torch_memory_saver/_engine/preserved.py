@@ -1,0 +1,343 @@
+"""preserve(): blocks that keep their contents in memory whose contents a pause drops.
+
+A tensor is registered by its storage, because the tensor object may be temporary: a view, ``p.data``, ``p.detach()`` and
+the values of ``state_dict()`` die at once, while the storage lives on. ``StorageWeakRef`` refers to PyTorch's storage
+itself and not to the Python object that stands for it. The key is the address of the storage's record. The reference
+keeps that address from being used again, so a new storage never takes over a registration. It does not keep the memory.
+
+Registrations are looked at anew in each pause, on the thread of the call, once its devices are idle: the storages of
+tensors if they still live, and the storages of the buffers that modules have then. A pause keeps those storages that lie
+in memory without a backup; elsewhere everything is kept anyway.
+
+Thousands of storages must not delay a pause. So addresses and sizes are in lists of numbers, which the functions of
+Python's library go through: there is no object and no loop for each storage.
+
+One lock guards what is registered, and nothing else. Weak references are resolved without it: the last reference to a
+storage may be dropped then, which frees memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate, compress, repeat
+from operator import add, lt
+from typing import Any, NamedTuple
+
+from torch_memory_saver import _core
+from torch_memory_saver._engine.tensors import add_extents, storages_of
+from torch_memory_saver._torch.live import Live
+from torch_memory_saver._torch.pools import Tags, selects
+from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.reports.usage import PreservedBlock
+
+__all__ = ["Preserved", "PreservedObjects", "preserving_finder"]
+
+
+class _Module(NamedTuple):
+    #: Returns the module, or None once it has died.
+    find: Callable[[], Any]
+    #: Its parameters as well as its buffers.
+    parameters: bool
+
+
+class _Group:
+    """The storages and modules of one tag, by their keys: the address of a storage's record, the id of a module."""
+
+    def __init__(self) -> None:
+        #: A StorageWeakRef for each storage.
+        self.storages: dict[int, Any] = {}
+        self.modules: dict[int, _Module] = {}
+
+    def copy(self) -> _Group:
+        copied = _Group()
+        copied.storages, copied.modules = self.storages.copy(), self.modules.copy()
+        return copied
+
+    def add(self, torch: Any, what: Any, parameters: bool) -> None:
+        if isinstance(what, torch.Tensor):
+            from torch.multiprocessing.reductions import StorageWeakRef
+
+            for storage in storages_of(torch, [what]):
+                reference = StorageWeakRef(storage)
+                self.storages[reference.cdata] = reference
+        else:
+            self.modules[id(what)] = _Module(weakref.ref(what), parameters)
+
+    def remove(self, other: _Group) -> None:
+        """Removes what is registered in another group."""
+        self.storages = {key: each for key, each in self.storages.items() if key not in other.storages}
+        self.modules = {key: each for key, each in self.modules.items() if key not in other.modules}
+
+    def find_storages(self, torch: Any, dead: _Group) -> Iterator[Any]:
+        """Yields the storages that the group stands for now, one at a time, so that few live at once. Adds what has died to
+        `dead` on the way."""
+        find = torch.UntypedStorage._new_with_weak_ptr
+        for key, reference in self.storages.items():
+            storage = find(key)
+            if storage is None:
+                dead.storages[key] = reference
+            else:
+                yield storage
+        members: list[Any] = []
+        for key, each in self.modules.items():
+            module = each.find()
+            if module is None:
+                dead.modules[key] = each
+            else:
+                _add_members_of(module, each.parameters, members)
+        yield from storages_of(torch, [member for member in members if member is not None])
+
+    def forget(self, dead: _Group) -> None:
+        """Removes what has died. A new module may have the id of a dead one. It stays."""
+        for key, reference in dead.storages.items():
+            if self.storages.get(key) is reference:
+                del self.storages[key]
+        for key, module in dead.modules.items():
+            if self.modules.get(key) is module:
+                del self.modules[key]
+
+    def __bool__(self) -> bool:
+        return bool(self.storages or self.modules)
+
+
+def _add_members_of(module: Any, parameters: bool, members: list[Any]) -> None:
+    """Adds the buffers of a module and its submodules, and on request the parameters; None for each that is not set.
+    `module.buffers()` would name each of them, which takes longer than everything else that a pause does here."""
+    for each in module.modules():
+        members.extend(each._buffers.values())
+        if parameters:
+            members.extend(each._parameters.values())
+
+
+def _group_of(torch: Any, what: Iterable[Any], parameters: bool) -> _Group:
+    group = _Group()
+    for each in what:
+        group.add(torch, each, parameters)
+    return group
+
+
+class PreservedObjects:
+    """What is registered in this process, by tag (None: any)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: dict[str | None, _Group] = {}
+
+    def add(self, torch: Any, what: Iterable[Any], tag: str | None, parameters: bool) -> list[Any]:
+        """Registers tensors and modules. Returns the storages that they stand for now.
+
+        Raises:
+            InvalidArgumentError: A tensor of a layout whose parts are not known. Nothing was registered.
+        """
+        added = _group_of(torch, what, parameters)
+        with self._lock:
+            group = self._groups.setdefault(tag, _Group())
+            group.storages.update(added.storages)
+            group.modules.update(added.modules)
+        return list(added.find_storages(torch, _Group()))
+
+    def remove(self, torch: Any, what: Iterable[Any]) -> None:
+        """Removes the storages of tensors, and modules, with every tag.
+
+        Raises:
+            InvalidArgumentError: A tensor of a layout whose parts are not known.
+        """
+        removed = _group_of(torch, what, False)
+        with self._lock:
+            for group in self._groups.values():
+                group.remove(removed)
+
+    def find_storages(self, torch: Any) -> Iterator[tuple[str | None, Iterator[Any]]]:
+        """Yields each tag with the storages that its registered objects stand for now. Forgets objects that have died once
+        the storages of their tag were consumed."""
+        with self._lock:
+            groups = {tag: group.copy() for tag, group in self._groups.items()}
+        for tag, group in groups.items():
+            dead = _Group()
+            yield tag, group.find_storages(torch, dead)
+            if dead:
+                with self._lock:
+                    self._groups[tag].forget(dead)
+
+    def __bool__(self) -> bool:
+        """Whether anything is registered. Dead objects count until the next look for them."""
+        return any(list(self._groups.values()))  # a copy: other threads may add to it
+
+
+logger = logging.getLogger("torch_memory_saver")
+
+#: Storages: address -> bytes.
+_Storages = dict[int, int]
+
+
+class Preserved:
+    """What a process preserves."""
+
+    def __init__(self) -> None:
+        self._objects = PreservedObjects()
+
+    def add(self, what: Iterable[Any], tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
+        """Registers tensors and modules. Returns what a pause would keep of them now, and logs what is not managed.
+
+        Raises:
+            InvalidArgumentError: Something else is among them. Nothing was registered.
+        """
+        torch = _imported_torch("preserve")
+        objects = list(_flat(torch, "preserve", what))
+        found = self._objects.add(torch, objects, tag, parameters)
+        storages: _Storages = {}
+        add_extents(torch, [storage for storage in found if storage.device.type == "cuda"], storages)
+        unmanaged = sum(_core.find(begin) is None for begin in storages)
+        if unmanaged:
+            logger.warning(
+                "preserve: %d of %d tensors are not in managed memory now. No pause drops their contents, so there is "
+                "nothing to preserve of them.",
+                unmanaged,
+                len(storages),
+            )
+        return _blocks({tag: storages}, None)
+
+    def remove(self, what: Iterable[Any]) -> None:
+        """Removes the registrations of tensors and modules, with every tag. Tensors and modules without one are ignored.
+
+        Raises:
+            InvalidArgumentError: Something else is among them.
+        """
+        torch = _imported_torch("forget")
+        self._objects.remove(torch, list(_flat(torch, "forget", what)))
+
+    def blocks(self, tag: str | None) -> tuple[PreservedBlock, ...]:
+        """What a pause of a tag (None: of all) would keep now, by address."""
+        return _blocks(self._storages(), None if tag is None else (tag,))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is registered. What has died counts until it is next looked at."""
+        return not self._objects
+
+    def live(self, tags: Tags) -> Live:
+        """The core's list of the memory of the tags without a backup that a pause keeps, and of the ranges kept of it."""
+        allocations, ranges = array("Q"), array("Q")
+        for row, begins, ends in _kept(self._storages(), tags):
+            allocations.append(row.address)
+            begins, ends = _joined(begins, ends)
+            pairs = [0] * (2 * len(begins))
+            pairs[::2], pairs[1::2] = begins, ends
+            ranges.extend(pairs)
+        return allocations.tobytes(), ranges.tobytes()
+
+    def _storages(self) -> dict[str | None, _Storages]:
+        """The storages of what is registered now, by the tag of the registration."""
+        if not self._objects:
+            return {}
+        torch = _imported_torch("preserve")
+        by_tag: dict[str | None, _Storages] = {}
+        for tag, found in self._objects.find_storages(torch):
+            add_extents(torch, found, by_tag.setdefault(tag, {}))
+        return by_tag
+
+
+def _blocks(storages: Mapping[str | None, _Storages], tags: Tags) -> tuple[PreservedBlock, ...]:
+    return tuple(
+        PreservedBlock(address=begin, bytes=end - begin, device=row.device, tag=row.tag)
+        for row, begins, ends in _kept(storages, tags)
+        for begin, end in zip(begins, ends, strict=True)
+    )
+
+
+def _kept(by_tag: Mapping[str | None, _Storages], tags: Tags) -> Iterator[tuple[_core.Segment, list[int], list[int]]]:
+    """By address: the allocations of the tags without a backup, and where the storages begin and end that are kept of each.
+    Storages may overlap."""
+    rows = [row for row in _core.segments() if row.backup == _core.BACKUP_NONE and selects(tags, row.tag)]
+    rows.sort(key=lambda row: row.address)
+    storages = _merged(rows, by_tag)
+    for row, begins in _by_allocation(rows, sorted(storages)):
+        yield row, begins, list(map(add, begins, map(storages.__getitem__, begins)))
+
+
+def _merged(rows: list[_core.Segment], by_tag: Mapping[str | None, _Storages]) -> _Storages:
+    """The storages that lie in memory of the tag of their registration (None: of any)."""
+    merged = by_tag.get(None, {}).copy()
+    for tag, storages in by_tag.items():
+        if tag is None:
+            continue
+        for row, begins in _by_allocation(rows, sorted(storages)):
+            if row.tag == tag:
+                larger = map(max, map(storages.__getitem__, begins), map(merged.get, begins, repeat(0)))
+                merged.update(zip(begins, larger, strict=True))
+    return merged
+
+
+def _by_allocation(rows: list[_core.Segment], addresses: list[int]) -> Iterator[tuple[_core.Segment, list[int]]]:
+    """The allocations that addresses lie in, each with these addresses. Both arguments are sorted by address."""
+    starts = [row.address for row in rows]
+    position = 0
+    while position < len(addresses):
+        after = bisect_right(starts, addresses[position])
+        row = rows[after - 1] if after else None
+        if row is not None and addresses[position] < row.address + row.bytes:
+            end = bisect_left(addresses, row.address + row.bytes, position)
+            yield row, addresses[position:end]
+        else:  # outside of all allocations, as everything up to the next one
+            end = bisect_left(addresses, starts[after], position) if after < len(starts) else len(addresses)
+        position = end
+
+
+def _joined(begins: list[int], ends: list[int]) -> tuple[list[int], list[int]]:
+    """Ranges that overlap or touch become one: each costs the driver a copy. Sorted by their begins; not empty."""
+    reached = list(accumulate(ends, max))
+    is_apart = list(map(lt, reached, begins[1:]))
+    return [begins[0], *compress(begins[1:], is_apart)], [*compress(reached, is_apart), reached[-1]]
+
+
+def preserving_finder(
+    find_live: Callable[[], Live | None] | None, preserved: Preserved, tags: Tags
+) -> Callable[[], Live | None]:
+    """Adds what is preserved to the live bytes of a pause of `tags`, which concern memory with a backup."""
+
+    def find() -> Live | None:
+        kept = preserved.live(tags)
+        live = None if find_live is None else find_live()
+        if live is None or not live[0]:
+            return kept
+        return _sorted_addresses(live[0] + kept[0]), _sorted_ranges(live[1] + kept[1])
+
+    return find
+
+
+def _sorted_addresses(addresses: bytes) -> bytes:
+    return array("Q", sorted(array("Q", addresses))).tobytes()
+
+
+def _sorted_ranges(ranges: bytes) -> bytes:
+    """No range of the one kind overlaps one of the other: they lie in other memory."""
+    ends = array("Q", ranges)
+    pairs = sorted(zip(ends[::2], ends[1::2], strict=True))
+    return array("Q", [end for pair in pairs for end in pair]).tobytes()
+
+
+def _imported_torch(operation: str) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise InvalidArgumentError(f"{operation}() needs tensors or modules, but torch is not imported")
+    return torch
+
+
+def _flat(torch: Any, operation: str, what: Iterable[Any]) -> Iterator[Any]:
+    """The tensors and modules among `what` and in its iterables."""
+    for each in what:
+        if isinstance(each, (torch.Tensor, torch.nn.Module)):
+            yield each
+        elif isinstance(each, Iterable) and not isinstance(each, (str, bytes)):
+            yield from _flat(torch, operation, each)
+        else:
+            raise InvalidArgumentError(
+                f"{operation}() needs tensors, modules or iterables of them, not {type(each).__name__}"
+                + (": of a dict pass its values()" if isinstance(each, str) else "")
+            )

@@ -1,0 +1,89 @@
+"""What a process has once: its pools, what it has sent, what it preserves; and what of it a forked child gives up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._engine.pending import PendingResumes
+from torch_memory_saver._engine.preserved import Preserved
+from torch_memory_saver._engine.region import Region
+from torch_memory_saver._torch import empty_cache_hook, layer, sharing
+from torch_memory_saver._torch.blas_workspaces import BlasWorkspaces
+from torch_memory_saver._torch.captures import before_capture, capture_gate
+from torch_memory_saver._torch.graphs import GraphPools
+from torch_memory_saver._torch.late_devices import LateDevices
+from torch_memory_saver._torch.ordinary_pool import OrdinaryPools
+from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.random_states import RandomStates
+from torch_memory_saver._torch.resumed_blocks import ResumedBlocks
+from torch_memory_saver._torch.shared_memory import SharedMemory
+from torch_memory_saver.options import RegionOptions
+
+__all__ = [
+    "blas_workspaces",
+    "graph_pools",
+    "install_sharing",
+    "late_devices",
+    "pending_resumes",
+    "pool_store",
+    "preserved",
+    "resumed_blocks",
+    "shared_memory",
+]
+
+
+def _ordinary_memory() -> contextlib.AbstractContextManager[None]:
+    """Inside, this thread's allocations are not managed, whether it is in a region or not."""
+    current, torch = _core.region_current(), layer.loaded()
+    if not current.managed and (torch is None or not torch.routes_every_thread):
+        return contextlib.nullcontext()
+    return Region(pool_store, layer.loaded, RegionOptions.disabled(current.tag))
+
+
+#: The pools of this process.
+pool_store = PoolStore()
+graph_pools = GraphPools(pool_store)
+ordinary_pools = OrdinaryPools(pool_store)
+blas_workspaces = BlasWorkspaces(ordinary_pools)
+random_states = RandomStates(ordinary_pools)
+shared_memory = SharedMemory(_ordinary_memory)
+late_devices = LateDevices()
+preserved = Preserved()
+resumed_blocks = ResumedBlocks()
+pending_resumes = PendingResumes()
+
+
+def install_sharing(torch: Any) -> None:
+    sharing.install(torch, shared_memory)
+
+
+def _watch_late_devices(torch: Any) -> None:
+    torch_cuda = layer.loaded()
+    if torch_cuda is not None:
+        late_devices.begin(torch_cuda)
+
+
+layer.at_first_use(install_sharing)
+layer.at_first_use(_watch_late_devices)
+layer.at_first_use(lambda torch: empty_cache_hook.install(pool_store))
+layer.at_first_use(blas_workspaces.begin)
+layer.at_first_use(random_states.begin)
+before_capture.extend((blas_workspaces.capture_begins, random_states.capture_begins))
+
+
+def _after_fork_in_child() -> None:
+    layer.after_fork_in_child()
+    capture_gate.after_fork_in_child()
+    pool_store.after_fork_in_child()
+    graph_pools.after_fork_in_child()
+    ordinary_pools.after_fork_in_child()
+    shared_memory.after_fork_in_child()
+    late_devices.after_fork_in_child()
+    resumed_blocks.after_fork_in_child()
+    pending_resumes.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,132 @@
+"""The context manager of region() and disable(), and functions that are bound to a region. The context manager is a class
+rather than a generator, because entering a region must take microseconds.
+
+It enters a level of settings of the native core and, if torch is used, routes pools. Leaving removes only that level; later
+levels on the same thread stay in force (frames.py).
+
+A signal handler may raise between any two bytecodes of an entry or exit. An entry is then undone, and an exit is completed,
+before the exception goes on: ``_core.Scope`` repeats ``_leave``, and each of its steps can be repeated (steps.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch import region_settings
+from torch_memory_saver._torch.eager import eager_methods
+from torch_memory_saver._torch.frames import (
+    Frame,
+    FunctionDecorator,
+    choose_frame,
+    innermost_frame,
+    note_entered,
+    note_left,
+    refuse_deferred_body,
+    warn,
+)
+from torch_memory_saver._torch.layer import TorchCuda
+from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, TorchMemorySaverError
+from torch_memory_saver.options import RegionOptions
+
+__all__ = ["Region", "bind_region"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+
+@eager_methods
+class Region(_core.Scope, FunctionDecorator):
+    """The context manager that region() and disable() return: one level of settings. An object may be entered again, even
+    while it is entered, on any thread. ``_core.Scope`` calls its methods."""
+
+    def __init__(self, store: PoolStore, find_torch: Callable[[], TorchCuda | None], options: RegionOptions) -> None:
+        self._store = store
+        self._find_torch = find_torch
+        self._options = options
+        self._frames: list[Frame] = []
+
+    def _open(self) -> Frame:
+        return Frame(self._find_torch(), self._options, self._store.stack())
+
+    def _enter(self, frame: Frame) -> None:
+        torch = frame.torch
+        self._frames.append(frame)
+        region_settings.enter_region(frame.levels, self._options)
+        self._store.enter(frame)
+        if torch is not None:
+            if not self._store.single_device:
+                _core.refresh_peers()
+            frame.reading = self._store.watch.begin(torch, frame)
+        note_entered(frame)
+
+    def _choose(self) -> Frame:
+        return choose_frame(self._frames, self._store.stack())
+
+    def _leave(self, frame: Frame) -> None:
+        if not frame.used:
+            frame.used = tuple(frame.pools)
+        if frame.stack is self._store.stack():
+            region_settings.leave_region(frame.levels)
+        self._store.leave(frame)
+        if frame in self._frames:
+            self._frames.remove(frame)
+
+    def _left(self, frame: Frame, exception: BaseException | None) -> None:
+        self._store.return_memory(frame)
+        if frame.torch is not None and not self._store.single_device:
+            try:
+                _core.refresh_peers()
+            except ForkedProcessError:
+                pass  # a process forked inside the region leaves it as well, and has no memory to share
+            except TorchMemorySaverError as error:
+                if exception is None:
+                    raise
+                # Does not replace the exception of the region's body.
+                logger.warning("leaving region(tag=%r) after an exception: %s", self._options.tag, error)
+        if exception is None:
+            self._store.watch.end(frame, frame.used)
+        self._return_idle(frame)
+        try:
+            if frame.stack is self._store.stack():
+                note_left(frame)
+            else:
+                warn(
+                    f"{frame} is left on another thread than it was entered on. It is over for PyTorch; in preload mode "
+                    "what other libraries allocate on the thread that entered it is still managed. Leave a region on its "
+                    "thread.",
+                    frames_up=2,
+                )
+        except RuntimeWarning:  # warnings are errors in this program
+            if exception is None:
+                raise
+
+    def _return_idle(self, frame: Frame) -> None:
+        try:
+            self._store.return_idle_of(frame, frame.used)
+        except ForkedProcessError:
+            pass  # the child of a process that was inside the region has no memory
+        except (TorchMemorySaverError, RuntimeError) as error:  # a lost device
+            logger.warning("%s has been left, but its idle memory was not returned: %s", frame, error)
+
+    def _recreate_cm(self) -> Region:
+        return Region(self._store, self._find_torch, self._options)
+
+
+def bind_region(store: PoolStore, find_torch: Callable[[], TorchCuda | None], function: Any) -> Any:
+    """Wrap a function so that each call is inside a region with the options of the caller's innermost region. Outside of
+    every region return the function itself.
+
+    Each call enters a region of its own, so a call may run at any time and on any thread.
+
+    Raises:
+        InvalidArgumentError: It is not callable.
+        TypeError: It is a coroutine function or a generator function.
+    """
+    if not callable(function):
+        raise InvalidArgumentError(f"function must be a callable, not {type(function).__name__}: {function!r}")
+    refuse_deferred_body(function)
+    frame = innermost_frame(store.stack())
+    return function if frame is None else Region(store, find_torch, frame.options)(function)

@@ -1,0 +1,240 @@
+"""What the engine knows of the program's tensors: their storages, the managed memory that they lie in, and their names.
+
+A tensor without a storage of its own, such as one of a subclass made of other tensors or a sparse one, has those of its
+parts. :func:`find_tensors` finds the tensors of the process and what modules call them, so that memory can be shown by
+name: Python's garbage collector lists all modules, and all tensors that have a Python object. What ``gc.freeze()`` has
+put aside is not listed; the caller may pass its modules. A path begins with the class of the outermost module.
+
+Owns no state, and keeps no tensor alive. Any thread; other threads may make and drop tensors meanwhile.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gc
+import sys
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import islice, repeat
+from typing import Any, NamedTuple
+
+from torch_memory_saver import _core
+from torch_memory_saver.errors import InvalidArgumentError
+
+__all__ = [
+    "FoundTensor",
+    "FoundTensors",
+    "add_extents",
+    "extent_of",
+    "find_tensors",
+    "is_paused",
+    "parts_of",
+    "storages_of",
+    "tag_of",
+]
+
+#: Fewer than the 700 new objects that start a garbage collection.
+_STORAGES_AT_ONCE = 256
+
+
+def parts_of(torch: Any, x: Any) -> list[Any] | None:
+    """The tensors that a tensor of a subclass is made of; None for an ordinary one."""
+    if type(x) is torch.Tensor or not hasattr(x, "__tensor_flatten__"):
+        return None
+    return [getattr(x, name) for name in x.__tensor_flatten__()[0]]
+
+
+def storages_of(torch: Any, tensors: Sequence[Any]) -> Iterator[Any]:
+    """The storages that the tensors have: an ordinary tensor has one, others those of their parts.
+
+    A pause calls this for thousands of tensors. So there is no loop in Python over ordinary ones.
+
+    Raises:
+        InvalidArgumentError: A tensor of a layout whose parts are not known.
+    """
+    ordinary = {torch.Tensor, torch.nn.Parameter}
+    if not ordinary.issuperset(map(type, tensors)) or set(map(torch.Tensor.layout.__get__, tensors)) - {torch.strided}:
+        tensors = list(_with_storages(torch, tensors, ordinary))
+    return map(torch.Tensor.untyped_storage, tensors)
+
+
+def add_extents(torch: Any, storages: Iterable[Any], sizes: dict[int, int]) -> None:
+    """Adds where storages lie: address -> bytes. Empty storages are left out. Storages on the CPU may be among them: no
+    device memory has their addresses.
+
+    Consumes the iterable in small portions, so that few storages live at once: many new objects would start Python's garbage
+    collector.
+    """
+    remaining = iter(storages)
+    addresses: list[int] = []
+    lengths: list[int] = []
+    while portion := list(islice(remaining, _STORAGES_AT_ONCE)):
+        addresses.extend(map(torch.UntypedStorage.data_ptr, portion))
+        lengths.extend(map(torch.UntypedStorage.nbytes, portion))
+    added = dict(zip(addresses, lengths, strict=True))
+    if sizes or len(added) < len(addresses):  # the largest of those with the same address
+        larger = map(max, lengths, map(sizes.get, addresses, repeat(0)))
+        sizes.update(zip(addresses, larger, strict=True))
+    else:
+        sizes.update(added)
+    if 0 in sizes.values():
+        for address in [address for address, length in sizes.items() if not length]:
+            del sizes[address]
+
+
+def _with_storages(torch: Any, tensors: Iterable[Any], ordinary: Container[type]) -> Iterator[Any]:
+    """The tensors with a storage of their own that these are, or are made of."""
+    for x in tensors:
+        parts = None if type(x) in ordinary else parts_of(torch, x)
+        if parts is not None:
+            yield from _with_storages(torch, parts, ordinary)
+        elif x.layout is torch.strided:
+            yield x
+        elif x.is_cuda:
+            yield from _sparse_parts(torch, x)
+
+
+def _sparse_parts(torch: Any, x: Any) -> tuple[Any, ...]:
+    if x.layout is torch.sparse_coo:
+        return x._indices(), x._values()
+    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return x.crow_indices(), x.col_indices(), x.values()
+    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return x.ccol_indices(), x.row_indices(), x.values()
+    raise InvalidArgumentError(f"a tensor of layout {x.layout} has no known storages: pass the tensors that it is made of")
+
+
+def is_paused(x: Any) -> bool:
+    """See :meth:`TorchMemorySaver.is_paused`. Neither imports torch nor loads a driver."""
+    return any(row.state != _core.STATE_ACTIVE for row in _rows_of("is_paused", x))
+
+
+def tag_of(x: Any) -> str | None:
+    """See :meth:`TorchMemorySaver.tag_of`, likewise."""
+    return next((row.tag for row in _rows_of("tag_of", x)), None)
+
+
+def _rows_of(function: str, x: Any) -> Iterator[_core.Segment]:
+    """The managed allocations that a tensor lies in: one, of a tensor made of others one for each that is managed."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        raise InvalidArgumentError(f"{function}() needs a torch.Tensor, not {type(x).__name__}")
+    parts = parts_of(torch, x)
+    if parts is not None:
+        for part in parts:
+            yield from _rows_of(function, part)
+    elif x.is_cuda:
+        try:
+            address = int(x.untyped_storage().data_ptr())
+        except (RuntimeError, NotImplementedError) as error:
+            raise InvalidArgumentError(
+                f"{function}() needs a tensor with a storage of its own; this one, of layout {x.layout}, has none: ask for "
+                f"the tensors that it is made of ({str(error).splitlines()[0]})"
+            ) from error
+        row = _core.find(address)
+        if row is not None:
+            yield row
+
+
+class FoundTensor(NamedTuple):
+    """A tensor: its first byte, the bytes from there to its last one, and what modules call it."""
+
+    address: int
+    bytes: int
+    dtype: Any
+    shape: tuple[int, ...]
+    names: tuple[str, ...]
+    is_dense: bool  # every byte from the first to the last is an element's
+
+
+class FoundTensors:
+    """Tensors by address."""
+
+    def __init__(self, tensors: Iterable[FoundTensor] = (), hidden_objects: int = 0) -> None:
+        self._tensors = sorted(tensors, key=lambda tensor: tensor.address)
+        self._addresses = [tensor.address for tensor in self._tensors]
+        #: The number of objects that were not searched.
+        self.hidden_objects = hidden_objects
+
+    def inside(self, address: int, size: int) -> list[FoundTensor]:
+        """Those that begin in a range."""
+        return self._tensors[
+            bisect.bisect_left(self._addresses, address) : bisect.bisect_left(self._addresses, address + size)
+        ]
+
+
+def find_tensors(torch: Any, modules: Iterable[Any]) -> FoundTensors:
+    """The tensors of the process. `modules`: to be searched as well."""
+    if torch is None:
+        return FoundTensors()
+    kinds = (torch.Tensor, torch.nn.Module)
+    objects = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+    known = {id(each): each for each in objects if issubclass(type(each), torch.nn.Module)}
+    known.update((id(module), module) for each in modules for module in each.modules())
+    names: dict[int, list[str]] = {}
+    tensors = {id(each): each for each in objects if issubclass(type(each), torch.Tensor)}
+    for name, tensor in _named(known.values()):
+        for part in _flat(torch, tensor):
+            names.setdefault(id(part), []).append(name)
+            tensors[id(part)] = part
+    found = (_describe(torch, tensor, names.get(key, ())) for key, tensor in tensors.items())
+    return FoundTensors((each for each in found if each is not None), gc.get_freeze_count())
+
+
+def _named(modules: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """The parameters and buffers that the modules hold themselves, with their paths."""
+    modules = [*modules]
+    parents: dict[int, tuple[Any, str]] = {}
+    for module in modules:
+        for name, child in _own(module, "_modules"):
+            parents.setdefault(id(child), (module, name))
+    for module in modules:
+        path = _path(module, parents)
+        for kind in ("_parameters", "_buffers"):
+            for name, tensor in _own(module, kind):
+                yield f"{path}.{name}", tensor
+
+
+def _own(module: Any, kind: str) -> list[tuple[str, Any]]:
+    """What a module holds; empty for one that keeps it elsewhere, such as a scripted one."""
+    held = vars(module).get(kind)
+    return [(str(name), each) for name, each in list(held.items()) if each is not None] if isinstance(held, dict) else []
+
+
+def _path(module: Any, parents: dict[int, tuple[Any, str]]) -> str:
+    names: list[str] = []
+    seen = set()
+    while id(module) in parents and id(module) not in seen:  # modules may hold each other
+        seen.add(id(module))
+        module, name = parents[id(module)]
+        names.append(name)
+    return ".".join([type(module).__name__, *reversed(names)])
+
+
+def _flat(torch: Any, tensor: Any) -> list[Any]:
+    """The tensors that have the storages: itself, or what it is made of."""
+    try:
+        parts = parts_of(torch, tensor)
+    except Exception:  # of a subclass whose methods expect a state that it is not in
+        return []
+    return [tensor] if parts is None else [part for each in parts for part in _flat(torch, each)]
+
+
+def extent_of(tensor: Any) -> tuple[int, int] | None:
+    """The address of its first byte and the bytes to its last one; None if it has no memory on a GPU."""
+    try:
+        storage = tensor.untyped_storage()
+        if storage.device.type != "cuda" or not tensor.numel():
+            return None
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return int(tensor.data_ptr()), (last + 1) * int(tensor.element_size())
+    except Exception:  # one without a storage: sparse, of a subclass, or torch.compile's own
+        return None
+
+
+def _describe(torch: Any, tensor: Any, names: Iterable[str]) -> FoundTensor | None:
+    extent = extent_of(tensor)
+    if extent is None:
+        return None
+    shape = tuple(int(size) for size in tensor.shape)
+    is_dense = extent[1] == int(tensor.numel()) * int(tensor.element_size())
+    return FoundTensor(*extent, tensor.dtype, shape, tuple(sorted(names)), is_dense)

@@ -1,0 +1,267 @@
+"""What NVML says of GPUs and of the processes on them. Needs the package nvidia-ml-py (extra ``nvml``). Initialises no
+CUDA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+__all__ = [
+    "DeviceProcess",
+    "Gpu",
+    "GpuProcess",
+    "Gpus",
+    "Nvml",
+    "NvmlHiddenError",
+    "ProcessShare",
+    "read_gpus",
+    "share_of_this_process",
+]
+
+logger = logging.getLogger("torch_memory_saver")
+
+#: The beginning of UUIDs.
+_GPU, _MIG = "GPU-", "MIG-"
+_NOT_LISTED = "NVML does not list this process, as in a container that is started without --pid=host"
+
+
+class NvmlHiddenError(Exception):
+    """What NVML would tell is hidden. The text says why."""
+
+
+class DeviceProcess(NamedTuple):
+    """A process with a context on a device. `bytes` is None where NVML hides it."""
+
+    pid: int
+    bytes: int | None
+
+
+class Nvml:
+    """NVML, loaded at the first call. Needs the package nvidia-ml-py (extra ``nvml``). Any thread."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._unavailable = ""  # why, once it is known
+        self._handles: dict[str, Any] = {}
+
+    def processes(self, uuid: str) -> list[DeviceProcess]:
+        """The processes on a device.
+
+        NVML lists processes by the numbers that they have outside of containers.
+
+        Args:
+            uuid: The device's, such as "GPU-5d5ba0d6-...".
+
+        Raises:
+            NvmlHiddenError: It cannot be loaded or asked.
+        """
+        if self._nvml is None and not self._unavailable:
+            self._load()
+        if self._unavailable:
+            raise NvmlHiddenError(self._unavailable)
+        try:
+            handle = self._handles.get(uuid)
+            if handle is None:
+                handle = self._handles[uuid] = self._find(uuid)
+            rows = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except self._nvml.NVMLError as error:
+            raise NvmlHiddenError(f"NVML: {error}") from error
+        return [DeviceProcess(row.pid, None if row.usedGpuMemory is None else int(row.usedGpuMemory)) for row in rows]
+
+    def _find(self, uuid: str) -> Any:
+        """The handle of a device. CUDA writes the UUID of a MIG device like that of a GPU, NVML does not."""
+        try:
+            return self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except self._nvml.NVMLError:
+            with contextlib.suppress(self._nvml.NVMLError):
+                return self._nvml.nvmlDeviceGetHandleByUUID(f"{_MIG}{uuid.removeprefix(_GPU)}")
+            raise
+
+    def _load(self) -> None:
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError as error:
+            self._unavailable = f"it needs NVIDIA's bindings of NVML: pip install 'torch_memory_saver[nvml]' ({error})"
+            return
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            self._unavailable = f"NVML: {error}"
+            return
+        self._nvml = nvml
+
+
+def share_of_this_process(processes: list[DeviceProcess], known: int) -> int:
+    """The bytes of this process among those of a device.
+
+    In a container with process numbers of its own the share is unknown, because another process may have this one's number
+    there.
+
+    Args:
+        known: Bytes that this process certainly holds there. An entry with less is of another process.
+
+    Raises:
+        NvmlHiddenError: It is not listed.
+    """
+    for process in processes:
+        if process.pid == os.getpid() and process.bytes is not None and process.bytes >= known:
+            return process.bytes
+    raise NvmlHiddenError(_NOT_LISTED)
+
+
+class ProcessShare:
+    """NVML's numbers for this process, as a log shows them: where they are hidden, the reason is logged."""
+
+    def __init__(self) -> None:
+        self._nvml = Nvml()
+        self._reasons: set[str] = set()  # those that were logged
+
+    def bytes(self, uuid: str, known: int) -> int | None:
+        """The device memory of this process: see `share_of_this_process`.
+
+        Returns:
+            None if it is hidden. The reason is logged once, with level INFO.
+        """
+        try:
+            return share_of_this_process(self._nvml.processes(uuid), known)
+        except NvmlHiddenError as error:
+            self._tell(str(error))
+            return None
+
+    def _tell(self, reason: str) -> None:
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            logger.info("the memory of other processes is not logged: %s", reason)
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process with a context on a GPU. `pid` is its number outside of containers; `used_bytes` None: hidden."""
+
+    pid: int
+    used_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or one MIG device of a GPU that is divided. The bytes are those of its memory, and None if NVML does not say
+    them.
+
+    Attributes:
+        index: NVML's, of the whole GPU.
+        mig: The number of the MIG device on the GPU; None for a GPU that is not divided.
+        uuid: As nvidia-smi writes it, with "GPU-" or "MIG-".
+    """
+
+    index: int
+    uuid: str
+    name: str
+    total_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+    processes: tuple[GpuProcess, ...]
+    mig: int | None = None
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs, in NVML's order; and why there are none, or not all is known: "" if all is."""
+
+    gpus: tuple[Gpu, ...]
+    missing: str
+
+
+def read_gpus() -> Gpus:
+    """Asks NVML. Never fails: what is wrong is in the result. Initialises no CUDA."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return Gpus(
+            (), "only processes with a page are shown, because NVML's bindings are missing: pip install nvidia-ml-py"
+        )
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return Gpus((), f"only processes with a page are shown, because NVML cannot be used: {error}")
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        return Gpus((), f"only processes with a page are shown, because NVML fails: {error}")
+    else:
+        return _Reader(nvml).read(count)
+    finally:
+        with contextlib.suppress(nvml.NVMLError):  # nothing depends on it
+            nvml.nvmlShutdown()
+
+
+class _Reader:
+    """One look at all GPUs. A GPU that fails, such as one that has fallen off the bus, does not hide the others."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._missing: dict[tuple[str, str], list[str]] = {}  # by what is missing and the error: of which GPUs
+
+    def read(self, count: int) -> Gpus:
+        gpus: list[Gpu] = []
+        for index in range(count):
+            try:
+                gpus += self._parts(index)
+            except self._nvml.NVMLError as error:
+                self._note("NVML fails", error, index, None)
+        sentences = (f"{what} on GPU {', '.join(where)}: {error}" for (what, error), where in self._missing.items())
+        return Gpus(tuple(gpus), "; ".join(sentences))
+
+    def _note(self, what: str, error: Exception, index: int, mig: int | None) -> None:
+        self._missing.setdefault((what, str(error)), []).append(f"{index}" if mig is None else f"{index} MIG {mig}")
+
+    def _parts(self, index: int) -> list[Gpu]:
+        """The GPU, or its MIG devices: those have the memory and the processes of a divided one."""
+        whole = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        migs = [self._gpu(handle, index, number) for number, handle in self._mig_handles(whole)]
+        return migs or [self._gpu(whole, index, None)]
+
+    def _mig_handles(self, whole: Any) -> Iterator[tuple[int, Any]]:
+        try:
+            most = self._nvml.nvmlDeviceGetMaxMigDeviceCount(whole)
+        except (self._nvml.NVMLError, AttributeError):  # an old GPU, driver or binding
+            return
+        for number in range(most):
+            try:
+                handle = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number)
+            except self._nvml.NVMLError:  # there are fewer
+                continue
+            yield number, handle
+
+    def _gpu(self, handle: Any, index: int, mig: int | None) -> Gpu:
+        nvml = self._nvml
+        total = used = free = None
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            total, used, free = int(memory.total), int(memory.used), int(memory.free)
+        except nvml.NVMLError as error:  # also where the memory is the host's
+            self._note("NVML does not say how much memory is used", error, index, mig)
+        try:
+            rows = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except nvml.NVMLError as error:
+            rows = []
+            self._note("NVML does not list the processes", error, index, mig)
+        return Gpu(
+            index=index,
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            total_bytes=total,
+            used_bytes=used,
+            free_bytes=free,
+            processes=tuple(GpuProcess(int(row.pid), row.usedGpuMemory) for row in rows),
+            mig=mig,
+        )
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,55 @@
+"""The settings of the native core that apply to this thread's allocations: those of regions, and of announced captures.
+
+Only this module turns the options of a region into arguments of the core. The core takes arguments rather than the object:
+``_core.pyi`` declares the name and type of each, which mypy compares with the options here, and the core's own check names
+the wrong argument. Neither would work with attributes that C looks up by name.
+"""
+
+from __future__ import annotations
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.steps import OneUse, record
+from torch_memory_saver.options import RegionOptions
+
+__all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "leave_region"]
+
+
+def enter_region(levels: list[int], options: RegionOptions) -> None:
+    """Enter a level of settings on this thread, and append its id to `levels`, as one step (steps.py)."""
+    record(levels, _core.region_enter, options.tag, options.backup, options.managed, options.host_policy, options.runs)
+
+
+def leave_region(levels: list[int]) -> None:
+    """Leave the levels of this thread that :func:`enter_region` has appended. May be repeated."""
+    for level in levels:
+        _core.region_leave(level)
+
+
+class RegionSettings(OneUse):
+    """A context manager: inside, the options apply to this thread's allocations that no pool of PyTorch serves."""
+
+    def __init__(self, options: RegionOptions) -> None:
+        self._options = options
+        self._levels: list[int] = []
+
+    def _begin(self) -> None:
+        enter_region(self._levels, self._options)
+
+    def _end(self) -> None:
+        leave_region(self._levels)
+
+
+class AnnouncedCapture(OneUse):
+    """A context manager around a capture whose memory is managed: announces it, and its end."""
+
+    def __init__(self, options: RegionOptions) -> None:
+        self._options = options
+        self._identities: list[int] = []
+
+    def _begin(self) -> None:
+        options = self._options
+        record(self._identities, _core.capture_begin, options.tag, options.backup, options.host_policy, options.runs)
+
+    def _end(self) -> None:
+        for identity in self._identities:
+            _core.capture_end(identity)

@@ -1,0 +1,89 @@
+"""What the layers above the engine register with it when the package is imported: functions that the engine calls without
+knowing who answers.
+
+What most processes never need is imported by these functions, when they are called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch_memory_saver._diagnostics.out_of_memory.observer import attach_observer
+from torch_memory_saver._diagnostics.out_of_memory.reporter import reporter
+from torch_memory_saver._engine import background, engine, out_of_memory
+from torch_memory_saver._torch import layer
+
+__all__ = ["connect"]
+
+
+def connect() -> None:
+    """Register everything."""
+    background.starters.update(
+        {
+            "TMS_MEMORY_HISTORY": _history,
+            "TMS_SNAPSHOT_DIR": _snapshots,
+            "TMS_SNAPSHOT_EVERY": _snapshot_period,
+            "TMS_EVENTS_DIR": _event_files,
+            "TMS_METRICS_FILE": _metrics,
+            "TMS_OOM_REPORT_DIR": _out_of_memory_reports,
+            "TMS_RELEASE_CACHED": _releases,
+        }
+    )
+    background.always.append(_serve_requests)
+    out_of_memory.register(reporter.explain)
+    layer.at_first_use(attach_observer)
+    engine.private_attributes.append(_private_attribute)
+
+
+def _history(value: str) -> None:
+    from torch_memory_saver.memory.recording_from_environment import start_history
+
+    start_history(value)
+
+
+def _snapshots(value: str) -> None:
+    from torch_memory_saver.memory.recording_from_environment import start_snapshots
+
+    start_snapshots(value)
+
+
+def _snapshot_period(value: str) -> None:
+    from torch_memory_saver.memory.recording_from_environment import check_every
+
+    check_every(value)
+
+
+def _event_files(value: str) -> None:
+    from torch_memory_saver.events.from_environment import start_event_files
+
+    start_event_files(value)
+
+
+def _metrics(value: str) -> None:
+    from torch_memory_saver.events.from_environment import start_metrics
+
+    start_metrics(value)
+
+
+def _out_of_memory_reports(value: str) -> None:
+    from torch_memory_saver._diagnostics.out_of_memory.from_environment import start_reports
+
+    start_reports(value)
+
+
+def _releases(value: str) -> None:
+    from torch_memory_saver.memory.release_from_environment import start
+
+    start(value)
+
+
+def _serve_requests() -> None:
+    from torch_memory_saver._diagnostics.processes.serving import start_serving
+
+    start_serving()
+
+
+def _private_attribute(implementation: Any, name: str) -> Any:
+    from torch_memory_saver._compat.cpp_package import corner_of
+
+    return corner_of(implementation, name)

@@ -1,0 +1,174 @@
+"""Who holds the memory of a device: the ledger, whose lines add up to what the driver says is used. Printed, it is a
+table for each device, with its notes as sentences below.
+
+Plain frozen values. Imports neither torch nor the native core.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch_memory_saver._text import mebibytes, table, wrapped
+
+__all__ = ["DeviceLedger", "Ledger", "LedgerLine", "LedgerPart"]
+
+#: Of :meth:`Ledger.as_dict`. A change that breaks a reader makes it larger.
+LEDGER_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class LedgerPart:
+    """A part of a line. The parts of a line add up to it.
+
+    Attributes:
+        name: Of managed memory, slack and deferred frees: a tag. Of PyTorch's: "in use" or "cached". Of other processes:
+            "pid 1234".
+        bytes: None where NVML hides those of a process.
+        allocations: None where they are not known.
+    """
+
+    name: str
+    bytes: int | None
+    allocations: int | None = None
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """One holder of a device's memory.
+
+    Attributes:
+        holder: "managed" (resident managed memory), "slack" (managed memory of freed allocations, which a pause returns),
+            "deferred" (managed memory of frees that wait for the end of a capture), "torch" (what PyTorch has reserved of
+            ordinary memory), "library" (allocations of one other library of this process), "context" (this process's
+            context, with the code of its kernels and all that is not known by name), "processes" (other processes) or
+            "unattributed" (the difference to what the driver says).
+        name: What a table shows; of a library its file's name.
+        bytes: None where it is not known; it is in another line then, which the note names. Only "unattributed" can be below
+            0, which means that the sources disagree.
+        allocations: None where they are not known.
+        parts: What the line consists of, where that is known.
+        note: A remark about the line, in words; "" for none.
+    """
+
+    holder: str
+    name: str
+    bytes: int | None
+    allocations: int | None = None
+    parts: tuple[LedgerPart, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceLedger:
+    """The memory of one device. The bytes of all lines add up to `used_bytes`.
+
+    Attributes:
+        device: CUDA ordinal.
+        total_bytes, used_bytes: As the driver says (``cuMemGetInfo``).
+        lines: In the order of :class:`LedgerLine`'s holders. Each holder has a line, except for "slack" and "deferred",
+            which have one if there is any, and "library", which has as many as there are other libraries with memory.
+    """
+
+    device: int
+    total_bytes: int
+    used_bytes: int
+    lines: tuple[LedgerLine, ...]
+
+    @property
+    def free_bytes(self) -> int:
+        """What the driver says is free."""
+        return self.total_bytes - self.used_bytes
+
+    def of(self, holder: str) -> tuple[LedgerLine, ...]:
+        """The lines of a holder, such as "library"."""
+        return tuple(line for line in self.lines if line.holder == holder)
+
+    @property
+    def largest(self) -> LedgerLine:
+        """The line with the most bytes."""
+        return max(self.lines, key=lambda line: line.bytes or 0)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Who holds the memory of each device. Printed, it is a table.
+
+    Attributes:
+        devices: In order.
+        remarks: Sentences about what a pause does not release, such as the memory of NCCL's communicators.
+        pid: The process that has taken it.
+        time: When, in seconds since 1970.
+    """
+
+    devices: tuple[DeviceLedger, ...]
+    remarks: tuple[str, ...]
+    pid: int
+    time: float
+
+    def __iter__(self) -> Iterator[DeviceLedger]:
+        return iter(self.devices)
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def __getitem__(self, device: int) -> DeviceLedger:
+        """That of a device, by its CUDA ordinal.
+
+        Raises:
+            KeyError: The ledger does not have it.
+        """
+        for ledger in self.devices:
+            if ledger.device == device:
+                return ledger
+        raise KeyError(device)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for ``json.dumps()``: ``format``, ``pid``, ``time``, ``remarks``, and ``devices``, a list with a dict
+        for each device: the fields of :class:`DeviceLedger`, of its lines and of their parts."""
+        fields = dataclasses.asdict(self)
+        return {
+            "format": LEDGER_FORMAT,
+            "pid": self.pid,
+            "time": self.time,
+            "devices": [_with_lists(device) for device in fields["devices"]],
+            "remarks": list(self.remarks),
+        }
+
+    def __str__(self) -> str:
+        return _ledger_table(self)
+
+
+def _with_lists(device: dict[str, Any]) -> dict[str, Any]:
+    lines = [line | {"parts": list(line["parts"])} for line in device["lines"]]
+    return device | {"lines": lines}
+
+
+_NOTHING = "no device is in use by this process"
+
+
+def _ledger_table(ledger: Ledger) -> str:
+    """The lines of `print(ledger)`, without an end of line."""
+    blocks = [_device_table(device) for device in ledger.devices] or [_NOTHING]
+    return "\n".join(["\n\n".join(blocks), *ledger.remarks])
+
+
+def _device_table(device: DeviceLedger) -> str:
+    rows = [(f"device {device.device}", "MiB", "allocations")]
+    notes: list[str] = []
+    for line in device.lines:
+        mark = ""
+        if line.note:
+            notes.append(f"({len(notes) + 1}) {line.note}")
+            mark = f" ({len(notes)})"
+        rows.append((line.name + mark, mebibytes(line.bytes), _number(line.allocations)))
+        rows += [(f"  {part.name}", mebibytes(part.bytes), _number(part.allocations)) for part in line.parts]
+    rows.append(("used", mebibytes(device.used_bytes), ""))
+    rows.append(("total", mebibytes(device.total_bytes), ""))
+    return "\n".join(table(rows) + [line for note in notes for line in wrapped(note, indent="    ")])
+
+
+def _number(number: int | None) -> str:
+    return "" if number is None else str(number)

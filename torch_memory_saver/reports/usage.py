@@ -1,0 +1,358 @@
+"""The use of managed memory at one moment: by tag, by device, and allocation by allocation. Printed, it is a table: a row
+for each tag and each device, then what is worth a line.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._text import mebibytes, table
+
+__all__ = ["Allocation", "CallTotals", "PreservedBlock", "Stats", "Usage", "take_snapshot", "take_stats"]
+
+_BACKUPS = {number: name for name, number in _core.BACKUP_KINDS.items()}
+_ALL_DEVICES = -1
+_NANOSECONDS = 1_000_000_000
+#: Of :func:`take_snapshot`. A change that breaks a reader makes it larger.
+SNAPSHOT_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One managed allocation. In PyTorch this is a segment of its allocator, which may hold several tensors.
+
+    Attributes:
+        address: Of the first byte, on the device.
+        bytes: Requested size.
+        reserved_bytes: Of the address range, and of physical memory while it is resident.
+        backup_bytes: Held in a backup now.
+        device: CUDA ordinal.
+        state: "active", "pausing", "paused", "resuming", "damaged" or "repairing" (damaged, and a call is retrying the
+            release).
+        backup: "none", "pinned", "mmap" or "disk".
+        tag: The region's.
+        age: Seconds since it was made.
+        state_age: Seconds since its state last changed.
+    """
+
+    address: int
+    bytes: int
+    reserved_bytes: int
+    backup_bytes: int
+    device: int
+    state: str
+    backup: str
+    tag: str
+    age: float = 0.0
+    state_age: float = 0.0
+
+
+@dataclass(frozen=True)
+class PreservedBlock:
+    """A storage that keeps its contents through pauses of memory without a backup.
+
+    Attributes:
+        address: Of the first byte, on the device.
+        bytes: Its size.
+        device: CUDA ordinal.
+        tag: Of the memory that it lies in.
+    """
+
+    address: int
+    bytes: int
+    device: int
+    tag: str
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Some allocations: those of one tag, of one device, or all.
+
+    Damaged ones count neither as resident nor as paused, because their memory cannot be used. The counter
+    ``resident_bytes`` of :class:`Stats` includes memory that is still mapped.
+
+    Attributes:
+        allocations: Their number, in every state.
+        bytes: Requested size.
+        resident_bytes: Physical device memory of those that are active, pausing or repairing.
+        paused_bytes: Physical device memory that a resume maps for those that are paused or resuming.
+        backup_bytes: Held in backups now.
+        damaged_bytes: Reserved bytes of those that are damaged.
+        resident_peak_bytes: The most physical device memory that was mapped at once, since the start or since
+            ``reset_peaks()``. None where it is not known: of a device within one tag, of a tag within one device, and of
+            several tags or devices together that are not all.
+        slack_bytes: Physical device memory of freed allocations that stays with the tag, because they shared a physical
+            handle with others. The next allocations get it; a pause returns it. In none of the other numbers.
+        deferred_bytes: Physical device memory of freed allocations whose release waits for the end of a stream capture, or
+            for a device that could not be synchronized. In none of the other numbers.
+    """
+
+    allocations: int = 0
+    bytes: int = 0
+    resident_bytes: int = 0
+    paused_bytes: int = 0
+    backup_bytes: int = 0
+    damaged_bytes: int = 0
+    resident_peak_bytes: int | None = None
+    slack_bytes: int = 0
+    deferred_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class CallTotals:
+    """All pauses, or all resumes, of this process so far.
+
+    Attributes:
+        calls: Those that succeeded.
+        failures: Those that did not.
+        seconds: Of the native part of the successful calls.
+        bytes: Of physical device memory that they released or mapped.
+        copied_bytes: Copied to or from backups.
+    """
+
+    calls: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    copied_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The use of managed memory at one moment. Printed, it is a table.
+
+    Attributes:
+        total: Every selected allocation.
+        tags: By tag.
+        devices: By CUDA ordinal: those with allocations, and without a selection also those with a peak.
+        counters: The core's counters by name, of the whole process: see ``tms_counters_t`` in ``tms_usage.h``.
+        pauses, resumes: All calls of this process so far.
+        failed_allocations: Allocations of this process that failed so far.
+        slack_bytes: As in :class:`Usage`, of the whole process.
+        stranded_bytes: Free bytes that no allocation of this process can use, resident or paused. They lie in segments of
+            PyTorch that hold a tensor, in pools that no region uses any more because their idle segments were returned. A
+            segment's part is returned when its last tensor is deleted and the cache is emptied. Of the whole process; 0
+            while PyTorch records call stacks of C++ functions, because reading its segments takes seconds then.
+        host_resident_bytes: Host memory in use for backups: memory with contents, idle memory of the pool, and memory that
+            is being released.
+        host_pooled_bytes: The part of it that is idle in the pool (``host_memory="pool"``, ``reserve_host_memory``).
+        guard: Whether guard mode is on.
+        guarded_bytes: Paused addresses that show a page of 0xFF bytes now.
+    """
+
+    total: Usage
+    tags: Mapping[str, Usage]
+    devices: Mapping[int, Usage]
+    counters: Mapping[str, int]
+    pauses: CallTotals
+    resumes: CallTotals
+    failed_allocations: int
+    slack_bytes: int
+    stranded_bytes: int
+    host_resident_bytes: int
+    host_pooled_bytes: int
+    guard: bool
+    guarded_bytes: int
+    _rows: Sequence[_core.Segment]
+    _taken_at: float
+
+    @cached_property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """Each selected allocation at that moment, in order of allocation."""
+        return tuple(
+            Allocation(
+                address=row.address,
+                bytes=row.bytes,
+                reserved_bytes=row.reserved_bytes,
+                backup_bytes=row.backup_bytes,
+                device=row.device,
+                state=_core.STATE_NAMES[row.state],
+                backup=_BACKUPS.get(row.backup, str(row.backup)),
+                tag=row.tag,
+                age=self._taken_at - row.allocated_at,
+                state_age=self._taken_at - row.changed_at,
+            )
+            for row in self._rows
+        )
+
+    def __str__(self) -> str:
+        return _stats_table(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"Stats({self.total.allocations} allocations, {self.total.resident_bytes} bytes resident, "
+            f"{self.total.paused_bytes} paused, tags {list(self.tags)}, devices {list(self.devices)})"
+        )
+
+
+def take_stats(tags: Iterable[str] | None = None, device: int | None = None, stranded_bytes: int = 0) -> Stats:
+    """The statistics of the allocations of some tags (None: all) on one device (None: all). Rows and counters are read one
+    after the other, so changes by other threads may make them differ."""
+    selected = None if tags is None else tuple(tags)
+    return _add_totals(_select(_core.segments(), selected, device), selected, device, stranded_bytes)
+
+
+def _add_totals(
+    rows: list[_core.Segment], selected: tuple[str, ...] | None, device: int | None, stranded_bytes: int = 0
+) -> Stats:
+    ordinal = _ALL_DEVICES if device is None else device
+    usage = [row for tag in (selected if selected is not None else (None,)) for row in _core.usage(tag, ordinal)]
+    by_tag: dict[str, Usage] = {}
+    by_device: dict[int, list[_core.Usage]] = {}
+    for row in usage:
+        if row.tag is None:
+            by_device.setdefault(row.device, []).append(row)
+        else:
+            by_tag[row.tag] = _add_up([row], row.resident_peak_bytes if device is None else None)
+    counters = _core.counters()
+    devices = {
+        number: _add_up(those, those[0].resident_peak_bytes if selected is None else None)
+        for number, those in sorted(by_device.items())
+    }
+    peak = _peak_of_all(selected, device, by_tag, devices, counters)
+    return Stats(
+        total=_add_up([row for row in usage if row.tag is not None], peak),
+        tags=by_tag,
+        devices=devices,
+        counters=counters,
+        pauses=_totals(counters, "pause"),
+        resumes=_totals(counters, "resume"),
+        failed_allocations=counters["failed_allocations_total"],
+        slack_bytes=counters["slack_bytes"],
+        stranded_bytes=stranded_bytes,
+        host_resident_bytes=counters["host_resident_bytes"],
+        host_pooled_bytes=counters["host_pooled_bytes"],
+        guard=counters["guard"] != 0,
+        guarded_bytes=counters["guarded_bytes"],
+        _rows=rows,
+        _taken_at=time.monotonic(),
+    )
+
+
+def _select(rows: list[_core.Segment], tags: tuple[str, ...] | None, device: int | None) -> list[_core.Segment]:
+    if tags is None and device is None:
+        return rows
+    return [row for row in rows if (tags is None or row.tag in tags) and device in (None, row.device)]
+
+
+def _add_up(rows: Iterable[_core.Usage], peak: int | None) -> Usage:
+    rows = list(rows)
+    return Usage(
+        allocations=sum(row.allocations for row in rows),
+        bytes=sum(row.bytes for row in rows),
+        resident_bytes=sum(row.resident_bytes for row in rows),
+        paused_bytes=sum(row.paused_bytes for row in rows),
+        backup_bytes=sum(row.backup_bytes for row in rows),
+        damaged_bytes=sum(row.damaged_bytes for row in rows),
+        resident_peak_bytes=peak,
+        slack_bytes=sum(row.slack_bytes for row in rows),
+        deferred_bytes=sum(row.deferred_bytes for row in rows),
+    )
+
+
+def _peak_of_all(
+    tags: tuple[str, ...] | None,
+    device: int | None,
+    by_tag: Mapping[str, Usage],
+    by_device: Mapping[int, Usage],
+    counters: Mapping[str, int],
+) -> int | None:
+    """The peak of a selection, where there is one number for it."""
+    if tags is None and device is None:
+        return counters["resident_peak_bytes"]
+    if tags is None and device is not None and device in by_device:
+        return by_device[device].resident_peak_bytes
+    if device is None and tags is not None and len(tags) == 1 and tags[0] in by_tag:
+        return by_tag[tags[0]].resident_peak_bytes
+    return None
+
+
+def _totals(counters: Mapping[str, int], call: str) -> CallTotals:
+    return CallTotals(
+        calls=counters[f"{call}s_total"],
+        failures=counters[f"failed_{call}s_total"],
+        seconds=counters[f"{call}_nanoseconds_total"] / _NANOSECONDS,
+        bytes=counters[f"{call}_bytes_total"],
+        copied_bytes=counters[f"{call}_copied_bytes_total"],
+    )
+
+
+def take_snapshot() -> dict[str, Any]:
+    """Everything that is managed now, as plain data that json.dumps() takes: see ``TorchMemorySaver.snapshot``."""
+    segments = _core.segment_records()
+    stats = _add_totals([], None, None)
+    return {
+        "format": SNAPSHOT_FORMAT,
+        "pid": os.getpid(),
+        "time": time.time(),
+        "segments": segments,
+        "total": asdict(stats.total),
+        "tags": {tag: asdict(usage) for tag, usage in stats.tags.items()},
+        "devices": {str(device): asdict(usage) for device, usage in stats.devices.items()},
+        "pauses": asdict(stats.pauses),
+        "resumes": asdict(stats.resumes),
+        "counters": dict(stats.counters),
+    }
+
+
+_HEADINGS = ("MiB", "allocations", "resident", "peak", "paused", "backup", "slack", "deferred", "damaged")
+#: Columns that are shown only if the total has any, from the right.
+_RARE = (("damaged", "damaged_bytes"), ("deferred", "deferred_bytes"), ("slack", "slack_bytes"))
+
+
+def _stats_table(stats: Stats) -> str:
+    """The lines of `print(stats)`, without an end of line."""
+    rows: list[tuple[str, ...]] = [_HEADINGS]
+    rows += [_row(f"tag {tag}", usage) for tag, usage in stats.tags.items()]
+    rows += [_row(f"device {device}", usage) for device, usage in stats.devices.items()]
+    rows.append(_row("total", stats.total))
+    for heading, name in _RARE:
+        if not getattr(stats.total, name):
+            column = rows[0].index(heading)
+            rows = [row[:column] + row[column + 1 :] for row in rows]
+    lines = table(rows)
+    lines += [_calls("pauses", stats.pauses), _calls("resumes", stats.resumes)]
+    lines += _remarks(stats)
+    return "\n".join(lines)
+
+
+def _row(title: str, usage: Usage) -> tuple[str, ...]:
+    peak = usage.resident_peak_bytes
+    sizes = (
+        usage.resident_bytes,
+        peak,
+        usage.paused_bytes,
+        usage.backup_bytes,
+        usage.slack_bytes,
+        usage.deferred_bytes,
+        usage.damaged_bytes,
+    )
+    return title, str(usage.allocations), *map(mebibytes, sizes)
+
+
+def _calls(name: str, totals: CallTotals) -> str:
+    text = f"{name}: {totals.calls} in {totals.seconds:.3f} s, {mebibytes(totals.bytes)} MiB, "
+    text += f"{mebibytes(totals.copied_bytes)} MiB copied"
+    return text + (f"; {totals.failures} failed" if totals.failures else "")
+
+
+def _remarks(stats: Stats) -> list[str]:
+    lines = []
+    if stats.host_resident_bytes:
+        pooled = f", {mebibytes(stats.host_pooled_bytes)} of them idle in the pool" if stats.host_pooled_bytes else ""
+        lines.append(f"host memory for backups: {mebibytes(stats.host_resident_bytes)} MiB{pooled}")
+    if stats.counters["disk_backup_bytes"]:
+        lines.append(f"backup files: {mebibytes(stats.counters['disk_backup_bytes'])} MiB")
+    if stats.stranded_bytes:
+        lines.append(f"stranded: {mebibytes(stats.stranded_bytes)} MiB of partly used segments that no region uses any more")
+    if stats.failed_allocations:
+        lines.append(f"failed allocations: {stats.failed_allocations}")
+    if stats.guard:
+        lines.append(f"guard mode is on: {mebibytes(stats.guarded_bytes)} MiB show 0xFF")
+    return lines
