@@ -211,14 +211,14 @@ _FRESH = (
     ),
     Mutant(
         "a-name-has-no-path",
-        _TENSORS,
+        "torch_memory_saver/_engine/tensors.py",
         "    while id(module) in parents and id(module) not in seen:",
         "    while id(module) in parents and id(module) in seen:",
         (_TENSOR_TESTS, _ON_GPU),
     ),
     Mutant(
         "frozen-modules-that-are-passed-have-no-name",
-        _TENSORS,
+        "torch_memory_saver/_engine/tensors.py",
         "    known.update((id(module), module) for each in modules for module in each.modules())",
         "",
         (_TENSOR_TESTS, _ON_GPU),

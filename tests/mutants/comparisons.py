@@ -29,7 +29,7 @@ MUTANTS = (
     ),
     Mutant(
         "cpp-frames-make-another-stack",
-        _SOURCES + "parsing.py",
+        "torch_memory_saver/_stacks.py",
         "python = tuple(frame for frame in frames if not _is_native(frame))",
         "python = tuple(frames)",
         (_LOADING + "test_cpp_frames_are_folded", _TESTS + "test_comparison_table.py::test_cpp_frames_are_counted"),

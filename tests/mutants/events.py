@@ -113,8 +113,8 @@ MUTANTS = (
     Mutant(
         "a-failed-pause-leaves-the-metrics",
         _SOURCES + "_engine/engine.py",
-        "                done = self._pause(options, shared)\n        finally:\n            after_call.run()\n",
-        "                done = self._pause(options, shared)\n"
+        "                report = self._release(torch, options, shared)\n        finally:\n            after_call.run()\n",
+        "                report = self._release(torch, options, shared)\n"
         "            after_call.run()\n        finally:\n            pass\n",
         (_PYTHON + "test_from_environment.py::test_a_failed_pause_rewrites_the_metrics",),
     ),

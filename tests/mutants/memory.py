@@ -13,7 +13,7 @@ _GPU = "torch:tests/gpu/test_memory_history.py::"
 MUTANTS = (
     Mutant(
         "the-history-has-no-bound",
-        _SOURCES + "signatures.py",
+        "torch_memory_saver/_torch/history.py",
         '"max_entries": request.max_entries,\n',
         "",
         (
@@ -23,21 +23,21 @@ MUTANTS = (
     ),
     Mutant(
         "what-a-release-cannot-record-is-not-named",
-        _SOURCES + "signatures.py",
+        "torch_memory_saver/_torch/history.py",
         "for name in wanted if name not in accepted)",
         "for name in wanted if name not in wanted)",
         (_TESTS + "test_history.py::test_what_a_release_lacks_is_named",),
     ),
     Mutant(
         "torch-2-0-records-one-device-only",
-        _SOURCES + "history.py",
+        "torch_memory_saver/_torch/history.py",
         "for device in devices:\n                function",
         "for device in devices[:1]:\n                function",
         (_TESTS + "test_history.py::test_torch_2_0_is_called_for_each_device",),
     ),
     Mutant(
         "host-memory-is-recorded-for-ever",
-        _SOURCES + "signatures.py",
+        "torch_memory_saver/_torch/history.py",
         '    if host:\n        arguments["record_pinned_host_memory"] = True',
         "    del host",
         (_TESTS + "test_history.py::test_stopping",),
@@ -54,21 +54,21 @@ MUTANTS = (
     ),
     Mutant(
         "snapshots-are-written-with-the-newest-protocol",
-        _SOURCES + "files.py",
+        "torch_memory_saver/_files.py",
         "_PICKLE_PROTOCOL = 4",
         "_PICKLE_PROTOCOL = 5",
         (_TESTS + "test_sampler.py::test_the_file_is_a_pickle_of_protocol_4_without_objects",),
     ),
     Mutant(
         "a-snapshot-is-written-in-place",
-        _SOURCES + "files.py",
+        "torch_memory_saver/_files.py",
         'hidden = aside / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"',
         "hidden = target",
         (_TESTS + "test_sampler.py::test_a_file_is_replaced_only_when_the_new_one_is_whole",),
     ),
     Mutant(
         "a-removed-moment-loses-the-file-of-a-late-process",
-        _SOURCES + "files.py",
+        "torch_memory_saver/_files.py",
         "_ATTEMPTS = 5",
         "_ATTEMPTS = 1",
         (_TESTS + "test_sampler.py::test_a_moment_that_is_removed_meanwhile_is_made_again",),

@@ -203,7 +203,7 @@ _IDLE_MEMORY = (
 _REGIONS = (
     Mutant(
         "a-region-forgets-its-host-memory",
-        _SOURCES + "_engine/native.py",
+        "torch_memory_saver/_torch/region_settings.py",
         "options.managed, options.host_policy, options.runs)",
         "options.managed, 0, options.runs)",
         (_TESTS + "engine/test_options.py::test_the_core_gets_every_field",),
@@ -303,8 +303,8 @@ _TORCH_LAYER = (
     Mutant(
         "what-a-graph-allocates-elsewhere-is-managed",
         _SOURCES + "_torch/graphs.py",
-        "native.RegionSettings(self._options.unmanaged())",
-        "native.RegionSettings(self._options)",
+        "region_settings.RegionSettings(self._options.unmanaged())",
+        "region_settings.RegionSettings(self._options)",
         ("preload:tests/gpu/test_graphs.py::test_allocations_of_another_stream_during_a_capture_are_ordinary",),
     ),
     Mutant(
@@ -331,7 +331,7 @@ _TORCH_LAYER = (
     Mutant(
         "a-failed-entry-leaves-its-settings",
         _SOURCES + "_engine/region.py",
-        "            native.leave_region(frame.levels)",
+        "            region_settings.leave_region(frame.levels)",
         "            pass",
         (_TESTS + "torch/test_pools.py::test_a_failed_entry_restores_everything",),
     ),
@@ -490,7 +490,7 @@ _MISTAKES = (
     ),
     Mutant(
         "a-warning-is-repeated",
-        _SOURCES + "_once.py",
+        "torch_memory_saver/_text.py",
         "if _logged.setdefault(cause, mine) is mine:",
         "if True:",
         ("tests/unit/python/engine/test_silent_mistakes.py::test_a_cause_is_logged_once",),

@@ -11,7 +11,7 @@ _READERS = "tests/unit/base/test_shared_page_readers.c"
 _FILE = "tests/unit/base/test_shared_page_file.c"
 _SHOWN = "tests/unit/core/test_page_opening.c"
 
-_SOURCES = "torch_memory_saver/_processes/"
+_SOURCES = "torch_memory_saver/_diagnostics/processes/"
 _PYTHON = "tests/unit/python/diagnostics/processes/"
 
 MUTANTS = (
@@ -143,7 +143,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-lost-gpu-hides-the-others",
-        _SOURCES + "gpus.py",
+        "torch_memory_saver/_nvml.py",
         '            except self._nvml.NVMLError as error:\n                self._note("NVML fails", error, index, None)',
         '            except KeyError as error:\n                self._note("NVML fails", error, index, None)',
         (_PYTHON + "test_gpus.py::test_a_gpu_that_is_lost_does_not_hide_the_others",),

@@ -12,7 +12,7 @@ _TESTS = "tests/unit/python/engine/test_slack.py"
 _SETTINGS = (
     Mutant(
         "a-region-forgets-its-runs",
-        _SOURCES + "_engine/native.py",
+        "torch_memory_saver/_torch/region_settings.py",
         "options.managed, options.host_policy, options.runs)",
         "options.managed, options.host_policy)",
         (
