@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "tests" / "torch" / "requirements.txt"
 
 NEWEST = "newest"
-VERSIONS = ("2.6.0", "2.8.0", "2.11.0", NEWEST)
+VERSIONS = ("2.8.0", "2.11.0", NEWEST)
 #: Options of simulate for each run: one for each hook mode, one that interprets kernels, and one that sends tensors.
 MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"], "kernels": ["--kernels", "error"], "sharing": []}
 #: The tests of a run, if they differ from those of the command line.
@@ -106,7 +106,7 @@ def test(python: str, mode: str, tests: list[str], scratch: Path, log: Path) -> 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs the tests on the simulated GPU with several releases of PyTorch.")
-    parser.add_argument("--versions", nargs="+", default=VERSIONS, help=f'releases, such as 2.6.0 or "{NEWEST}"')
+    parser.add_argument("--versions", nargs="+", default=VERSIONS, help=f'releases, such as 2.8.0 or "{NEWEST}"')
     parser.add_argument("--tests", nargs="+", default=["tests/torch"], help="the tests that pytest runs")
     parser.add_argument("--wheel", type=Path, help="the wheel of this package, if it is built already")
     parser.add_argument("--logs", type=Path, default=ROOT / "build" / "torch-matrix", help="the folder for pytest's output")

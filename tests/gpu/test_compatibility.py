@@ -17,7 +17,6 @@ from gpu_support import (
     is_managed,
     saver,
     segment_of,
-    skip_where_routing_is_of_the_process,
     tms,
     torch,
 )
@@ -163,7 +162,6 @@ def retained_backup(device: int) -> tuple[torch.Tensor, int]:
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_removed_pool_releases_its_memory_and_backups(paused: bool) -> None:
-    skip_where_routing_is_of_the_process()
     tensor, _ = retained_backup(0)
     if paused:
         saver.pause("retained")
@@ -228,7 +226,6 @@ def test_memory_is_printed_as_the_driver_reports_it(capsys: pytest.CaptureFixtur
 
 def test_memory_cached_at_a_pause_is_not_restored() -> None:
     """The one intended difference: the C++ package maps everything again, cached memory too."""
-    skip_where_routing_is_of_the_process()
     with saver.region(tag="weights"):
         kept = empty(32 * MIB)
         cached = empty(64 * MIB)

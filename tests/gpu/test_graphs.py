@@ -19,7 +19,6 @@ from gpu_support import (
     free_bytes,
     is_managed,
     saver,
-    skip_where_routing_is_of_the_process,
     skip_where_the_outer_pool_wins,
     tms,
     torch,
@@ -203,7 +202,6 @@ def test_an_ordinary_graph_captured_inside_a_region() -> None:
 
 
 def test_allocations_of_another_stream_during_a_capture_are_ordinary() -> None:
-    skip_where_routing_is_of_the_process()
     source, graph = torch.ones(1024, device="cuda"), torch.cuda.CUDAGraph()
     with saver.cuda_graph(graph, tag="graphs", capture_error_mode="relaxed"):
         captured = source + 1

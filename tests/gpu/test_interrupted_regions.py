@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from gpu_support import MIB, SIMULATED, core, empty, is_managed, saver, skip_where_routing_is_of_the_process, torch
+from gpu_support import MIB, SIMULATED, core, empty, is_managed, saver, torch
 from interruptions import Interruption, every_interruption
 from other_threads import in_thread
 
@@ -28,7 +28,6 @@ def check(kept: Any, place: int) -> None:
 
 
 def make_kept() -> Any:
-    skip_where_routing_is_of_the_process()
     with saver.region("interrupted", enable_cpu_backup=True):
         return torch.full((MIB,), 7, dtype=torch.uint8, device="cuda")
 

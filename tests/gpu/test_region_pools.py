@@ -17,7 +17,6 @@ from gpu_support import (
     run_programs,
     saver,
     segment_of,
-    skip_where_routing_is_of_the_process,
     skip_where_the_outer_pool_wins,
     state_of,
     tms,
@@ -149,7 +148,6 @@ def test_empty_cache_inside_a_region_releases_memory() -> None:
 
 
 def test_emptying_keeps_the_pool_of_a_tag_without_idle_memory() -> None:
-    skip_where_routing_is_of_the_process()
 
     def pool_of(tensor: torch.Tensor) -> object:
         address = segment_of(tensor).address

@@ -14,7 +14,6 @@ from gpu_support import (
     is_managed,
     saver,
     segment_of,
-    skip_where_routing_is_of_the_process,
     skip_where_the_outer_pool_wins,
     torch,
     write_and_check,
@@ -109,7 +108,6 @@ def test_a_generator_inside_a_region_outlives_its_callers_region() -> None:
 
 
 def test_the_same_region_nested_and_in_two_threads_at_once() -> None:
-    skip_where_routing_is_of_the_process()
     tensors = []
     with saver.region(tag="weights"):
         tensors.append(empty(16 * MIB))
@@ -131,7 +129,6 @@ def test_the_same_region_nested_and_in_two_threads_at_once() -> None:
 
 
 def test_a_thread_started_inside_a_region_is_outside_and_that_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    skip_where_routing_is_of_the_process()
     found: list[bool] = []
 
     def other() -> None:

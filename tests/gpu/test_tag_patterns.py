@@ -13,7 +13,6 @@ from gpu_support import (
     empty,
     errors,
     saver,
-    skip_where_routing_is_of_the_process,
     state_of,
     torch,
     write_and_check,
@@ -84,7 +83,6 @@ def test_memory_that_others_may_use_counts_by_pattern(if_shared: Any) -> None:
 
 def test_a_region_of_another_thread() -> None:
     """Its tag is selected once an allocation has had it, as long as another thread is inside."""
-    skip_where_routing_is_of_the_process()
     first = in_region("r/first")
     held: list[torch.Tensor] = []
     inside, go_on = threading.Event(), threading.Event()

@@ -21,18 +21,12 @@ from gpu_support import (
     is_managed,
     run_programs,
     saver,
-    skip_where_routing_is_of_the_process,
     skip_where_the_outer_pool_wins,
     torch,
 )
 
 #: The width of matrices whose product uses the workspace on a real GPU, and which are not of its size.
 WIDTH = 64 if SIMULATED else 5120
-
-
-@pytest.fixture(autouse=True)
-def releases_that_free_workspaces() -> None:
-    skip_where_routing_is_of_the_process()
 
 
 def ones() -> Any:

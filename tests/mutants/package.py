@@ -206,7 +206,7 @@ _REGIONS = (
         "torch_memory_saver/_torch/region_settings.py",
         "options.managed, options.host_policy, options.runs)",
         "options.managed, 0, options.runs)",
-        (_TESTS + "engine/test_options.py::test_the_core_gets_every_field",),
+        (_TESTS + "engine/test_options.py::test_a_region_and_a_capture_give_the_core_every_field",),
     ),
     Mutant(
         "regions-of-different-options-share-a-pool",

@@ -16,7 +16,7 @@ _SETTINGS = (
         "options.managed, options.host_policy, options.runs)",
         "options.managed, options.host_policy)",
         (
-            "tests/unit/python/engine/test_options.py::test_the_core_gets_every_field",
+            "tests/unit/python/engine/test_options.py::test_a_region_and_a_capture_give_the_core_every_field",
             f"{_TESTS}::test_a_region_without_runs_has_no_slack",
         ),
     ),

@@ -13,9 +13,7 @@ from torch_memory_saver._cli.check import Check, Finding, fail, ok, skip, warn
 from torch_memory_saver._cli.facts import torch_facts
 from torch_memory_saver._engine import preload
 from torch_memory_saver._simulate.elf import read_library
-from torch_memory_saver._torch.ipc_format import format_of_importer
-from torch_memory_saver._torch.layer import expandable_segments_on
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver._torch.layer import expandable_segments_on, is_too_old
 
 __all__ = ["CHECKS"]
 
@@ -46,7 +44,7 @@ def nvtx() -> Finding:
 def pytorch() -> Finding:
     facts = torch_facts()
     if facts.missing:
-        return warn("not installed for this Python", "install PyTorch 2.6 or later, built for CUDA")
+        return warn("not installed for this Python", "install PyTorch 2.8 or later, built for CUDA")
     if facts.problem is not None:
         return fail(
             f"installed, but cannot be imported: {facts.problem}",
@@ -56,10 +54,8 @@ def pytorch() -> Finding:
     found = f"PyTorch {facts.version}, built for {build}"
     if not facts.cuda:
         return warn(f"{found}: it has no memory that could be paused", "install PyTorch's CUDA build")
-    try:
-        format_of_importer(facts.version)
-    except InvalidArgumentError:
-        return fail(f"{found}: too old", "install PyTorch 2.6 or later")
+    if is_too_old(facts.version):
+        return fail(f"{found}: too old", "install PyTorch 2.8 or later")
     return ok(found)
 
 

@@ -37,8 +37,8 @@ __all__ = [
 
 def _ordinary_memory() -> contextlib.AbstractContextManager[None]:
     """Inside, this thread's allocations are not managed, whether it is in a region or not."""
-    current, torch = _core.region_current(), layer.loaded()
-    if not current.managed and (torch is None or not torch.routes_every_thread):
+    current = _core.region_current()
+    if not current.managed:
         return contextlib.nullcontext()
     return Region(pool_store, layer.loaded, RegionOptions.disabled(current.tag))
 

@@ -165,7 +165,7 @@ class BlasWorkspaces:
 
 def _has_workspaces(torch: TorchCuda) -> bool:
     """Return whether PyTorch may have workspaces and can free them."""
-    return not torch.routes_every_thread and hasattr(torch.torch._C, "_cuda_clearCublasWorkspaces")
+    return hasattr(torch.torch._C, "_cuda_clearCublasWorkspaces")
 
 
 def _free(torch: TorchCuda) -> bool:

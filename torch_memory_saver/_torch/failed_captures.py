@@ -1,6 +1,6 @@
 """Cleans up after a capture that CUDA has invalidated, for instance because the program waited for the device in it.
 
-``torch.cuda.graph`` then fails in its exit, before it has restored everything (seen in 2.6 to 2.14): the capture's stream
+``torch.cuda.graph`` then fails in its exit, before it has restored everything (seen up to 2.14): the capture's stream
 stays current, the pool stays routed and is never released, and random numbers fail with "Offset increment outside graph
 capture". Does nothing where PyTorch has done it.
 """
@@ -27,7 +27,7 @@ def clean_up(torch: TorchCuda, device: int, pool: PoolId, stream: Any) -> None:
     """
     torch.torch.cuda.set_stream(stream)
     try:
-        torch.end_capture_routing(device, pool)
+        torch.end_routing(device, pool)
     except RuntimeError as error:
         if _NOT_ROUTED not in str(error):
             raise

@@ -321,8 +321,6 @@ class GraphCapture(_core.Scope, FunctionDecorator):
 
         def begin() -> None:
             capture.begin(collector_stopped())
-            if isinstance(pool, _SharedPool):
-                capture.begin(torch.capturing_into(pool.pool.memory_pool))
             capture.begin_graph(graph)
 
         renewed = self._workspaces.renewed(torch, graph.capture_stream)

@@ -35,6 +35,7 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import before_capture
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver._torch.routing import retire
 from torch_memory_saver.errors import TorchMemorySaverError
 
 __all__ = ["LateDevices"]
@@ -73,7 +74,7 @@ class LateDevices:
     def begin(self, torch: TorchCuda) -> None:
         """Watches the devices that are not in use, unless that has been done. To be called when this package begins to use
         torch, before anything is routed."""
-        if _core.preloaded or torch.routes_every_thread or not torch.last_routed_wins:
+        if _core.preloaded or not torch.last_routed_wins:
             return
         if not self._begun.acquire(blocking=False):
             return
@@ -119,7 +120,7 @@ class LateDevices:
         if pool.retiring.acquire(blocking=False):
             torch.end_routing(pool.device, pool.id)
             torch.release_pool(pool.device, pool.id)
-            torch.give_up(pool)
+            retire(torch, pool)
 
     def end_all(self) -> None:
         """Ends every watch."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import watch_captures
-from torch_memory_saver._torch.routing import PoolId, drop_reference, leak_reference, make_routing
+from torch_memory_saver._torch.routing import PoolId, drop_reference, leak_reference
 from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
@@ -29,6 +29,7 @@ __all__ = [
     "expandable_segments_on",
     "imported",
     "in_use",
+    "is_too_old",
     "leak_reference",
     "loaded",
     "require",
@@ -40,6 +41,10 @@ _DEFAULT_POOL: PoolId = (0, 0)
 _NO_POOL: PoolId = (0, (1 << 62) - 1)
 #: PyTorch's variable that turns off its caching for the whole process.
 _NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+#: Before, a routed pool serves every thread of the process.
+_OLDEST = (2, 8)
+#: Since this version a MemPool can be destroyed while it has other uses.
+_POOL_OBJECTS_END_QUIETLY = (2, 10)
 #: Since this version allocations come from the pool routed last; before, from the one routed first.
 _LAST_ROUTED_WINS = (2, 10)
 #: Since this version a capture inside a region always allocates from the graph's own pool.
@@ -62,18 +67,20 @@ class TorchCuda:
                 operation="initialize",
             )
         version = _version(torch.__version__)
-        routing = make_routing(torch, version, self.segments)
+        if is_too_old(torch.__version__):
+            raise TorchUnavailableError(
+                f"PyTorch {torch.__version__} is too old: torch_memory_saver needs PyTorch {_OLDEST[0]}.{_OLDEST[1]} or "
+                "newer, whose memory pools serve the thread that uses them"
+            )
         self.torch = torch
-        self.begin_routing: Callable[[int, PoolId], None] = routing.begin
-        self.end_routing: Callable[[int, PoolId], None] = routing.end
-        self.end_capture_routing: Callable[[int, PoolId], None] = routing.end_capture
-        self.release_pool: Callable[[int, PoolId], None] = routing.release
-        self.empty_cache: Callable[[], None] = routing.empty_cache
-        self.give_up: Callable[[Any], None] = routing.give_up
-        self.gives_back: Callable[[list[dict[str, Any]]], bool] = routing.gives_back
-        self.capturing_into: Callable[[Any], contextlib.AbstractContextManager[None]] = routing.capturing
-        self.routes_every_thread: bool = routing.every_thread
-        self._made = routing.made
+        #: (device, pool id): routes this thread's allocations on the device to the pool.
+        self.begin_routing: Callable[[int, PoolId], None] = extension._cuda_beginAllocateCurrentThreadToPool
+        #: (device, pool id): ends that. The pool keeps one more use than before, which `release_pool` removes.
+        self.end_routing: Callable[[int, PoolId], None] = extension._cuda_endAllocateToPool
+        self.release_pool: Callable[[int, PoolId], None] = extension._cuda_releasePool
+        #: Releases the memory of segments without a tensor.
+        self.empty_cache: Callable[[], None] = extension._cuda_emptyCache
+        self.pool_objects_end_quietly = version >= _POOL_OBJECTS_END_QUIETLY
         self.current_device = extension._cuda_getDevice
         self._exchange_device = extension._cuda_maybeExchangeDevice
         # torch.cuda.set_device creates a context even for the current device; the accelerator API does not.
@@ -91,7 +98,7 @@ class TorchCuda:
         self.watched_devices: Collection[int] = ()
         self.begin_routing_of_all_threads: Callable[[int, PoolId], None] = extension._cuda_beginAllocateToPool
         self._making = threading.local()
-        self._enable_caching: Callable[[bool], None] | None = getattr(extension, "_cuda_cudaCachingAllocator_enable", None)
+        self._enable_caching: Callable[[bool], None] = extension._cuda_cudaCachingAllocator_enable
         # Otherwise each allocation is a cudaMalloc, and no pool is used. PyTorch takes any value of the variable for a yes.
         self.caches = _NO_CACHING not in os.environ
         self._watch_caching()
@@ -129,9 +136,7 @@ class TorchCuda:
         retired."""
         if not managed and device in self.watched_devices:  # its first use may be inside disable()
             return self.make_watching_pool(device)
-        memory_pool = self._new_pool(device, *((self.allocator(),) if managed else ()))
-        self._made(memory_pool, managed)
-        return memory_pool
+        return self._new_pool(device, *((self.allocator(),) if managed else ()))
 
     def make_watching_pool(self, device: int) -> Any:
         """The same with the allocator of ordinary memory that watches for the device's first use (late_devices.py)."""
@@ -149,19 +154,15 @@ class TorchCuda:
 
     def set_caching(self, on: bool) -> None:
         """Turn off PyTorch's caching for all threads, or return to what the program has set. Each allocation is a cudaMalloc
-        while it is off. Does nothing with PyTorch before 2.8."""
-        if self._enable_caching is not None:
-            self._enable_caching(on and self.caches)
+        while it is off."""
+        self._enable_caching(on and self.caches)
 
     def _watch_caching(self) -> None:
-        """Have `caches` follow ``torch.cuda.caching_allocator_enable()``, which PyTorch has since 2.8."""
+        """Have `caches` follow ``torch.cuda.caching_allocator_enable()``."""
         cuda = self.torch.cuda
-        enable: Callable[[bool], None] | None = getattr(cuda.memory, "caching_allocator_enable", None)
-        if enable is None:
-            return
-        set_by_program = enable
+        set_by_program: Callable[[bool], None] = cuda.memory.caching_allocator_enable
 
-        @functools.wraps(enable)
+        @functools.wraps(set_by_program)
         def caching_allocator_enable(value: bool = True) -> None:
             set_by_program(value)
             self.caches = bool(value) and _NO_CACHING not in os.environ
@@ -184,8 +185,6 @@ class TorchCuda:
     def has_our_allocator(self, pool: PoolId, device: int) -> bool:
         """Whether memory of the pool with that id comes from this package's allocator. Tests it with an allocation. If
         nothing else uses the pool, the next emptying removes it."""
-        if self.routes_every_thread:
-            return False
         try:
             self.begin_routing(device, pool)
         except RuntimeError:  # routed already, or without users: a capture could not use it either
@@ -443,6 +442,11 @@ def devices_in_use() -> list[int]:
     """The devices on which this process has a context. PyTorch holds no memory of others."""
     mask = _core.active_devices()
     return [device for device in range(mask.bit_length()) if mask >> device & 1]
+
+
+def is_too_old(release: str) -> bool:
+    """Return whether a release of PyTorch, such as "2.6.0+cu124", is older than the oldest that this package works with."""
+    return _version(release) < _OLDEST
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -7,7 +7,7 @@ own pool or not. These pools are never retired. So PyTorch neither returns their
 for anything else: the addresses of an object that was freed stay valid, which captured graphs rely on (blas_workspaces.py).
 
 A pool is routed by one thread at a time. Threads that need one at the same time use different pools. No lock: a list of idle
-pools changes by single operations. Not for PyTorch before 2.8, where routing a pool concerns every thread.
+pools changes by single operations.
 """
 
 from __future__ import annotations

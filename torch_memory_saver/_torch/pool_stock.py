@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from torch_memory_saver import _core
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver._torch.routing import has_idle_segment, retire
 from torch_memory_saver._torch.steps import OneUse, move
 from torch_memory_saver.options import RegionOptions
 
@@ -232,7 +233,7 @@ class PoolStock:
             if len(self._retired) >= _MOST_RETIRED:
                 self._forget_gone(torch)
             _core.within(self._lock, self._note_retired, pool)
-        torch.give_up(pool)
+        retire(torch, pool)
 
     def _note_retired(self, pool: Pool) -> None:
         """The caller holds the lock."""
@@ -313,7 +314,7 @@ class PoolStock:
     @staticmethod
     def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
         """Whether retiring the pool returns memory."""
-        return torch.gives_back(torch.segments(pool.id))
+        return has_idle_segment(torch.segments(pool.id))
 
     def should_retire(
         self,
@@ -340,7 +341,7 @@ class PoolStock:
             size = sum([segment["total_size"] for segment in segments])
             pool.fruitless = pool.fruitless + 1 if size == pool.bytes else 0
             pool.bytes, pool.blocks, pool.unseen = size, sum([len(segment["blocks"]) for segment in segments]), 0
-        if all(segment["active_size"] for segment in segments) or not torch.gives_back(segments):
+        if all(segment["active_size"] for segment in segments) or not has_idle_segment(segments):
             return False
         fill = measure_fill(segments)
         pool.live = fill.live

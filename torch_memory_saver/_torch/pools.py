@@ -140,8 +140,6 @@ class PoolStore(PoolStock):
         """Add a frame, unless it has to wait for a pause. The caller holds the lock."""
         if self._pauses and self._must_wait(frame):
             return False
-        if frame.torch is not None and frame.torch.routes_every_thread:
-            self._check_alone(frame)
         self._frames[id(frame)] = frame
         self._entered.add(frame.tag)
         return True
@@ -158,16 +156,6 @@ class PoolStore(PoolStock):
             if not [each for each in own if selects(pause.tags, each.tag)]:
                 return True
         return False
-
-    def _check_alone(self, frame: Frame) -> None:
-        """If torch routes all threads, one thread would allocate from another's pool. The caller holds the lock."""
-        if any(other.stack is not frame.stack for other in self._frames.values()):
-            raise InvalidStateError(
-                f"another thread is inside a region, and PyTorch before 2.8 cannot tell threads apart: enter "
-                f"region(tag={frame.tag!r}) after it has left",
-                operation="region",
-                tag=frame.tag,
-            )
 
     def leave(self, frame: Frame) -> None:
         """Ends only this frame, which may have been entered in part. The later frames of its thread stay; the last is in
@@ -281,8 +269,6 @@ class PoolStore(PoolStock):
             self._local.autograd_threads = None
 
     def _devices_to_route(self, torch: TorchCuda) -> Sequence[int]:
-        if torch.routes_every_thread:
-            return (torch.current_device(),)
         if not self._devices:
             self._devices = range(_core.device_count())
             self.single_device = len(self._devices) == 1
@@ -477,9 +463,6 @@ class PoolStore(PoolStock):
         PyTorch keeps its own cache while a pool is routed on the device, on any thread, and releases what retired pools
         hold. So pools without memory are routed meanwhile, on every device.
         """
-        if torch.routes_every_thread:
-            self.empty_torch_cache(torch)
-            return
         if any(frame.routed for frame in self.stack()):
             torch.empty_cache()
             return

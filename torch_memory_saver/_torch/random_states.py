@@ -42,7 +42,7 @@ class RandomStates:
         """Allocate the state of the device's generator for a capture that is about to begin. It stays as long as the
         returned object or a graph lives."""
         torch = in_use()
-        if torch is None or torch.routes_every_thread or not _core.region_current().managed:
+        if torch is None or not _core.region_current().managed:
             return None
         try:
             with self._pools.routed(torch, device):
@@ -62,7 +62,7 @@ class RandomStates:
 
         def allocate_state(*arguments: Any, **keywords: Any) -> Any:
             found = in_use()
-            if found is None or found.routes_every_thread or not _core.region_current().managed:
+            if found is None or not _core.region_current().managed:
                 return allocate.redispatch(keys, *arguments, **keywords)
             with self._pools.routed(found, _device_of(found, keywords.get("device"))):
                 return allocate.redispatch(keys, *arguments, **keywords)

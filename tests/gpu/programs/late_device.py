@@ -11,13 +11,14 @@ import multiprocessing
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.cuda.comm
 
 from torch_memory_saver import _core, torch_memory_saver
 from torch_memory_saver._engine.process import late_devices
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch import late_devices as late_module
 
 SIZE = 1 << 20
 TIMEOUT = 60
@@ -247,14 +248,13 @@ def copy_fails(target: torch.Tensor, source: torch.Tensor) -> bool:
 
 def end_of_watch() -> threading.Event:
     """An event that is set when the watch of a device has ended."""
-    ended, cuda = threading.Event(), layer.require()
-    give_up = cuda.give_up
+    ended, retire = threading.Event(), late_module.retire
 
-    def given_up(pool: object) -> None:
-        give_up(pool)
+    def retired(torch: Any, pool: Any) -> None:
+        retire(torch, pool)
         ended.set()
 
-    cuda.give_up = given_up
+    late_module.retire = retired
     return ended
 
 

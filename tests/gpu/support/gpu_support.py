@@ -202,14 +202,6 @@ def skip_where_the_outer_pool_wins() -> None:
         pytest.skip(f"PyTorch {torch.__version__} serves a pool inside another from the outer one")
 
 
-def skip_where_routing_is_of_the_process() -> None:
-    """Skips a test of allocations by other threads or streams, or of pools that stay in use. Up to 2.7 routing to a pool
-    affects every thread, and a pool's memory depends on the thread's active pool."""
-    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if release < (2, 8):
-        pytest.skip(f"PyTorch {torch.__version__} routes the allocations of the whole process")
-
-
 def hold_stream() -> None:
     """Queues work on the current stream that is still in flight when this returns: a long kernel on a real GPU. On the
     simulated one, a kernel that ends only after a thread has begun to wait for the device, or for a stream of it."""

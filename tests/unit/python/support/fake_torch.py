@@ -13,7 +13,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import announce_capture
-from torch_memory_saver._torch.routing import ThreadRouting, leak_reference
+from torch_memory_saver._torch.routing import leak_reference
 from torch_memory_saver.saver import TorchMemorySaver
 
 PoolId = tuple[int, int]
@@ -76,19 +76,7 @@ class FakeTorch:
     def __init__(self, last_routed_wins: bool = True) -> None:
         self.last_routed_wins = last_routed_wins
         self.captures_join_regions = not last_routed_wins
-        self.routes_every_thread = False
-        self.routing = ThreadRouting(
-            SimpleNamespace(
-                _cuda_beginAllocateCurrentThreadToPool=self.begin_routing,
-                _cuda_endAllocateToPool=self.end_routing,
-                _cuda_releasePool=self.release_pool,
-                _cuda_emptyCache=self.empty_cache,
-            ),
-            objects_end_quietly=last_routed_wins,
-        )
-        self.give_up = self.routing.give_up
-        self.gives_back = self.routing.gives_back
-        self.capturing_into = self.routing.capturing
+        self.pool_objects_end_quietly = last_routed_wins
         self.uses: dict[PoolId, int] = {}
         self.managed: dict[PoolId, bool] = {}
         self.begun: set[PoolId] = set()
@@ -162,9 +150,6 @@ class FakeTorch:
                 self.routings.remove(routing)
                 return
         raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
-
-    def end_capture_routing(self, device: int, pool: PoolId) -> None:
-        self.end_routing(device, pool)
 
     def release_pool(self, device: int, pool: PoolId) -> None:
         assert self.uses[pool] > 0

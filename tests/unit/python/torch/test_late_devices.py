@@ -135,10 +135,9 @@ def test_the_class_of_pools_is_wrapped_once(told: Told) -> None:
     assert torch.pool_class.__init__._torch_memory_saver is ProgramsPool.__init__  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("case", ["old torch", "older torch", "preloaded", "one device"])
+@pytest.mark.parametrize("case", ["old torch", "preloaded", "one device"])
 def test_nothing_is_watched(case: str, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = WatchedTorch(last_routed_wins=case != "old torch")
-    torch.routes_every_thread = case == "older torch"
     monkeypatch.setattr(_core, "preloaded", case == "preloaded")
     if case == "one device":
         monkeypatch.setattr(_core, "device_count", lambda: 1)
