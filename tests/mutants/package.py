@@ -282,8 +282,8 @@ _TORCH_LAYER = (
     Mutant(
         "a-retired-pool-keeps-its-use",
         _SOURCES + "_torch/routing.py",
-        "            forget,\n            release,\n",
-        "            forget,\n",
+        "        forget,\n        release,\n",
+        "        forget,\n",
         (_TESTS + "torch/test_pools.py",),
     ),
     Mutant(
@@ -310,16 +310,9 @@ _TORCH_LAYER = (
     Mutant(
         "a-pool-dies-while-torch-would-end-the-process",
         _SOURCES + "_torch/routing.py",
-        "        if not self._objects_end_quietly:",
-        "        if False:",
+        "    if not torch.pool_objects_end_quietly:",
+        "    if False:",
         (_TESTS + "torch/test_routing.py",),
-    ),
-    Mutant(
-        "memory-of-another-thread-is-given-to-cudafree",
-        _SOURCES + "_torch/routing.py",
-        "all(_is_idle(segment) and self._is_ours(segment) for segment in self._segments_of(pool))",
-        "all(_is_idle(segment) for segment in self._segments_of(pool))",
-        (_TESTS + "torch/test_routing.py::test_memory_of_another_thread_stays",),
     ),
     Mutant(
         "a-region-is-left-on-the-wrong-thread-without-a-word",
