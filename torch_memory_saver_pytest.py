@@ -94,10 +94,11 @@ def _start_again(devices: int, memory: str | None) -> None:
 
 def _environment(devices: int, memory: str) -> dict[str, str]:
     from torch_memory_saver import simulate
+    from torch_memory_saver._simulate.torch_build import find_torch
     from torch_memory_saver.errors import TorchMemorySaverError
 
     try:
-        if simulate.find_torch() is None:
+        if find_torch() is None:
             raise pytest.UsageError(
                 f"--simulated-gpus needs PyTorch's CUDA build, and {sys.executable} has no PyTorch: pip install "
                 "--no-deps torch (NVIDIA's packages are not needed)"

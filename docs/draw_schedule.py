@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch_memory_saver.layer_graphs import Timeline, pipeline_order, plot_schedule
+from torch_memory_saver.layer_graphs.plan import Timeline, pipeline_order, plot_schedule
 
 PICTURE = Path(__file__).resolve().parent / "images" / "schedule.svg"
 

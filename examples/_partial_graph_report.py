@@ -13,7 +13,8 @@ from _common import MIB, check
 from _moe_transformer import SCOPE, Layer, Shape
 from torch import nn
 
-from torch_memory_saver.layer_graphs import MemoryReport, capture_layers, peak_in_flight, pipeline_order
+from torch_memory_saver.layer_graphs import MemoryReport, capture_layers
+from torch_memory_saver.layer_graphs.plan import peak_in_flight, pipeline_order
 
 RANKS, CHUNKS = 4, 2
 LEAST_MICROBATCHES = 8

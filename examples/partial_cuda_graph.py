@@ -41,7 +41,8 @@ from _pipeline_stage import Batch, Links, Stage
 from torch import nn
 
 from torch_memory_saver import torch_memory_saver
-from torch_memory_saver.layer_graphs import LayerGraphs, capture_layers, pipeline_order
+from torch_memory_saver.layer_graphs import LayerGraphs, capture_layers
+from torch_memory_saver.layer_graphs.plan import pipeline_order
 
 WEIGHTS, GRAPHS = "weights", "graphs"
 #: The model's width and the tokens of a micro-batch: so small that a GPU waits for the host to launch kernels, and...

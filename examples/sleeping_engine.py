@@ -22,7 +22,8 @@ import torch
 from _common import GIB, check, check_bytes, free_bytes, options
 from torch import nn
 
-from torch_memory_saver import FreshReport, configure_subprocess, torch_memory_saver
+from torch_memory_saver import configure_subprocess, torch_memory_saver
+from torch_memory_saver.reports import FreshReport
 
 WIDTH, LAYERS, WORDS, LENGTH = 256, 2, 512, 32
 PROMPT, ANSWERS = 7, 8

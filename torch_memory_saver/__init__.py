@@ -7,6 +7,8 @@
     torch_memory_saver.pause("kv_cache")   # the physical memory is the driver's again
     torch_memory_saver.resume("kv_cache")  # new physical memory at the same address
 
+What calls return is in :mod:`torch_memory_saver.reports`, what they raise in :mod:`torch_memory_saver.errors`.
+
 Importing this module loads no driver, makes no CUDA context, starts no thread and does not import torch.
 """
 
@@ -15,42 +17,11 @@ import sys
 from torch_memory_saver._interface import __version__  # the first import, which checks the native library
 
 # isort: split
-from torch_memory_saver import _wiring
+from torch_memory_saver import _wiring, errors, reports
 from torch_memory_saver._engine.hook_modes import register_hook_mode
-from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
+from torch_memory_saver._engine.hooks import Hook, HookCall
 from torch_memory_saver._engine.pending import PendingResume
-from torch_memory_saver.errors import (
-    BackupIOError,
-    CaptureInProgressError,
-    DeviceLockedError,
-    DeviceLostError,
-    DriverError,
-    DriverUnavailableError,
-    ForkedProcessError,
-    InvalidArgumentError,
-    InvalidStateError,
-    NotManagedError,
-    OutOfHostMemoryError,
-    OutOfMemoryError,
-    TorchMemorySaverError,
-    TorchUnavailableError,
-)
-from torch_memory_saver.reports import (
-    Allocation,
-    CallTotals,
-    DeviceLedger,
-    FreshReport,
-    Ledger,
-    LedgerLine,
-    LedgerPart,
-    PauseReport,
-    PreservedBlock,
-    ResumeReport,
-    Stats,
-    TransitionReport,
-    UnwrittenBlock,
-    Usage,
-)
+from torch_memory_saver.errors import OutOfMemoryError, TorchMemorySaverError
 from torch_memory_saver.saver import TorchMemorySaver, forward_settings, torch_memory_saver
 
 _wiring.connect()
@@ -89,45 +60,17 @@ release_host_memory = torch_memory_saver.release_host_memory
 set_disk_backup_dir = torch_memory_saver.set_disk_backup_dir
 enable_peer_access = torch_memory_saver.enable_peer_access
 stats = torch_memory_saver.stats
-snapshot = torch_memory_saver.snapshot
 ledger = torch_memory_saver.ledger
 reset_peaks = torch_memory_saver.reset_peaks
 tag_of = torch_memory_saver.tag_of
 
 __all__ = [
-    "Allocation",
-    "BackupIOError",
-    "CallTotals",
-    "CaptureInProgressError",
-    "DeviceLedger",
-    "DeviceLockedError",
-    "DeviceLostError",
-    "DriverError",
-    "DriverUnavailableError",
-    "ForkedProcessError",
-    "FreshReport",
     "Hook",
     "HookCall",
-    "HookHandle",
-    "InvalidArgumentError",
-    "InvalidStateError",
-    "Ledger",
-    "LedgerLine",
-    "LedgerPart",
-    "NotManagedError",
-    "OutOfHostMemoryError",
     "OutOfMemoryError",
-    "PauseReport",
     "PendingResume",
-    "PreservedBlock",
-    "ResumeReport",
-    "Stats",
     "TorchMemorySaver",
     "TorchMemorySaverError",
-    "TorchUnavailableError",
-    "TransitionReport",
-    "UnwrittenBlock",
-    "Usage",
     "__version__",
     "bind_region",
     "check_fresh",
@@ -136,6 +79,7 @@ __all__ = [
     "disable",
     "empty_cache",
     "enable_peer_access",
+    "errors",
     "forget",
     "get_cpu_backup",
     "is_paused",
@@ -149,11 +93,11 @@ __all__ = [
     "region",
     "register_hook_mode",
     "release_host_memory",
+    "reports",
     "reserve_host_memory",
     "reset_peaks",
     "resume",
     "set_disk_backup_dir",
-    "snapshot",
     "stats",
     "tag_of",
     "torch_memory_saver",

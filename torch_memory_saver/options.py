@@ -34,6 +34,7 @@ __all__ = [
     "RegionOptions",
     "ResumeOptions",
     "backend_checks",
+    "backup_of_aliases",
     "check_bytes",
     "check_device",
     "check_flag",
@@ -51,11 +52,11 @@ __all__ = [
 
 DEFAULT_TAG = "default"
 
-#: The public names of the kinds of backups: those of `cpu_backup_backend`, and those that a pause can select.
-_BACKENDS = {name: _core.BACKUP_KINDS[name] for name in ("pinned", "mmap")}
-_PAUSE_BACKUPS = {
-    name: _core.BACKUP_KINDS[kind] for name, kind in (("host", "pinned"), ("disk", "disk"), ("discard", "none"))
-}
+#: The public names of the kinds of backups, and what a pause can select instead of them.
+_BACKUPS = {"host": _core.BACKUP_PINNED, "mmap": _core.BACKUP_MMAP, "disk": _core.BACKUP_DISK}
+_PAUSE_BACKUPS = {**_BACKUPS, "discard": _core.BACKUP_NONE}
+#: The C++ package's names of those in host memory.
+_BACKENDS = {"pinned": "host", "mmap": "mmap"}
 #: The default timeout of a pause, in seconds.
 PAUSE_TIMEOUT_S = 10.0
 _IF_SHARED = ("allow", "wait", "refuse")
@@ -104,8 +105,17 @@ def check_tags(tags: object) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(check_tag(tag) for tag in tags))
 
 
-def choose_backup(enable_cpu_backup: object, enable_disk_backup: object, cpu_backup_backend: object) -> int:
-    """The core's number for the backup that a region's three arguments select."""
+def choose_backup(backup: object) -> int:
+    """The core's number for the backup of a region; None keeps nothing."""
+    if backup is None:
+        return _core.BACKUP_NONE
+    if not isinstance(backup, str) or backup not in _BACKUPS:
+        raise InvalidArgumentError(f"backup must be None, {_one_of(_BACKUPS)}, not {backup!r}")
+    return _BACKUPS[backup]
+
+
+def backup_of_aliases(enable_cpu_backup: object, enable_disk_backup: object, cpu_backup_backend: object) -> str | None:
+    """The backup that the C++ package's three arguments of a region select."""
     enable_cpu_backup = check_flag("enable_cpu_backup", enable_cpu_backup, none=True)
     enable_disk_backup = check_flag("enable_disk_backup", enable_disk_backup, none=True)
     if enable_cpu_backup and enable_disk_backup:
@@ -119,8 +129,8 @@ def choose_backup(enable_cpu_backup: object, enable_disk_backup: object, cpu_bac
             check(cpu_backup_backend)
         return _BACKENDS[cpu_backup_backend]
     if enable_disk_backup:
-        return _core.BACKUP_DISK
-    return _core.BACKUP_PINNED if enable_cpu_backup else _core.BACKUP_NONE
+        return "disk"
+    return "host" if enable_cpu_backup else None
 
 
 def choose_pause_backup(backup: object) -> int | None:
@@ -259,18 +269,27 @@ class RegionOptions:
     def check(
         cls,
         tag: object,
-        enable_cpu_backup: object,
-        enable_disk_backup: object,
-        cpu_backup_backend: object,
-        host_memory: object,
+        backup: object = None,
+        host_memory: object = None,
         runs: object = True,
+        enable_cpu_backup: object = False,
+        enable_disk_backup: object = False,
+        cpu_backup_backend: object = None,
     ) -> RegionOptions:
         """
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.region`.
         """
-        backup = choose_backup(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        return cls(check_tag(tag), backup, choose_host_policy(host_memory), managed=True, runs=check_switch("runs", runs))
+        alias = backup_of_aliases(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        if backup is not None and alias is not None:
+            raise InvalidArgumentError("backup says what enable_cpu_backup and enable_disk_backup say: pass backup alone")
+        return cls(
+            check_tag(tag),
+            choose_backup(alias if backup is None else backup),
+            choose_host_policy(host_memory),
+            managed=True,
+            runs=check_switch("runs", runs),
+        )
 
     @classmethod
     def disabled(cls, tag: str) -> RegionOptions:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["TorchMemorySaver", "forward_settings", "torch_memory_saver"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Backup: TypeAlias = Literal["host", "mmap", "disk"] | None
+_HostMemory: TypeAlias = Literal["release", "pool", "retain"] | None
 _Tag: TypeAlias = str | Iterable[str] | None
 _When: TypeAlias = Literal["before", "after"]
 _Cancelled: TypeAlias = Callable[[BaseException], Any] | None
@@ -243,7 +245,9 @@ class TorchMemorySaver:
         enable_cpu_backup: bool = False,
         enable_disk_backup: bool = False,
         cpu_backup_backend: str | None = None,
-        host_memory: str | None = None,
+        *,
+        backup: _Backup = None,
+        host_memory: _HostMemory = None,
         runs: bool = True,
     ) -> AbstractContextManager[None]:
         """A context manager: GPU memory that this thread allocates inside can be paused and resumed.
@@ -256,9 +260,11 @@ class TorchMemorySaver:
 
         Args:
             tag: The name by which pause and resume select; any non-empty str. It is never a pattern.
-            enable_cpu_backup: A pause keeps the contents in host memory. Without a backup a pause discards them.
-            enable_disk_backup: A pause keeps the contents in a file (see :meth:`set_disk_backup_dir`).
-            cpu_backup_backend: "pinned" (pinned memory, fast) or "mmap" (pageable memory, released at the resume).
+            enable_cpu_backup: The C++ package's ``backup="host"``, also with ``cpu_backup_backend="pinned"``.
+            enable_disk_backup: The C++ package's ``backup="disk"``.
+            cpu_backup_backend: "mmap" with ``enable_cpu_backup`` is ``backup="mmap"``.
+            backup: Where a pause keeps the contents: "host" (pinned host memory, fast), "mmap" (pageable host memory,
+                released at the resume) or "disk" (a file, see :meth:`set_disk_backup_dir`). None: a pause discards them.
             host_memory: What happens to the backup's host memory after a resume: "release" (released to the system), "pool"
                 (kept, pinned, for any later backup) or "retain" (kept with its contents, for the next pause and for
                 :meth:`get_cpu_backup`). None: :attr:`host_memory` at that time.
@@ -268,13 +274,15 @@ class TorchMemorySaver:
                 shared with other processes.
 
         Raises:
-            InvalidArgumentError: Both backups, a flag that is neither a bool nor 0, 1 or None, an unknown backend, a backend
-                without ``enable_cpu_backup``, an invalid tag, an unknown ``host_memory``, ``runs`` that is not a bool.
+            InvalidArgumentError: An unknown ``backup``, or one together with the C++ package's arguments, or two of these;
+                a flag that is neither a bool nor 0, 1 or None; an invalid tag; an unknown ``host_memory``; ``runs`` that
+                is not a bool.
             TorchUnavailableError: Hook mode "torch" and no PyTorch that can use CUDA.
         """
         optional = _given(
             enable_disk_backup=(enable_disk_backup, False),
             cpu_backup_backend=(cpu_backup_backend, None),
+            backup=(backup, None),
             host_memory=(host_memory, None),
         )
         if runs is not True:  # 1 is refused
@@ -291,7 +299,9 @@ class TorchMemorySaver:
         tag: str = DEFAULT_TAG,
         enable_cpu_backup: bool = False,
         cpu_backup_backend: str | None = None,
-        host_memory: str | None = None,
+        *,
+        backup: _Backup = None,
+        host_memory: _HostMemory = None,
         runs: bool = True,
     ) -> AbstractContextManager[None]:
         """Like ``torch.cuda.graph``, but the memory that the graph allocates can be paused and resumed.
@@ -307,9 +317,10 @@ class TorchMemorySaver:
                 None: a separate pool for this graph.
             stream: The stream to capture on; None is torch's capture stream.
             capture_error_mode: "global", "thread_local" or "relaxed".
-            tag: As for :meth:`region`, like the next three.
-            enable_cpu_backup: The pool's contents are kept.
-            cpu_backup_backend: Where they are kept.
+            tag: As for :meth:`region`.
+            enable_cpu_backup: The C++ package's name of ``backup="host"``.
+            cpu_backup_backend: "mmap" with it is ``backup="mmap"``.
+            backup: Where a pause keeps the pool's contents.
             host_memory: What happens to that memory after a resume.
             runs: As for :meth:`region`. Memory that the pool has already stays as it was made.
 
@@ -318,7 +329,9 @@ class TorchMemorySaver:
             InvalidStateError: The token's memory is paused; or, in hook mode "torch", it already holds memory that is not
                 managed, or the program has ended routing to a replaced token.
         """
-        optional = _given(cpu_backup_backend=(cpu_backup_backend, None), host_memory=(host_memory, None))
+        optional = _given(
+            cpu_backup_backend=(cpu_backup_backend, None), backup=(backup, None), host_memory=(host_memory, None)
+        )
         if runs is not True:
             optional["runs"] = runs
         manager: AbstractContextManager[None] = self._use().cuda_graph(
@@ -369,7 +382,7 @@ class TorchMemorySaver:
         self,
         tag: str | Iterable[str] | None = None,
         *,
-        backup: str | None = None,
+        backup: _Backup | Literal["discard"] = None,
         live_only: bool = True,
         progress: Callable[[int, int], Any] | None = None,
         if_shared: Literal["allow", "wait", "refuse"] = "allow",
@@ -398,8 +411,9 @@ class TorchMemorySaver:
         Args:
             tag: A tag, several, or None for every tag. A tag with ``*``, ``?`` or ``[`` that no region or allocation has had
                 is a pattern (:mod:`fnmatch`, case-sensitive), for the tags that allocations have had when the call begins.
-            backup: Overrides the backup of the regions for this pause: "host" (host memory), "disk" (a file) or "discard"
-                (nowhere). None: the backups of the regions. "discard" is also the way out if a backup is lost.
+            backup: Where this pause keeps the contents, in place of the choice of the regions: "host", "mmap" or "disk" as
+                for :meth:`region`, or "discard" (nowhere). None: the regions' choice. "discard" is also the way out if a
+                backup is lost.
             live_only: False copies the free blocks as well.
             progress: Called on this thread with (bytes done, total bytes), a few times a second while contents are copied,
                 and once at the end. It must not call pause or resume.
@@ -440,7 +454,7 @@ class TorchMemorySaver:
         *,
         timeout: float | None = None,
         exclusive: bool = False,
-        host_memory: str | None = None,
+        host_memory: _HostMemory = None,
         zero: bool = False,
         progress: Callable[[int, int], Any] | None = None,
         wait: Literal[True] = True,
@@ -453,7 +467,7 @@ class TorchMemorySaver:
         *,
         timeout: float | None = None,
         exclusive: bool = False,
-        host_memory: str | None = None,
+        host_memory: _HostMemory = None,
         zero: bool = False,
         wait: Literal[False],
     ) -> PendingResume: ...
@@ -464,7 +478,7 @@ class TorchMemorySaver:
         *,
         timeout: float | None = None,
         exclusive: bool = False,
-        host_memory: str | None = None,
+        host_memory: _HostMemory = None,
         zero: bool = False,
         progress: Callable[[int, int], Any] | None = None,
         wait: bool = True,
@@ -629,7 +643,7 @@ class TorchMemorySaver:
 
     def check_fresh(
         self,
-        tags: str | Iterable[str] | None = None,
+        tag: _Tag = None,
         *,
         ignore: Ignorable = (),
         modules: torch.nn.Module | Iterable[torch.nn.Module] = (),
@@ -650,7 +664,7 @@ class TorchMemorySaver:
         the old one: PyTorch cannot tell them apart.
 
         Args:
-            tags: The tags to look at: a tag or a pattern, several, or None for every tag.
+            tag: The tags to look at: a tag or a pattern, several, or None for every tag.
             ignore: What is legitimately not written yet: tags or patterns, such as "kv_cache", tensors (their whole
                 storages), modules (their parameters and buffers), or iterables of these. Memory of ignored tags may be
                 paused.
@@ -665,7 +679,7 @@ class TorchMemorySaver:
             InvalidArgumentError: Neither tags nor an iterable of them; something else in `ignore` or `modules`.
             OutOfHostMemoryError, DriverError: The samples could not be copied. Nothing was changed.
         """
-        report: FreshReport = self._use().check_fresh(tags, ignore=ignore, modules=modules, whole=whole)
+        report: FreshReport = self._use().check_fresh(tag, ignore=ignore, modules=modules, whole=whole)
         return report
 
     def empty_cache(self) -> None:
@@ -765,16 +779,6 @@ class TorchMemorySaver:
         ordinal = None if device is None else check_device(device)
         stats: Stats = self._use().stats(select_tags(tag), ordinal)
         return stats
-
-    def snapshot(self) -> dict[str, Any]:
-        """What is managed now as plain data, for ``json.dumps()``: a dict with
-
-        - ``format``, ``pid`` and ``time`` (seconds since 1970);
-        - ``segments``, a list with a dict for each allocation: the fields of :class:`Allocation`;
-        - ``total``, ``tags``, ``devices``, ``pauses``, ``resumes`` and ``counters``: the fields of :class:`Stats`.
-        """
-        snapshot: dict[str, Any] = self._use().snapshot()
-        return snapshot
 
     def ledger(self, device: int | torch.device | None = None, *, measure_context: bool = False) -> Ledger:
         """Who holds the memory of the devices now: managed memory, PyTorch's other memory, other libraries, the context,

@@ -25,13 +25,8 @@ from torch_memory_saver._simulate.torch_build import find_torch, read_wanted
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchUnavailableError
 
 __all__ = [
-    "KERNELS",
-    "MAX_DEVICES",
-    "check_imports",
     "environment",
     "environment_without_torch",
-    "find_torch",
-    "parse_bytes",
     "run_command",
     "simulator_path",
 ]

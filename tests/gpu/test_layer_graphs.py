@@ -9,7 +9,7 @@ import pytest
 from gpu_support import core, errors, hold_stream, release_everything, saver, torch
 from layer_runs import assert_equal, chunks_of_blocks, numbers, run_order, sample_of
 
-from torch_memory_saver.layer_graphs import number_of_graphs, peak_in_flight, pipeline_order
+from torch_memory_saver.layer_graphs.plan import number_of_graphs, peak_in_flight, pipeline_order
 
 GRAPHS = ("per_microbatch", "shared")
 ORDERS: dict[str, tuple[int, ...]] = {

@@ -10,7 +10,8 @@ import pytest
 from gpu_support import MIB, assert_close_to, saver, torch
 from second_process import SecondProcess
 
-from torch_memory_saver import DeviceLedger, _core
+from torch_memory_saver import _core
+from torch_memory_saver.reports import DeviceLedger
 
 SIZE = 64 * MIB
 

@@ -71,7 +71,7 @@ def test_a_snapshot_is_torchs_with_the_managed_segments(history: memory.History)
     assert managed["address"] <= weights.data_ptr() < managed["address"] + managed["bytes"]
     assert managed["address"] in segments, "the two parts are matched by address"
     assert segments[managed["address"]]["total_size"] == managed["bytes"]
-    assert (managed["state"], managed["backup"], managed["device"]) == ("active", "pinned", 0)
+    assert (managed["state"], managed["backup"], managed["device"]) == ("active", "host", 0)
     device = next(row for row in part["devices"] if row["device"] == 0)
     assert device["allocated"] == torch.cuda.memory_allocated(0)
     assert device["reserved"] == torch.cuda.memory_reserved(0)

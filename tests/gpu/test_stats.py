@@ -42,7 +42,7 @@ def test_a_cycle_in_numbers() -> None:
 def test_a_snapshot_says_where_a_tensor_lies() -> None:
     tensor = filled("a")
     saver.pause()
-    (segment,) = json.loads(json.dumps(saver.snapshot()))["segments"]
+    (segment,) = json.loads(json.dumps(saver.stats().as_dict()))["allocations"]
     assert segment["address"] <= tensor.data_ptr() < segment["address"] + segment["reserved_bytes"]
     assert (segment["tag"], segment["state"]) == ("a", "paused")
     saver.resume()

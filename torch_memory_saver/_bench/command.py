@@ -270,7 +270,7 @@ def _choose_machine(device: str) -> _Machine:
     if device == "auto":
         _say("PyTorch finds no GPU: running on the simulated GPU.")
     try:
-        with_torch = simulate.find_torch() is not None
+        with_torch = find_torch() is not None
     except TorchUnavailableError:  # built without CUDA
         with_torch = False
     if with_torch:

@@ -219,7 +219,12 @@ def _region_config(
 ) -> region_settings.RegionSettings:
     """The settings of a region for this thread's allocations, without a pool of torch's."""
     return region_settings.RegionSettings(
-        RegionOptions.check(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, host_memory=None)
+        RegionOptions.check(
+            tag,
+            enable_cpu_backup=enable_cpu_backup,
+            enable_disk_backup=enable_disk_backup,
+            cpu_backup_backend=cpu_backup_backend,
+        )
     )
 
 

@@ -65,7 +65,7 @@ from torch_memory_saver.options import (
 from torch_memory_saver.reports.freshness import FreshReport
 from torch_memory_saver.reports.ledger import Ledger
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport, pause_report, resume_report
-from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_snapshot, take_stats
+from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_stats
 
 __all__ = ["Engine", "private_attributes"]
 
@@ -146,10 +146,14 @@ class Engine:
         enable_cpu_backup: bool = False,
         enable_disk_backup: bool = False,
         cpu_backup_backend: str | None = None,
+        *,
+        backup: str | None = None,
         host_memory: str | None = None,
         runs: bool = True,
     ) -> Region:
-        options = RegionOptions.check(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, host_memory, runs)
+        options = RegionOptions.check(
+            tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
+        )
         return Region(self._store, self._find_torch, options)
 
     def disable(self) -> Region:
@@ -173,10 +177,12 @@ class Engine:
         tag: str = DEFAULT_TAG,
         enable_cpu_backup: bool = False,
         cpu_backup_backend: str | None = None,
+        *,
+        backup: str | None = None,
         host_memory: str | None = None,
         runs: bool = True,
     ) -> GraphCapture:
-        options = RegionOptions.check(tag, enable_cpu_backup, False, cpu_backup_backend, host_memory, runs)
+        options = RegionOptions.check(tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend)
         if capture_error_mode not in _CAPTURE_MODES:
             raise InvalidArgumentError(f"capture_error_mode must be one of {_CAPTURE_MODES}, not {capture_error_mode!r}")
         token = check_token(pool)
@@ -354,8 +360,8 @@ class Engine:
         return tuple(block for block in preserved.blocks(None) if selects(tags, block.tag))
 
     @passes_log_on
-    def check_fresh(self, tags: Any = None, *, ignore: Any = (), modules: Any = (), whole: bool = False) -> FreshReport:
-        checked = Checked.check(tags, ignore, modules, whole)
+    def check_fresh(self, tag: Any = None, *, ignore: Any = (), modules: Any = (), whole: bool = False) -> FreshReport:
+        checked = Checked.check(tag, ignore, modules, whole)
         refuse_inner_call("check_fresh")
         warn_of_unknown_tags("check_fresh", checked.tags)
         torch = layer.in_use()
@@ -401,9 +407,6 @@ class Engine:
         torch = layer.in_use()
         is_known = torch is not None and not would_read_stacks(torch)
         return take_stats(tags, device, self._store.stranded_bytes(torch) if torch is not None and is_known else 0)
-
-    def snapshot(self) -> dict[str, Any]:
-        return take_snapshot()
 
     def ledger(self, device: int | None, measure_context: bool) -> Ledger:
         from torch_memory_saver._engine.ledger import take_ledger

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch_memory_saver._stacks import CallStack
+from torch_memory_saver._stacks import CallStack, Frame, Origin
 
-__all__ = ["Block", "BlockState", "Event", "ManagedSegment", "Segment", "Snapshot"]
+__all__ = ["Block", "BlockState", "CallStack", "Event", "Frame", "ManagedSegment", "Origin", "Segment", "Snapshot"]
 
 
 class BlockState(enum.Enum):
@@ -63,7 +63,7 @@ class Segment:
         blocks: Its blocks, by address.
         piece_bytes: Of an expandable segment, the size of the pieces in which it is mapped and given back; 0 of an
             ordinary one, which is given back as a whole.
-        state: As in torch_memory_saver.Allocation, such as "active" or "paused"; "" if the snapshot does not say.
+        state: As in torch_memory_saver.reports.Allocation, such as "active" or "paused"; "" if the snapshot does not say.
         tag: The tag of torch_memory_saver, or "".
     """
 

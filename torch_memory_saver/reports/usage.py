@@ -7,20 +7,26 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._text import mebibytes, table
 
-__all__ = ["Allocation", "CallTotals", "PreservedBlock", "Stats", "Usage", "take_snapshot", "take_stats"]
+__all__ = ["Allocation", "CallTotals", "PreservedBlock", "Stats", "Usage", "take_stats"]
 
-_BACKUPS = {number: name for name, number in _core.BACKUP_KINDS.items()}
+#: The public names of the kinds of backups, by the core's numbers.
+_BACKUPS = {
+    _core.BACKUP_NONE: "none",
+    _core.BACKUP_PINNED: "host",
+    _core.BACKUP_MMAP: "mmap",
+    _core.BACKUP_DISK: "disk",
+}
 _ALL_DEVICES = -1
 _NANOSECONDS = 1_000_000_000
-#: Of :func:`take_snapshot`. A change that breaks a reader makes it larger.
-SNAPSHOT_FORMAT = 1
+#: Of :meth:`Stats.as_dict`. A change that breaks a reader makes it larger.
+STATS_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Allocation:
         device: CUDA ordinal.
         state: "active", "pausing", "paused", "resuming", "damaged" or "repairing" (damaged, and a call is retrying the
             release).
-        backup: "none", "pinned", "mmap" or "disk".
+        backup: "none", "host", "mmap" or "disk".
         tag: The region's.
         age: Seconds since it was made.
         state_age: Seconds since its state last changed.
@@ -181,6 +187,23 @@ class Stats:
             for row in self._rows
         )
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as dicts, lists, texts and numbers, for JSON: ``allocations``, a list with the fields of
+        :class:`Allocation` of each; ``total``, ``tags``, ``devices``, ``pauses``, ``resumes`` and ``counters``, the fields
+        above; ``format``, ``pid`` and ``time`` (seconds since 1970)."""
+        return {
+            "format": STATS_FORMAT,
+            "pid": os.getpid(),
+            "time": time.time() - (time.monotonic() - self._taken_at),
+            "allocations": [vars(allocation) for allocation in self.allocations],
+            "total": vars(self.total),
+            "tags": {tag: vars(usage) for tag, usage in self.tags.items()},
+            "devices": {str(device): vars(usage) for device, usage in self.devices.items()},
+            "pauses": vars(self.pauses),
+            "resumes": vars(self.resumes),
+            "counters": dict(self.counters),
+        }
+
     def __str__(self) -> str:
         return _stats_table(self)
 
@@ -281,24 +304,6 @@ def _totals(counters: Mapping[str, int], call: str) -> CallTotals:
         bytes=counters[f"{call}_bytes_total"],
         copied_bytes=counters[f"{call}_copied_bytes_total"],
     )
-
-
-def take_snapshot() -> dict[str, Any]:
-    """Everything that is managed now, as plain data that json.dumps() takes: see ``TorchMemorySaver.snapshot``."""
-    segments = _core.segment_records()
-    stats = _add_totals([], None, None)
-    return {
-        "format": SNAPSHOT_FORMAT,
-        "pid": os.getpid(),
-        "time": time.time(),
-        "segments": segments,
-        "total": asdict(stats.total),
-        "tags": {tag: asdict(usage) for tag, usage in stats.tags.items()},
-        "devices": {str(device): asdict(usage) for device, usage in stats.devices.items()},
-        "pauses": asdict(stats.pauses),
-        "resumes": asdict(stats.resumes),
-        "counters": dict(stats.counters),
-    }
 
 
 _HEADINGS = ("MiB", "allocations", "resident", "peak", "paused", "backup", "slack", "deferred", "damaged")

@@ -87,7 +87,7 @@ def wait_for_host_memory() -> None:
 def views() -> dict[str, int]:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
-    counters, stats, snapshot = torch.cuda.memory_stats(), saver.stats(), saver.snapshot()
+    counters, stats, snapshot = torch.cuda.memory_stats(), saver.stats(), saver.stats().as_dict()
     whole = take_snapshot()
     (row,) = MemoryLog().mark()
     assert row.physical is not None and row.reserved is not None and row.device_used is not None

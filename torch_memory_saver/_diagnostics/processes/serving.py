@@ -86,9 +86,9 @@ def _serve(number: int, kind: str, page: Path) -> None:
 
 
 def _snapshot() -> object:
-    from torch_memory_saver.reports.usage import take_snapshot
+    from torch_memory_saver.reports.usage import take_stats
 
-    return take_snapshot()
+    return take_stats().as_dict()
 
 
 def _events() -> object:

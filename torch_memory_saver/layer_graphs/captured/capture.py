@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.layer_graphs.buffers import (
+from torch_memory_saver.layer_graphs.plan.buffers import (
     Graph,
     GraphUse,
     assign_pool_memory,

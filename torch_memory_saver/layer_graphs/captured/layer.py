@@ -9,7 +9,7 @@ import torch
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidStateError
-from torch_memory_saver.layer_graphs.buffers import GraphUse
+from torch_memory_saver.layer_graphs.plan.buffers import GraphUse
 
 from .arguments import Arguments
 from .module_state import ModuleState

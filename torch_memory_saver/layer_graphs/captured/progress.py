@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
-from torch_memory_saver.layer_graphs.buffers import GraphUse
+from torch_memory_saver.layer_graphs.plan.buffers import GraphUse
 
 __all__ = ["Awaitable", "Progress", "describe_run"]
 

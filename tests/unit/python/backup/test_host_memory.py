@@ -66,7 +66,7 @@ def test_an_unknown_policy_is_reported_and_ignored(program: Program, value: str)
 
 def test_a_backup_beyond_the_limit_changes_nothing(program: Program) -> None:
     text = """
-from torch_memory_saver import OutOfHostMemoryError
+from torch_memory_saver.errors import OutOfHostMemoryError
 address = allocate(200 * MIB, 5)
 free = free_bytes()
 for _ in range(2):
@@ -301,7 +301,7 @@ print(_core.main_interpreter)
 def test_closing_twice_and_using_it_afterwards(program: Program) -> None:
     """The end of the program still works: contents are restored, and nothing is lost for lack of threads."""
     text = """
-from torch_memory_saver import InvalidStateError
+from torch_memory_saver.errors import InvalidStateError
 address = allocate(64 * MIB, 5)
 torch_memory_saver.pause()
 _core.close()

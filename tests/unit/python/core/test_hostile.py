@@ -168,7 +168,7 @@ fill(address, 2 * MIB, 7)
 resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, resource.RLIM_INFINITY))
 try:
     torch_memory_saver.pause()
-except module.BackupIOError as error:
+except module.errors.BackupIOError as error:
     assert "27" in str(error), error
 else:
     raise AssertionError
@@ -201,7 +201,7 @@ for paused in (False, True):
     assert not _core.free(gone) and not _core.free(ctypes.addressof(local))
     try:
         _core.free(kept + 512)
-    except module.InvalidArgumentError as error:
+    except module.errors.InvalidArgumentError as error:
         assert "lies inside an allocation" in str(error)
     else:
         raise AssertionError

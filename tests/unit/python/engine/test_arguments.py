@@ -42,13 +42,14 @@ def test_bad_selections_are_refused(tags: object) -> None:
 def test_pause_backup_choices() -> None:
     assert options.choose_pause_backup(None) is None
     assert options.choose_pause_backup("host") == _core.BACKUP_PINNED
+    assert options.choose_pause_backup("mmap") == _core.BACKUP_MMAP
     assert options.choose_pause_backup("disk") == _core.BACKUP_DISK
     assert options.choose_pause_backup("discard") == _core.BACKUP_NONE
 
 
 @pytest.mark.parametrize("backup", ["", "Host", "pinned", 0, False, ["host"]])
 def test_unknown_pause_backups_are_refused(backup: object) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match='"host", "disk" or "discard"'):
+    with pytest.raises(errors.InvalidArgumentError, match='"host", "mmap", "disk" or "discard"'):
         options.choose_pause_backup(backup)
 
 
@@ -86,11 +87,11 @@ def test_bad_devices_are_refused(device: object) -> None:
 
 
 def test_backup_choices() -> None:
-    assert options.choose_backup(False, False, None) == _core.BACKUP_NONE
-    assert options.choose_backup(True, False, None) == _core.BACKUP_PINNED
-    assert options.choose_backup(True, False, "pinned") == _core.BACKUP_PINNED
-    assert options.choose_backup(True, False, "mmap") == _core.BACKUP_MMAP
-    assert options.choose_backup(False, True, None) == _core.BACKUP_DISK
+    assert options.backup_of_aliases(False, False, None) is None
+    assert options.backup_of_aliases(True, False, None) == "host"
+    assert options.backup_of_aliases(True, False, "pinned") == "host"
+    assert options.backup_of_aliases(True, False, "mmap") == "mmap"
+    assert options.backup_of_aliases(False, True, None) == "disk"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_backup_choices() -> None:
 )
 def test_bad_backup_choices_are_refused(choice: tuple[Any, ...], words: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=words):
-        options.choose_backup(*choice)
+        options.backup_of_aliases(*choice)
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 63, 1.5, "3", True, None, Path()])

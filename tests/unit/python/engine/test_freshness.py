@@ -8,8 +8,9 @@ import pytest
 from fake_torch import CAPTURE_STREAM, FakeGraph, FakeTorch
 from fresh_checks import FREE, LIVE, MIB, PENDING, cycle, in_region, places
 
-from torch_memory_saver import FreshReport, _core, errors
+from torch_memory_saver import _core, errors
 from torch_memory_saver._engine import freshness
+from torch_memory_saver.reports import FreshReport
 from torch_memory_saver.saver import TorchMemorySaver
 
 pytestmark = pytest.mark.usefixtures("guard")

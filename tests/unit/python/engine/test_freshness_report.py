@@ -9,7 +9,7 @@ import pytest
 from fake_torch import FakeTorch
 from fresh_checks import LIVE, MIB, cycle, in_region
 
-from torch_memory_saver import FreshReport, UnwrittenBlock
+from torch_memory_saver.reports import FreshReport, UnwrittenBlock
 from torch_memory_saver.saver import TorchMemorySaver
 
 

@@ -20,7 +20,7 @@ def tell(done: int, total: int) -> None:
     pass
 
 
-REGION = RegionOptions.check("a", True, False, "mmap", "pool", False)
+REGION = RegionOptions.check("a", "mmap", "pool", False)
 PAUSE = PauseOptions.check(["a", "b", "a"], "host", 1, tell, "wait", 3)
 RESUME = ResumeOptions.check("a", math.inf, 1, "pool", 1, tell, 1)
 
@@ -47,7 +47,7 @@ class Core:
 
 def test_options_are_checked_values_that_stay() -> None:
     assert RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=True, runs=False) == REGION
-    assert RegionOptions.check("a", True, False, "mmap", "pool") != REGION, "pools are kept by the options"
+    assert RegionOptions.check("a", "mmap", "pool") != REGION, "pools are kept by the options"
     assert PauseOptions(("a", "b"), _core.BACKUP_PINNED, True, tell, "wait", PAUSE.deadline) == PAUSE
     assert ResumeOptions(("a",), math.inf, True, _core.HOST_POOL, True, tell, True) == RESUME
     options: Any
@@ -60,12 +60,16 @@ def test_options_are_checked_values_that_stay() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("", False, False, None, None),
-        ("a", True, True, None, None),
-        ("a", False, False, "pinned", None),
-        ("a", True, False, None, "keep"),
-        ("a", False, False, None, None, 0),
-        ("a", False, False, None, None, None),
+        ("",),
+        ("a", "pinned"),
+        ("a", "discard"),
+        ("a", 1),
+        ("a", None, "keep"),
+        ("a", None, None, 0),
+        ("a", None, None, None),
+        ("a", None, None, True, True, True),
+        ("a", None, None, True, False, False, "pinned"),
+        ("a", "host", None, True, True),
     ],
 )
 def test_a_region_that_makes_no_sense_has_no_options(arguments: tuple[Any, ...]) -> None:

@@ -177,7 +177,7 @@ def test_init_enable_with_expandable_segments_is_an_error(program: Program, vari
     text = """
 try:
     torch_memory_saver.pause()
-except module.InvalidStateError as error:
+except module.errors.InvalidStateError as error:
     assert "expandable" in str(error)
 else:
     raise AssertionError
@@ -218,7 +218,7 @@ child = os.fork()
 if child == 0:
     try:
         torch_memory_saver.pause()
-    except module.ForkedProcessError:
+    except module.errors.ForkedProcessError:
         os._exit(7)
     os._exit(8)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -57,7 +57,8 @@ def test_torch_mode_without_torch_is_an_error(program: Program) -> None:
     text = """
 import sys
 sys.modules["torch"] = None  # What makes an import of it fail.
-from torch_memory_saver import torch_memory_saver, TorchUnavailableError, InvalidArgumentError
+from torch_memory_saver import torch_memory_saver
+from torch_memory_saver.errors import TorchUnavailableError, InvalidArgumentError
 for action in (lambda: torch_memory_saver.region("a").__enter__(), lambda: torch_memory_saver.cuda_graph(None)):
     try:
         action()
@@ -73,7 +74,8 @@ torch_memory_saver.empty_cache()
 
 def test_no_driver_is_a_named_error(program: Program) -> None:
     text = """
-from torch_memory_saver import _core, DriverUnavailableError
+from torch_memory_saver import _core
+from torch_memory_saver.errors import DriverUnavailableError
 try:
     _core.allocate(1 << 21)
 except DriverUnavailableError as error:
@@ -146,12 +148,12 @@ def test_stats(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     saver.reset_peaks()
     saver.pause("a")
     stats = saver.stats()
-    assert stats.tags["a"] == module.Usage(1, 3 * MIB, 0, 4 * MIB, stats.tags["a"].backup_bytes, 0, 4 * MIB)
+    assert stats.tags["a"] == module.reports.Usage(1, 3 * MIB, 0, 4 * MIB, stats.tags["a"].backup_bytes, 0, 4 * MIB)
     assert stats.tags["a"].backup_bytes >= 3 * MIB
-    assert stats.tags["b"] == module.Usage(1, 2 * MIB, 2 * MIB, 0, 0, 0, 2 * MIB)
+    assert stats.tags["b"] == module.reports.Usage(1, 2 * MIB, 2 * MIB, 0, 0, 0, 2 * MIB)
     assert (stats.total.allocations, stats.total.resident_bytes, stats.total.paused_bytes) == (2, 2 * MIB, 4 * MIB)
     row = stats.allocations[0]
-    assert (row.address, row.state, row.backup, row.device, row.tag) == (first, "paused", "pinned", 0, "a")
+    assert (row.address, row.state, row.backup, row.device, row.tag) == (first, "paused", "host", 0, "a")
     assert stats.counters["paused_bytes"] == 4 * MIB
 
 

@@ -193,7 +193,8 @@ def test_settings_of_existing_programs_can_be_set(saver: TorchMemorySaver, monke
 @pytest.mark.parametrize("name", ["TMS_HOST_MEMORY_LIMIT_MB", "TMS_HOST_POOL_LIMIT_MB"])
 def test_a_malformed_limit_is_an_error_at_the_first_use(program: Program, name: str, preloaded: bool) -> None:
     text = f"""
-from torch_memory_saver import torch_memory_saver, _core, InvalidArgumentError
+from torch_memory_saver import torch_memory_saver, _core
+from torch_memory_saver.errors import InvalidArgumentError
 def refused(action):
     try:
         action()
@@ -215,7 +216,7 @@ assert _core.region_current().depth == 0
 
 def test_a_limit_of_nothing_is_one(program: Program) -> None:
     text = """
-from torch_memory_saver import OutOfHostMemoryError
+from torch_memory_saver.errors import OutOfHostMemoryError
 with torch_memory_saver.region("a", enable_cpu_backup=True):
     address = cuda_malloc(2 * MIB)
 fill(address, 2 * MIB, 7)

@@ -33,7 +33,7 @@ def two_tags(saver: TorchMemorySaver, fake_torch: FakeTorch) -> TorchMemorySaver
     return saver
 
 
-def sizes(usage: module.Usage) -> tuple[int, int, int]:
+def sizes(usage: module.reports.Usage) -> tuple[int, int, int]:
     return usage.allocations, usage.resident_bytes, usage.paused_bytes
 
 
@@ -108,17 +108,17 @@ def test_ages(two_tags: TorchMemorySaver) -> None:
     assert newer.age == pytest.approx(newer.state_age)  # and this one never
 
 
-def test_a_snapshot_is_json(two_tags: TorchMemorySaver) -> None:
+def test_statistics_as_data_are_json(two_tags: TorchMemorySaver) -> None:
     stats = two_tags.stats()
-    snapshot = json.loads(json.dumps(two_tags.snapshot()))
+    snapshot = json.loads(json.dumps(stats.as_dict()))
     assert snapshot["pid"] == os.getpid() and snapshot["time"] <= time.time()
-    assert [row["address"] for row in snapshot["segments"]] == [row.address for row in stats.allocations]
-    assert [(row["tag"], row["state"], row["backup"], row["device"]) for row in snapshot["segments"]] == [
-        ("a", "paused", "pinned", 0),
-        ("a", "paused", "pinned", 1),
+    assert [row["address"] for row in snapshot["allocations"]] == [row.address for row in stats.allocations]
+    assert [(row["tag"], row["state"], row["backup"], row["device"]) for row in snapshot["allocations"]] == [
+        ("a", "paused", "host", 0),
+        ("a", "paused", "host", 1),
         ("b", "active", "none", 0),
     ]
-    assert set(snapshot["segments"][0]) == set(module.Allocation.__dataclass_fields__)
+    assert set(snapshot["allocations"][0]) == set(module.reports.Allocation.__dataclass_fields__)
     assert snapshot["tags"]["a"]["paused_bytes"] == 8 * MIB
     assert snapshot["devices"]["1"]["paused_bytes"] == 4 * MIB
     assert snapshot["counters"] == dict(stats.counters)
@@ -167,7 +167,7 @@ def test_slack_has_a_column_where_there_is_any(hooks: Recorder) -> None:
         (hooks.tag("w"), "14.0", "2.0"),
         (hooks.tag("other"), "2.0", "0.0"),
     ]
-    snapshot = hooks.saver.snapshot()
+    snapshot = hooks.saver.stats().as_dict()
     assert snapshot["tags"][hooks.tag("w")]["slack_bytes"] == snapshot["counters"]["slack_bytes"] == 2 * MIB
     assert "slack" not in str(hooks.saver.stats(hooks.tag("other")))
 
@@ -192,7 +192,7 @@ def test_without_allocations(saver: TorchMemorySaver) -> None:
     stats = saver.stats()
     assert (stats.total.allocations, stats.tags, stats.allocations) == (0, {}, ())
     assert str(stats).splitlines()[0].split()[0] == "MiB"
-    assert saver.snapshot()["segments"] == []
+    assert saver.stats().as_dict()["allocations"] == []
 
 
 @pytest.mark.parametrize("wrong", [3, b"a", [1]])

@@ -136,7 +136,7 @@ if pid == 0:
         assert os.listdir(os.environ["FOLDER"]) == [own.name], "it has no events yet"
         try:
             module.pause("kept")
-        except module.ForkedProcessError:
+        except module.errors.ForkedProcessError:
             pass
         file.write_if_new()
         assert len(os.listdir(os.environ["FOLDER"])) == 2
@@ -189,7 +189,7 @@ _core.capture_begin(None, 0)
 try:
     module.pause("kept")
     raise SystemExit("it did not fail")
-except module.CaptureInProgressError:
+except module.errors.CaptureInProgressError:
     pass
 _core.capture_end()
 assert 'torch_memory_saver_failures_total{operation="pause"} 1' in Path(os.environ["TMS_METRICS_FILE"]).read_text()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.layer_graphs import (
+from torch_memory_saver.layer_graphs.plan import (
     Graph,
     GraphUse,
     assign_pool_memory,

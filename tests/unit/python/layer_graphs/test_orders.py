@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.layer_graphs import Pass, passes, peak_by_chunk, peak_in_flight
+from torch_memory_saver.layer_graphs.plan import Pass, passes, peak_by_chunk, peak_in_flight
 
 
 def test_a_pass_lasts_from_a_forward_to_the_backward_of_the_same_microbatch() -> None:

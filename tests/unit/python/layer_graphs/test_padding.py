@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.layer_graphs import padding_cost, smallest_size
+from torch_memory_saver.layer_graphs.plan import padding_cost, smallest_size
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=20)
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)

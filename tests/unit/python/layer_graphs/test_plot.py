@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.layer_graphs import bubble_fraction, pipeline_order, plot_schedule
+from torch_memory_saver.layer_graphs.plan import bubble_fraction, pipeline_order, plot_schedule
 
 ORDERS = [pipeline_order(4, rank, 8, 2) for rank in range(4)]
 

@@ -9,8 +9,8 @@ import pytest
 
 from torch_memory_saver import layer_graphs
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
-from torch_memory_saver.layer_graphs import graph_uses
 from torch_memory_saver.layer_graphs.captured.progress import Progress
+from torch_memory_saver.layer_graphs.plan import graph_uses
 
 FORWARD, BACKWARD = False, True
 
@@ -119,7 +119,7 @@ def test_a_restart_waits_and_forgets() -> None:
 
 
 def test_the_plans_need_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; from torch_memory_saver.layer_graphs import pipeline_order"
+    code = "import sys; sys.modules['torch'] = None; from torch_memory_saver.layer_graphs.plan import pipeline_order"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert {"capture_layers", "LayerGraphs"} <= set(layer_graphs.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'capture_layer'"):

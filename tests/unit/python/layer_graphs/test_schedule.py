@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from torch_memory_saver import layer_graphs
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.layer_graphs import (
+from torch_memory_saver.layer_graphs.plan import (
     Timeline,
     bubble_fraction,
     passes,

@@ -13,7 +13,8 @@ import pytest
 from caching_allocator import KIB, MIB, CachingAllocator, frames_of
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.memory import BlockState, Origin, Snapshot, load_snapshot
+from torch_memory_saver.memory import Snapshot, load_snapshot
+from torch_memory_saver.memory.model import BlockState, Origin
 
 CALL = ("/srv/main.py", 3, "main")
 NATIVE = (("??", 0, "torch::unwind::unwind()"), ("Python/ceval.c", 4769, "_PyEval_EvalFrameDefault"))

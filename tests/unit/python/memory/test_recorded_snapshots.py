@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torch_memory_saver.memory import CallStack, Comparison, compare
+from torch_memory_saver.memory import Comparison, compare
+from torch_memory_saver.memory.model import CallStack
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "data" / "memory_snapshots"
 MIB = 1 << 20

@@ -6,7 +6,7 @@ from typing import Any
 
 from fake_torch import FakeTorch
 
-from torch_memory_saver import UnwrittenBlock
+from torch_memory_saver.reports import UnwrittenBlock
 from torch_memory_saver.saver import TorchMemorySaver
 
 __all__ = ["FREE", "LIVE", "MIB", "PENDING", "cycle", "in_region", "places"]

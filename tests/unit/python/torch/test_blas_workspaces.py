@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def options(tag: str) -> RegionOptions:
-    return RegionOptions.check(tag, False, False, None, None)
+    return RegionOptions.check(tag)
 
 
 @pytest.mark.parametrize(

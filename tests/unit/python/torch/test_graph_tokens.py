@@ -111,7 +111,7 @@ def test_a_token_s_own_pool_is_used_in_a_preloaded_process(
         assert (_core.region_current().tag, len(fake_torch.routings)) == (("outer", 1) if region else ("default", 0))
     assert graph.pool() == TOKEN
     (row,) = saver.stats().allocations
-    assert (row.address, row.tag, row.backup) == (address, "g", "pinned")
+    assert (row.address, row.tag, row.backup) == (address, "g", "host")
     fake_torch.free(address)
     again, other = capture(saver, fake_torch, pool=graph.pool(), tag="g", enable_cpu_backup=True)
     assert (again.pool(), other) == (TOKEN, address)

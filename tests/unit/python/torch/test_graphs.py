@@ -26,7 +26,7 @@ def test_a_capture_has_a_managed_pool(saver: TorchMemorySaver, fake_torch: FakeT
         address = fake_torch.allocate(2 * MIB)
     assert _core.counters()["visible_captures"] == 0
     (row,) = saver.stats().allocations
-    assert (row.address, row.tag, row.backup) == (address, "graphs", "pinned")
+    assert (row.address, row.tag, row.backup) == (address, "graphs", "host")
     assert saver.pause("graphs").bytes == 2 * MIB
 
 

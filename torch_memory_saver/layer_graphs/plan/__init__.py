@@ -1,0 +1,54 @@
+"""Plans for CUDA graphs of layers in training: in which order micro-batches run, which buffers and graphs they share, what
+padding costs, and pictures of it.
+
+Plain data for plain Python: neither torch nor matplotlib is imported before `plot_schedule` draws.
+
+Words used in all of it: a pipeline has `pp` ranks. A *chunk* is a part of the model that lies on one rank as a whole;
+each rank has `vpp` of them. A *micro-batch* is a part of a step's samples. Ranks, chunks, micro-batches, layers,
+positions and slots count from 0. An *order* is what one rank runs in one step: chunk number + 1 for a forward, its
+negative for a backward. The forwards of a chunk run the micro-batches in ascending order, and so do its backwards, so an
+order names no micro-batch.
+"""
+
+from .buffers import (
+    Graph,
+    GraphUse,
+    StaticInputs,
+    assign_pool_memory,
+    assign_static_inputs,
+    find_overlap,
+    graph_uses,
+    number_of_graphs,
+)
+from .orders import Pass, passes, peak_by_chunk, peak_in_flight
+from .padding import PaddingCost, padding_cost, smallest_size
+from .plot import plot_schedule
+from .schedule import bubble_fraction, pipeline_order, schedule_table, warmup_count
+from .timeline import Bubble, Timeline, Work, run_orders
+
+__all__ = [
+    "Bubble",
+    "Graph",
+    "GraphUse",
+    "PaddingCost",
+    "Pass",
+    "StaticInputs",
+    "Timeline",
+    "Work",
+    "assign_pool_memory",
+    "assign_static_inputs",
+    "bubble_fraction",
+    "find_overlap",
+    "graph_uses",
+    "number_of_graphs",
+    "padding_cost",
+    "passes",
+    "peak_by_chunk",
+    "peak_in_flight",
+    "pipeline_order",
+    "plot_schedule",
+    "run_orders",
+    "schedule_table",
+    "smallest_size",
+    "warmup_count",
+]
