@@ -55,16 +55,13 @@ mutants: ## plants one bug at a time in a copy of the sources, and expects the t
 
 SIMULATE = $(IN_TREE) -m torch_memory_saver simulate --devices 2 --memory 8GiB
 # Side by side, because one leaves half of two cores idle; what each prints is shown when it has ended.
-.PHONY: torch-test torch-test-torch torch-test-preload torch-test-kernels
+.PHONY: torch-test torch-test-torch torch-test-preload
 torch-test: build ## PyTorch on the simulated GPU, in both hook modes; PYTHON has PyTorch's CUDA build
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going torch-test-torch \
-		torch-test-preload torch-test-kernels
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going torch-test-torch torch-test-preload
 torch-test-torch:
 	$(SIMULATE) -- python -m pytest --gpu tests/torch tests/gpu $(PYTEST_ARGUMENTS)
 torch-test-preload:
 	$(SIMULATE) --preload -- python -m pytest --gpu tests/torch tests/gpu $(PYTEST_ARGUMENTS)
-torch-test-kernels: # the kernels that are interpreted where operators are not done by the CPU's implementations
-	$(SIMULATE) --kernels error -- python -m pytest --gpu tests/torch/test_kernels.py $(PYTEST_ARGUMENTS)
 
 .PHONY: torch-slow
 torch-slow: build ## a 64th of a 32B model on 8 simulated GPUs (4 minutes, 15 GiB of memory; CI does without)

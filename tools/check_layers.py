@@ -54,7 +54,6 @@ SIMULATOR_ORDER: tuple[tuple[str, ...], ...] = (
     ("base",),
     ("devices",),
     ("memory",),
-    ("kernels",),
     ("work",),
     ("streams",),
     ("graphs",),

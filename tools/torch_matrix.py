@@ -1,9 +1,9 @@
 """Runs the tests of PyTorch on the simulated GPU with several releases of PyTorch: ``make torch-matrix``.
 
 The wheel of this package is built once. For each release a virtual environment is made with that wheel and PyTorch's CUDA
-build (without its CUDA packages). The tests run in both hook modes, and those of interpreted kernels run as well. Tensors
-are sent from each release to every other. The environments are removed at the end. A table is printed. It also shows the
-releases that cannot be installed with this Python. The exit status is 1 if a test failed.
+build (without its CUDA packages). The tests run in both hook modes. Tensors are sent from each release to every other. The
+environments are removed at the end. A table is printed. It also shows the releases that cannot be installed with this
+Python. The exit status is 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ REQUIREMENTS = ROOT / "tests" / "torch" / "requirements.txt"
 
 NEWEST = "newest"
 VERSIONS = ("2.8.0", "2.11.0", NEWEST)
-#: Options of simulate for each run: one for each hook mode, one that interprets kernels, and one that sends tensors.
-MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"], "kernels": ["--kernels", "error"], "sharing": []}
+#: Options of simulate for each run: one for each hook mode, and one that sends tensors.
+MODES: dict[str, list[str]] = {"torch": [], "preload": ["--preload"], "sharing": []}
 #: The tests of a run, if they differ from those of the command line.
-TESTS = {
-    "kernels": ["tests/torch/test_kernels.py"],
-    "sharing": ["--gpu", *(f"tests/gpu/test_sharing{part}.py" for part in ("", "_lifetimes", "_pauses"))],
-}
+TESTS = {"sharing": ["--gpu", *(f"tests/gpu/test_sharing{part}.py" for part in ("", "_lifetimes", "_pauses"))]}
 #: Has the interpreters of the other releases, for tests/gpu/test_sharing.py. Without TMS_: the package warns of variables
 #: of its own that it does not know.
 IMPORTERS = "IMPORTER_PYTHONS"

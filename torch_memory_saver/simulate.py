@@ -31,9 +31,6 @@ __all__ = [
     "simulator_path",
 ]
 
-#: How PyTorch's operators are executed. "cpu": by its CPU implementations. Otherwise simple elementwise kernels are
-#: interpreted, and any other kernel fails at its launch ("error") or does nothing ("skip").
-KERNELS = ("cpu", "error", "skip")
 #: The folder of sitecustomize.py.
 _STARTUP = Path(os.path.abspath(__file__)).parent / "_simulate" / "startup"
 #: The same as the simulator's TMS_SIM_MAX_DEVICES.
@@ -79,13 +76,14 @@ def environment(
     devices: int = 1,
     memory: int | str = "8GiB",
     bandwidth: int | str | None = None,
-    kernels: str = "cpu",
     preload_hook: bool = False,
     report: bool = False,
     trace: str | os.PathLike[str] | None = None,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The environment for a process that runs on the simulated GPU.
+    """Return the environment for a process that runs on the simulated GPU.
+
+    PyTorch's CPU implementations execute its operators, on the bytes of the simulated devices.
 
     Processes that inherit it share the devices' memory, as on a real machine. Each call describes a new machine, unless its
     `base` is such an environment: then it describes the same machine.
@@ -96,8 +94,6 @@ def environment(
         devices: The number of devices, 0 to 8.
         memory: Bytes of each device, as a number or a text such as "8GiB".
         bandwidth: Bytes per second of copies in flight, in the same form. None: as fast as the host copies.
-        kernels: "cpu": PyTorch's CPU implementations execute its operators, on the bytes of the simulated devices. "error":
-            simple elementwise kernels are interpreted, and the launch of any other kernel fails. "skip": it does nothing.
         preload_hook: Whether the hook library is preloaded as well (hook mode "preload").
         report: Whether each process prints at its end what it still holds on the devices.
         trace: A file to which every call of the driver, the runtime and NCCL is appended.
@@ -109,11 +105,9 @@ def environment(
         InvalidArgumentError: An argument is out of range, or the trace cannot be written.
         InvalidStateError: A library of this package is missing, the stub libraries cannot be written, or there is no C
             compiler.
-        TorchUnavailableError: The installed PyTorch is not built for CUDA.
+        TorchUnavailableError: The installed PyTorch is not built for CUDA, or its release is not supported.
     """
     _check_devices(devices)
-    if kernels not in KERNELS:
-        raise InvalidArgumentError(f"kernels must be one of {', '.join(KERNELS)}, not {kernels!r}")
     simulator = simulator_path()
     result = dict(os.environ if base is None else base)
     preloaded = re.split("[ :]", result.get("LD_PRELOAD", ""))
@@ -130,11 +124,9 @@ def environment(
     result[_OWN_VARIABLES + "DEVICES"] = str(devices)
     result[_OWN_VARIABLES + "VISIBLE"] = "1"
     result[_OWN_VARIABLES + "MEMORY"] = str(_size(memory))
-    result[_OWN_VARIABLES + "KERNELS"] = kernels
-    if kernels == "cpu":
-        # Python imports sitecustomize from this folder when it starts.
-        others = result.get("PYTHONPATH", "").split(os.pathsep)
-        result["PYTHONPATH"] = _join("PYTHONPATH", [_STARTUP], others)
+    # Python imports sitecustomize from this folder when it starts.
+    others = result.get("PYTHONPATH", "").split(os.pathsep)
+    result["PYTHONPATH"] = _join("PYTHONPATH", [_STARTUP], others)
     # Processes that inherit this name are on one machine: they share the memory of each device.
     result.setdefault(_MACHINE, f"{os.getpid()}-{secrets.token_hex(_NAME_BYTES)}")
     if bandwidth is not None:
@@ -258,7 +250,7 @@ def check_imports(command: Sequence[str]) -> None:
     """Checks that PyTorch is installed if the script imports it, so that the user gets one message instead of a traceback.
 
     Raises:
-        TorchUnavailableError: The script imports PyTorch, which is not installed.
+        TorchUnavailableError: The script imports PyTorch, which is not installed, or not supported.
     """
     scripts = [part for part in command[1:2] if command[0] in _PYTHON and part.endswith(".py")]
     if not scripts or find_torch() is not None:

@@ -11,6 +11,9 @@
  * the device's budget and filled with a poison byte. A map is MAP_FIXED|MAP_SHARED without access, set-access is
  * mprotect, and an unmap restores PROT_NONE. Device pointers are host addresses, so tests read the bytes directly.
  *
+ * A kernel can be launched if the simulator implements it: see the table in runtime/kernels.c. The launch of any other
+ * kernel fails with cudaErrorNotSupported, and stderr names the kernel once.
+ *
  * Differences from the real driver:
  *   - cudaMalloc and cuMemAlloc charge whole multiples of the granularity.
  *   - A call that needs a current context fails with the context's sticky error. Calls of the virtual memory management
@@ -49,10 +52,6 @@ enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 
  *   TMS_SIMULATED_POISON       allocations up to this size (default 8MiB) are poisoned entirely when created. Larger ones
  *                              are poisoned in their first and last MiB only, so that large tests stay fast; the rest is
  *                              zero, or poison where freed memory is reused
- *   TMS_SIMULATED_KERNELS      error (default): the launch of a kernel that is not interpreted fails with
- *                              cudaErrorNotSupported; skip: the launch is counted and has no effect; cpu: as error, but
- *                              PyTorch's operators run in the device process and launch no kernels. In each mode stderr
- *                              names every such kernel once
  *   TMS_SIMULATED_NCCL_MEMORY  bytes of its device that a rank of an NCCL communicator holds, with suffix; default 16MiB
  *   TMS_SIMULATED_SHARED       a name: processes with the same name share the budgets (POSIX shared memory)
  *   TMS_SIMULATED_TRACE        a path: every call is appended to this file, one per line
@@ -124,10 +123,11 @@ typedef struct tms_sim_operand {
     uint64_t address, bytes; /* in device memory */
     int written;             /* the operator may write this range */
 } tms_sim_operand_t;
-/* What one random number is derived from: the state that PyTorch's generator gives to a random kernel. */
+/* The state that PyTorch's generator gives to a random kernel. One random number is derived from it. */
 typedef struct tms_sim_draw {
-    uint64_t seed;                         /* mixed from seed and offset; in a capture: the addend of the offset */
-    uint64_t seed_address, offset_address; /* in a capture: device addresses of the values of each replay; otherwise 0 */
+    uint64_t seed, offset; /* if captured: the device addresses of the values of each replay */
+    uint64_t addend;       /* if captured: a number that is added to the offset of each replay */
+    int captured;
 } tms_sim_draw_t;
 typedef struct tms_sim_operator {
     void *stream;     /* a CUstream */
@@ -164,13 +164,6 @@ TMS_SIM_EXPORT void tms_sim_set_manager(tms_sim_get_api_t *get_api);
 /* The workspace of a cublasHandle_t as an operand, for an operator that uses cuBLAS on a GPU. It has 0 bytes if the handle
  * has no workspace. */
 TMS_SIM_EXPORT tms_sim_operand_t tms_sim_blas_workspace(const void *handle);
-/* Counts of PyTorch's kernels since the reset: launched and interpreted (in a capture: recorded), and skipped.
- * Interpreted are elementwise fills, conversions, additions, multiplications, divisions, comparisons for equality, and
- * the reductions sum, mean, max, min, all and any; see kernels/names.c. */
-TMS_SIM_EXPORT uint64_t tms_sim_kernels_launched(void);
-TMS_SIM_EXPORT uint64_t tms_sim_kernels_skipped(void);
-/* Whether kernels that are not interpreted are skipped: see TMS_SIMULATED_KERNELS. */
-TMS_SIM_EXPORT void tms_sim_skip_kernels(int skip);
 /* Opens a gate permanently (until tms_sim_reset). */
 TMS_SIM_EXPORT void tms_sim_open_gate(int gate);
 /* Blocks until a thread waits for the device in cuCtxSynchronize, cuStreamSynchronize or another waiting call. Tests use

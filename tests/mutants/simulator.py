@@ -46,9 +46,9 @@ _OPERATORS = (
     ),
     Mutant(
         "a-graph-draws-the-same-number-at-every-launch",
-        "csrc/simulator/kernels/random.c",
-        "sim_random_seed(seed, offset + draw->seed)",
-        "sim_random_seed(seed, draw->seed)",
+        "csrc/simulator/operators/operator.c",
+        ".offset = offset + draw->addend",
+        ".offset = draw->addend",
         (f"{_UNIT}/test_operators.c",),
     ),
     Mutant(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -29,10 +28,6 @@ sys.path.insert(0, str(SUITE.parent))
 import compare  # noqa: E402
 
 pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TMS_SIMULATED_KERNELS") != "cpu",
-        reason="needs PyTorch's operators on the simulated GPU (--kernels cpu)",
-    ),
     pytest.mark.skipif(torch.cuda.device_count() != 2, reason="the records are of two devices"),
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import subprocess
 import sys
 import warnings
@@ -14,10 +13,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-)
 
 ANOTHER_DEVICE = "Expected all tensors to be on the same device, but"
 OVERLAP = "unsupported operation: "

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-)
 
 EPS, MOMENTUM, CHANNELS = 1e-5, 0.1, 3
 SIZES: dict[str, tuple[int, ...]] = {"rows": (6, CHANNELS), "sequences": (6, CHANNELS, 5), "images": (6, CHANNELS, 4, 4)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,10 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-)
 
 
 def values(*size: int) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,10 +13,6 @@ from torch import nn
 
 import torch_memory_saver
 from torch_memory_saver import torch_memory_saver as saver
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-)
 
 CYCLES = 3
 

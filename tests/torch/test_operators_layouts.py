@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 import torch
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-)
 
 _Tensor = torch.Tensor
 ONE: list[Callable[..., _Tensor]] = [

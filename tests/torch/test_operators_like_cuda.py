@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-)
 
 PROGRAM = Path(__file__).parent / "programs" / "captures.py"
 

@@ -17,10 +17,6 @@ import torch
 from torch_memory_saver import torch_memory_saver as saver
 from torch_memory_saver._simulate.operators.device_process import Memory
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-)
-
 TIMEOUT_S = 120
 
 #: The first lines of the programs below.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,6 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_memory_saver._simulate.operators.compute import compute
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-)
 
 _Tensor = torch.Tensor
 PRODUCTS: dict[str, tuple[Callable[..., _Tensor], tuple[tuple[int, ...], ...]]] = {

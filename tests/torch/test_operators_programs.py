@@ -1,4 +1,4 @@
-"""Guards programs that use operators on the simulated GPU: their output, and their fallbacks."""
+"""Guards programs that use operators on the simulated GPU: their output, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ import sys
 import textwrap
 
 import pytest
-import torch
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-)
 
 TIMEOUT_S = 120
 
@@ -31,32 +26,43 @@ def run(program: str, **variables: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def test_kernels_of_an_unknown_release_are_interpreted_with_a_warning() -> None:
-    """Its operators work where they are elementwise, and others fail, as with --kernels error."""
+def test_an_unknown_release_is_refused_at_its_import() -> None:
+    """Another interpreter than the one that ``simulate`` was started for may have another PyTorch."""
     stdout, stderr = run(
         """
-        import os
-        import torch
-        from torch_memory_saver._simulate.operators import install, special
-        def fail(replace):
-            raise AttributeError("torch has no such function")
-        special.install = fail
-        os.environ["TMS_SIMULATED_KERNELS"] = "cpu"
-        install.install()
-        install.install()
-        ones = torch.ones(4, 4, device="cuda")
-        assert (ones + ones).cpu().sum().item() == 32
+        import sys
+        import types
+        from torch_memory_saver._simulate.operators import install
+        from torch_memory_saver.errors import TorchUnavailableError
+        sys.modules["torch"] = types.SimpleNamespace(__version__="2.99.0")
         try:
-            ones @ ones
-        except RuntimeError:
-            print("refused")
-        """,
-        TMS_SIMULATED_KERNELS="error",
+            install.install()
+        except TorchUnavailableError as error:
+            print(error)
+        """
     )
-    assert stdout == "refused\n"
-    sentence = "simulated GPU: --kernels cpu does not know PyTorch"
-    assert stderr.count(sentence) == 1
-    assert f"{sentence} {torch.__version__} (AttributeError: torch has no such function)" in stderr
+    assert stdout == "the simulated GPU does not support PyTorch 2.99.0: install one of the releases 2.8 to 2.15\n"
+    assert stderr == ""
+
+
+def test_kernels_of_the_program_fail_and_are_named() -> None:
+    """They are no operators. PyTorch's own kernel is launched here through the CPU's dispatch key, which is not replaced."""
+    stdout, stderr = run(
+        """
+        import torch
+        ones = torch.ones(4, device="cuda")
+        cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+        try:
+            torch.ops.aten.fill_.Scalar.redispatch(cpu, ones, 2)
+        except RuntimeError as error:
+            print(error)
+        print((ones + 1).cpu().tolist())
+        """
+    )
+    assert "CUDA error: operation not supported" in stdout
+    assert stdout.endswith("[2.0, 2.0, 2.0, 2.0]\n"), "such an error is not sticky"
+    assert stderr.count("simulated GPU: the launch of a kernel failed") == 1
+    assert "FillFunctor" in stderr
 
 
 STEP = """

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
-
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-)
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,6 @@ import torch
 from torch import nn
 
 pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-    ),
     pytest.mark.filterwarnings("ignore:Sparse"),
 ]
 

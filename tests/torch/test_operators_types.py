@@ -4,7 +4,6 @@ operators."""
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import pytest
@@ -12,10 +11,6 @@ import torch
 from torch.utils._pytree import tree_map
 
 pytest.importorskip("expecttest", reason="PyTorch's database of operators needs it")
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS") != "cpu", reason="needs PyTorch's operators on the simulated GPU (--kernels cpu)"
-)
-
 #: Operator -> why the simulated GPU computes with types that the database denies CUDA.
 ALLOWED = {
     "angle": "newer releases have halves",

@@ -3,7 +3,6 @@ always the same tenth, and some entries in addition. ``make opinfo`` runs all of
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,6 @@ import torch
 from pytorch_opinfo import differences, report, running, values
 
 pytest.importorskip("expecttest", reason="PyTorch's database of operators needs it")
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS") != "cpu", reason="needs PyTorch's operators on the simulated GPU (--kernels cpu)"
-)
-
 
 #: Each was different once, for a reason of its own.
 ALSO = (

@@ -12,10 +12,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TMS_SIMULATED_KERNELS", "") != "cpu", reason="needs simulate --kernels cpu, the default"
-)
-
 RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "normal_": lambda each: each.normal_(),
     "uniform_": lambda each: each.uniform_(),

@@ -36,13 +36,6 @@ class SimulateCommand(Command):
             metavar="SIZE",
             help="bytes per second of copies on a stream, such as 20GiB (default: as fast as the host)",
         )
-        parser.add_argument(
-            "--kernels",
-            choices=simulate.KERNELS,
-            default=simulate.KERNELS[0],
-            help="how operators are executed: by PyTorch's CPU implementations (cpu, the default); or simple kernels are "
-            "interpreted, and other kernels fail (error) or do nothing (skip)",
-        )
         parser.add_argument("--preload", action="store_true", help='also preload the hook library (hook mode "preload")')
         parser.add_argument(
             "--report", action="store_true", help="print at the end of each process what it still holds on the GPU"
@@ -63,7 +56,6 @@ class SimulateCommand(Command):
             devices=arguments.devices,
             memory=arguments.memory,
             bandwidth=arguments.bandwidth,
-            kernels=arguments.kernels,
             preload_hook=arguments.preload,
             report=arguments.report,
             trace=arguments.trace,

@@ -15,7 +15,7 @@ from torch_memory_saver._simulate import versions
 from torch_memory_saver._simulate.elf import SharedLibrary, read_library
 from torch_memory_saver.errors import TorchUnavailableError
 
-__all__ = ["DRIVER_SONAME", "TorchBuild", "Wanted", "find_torch", "read_wanted"]
+__all__ = ["DRIVER_SONAME", "TorchBuild", "Wanted", "check_release", "find_torch", "read_wanted"]
 
 DRIVER_SONAME = "libcuda.so.1"
 
@@ -32,6 +32,11 @@ _FUNCTIONS = {
     "nvToolsExt": re.compile(r"nvtx"),
     "nvshmem_host": re.compile(r"nvshmem"),
 }
+
+#: The releases of PyTorch whose operators the simulated GPU knows: the first and the last.
+_FIRST_RELEASE = (2, 8)
+_LAST_RELEASE = (2, 15)
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
 
 _VERSION_FILE = "version.py"
 _VERSION_LINE = re.compile(r"^__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
@@ -77,11 +82,30 @@ class Wanted:
     answers: Mapping[str, str] = field(default_factory=dict)
 
 
-def find_torch() -> TorchBuild | None:
-    """The PyTorch that this interpreter would import, or None if it has none.
+def check_release(version: str) -> None:
+    """Check that the simulated GPU knows the operators of this release of PyTorch.
+
+    Args:
+        version: The same as ``torch.__version__``, such as "2.11.0+cu130".
 
     Raises:
-        TorchUnavailableError: It is not a build for CUDA, or a file or folder of it is missing.
+        TorchUnavailableError: The release is not supported.
+    """
+    found = _RELEASE.match(version)
+    if found is None or not _FIRST_RELEASE <= (int(found[1]), int(found[2])) <= _LAST_RELEASE:
+        first, last = (".".join(map(str, release)) for release in (_FIRST_RELEASE, _LAST_RELEASE))
+        raise TorchUnavailableError(
+            f"the simulated GPU does not support PyTorch {version}: install one of the releases {first} to {last}",
+            operation="simulate",
+        )
+
+
+def find_torch() -> TorchBuild | None:
+    """Return the PyTorch that this interpreter would import, or None if it has none.
+
+    Raises:
+        TorchUnavailableError: It is not a build for CUDA, its release is not supported, or a file or a folder of it is
+            missing.
     """
     try:
         specification = importlib.util.find_spec("torch")
@@ -107,6 +131,7 @@ def find_torch() -> TorchBuild | None:
             f"pip install --force-reinstall --no-deps torch=={public} (the plain wheel on PyPI, not one of a CPU index)",
             operation="simulate",
         )
+    check_release(version[1])
     folder = package / "lib"
     if not folder.is_dir():
         raise TorchUnavailableError(f"the PyTorch in {package} has no folder {folder.name}", operation="simulate")

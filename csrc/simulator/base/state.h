@@ -35,8 +35,7 @@ enum {
 typedef struct sim_context sim_context_t;
 typedef struct sim_graph sim_graph_t;
 typedef struct sim_stream sim_stream_t;
-typedef struct sim_kernel sim_kernel_t; /* kernels/kernel.h */
-typedef struct sim_task sim_task_t;     /* work/task.h */
+typedef struct sim_task sim_task_t; /* work/task.h */
 typedef struct sim_event sim_event_t;
 typedef struct sim_shared_event sim_shared_event_t; /* work/event_shared.c */
 
@@ -129,8 +128,7 @@ typedef enum sim_op_kind {
     SIM_OP_REMOTE, /* waits for record number `position` of an event that another process shares */
     SIM_OP_RECORD, /* record number `position` of an event */
     SIM_OP_HOST,   /* a host function of the program */
-    SIM_OP_KERNEL,
-    SIM_OP_SLEEP, /* occupies the stream for some time */
+    SIM_OP_SLEEP,  /* occupies the stream for some time */
     SIM_OP_TASK,
 } sim_op_kind_t;
 
@@ -160,7 +158,6 @@ typedef struct sim_op {
     int gate;
     uint64_t stream, position; /* SIM_OP_WAIT: the position to wait for */
     sim_event_t *event;        /* holds one reference */
-    sim_kernel_t *kernel;      /* SIM_OP_KERNEL: holds one reference */
     sim_task_t *task;          /* SIM_OP_TASK: holds one reference */
     sim_host_function_t *function;
     sim_stream_callback_t *callback; /* SIM_OP_HOST: either `function` or `callback` */
@@ -293,9 +290,7 @@ typedef struct sim_state {
     size_t trace_count, trace_capacity;
     int trace_file;
 
-    bool skip_kernels; /* TMS_SIMULATED_KERNELS=skip */
-    uint64_t kernels_launched, kernels_skipped;
-    sim_table_t kernels_named; /* kernels already reported on stderr, by address of the name */
+    sim_table_t kernels_refused; /* kernels already reported on stderr, by address of the name */
 
     _Atomic(const tms_api_t *) manager; /* tms_sim_set_manager; needs no lock, and outlives a reset */
     char fault[SIM_TEXT_BYTES];         /* the access that caused the first CUDA_ERROR_ILLEGAL_ADDRESS; "" before it */

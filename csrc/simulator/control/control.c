@@ -166,25 +166,3 @@ void tms_sim_lose_device(int device, int code) {
     if (sim_device_valid(device)) sim_context_fail(&sim_state.devices[device].primary, (CUresult)code);
     sim_life_leave();
 }
-
-uint64_t tms_sim_kernels_launched(void) {
-    uint64_t count = 0;
-    if (!sim_life_enter()) return 0;
-    count = sim_state.kernels_launched;
-    sim_life_leave();
-    return count;
-}
-
-uint64_t tms_sim_kernels_skipped(void) {
-    uint64_t count = 0;
-    if (!sim_life_enter()) return 0;
-    count = sim_state.kernels_skipped;
-    sim_life_leave();
-    return count;
-}
-
-void tms_sim_skip_kernels(int skip) {
-    if (!sim_life_enter()) return;
-    sim_state.skip_kernels = skip != 0;
-    sim_life_leave();
-}

@@ -86,13 +86,6 @@ static void open_trace(void) {
     if (sim_state.trace_file < 0) fprintf(stderr, "simulated GPU: cannot open %s: %s\n", path, strerror(errno));
 }
 
-static void read_kernels(void) {
-    const char *name = "TMS_SIMULATED_KERNELS", *text = getenv(name);
-    sim_state.skip_kernels = text && strcmp(text, "skip") == 0;
-    bool known = !text || !*text || strcmp(text, "skip") == 0 || strcmp(text, "error") == 0 || strcmp(text, "cpu") == 0;
-    if (!known) report_invalid(name, text);
-}
-
 int sim_environment_devices(void) {
     uint64_t devices = 1;
     read_number("TMS_SIMULATED_DEVICES", TMS_SIM_MAX_DEVICES, &devices);
@@ -125,7 +118,6 @@ void sim_environment_read(void) {
     read_number("TMS_SIMULATED_NCCL_MEMORY", INT64_MAX, &sim_state.nccl_bytes);
     sim_state.peer_capable = read_switch("TMS_SIMULATED_PEERS", true);
     sim_state.report = read_switch("TMS_SIMULATED_REPORT", false);
-    read_kernels();
     const char *shared = getenv("TMS_SIMULATED_SHARED");
     if (!sim_environment_shared_name(sim_state.shared_name, sizeof sim_state.shared_name) && shared && *shared)
         report_invalid("TMS_SIMULATED_SHARED", shared);

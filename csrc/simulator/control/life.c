@@ -38,8 +38,7 @@ static void set_defaults(void) {
     sim_state.tracing = false;
     sim_state.failures = 0;
     sim_state.fault[0] = '\0';
-    sim_state.kernels_launched = sim_state.kernels_skipped = 0;
-    sim_table_release(&sim_state.kernels_named);
+    sim_table_release(&sim_state.kernels_refused);
     memset(sim_state.faults, 0, sizeof sim_state.faults);
     sim_state.fault_any = (sim_fault_t){0};
     for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++)

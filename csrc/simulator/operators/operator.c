@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 
 #include "simulator/base/state.h"
-#include "simulator/kernels/kernel.h"
 #include "simulator/memory/mapping.h"
 #include "simulator/memory/reservation.h"
 #include "simulator/memory/touch.h"
@@ -126,6 +125,30 @@ static CUresult run(operator_t *operator, const pinned_t *pinned, uint64_t numbe
     return reply.status == SIM_REPLY_DONE ? CUDA_SUCCESS : CUDA_ERROR_ASSERT;
 }
 
+/* Replaces the addresses of a captured draw by the values of this replay. False if they are not accessible. */
+static bool read_draw(const sim_context_t *context, tms_sim_draw_t *draw) {
+    uint64_t seed = 0, offset = 0;
+    if (!draw->captured) return true;
+    if (!sim_memory_read_word(context, draw->seed, &seed)) return false;
+    if (!sim_memory_read_word(context, draw->offset, &offset)) return false;
+    *draw = (tms_sim_draw_t){.seed = seed, .offset = offset + draw->addend};
+    return true;
+}
+
+/* Every bit of the result depends on every bit of the input. The constants are those of the splitmix64 generator. */
+static uint64_t mix(uint64_t number) {
+    number += 0x9E3779B97F4A7C15U;
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9U;
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EBU;
+    return number ^ (number >> 31);
+}
+
+/* The number drawn, which is not negative as an int64_t. The draw is not captured. */
+static uint64_t number_of(const tms_sim_draw_t *draw) {
+    static const uint64_t factor = 0x9E3779B97F4A7C15U; /* distributes small seeds over the range */
+    return mix(mix(draw->seed * factor + draw->offset)) & INT64_MAX;
+}
+
 static CUresult work(sim_stream_t *stream, sim_task_t *task) {
     operator_t *operator = (operator_t *)task;
     pinned_t pinned = {0};
@@ -133,9 +156,9 @@ static CUresult work(sim_stream_t *stream, sim_task_t *task) {
     if (!sim_state_may_continue(stream)) return CUDA_SUCCESS;
     CUresult result = pin_all(stream->context, operator, &pinned);
     tms_sim_draw_t draw = operator->draw; /* a graph draws from the original at every launch */
-    if (result == CUDA_SUCCESS && !sim_random_read(stream->context, &draw)) result = CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (result == CUDA_SUCCESS && !read_draw(stream->context, &draw)) result = CUDA_ERROR_ILLEGAL_ADDRESS;
     if (result == CUDA_SUCCESS) {
-        uint64_t number = operator->draws ? sim_random_number(&draw) : 0;
+        uint64_t number = operator->draws ? number_of(&draw) : 0;
         pinned.stale = sim_stale_take(&pinned.stale_count);
         pthread_mutex_unlock(&sim_state.lock);
         result = run(operator, &pinned, number);

@@ -1,5 +1,5 @@
 /* Entry points of the runtime: its current device, copies and kernels, in the format of base/entry_list.h. Implemented in
- * runtime.c, copies.c, launch.c and function.c. */
+ * runtime.c, copies.c and kernels.c. */
 #ifndef TMS_SIM_RUNTIME_ENTRIES_H
 #define TMS_SIM_RUNTIME_ENTRIES_H
 
@@ -11,7 +11,7 @@
 
 /* __cudaLaunchKernel takes the result of __cudaGetKernel, which is the same address here. Names with _ptsz belong to
  * programs built with per-thread default streams; they pass explicit streams. Functions that register kernels are in
- * kernels/registry.c, because they run before any state exists. */
+ * registry.c, because they run before any state exists. */
 #define SIM_RUNTIME_RUNTIME_ENTRIES(X)                                                                                      \
     X(cudaGetDeviceCount, sim_runtime_device_count, SIM_DEVICES | SIM_FORKED, (int *count), (count))                        \
     X(cudaGetDevice, sim_runtime_get_device, SIM_DEVICES, (int *device), (device))                                          \

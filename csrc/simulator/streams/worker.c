@@ -9,7 +9,6 @@
 #include <time.h>
 
 #include "simulator/base/state.h"
-#include "simulator/kernels/kernel.h"
 #include "simulator/memory/fault.h"
 #include "simulator/memory/touch.h"
 #include "simulator/work/event.h"
@@ -150,7 +149,6 @@ static CUresult work(sim_stream_t *stream, sim_op_t *op) {
     case SIM_OP_REMOTE: return CUDA_SUCCESS;
     case SIM_OP_RECORD: sim_event_reach(op->event, op->position); return CUDA_SUCCESS;
     case SIM_OP_HOST: run_host_function(stream, op); return CUDA_SUCCESS;
-    case SIM_OP_KERNEL: return sim_kernel_work(stream, op->kernel);
     case SIM_OP_SLEEP: sleep_for(stream, op->nanoseconds); return CUDA_SUCCESS;
     case SIM_OP_TASK: return op->task->work(stream, op->task);
     default: break;

@@ -1,18 +1,15 @@
 #include "simulator/work/op.h"
 
 #include "simulator/base/state.h"
-#include "simulator/kernels/kernel.h"
 #include "simulator/work/event.h"
 #include "simulator/work/task.h"
 
 void sim_op_retain(const sim_op_t *op) {
-    sim_kernel_retain(op->kernel);
     sim_task_retain(op->task);
     if (op->event) op->event->references++;
 }
 
 void sim_op_release(const sim_op_t *op) {
-    sim_kernel_release(op->kernel);
     sim_task_release(op->task);
     if (op->event) sim_event_release(op->event);
 }

@@ -1,268 +1,183 @@
-/* Guards the results of the simulated GPU's kernels. PyTorch's names and argument structures are made by hand; the names
- * were recorded from PyTorch 2.11, and two from other versions, which mangle them differently. */
-#include "support/kernels_fixture.h"
+/* Guards launches of kernels: the few that the simulated GPU implements, the refusal of all others, and the registry. The
+ * names were recorded from PyTorch 2.11. */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
 
-/* The layout of PyTorch's templates. */
-typedef struct divider {
-    uint32_t divisor, magic, shift;
-} divider_t;
+#include "captured_stderr.h"
+#include "simulated_cuda.h"
 
-#define OFFSETS(operands)                                                                                                   \
-    struct {                                                                                                                \
-        int dims;                                                                                                           \
-        divider_t sizes[25];                                                                                                \
-        uint32_t strides[25][operands];                                                                                     \
-    }
+enum { INVALID_DEVICE_FUNCTION = 98, INVALID_CONFIGURATION = 9, NOT_SUPPORTED = 801, TEXT_BYTES = 4096 };
 
-typedef struct config {
-    int element_bytes, inputs, outputs, unused[11];
-    bool vectorized;
-    int output_vector;
-} config_t;
+static const char spin[] = "_ZN2at4cuda12_GLOBAL__N_111spin_kernelEl";
+static const char random_int64[] =
+    "_ZN2at6native60_GLOBAL__N__2b2da9da_27_DistributionRandomKernel_cu_f88cee4443distribution_elementwise_grid_str"
+    "ide_kernelImLi2EZZZNS0_9templates4cuda13random_kernelIPNS_17CUDAGeneratorImplEEEvRNS_18TensorIteratorBaseET_EN"
+    "KUlvE_clEvENKUlvE8_clEvEUlP24curandStatePhilox4_32_10E_ZNS1_27distribution_nullary_kernelIbm10ulonglong2S7_SF_"
+    "ZZZS5_IS7_EvS9_SA_ENKSB_clEvENKSC_clEvEUlmE_EEvS9_T2_RKT3_T4_EUlimE0_EEvlNS_15PhiloxCudaStateET1_SJ_";
+static const char fill_float[] =
+    "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_11FillFunctorIfEESt5arrayIPcLm1EEEEviT0_T1_";
+static const char matrix_product[] = "_ZN7cutlass6KernelI4gemmEEvT_";
 
-#define REDUCTION(start_type)                                                                                               \
-    struct {                                                                                                                \
-        char operation;                                                                                                     \
-        start_type start;                                                                                                   \
-        config_t config;                                                                                                    \
-        OFFSETS(1) input;                                                                                                   \
-        OFFSETS(2) output;                                                                                                  \
-        void *source, *destinations[2], *buffers[2];                                                                        \
-        int *semaphores;                                                                                                    \
-        int64_t base;                                                                                                       \
-        bool accumulates, final;                                                                                            \
-        int outputs;                                                                                                        \
-    }
+/* PyTorch's PhiloxCudaState: the values, or in a capture their addresses and an addend of the offset. */
+typedef struct generator {
+    uint64_t seed, offset;
+    uint32_t addend;
+    bool captured;
+} generator_t;
 
-static void fills_only_its_elements(void **state) {
-    block_t block = make_block(0, GRANULE);
-    int count = ELEMENTS;
-    float value = 2.5F, *floats = bytes_of(&block);
-    void *pointers[] = {floats}, *arguments[] = {&count, &value, pointers};
-    (void)state;
-    ASSERT_CUDA(launch(fill_float, arguments));
-    finish();
-    for (int i = 0; i < ELEMENTS; i++) assert_true(floats[i] == 2.5F);
-    assert_bytes(block.address + ELEMENTS * sizeof *floats, 64, TMS_SIM_POISON);
-    value = 3.5F;
-    ASSERT_CUDA(launch(fill_float_2_15, arguments));
-    finish();
-    assert_true(floats[ELEMENTS - 1] == 3.5F);
-    assert_int_equal(CALL(kernels_launched), 2);
-    drop_block(&block);
+static void *entry(const char *name) {
+    void *library = dlopen(getenv("TMS_CUDA_DRIVER"), RTLD_NOW | RTLD_NOLOAD);
+    void *address = dlsym(library, name);
+    assert_non_null(address);
+    dlclose(library);
+    return address;
 }
 
-static void adds_with_a_factor(void **state) {
-    block_t block = make_block(0, GRANULE);
-    int count = ELEMENTS;
-    int64_t alpha = -3, *numbers = bytes_of(&block);
-    void *pointers[] = {numbers + 2 * ELEMENTS, numbers, numbers + ELEMENTS}, *arguments[] = {&count, &alpha, pointers};
-    (void)state;
-    for (int i = 0; i < ELEMENTS; i++) {
-        numbers[i] = INT64_C(1) << 60;
-        numbers[ELEMENTS + i] = i;
-    }
-    ASSERT_CUDA(launch(add_int64, arguments));
-    finish();
-    for (int i = 0; i < ELEMENTS; i++) assert_int_equal(numbers[2 * ELEMENTS + i], (INT64_C(1) << 60) - 3 * i);
-    drop_block(&block);
+static void **register_kernel(const char *name) {
+    void **(*add_module)(void *) = (void **(*)(void *))entry("__cudaRegisterFatBinary");
+    void (*add)(void **, const char *, char *, const char *, int, void *, void *, void *, void *, int *) =
+        (void (*)(void **, const char *, char *, const char *, int, void *, void *, void *, void *, int *))entry(
+            "__cudaRegisterFunction");
+    void **module = add_module(NULL);
+    add(module, name, NULL, name, -1, NULL, NULL, NULL, NULL, NULL); /* the name's address stands for the stub's */
+    return module;
 }
 
-static void multiplies_small_floats(void **state) {
-    block_t block = make_block(0, GRANULE);
-    int count = 4;
-    struct {
-        char functor;
-        float number;
-    } functor = {0, 3.0F};
-    uint16_t *numbers = bytes_of(&block);
-    const uint16_t values[] = {0x3f80 /* 1 */, 0xc040 /* -3 */, 0x3f81 /* 1.0078125: 3.0234375 is a tie */,
-                               0x7f80 /* inf */};
-    const uint16_t expected[] = {0x4040, 0xc110, 0x4042, 0x7f80};
-    void *pointers[] = {numbers + 4, numbers}, *arguments[] = {&count, &functor, pointers};
-    (void)state;
-    memcpy(numbers, values, sizeof values);
-    ASSERT_CUDA(launch(multiply_bfloat16, arguments));
-    finish();
-    assert_memory_equal(numbers + 4, expected, sizeof expected);
-    drop_block(&block);
+static void unregister(void **module) { ((void (*)(void **))entry("__cudaUnregisterFatBinary"))(module); }
+
+static CUresult launch_on(const char *kernel, void **arguments, CUstream stream) {
+    const sim_dim3_t one = {1, 1, 1};
+    void **module = register_kernel(kernel);
+    CUresult result = CALL(cudaLaunchKernel, kernel, one, one, arguments, 0, stream);
+    unregister(module);
+    return result;
 }
 
-static void compares(void **state) {
-    block_t block = make_block(0, GRANULE);
-    int count = 3, not_equal = 1, equal = 0;
-    uint8_t *bytes = bytes_of(&block);
-    void *pointers[] = {bytes + 6, bytes, bytes + 3}, *arguments[] = {&count, &equal, pointers};
+static CUresult launch(const char *kernel, void **arguments) { return launch_on(kernel, arguments, NULL); }
+
+static void other_kernels_are_errors_that_name_the_kernel(void **state) {
+    const sim_dim3_t one = {1, 1, 1}, none = {0, 1, 1};
+    void *arguments[] = {NULL};
+    char text[TEXT_BYTES];
     (void)state;
-    memcpy(bytes, "abcxbz", 6);
-    ASSERT_CUDA(launch(equal_uint8, arguments));
-    finish();
-    assert_memory_equal(bytes + 6, "\0\1\0", 3);
-    arguments[1] = &not_equal;
-    ASSERT_CUDA(launch(equal_uint8, arguments));
-    finish();
-    assert_memory_equal(bytes + 6, "\1\0\1", 3);
-    drop_block(&block);
+    captured_stderr_t captured = capture_begin();
+    ASSERT_RESULT(NOT_SUPPORTED, launch(matrix_product, arguments));
+    ASSERT_RESULT(NOT_SUPPORTED, launch(matrix_product, arguments));
+    ASSERT_RESULT(NOT_SUPPORTED, launch(fill_float, arguments));
+    ASSERT_RESULT(NOT_SUPPORTED, CALL(cudaGetLastError));
+    ASSERT_CUDA(CALL(cudaDeviceSynchronize)); /* such an error is not sticky */
+    ASSERT_RESULT(INVALID_DEVICE_FUNCTION, CALL(cudaLaunchKernel, matrix_product, one, one, arguments, 0, NULL));
+    ASSERT_RESULT(INVALID_CONFIGURATION, CALL(cudaLaunchKernel, matrix_product, none, one, arguments, 0, NULL));
+    capture_end(captured, text, sizeof text);
+    /* In C++ notation if its library is loaded, so only parts of the names are checked. */
+    assert_int_equal(count_lines(text), 2); /* each is named once */
+    assert_non_null(strstr(text, "cutlass"));
+    assert_non_null(strstr(text, "FillFunctor"));
 }
 
-static void converts_to_the_types_in_its_arguments(void **state) {
-    block_t block = make_block(0, GRANULE);
-    int count = 8;
-    char empty = 0;
-    struct {
-        int8_t type;
-        uint32_t bytes;
-    } loader = {TYPE_FLOAT, sizeof(float)}, storer = {TYPE_HALF, sizeof(uint16_t)};
-    const float values[8] = {0.0F, -0.0F, 1.0F, 65519.0F, 65520.0F, 0x1p-24F, 0x1p-25F, 2049.0F};
-    const uint16_t expected[8] = {0, 0x8000, 0x3c00, 0x7bff, 0x7c00, 1, 0, 0x6800};
-    uint8_t *bytes = bytes_of(&block);
-    void *pointers[] = {bytes + sizeof values, bytes};
-    void *arguments[] = {&count, &empty, pointers, &empty, &empty, &loader, &storer};
+/* torch.cuda._sleep: for longer than the test takes, until its context is destroyed. */
+static void a_sleep_occupies_its_stream_and_no_other(void **state) {
+    int64_t centuries = INT64_MAX, nothing = 0;
+    void *arguments[] = {&centuries}, *no_time[] = {&nothing};
+    CUstream asleep = NULL, awake = NULL;
     (void)state;
-    memcpy(bytes, values, sizeof values);
-    ASSERT_CUDA(launch(convert_to_half, arguments));
-    finish();
-    assert_memory_equal(bytes + sizeof values, expected, sizeof expected);
-    loader.type = 77;
-    ASSERT_RESULT(NOT_SUPPORTED, launch(convert_to_half, arguments)); /* no such type */
-    drop_block(&block);
+    ASSERT_CUDA(CALL(cuStreamCreate, &asleep, CU_STREAM_NON_BLOCKING));
+    ASSERT_CUDA(CALL(cuStreamCreate, &awake, CU_STREAM_NON_BLOCKING));
+    ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, launch_on(spin, NULL, awake));
+    ASSERT_CUDA(launch_on(spin, arguments, asleep));
+    ASSERT_CUDA(launch_on(spin, no_time, awake));
+    ASSERT_CUDA(CALL(cuStreamSynchronize, awake));
+    ASSERT_RESULT(CUDA_ERROR_NOT_READY, CALL(cuStreamQuery, asleep));
+    CALL(reset, 1, DEVICE_MEMORY);
 }
 
-static void copies_with_strides(void **state) {
-    block_t block = make_block(0, GRANULE);
-    int count = 6;
-    struct {
-        OFFSETS(2) offsets;
-        void *pointers[2];
-        char functor;
-    } closure = {.offsets = {.dims = 2, .sizes = {{.divisor = 2}, {.divisor = 3}}, .strides = {{1, 3}, {2, 1}}}};
-    uint8_t *bytes = bytes_of(&block);
-    void *arguments[] = {&count, &closure};
+static void a_sleep_is_captured_and_replayed(void **state) {
+    int64_t nothing = 0;
+    void *arguments[] = {&nothing};
+    CUstream stream = NULL;
+    CUgraph graph = NULL;
+    CUgraphExec executable = NULL;
+    size_t nodes = 0;
     (void)state;
-    memcpy(bytes, "abcdef", 6); /* two rows of three, to be transposed */
-    closure.pointers[0] = bytes + 6;
-    closure.pointers[1] = bytes;
-    ASSERT_CUDA(launch(strided_copy_uint8, arguments));
-    finish();
-    assert_memory_equal(bytes + 6, "adbecf", 6);
-    drop_block(&block);
+    ASSERT_CUDA(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
+    ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    ASSERT_CUDA(launch_on(spin, arguments, stream));
+    ASSERT_CUDA(CALL(cuStreamEndCapture, stream, &graph));
+    ASSERT_CUDA(CALL(cuGraphGetNodes, graph, NULL, &nodes));
+    assert_int_equal(nodes, 1);
+    ASSERT_CUDA(CALL(cuGraphInstantiateWithFlags, &executable, graph, 0));
+    ASSERT_CUDA(CALL(cuGraphDestroy, graph));
+    ASSERT_CUDA(CALL(cuGraphLaunch, executable, stream));
+    ASSERT_CUDA(CALL(cuStreamSynchronize, stream));
+    ASSERT_CUDA(CALL(cuGraphExecDestroy, executable));
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
 }
 
-static void sums_each_row(void **state) {
-    block_t block = make_block(0, GRANULE);
-    REDUCTION(int64_t) reduction;
-    void *arguments[] = {&reduction};
-    int64_t *numbers = bytes_of(&block);
+static void a_random_kernel_gives_its_generators_state(void **state) {
+    int64_t count = 1;
+    generator_t generator = {.seed = 3, .offset = 8, .addend = UINT32_MAX};
+    void *arguments[] = {&count, &generator};
+    tms_sim_draw_t draw;
     (void)state;
-    memset(&reduction, 0, sizeof reduction);
-    for (int i = 0; i < 3 * ELEMENTS; i++) numbers[i] = i;
-    reduction.config.inputs = ELEMENTS;
-    reduction.config.outputs = 3;
-    reduction.input.dims = reduction.output.dims = 1;
-    reduction.input.sizes[0].divisor = ELEMENTS;
-    reduction.input.strides[0][0] = sizeof *numbers;
-    reduction.output.sizes[0].divisor = 3;
-    reduction.output.strides[0][0] = sizeof *numbers;
-    reduction.output.strides[0][1] = ELEMENTS * sizeof *numbers;
-    reduction.source = numbers;
-    reduction.destinations[0] = numbers + 3 * ELEMENTS;
-    reduction.final = true;
-    ASSERT_CUDA(launch(sum_int64, arguments));
-    finish();
-    for (int row = 0; row < 3; row++) {
-        int64_t expected = (int64_t)ELEMENTS * ELEMENTS * row + (int64_t)ELEMENTS * (ELEMENTS - 1) / 2;
-        assert_int_equal(numbers[3 * ELEMENTS + row], expected);
-    }
-    numbers[3 * ELEMENTS] = 0;
-    ASSERT_CUDA(launch(sum_int64_2_6, arguments));
-    finish();
-    assert_int_equal(numbers[3 * ELEMENTS], (int64_t)ELEMENTS * (ELEMENTS - 1) / 2);
-    reduction.final = false;
-    ASSERT_RESULT(NOT_SUPPORTED, launch(sum_int64, arguments)); /* into a buffer of its own */
-    drop_block(&block);
+    CALL(begin_draw);
+    assert_int_equal(CALL(end_draw, &draw), 1); /* nothing was launched */
+    CALL(begin_draw);
+    ASSERT_CUDA(launch(random_int64, arguments));
+    assert_int_equal(CALL(end_draw, &draw), 0);
+    assert_int_equal(draw.seed, 3);
+    assert_int_equal(draw.offset, 8);
+    assert_int_equal(draw.addend, 0);
+    assert_false(draw.captured);
 }
 
-static void reports_whether_all_are_true(void **state) {
-    block_t block = make_block(0, GRANULE);
-    REDUCTION(bool) reduction;
-    void *arguments[] = {&reduction};
-    uint8_t *bytes = bytes_of(&block);
+static void a_captured_random_kernel_gives_addresses(void **state) {
+    int64_t count = 1;
+    generator_t generator = {.seed = 0x1000, .offset = 0x2000, .addend = 4, .captured = true};
+    void *arguments[] = {&count, &generator};
+    tms_sim_draw_t draw;
+    CUstream stream = NULL;
+    CUgraph graph = NULL;
+    size_t nodes = 1;
     (void)state;
-    memset(&reduction, 0, sizeof reduction);
-    memset(bytes, 1, ELEMENTS);
-    reduction.config.inputs = ELEMENTS;
-    reduction.config.outputs = 1;
-    reduction.input.dims = 1;
-    reduction.input.sizes[0].divisor = ELEMENTS;
-    reduction.input.strides[0][0] = 1;
-    reduction.source = bytes;
-    reduction.destinations[0] = bytes + ELEMENTS;
-    reduction.final = true;
-    ASSERT_CUDA(launch(all_bool, arguments));
-    finish();
-    assert_int_equal(bytes[ELEMENTS], 1);
-    bytes[ELEMENTS - 1] = 0;
-    ASSERT_CUDA(launch(all_bool, arguments));
-    finish();
-    assert_int_equal(bytes[ELEMENTS], 0);
-    bytes[ELEMENTS - 1] = 2; /* whatever is not 0 is true */
-    ASSERT_CUDA(launch(all_bool, arguments));
-    finish();
-    assert_int_equal(bytes[ELEMENTS], 1);
-    drop_block(&block);
+    ASSERT_CUDA(CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
+    ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    CALL(begin_draw);
+    ASSERT_CUDA(launch_on(random_int64, arguments, stream));
+    assert_int_equal(CALL(end_draw, &draw), 0);
+    ASSERT_CUDA(CALL(cuStreamEndCapture, stream, &graph));
+    ASSERT_CUDA(CALL(cuGraphGetNodes, graph, NULL, &nodes));
+    assert_int_equal(nodes, 0); /* the launch itself is not recorded */
+    assert_int_equal(draw.seed, 0x1000);
+    assert_int_equal(draw.offset, 0x2000);
+    assert_int_equal(draw.addend, 4);
+    assert_true(draw.captured);
+    ASSERT_CUDA(CALL(cuGraphDestroy, graph));
+    ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
 }
 
-/* More elements than are computed in one step, and a sum that only double holds until it is rounded. */
-static void adds_a_number_to_each_element(void **state) {
-    block_t block = make_block(0, GRANULE);
-    int count = ELEMENTS;
-    float added[2] = {0x1p-24F, 1.0F}, *floats = bytes_of(&block);
-    void *pointers[] = {floats + ELEMENTS, floats}, *arguments[] = {&count, added, pointers};
+static void a_random_kernel_outside_a_draw_is_refused(void **state) {
+    int64_t count = 1;
+    generator_t generator = {.seed = 3};
+    void *arguments[] = {&count, &generator};
+    char text[TEXT_BYTES];
     (void)state;
-    for (int i = 0; i < ELEMENTS; i++) floats[i] = (float)i;
-    ASSERT_CUDA(launch(add_to_float, arguments));
-    finish();
-    for (int i = 0; i < ELEMENTS; i++) assert_true(floats[ELEMENTS + i] == (float)((double)i + 0x1p-24));
-    assert_bytes(block.address + 2 * ELEMENTS * sizeof *floats, 64, TMS_SIM_POISON);
-    drop_block(&block);
+    captured_stderr_t captured = capture_begin();
+    ASSERT_RESULT(NOT_SUPPORTED, launch(random_int64, arguments));
+    capture_end(captured, text, sizeof text);
+    assert_non_null(strstr(text, "distribution_elementwise_grid_stride_kernel"));
 }
 
-/* The same sums over dense memory and, if an operand is not aligned, element by element. */
-static void dense_and_general_arithmetic_agree(void **state) {
-    block_t block = make_block(0, GRANULE);
-    uint8_t *bytes = bytes_of(&block);
-    int count = ELEMENTS;
-    int64_t alpha = INT64_MAX, *aligned = bytes_of(&block), wrapped = 0;
-    void *pointers[3], *arguments[] = {&count, &alpha, pointers};
-    (void)state;
-    for (int i = 0; i < 2 * ELEMENTS; i++) aligned[i] = INT64_MAX - i;
-    memcpy(bytes + MIB + 1, bytes, 2 * ELEMENTS * sizeof *aligned);
-    for (int i = 0; i < 2; i++) {
-        uint8_t *start = bytes + (i ? MIB + 1 : 0);
-        pointers[0] = start + 2 * ELEMENTS * sizeof *aligned;
-        pointers[1] = start;
-        pointers[2] = start + ELEMENTS * sizeof *aligned;
-        ASSERT_CUDA(launch(add_int64, arguments));
-        finish();
-    }
-    memcpy(&wrapped, (uint8_t *)pointers[0] + sizeof wrapped, sizeof wrapped);
-    assert_true((uint64_t)wrapped == (uint64_t)aligned[1] + (uint64_t)INT64_MAX * (uint64_t)aligned[ELEMENTS + 1]);
-    assert_memory_equal(bytes, bytes + MIB + 1, 3 * ELEMENTS * sizeof *aligned);
-    drop_block(&block);
-}
+#define KERNEL_TEST(function) cmocka_unit_test_setup_teardown(function, setup_one_gpu, teardown_gpus)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        KERNEL_TEST(fills_only_its_elements),
-        KERNEL_TEST(adds_with_a_factor),
-        KERNEL_TEST(adds_a_number_to_each_element),
-        KERNEL_TEST(dense_and_general_arithmetic_agree),
-        KERNEL_TEST(multiplies_small_floats),
-        KERNEL_TEST(compares),
-        KERNEL_TEST(converts_to_the_types_in_its_arguments),
-        KERNEL_TEST(copies_with_strides),
-        KERNEL_TEST(sums_each_row),
-        KERNEL_TEST(reports_whether_all_are_true),
+        KERNEL_TEST(other_kernels_are_errors_that_name_the_kernel),
+        KERNEL_TEST(a_sleep_occupies_its_stream_and_no_other),
+        KERNEL_TEST(a_sleep_is_captured_and_replayed),
+        KERNEL_TEST(a_random_kernel_gives_its_generators_state),
+        KERNEL_TEST(a_captured_random_kernel_gives_addresses),
+        KERNEL_TEST(a_random_kernel_outside_a_draw_is_refused),
     };
     return cmocka_run_group_tests_name("simulated kernels", tests, NULL, NULL);
 }

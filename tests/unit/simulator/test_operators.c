@@ -332,7 +332,7 @@ static void a_graph_draws_again_at_every_launch(void **state) {
     CUstream stream = make_stream();
     CUgraph graph = NULL;
     CUgraphExec executable = NULL;
-    const tms_sim_draw_t draw = {.seed = 7, .seed_address = block.address, .offset_address = block.address + 8};
+    const tms_sim_draw_t draw = {.seed = block.address, .offset = block.address + 8, .addend = 7, .captured = 1};
     uint64_t values[] = {5, 0}, drawn[3];
     (void)state;
     ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_GLOBAL));

@@ -42,9 +42,8 @@
     X(ask_operator)                                                                                                         \
     X(free_answer)                                                                                                          \
     X(blas_workspace)                                                                                                       \
-    X(kernels_launched)                                                                                                     \
-    X(kernels_skipped)                                                                                                      \
-    X(skip_kernels)                                                                                                         \
+    X(begin_draw)                                                                                                           \
+    X(end_draw)                                                                                                             \
     X(open_gate)                                                                                                            \
     X(wait_until_synchronizing)                                                                                             \
     X(lose_device)

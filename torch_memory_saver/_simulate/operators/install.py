@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
-import os
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+from torch_memory_saver._simulate.torch_build import check_release
+
 __all__ = ["install"]
 
-_VARIABLE = "TMS_SIMULATED_KERNELS"
-_CPU = "cpu"
-
-#: Owns the registrations and removes them when destroyed. After a failure an empty tuple, so that it is not tried again.
+#: Owns the registrations and removes them when destroyed.
 _library: Any = None
 
 
 def install() -> None:
-    """Does nothing unless ``simulate --kernels cpu`` started this process. If this release of PyTorch lacks a required
-    interface, its implementations stay in place, its kernels are interpreted, and a message goes to stderr."""
+    """Replace PyTorch's CUDA implementations of operators. A second call does nothing.
+
+    Raises:
+        TorchUnavailableError: The release of PyTorch is not supported. ``simulate`` has checked the PyTorch of its own
+            interpreter, but the program may have started another interpreter.
+    """
     global _library
-    if os.environ.get(_VARIABLE, "") != _CPU or _library is not None:
+    if _library is not None:
         return
     import torch
 
+    check_release(torch.__version__)
     library: Any = torch.library.Library("aten", "IMPL")
-    try:
-        _replace_all(library)
-    except (AttributeError, ImportError, RuntimeError, TypeError) as error:
-        library._destroy()
-        _library = ()
-        print(
-            f"simulated GPU: --kernels cpu does not know PyTorch {torch.__version__} ({type(error).__name__}: {error}); its "
-            "kernels are interpreted, as with --kernels error",
-            file=sys.stderr,
-        )
-        return
+    _replace_all(library)
     _library = library
     from torch_memory_saver import _core
     from torch_memory_saver._simulate.operators import eager, launch, native, special
@@ -68,10 +59,7 @@ def _replacing(library: Any) -> Callable[..., None]:
     """A function that registers a kernel as the CUDA implementation of an operator, named without "aten::"."""
     from torch_memory_saver._simulate.operators.eager import eager
 
-    # Releases of PyTorch without this argument allow the override by default.
-    allowed = {"allow_override": True} if "allow_override" in inspect.signature(library.impl).parameters else {}
-
     def replace(name: str, kernel: Callable[..., Any], key: str = "CUDA") -> None:
-        library.impl(name, eager(kernel), key, **allowed)
+        library.impl(name, eager(kernel), key, allow_override=True)
 
     return replace

@@ -20,7 +20,12 @@ _SUCCESS = 0
 class Draw(ctypes.Structure):
     """The state of PyTorch's generator from which an operator's random seed is drawn (tms_sim_draw_t)."""
 
-    _fields_ = (("seed", ctypes.c_uint64), ("seed_address", ctypes.c_uint64), ("offset_address", ctypes.c_uint64))
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("addend", ctypes.c_uint64),
+        ("captured", ctypes.c_int),
+    )
 
 
 class _Operator(ctypes.Structure):

@@ -42,7 +42,6 @@ def draw(device: torch.device, generator: torch.Generator | None) -> native.Draw
         torch.cuda._maybe_exchange_device(before)
     if drawn is None:
         raise RuntimeError(
-            f"PyTorch {torch.__version__} draws random numbers by a kernel that the simulated GPU does not know: use a "
-            "release that docs/simulated-gpu.md names"
+            f"PyTorch {torch.__version__} draws random numbers by a kernel that the simulated GPU does not know"
         )
     return drawn

@@ -73,7 +73,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
 def make_torch(site: Path, cuda: str | None) -> None:
     (site / "torch" / "lib").mkdir(parents=True, exist_ok=True)
     (site / "torch" / "__init__.py").write_text("raise ImportError('this must not be imported')\n")
-    (site / "torch" / "version.py").write_text(f"__version__ = '2.99.0'\ncuda = {cuda!r}\n")
+    (site / "torch" / "version.py").write_text(f"__version__ = '2.11.0'\ncuda = {cuda!r}\n")
 
 
 @pytest.fixture
@@ -197,12 +197,12 @@ def machine(variables: dict[str, str], **arguments: Any) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_pytest_on_such_a_machine_is_not_started_again(run: Run, project: Path, variables: dict[str, str]) -> None:
-    there = machine(variables, devices=2, memory="1GiB", kernels="skip")
+    there = machine(variables, devices=2, memory="1GiB", bandwidth=1000)
     for options in (["--simulated-gpus=2"], ["--simulated-gpus=2", "--simulated-memory=1024MiB"]):
         run("-m", "pytest", *options, **there)
     for seen in processes(project):
         assert seen.variables["SHARED"] == there["TMS_SIMULATED_SHARED"]
-        assert seen.variables["KERNELS"] == "skip"
+        assert seen.variables["BANDWIDTH"] == "1000"
 
 
 @pytest.mark.slow

@@ -87,7 +87,6 @@ def test_defaults() -> None:
         "TMS_SIMULATED_DEVICES": "1",
         "TMS_SIMULATED_VISIBLE": "1",
         "TMS_SIMULATED_MEMORY": str(8 * GIB),
-        "TMS_SIMULATED_KERNELS": "cpu",
         "PYTHONPATH": str(SIMULATOR.parent / "_simulate" / "startup"),
     }
     links = {name: os.readlink(Path(folder, name)) for name in ("libcuda.so.1", "libcudart.so.12", "libcudart.so.13")}
@@ -99,7 +98,6 @@ def test_every_argument(tmp_path: Path) -> None:
         devices=2,
         memory="512MiB",
         bandwidth=1000,
-        kernels="skip",
         preload_hook=True,
         report=True,
         trace="calls.txt",
@@ -116,7 +114,6 @@ def test_every_argument(tmp_path: Path) -> None:
         "VISIBLE": "1",
         "MEMORY": str(GIB // 2),
         "BANDWIDTH": "1000",
-        "KERNELS": "skip",
         "REPORT": "1",
         "TRACE": os.path.abspath("calls.txt"),
     }
@@ -140,9 +137,7 @@ def test_this_process_is_the_base_unless_another_is_given(monkeypatch: pytest.Mo
     assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"devices": -1}, {"devices": 9}, {"memory": "lots"}, {"memory": 0}, {"kernels": "maybe"}]
-)
+@pytest.mark.parametrize("arguments", [{"devices": -1}, {"devices": 9}, {"memory": "lots"}, {"memory": 0}])
 def test_bad_arguments(arguments: dict[str, object]) -> None:
     with pytest.raises(InvalidArgumentError):
         simulate.environment(**arguments)  # type: ignore[arg-type]
@@ -270,7 +265,6 @@ def test_a_script_that_imports_a_torch_that_is_not_there(run_simulate: Program, 
         (["--memory", "8GB", "--", "python"], 2, "'8GB' is not a size"),
         (["--bandwidth", "fast", "--", "python"], 2, "'fast' is not a size"),
         (["--devices", "9", "--", "python"], 2, "invalid choice"),
-        (["--kernels", "maybe", "--", "python"], 2, "invalid choice"),
         ([], 1, "there is no command to run"),
         (["--"], 1, "there is no command to run"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from torch_memory_saver import simulate
 from torch_memory_saver._simulate import stubs
 from torch_memory_saver._simulate.elf import read_library
 from torch_memory_saver._simulate.stubs import source_of, version_script_of
-from torch_memory_saver._simulate.torch_build import TorchBuild, Wanted, find_torch, read_wanted
+from torch_memory_saver._simulate.torch_build import TorchBuild, Wanted, check_release, find_torch, read_wanted
 from torch_memory_saver._simulate.versions import answers
 from torch_memory_saver.errors import InvalidStateError, TorchUnavailableError
 
@@ -86,9 +87,9 @@ def package(site: Path, version: str, cuda: str | None) -> Path:
 
 def test_torch_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    folder = package(tmp_path, "2.6.0+cu124", "12.4")
+    folder = package(tmp_path, "2.8.0+cu126", "12.6")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert find_torch() == TorchBuild("2.6.0+cu124", "12.4", folder / "lib")
+    assert find_torch() == TorchBuild("2.8.0+cu126", "12.6", folder / "lib")
     assert "torch" not in sys.modules
 
 
@@ -98,6 +99,23 @@ def test_a_build_without_cuda_is_named_with_the_remedy(tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(TorchUnavailableError, match=r"\(2\.13\.0\+cpu\) is built without CUDA.*--no-deps torch==2\.13\.0 "):
         find_torch()
+
+
+@pytest.mark.parametrize("version", ["2.7.1+cu126", "1.13.0", "2.16.0a0+git1", "3.0.0", "main"])
+def test_an_unknown_release_is_refused_with_the_supported_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    package(tmp_path, version, "13.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    message = f"the simulated GPU does not support PyTorch {version}: install one of the releases 2.8 to 2.15"
+    with pytest.raises(TorchUnavailableError, match=re.escape(message)):
+        find_torch()
+
+
+@pytest.mark.parametrize("version", ["2.8.0", "2.10.0+cu128", "2.15.0a0+git1"])
+def test_known_releases_are_supported(version: str) -> None:
+    check_release(version)
 
 
 def test_a_folder_named_torch_is_not_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +184,7 @@ def test_generated_text() -> None:
 
 
 def metadata(site: Path, requirement: str) -> None:
-    folder = site / "torch-2.99.0.dist-info"
+    folder = site / "torch-2.11.0.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text(f"Name: torch\nRequires-Dist: filelock\nRequires-Dist: {requirement}\n")
 

@@ -11,7 +11,7 @@ import pytest
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc, to compile small libraries")
 
-VERSION = "2.99.0+cu130"
+VERSION = "2.11.0+cu130"
 #: The return value of the stand-ins for NVIDIA's real libraries.
 REAL = 4242
 

@@ -1,12 +1,13 @@
-/* Kernels that a program's CUDA code registers.
- *
- * Libraries register tens of thousands of kernels while they are loaded, before the simulator is used, and in processes
+/* Libraries register tens of thousands of kernels while they are loaded, before the simulator is used, and in processes
  * that fork later. So the registry is separate from the simulator's state, has its own lock and survives a reset. Its
  * lookup table is built at first use. */
-#include <stdlib.h>
-#include <string.h>
+#include "simulator/runtime/registry.h"
 
-#include "simulator/kernels/kernel.h"
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
 #include "simulator/simulator.h"
 
 typedef struct function {
