@@ -5,9 +5,6 @@
 
 #include "simulator/base/entry_list.h"
 
-/* cuda.h defines it as the newer name. PyTorch 2.6 looks up the older one, too. */
-#undef cuStreamWriteValue32
-
 #define SIM_STREAMS_DRIVER_ENTRIES(X)                                                                                       \
     X(cuMemcpyDtoH_v2, sim_copy_dtoh, SIM_CONTEXT, (void *host, CUdeviceptr device, size_t bytes), (host, device, bytes))   \
     X(cuMemcpyHtoD_v2, sim_copy_htod, SIM_CONTEXT, (CUdeviceptr device, const void *host, size_t bytes),                    \
@@ -51,8 +48,6 @@
       (milliseconds, first, last))                                                                                          \
     X(cuIpcGetEventHandle, sim_ipc_event_handle, SIM_CONTEXT, (CUipcEventHandle * handle, CUevent event), (handle, event))  \
     X(cuIpcOpenEventHandle, sim_ipc_open_event, SIM_CONTEXT, (CUevent * event, CUipcEventHandle handle), (event, handle))   \
-    X(cuStreamWriteValue32, sim_copy_write_word, SIM_CONTEXT,                                                               \
-      (CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags), (stream, address, value, flags))        \
     X(cuStreamWriteValue32_v2, sim_copy_write_word, SIM_CONTEXT,                                                            \
       (CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags), (stream, address, value, flags))
 

@@ -17,9 +17,7 @@ _WHOLE = _INTEGERS | {torch.bool}
 _HALVES = frozenset((torch.float16, torch.bfloat16))
 _COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
 _EIGHT_BITS = frozenset(
-    getattr(torch, name)
-    for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
-    if hasattr(torch, name)  # older releases of PyTorch lack the last
+    (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
 )
 _ALL = _WHOLE | _HALVES | _COMPLEX | _EIGHT_BITS | {torch.float32, torch.float64}
 

@@ -27,18 +27,9 @@ def eager(function: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             evaluation.set_eval_frame(before)
 
-    _skip(run.__code__)
-    return run
-
-
-def _skip(code: Any) -> None:
-    """Makes torch.compile's frame evaluation skip the code object. Older releases of PyTorch use another function."""
-    evaluation = torch._C._dynamo.eval_frame
-    if hasattr(evaluation, "skip_code"):
-        evaluation.skip_code(code)
-        return
     skip = evaluation._FrameAction.SKIP
-    evaluation.set_code_exec_strategy(code, evaluation._FrameExecStrategy(skip, skip))
+    evaluation.set_code_exec_strategy(run.__code__, evaluation._FrameExecStrategy(skip, skip))
+    return run
 
 
 def postpone_compiler() -> None:

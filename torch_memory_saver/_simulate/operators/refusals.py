@@ -63,8 +63,9 @@ def unsupported(error: Exception, operator: Any, arguments: Any) -> Exception:
     if not _OF_A_KERNEL.search(str(error)):
         return error
     types = ", ".join(sorted({str(each.dtype).removeprefix("torch.") for each in tensors_in(arguments)}))
-    kind = NotImplementedError if isinstance(error, NotImplementedError) else RuntimeError  # as in PyTorch 2.6
-    return kind(f"{error}: {operator.name()} of {types} has no CPU implementation, and the simulated GPU runs those")
+    return NotImplementedError(
+        f"{error}: {operator.name()} of {types} has no CPU implementation, and the simulated GPU runs those"
+    )
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -105,7 +105,7 @@ _ADDED = (
     "aten::convolution_backward",
     "aten::_index_put_impl_",
     "aten::mode.values",
-    "aten::nanmean.out",  # in PyTorch 2.6
+    "aten::nanmean.out",  # in PyTorch 2.8
 )
 #: Replaced although their names begin with one of _PREFIXES_KEPT.
 _REPLACED = frozenset(("cudnn_convolution", "cudnn_convolution_transpose"))
