@@ -153,7 +153,7 @@ _NCCL = (
     ),
     Mutant(
         "a-collective-of-one-rank-waits-for-its-turn",
-        "csrc/simulator/nccl/operations.c",
+        "csrc/simulator/nccl/operation_calls.c",
         "    if (is_copy(comm, &part)) return sim_nccl_group_failed(sim_nccl_copy(comm, stream, &part));\n",
         "",
         (f"{_UNIT}/test_nccl.c",),

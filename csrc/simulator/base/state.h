@@ -35,11 +35,11 @@ enum {
 typedef struct sim_context sim_context_t;
 typedef struct sim_graph sim_graph_t;
 typedef struct sim_stream sim_stream_t;
-typedef struct sim_task sim_task_t; /* work/task.h */
+typedef struct sim_task sim_task_t; /* work/op.h */
 typedef struct sim_event sim_event_t;
-typedef struct sim_shared_event sim_shared_event_t; /* work/event_shared.c */
+typedef struct sim_shared_event sim_shared_event_t; /* work/event.c */
 
-/* A free piece of a device's memfd: memory/pieces.c. */
+/* A free piece of a device's memfd: memory/physical.c. */
 typedef struct sim_piece {
     off_t offset;
     uint64_t bytes;
@@ -132,12 +132,6 @@ typedef enum sim_op_kind {
     SIM_OP_TASK,
 } sim_op_kind_t;
 
-/* Identifiers of graph nodes. */
-typedef struct sim_nodes {
-    uint64_t *ids;
-    size_t count;
-} sim_nodes_t;
-
 /* One work item of a stream or a graph. */
 typedef struct sim_op {
     struct sim_op *next;
@@ -192,7 +186,7 @@ struct sim_stream {
     uint64_t submitted, completed;
     sim_capture_t *capture;
     uint64_t captured; /* number of work items captured from this stream */
-    sim_nodes_t tails; /* dependencies of the next captured node */
+    sim_ids_t tails;   /* dependencies of the next captured node */
     bool joined;       /* in a capture: another stream depends on all work of this one */
     sim_stream_t *next_finished;
 };
@@ -207,7 +201,7 @@ struct sim_event {
     struct timespec time;        /* when the last completed record was reached */
     bool captured;               /* last recorded in a capture: has no time */
     sim_capture_t *capture;      /* that capture, while it is active */
-    sim_nodes_t nodes;           /* dependencies of a captured wait for this event */
+    sim_ids_t nodes;             /* dependencies of a captured wait for this event */
     sim_shared_event_t *shared;  /* the part that other processes share; NULL: not shared */
     int shared_file;
     bool imported; /* created by another process */
@@ -218,7 +212,7 @@ typedef struct sim_node {
     struct sim_node *next;
     uint64_t id;
     sim_op_t op;
-    sim_nodes_t dependencies; /* empty in an executable graph, which runs in list order */
+    sim_ids_t dependencies; /* empty in an executable graph, which runs in list order */
 } sim_node_t;
 
 struct sim_graph {
@@ -278,7 +272,7 @@ typedef struct sim_state {
     uint64_t reserved;      /* number of the program's reservations */
     uint64_t host_bytes;
     unsigned held;      /* number of sim_physical_t with `held` set */
-    sim_stale_t *stale; /* memory/stale.h */
+    sim_stale_t *stale; /* memory/physical.h */
     size_t stale_count, stale_capacity;
 
     uint64_t counts[SIM_CALL_LIMIT]; /* per entry point: control/calls.c */

@@ -56,3 +56,22 @@ void sim_table_release(sim_table_t *table) {
     free(table->slots);
     *table = (sim_table_t){0};
 }
+
+bool sim_ids_add(sim_ids_t *set, const uint64_t *ids, size_t count) {
+    if (!count) return true;
+    uint64_t *grown = realloc(set->ids, (set->count + count) * sizeof *grown);
+    if (!grown) return false;
+    set->ids = grown;
+    size_t known = set->count;
+    for (size_t i = 0; i < count; i++) {
+        bool is_new = true;
+        for (size_t j = 0; j < known && is_new; j++) is_new = grown[j] != ids[i];
+        if (is_new) grown[set->count++] = ids[i];
+    }
+    return true;
+}
+
+void sim_ids_clear(sim_ids_t *set) {
+    free(set->ids);
+    *set = (sim_ids_t){0};
+}

@@ -1,5 +1,5 @@
-/* A table sorted by a 64-bit key (an address or an identifier), with a search for the nearest key below an address. Owns
- * only its array, not the objects. Called with the simulator's lock held. */
+/* A table sorted by a 64-bit key (an address or an identifier), with a search for the nearest key below an address; and sets
+ * of identifiers. Both own only their arrays, not the objects. Called with the simulator's lock held. */
 #ifndef TMS_SIM_BASE_TABLE_H
 #define TMS_SIM_BASE_TABLE_H
 
@@ -29,5 +29,14 @@ size_t sim_table_position(const sim_table_t *table, uint64_t key);
 /* Removes the key and returns its object, or NULL. */
 void *sim_table_remove(sim_table_t *table, uint64_t key);
 void sim_table_release(sim_table_t *table);
+
+typedef struct sim_ids {
+    uint64_t *ids;
+    size_t count;
+} sim_ids_t;
+
+/* Adds the identifiers that are missing. False if out of memory; then the set is unchanged. */
+bool sim_ids_add(sim_ids_t *set, const uint64_t *ids, size_t count);
+void sim_ids_clear(sim_ids_t *set);
 
 #endif

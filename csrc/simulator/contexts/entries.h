@@ -1,5 +1,5 @@
 /* Entry points that destroy contexts or allocate memory in them, in the format of base/entry_list.h. Implemented in
- * lifetime.c, device_memory.c, host_memory.c and ipc_memory.c. */
+ * lifetime.c, device_memory.c and host_memory.c. */
 #ifndef TMS_SIM_CONTEXTS_ENTRIES_H
 #define TMS_SIM_CONTEXTS_ENTRIES_H
 

@@ -12,8 +12,7 @@
 #include "simulator/devices/context.h"
 #include "simulator/memory/host.h"
 #include "simulator/memory/mapping.h"
-#include "simulator/memory/reservation.h"
-#include "simulator/streams/wait.h"
+#include "simulator/streams/stream.h"
 
 static const unsigned known_flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
 /* Not CU_MEMHOSTREGISTER_IOMEMORY: the simulation has no device I/O memory. */

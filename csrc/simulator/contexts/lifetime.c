@@ -9,7 +9,6 @@
 #include "simulator/devices/context.h"
 #include "simulator/devices/device.h"
 #include "simulator/streams/stream.h"
-#include "simulator/streams/wait.h"
 #include "simulator/work/capture.h"
 
 CUresult sim_context_synchronize(void) {

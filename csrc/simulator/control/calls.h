@@ -3,6 +3,7 @@
 #ifndef TMS_SIM_CONTROL_CALLS_H
 #define TMS_SIM_CONTROL_CALLS_H
 
+#include <cuda.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -27,5 +28,8 @@ int sim_call_fail_after(const char *name, uint64_t succeed, uint64_t fail, int c
 uint64_t sim_call_count(const char *name);
 void sim_call_clear(void); /* clears counts and trace */
 size_t sim_call_read_trace(char *text, size_t capacity);
+
+/* Runs the checks of base/entry_list.h. Returns the error of the call, or CUDA_SUCCESS. */
+CUresult sim_call_check(unsigned checks);
 
 #endif

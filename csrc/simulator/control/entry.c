@@ -9,12 +9,11 @@
 #include "simulator/contexts/entries.h"
 #include "simulator/control/all_entries.h"
 #include "simulator/control/calls.h"
-#include "simulator/control/checks.h"
 #include "simulator/control/entries.h"
 #include "simulator/control/life.h"
 #include "simulator/devices/entries.h"
 #include "simulator/graphs/entries.h"
-#include "simulator/memory/fault.h"
+#include "simulator/memory/access.h"
 #include "simulator/runtime/entries.h"
 #include "simulator/simulator.h"
 

@@ -1,6 +1,7 @@
 #include "simulator/control/life.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -8,19 +9,41 @@
 #include "simulator/base/table.h"
 #include "simulator/control/calls.h"
 #include "simulator/control/environment.h"
-#include "simulator/control/report.h"
 #include "simulator/devices/budget.h"
 #include "simulator/devices/context.h"
 #include "simulator/devices/visible.h"
 #include "simulator/memory/host.h"
 #include "simulator/memory/mapping.h"
-#include "simulator/memory/pieces.h"
+#include "simulator/memory/physical.h"
 #include "simulator/nccl/communicator.h"
 #include "simulator/simulator.h"
 #include "simulator/streams/stream.h"
 #include "simulator/work/capture.h"
 #include "simulator/work/event.h"
 #include "simulator/work/graph.h"
+
+/* Reports on stderr the resources that are in use at exit: those still owned, such as a framework's cache, and leaks. */
+static void report(void) {
+    sim_memory_sweep();
+    bool clean = !sim_state.reserved && !sim_state.host_bytes;
+    for (int i = 0; i < sim_state.device_count; i++) {
+        const sim_device_t *device = &sim_state.devices[i];
+        if (!device->used && !device->mappings && !device->streams) continue;
+        clean = false;
+        fprintf(stderr,
+                "simulated GPU: in use at the end on device %d: %llu bytes in %llu handles and %llu runtime allocations, "
+                "%llu mappings, "
+                "%llu streams\n",
+                i, (unsigned long long)device->used, (unsigned long long)device->handles,
+                (unsigned long long)device->runtime_allocations, (unsigned long long)device->mappings,
+                (unsigned long long)device->streams);
+    }
+    if (sim_state.reserved || sim_state.host_bytes)
+        fprintf(stderr,
+                "simulated GPU: in use at the end in the process: %llu reservations, %llu bytes of pinned host memory\n",
+                (unsigned long long)sim_state.reserved, (unsigned long long)sim_state.host_bytes);
+    if (clean) fprintf(stderr, "simulated GPU: nothing in use at the end\n");
+}
 
 static const uint64_t default_poison_limit = (uint64_t)8 << 20;
 static const uint64_t default_nccl_bytes = (uint64_t)16 << 20;
@@ -110,7 +133,7 @@ __attribute__((destructor)) static void tear_down(void) {
     if (atomic_load(&sim_state.pid) == 0 || sim_state_forked()) return;
     pthread_mutex_lock(&sim_state.lock);
     sim_state.deinitialized = true;
-    if (sim_state.report) sim_report();
+    if (sim_state.report) report();
     sim_stream_clear();
     sim_budget_detach();
     if (sim_state.trace_file >= 0) close(sim_state.trace_file);

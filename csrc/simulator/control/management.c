@@ -8,8 +8,8 @@
 
 #include "simulator/base/state.h"
 #include "simulator/control/environment.h"
-#include "simulator/devices/attributes.h"
 #include "simulator/devices/budget.h"
+#include "simulator/devices/device.h"
 #include "simulator/devices/visible.h"
 #include "simulator/simulator.h"
 

@@ -3,7 +3,6 @@
 #include "simulator/base/state.h"
 #include "simulator/control/all_entries.h"
 #include "simulator/control/calls.h"
-#include "simulator/control/checks.h"
 #include "simulator/control/life.h"
 #include "simulator/nccl/entries.h"
 #include "simulator/nccl/error.h"

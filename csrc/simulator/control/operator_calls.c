@@ -10,7 +10,7 @@
 #include "simulator/simulator.h"
 #include "simulator/streams/stream.h"
 #include "simulator/work/capture.h"
-#include "simulator/work/task.h"
+#include "simulator/work/op.h"
 
 /* Must not initialise the state: a program may attach before it forks, and its children must start uninitialised. */
 void tms_sim_attach_device_process(int socket) { sim_channel_attach(socket); }

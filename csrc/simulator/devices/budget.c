@@ -131,7 +131,7 @@ void sim_budget_detach(void) {
 static uint64_t shared_charges(int device) {
     uint64_t charged = 0;
     for (unsigned i = 0; i < SEATS; i++) {
-        if (sim_state.shared->seats[i].pid) charged += sim_state.shared->seats[i].charged[sim_visible_machine_index(device)];
+        if (sim_state.shared->seats[i].pid) charged += sim_state.shared->seats[i].charged[sim_state.visible[device]];
     }
     return charged;
 }
@@ -139,7 +139,7 @@ static uint64_t shared_charges(int device) {
 /* Copies this process's charge to its shared entry. */
 static void store_charge(int device) {
     sim_device_t *own = &sim_state.devices[device];
-    sim_state.shared->seats[sim_state.shared_seat].charged[sim_visible_machine_index(device)] = own->used + own->taken;
+    sim_state.shared->seats[sim_state.shared_seat].charged[sim_state.visible[device]] = own->used + own->taken;
 }
 
 bool sim_budget_charge(int device, uint64_t bytes, bool taken) {
@@ -187,7 +187,7 @@ uint64_t sim_budget_total(void) { return sim_state.shared ? sim_state.shared->de
 
 static unsigned own_process(int machine_index, sim_budget_process_t *rows) {
     for (int device = 0; device < sim_state.device_count; device++) {
-        if (sim_visible_machine_index(device) != machine_index || !sim_state.devices[device].used) continue;
+        if (sim_state.visible[device] != machine_index || !sim_state.devices[device].used) continue;
         rows[0] = (sim_budget_process_t){getpid(), sim_state.devices[device].used};
         return 1;
     }
@@ -196,7 +196,7 @@ static unsigned own_process(int machine_index, sim_budget_process_t *rows) {
 
 static uint64_t taken_by_control(int machine_index) {
     for (int device = 0; device < sim_state.device_count; device++) {
-        if (sim_visible_machine_index(device) == machine_index) return sim_state.devices[device].taken;
+        if (sim_state.visible[device] == machine_index) return sim_state.devices[device].taken;
     }
     return 0;
 }

@@ -1,5 +1,5 @@
-/* Entry points of devices and of each thread's contexts, in the format of base/entry_list.h. Implemented in device.c,
- * attributes.c and context.c. */
+/* Entry points of devices and of each thread's contexts, in the format of base/entry_list.h. Implemented in device.c
+ * and context.c. */
 #ifndef TMS_SIM_DEVICES_ENTRIES_H
 #define TMS_SIM_DEVICES_ENTRIES_H
 

@@ -11,8 +11,6 @@ enum { UUID_BYTES = 16 };
 
 static const char uuid_prefix[] = "GPU-";
 
-int sim_visible_machine_index(int ordinal) { return sim_state.visible[ordinal]; }
-
 int sim_visible_ordinal(int machine_index) {
     for (int ordinal = 0; ordinal < sim_state.device_count; ordinal++) {
         if (sim_state.visible[ordinal] == machine_index) return ordinal;

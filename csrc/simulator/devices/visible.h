@@ -9,9 +9,8 @@ enum {
     SIM_UUID_TEXT_BYTES = 41, /* GPU-01234567-89ab-cdef-0123-456789abcdef */
 };
 
-void sim_visible_all(void);  /* makes all devices visible */
-void sim_visible_read(void); /* reads CUDA_VISIBLE_DEVICES */
-int sim_visible_machine_index(int ordinal);
+void sim_visible_all(void);                 /* makes all devices visible */
+void sim_visible_read(void);                /* reads CUDA_VISIBLE_DEVICES */
 int sim_visible_ordinal(int machine_index); /* -1: not visible */
 void sim_visible_uuid(int machine_index, unsigned char *uuid);
 void sim_visible_uuid_text(int machine_index, char *text);

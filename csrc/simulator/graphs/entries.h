@@ -1,5 +1,5 @@
-/* Entry points of captures and graphs, in the format of base/entry_list.h. Implemented in capture_calls.c,
- * capture_info.c, graph_calls.c and query.c. */
+/* Entry points of captures and graphs, in the format of base/entry_list.h. Implemented in capture_calls.c
+ * and graph_calls.c. */
 #ifndef TMS_SIM_GRAPHS_ENTRIES_H
 #define TMS_SIM_GRAPHS_ENTRIES_H
 

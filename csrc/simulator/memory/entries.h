@@ -1,5 +1,5 @@
 /* Entry points of the virtual memory management, in the format of base/entry_list.h. Implemented in physical.c,
- * reservation.c, mapping.c and export.c. */
+ * mapping.c and export.c. */
 #ifndef TMS_SIM_MEMORY_ENTRIES_H
 #define TMS_SIM_MEMORY_ENTRIES_H
 

@@ -20,7 +20,6 @@
 #include "simulator/memory/entries.h"
 #include "simulator/memory/mapping.h"
 #include "simulator/memory/physical.h"
-#include "simulator/memory/pieces.h"
 
 #define MEMORY_NAME "simulated memory of GPU "
 
@@ -53,7 +52,7 @@ static CUresult move_to_own_file(sim_physical_t *physical) {
     char name[SIM_NAME_BYTES];
     struct stat status;
     int old = sim_state.devices[physical->device].memory;
-    snprintf(name, sizeof name, MEMORY_NAME "%d", sim_visible_machine_index(physical->device));
+    snprintf(name, sizeof name, MEMORY_NAME "%d", sim_state.visible[physical->device]);
     int file = memfd_create(name, MFD_CLOEXEC);
     if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;

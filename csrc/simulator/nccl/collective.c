@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "simulator/nccl/bytes.h"
 #include "simulator/nccl/exchange.h"
 #include "simulator/nccl/numbers.h"
+#include "simulator/nccl/turn.h"
 
 typedef struct step {
     const sim_nccl_turn_t *turn;

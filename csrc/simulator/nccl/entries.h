@@ -1,5 +1,5 @@
 /* Entry points of NCCL, in the format of base/entry_list.h. They return NCCL results; a failed check gives
- * ncclUnhandledCudaError. Implemented in init.c, lifetime.c, group.c, operations.c and memory.c. ncclGetErrorString and
+ * ncclUnhandledCudaError. Implemented in lifetime.c, group.c, operation_calls.c and memory.c. ncclGetErrorString and
  * ncclGetLastError return texts and are in control/nccl_calls.c. */
 #ifndef TMS_SIM_NCCL_ENTRIES_H
 #define TMS_SIM_NCCL_ENTRIES_H

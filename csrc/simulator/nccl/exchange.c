@@ -12,7 +12,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "simulator/base/ipc.h"
 #include "simulator/base/process.h"
 #include "simulator/nccl/error.h"
 

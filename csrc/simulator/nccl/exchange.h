@@ -4,7 +4,7 @@
  * advances the split counters of excluded ranks. Counters only grow and are updated after the data they count. A change
  * wakes the waiting ranks.
  *
- * Other ranks open the file through the process that created it (base/ipc.h), which keeps it open until all ranks have
+ * Other ranks open the file through the process that created it (base/process.h), which keeps it open until all ranks have
  * joined. Owns the mapping. The shared data is atomic and needs no lock; functions that report an error need the
  * simulator's lock. */
 #ifndef TMS_SIM_NCCL_EXCHANGE_H

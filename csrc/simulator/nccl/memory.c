@@ -1,9 +1,9 @@
 /* Entry points for memory: device memory of communicators, allocations for the program, and registrations. */
 #include "simulator/base/table.h"
 #include "simulator/devices/context.h"
+#include "simulator/memory/access.h"
 #include "simulator/memory/entries.h"
 #include "simulator/memory/mapping.h"
-#include "simulator/memory/touch.h"
 #include "simulator/nccl/communicator.h"
 #include "simulator/nccl/entries.h"
 #include "simulator/nccl/error.h"

@@ -11,7 +11,7 @@
 #include "simulator/nccl/transfer.h"
 #include "simulator/runtime/entries.h"
 #include "simulator/streams/stream.h"
-#include "simulator/work/task.h"
+#include "simulator/work/op.h"
 
 enum { COPY_DEFAULT = 4 }; /* cudaMemcpyDefault */
 

@@ -18,7 +18,7 @@ sim_nccl_result_t sim_nccl_setup_join(sim_nccl_comm_t *comm, unsigned rank, unsi
     if (result != SIM_NCCL_SUCCESS) return result;
     comm->exchange.rank = rank;
     comm->exchange.ranks = ranks;
-    result = sim_nccl_exchange_join(&comm->exchange, &comm->location, sim_visible_machine_index(comm->device));
+    result = sim_nccl_exchange_join(&comm->exchange, &comm->location, sim_state.visible[comm->device]);
     if (result == SIM_NCCL_SUCCESS)
         comm->stage = SIM_NCCL_JOINING;
     else

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "simulator/nccl/bytes.h"
 #include "simulator/nccl/exchange.h"
 #include "simulator/nccl/numbers.h"
+#include "simulator/nccl/turn.h"
 
 /* The progress of a send or receive. A message starts with its length. */
 typedef struct progress {

@@ -48,4 +48,9 @@ bool sim_nccl_turn_wait(const sim_nccl_turn_t *turn, uint32_t seen, bool *late);
 /* Reports a rank that has left although its part is missing. */
 void sim_nccl_report_missing(const sim_nccl_turn_t *turn, sim_nccl_kind_t kind, unsigned rank);
 
+/* CUDA_ERROR_ILLEGAL_ADDRESS if the stream's device may not access the range. Both stop early, with CUDA_SUCCESS, if the
+ * stream's work is cancelled. `buffer` is not device memory. */
+CUresult sim_nccl_read(const sim_stream_t *stream, uint64_t address, void *buffer, uint64_t bytes);
+CUresult sim_nccl_write(const sim_stream_t *stream, uint64_t address, const void *buffer, uint64_t bytes);
+
 #endif

@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "simulator/memory/stale.h"
+#include "simulator/memory/physical.h"
 
 typedef enum sim_message_kind { SIM_MESSAGE_FILE = 1, SIM_MESSAGE_RUN, SIM_MESSAGE_FORGET } sim_message_kind_t;
 

@@ -6,11 +6,10 @@
 #include <sys/stat.h>
 
 #include "simulator/base/state.h"
+#include "simulator/memory/access.h"
 #include "simulator/memory/mapping.h"
-#include "simulator/memory/reservation.h"
-#include "simulator/memory/touch.h"
 #include "simulator/operators/channel.h"
-#include "simulator/work/task.h"
+#include "simulator/work/op.h"
 
 enum { FIRST_CAPACITY = 16 };
 

@@ -13,12 +13,12 @@
  * programs built with per-thread default streams; they pass explicit streams. Functions that register kernels are in
  * registry.c, because they run before any state exists. */
 #define SIM_RUNTIME_RUNTIME_ENTRIES(X)                                                                                      \
-    X(cudaGetDeviceCount, sim_runtime_device_count, SIM_DEVICES | SIM_FORKED, (int *count), (count))                        \
+    X(cudaGetDeviceCount, sim_device_count, SIM_DEVICES | SIM_FORKED, (int *count), (count))                                \
     X(cudaGetDevice, sim_runtime_get_device, SIM_DEVICES, (int *device), (device))                                          \
     X(cudaSetDevice, sim_runtime_set_device, SIM_DEVICES, (int device), (device))                                           \
     X(cudaDeviceReset, sim_runtime_device_reset, SIM_DEVICES, (void), ())                                                   \
     X(cudaDeviceEnablePeerAccess, sim_runtime_enable_peer, SIM_RUNTIME, (int peer, unsigned int flags), (peer, flags))      \
-    X(cudaRuntimeGetVersion, sim_runtime_version, SIM_PURE, (int *version), (version))                                      \
+    X(cudaRuntimeGetVersion, sim_device_driver_version, SIM_PURE, (int *version), (version))                                \
     X(cudaDeviceDisablePeerAccess, sim_runtime_disable_peer, SIM_RUNTIME, (int peer), (peer))                               \
     X(cudaFuncGetAttributes, sim_function_attributes, SIM_RUNTIME,                                                          \
       (sim_function_attributes_t * attributes, const void *function), (attributes, function))                               \

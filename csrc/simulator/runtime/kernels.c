@@ -8,7 +8,7 @@
 #include "simulator/base/runtime_types.h"
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
-#include "simulator/devices/attributes.h"
+#include "simulator/devices/device.h"
 #include "simulator/runtime/entries.h"
 #include "simulator/runtime/registry.h"
 #include "simulator/simulator.h"

@@ -10,8 +10,6 @@
 #include "simulator/runtime/entries.h"
 #include "simulator/streams/entries.h"
 
-CUresult sim_runtime_device_count(int *count) { return sim_device_count(count); }
-
 CUresult sim_runtime_get_device(int *device) {
     const sim_context_t *context = sim_context_current();
     if (!device) return CUDA_ERROR_INVALID_VALUE;
@@ -56,8 +54,6 @@ CUresult sim_runtime_disable_peer(int peer) {
     context->peers[peer] = false;
     return CUDA_SUCCESS;
 }
-
-CUresult sim_runtime_version(int *version) { return sim_device_driver_version(version); }
 
 CUresult sim_runtime_event_create(CUevent *event) { return sim_event_create(event, CU_EVENT_DEFAULT); }
 

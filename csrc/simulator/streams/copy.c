@@ -8,7 +8,6 @@
 #include "simulator/devices/context.h"
 #include "simulator/memory/host.h"
 #include "simulator/memory/mapping.h"
-#include "simulator/memory/reservation.h"
 #include "simulator/streams/entries.h"
 #include "simulator/streams/stream.h"
 #include "simulator/streams/worker.h"

@@ -1,5 +1,5 @@
-/* Entry points of streams, events and copies, in the format of base/entry_list.h. Implemented in stream.c, query.c,
- * copy.c, event_calls.c and ipc_event.c. */
+/* Entry points of streams, events and copies, in the format of base/entry_list.h. Implemented in stream.c,
+ * copy.c and event_calls.c. */
 #ifndef TMS_SIM_STREAMS_ENTRIES_H
 #define TMS_SIM_STREAMS_ENTRIES_H
 

@@ -1,4 +1,7 @@
-/* Entry points of events: recording in a stream or a capture, and waiting. */
+/* Entry points of events: recording in a stream or a capture, waiting, and IPC handles. */
+#include <unistd.h>
+
+#include "simulator/base/process.h"
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
 #include "simulator/devices/context.h"
@@ -6,8 +9,6 @@
 #include "simulator/streams/stream.h"
 #include "simulator/work/capture.h"
 #include "simulator/work/event.h"
-#include "simulator/work/event_shared.h"
-#include "simulator/work/nodes.h"
 
 static const unsigned known_flags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
 static const unsigned record_flags = CU_EVENT_RECORD_EXTERNAL, wait_flags = CU_EVENT_WAIT_EXTERNAL;
@@ -70,8 +71,8 @@ static CUresult record_in_capture(sim_event_t *event, sim_stream_t *stream, unsi
         const sim_op_t op = {.kind = SIM_OP_RECORD, .event = event};
         return sim_stream_submit(stream, &op, NULL);
     }
-    sim_nodes_clear(&event->nodes);
-    if (!sim_nodes_add(&event->nodes, stream->tails.ids, stream->tails.count)) return CUDA_ERROR_OUT_OF_MEMORY;
+    sim_ids_clear(&event->nodes);
+    if (!sim_ids_add(&event->nodes, stream->tails.ids, stream->tails.count)) return CUDA_ERROR_OUT_OF_MEMORY;
     event->stream = stream->id;
     event->position = stream->captured;
     event->captured = true;
@@ -96,7 +97,7 @@ static CUresult wait_for_captured(const sim_event_t *event, sim_stream_t *stream
     if (stream->legacy) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     if (stream->capture && stream->capture != event->capture) return CUDA_ERROR_STREAM_CAPTURE_MERGE;
     sim_capture_join(event->capture, stream);
-    if (!sim_nodes_add(&stream->tails, event->nodes.ids, event->nodes.count)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!sim_ids_add(&stream->tails, event->nodes.ids, event->nodes.count)) return CUDA_ERROR_OUT_OF_MEMORY;
     sim_stream_t *source = sim_table_find(&sim_state.streams, event->stream);
     if (source && source != stream && source->captured == event->position) source->joined = true;
     return CUDA_SUCCESS;
@@ -179,5 +180,35 @@ CUresult sim_event_elapsed(float *milliseconds, CUevent first, CUevent last) {
     if (start->completed < start->records || end->completed < end->records) return CUDA_ERROR_NOT_READY;
     *milliseconds = (float)((double)(end->time.tv_sec - start->time.tv_sec) * seconds +
                             (double)(end->time.tv_nsec - start->time.tv_nsec) / nanoseconds);
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_ipc_event_handle(CUipcEventHandle *handle, CUevent event_handle) {
+    const sim_event_t *event = sim_table_find(&sim_state.events, (uint64_t)(uintptr_t)event_handle);
+    if (!handle) return CUDA_ERROR_INVALID_VALUE;
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    if (!event->shared || event->imported) return CUDA_ERROR_INVALID_VALUE;
+    const sim_ipc_name_t name = {.kind = SIM_IPC_EVENT, .process = getpid(), .file = event->shared_file};
+    return sim_ipc_write(&name, handle->reserved);
+}
+
+CUresult sim_ipc_open_event(CUevent *event, CUipcEventHandle handle) {
+    sim_ipc_name_t name;
+    if (!event) return CUDA_ERROR_INVALID_VALUE;
+    if (!sim_ipc_read(&name, handle.reserved, SIM_IPC_EVENT)) return CUDA_ERROR_INVALID_VALUE;
+    if (name.process == getpid()) return CUDA_ERROR_INVALID_CONTEXT;
+    int file = sim_ipc_open(&name);
+    if (file < 0) return CUDA_ERROR_INVALID_HANDLE;
+    sim_event_t *opened = sim_event_new(CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    if (!opened || !sim_event_attach(opened, file)) {
+        if (opened) {
+            sim_table_remove(&sim_state.events, opened->id);
+            sim_event_release(opened);
+        }
+        close(file);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    opened->imported = true;
+    *event = (CUevent)(uintptr_t)opened->id;
     return CUDA_SUCCESS;
 }

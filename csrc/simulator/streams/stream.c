@@ -1,11 +1,9 @@
-/* Streams: each has a work queue and a worker thread that executes it in order. The thread starts with the first work
- * item, because a program may create hundreds of streams and use few. An idle worker waits on its own condition variable,
- * not on every state change. */
 #include "simulator/streams/stream.h"
 
 #include <signal.h>
 #include <stdlib.h>
 
+#include "simulator/base/runtime_types.h"
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
 #include "simulator/devices/context.h"
@@ -13,8 +11,7 @@
 #include "simulator/streams/entries.h"
 #include "simulator/streams/worker.h"
 #include "simulator/work/capture.h"
-#include "simulator/work/event_shared.h"
-#include "simulator/work/nodes.h"
+#include "simulator/work/event.h"
 #include "simulator/work/op.h"
 
 /* Thread name in top and debuggers; at most 15 characters. */
@@ -94,7 +91,7 @@ static void join_finished(void) {
         sim_state.finished = stream->next_finished;
         if (stream->has_worker) pthread_join(stream->thread, NULL);
         pthread_cond_destroy(&stream->wakeup);
-        sim_nodes_clear(&stream->tails);
+        sim_ids_clear(&stream->tails);
         free(stream);
     }
 }
@@ -283,4 +280,113 @@ void sim_stream_clear(void) {
         sim_state.devices[i].streams = 0;
         sim_state.devices[i].primary.legacy = NULL;
     }
+}
+
+/* Whether a context has incomplete work that was submitted before this ticket. */
+static bool is_busy(const sim_context_t *context, uint64_t before_ticket) {
+    for (size_t i = 0; i < sim_state.streams.count; i++) {
+        const sim_stream_t *stream = sim_state.streams.slots[i].value;
+        if (stream->context == context && stream->first && stream->first->ticket < before_ticket) return true;
+    }
+    return false;
+}
+
+CUresult sim_stream_drain(sim_context_t *context) {
+    uint64_t before = sim_state.next_ticket + 1;
+    CUresult result = CUDA_SUCCESS;
+    sim_state_begin_synchronizing();
+    while (result == CUDA_SUCCESS && context->error == CUDA_SUCCESS && is_busy(context, before)) {
+        if (!sim_state_wait()) result = CUDA_ERROR_DEINITIALIZED;
+        if (!context->alive) result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
+    sim_state_end_synchronizing();
+    return result == CUDA_SUCCESS ? context->error : result;
+}
+
+static bool overlaps(uint64_t address, uint64_t bytes, uint64_t other, uint64_t other_bytes) {
+    return address < other + other_bytes && other < address + bytes;
+}
+
+static bool uses_host(const sim_op_t *op, uint64_t address, uint64_t bytes) {
+    if (op->kind != SIM_OP_COPY) return false;
+    uint64_t read = sim_op_extent(op, op->source_pitch), written = sim_op_extent(op, op->destination_pitch);
+    return (!op->source_on_device && overlaps(op->source, read, address, bytes)) ||
+           (!op->destination_on_device && overlaps(op->destination, written, address, bytes));
+}
+
+static bool host_is_used(uint64_t address, uint64_t bytes) {
+    for (size_t i = 0; i < sim_state.streams.count; i++) {
+        const sim_stream_t *stream = sim_state.streams.slots[i].value;
+        for (const sim_op_t *op = stream->first; op; op = op->next) {
+            if (uses_host(op, address, bytes)) return true;
+        }
+    }
+    return false;
+}
+
+CUresult sim_stream_wait_for_host(uint64_t address, uint64_t bytes) {
+    CUresult result = CUDA_SUCCESS;
+    sim_state_begin_synchronizing();
+    while (result == CUDA_SUCCESS && host_is_used(address, bytes)) {
+        if (!sim_state_wait()) result = CUDA_ERROR_DEINITIALIZED;
+    }
+    sim_state_end_synchronizing();
+    return result;
+}
+
+CUresult sim_stream_priority(CUstream handle, int *priority) {
+    const sim_stream_t *stream = sim_stream_find(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!priority) return CUDA_ERROR_INVALID_VALUE;
+    *priority = stream->priority;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_stream_flags(CUstream handle, unsigned int *flags) {
+    const sim_stream_t *stream = sim_stream_find(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!flags) return CUDA_ERROR_INVALID_VALUE;
+    *flags = stream->blocking || stream->legacy ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_stream_identifier(CUstream handle, unsigned long long *id) {
+    const sim_stream_t *stream = sim_stream_find(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!id) return CUDA_ERROR_INVALID_VALUE;
+    *id = stream->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_stream_context(CUstream handle, CUcontext *context) {
+    const sim_stream_t *stream = sim_stream_find(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!context) return CUDA_ERROR_INVALID_VALUE;
+    *context = (CUcontext)(uintptr_t)stream->context->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_stream_device(CUstream handle, int *device) {
+    const sim_stream_t *stream = sim_stream_find(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!device) return CUDA_ERROR_INVALID_VALUE;
+    *device = stream->context->device;
+    return CUDA_SUCCESS;
+}
+
+CUresult sim_stream_host_function(CUstream handle, sim_host_function_t *function, void *argument) {
+    const sim_op_t op = {.kind = SIM_OP_HOST, .function = function, .argument = argument};
+    sim_stream_t *stream = sim_stream_find(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    return function ? sim_stream_submit(stream, &op, NULL) : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Unlike cudaLaunchHostFunc, a callback cannot be captured. It runs once, or never if the context fails first. */
+CUresult sim_stream_add_callback(CUstream handle, sim_stream_callback_t *callback, void *argument, unsigned int flags) {
+    const sim_op_t op = {.kind = SIM_OP_HOST, .callback = callback, .argument = argument};
+    sim_stream_t *stream = sim_stream_find(handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!callback || flags) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = sim_capture_check_stream(stream);
+    return result == CUDA_SUCCESS ? sim_stream_submit(stream, &op, NULL) : result;
 }

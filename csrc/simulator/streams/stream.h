@@ -15,4 +15,10 @@ CUresult sim_stream_wait(sim_stream_t *stream, uint64_t position);
 void sim_stream_close_all(sim_context_t *context); /* closes all streams of a context that is being destroyed */
 void sim_stream_clear(void);                       /* stops and joins every worker */
 
+/* Waits for all work submitted to a context so far. Returns the context's error if there is one, also if it occurs during
+ * the wait. */
+CUresult sim_stream_drain(sim_context_t *context);
+/* Waits until no queued work uses the host memory. */
+CUresult sim_stream_wait_for_host(uint64_t address, uint64_t bytes);
+
 #endif

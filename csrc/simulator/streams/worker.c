@@ -9,11 +9,9 @@
 #include <time.h>
 
 #include "simulator/base/state.h"
-#include "simulator/memory/fault.h"
-#include "simulator/memory/touch.h"
+#include "simulator/memory/access.h"
 #include "simulator/work/event.h"
 #include "simulator/work/op.h"
-#include "simulator/work/task.h"
 
 static const uint64_t nanoseconds = 1000000000;
 

@@ -4,7 +4,6 @@
 
 #include "simulator/base/state.h"
 #include "simulator/work/graph.h"
-#include "simulator/work/nodes.h"
 
 /* Whether this capture forbids unsafe calls of the thread, by the table in the documentation of
  * cuThreadExchangeStreamCaptureMode. */
@@ -62,8 +61,8 @@ CUresult sim_capture_record(sim_stream_t *stream, const sim_op_t *op) {
     sim_node_t *node = sim_graph_append(stream->capture->graph, op, &stream->tails);
     if (!node) return CUDA_ERROR_OUT_OF_MEMORY;
     node->op.context = stream->context;
-    sim_nodes_clear(&stream->tails);
-    if (!sim_nodes_add(&stream->tails, &node->id, 1)) {
+    sim_ids_clear(&stream->tails);
+    if (!sim_ids_add(&stream->tails, &node->id, 1)) {
         stream->capture->invalidated = true; /* the next node would lack a dependency */
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -76,7 +75,7 @@ void sim_capture_join(sim_capture_t *capture, sim_stream_t *stream) {
     if (stream->capture == capture) return;
     stream->capture = capture;
     stream->captured = 0;
-    sim_nodes_clear(&stream->tails);
+    sim_ids_clear(&stream->tails);
     stream->joined = true; /* it has no unjoined work yet */
 }
 

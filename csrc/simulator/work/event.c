@@ -1,11 +1,69 @@
+/* Interprocess events: a page of shared memory with the number of the last record and of the last completed record. A
+ * change sends no signal, so a thread that waits for another process polls every millisecond. */
 #include "simulator/work/event.h"
 
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
-#include "simulator/work/event_shared.h"
-#include "simulator/work/nodes.h"
+
+struct sim_shared_event {
+    _Atomic(uint64_t) records, completed;
+    _Atomic(int) recorder; /* the process that made the last record */
+};
+
+bool sim_event_attach(sim_event_t *event, int file) {
+    void *page = mmap(NULL, sizeof(sim_shared_event_t), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (page == MAP_FAILED) return false;
+    event->shared = page;
+    event->shared_file = file;
+    return true;
+}
+
+bool sim_event_share(sim_event_t *event) {
+    int file = memfd_create("simulated event", MFD_CLOEXEC);
+    if (file < 0) return false;
+    if (ftruncate(file, sizeof(sim_shared_event_t)) == 0 && sim_event_attach(event, file)) return true;
+    close(file);
+    return false;
+}
+
+static void stop_sharing(sim_event_t *event) {
+    if (!event->shared) return;
+    munmap(event->shared, sizeof *event->shared);
+    close(event->shared_file);
+    event->shared = NULL;
+}
+
+static uint64_t count_shared_record(sim_event_t *event) {
+    atomic_store(&event->shared->recorder, getpid());
+    return atomic_fetch_add(&event->shared->records, 1) + 1;
+}
+
+static void reach_shared(sim_event_t *event, uint64_t number) {
+    uint64_t known = atomic_load(&event->shared->completed);
+    while (known < number && !atomic_compare_exchange_weak(&event->shared->completed, &known, number)) {
+    }
+}
+
+bool sim_event_is_remote(const sim_event_t *event, uint64_t *number) {
+    if (!event->shared) return false;
+    *number = atomic_load(&event->shared->records);
+    return *number != event->records;
+}
+
+bool sim_event_remote_reached(const sim_event_t *event, uint64_t number) {
+    if (atomic_load(&event->shared->completed) >= number) return true;
+    /* A GPU completes or cancels the work of an exited process, so the wait must end. */
+    return kill(atomic_load(&event->shared->recorder), 0) != 0 && errno == ESRCH;
+}
 
 sim_event_t *sim_event_new(unsigned flags) {
     sim_event_t *event = calloc(1, sizeof *event);
@@ -18,8 +76,8 @@ sim_event_t *sim_event_new(unsigned flags) {
 
 void sim_event_release(sim_event_t *event) {
     if (--event->references) return;
-    sim_event_unshare(event);
-    sim_nodes_clear(&event->nodes);
+    stop_sharing(event);
+    sim_ids_clear(&event->nodes);
     free(event);
 }
 
@@ -29,7 +87,7 @@ void sim_event_clear(void) {
 }
 
 void sim_event_reach(sim_event_t *event, uint64_t number) {
-    if (event->shared) sim_event_shared_reach(event, number);
+    if (event->shared) reach_shared(event, number);
     if (number < event->completed) return;
     event->completed = number;
     clock_gettime(CLOCK_MONOTONIC, &event->time);
@@ -41,6 +99,6 @@ uint64_t sim_event_note(sim_event_t *event, const sim_stream_t *stream, uint64_t
     event->position = position;
     event->captured = false;
     event->capture = NULL;
-    event->records = event->shared ? sim_event_shared_record(event) : event->records + 1;
+    event->records = event->shared ? count_shared_record(event) : event->records + 1;
     return event->records;
 }

@@ -9,7 +9,6 @@
 
 #include "simulator/base/state.h"
 #include "simulator/base/table.h"
-#include "simulator/work/nodes.h"
 #include "simulator/work/op.h"
 
 sim_graph_t *sim_graph_new(bool executable) {
@@ -25,12 +24,12 @@ sim_graph_t *sim_graph_new(bool executable) {
 static void delete_node(sim_node_t *node) {
     sim_table_remove(&sim_state.nodes, node->id);
     sim_op_release(&node->op);
-    sim_nodes_clear(&node->dependencies);
+    sim_ids_clear(&node->dependencies);
     free(node);
 }
 
 /* Creates a node that belongs to no graph yet. Only nodes of a graph that is not executable have handles. */
-static sim_node_t *new_node(const sim_op_t *work, const sim_nodes_t *dependencies) {
+static sim_node_t *new_node(const sim_op_t *work, const sim_ids_t *dependencies) {
     sim_node_t *node = calloc(1, sizeof *node);
     if (!node) return NULL;
     node->op = *work;
@@ -38,14 +37,14 @@ static sim_node_t *new_node(const sim_op_t *work, const sim_nodes_t *dependencie
     sim_op_retain(&node->op);
     if (!dependencies) return node;
     node->id = sim_state_new_id();
-    if (sim_nodes_add(&node->dependencies, dependencies->ids, dependencies->count) &&
+    if (sim_ids_add(&node->dependencies, dependencies->ids, dependencies->count) &&
         sim_table_insert(&sim_state.nodes, node->id, node))
         return node;
     delete_node(node);
     return NULL;
 }
 
-sim_node_t *sim_graph_append(sim_graph_t *graph, const sim_op_t *work, const sim_nodes_t *dependencies) {
+sim_node_t *sim_graph_append(sim_graph_t *graph, const sim_op_t *work, const sim_ids_t *dependencies) {
     sim_node_t *node = new_node(work, graph->executable ? NULL : dependencies);
     if (!node) return NULL;
     if (graph->last)

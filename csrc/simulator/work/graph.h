@@ -8,7 +8,7 @@
 sim_graph_t *sim_graph_new(bool executable);
 /* Appends a node with these dependencies and returns it. sim_stream_submit calls this for every work item of a capturing
  * stream, so an entry point that uses it is capturable. */
-sim_node_t *sim_graph_append(sim_graph_t *graph, const sim_op_t *op, const sim_nodes_t *dependencies);
+sim_node_t *sim_graph_append(sim_graph_t *graph, const sim_op_t *op, const sim_ids_t *dependencies);
 void sim_graph_delete(sim_graph_t *graph);
 void sim_graph_clear(void);
 

@@ -2,7 +2,14 @@
 
 #include "simulator/base/state.h"
 #include "simulator/work/event.h"
-#include "simulator/work/task.h"
+
+void sim_task_retain(sim_task_t *task) {
+    if (task) task->references++;
+}
+
+void sim_task_release(sim_task_t *task) {
+    if (task && --task->references == 0) task->destroy(task);
+}
 
 void sim_op_retain(const sim_op_t *op) {
     sim_task_retain(op->task);

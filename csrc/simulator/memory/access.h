@@ -1,7 +1,8 @@
-/* Access to mapped memory. A thread checks and pins a mapping with the simulator's lock held, touches the bytes without
- * the lock, and unpins with it held. Owns nothing. A refused access stores its address in the thread's state. */
-#ifndef TMS_SIM_MEMORY_TOUCH_H
-#define TMS_SIM_MEMORY_TOUCH_H
+/* Access to mapped memory, and messages about accesses that are refused. A thread checks and pins a mapping with the
+ * simulator's lock held, touches the bytes without the lock, and unpins with it held. A refused access stores its address in
+ * the thread's state. Owns sim_state.manager and sim_state.fault. */
+#ifndef TMS_SIM_MEMORY_ACCESS_H
+#define TMS_SIM_MEMORY_ACCESS_H
 
 #include "simulator/base/state.h"
 
@@ -17,5 +18,13 @@ bool sim_memory_read_word(const sim_context_t *context, uint64_t address, uint64
 /* Populates the pages of memory that is about to be touched, because one call is much faster than a fault per page. Needs
  * no lock. Has no effect on kernels without support. */
 void sim_memory_populate(uint64_t address, uint64_t bytes, bool writes);
+
+/* Describes the access of `what` to an address: the tag and the time of its pause, if sim_state.manager knows the address. A
+ * text of SIM_ACCESS_BYTES. False if it does not; the text then only names the access. Called without the simulator's lock,
+ * because the manager takes a lock of its own. */
+bool sim_fault_describe(const char *what, uint64_t address, char *text);
+/* An access of a stream has failed: prints the message, and keeps it for the text of the error. Called by a worker with the
+ * lock held, which it releases meanwhile. `what` stays valid. */
+void sim_fault_report(const char *what, uint64_t address);
 
 #endif
