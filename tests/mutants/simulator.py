@@ -61,7 +61,7 @@ _OPERATORS = (
     Mutant(
         "a-later-failure-is-explained-by-an-earlier-access",
         "csrc/simulator/control/entry.c",
-        "    if (result != CUDA_SUCCESS) thread->refused[0] = '\\0';\n",
+        "    if (result != CUDA_SUCCESS) thread->refused_access[0] = '\\0';\n",
         "",
         (f"{_UNIT}/test_operators.c",),
     ),

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 enum { PATH_BYTES = 32, STAT_BYTES = 1024, START_TIME_FIELD = 22 };
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "simulator/base/process.h"
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/contexts/entries.h"
 #include "simulator/devices/budget.h"

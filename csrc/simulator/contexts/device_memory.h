@@ -3,7 +3,7 @@
 #ifndef TMS_SIM_CONTEXTS_DEVICE_MEMORY_H
 #define TMS_SIM_CONTEXTS_DEVICE_MEMORY_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* Frees all memory that was allocated in a context. */
 void sim_device_memory_clear(const sim_context_t *context);

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/contexts/entries.h"
 #include "simulator/devices/context.h"

@@ -2,7 +2,7 @@
 #ifndef TMS_SIM_CONTEXTS_HOST_MEMORY_H
 #define TMS_SIM_CONTEXTS_HOST_MEMORY_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* Frees or unregisters all pinned memory of a context. */
 void sim_host_clear_context(const sim_context_t *context);

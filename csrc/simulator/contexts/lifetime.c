@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/contexts/device_memory.h"
 #include "simulator/contexts/entries.h"
 #include "simulator/contexts/host_memory.h"

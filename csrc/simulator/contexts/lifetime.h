@@ -3,7 +3,7 @@
 #ifndef TMS_SIM_CONTEXTS_LIFETIME_H
 #define TMS_SIM_CONTEXTS_LIFETIME_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* Destroys everything that the context owns. A primary context keeps its handle for its next activation. */
 void sim_context_destroy(sim_context_t *context);

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "simulator/base/entry_list.h"
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/devices/context.h"
 #include "simulator/devices/entries.h"
 #include "simulator/work/capture.h"

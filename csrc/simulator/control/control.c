@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/control/calls.h"
 #include "simulator/control/life.h"

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "simulator/base/entry_list.h"
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/contexts/entries.h"
 #include "simulator/control/all_entries.h"
 #include "simulator/control/calls.h"
@@ -43,9 +43,9 @@ static CUresult begin_call(sim_call_t call, bool *locked) {
 /* A call has refused to access memory: if the memory is paused, explains it on stderr and in the text of the error. */
 static void explain_refusal(sim_call_t call, sim_thread_t *thread) {
     char text[SIM_ACCESS_BYTES];
-    if (!sim_fault_describe(sim_calls[call].symbol, thread->unreachable, text)) return;
+    if (!sim_access_describe(sim_calls[call].symbol, thread->unreachable, text)) return;
     fprintf(stderr, "simulated GPU: %s\n", text);
-    snprintf(thread->refused, sizeof thread->refused, "invalid argument: %s", text);
+    snprintf(thread->refused_access, sizeof thread->refused_access, "invalid argument: %s", text);
 }
 
 static CUresult end_call(sim_call_t call, bool locked, CUresult result) {
@@ -53,7 +53,7 @@ static CUresult end_call(sim_call_t call, bool locked, CUresult result) {
     sim_thread_t *thread = sim_state_thread();
     if (!sim_calls[call].driver && result != CUDA_SUCCESS) thread->last_error = (int)result;
     sim_life_leave();
-    if (result != CUDA_SUCCESS) thread->refused[0] = '\0';
+    if (result != CUDA_SUCCESS) thread->refused_access[0] = '\0';
     if (result == CUDA_ERROR_INVALID_VALUE && thread->unreachable) explain_refusal(call, thread);
     return result;
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/control/calls.h"
 #include "simulator/devices/visible.h"
 #include "simulator/simulator.h"

@@ -1,5 +1,5 @@
 /* Names and descriptions of the errors that the simulated GPU returns or a test may inject. */
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/control/entries.h"
 #include "simulator/control/life.h"
 #include "simulator/simulator.h"
@@ -99,8 +99,8 @@ TMS_SIM_EXPORT const char *cudaGetErrorName(CUresult error) {
 /* Names the access that has failed, if one has. */
 TMS_SIM_EXPORT const char *cudaGetErrorString(CUresult error) {
     const sim_error_text_t *found = find_text(error);
-    const char *refused = sim_state_thread()->refused;
-    if (error == CUDA_ERROR_ILLEGAL_ADDRESS && sim_state.fault[0]) return sim_state.fault;
+    const char *refused = sim_state_thread()->refused_access;
+    if (error == CUDA_ERROR_ILLEGAL_ADDRESS && sim_state.illegal_access[0]) return sim_state.illegal_access;
     if (error == CUDA_ERROR_INVALID_VALUE && refused[0]) return refused;
     return found ? found->description : "unrecognized error code";
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/control/calls.h"
 #include "simulator/control/environment.h"
@@ -60,7 +60,7 @@ static void set_defaults(void) {
     sim_state.peer_capable = true;
     sim_state.tracing = false;
     sim_state.failures = 0;
-    sim_state.fault[0] = '\0';
+    sim_state.illegal_access[0] = '\0';
     sim_table_release(&sim_state.kernels_refused);
     memset(sim_state.faults, 0, sizeof sim_state.faults);
     sim_state.fault_any = (sim_fault_t){0};

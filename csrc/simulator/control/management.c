@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/control/environment.h"
 #include "simulator/devices/budget.h"
 #include "simulator/devices/device.h"

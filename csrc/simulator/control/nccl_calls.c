@@ -1,6 +1,6 @@
 /* The exported functions of NCCL. Each counts the call, writes the trace, applies an injected fault, runs the checks, and
  * calls the implementation with the lock held, as the CUDA functions do. */
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/control/all_entries.h"
 #include "simulator/control/calls.h"
 #include "simulator/control/life.h"

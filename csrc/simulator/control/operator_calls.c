@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/control/life.h"
 #include "simulator/devices/context.h"
 #include "simulator/operators/channel.h"
@@ -29,7 +29,7 @@ static CUresult submit(const tms_sim_operator_t *description, sim_stream_t *stre
     return sim_stream_submit(stream, &op, position);
 }
 
-static CUresult run(const tms_sim_operator_t *description) {
+static CUresult enqueue(const tms_sim_operator_t *description) {
     sim_stream_t *stream = NULL;
     CUresult result = find_stream(description, &stream);
     sim_task_t *task = result == CUDA_SUCCESS ? sim_operator_new(description, false) : NULL;
@@ -40,7 +40,7 @@ static CUresult run(const tms_sim_operator_t *description) {
 
 int tms_sim_run_operator(const tms_sim_operator_t *description) {
     if (!sim_life_enter()) return CUDA_ERROR_NOT_INITIALIZED;
-    CUresult result = run(description);
+    CUresult result = enqueue(description);
     sim_life_leave();
     return (int)result;
 }

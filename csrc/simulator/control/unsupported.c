@@ -1,14 +1,14 @@
 /* Functions that programs look up but that cannot be simulated. Each call fails; the first is reported on stderr. */
 #include <stdio.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/control/entries.h"
 
 typedef enum unsupported { MULTICAST_CREATE, MULTICAST_ADD, MULTICAST_BIND, MULTICAST_UNBIND } unsupported_t;
 
 static CUresult refuse(unsupported_t which, const char *name) {
-    if (!(sim_state.refused >> which & 1)) fprintf(stderr, "simulated GPU: %s is not simulated and fails\n", name);
-    sim_state.refused |= 1U << which;
+    if (!(sim_state.unsupported >> which & 1)) fprintf(stderr, "simulated GPU: %s is not simulated and fails\n", name);
+    sim_state.unsupported |= 1U << which;
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "simulator/base/process.h"
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/devices/visible.h"
 #include "simulator/simulator.h"
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "simulator/base/runtime_types.h"
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/devices/device.h"
 #include "simulator/devices/entries.h"

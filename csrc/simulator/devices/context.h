@@ -3,7 +3,7 @@
 #ifndef TMS_SIM_DEVICES_CONTEXT_H
 #define TMS_SIM_DEVICES_CONTEXT_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* The context of a handle; NULL if unknown or destroyed. */
 sim_context_t *sim_context_find(CUcontext handle);

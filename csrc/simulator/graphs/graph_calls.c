@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "simulator/base/runtime_types.h"
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/graphs/entries.h"
 #include "simulator/streams/stream.h"

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/memory/mapping.h"
 #include "simulator/simulator.h"
 
@@ -86,7 +86,7 @@ static void write_time_of_day(double seconds, char *text) {
     strftime(text, CLOCK_TEXT_BYTES, "%H:%M:%S", &parts);
 }
 
-bool sim_fault_describe(const char *what, uint64_t address, char *text) {
+bool sim_access_describe(const char *what, uint64_t address, char *text) {
     const tms_api_t *manager = atomic_load(&sim_state.manager);
     tms_segment_info_t row = {.state = TMS_SEGMENT_ACTIVE};
     if (!manager || manager->find(address, &row) != TMS_OK || row.state == TMS_SEGMENT_ACTIVE) {
@@ -103,12 +103,13 @@ bool sim_fault_describe(const char *what, uint64_t address, char *text) {
     return true;
 }
 
-void sim_fault_report(const char *what, uint64_t address) {
+void sim_access_fault(const char *what, uint64_t address) {
     char text[SIM_ACCESS_BYTES];
     pthread_mutex_unlock(&sim_state.lock);
-    (void)sim_fault_describe(what, address, text);
+    (void)sim_access_describe(what, address, text);
     fprintf(stderr, "simulated GPU: %s\n", text);
     pthread_mutex_lock(&sim_state.lock);
-    if (!sim_state.fault[0])
-        snprintf(sim_state.fault, sizeof sim_state.fault, "an illegal memory access was encountered: %s", text);
+    if (!sim_state.illegal_access[0])
+        snprintf(sim_state.illegal_access, sizeof sim_state.illegal_access, "an illegal memory access was encountered: %s",
+                 text);
 }

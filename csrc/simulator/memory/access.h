@@ -1,10 +1,10 @@
 /* Access to mapped memory, and messages about accesses that are refused. A thread checks and pins a mapping with the
  * simulator's lock held, touches the bytes without the lock, and unpins with it held. A refused access stores its address in
- * the thread's state. Owns sim_state.manager and sim_state.fault. */
+ * the thread's state. Owns sim_state.manager and sim_state.illegal_access. */
 #ifndef TMS_SIM_MEMORY_ACCESS_H
 #define TMS_SIM_MEMORY_ACCESS_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* Whether all devices of the mask may read (or write) the whole range. `kernel` is the context of a kernel, which needs
  * peer access to cudaMalloc memory of other devices. It is NULL for a copy, which does not. */
@@ -22,9 +22,9 @@ void sim_memory_populate(uint64_t address, uint64_t bytes, bool writes);
 /* Describes the access of `what` to an address: the tag and the time of its pause, if sim_state.manager knows the address. A
  * text of SIM_ACCESS_BYTES. False if it does not; the text then only names the access. Called without the simulator's lock,
  * because the manager takes a lock of its own. */
-bool sim_fault_describe(const char *what, uint64_t address, char *text);
+bool sim_access_describe(const char *what, uint64_t address, char *text);
 /* An access of a stream has failed: prints the message, and keeps it for the text of the error. Called by a worker with the
  * lock held, which it releases meanwhile. `what` stays valid. */
-void sim_fault_report(const char *what, uint64_t address);
+void sim_access_fault(const char *what, uint64_t address);
 
 #endif

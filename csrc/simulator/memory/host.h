@@ -2,7 +2,7 @@
 #ifndef TMS_SIM_MEMORY_HOST_H
 #define TMS_SIM_MEMORY_HOST_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* The pinned block that contains an address, or NULL. */
 sim_host_t *sim_host_at(uint64_t address);

@@ -3,7 +3,7 @@
 #ifndef TMS_SIM_MEMORY_MAPPING_H
 #define TMS_SIM_MEMORY_MAPPING_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* Reserves a range. `runtime`: for cudaMalloc. CUDA_ERROR_OUT_OF_MEMORY if there is no such range. */
 CUresult sim_memory_reserve_range(uint64_t bytes, uint64_t alignment, uint64_t hint, bool runtime, uint64_t *address);

@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/devices/budget.h"
 #include "simulator/devices/device.h"
@@ -55,9 +55,9 @@ static bool visit_pages(int file, off_t start, uint64_t bytes, bool (*visit)(int
 static bool is_filled(uint64_t bytes) { return bytes <= sim_state.poison_limit || bytes <= 2 * (uint64_t)SIM_CHUNK_BYTES; }
 
 static bool poison(int file, off_t offset, uint64_t bytes) {
-    uint64_t pages = 0, edge = SIM_CHUNK_BYTES;
+    uint64_t backed = 0, edge = SIM_CHUNK_BYTES;
     if (is_filled(bytes)) return poison_range(file, offset, bytes);
-    return visit_pages(file, offset + (off_t)edge, bytes - 2 * edge, poison_range, &pages) &&
+    return visit_pages(file, offset + (off_t)edge, bytes - 2 * edge, poison_range, &backed) &&
            poison_range(file, offset, edge) && poison_range(file, offset + (off_t)(bytes - edge), edge);
 }
 
@@ -66,7 +66,7 @@ static void punch_hole(int file, off_t offset, uint64_t bytes) {
 }
 
 static void remove_kept(sim_device_t *device, unsigned index) {
-    device->kept_pages -= device->kept[index].pages;
+    device->kept_backed_bytes -= device->kept[index].backed_bytes;
     device->kept_count--;
     memmove(&device->kept[index], &device->kept[index + 1], (device->kept_count - index) * sizeof device->kept[0]);
 }
@@ -99,20 +99,20 @@ bool sim_piece_take(sim_device_t *device, uint64_t bytes, off_t *offset) {
 }
 
 void sim_piece_put(sim_device_t *device, off_t offset, uint64_t bytes, bool keep) {
-    uint64_t pages = bytes, limit = sim_state.poison_limit < kept_bytes ? sim_state.poison_limit : kept_bytes;
+    uint64_t backed = bytes, limit = sim_state.poison_limit < kept_bytes ? sim_state.poison_limit : kept_bytes;
     /* Only pieces that are partly poisoned need the count. Seeking the end of an extent scans the extents of later
      * pieces, which is too slow for many small ones. */
-    if (keep && !is_filled(bytes)) visit_pages(device->memory, offset, bytes, NULL, &pages);
-    if (!keep || pages > limit) {
+    if (keep && !is_filled(bytes)) visit_pages(device->memory, offset, bytes, NULL, &backed);
+    if (!keep || backed > limit) {
         punch_hole(device->memory, offset, bytes);
         return;
     }
-    while (device->kept_count == SIM_KEPT_PIECES || device->kept_pages + pages > kept_bytes) {
+    while (device->kept_count == SIM_KEPT_PIECES || device->kept_backed_bytes + backed > kept_bytes) {
         punch_hole(device->memory, device->kept[0].offset, device->kept[0].bytes);
         remove_kept(device, 0);
     }
-    device->kept[device->kept_count++] = (sim_piece_t){.offset = offset, .bytes = bytes, .pages = pages};
-    device->kept_pages += pages;
+    device->kept[device->kept_count++] = (sim_piece_t){.offset = offset, .bytes = bytes, .backed_bytes = backed};
+    device->kept_backed_bytes += backed;
 }
 
 void sim_piece_clear(sim_device_t *device) {
@@ -120,7 +120,7 @@ void sim_piece_clear(sim_device_t *device) {
     device->memory = -1;
     device->end = 0;
     device->kept_count = 0;
-    device->kept_pages = 0;
+    device->kept_backed_bytes = 0;
 }
 
 static void free_physical(const sim_physical_t *physical) {

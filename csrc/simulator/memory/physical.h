@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* Takes a piece of the device's memfd and poisons it. False if out of memory. */
 bool sim_piece_take(sim_device_t *device, uint64_t bytes, off_t *offset);

@@ -3,7 +3,7 @@
 #ifndef TMS_SIM_NCCL_COMMUNICATOR_H
 #define TMS_SIM_NCCL_COMMUNICATOR_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/nccl/exchange.h"
 #include "simulator/nccl/types.h"

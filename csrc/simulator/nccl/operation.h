@@ -4,7 +4,7 @@
 #ifndef TMS_SIM_NCCL_OPERATION_H
 #define TMS_SIM_NCCL_OPERATION_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/nccl/communicator.h"
 #include "simulator/nccl/turn.h"
 

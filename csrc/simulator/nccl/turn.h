@@ -3,7 +3,7 @@
 #ifndef TMS_SIM_NCCL_TURN_H
 #define TMS_SIM_NCCL_TURN_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/nccl/communicator.h"
 #include "simulator/nccl/types.h"
 

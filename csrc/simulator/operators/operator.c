@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/memory/access.h"
 #include "simulator/memory/mapping.h"
 #include "simulator/operators/channel.h"
@@ -103,7 +103,7 @@ static CUresult pin_all(const sim_context_t *context, const operator_t *operator
 
 /* Without a caller that waits for the reply, a failed operator is reported like a failed device assertion. Otherwise the
  * reply carries the failure. */
-static CUresult run(operator_t *operator, const pinned_t *pinned, uint64_t number) {
+static CUresult call_device_process(operator_t *operator, const pinned_t *pinned, uint64_t number) {
     const sim_request_t request = {.number = number,
                                    .placements = pinned->placements,
                                    .descriptors = pinned->descriptors,
@@ -160,7 +160,7 @@ static CUresult work(sim_stream_t *stream, sim_task_t *task) {
         uint64_t number = operator->draws ? number_of(&draw) : 0;
         pinned.stale = sim_stale_take(&pinned.stale_count);
         pthread_mutex_unlock(&sim_state.lock);
-        result = run(operator, &pinned, number);
+        result = call_device_process(operator, &pinned, number);
         pthread_mutex_lock(&sim_state.lock);
     }
     unpin(&pinned);

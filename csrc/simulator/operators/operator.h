@@ -3,7 +3,7 @@
 #ifndef TMS_SIM_OPERATORS_OPERATOR_H
 #define TMS_SIM_OPERATORS_OPERATOR_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/simulator.h"
 
 /* Creates a task with one reference, which the caller releases. NULL if out of memory. With `answered` the task stores

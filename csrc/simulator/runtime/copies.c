@@ -1,6 +1,6 @@
 /* The runtime's copies and fills, and pointer attributes. */
 #include "simulator/base/runtime_types.h"
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/devices/context.h"
 #include "simulator/devices/device.h"
 #include "simulator/memory/access.h"

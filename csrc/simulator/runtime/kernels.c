@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "simulator/base/runtime_types.h"
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/devices/device.h"
 #include "simulator/runtime/entries.h"
@@ -65,7 +65,7 @@ static CUresult keep_draw(sim_stream_t *stream, void *const *arguments) {
 /* The kernels that are implemented here, by a part of their mangled names: the length of a function's name, and the name. */
 static const struct {
     const char *name;
-    CUresult (*run)(sim_stream_t *stream, void *const *arguments);
+    CUresult (*launch)(sim_stream_t *stream, void *const *arguments);
 } kernels[] = {
     {"11spin_kernel", sleep_for},
     {"43distribution_elementwise_grid_stride_kernel", keep_draw},
@@ -79,7 +79,7 @@ static CUresult launch(const void *function, void *const *arguments, CUstream ha
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
         if (!strstr(mangled, kernels[i].name)) continue;
-        result = arguments ? kernels[i].run(stream, arguments) : CUDA_ERROR_INVALID_VALUE;
+        result = arguments ? kernels[i].launch(stream, arguments) : CUDA_ERROR_INVALID_VALUE;
     }
     if (result == CUDA_ERROR_NOT_SUPPORTED) report_refused(mangled);
     return result;

@@ -2,7 +2,7 @@
  * interposer sees cudaMalloc as one call. Runtime errors use the driver's numbers. */
 #include <string.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/contexts/entries.h"
 #include "simulator/devices/context.h"
 #include "simulator/devices/device.h"

@@ -4,7 +4,7 @@
 #include <signal.h>
 
 #include "simulator/base/runtime_types.h"
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/devices/context.h"
 #include "simulator/memory/host.h"
 #include "simulator/memory/mapping.h"

@@ -2,7 +2,7 @@
 #ifndef TMS_SIM_STREAMS_COPY_H
 #define TMS_SIM_STREAMS_COPY_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* Validates and issues a copy or fill. `now` uses the legacy stream and waits for completion. */
 CUresult sim_copy_issue(const sim_op_t *op, CUstream stream, bool now);

@@ -2,7 +2,7 @@
 #include <unistd.h>
 
 #include "simulator/base/process.h"
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/devices/context.h"
 #include "simulator/streams/entries.h"

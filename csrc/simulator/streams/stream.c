@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "simulator/base/runtime_types.h"
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/devices/context.h"
 #include "simulator/simulator.h"

@@ -3,7 +3,7 @@
 #ifndef TMS_SIM_STREAMS_STREAM_H
 #define TMS_SIM_STREAMS_STREAM_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* The stream of a handle, or NULL. CU_STREAM_LEGACY and NULL mean the current context's legacy stream. */
 sim_stream_t *sim_stream_find(CUstream handle);

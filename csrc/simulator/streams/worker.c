@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/memory/access.h"
 #include "simulator/work/event.h"
 #include "simulator/work/op.h"
@@ -171,6 +171,6 @@ CUresult sim_stream_work(sim_stream_t *stream, sim_op_t *op) {
     sim_thread_t *thread = sim_state_thread();
     thread->unreachable = 0;
     CUresult result = work(stream, op);
-    if (result != CUDA_SUCCESS && thread->unreachable) sim_fault_report(name_of(op), thread->unreachable);
+    if (result != CUDA_SUCCESS && thread->unreachable) sim_access_fault(name_of(op), thread->unreachable);
     return result;
 }

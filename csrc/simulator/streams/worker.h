@@ -2,7 +2,7 @@
 #ifndef TMS_SIM_STREAMS_WORKER_H
 #define TMS_SIM_STREAMS_WORKER_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* Executes a work item. Releases the lock while bytes are touched and while a function of the program runs. A returned
  * error becomes the context's sticky error. */

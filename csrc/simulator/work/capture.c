@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/work/graph.h"
 
 /* Whether this capture forbids unsafe calls of the thread, by the table in the documentation of

@@ -3,7 +3,7 @@
 #ifndef TMS_SIM_WORK_CAPTURE_H
 #define TMS_SIM_WORK_CAPTURE_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* Fails with CUDA_ERROR_STREAM_CAPTURE_* if an active capture forbids the call, and then invalidates that capture. */
 CUresult sim_capture_check_unsafe(void);

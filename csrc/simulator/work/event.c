@@ -1,4 +1,4 @@
-/* Interprocess events: a page of shared memory with the number of the last record and of the last completed record. A
+/* Interprocess events: a piece of shared memory with the number of the last record and of the last completed record. A
  * change sends no signal, so a thread that waits for another process polls every millisecond. */
 #include "simulator/work/event.h"
 
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 
 struct sim_shared_event {
@@ -20,9 +20,9 @@ struct sim_shared_event {
 };
 
 bool sim_event_attach(sim_event_t *event, int file) {
-    void *page = mmap(NULL, sizeof(sim_shared_event_t), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (page == MAP_FAILED) return false;
-    event->shared = page;
+    void *shared = mmap(NULL, sizeof(sim_shared_event_t), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (shared == MAP_FAILED) return false;
+    event->shared = shared;
     event->shared_file = file;
     return true;
 }

@@ -1,9 +1,9 @@
-/* Events: a position in a stream's queue, whether it was reached, and when. The event of another process has a page of
+/* Events: a position in a stream's queue, whether it was reached, and when. The event of another process has a piece of
  * shared memory, which is atomic. Owns sim_state.events. Called with the simulator's lock held. */
 #ifndef TMS_SIM_WORK_EVENT_H
 #define TMS_SIM_WORK_EVENT_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 sim_event_t *sim_event_new(unsigned flags); /* with one reference for the program; NULL if out of memory */
 void sim_event_release(sim_event_t *event); /* drops one reference */

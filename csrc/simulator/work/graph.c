@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
 #include "simulator/work/op.h"
 

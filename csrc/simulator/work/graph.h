@@ -3,7 +3,7 @@
 #ifndef TMS_SIM_WORK_GRAPH_H
 #define TMS_SIM_WORK_GRAPH_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 sim_graph_t *sim_graph_new(bool executable);
 /* Appends a node with these dependencies and returns it. sim_stream_submit calls this for every work item of a capturing

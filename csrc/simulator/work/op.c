@@ -1,6 +1,6 @@
 #include "simulator/work/op.h"
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 #include "simulator/work/event.h"
 
 void sim_task_retain(sim_task_t *task) {

@@ -3,7 +3,7 @@
 #ifndef TMS_SIM_WORK_OP_H
 #define TMS_SIM_WORK_OP_H
 
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 /* A task is the first member of its creator's structure. A graph node runs the same task at every launch, so `work` must not
  * change it. */

@@ -1,4 +1,4 @@
-#include "simulator/base/state.h"
+#include "simulator/base/simulation.h"
 
 #include <stdlib.h>
 #include <string.h>

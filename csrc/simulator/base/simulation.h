@@ -4,8 +4,8 @@
  * holds it while it runs; a wait releases it (sim_state_wait). Worker threads (streams/stream.c) hold it except while
  * they touch bytes. Contexts, streams, events, graphs and physical memory have identifiers that are never reused, so a
  * stale handle is always detected. */
-#ifndef TMS_SIM_BASE_STATE_H
-#define TMS_SIM_BASE_STATE_H
+#ifndef TMS_SIM_BASE_SIMULATION_H
+#define TMS_SIM_BASE_SIMULATION_H
 
 #include <cuda.h>
 #include <pthread.h>
@@ -43,7 +43,7 @@ typedef struct sim_shared_event sim_shared_event_t; /* work/event.c */
 typedef struct sim_piece {
     off_t offset;
     uint64_t bytes;
-    uint64_t pages; /* bytes that are backed by pages */
+    uint64_t backed_bytes; /* bytes that are backed by pages */
 } sim_piece_t;
 
 /* Physical memory: a piece of the device's memfd, or a file of its own. */
@@ -113,10 +113,10 @@ typedef struct sim_device {
     off_t end;  /* end of the memfd */
     sim_piece_t kept[SIM_KEPT_PIECES];
     unsigned kept_count;
-    uint64_t kept_pages; /* bytes of the free pieces that are backed by pages */
-    CUresult lost;       /* the context's fatal error: this process can no longer use the device */
-    uint64_t used;       /* bytes charged by this process */
-    uint64_t taken;      /* bytes charged by tms_sim_take_memory */
+    uint64_t kept_backed_bytes; /* bytes of the free pieces that are backed by pages */
+    CUresult lost;              /* the context's fatal error: this process can no longer use the device */
+    uint64_t used;              /* bytes charged by this process */
+    uint64_t taken;             /* bytes charged by tms_sim_take_memory */
     uint64_t handles, mappings, runtime_allocations, streams;
 } sim_device_t;
 
@@ -286,10 +286,10 @@ typedef struct sim_state {
 
     sim_table_t kernels_refused; /* kernels already reported on stderr, by address of the name */
 
-    _Atomic(const tms_api_t *) manager; /* tms_sim_set_manager; needs no lock, and outlives a reset */
-    char fault[SIM_TEXT_BYTES];         /* the access that caused the first CUDA_ERROR_ILLEGAL_ADDRESS; "" before it */
+    _Atomic(const tms_api_t *) manager;  /* tms_sim_set_manager; needs no lock, and outlives a reset */
+    char illegal_access[SIM_TEXT_BYTES]; /* the access that caused the first CUDA_ERROR_ILLEGAL_ADDRESS; "" before it */
 
-    unsigned refused;                /* bit mask of functions already reported on stderr: control/unsupported.c */
+    unsigned unsupported;            /* bit mask of functions already reported on stderr: control/unsupported.c */
     _Atomic uint64_t calls_in_child; /* made in a forked child, which takes no lock; they fail */
 
     sim_shared_t *shared;
@@ -312,7 +312,7 @@ typedef struct sim_thread {
     bool in_callback;                      /* this worker is in a callback of the program */
     uint64_t streams[TMS_SIM_MAX_DEVICES]; /* its default stream per device, in the primary context */
     uint64_t unreachable;                  /* the address of the last access that was refused, or 0 */
-    char refused[SIM_TEXT_BYTES];          /* that access, if the thread's last call failed because of it; else "" */
+    char refused_access[SIM_TEXT_BYTES];   /* that access, if the thread's last call failed because of it; else "" */
     bool draws, drawn;                     /* tms_sim_begin_draw; a kernel has been launched since */
     tms_sim_draw_t draw;
 } sim_thread_t;
