@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch_memory_saver._simulate import versions
 from torch_memory_saver._simulate.elf import SharedLibrary, read_library
 from torch_memory_saver.errors import TorchUnavailableError
 
-__all__ = ["DRIVER_SONAME", "TorchBuild", "Wanted", "check_release", "find_torch", "read_wanted"]
+__all__ = ["DRIVER_SONAME", "TorchBuild", "Wanted", "check_release", "cudnn_versions", "find_torch", "read_wanted"]
 
 DRIVER_SONAME = "libcuda.so.1"
 
@@ -41,6 +40,20 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)")
 _VERSION_FILE = "version.py"
 _VERSION_LINE = re.compile(r"^__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _CUDA_LINE = re.compile(r"^cuda\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+_REQUIRED_CUDNN = re.compile(r"^Requires-Dist: nvidia-cudnn-cu\d+\s*\(?==\s*(\d+)\.(\d+)\.(\d+)", re.MULTILINE)
+_CUDA_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+#: `which` is 0, 1 or 2, for the major, minor or patch version.
+_PROPERTY = """\
+int cudnnGetProperty(int which, int *value) {{
+    static const int parts[] = {{{0}, {1}, {2}}};
+    if (which < 0 || which > 2 || !value) return {3};
+    *value = parts[which];
+    return 0;
+}}
+"""
+_NUMBER = "unsigned long {0}(void) {{ return {1}; }}\n"
 
 
 @dataclass(frozen=True)
@@ -158,7 +171,7 @@ def read_wanted(build: TorchBuild, provided: Iterable[str]) -> list[Wanted]:
     for library in libraries:
         _collect(library, functions, internal, frozenset(provided))
     functions.pop(DRIVER_SONAME, None)
-    answers = versions.answers(build.folder.parent, build.cuda)
+    answers = cudnn_versions(build.folder.parent, build.cuda)
     return [Wanted(soname, functions[soname], answers) for soname in sorted(functions)]
 
 
@@ -193,3 +206,35 @@ def _owner(name: str, sonames: Iterable[str]) -> str | None:
         if match is not None and (best is None or match.end() > best[0]):
             best = (match.end(), soname)
     return None if best is None else best[1]
+
+
+def cudnn_versions(package: Path, cuda: str) -> dict[str, str]:
+    """Return the C source of each function of cuDNN that returns a version, by its name; empty if the version is unknown.
+
+    PyTorch compares the version with the one that it was compiled with, and programs print it. Ordinary programs ask no
+    other library for its version.
+
+    Args:
+        package: The folder of the installed PyTorch.
+        cuda: The CUDA version that PyTorch was built with, such as "13.0".
+    """
+    version, runtime = _required_cudnn(package), _CUDA_VERSION.match(cuda)
+    if version is None or runtime is None:
+        return {}
+    major, minor, patch = version
+    number = 10000 * major + 100 * minor + patch if major >= 9 else 1000 * major + 100 * minor + patch
+    bad_parameter = 2000 if major >= 9 else 3
+    return {
+        "cudnnGetVersion": _NUMBER.format("cudnnGetVersion", number),
+        "cudnnGetCudartVersion": _NUMBER.format("cudnnGetCudartVersion", 1000 * int(runtime[1]) + 10 * int(runtime[2])),
+        "cudnnGetProperty": _PROPERTY.format(*version, bad_parameter),
+    }
+
+
+def _required_cudnn(package: Path) -> tuple[int, int, int] | None:
+    """The version of cuDNN that the installed PyTorch requires; None if its metadata does not name one."""
+    for metadata in sorted(package.parent.glob("torch-*.dist-info/METADATA")):
+        found = _REQUIRED_CUDNN.search(metadata.read_text(errors="replace"))
+        if found is not None:
+            return int(found[1]), int(found[2]), int(found[3])
+    return None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torch_memory_saver._simulate.operators import native, originals, results, table
+from torch_memory_saver._simulate.operators import native, results, table
 from torch_memory_saver._simulate.operators.determinism import alert_of, refuse
 from torch_memory_saver._simulate.operators.devices import (
     COPIES_NUMBERS,
@@ -18,22 +18,16 @@ from torch_memory_saver._simulate.operators.devices import (
     mismatch,
     numbers_copied,
 )
+from torch_memory_saver._simulate.operators.refusals import tensors_in, wait_of
 from torch_memory_saver._simulate.operators.results import DependsOnValues, Doubted, Refused, Result
-from torch_memory_saver._simulate.operators.start import start
-from torch_memory_saver._simulate.operators.waits import wait_of
+from torch_memory_saver._simulate.operators.start import ensure_started
 from torch_memory_saver._simulate.operators.wire import Fresh, Operation, Place, Settings, Shape, Value, decode
 
-__all__ = ["Call", "ensure_started", "kernel_of"]
+__all__ = ["Call", "copy_bytes", "kernel_of"]
 
-_started_by = 0
-
-
-def ensure_started() -> None:
-    """Starts the device process unless this process has one. A forked child does not inherit its parent's."""
-    global _started_by
-    if _started_by != os.getpid():
-        start(late=_started_by != 0)
-        _started_by = os.getpid()
+#: Dispatches to PyTorch's own implementation of a replaced operator. PyTorch has one function for the CPU and CUDA, which
+#: checks the device of the tensors. The CPU's dispatch key is not replaced and reaches this function.
+_ORIGINAL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 class Call:
@@ -106,7 +100,7 @@ class Call:
 
     def draw_seed(self, generator: torch.Generator | None) -> None:
         """Gives the operator a random seed from PyTorch's generator, by default that of the device."""
-        self.draw = originals.draw(self.device or torch.device("cuda", torch.cuda.current_device()), generator)
+        self.draw = _draw(self.device or torch.device("cuda", torch.cuda.current_device()), generator)
 
     def use_blas_workspace(self) -> None:
         """Adds PyTorch's workspace of cuBLAS for this thread and the current stream to the memory that the call accesses.
@@ -305,7 +299,7 @@ def _enqueue(
             places.append(None)
             continue
         made = _allocate(expected[place] if several else expected, call)
-        tensors = _tensors(made)
+        tensors = tensors_in(made)
         if not tensors and made is not None:
             raise DependsOnValues(schema.name)
         values.append(made)
@@ -346,12 +340,6 @@ def _resize(outputs: list[Any], expected: Any) -> None:
         tensor.resize_(result.size)
         if _reach(result.size, result.stride) <= tensor.numel():
             tensor.as_strided_(result.size, result.stride)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for each in value for tensor in _tensors(each)] if isinstance(value, (list, tuple)) else []
 
 
 def _allocate(expected: Any, call: Call) -> Any:
@@ -397,3 +385,36 @@ def _put(values: Any, made: list[torch.Tensor]) -> Any:
     if isinstance(values, list):
         return tuple([_put(each, made) for each in values])
     return values
+
+
+def copy_bytes(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+    """Copy between devices, or copy bytes unchanged on one device, with PyTorch's own implementation."""
+    torch.ops.aten.copy_.default.redispatch(_ORIGINAL, to, source, non_blocking)
+
+
+@functools.cache
+def _nowhere(index: int) -> torch.Tensor:
+    """Return a tensor without memory on this device. Nothing reads or writes it."""
+    device, size = torch.device("cuda", index), torch.int64.itemsize
+    storage = torch._C._construct_storage_from_data_pointer(size, device, size)
+    return torch.empty(0, dtype=torch.int64, device=device).set_(storage)
+
+
+def _draw(device: torch.device, generator: torch.Generator | None) -> native.Draw:
+    """Draw from PyTorch's generator.
+
+    PyTorch's kernel for a random number is launched and computes nothing. Its arguments are the state of the generator. So
+    the generator advances, is saved, restored and replayed as in PyTorch.
+    """
+    before = torch.cuda._exchange_device(device.index)  # dispatch through the CPU key does not set the device
+    native.begin_draw()
+    try:
+        torch.ops.aten.random_.default.redispatch(_ORIGINAL, _nowhere(device.index), generator=generator)
+    finally:
+        drawn = native.end_draw()
+        torch.cuda._maybe_exchange_device(before)
+    if drawn is None:
+        raise RuntimeError(
+            f"PyTorch {torch.__version__} draws random numbers by a kernel that the simulated GPU does not know"
+        )
+    return drawn

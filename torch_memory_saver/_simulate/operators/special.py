@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_memory_saver._simulate.operators import originals
-from torch_memory_saver._simulate.operators.launch import Call, kernel_of, settings
+from torch_memory_saver._simulate.operators.launch import Call, copy_bytes, kernel_of, settings
 from torch_memory_saver._simulate.operators.refusals import is_dense, refuse_overlaps
 from torch_memory_saver._simulate.operators.wire import Operation
 
@@ -31,7 +30,7 @@ def install(replace: Callable[..., None]) -> None:
         if same:
             refuse_overlaps(torch.ops.aten.copy_.default, (to, source), {})
         if not same or _is_plain(to, source):
-            originals.copy(to, source, non_blocking)
+            copy_bytes(to, source, non_blocking)
             return to
         call = Call()
         taken = (call.take(to, True), call.take(source), False)

@@ -16,13 +16,28 @@ import warnings
 
 from torch_memory_saver._simulate.operators import native
 
-__all__ = ["start"]
+__all__ = ["ensure_started"]
+
+#: The process that has started the device process it uses.
+_started_by = 0
 
 _STANDARD_ERROR = 2
 
 
-def start(late: bool) -> None:
-    """Forks the device process and passes its socket to the simulated GPU. `late`: long after the import of torch."""
+def ensure_started() -> None:
+    """Start the device process unless this process has one. A forked child does not inherit its parent's."""
+    global _started_by
+    if _started_by != os.getpid():
+        _start(late=_started_by != 0)
+        _started_by = os.getpid()
+
+
+def _start(late: bool) -> None:
+    """Fork the device process and pass its socket to the simulated GPU.
+
+    Args:
+        late: Whether this is long after the import of torch.
+    """
     ours, its = socket.socketpair()
     with warnings.catch_warnings():
         # Python 3.12 warns if threads exist. The existing ones belong to libraries that support fork, such as NumPy's.

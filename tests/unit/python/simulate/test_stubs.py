@@ -18,8 +18,14 @@ from torch_memory_saver import simulate
 from torch_memory_saver._simulate import stubs
 from torch_memory_saver._simulate.elf import read_library
 from torch_memory_saver._simulate.stubs import source_of, version_script_of
-from torch_memory_saver._simulate.torch_build import TorchBuild, Wanted, check_release, find_torch, read_wanted
-from torch_memory_saver._simulate.versions import answers
+from torch_memory_saver._simulate.torch_build import (
+    TorchBuild,
+    Wanted,
+    check_release,
+    cudnn_versions,
+    find_torch,
+    read_wanted,
+)
 from torch_memory_saver.errors import InvalidStateError, TorchUnavailableError
 
 #: Calls a function of the fake torch in a simulated process and prints its result.
@@ -201,7 +207,7 @@ def test_versions_are_those_that_torch_requires(
     tmp_path: Path, requirement: str, version: str, number: int, bad_parameter: int
 ) -> None:
     metadata(tmp_path, requirement)
-    texts = answers(tmp_path / "torch", "12.4")
+    texts = cudnn_versions(tmp_path / "torch", "12.4")
     assert f"cudnnGetVersion(void) {{ return {number}; }}" in texts["cudnnGetVersion"]
     assert "cudnnGetCudartVersion(void) { return 12040; }" in texts["cudnnGetCudartVersion"]
     assert f"{{{version}}}" in texts["cudnnGetProperty"] and f"return {bad_parameter};" in texts["cudnnGetProperty"]
@@ -211,9 +217,9 @@ def test_versions_are_those_that_torch_requires(
 
 
 def test_a_version_that_is_not_required_is_not_invented(tmp_path: Path) -> None:
-    assert answers(tmp_path / "torch", "13.0") == {}
+    assert cudnn_versions(tmp_path / "torch", "13.0") == {}
     metadata(tmp_path, "nvidia-cudnn-frontend==1.2.3")
-    assert answers(tmp_path / "torch", "13.0") == {}
+    assert cudnn_versions(tmp_path / "torch", "13.0") == {}
 
 
 def test_only_names_of_functions_get_into_generated_text() -> None:
