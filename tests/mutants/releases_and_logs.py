@@ -121,7 +121,7 @@ _LOGS = (
     Mutant(
         "the-first-device-is-every-device-of-nvml",
         "csrc/simulator/devices/budget.c",
-        "if (sim_visible_machine_index(device) != machine_index || !sim_state.devices[device].used) continue;",
+        "if (sim_state.visible[device] != machine_index || !sim_state.devices[device].used) continue;",
         "if (!sim_state.devices[device].used) continue;",
         ("tests/unit/simulator/test_management.c",),
     ),

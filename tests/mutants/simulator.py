@@ -1,4 +1,4 @@
-"""Bugs in the simulated GPU: operators of PyTorch as work of a stream, and NCCL."""
+"""Bugs in the simulated GPU: operators of PyTorch as work of a stream, kernels, and NCCL."""
 
 from __future__ import annotations
 
@@ -64,6 +64,30 @@ _OPERATORS = (
         "    if (result != CUDA_SUCCESS) thread->refused_access[0] = '\\0';\n",
         "",
         (f"{_UNIT}/test_operators.c",),
+    ),
+)
+
+_KERNELS = (
+    Mutant(
+        "a-random-kernel-outside-a-draw-is-a-success",
+        "csrc/simulator/runtime/kernels.c",
+        "    if (!thread->draws) return CUDA_ERROR_NOT_SUPPORTED;\n",
+        "",
+        (f"{_UNIT}/test_kernels.c",),
+    ),
+    Mutant(
+        "a-captured-draw-has-the-values-of-the-capture",
+        "csrc/simulator/runtime/kernels.c",
+        ".captured = captured}",
+        ".captured = false}",
+        (f"{_UNIT}/test_kernels.c",),
+    ),
+    Mutant(
+        "an-unknown-release-of-pytorch-is-simulated",
+        "torch_memory_saver/_simulate/torch_build.py",
+        "    check_release(version[1])\n",
+        "",
+        ("tests/unit/python/simulate/test_stubs.py",),
     ),
 )
 
@@ -160,4 +184,4 @@ _NCCL = (
     ),
 )
 
-MUTANTS = (*_OPERATORS, *_REFUSALS, *_NCCL)
+MUTANTS = (*_OPERATORS, *_KERNELS, *_REFUSALS, *_NCCL)
