@@ -18,6 +18,7 @@ from typing import Any
 
 from torch_memory_saver import _core, simulate
 from torch_memory_saver._cli.machines import GpuMachine
+from torch_memory_saver._simulate.torch_build import find_torch
 from torch_memory_saver.errors import InvalidArgumentError, TorchUnavailableError
 
 from . import plot, table
