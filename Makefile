@@ -17,8 +17,8 @@ INTERFACE = $(shell $(PYTHON) -c 'import setup; print(setup.interface())')
 PYTHON_INCLUDE = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')
 IN_TREE = PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 
-C_FILES = $(shell find csrc torch_memory_saver tests tools -name '*.[ch]')
-PYTHON_FILES = setup.py torch_memory_saver_pytest.py $(wildcard torch_memory_saver tests tools examples docs/*.py)
+C_FILES = $(shell find csrc torch_memory_saver tests tools benchmarks -name '*.[ch]')
+PYTHON_FILES = setup.py torch_memory_saver_pytest.py $(wildcard torch_memory_saver tests tools benchmarks examples docs/*.py)
 
 .PHONY: help
 help: ## this list
@@ -41,7 +41,7 @@ test: build ## the Python tests on the simulated GPU, with the package of the so
 	$(IN_TREE) -m pytest $(PYTEST_ARGUMENTS)
 
 .PHONY: slow
-slow: build ## the Python tests that plain pytest has no time for: more failures, the benchmark, the demo, random operations
+slow: build ## the Python tests that plain pytest has no time for: more failures, the demo, random operations
 	$(IN_TREE) -m pytest -m slow $(PYTEST_ARGUMENTS)
 
 .PHONY: faults
@@ -109,8 +109,8 @@ conformance: ## on a real GPU: records what it does in tests/conformance, for th
 
 BENCH_ARGUMENTS ?=
 .PHONY: bench
-bench: build ## what pause and resume reach of what the hardware allows; BENCH_ARGUMENTS="--peer PATH --json FILE"
-	$(IN_TREE) -m torch_memory_saver bench $(BENCH_ARGUMENTS)
+bench: build ## pause and resume beside what the hardware allows, with PyTorch; BENCH_ARGUMENTS="--peer PATH --json FILE"
+	$(IN_TREE) benchmarks/run.py $(BENCH_ARGUMENTS)
 
 .PHONY: event-cost
 event-cost: ## what an event of the ring costs, and an NVTX range without a tool, in nanoseconds (tools/event_cost.c)
@@ -221,8 +221,8 @@ $(SITE_SIMULATOR): $(C_SIMULATOR) csrc/simulator/exports.map
 # Its tests run in that folder: Python started in the source tree imports the package that lies there.
 .PHONY: site
 site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_LEDGER) $(SITE_SIMULATOR)
-	@find torch_memory_saver torch_memory_saver_pytest.py \( -name '*.py' -o -name '*.pyi' -o -name '*.c' -o -name '*.html' -o -name '*.css' -o -name '*.js' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
-	@ln -sfn $(addprefix $(CURDIR)/,csrc tests tools Makefile pyproject.toml setup.py) $(SITE)
+	@find torch_memory_saver torch_memory_saver_pytest.py \( -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.css' -o -name '*.js' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
+	@ln -sfn $(addprefix $(CURDIR)/,csrc tests tools benchmarks Makefile pyproject.toml setup.py) $(SITE)
 
 # Tests of what is in the libraries that setup.py builds: names that begin so.
 OF_SETUP := --ignore=tests/unit/preload/test_exports.py --ignore=tests/unit/python/setup/test_installing.py \
@@ -258,7 +258,7 @@ sanitize-threads: ## the C tests with TSan
 SANITIZED_PYTHON := $(abspath build/c/asan/python)
 SANITIZED_TESTS ?= tests/unit/python tests/unit/preload
 NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/unit/,preload/test_harmless.py \
-	$(addprefix python/,torch/test_torch_cpu.py bench/test_command.py bench/test_direct_io.py bench/test_yardstick.py setup cli/test_commands.py \
+	$(addprefix python/,torch/test_torch_cpu.py setup cli/test_commands.py \
 	cli/test_demo.py cli/test_chart.py simulate/test_simulate.py simulate/test_pytest_plugin.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
 	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_its_parents_resources \
@@ -354,7 +354,7 @@ analyze: ## the C code without the simulator through gcc's analyzer, every repor
 lint-python:
 	$(PYTHON) -m ruff check $(PYTHON_FILES)
 	$(PYTHON) -m ruff format --check $(PYTHON_FILES)
-	$(PYTHON) -m mypy torch_memory_saver torch_memory_saver_pytest.py $(wildcard tools)
+	$(PYTHON) -m mypy torch_memory_saver torch_memory_saver_pytest.py $(wildcard tools benchmarks)
 # import-linter reads Python files only: the declarations of the native library stand for it.
 	rm -rf build/imports && mkdir -p build/imports && cp -r torch_memory_saver build/imports
 	mv build/imports/torch_memory_saver/_core.pyi build/imports/torch_memory_saver/_core.py

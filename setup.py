@@ -245,7 +245,6 @@ def main() -> None:
         py_modules=[PYTEST_PLUGIN],
         package_data={
             PACKAGE: ["py.typed", "*.pyi"],
-            f"{PACKAGE}._bench": ["*.c"],
             f"{PACKAGE}._simulate": ["startup/*.py"],
             f"{PACKAGE}._cli": ["startup/*.py"],
             f"{PACKAGE}.memory.comparison.page": ["*.html", "*.css", "*.js"],

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Sequence
 
 from torch_memory_saver import __version__
-from torch_memory_saver._cli.bench_command import BenchCommand
 from torch_memory_saver._cli.command import Command
 from torch_memory_saver._cli.compare_command import CompareCommand
 from torch_memory_saver._cli.demo_command import DemoCommand
@@ -30,7 +29,6 @@ __all__ = ["COMMANDS", "MODULE", "SCRIPT", "Command", "main"]
 #: In the order of the help.
 COMMANDS: tuple[type[Command], ...] = (
     DemoCommand,
-    BenchCommand,
     DoctorCommand,
     RunCommand,
     EnvCommand,

@@ -1,9 +1,9 @@
-/* The yardstick of the benchmarks: the driver calls alone, in plain loops, with nothing around them.
+/* The driver calls alone, in plain loops: the limit that pauses and resumes are compared with.
  *
- * Compiled by yardstick.py with any C compiler when a benchmark runs, and called through ctypes, one call a loop. One
- * thread, but for new host memory, which several touch; one set of allocations at a time. Functions return a CUresult, or -1
- * where it is not the driver that failed. What it needs of cuda.h is declared here, because it is compiled where there may
- * be none; the driver's ABI does not change. */
+ * limits.py compiles this file with any C compiler when a benchmark runs, and calls each loop through ctypes. There is one set
+ * of allocations at a time. One thread makes all calls; several threads prefault new host memory. Functions return a CUresult,
+ * or -1 if something other than the driver failed. The file declares what it needs of cuda.h, because it is compiled on
+ * machines that may have no such header. The driver's ABI does not change. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -241,8 +241,6 @@ EXPORT int bare_first_pause(int threads) {
     for (int i = 0; i < count; i++) pthread_join(started[i], NULL);
     return result == CUDA_SUCCESS ? bare_pause() : result;
 }
-
-EXPORT void *bare_host_memory(void) { return host.memory; }
 
 EXPORT int bare_forget_host(void) {
     CUresult result = CUDA_SUCCESS;

@@ -6,8 +6,6 @@ import importlib
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -31,10 +29,10 @@ class Saver(ABC):
         """A region with that tag and backup. Raises Unavailable if the library has no such backup."""
 
     @abstractmethod
-    def pause(self, tag: Any = None, *, live_only: bool = True, progress: Any = None) -> None: ...
+    def pause(self, tag: Any = None, *, live_only: bool = True) -> None: ...
 
     @abstractmethod
-    def resume(self, tag: Any = None, *, progress: Any = None) -> None: ...
+    def resume(self, tag: Any = None) -> None: ...
 
     @abstractmethod
     def set_disk_directory(self, path: str) -> None: ...
@@ -42,10 +40,6 @@ class Saver(ABC):
     def settle(self) -> None:
         """Waits until host memory that is no longer needed is released."""
         return
-
-    def progress(self, title: str) -> AbstractContextManager[Callable[[int, int], None] | None] | None:
-        """A progress bar to pass to pause or resume; None if the library reports no progress."""
-        return None
 
 
 class Ours(Saver):
@@ -64,58 +58,22 @@ class Ours(Saver):
         manager: AbstractContextManager[None] = self._saver.region(tag=tag, **settings)
         return manager
 
-    def pause(self, tag: Any = None, *, live_only: bool = True, progress: Any = None) -> None:
-        self._saver.pause(tag, live_only=live_only, progress=progress)
-
-    def guard(self, on: bool) -> None:
-        """Switches guard mode."""
-        self._saver.guard = on
-
-    def preserve(self, targets: Iterable[Any]) -> None:
-        """Tensors and modules whose storages pauses keep, until `forget`."""
-        self._saver.preserve(targets)
-
-    def forget(self, targets: Iterable[Any]) -> None:
-        self._saver.forget(targets)
-
-    def empty_cache(self) -> None:
-        """Gives cached memory back to the driver."""
-        self._saver.empty_cache()
-
-    def cuda_graph(self, graph: Any, tag: str, stream: Any) -> AbstractContextManager[None]:
-        """The context of a capture on a stream, in managed memory."""
-        manager: AbstractContextManager[None] = self._saver.cuda_graph(graph, tag=tag, stream=stream)
-        return manager
+    def pause(self, tag: Any = None, *, live_only: bool = True) -> None:
+        self._saver.pause(tag, live_only=live_only)
 
     def pause_with_live(self, tag: str, live: tuple[bytes, bytes]) -> int:
-        """Pauses with the live ranges `live`, in the form of live.py. Returns how many bytes were copied."""
+        """Pauses with the live ranges `live`, as the core takes them. Returns how many bytes were copied."""
         core = importlib.import_module("torch_memory_saver._core")
         copied: int = core.pause((tag,), None, False, None, lambda: live).copied_bytes
         return copied
 
-    def allocations(self, tag: str) -> Counter[int]:
-        """How many allocations with the tag there are of each size in bytes."""
+    def reserved_bytes(self, tag: str) -> int:
+        """The bytes of all allocations with the tag."""
         core = importlib.import_module("torch_memory_saver._core")
-        return Counter(row.reserved_bytes for row in core.segments() if row.tag == tag)
+        return sum(row.reserved_bytes for row in core.segments() if row.tag == tag)
 
-    def stats(self) -> Any:
-        return self._saver.stats()
-
-    def snapshot(self) -> dict[str, Any]:
-        snapshot: dict[str, Any] = self._saver.snapshot()
-        return snapshot
-
-    def resident_bytes(self, tag: str) -> int:
-        """The physical device memory of a tag now."""
-        usage = self._saver.stats().tags.get(tag)
-        return 0 if usage is None else int(usage.resident_bytes)
-
-    def slack_bytes(self) -> int:
-        """The physical memory of freed allocations that large handles still hold."""
-        return int(self._saver.stats().counters["slack_bytes"])
-
-    def resume(self, tag: Any = None, *, progress: Any = None) -> None:
-        self._saver.resume(tag, progress=progress)
+    def resume(self, tag: Any = None) -> None:
+        self._saver.resume(tag)
 
     def set_disk_directory(self, path: str) -> None:
         self._saver.set_disk_backup_dir(path)
@@ -128,11 +86,6 @@ class Ours(Saver):
             if counters["host_resident_bytes"] <= counters["host_backup_bytes"] + counters["host_pooled_bytes"]:
                 return
             time.sleep(_POLL_S)
-
-    def progress(self, title: str) -> AbstractContextManager[Callable[[int, int], None] | None]:
-        bar: AbstractContextManager[Callable[[int, int], None] | None]
-        bar = importlib.import_module("torch_memory_saver._cli.progress").progress_bar(title)
-        return bar
 
 
 class Peer(Saver):
@@ -171,10 +124,10 @@ class Peer(Saver):
         manager: AbstractContextManager[None] = self._saver.region(tag=tag, **settings)
         return manager
 
-    def pause(self, tag: Any = None, *, live_only: bool = True, progress: Any = None) -> None:
+    def pause(self, tag: Any = None, *, live_only: bool = True) -> None:
         self._saver.pause(tag)
 
-    def resume(self, tag: Any = None, *, progress: Any = None) -> None:
+    def resume(self, tag: Any = None) -> None:
         self._saver.resume(tag)
 
     def set_disk_directory(self, path: str) -> None:

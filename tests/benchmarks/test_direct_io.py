@@ -1,4 +1,4 @@
-"""Guards the yardstick of disk backups: plain direct I/O, in the fastest of several ways."""
+"""Guards the limit of disk backups: plain direct I/O, in the fastest of several ways."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import direct_io
 import pytest
-
-from torch_memory_saver._bench import direct_io
 
 MIB = 1 << 20
 

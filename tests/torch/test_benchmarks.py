@@ -1,0 +1,97 @@
+"""Guards the cases of benchmarks/ at a small size: each measures both sides and finds the contents that it wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import cases  # noqa: E402
+import limits  # noqa: E402
+import run  # noqa: E402
+from setting import MIB, SMALLEST_SCALE, Block, WrongContents  # noqa: E402
+
+import torch_memory_saver  # noqa: E402
+
+
+def measure(name: str, directory: Path, shape: int = 0) -> list[dict[str, object]]:
+    job = {
+        "case": name,
+        "shape": shape,
+        "scale": SMALLEST_SCALE,
+        "peer": None,
+        "repetitions": 2,
+        "directory": str(directory),
+    }
+    rows: list[dict[str, object]] = run.measure(job)["rows"]
+    torch_memory_saver.empty_cache()
+    return rows
+
+
+@pytest.mark.parametrize("name", [case.name for case in cases.CASES])
+def test_a_case(name: str, tmp_path: Path) -> None:
+    rows = measure(name, tmp_path)
+    expected = {
+        "first": {"pause", "resume", "pause, bare"},
+        "pooled": {"pause", "resume", "pause, bare", "resume, bare", "resume at once"},
+        "allocate": {"allocate", "free"},
+        "region": {"little memory in use", "GPU mostly in use"},
+        "import": {"torch imported"},
+    }
+    assert {row["operation"] for row in rows} == expected.get(name, {"pause", "resume"})
+    for row in rows:
+        assert len(row["ours"]) == (1 if name == "first" else 2), row
+        assert row["limit"], row
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_small_blocks_are_compared_with_large_handles(tmp_path: Path) -> None:
+    rows = measure("dropped", tmp_path, shape=2)
+    assert {row["limit_name"] for row in rows} == {"bare driver calls on handles of 64 MiB"}, "4 x 16 MiB in one handle"
+
+
+def test_without_a_compiler_there_is_no_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", "/nonexistent/cc")
+    limits._compiled.cache_clear()
+    for row in measure("dropped", tmp_path):
+        assert row["limit_name"].startswith("no limit: the C compiler /nonexistent/cc could not be started")
+        assert not row["limit"]
+    with pytest.raises(cases.Unavailable, match="/nonexistent/cc"):
+        measure("allocate", tmp_path)
+
+
+def test_wrong_contents_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Block, "fill", lambda block: block.device.fill(block.address, block.size, block.value ^ 1))
+    with pytest.raises(WrongContents, match="retained: block 0 of 2 does not hold what was written to it"):
+        measure("retained", tmp_path)
+
+
+def test_the_last_bare_handle_has_the_rest() -> None:
+    device = limits.Device()
+    free, _ = device.memory()
+    bare = limits.BareAllocations(5 * MIB * 2, 4 * MIB)
+    bare.resume()
+    assert free - device.memory()[0] == 10 * MIB, "two handles of 4 MiB and one of 2"
+    bare.pause()
+    bare.close()
+    assert device.memory()[0] == free
+
+
+def test_the_program(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    command = [sys.executable, str(BENCHMARKS / "run.py"), "--cases", "retained", "--repetitions", "1", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(path.read_text())
+    assert {(row["case"], row["shape"]) for row in data["rows"]} == {("retained", "2 x 16 MiB"), ("retained", "2 x 12 MiB")}
+    assert data["machine"]["simulated"] is True
+    assert data["machine"]["torch"] == str(torch.__version__)
+    assert done.stdout.startswith("This is the simulated GPU")
+    assert "retained, 2 x 12 MiB" in done.stdout
