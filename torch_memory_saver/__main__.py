@@ -4,7 +4,7 @@ import sys
 
 if __name__ == "__main__":
     try:
-        from torch_memory_saver._cli.commands import MODULE, main
+        from torch_memory_saver._cli.main import MODULE, main
 
         status = main(program=MODULE)
     except KeyboardInterrupt:  # outside a command: during the import, or while output is written

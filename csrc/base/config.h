@@ -43,8 +43,8 @@ typedef struct tms_config {
     bool guard;                  /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does what
                                     is resumed without contents */
     uint64_t events;             /* TMS_EVENTS: how many events are kept; 0 turns them off */
-    bool shared_page;            /* TMS_SHARED_PAGE: whether a process shows what it holds to `top`, `snapshot` and
-                                    `events`, in a file that only its user can read */
+    bool shared_page;            /* TMS_SHARED_PAGE: whether a process shows what it holds to `top` and `ask`, in a
+                                    file that only its user can read */
     char *shared_page_directory; /* TMS_SHARED_PAGE_DIR: the directory of these files. Unset means
                                     `/dev/shm/torch_memory_saver-<uid>`. It must be local to the machine, and is the same
                                     for the process and for the commands */

@@ -1,5 +1,5 @@
 /* The shared page: what a process holds and does, in a file of a fixed size that other processes of its user may read at any
- * moment (`top`), with the words by which they request a file of it (`snapshot`, `events`). Plain data.
+ * moment (`top`), with the words by which they request a file of it (`ask`). Plain data.
  *
  * Every member is made of 64-bit words, so that writer and readers touch each word by one atomic access. Texts are UTF-8,
  * padded with NULs, and may be truncated inside a character. Times are nanoseconds of CLOCK_MONOTONIC, 0 for "never".

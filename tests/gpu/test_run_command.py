@@ -1,4 +1,5 @@
-"""Guards `run` and `env` around programs of PyTorch that never import the package: their memory is managed and recorded."""
+"""Guards `run` around programs of PyTorch that never import the package: their memory is managed and recorded, also in an
+environment of `run --print-env`."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def test_without_managing_nothing_is_recorded_and_nothing_breaks(tmp_path: Path,
 def test_torchrun_gives_the_variables_to_its_workers(tmp_path: Path, script: str) -> None:
     folder = tmp_path / "it's a folder"
     prefix = subprocess_run(
-        ["-m", "torch_memory_saver", "env", "--manage", "--events", str(folder), "--format", "torchrun"]
+        ["-m", "torch_memory_saver", "run", "--manage", "--events", str(folder), "--print-env", "torchrun"]
     ).check()
     launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 {script}"
     shell = "import os, sys; os.execv('/bin/sh', ['sh', '-c', sys.argv[1]])"

@@ -1,4 +1,4 @@
-"""Bugs of the command line: the doctor's checks, errors and exit statuses, and what `run` and `env` give to programs."""
+"""Bugs of the command line: the doctor's checks, errors and exit statuses, and what `run` gives to programs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _TESTS = "tests/unit/python/cli/"
 _COMMANDS = (
     Mutant(
         "the-output-of-a-lost-reader-is-written-again",
-        _CLI + "commands.py",
+        _CLI + "main.py",
         "        os.dup2(null, sys.stdout.fileno())\n",
         "",
         (_TESTS + "test_commands.py::test_output_that_cannot_be_written_is_an_error",),
     ),
     Mutant(
         "debug-behind-the-command-is-forgotten",
-        _CLI + "commands.py",
+        _CLI + "main.py",
         "default=argparse.SUPPRESS, help",
         "help",
         (_TESTS + "test_commands.py::test_the_traceback_is_shown_on_request",),
@@ -124,10 +124,10 @@ _RUN = (
     ),
     Mutant(
         "values-for-the-shell-are-not-quoted",
-        _CLI + "env_command.py",
+        _CLI + "child_environment.py",
         "{shlex.quote(value)}",
         "{value}",
-        (_TESTS + "test_env.py::test_a_shell_gives_a_program_these_variables",),
+        (_TESTS + "test_print_env.py::test_a_shell_gives_a_program_these_variables",),
     ),
     Mutant(
         "a-hook-library-behind-the-simulated-runtime",

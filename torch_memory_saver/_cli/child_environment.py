@@ -1,19 +1,39 @@
-"""The environment with which `run` and `env` have a program preloaded and recorded, without a change of the program."""
+"""The command `run`: a program is preloaded and recorded by its environment, which can also be printed for a launcher."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Mapping
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_memory_saver._cli.host_checks import why_not_writable
 from torch_memory_saver._engine import background, preload
+from torch_memory_saver._replace import replace_process
 from torch_memory_saver._torch.layer import expandable_segments_on
-from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
-__all__ = ["ChildOptions", "add_arguments", "options_of", "variables_for"]
+__all__ = ["ChildOptions", "options_of", "print_environment", "run_program", "variables_for"]
 
+
+def _shell(variables: Mapping[str, str]) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+
+
+def _ray(variables: Mapping[str, str]) -> str:
+    return json.dumps({"env_vars": variables}, indent=2) + "\n"
+
+
+def _prefix(variables: Mapping[str, str]) -> str:
+    """torchrun gives its own environment to the workers, so it is started by `env` with the variables."""
+    return shlex.join(["env", *(f"{name}={value}" for name, value in variables.items())]) + "\n"
+
+
+_FORMATS: Mapping[str, Callable[[Mapping[str, str]], str]] = {"shell": _shell, "json": _ray, "torchrun": _prefix}
 #: The folder of the sitecustomize.py that starts the recording in Python programs.
 _STARTUP = Path(os.path.abspath(__file__)).parent / "startup"
 
@@ -35,32 +55,6 @@ class ChildOptions:
     manage: bool = False
     events: str | None = None
     history: int | None = None
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options."""
-    parser.add_argument("--preload", action="store_true", help='preload the hook library (hook mode "preload")')
-    parser.add_argument(
-        "--manage",
-        action="store_true",
-        help="manage every allocation, also of a program that never imports torch_memory_saver; implies --preload",
-    )
-    parser.add_argument(
-        "--ledger",
-        action="store_true",
-        help="have ledger() count libraries that look up the driver's functions, as NCCL does; implies --preload",
-    )
-    parser.add_argument("--events", metavar="DIR", help="write an event file for each process into this folder")
-    parser.add_argument(
-        "--history", type=_entries, metavar="N", help="have PyTorch record the latest N allocations and frees of each GPU"
-    )
-
-
-def _entries(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return number
 
 
 def options_of(arguments: argparse.Namespace) -> ChildOptions:
@@ -109,3 +103,46 @@ def _with_startup(before: str, operation: str) -> str:
             operation=operation,
         )
     return os.pathsep.join([folder, *(entry for entry in before.split(os.pathsep) if entry and entry != folder)])
+
+
+def run_program(command: Sequence[str], arguments: argparse.Namespace) -> int:
+    """Become the program, in the environment that the options request. Returns the exit status where that is emulated.
+
+    Raises:
+        InvalidArgumentError: Event files cannot be written to the folder.
+        InvalidStateError: As `variables_for`.
+    """
+    options = options_of(arguments)
+    variables = variables_for(options, os.environ, "run")
+    if options.events is not None:
+        _make(options.events)
+    return replace_process(command, os.environ | variables, "run")
+
+
+def print_environment(arguments: argparse.Namespace) -> None:
+    """Print the environment that the options request, for a launcher.
+
+    Raises:
+        InvalidArgumentError: The options request nothing.
+        InvalidStateError: As `variables_for`.
+    """
+    variables = variables_for(options_of(arguments), os.environ, "run")
+    if not variables:
+        raise InvalidArgumentError(
+            "there is nothing to set: give --preload, --manage, --ledger, --events or --history", operation="run"
+        )
+    # A path need not be text in the terminal's encoding.
+    sys.stdout.buffer.write(os.fsencode(_FORMATS[arguments.print_env](variables)))
+
+
+def _make(folder: str) -> None:
+    """Make the folder now, so that a folder that cannot be written to is an error, and not a warning of each process."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        problem = why_not_writable(Path(folder))
+    except OSError as error:
+        problem = error.strerror
+    if problem is not None:
+        raise InvalidArgumentError(
+            f"run: event files cannot be written to {folder}: {problem}: choose another folder.", operation="run"
+        )

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import TextIO
 
-__all__ = ["write_line", "write_path"]
+__all__ = ["width", "write_line", "write_path"]
+
+#: The width of a table that goes to a file or a pipe.
+_WIDTH_WITHOUT_TERMINAL = 100
+
+
+def width() -> int:
+    """Return the columns of the terminal, or of a table that goes elsewhere."""
+    return shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 0)).columns
 
 
 def write_line(text: str, stream: TextIO | None = None) -> None:

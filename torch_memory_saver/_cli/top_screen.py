@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from torch_memory_saver._cli.top_command import SORT_KEYS
+from torch_memory_saver._cli.commands import SORT_KEYS
 from torch_memory_saver._diagnostics.processes.names import cut, width_of
 from torch_memory_saver._diagnostics.processes.table import Line, lines_of
 

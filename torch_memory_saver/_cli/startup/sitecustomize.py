@@ -1,4 +1,4 @@
-"""Python imports this module at startup, because ``run`` and ``env`` put its folder at the front of ``PYTHONPATH``.
+"""Python imports this module at startup, because ``run`` puts its folder at the front of ``PYTHONPATH``.
 
 So a program that never imports torch_memory_saver gets what TMS_EVENTS_DIR and similar variables request. That starts when
 PyTorch has initialised CUDA in the process. A process that does not use CUDA does not even import the package. A

@@ -16,7 +16,7 @@ import pytest
 from processes import ELSEWHERE, Program, environment
 
 import torch_memory_saver
-from torch_memory_saver._cli import commands
+from torch_memory_saver._cli import commands, main
 from torch_memory_saver.errors import InvalidArgumentError
 
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -38,7 +38,9 @@ def test_bad_commands(command: Program) -> None:
 
 def test_every_command_has_a_class() -> None:
     known = commands.COMMANDS
-    assert len({command.name for command in known}) == len(known)
+    assert [command.name for command in known] == [
+        *("demo", "doctor", "run", "top", "ask", "compare", "timeline", "simulate"),
+    ]
     assert all(issubclass(command, commands.Command) and command.name and command.help for command in known)
 
 
@@ -57,14 +59,14 @@ class Raising(commands.Command):
 
 @pytest.fixture
 def raising(monkeypatch: pytest.MonkeyPatch) -> type[Raising]:
-    monkeypatch.setattr(commands, "COMMANDS", (Raising,))
+    monkeypatch.setattr(main, "COMMANDS", (Raising,))
     monkeypatch.setattr(Raising, "error", None)
     return Raising
 
 
 def test_ctrl_c_in_a_command_is_a_status(raising: type[Raising]) -> None:
     raising.error = KeyboardInterrupt()
-    assert commands.main(["raising"]) == 130
+    assert main.main(["raising"]) == 130
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_an_error_is_one_sentence(
     raising: type[Raising], capsys: pytest.CaptureFixture[str], error: Exception, sentence: str
 ) -> None:
     raising.error = error
-    assert commands.main(["raising"]) == 1
+    assert main.main(["raising"]) == 1
     assert capsys.readouterr() == ("", f"torch-memory-saver: {sentence}\n")
 
 
@@ -90,7 +92,7 @@ def test_the_traceback_is_shown_on_request(
     raising: type[Raising], capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     raising.error = RuntimeError("it failed")
-    assert commands.main(arguments, commands.MODULE) == 1
+    assert main.main(arguments, main.MODULE) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-2:] == ["RuntimeError: it failed", "python -m torch_memory_saver: unexpected RuntimeError: it failed"]
@@ -133,4 +135,4 @@ def test_the_script_is_the_same_program() -> None:
     text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     name, target = re.search(r'^\[project\.scripts\]\n(\S+) = "(\S+)"$', text, re.MULTILINE).groups()
     module, function = target.split(":")
-    assert (name, getattr(importlib.import_module(module), function)) == (commands.SCRIPT, commands.main)
+    assert (name, getattr(importlib.import_module(module), function)) == (main.SCRIPT, main.main)

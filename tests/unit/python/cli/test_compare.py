@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from planted import Program
 
-from torch_memory_saver._cli.commands import main
+from torch_memory_saver._cli.main import main
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from processes import ELSEWHERE, PACKAGE, SIMULATOR, TIMEOUT_S, Program, environment
 
-from torch_memory_saver._cli import child_environment, commands
+from torch_memory_saver._cli import child_environment, main
 from torch_memory_saver._engine import preload
 from torch_memory_saver.events import load_events
 
@@ -110,13 +110,13 @@ def test_a_path_that_ld_preload_cannot_hold(
     library = tmp_path / name / preload.LIBRARY_NAME
     library.touch()
     monkeypatch.setattr(preload, "library_path", lambda: library)
-    for command in (["run", "--preload", "--", "true"], ["env", "--preload"]):
-        assert commands.main(command) == 1
+    for command in (["run", "--preload", "--", "true"], ["run", "--preload", "--print-env"]):
+        assert main.main(command) == 1
         output, errors = capsys.readouterr()
         assert output == "" and errors.count("\n") == 1
         assert f"LD_PRELOAD cannot name '{library}', because of the space or colon in it: install" in errors
     library.unlink()
-    assert commands.main(["run", "--preload", "--", "true"]) == 1
+    assert main.main(["run", "--preload", "--", "true"]) == 1
     assert "the preload library is not installed" in capsys.readouterr().err
 
 
@@ -124,7 +124,7 @@ def test_a_path_that_pythonpath_cannot_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(child_environment, "_STARTUP", tmp_path / "a:b")
-    assert commands.main(["env", "--history", "5"]) == 1
+    assert main.main(["run", "--history", "5", "--print-env"]) == 1
     assert "PYTHONPATH cannot name" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ import pytest
 from pages import data_of
 from recorded_logs import MIB, Process
 
-from torch_memory_saver._cli.commands import main
+from torch_memory_saver._cli.main import main
 from torch_memory_saver.events import write_events
 
 

@@ -1,4 +1,4 @@
-"""Guards requests: `snapshot` and `events` between two real processes, and every way in which they are not served."""
+"""Guards requests: `ask` between two real processes, and every way in which they are not served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from jobs import Job, start_command
 from processes import TIMEOUT_S, wait_until
 
 from torch_memory_saver import _core, events
-from torch_memory_saver._cli.commands import main
+from torch_memory_saver._cli import ask
+from torch_memory_saver._cli.main import main
 from torch_memory_saver._diagnostics.processes import pages, requests
 from torch_memory_saver._diagnostics.processes.pages import read_pages
 from torch_memory_saver.errors import InvalidArgumentError
@@ -48,7 +49,7 @@ def finish(command: subprocess.Popen[str]) -> tuple[int, str, str]:
 def test_a_snapshot_is_written_at_the_next_pause(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("weights", 4)
-        command = begin(job, "snapshot", str(job.pid))
+        command = begin(job, "ask", "--snapshot", str(job.pid))
         assert requested(tmp_path) == 1 << _core.PAGE_REQUESTS.index("snapshot")
         job.do("module.pause()")
         assert requested(tmp_path) == 0
@@ -70,7 +71,7 @@ def test_events_go_where_they_are_wanted(tmp_path: Path) -> None:
     pages_of, target = tmp_path / "pages", tmp_path / "out" / "events.json"
     with Job(pages_of) as job:
         job.allocate("weights")
-        command = begin(job, "events", str(job.pid), "-o", str(target))
+        command = begin(job, "ask", "--events", str(job.pid), "-o", str(target))
         job.do("module.pause()")
         assert finish(command) == (0, f"{target}\n", "")
         log = events.load_events(target)
@@ -78,7 +79,7 @@ def test_events_go_where_they_are_wanted(tmp_path: Path) -> None:
         assert stat.S_IMODE(target.stat().st_mode) == 0o600
         assert [path.suffix for path in pages_of.iterdir()] == [".page"], "moved, not copied"
 
-        command = begin(job, "events", str(job.pid), "--format", "chrome")
+        command = begin(job, "ask", "--events", str(job.pid), "--format", "chrome")
         job.do("module.resume()")
         status, out, _ = finish(command)
         trace = json.loads(Path(out.strip()).read_text())
@@ -88,7 +89,7 @@ def test_events_go_where_they_are_wanted(tmp_path: Path) -> None:
 def test_two_requests_at_once(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
-        commands = [begin(job, kind, str(job.pid)) for kind in ("snapshot", "events", "snapshot")]
+        commands = [begin(job, "ask", kind, str(job.pid)) for kind in ("--snapshot", "--events", "--snapshot")]
         job.do("module.pause()")
         results = [finish(command) for command in commands]
         assert [status for status, _, _ in results] == [0, 0, 0]
@@ -97,12 +98,15 @@ def test_two_requests_at_once(tmp_path: Path) -> None:
         assert page.served_total == (1, 1), "two requests for the same are one file"
 
 
-@pytest.mark.parametrize("arguments", [["snapshot"], ["events", "--format", "chrome"]])
+@pytest.mark.parametrize("arguments", [["--snapshot"], ["--events", "--format", "chrome"]])
 def test_a_file_that_another_command_has_moved_is_requested_again(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """Two commands that wait at once get one file, and each moves it."""
-    written, target = tmp_path / f"tms-1-0.{arguments[0]}.json", Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json"))
+    written, target = (
+        tmp_path / f"tms-1-0.{arguments[0].strip('-')}.json",
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json")),
+    )
     answers = []
 
     def request(*_arguments: object, **_options: object) -> Path:
@@ -111,8 +115,8 @@ def test_a_file_that_another_command_has_moved_is_requested_again(
             events.write_events(written)
         return written
 
-    monkeypatch.setattr(requests, "request_file", request)
-    assert main([*arguments, "1", "-o", str(target)]) == 0
+    monkeypatch.setattr(ask, "request_file", request)
+    assert main(["ask", *arguments, "1", "-o", str(target)]) == 0
     assert len(answers) == 2 and json.loads(target.read_text())
     assert list(tmp_path.iterdir()) == [target]
     assert capfdbinary.readouterr().out == os.fsencode(target) + b"\n", "as it is, for a shell"
@@ -124,16 +128,16 @@ def test_a_file_that_cannot_be_moved_stays(
     written = tmp_path / "tms-1-0.snapshot.json"
     written.write_text("{}")
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(requests, "request_file", lambda *_arguments, **_options: written)
-    assert main(["snapshot", "1", "-o", str(tmp_path / "file" / "x.json")]) == 1
-    assert f"{tmp_path}/file/x.json: snapshot: File exists: the file was not written" in capsys.readouterr().err
+    monkeypatch.setattr(ask, "request_file", lambda *_arguments, **_options: written)
+    assert main(["ask", "--snapshot", "1", "-o", str(tmp_path / "file" / "x.json")]) == 1
+    assert f"{tmp_path}/file/x.json: ask: File exists: the file was not written" in capsys.readouterr().err
     assert written.read_text() == "{}"
 
 
 def test_a_request_that_cannot_be_written(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
-        command = begin(job, "snapshot", str(job.pid))
+        command = begin(job, "ask", "--snapshot", str(job.pid))
         job.do("import torch_memory_saver._diagnostics.processes.serving as s")
         job.do("def fail(*_, **__): raise OSError(28, 'full')")
         job.do("s.write_text_file = fail")
@@ -147,7 +151,7 @@ def test_a_request_that_cannot_be_written(tmp_path: Path) -> None:
 def test_ctrl_c_withdraws_the_request(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
-        command = begin(job, "snapshot", str(job.pid))
+        command = begin(job, "ask", "--snapshot", str(job.pid))
         command.send_signal(signal.SIGINT)
         assert finish(command)[0] == 130
         assert requested(tmp_path) == 0
@@ -156,7 +160,7 @@ def test_ctrl_c_withdraws_the_request(tmp_path: Path) -> None:
 def test_a_time_limit(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
-        status, _, error = finish(begin(job, "events", str(job.pid), "--timeout", "0.1"))
+        status, _, error = finish(begin(job, "ask", "--events", str(job.pid), "--timeout", "0.1"))
         assert status == 1 and "did not pause or resume within 0.1 s" in error and "Traceback" not in error
         assert requested(tmp_path) == 0
 
@@ -164,7 +168,7 @@ def test_a_time_limit(tmp_path: Path) -> None:
 def test_a_process_that_dies_while_waited_for(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
-        command = begin(job, "snapshot", str(job.pid))
+        command = begin(job, "ask", "--snapshot", str(job.pid))
         job.kill()
         status, _, error = finish(command)
         assert status == 1 and f"process {job.pid} has ended before it served the request" in error
@@ -174,7 +178,7 @@ def test_a_process_that_never_serves(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.do("_core.region_push('a', 0, True); cuda_malloc(MIB)")  # the native library alone
         wait_until(lambda: len(read_pages(tmp_path).pages) == 1)
-        status, _, error = finish(start_command("snapshot", str(job.pid), directory=tmp_path))
+        status, _, error = finish(start_command("ask", "--snapshot", str(job.pid), directory=tmp_path))
         assert status == 1 and "serves no requests" in error
 
 
@@ -219,7 +223,15 @@ def test_a_directory_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, tmp_pa
         requests.request_file(os.getpid(), "snapshot")
 
 
-@pytest.mark.parametrize("arguments", [["snapshot", "0"], ["events", "x"], ["events", "1", "--timeout", "-1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--snapshot", "0"], ["--events", "x"], ["--events", "1", "--timeout", "-1"], ["1"], ["--events", "--snapshot", "1"]],
+)
 def test_wrong_arguments(arguments: list[str], tmp_path: Path) -> None:
-    status, _, error = finish(start_command(*arguments, directory=tmp_path))
+    status, _, error = finish(start_command("ask", *arguments, directory=tmp_path))
     assert status == 2 and "Traceback" not in error
+
+
+def test_a_snapshot_is_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ask", "--snapshot", "1", "--format", "chrome"]) == 1
+    assert "--format chrome is a form of events: ask with --events" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from made_pages import MIB, make_page, make_row
 
-from torch_memory_saver._cli.top_command import SORT_KEYS
+from torch_memory_saver._cli.commands import SORT_KEYS
 from torch_memory_saver._diagnostics.processes.names import width_of
 from torch_memory_saver._diagnostics.processes.pages import Page, Pages
 from torch_memory_saver._diagnostics.processes.table import ORDERS, lines_of

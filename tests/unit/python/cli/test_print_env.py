@@ -1,4 +1,5 @@
-"""Guards `env`: what it prints, evaluated by a shell or read as JSON, is the environment that `run` gives to a program."""
+"""Guards `run --print-env`: what it prints, evaluated by a shell or read as JSON, is the
+environment that `run` gives to a program."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ AWKWARD = [b"plain", b"two words", b"it's", b'"$HOME" `id` \\ *;&|#', b"line\nli
 
 def printed(*options: str | bytes, **variables: str) -> bytes:
     done = subprocess.run(
-        [sys.executable, "-m", "torch_memory_saver", "env", *options],
+        [sys.executable, "-m", "torch_memory_saver", "run", *options],
         env=environment(False, **variables),
         cwd=ELSEWHERE,
         capture_output=True,
@@ -43,7 +44,7 @@ def variables_after(script: bytes) -> dict[bytes, bytes]:
 @pytest.mark.parametrize(("format", "script"), [("shell", b"%s env -0"), ("torchrun", b"%s env -0")])
 def test_a_shell_gives_a_program_these_variables(tmp_path: Path, name: bytes, format: str, script: bytes) -> None:
     folder = os.fsencode(tmp_path) + b"/" + name
-    text = printed("--manage", "--history", "7", "--events", folder, "--format", format)
+    text = printed("--manage", "--history", "7", "--events", folder, "--print-env", format)
     if format == "torchrun":
         text = text.removesuffix(b"\n")  # the line goes on
         assert text.startswith(b"env ")
@@ -57,7 +58,7 @@ def test_a_shell_gives_a_program_these_variables(tmp_path: Path, name: bytes, fo
 
 def test_ray_takes_the_object(tmp_path: Path) -> None:
     folder = f'{tmp_path}/it\'s "here"'
-    environment_of_ray = json.loads(printed("--preload", "--events", folder, "--format", "json"))
+    environment_of_ray = json.loads(printed("--preload", "--events", folder, "--print-env", "json"))
     assert list(environment_of_ray) == ["env_vars"]
     assert environment_of_ray["env_vars"]["TMS_EVENTS_DIR"] == folder
     assert all(isinstance(value, str) for value in environment_of_ray["env_vars"].values())
@@ -67,23 +68,29 @@ def test_it_is_what_run_gives(tmp_path: Path, command: Program) -> None:
     options = ["--manage", "--events", str(tmp_path / "events"), "--history", "9"]
     given = command("run", *options, "--", "env", "-0").stdout
     result = dict(entry.split("=", 1) for entry in given.split("\0") if entry)
-    variables = json.loads(printed(*options, "--format", "json"))["env_vars"]
+    variables = json.loads(printed(*options, "--print-env", "json"))["env_vars"]
     assert variables.items() <= result.items()
     assert {name for name, value in result.items() if environment(False).get(name) != value} == set(variables) - {"_"}
 
 
 def test_what_is_preloaded_already_is_kept() -> None:
-    text = printed("--preload", LD_PRELOAD=str(SIMULATOR)).decode()
+    text = printed("--preload", "--print-env", LD_PRELOAD=str(SIMULATOR)).decode()
     assert text == f"export LD_PRELOAD={HOOK}:{SIMULATOR}\n"
 
 
 def test_the_ledger() -> None:
-    text = printed("--ledger", "--preload", LD_PRELOAD=str(SIMULATOR)).decode()
+    text = printed("--print-env", "--ledger", "--preload", LD_PRELOAD=str(SIMULATOR)).decode()
     assert text == f"export LD_PRELOAD={preload.ledger_library_path()}:{SIMULATOR}\nexport TMS_LEDGER=1\n"
 
 
 def test_nothing_to_print_is_an_error(command: Program) -> None:
-    done = command("env", status=1)
+    done = command("run", "--print-env", status=1)
     assert "there is nothing to set: give --preload" in done.stderr
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
-    assert "invalid choice" in command("env", "--preload", "--format", "yaml", status=2).stderr
+    assert "invalid choice" in command("run", "--preload", "--print-env", "yaml", status=2).stderr
+
+
+def test_it_runs_nothing(command: Program) -> None:
+    done = command("run", "--preload", "--print-env", "--", "echo", "ran", status=1)
+    assert "--print-env runs nothing: leave the command out" in done.stderr
+    assert done.stdout == ""
