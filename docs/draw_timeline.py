@@ -2,7 +2,7 @@
 
     python docs/draw_timeline.py    # needs PyTorch's CUDA build and Chromium; no GPU
 
-The processes write event files (TMS_EVENTS_DIR). Chromium photographs the page that shows them.
+The processes write event files (TMS_DEBUG=events). Chromium photographs the page that shows them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import sys
 import torch
 from torch_memory_saver import torch_memory_saver as saver
 
-role, tags = sys.argv[1], {tags}
+sys.argv[0], tags = sys.argv[1], {tags}  # the name of the process in the picture
 kept = []
 for tag, (mebibytes, backup) in tags.items():
     with saver.region(tag=tag, enable_cpu_backup=backup):
@@ -60,19 +60,19 @@ def main() -> None:
     if browser is None:
         sys.exit("draw_timeline: Chromium was not found: install it, or put it into PATH")
     with tempfile.TemporaryDirectory() as folder:
-        run_processes(Path(folder) / "events")
+        run_processes(Path(folder))
         logs = [dataclasses.replace(log, host="node0") for log in read_logs([Path(folder) / "events"])]
         page = write_timeline(Path(folder) / "timeline.html", logs=logs)
         photograph(browser, page, IMAGES / "timeline.png", "light")
         photograph(browser, page, IMAGES / "timeline-dark.png", "dark")
 
 
-def run_processes(events: Path) -> None:
+def run_processes(folder: Path) -> None:
     """The engine and the trainer, in turn."""
     variables = {**os.environ, **simulate.environment(devices=1, memory="3GiB", bandwidth="6GiB")}
     workers = []
     for role, tags in ROLES.items():  # one after the other: both together are more than the GPU has
-        workers.append(start(role, tags, variables | {"TMS_EVENTS_DIR": str(events)}))
+        workers.append(start(role, tags, variables | {"TMS_DEBUG": "events", "TMS_DEBUG_DIR": str(folder)}))
         expect(workers[-1], "ready")
     for _ in range(ROUNDS):
         for worker in workers:
@@ -89,7 +89,7 @@ def start(role: str, tags: dict[str, tuple[int, bool]], variables: dict[str, str
     """One of the processes."""
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(tags=tags, work=STEPS), role],
-        env=variables | {"TMS_SNAPSHOT_ROLE": role},
+        env=variables,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

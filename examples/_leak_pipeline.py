@@ -17,10 +17,8 @@ from _image_bursts import side_of
 
 ROLES = ("tokenizer", "scheduler", "detokenizer")
 HERE = Path(__file__).resolve().parent
-#: Events of PyTorch's history that a process keeps.
-HISTORY = 100_000
 #: Settings of a user's shell that would change what the example shows.
-LEFT_OUT = ("TMS_MEMORY_HISTORY", "TMS_SNAPSHOT", "TMS_RELEASE_CACHED", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+LEFT_OUT = ("TMS_DEBUG", "TMS_RELEASE_CACHED", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 #: Seconds for a process to end after its input has ended.
 PATIENCE = 60
 
@@ -88,7 +86,7 @@ class Engine:
         for role in ROLES:
             command = [sys.executable, str(HERE / f"_leak_{role}.py"), *arguments[role]]
             source = self.processes[-1].stdout if self.processes else subprocess.PIPE
-            environment = {**kept, **settings, "TMS_SNAPSHOT_ROLE": role}
+            environment = {**kept, **settings}
             process = subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, env=environment, text=True)
             if self.processes:
                 source.close()  # type: ignore[union-attr]  # only the new process reads it
@@ -130,7 +128,7 @@ class Engine:
 
 def recording(folder: Path) -> dict[str, str]:
     """The settings by which every process records its memory, with a snapshot before each pause."""
-    return {"TMS_MEMORY_HISTORY": str(HISTORY), "TMS_SNAPSHOT_DIR": str(folder), "TMS_SNAPSHOT_EVERY": "1"}
+    return {"TMS_DEBUG": "history,snapshots", "TMS_DEBUG_DIR": str(folder)}
 
 
 def run(load: Load, settings: dict[str, str], drop_answered: bool = False) -> Results:

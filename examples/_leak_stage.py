@@ -42,7 +42,8 @@ class Stage:
 
 
 def serve(stage: Stage) -> None:
-    """Handles messages until there are no more."""
+    """Handles messages until there are no more. The process is named by its role, as a server does with setproctitle."""
+    sys.argv[0] = stage.role
     for line in sys.stdin:
         message = json.loads(line)
         getattr(stage, message["do"])(message)

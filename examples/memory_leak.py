@@ -4,7 +4,7 @@ An inference engine of three processes (tokenizer, scheduler, detokenizer) answe
 the tokenizer's process. Memory grows from step to step. This program starts the engine, never imports torch_memory_saver,
 and first looks at the wrong process: the scheduler, which has most of the memory.
 
-1. The engine runs with TMS_MEMORY_HISTORY, TMS_SNAPSHOT_DIR and TMS_SNAPSHOT_EVERY: each process writes a snapshot a step.
+1. The engine runs with TMS_DEBUG=history,snapshots: each process writes a snapshot a step.
 2. `compare` of the scheduler's snapshots: no leak. What grows there is PyTorch's cache.
 3. `compare` of all processes: the tokenizer keeps the pixels of answered images. The optimizer's blocks, which are allocated
    anew in each step, rise upon them.
@@ -90,8 +90,8 @@ def watch_the_scheduler(folder: Path, before: Results, load: Load) -> None:
     grown = changes([counters.reserved for counters in scheduler])
     check(grown == planned, f"the scheduler's reserved memory grows by {in_mib(planned)} MiB, its bursts")
     check(len({counters.allocated for counters in scheduler}) == 1, "what is allocated there does not grow")
-    status, _ = compare(folder, f"{BEFORE}/step-*/*scheduler.pickle", "--fail-on-leak")
-    found = findings(folder, f"{BEFORE}/step-*/*scheduler.pickle")
+    status, _ = compare(folder, f"{BEFORE}/snapshots/step-*/*scheduler.pickle", "--fail-on-leak")
+    found = findings(folder, f"{BEFORE}/snapshots/step-*/*scheduler.pickle")
     check(status == 0 and not found["leaks"], "the scheduler does not leak")
     (fragmentation,) = found["fragmentation"]
     check(fragmentation["unused_grows"], "reserved minus allocated grew in every interval")
@@ -107,8 +107,8 @@ def _cached(load: Load, step: int) -> int:
 
 def find_the_leak(folder: Path, load: Load) -> None:
     print("\nAll processes:")
-    status, _ = compare(folder, BEFORE, "-o", PAGE, "--fail-on-leak", "--top", "3")
-    found = findings(folder, BEFORE)
+    status, _ = compare(folder, f"{BEFORE}/snapshots", "-o", PAGE, "--fail-on-leak", "--top", "3")
+    found = findings(folder, f"{BEFORE}/snapshots")
     check(status == 1, "the command fails because of a leak")
     (leak, *others) = found["leaks"]
     check(
@@ -136,8 +136,8 @@ def find_the_leak(folder: Path, load: Load) -> None:
 
 
 def see_that_it_is_cured(folder: Path, before: Results, after: Results) -> None:
-    status, _ = compare(folder, AFTER, "--fail-on-leak", "--top", "3")
-    found = findings(folder, AFTER)
+    status, _ = compare(folder, f"{AFTER}/snapshots", "--fail-on-leak", "--top", "3")
+    found = findings(folder, f"{AFTER}/snapshots")
     check(status == 0 and not found["leaks"] and not found["fragmentation"], "the command finds nothing")
     for role, counters in after.memory.items():
         check(len(set(counters)) == 1, f"{role}: {in_mib([counters[0].reserved])} MiB reserved after every step")

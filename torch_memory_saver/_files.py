@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 
 __all__ = ["default_role", "own_rank", "write_file", "write_text_file"]
 
-_ROLE_VARIABLE = "TMS_SNAPSHOT_ROLE"
 _COMMAND_LINE = "/proc/self/cmdline"
 
 
@@ -29,9 +28,8 @@ def own_rank() -> int | None:
 
 
 def default_role() -> str:
-    """The role that ``TMS_SNAPSHOT_ROLE`` names. Without it, the title that the process has given itself, as servers do with
-    setproctitle; else the program's name."""
-    return os.environ.get(_ROLE_VARIABLE, "").strip() or _own_title() or _program_name(sys.argv, sys.orig_argv)
+    """Return the title that the process has given itself, as servers do with setproctitle; else the program's name."""
+    return _own_title() or _program_name(sys.argv, sys.orig_argv)
 
 
 def _own_title() -> str:

@@ -18,45 +18,32 @@ __all__ = ["connect"]
 
 def connect() -> None:
     """Register everything."""
-    background.starters.update(
-        {
-            "TMS_MEMORY_HISTORY": _history,
-            "TMS_SNAPSHOT_DIR": _snapshots,
-            "TMS_SNAPSHOT_EVERY": _snapshot_period,
-            "TMS_EVENTS_DIR": _event_files,
-            "TMS_METRICS_FILE": _metrics,
-            "TMS_OOM_REPORT_DIR": _out_of_memory_reports,
-            "TMS_RELEASE_CACHED": _releases,
-        }
+    background.recordings.update(
+        {"events": _event_files, "snapshots": _snapshots, "history": _history, "oom": _out_of_memory_reports}
     )
+    background.starters.update({"TMS_METRICS_FILE": _metrics, "TMS_RELEASE_CACHED": _releases})
     background.always.append(_serve_requests)
     out_of_memory.register(reporter.explain)
     layer.at_first_use(attach_observer)
     engine.private_attributes.append(_private_attribute)
 
 
-def _history(value: str) -> None:
+def _history(folder: str) -> None:
     from torch_memory_saver.memory.recording_from_environment import start_history
 
-    start_history(value)
+    start_history(folder)
 
 
-def _snapshots(value: str) -> None:
+def _snapshots(folder: str) -> None:
     from torch_memory_saver.memory.recording_from_environment import start_snapshots
 
-    start_snapshots(value)
+    start_snapshots(folder)
 
 
-def _snapshot_period(value: str) -> None:
-    from torch_memory_saver.memory.recording_from_environment import check_every
-
-    check_every(value)
-
-
-def _event_files(value: str) -> None:
+def _event_files(folder: str) -> None:
     from torch_memory_saver.events.from_environment import start_event_files
 
-    start_event_files(value)
+    start_event_files(folder)
 
 
 def _metrics(value: str) -> None:
@@ -65,10 +52,10 @@ def _metrics(value: str) -> None:
     start_metrics(value)
 
 
-def _out_of_memory_reports(value: str) -> None:
+def _out_of_memory_reports(folder: str) -> None:
     from torch_memory_saver._diagnostics.out_of_memory.from_environment import start_reports
 
-    start_reports(value)
+    start_reports(folder)
 
 
 def _releases(value: str) -> None:

@@ -98,7 +98,7 @@ class OutOfMemoryError(TorchMemorySaverError):
 
     If PyTorch is loaded, the instance is a ``torch.OutOfMemoryError`` as well. After a failed ``resume`` everything stays
     paused, with its backup, and the same call can be made again; the message names the largest holder of the device, and
-    with ``TMS_OOM_REPORT_DIR`` the file of a report.
+    with ``TMS_DEBUG=oom`` the file of a report.
     """
 
 

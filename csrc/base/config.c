@@ -6,7 +6,6 @@
 #include <string.h>
 #include <strings.h>
 
-#include "base/events.h"
 #include "base/status.h"
 
 /* X(kind, variable, fallback variable, field, default, allowed values). A default is written like a value of the variable.
@@ -26,13 +25,12 @@
     X(TEXT, "TMS_LOCK_DIR", NULL, lock_directory, "", "a directory")                                                        \
     X(BOOL, "TMS_RUNS", NULL, runs, "1", BOOL_ALLOWED)                                                                      \
     X(BOOL, "TMS_GUARD", NULL, guard, "0", BOOL_ALLOWED)                                                                    \
-    X(EVENTS, "TMS_EVENTS", NULL, events, "4096", "a whole number from 0 to 2^20")                                          \
-    X(BOOL, "TMS_SHARED_PAGE", NULL, shared_page, "1", BOOL_ALLOWED)                                                        \
-    X(TEXT, "TMS_SHARED_PAGE_DIR", NULL, shared_page_directory, "", "a directory")                                          \
+    X(PAGE, "TMS_SHARED_PAGE", NULL, shared_page_directory, "1", PAGE_ALLOWED)                                              \
     X(BOOL, "TMS_LEDGER", NULL, ledger, "0", BOOL_ALLOWED)                                                                  \
     X(TEXT, "TMS_CUDA_DRIVER", NULL, driver_path, "libcuda.so.1", "a library's path or name")
 
 #define BOOL_ALLOWED "1, true, yes, 0, false or no"
+#define PAGE_ALLOWED "1, true, yes, 0, false, no or an absolute path"
 
 typedef enum variable_kind {
     KIND_BOOL,
@@ -40,8 +38,8 @@ typedef enum variable_kind {
     KIND_POLICY,
     KIND_MEGABYTES,
     KIND_LIMIT, /* megabytes, 0 included; "": no limit */
-    KIND_EVENTS,
     KIND_LEVEL,
+    KIND_PAGE, /* a boolean, or a text */
     KIND_TEXT
 } variable_kind_t;
 
@@ -125,8 +123,6 @@ static bool parse_number(const char *text, uint64_t most, uint64_t *out) {
     return true;
 }
 
-bool tms_config_parse_events(const char *text, uint64_t *count) { return parse_number(text, TMS_EVENTS_MOST, count); }
-
 bool tms_config_parse_limit(const char *text, uint64_t *bytes) {
     uint64_t megabytes = 0;
     if (!parse_number(text, (uint64_t)1 << MEGABYTES_MAX_SHIFT, &megabytes)) return false;
@@ -141,7 +137,7 @@ bool tms_config_parse_megabytes(const char *text, uint64_t *bytes) {
     return true;
 }
 
-/* Every kind except KIND_TEXT, which needs memory. */
+/* Every kind except KIND_PAGE and KIND_TEXT, which need memory. */
 static bool parse_value(variable_kind_t kind, const char *text, void *field) {
     switch (kind) {
     case KIND_BOOL: return tms_config_parse_bool(text, field);
@@ -152,8 +148,8 @@ static bool parse_value(variable_kind_t kind, const char *text, void *field) {
         if (*text) return tms_config_parse_limit(text, field);
         *(uint64_t *)field = UINT64_MAX;
         return true;
-    case KIND_EVENTS: return tms_config_parse_events(text, field);
     case KIND_LEVEL: return tms_config_parse_level(text, field);
+    case KIND_PAGE:
     case KIND_TEXT: break;
     }
     return false;
@@ -193,23 +189,43 @@ static void note_malformed(const variable_t *variable, const char *value, tms_co
                   LONGEST_VALUE_SHOWN, value, variable->allowed);
 }
 
+static bool is_text(const variable_t *variable) { return variable->kind == KIND_TEXT || variable->kind == KIND_PAGE; }
+
+static void warn_malformed(const variable_t *variable, const char *value, const tms_log_t *log) {
+    tms_log_write(log, TMS_LOG_WARNING, "%s='%.*s' is ignored: it may be %s; the default '%s' is used", variable->name,
+                  LONGEST_VALUE_SHOWN, value, variable->allowed, variable->initial);
+}
+
+/* The default directory of TMS_SHARED_PAGE. */
+static const char no_text[] = "";
+
+static tms_status_t read_text(const variable_t *variable, tms_config_t *config, const tms_log_t *log, tms_error_t *error) {
+    const char *value = environment_value(variable);
+    char **text = text_field(variable, config);
+    /* The default is not copied; tms_config_release knows it by its address. */
+    *text = (char *)(uintptr_t)(variable->kind == KIND_PAGE ? no_text : variable->initial);
+    if (variable->kind == KIND_PAGE) {
+        config->shared_page = true;
+        if (!value || tms_config_parse_bool(value, &config->shared_page)) return TMS_OK;
+        if (*value != '/') {
+            warn_malformed(variable, value, log);
+            return TMS_OK;
+        }
+    }
+    return value ? copy_text(value, text, error) : TMS_OK;
+}
+
 static tms_status_t read_variable(const variable_t *variable, tms_config_t *config, const tms_log_t *log,
                                   tms_error_t *error) {
+    if (is_text(variable)) return read_text(variable, config, log, error);
     const char *value = environment_value(variable);
-    if (variable->kind == KIND_TEXT) {
-        char **text = text_field(variable, config);
-        /* The default is not copied; tms_config_release knows it by its address. */
-        *text = (char *)(uintptr_t)variable->initial;
-        return value ? copy_text(value, text, error) : TMS_OK;
-    }
     void *field = (char *)config + variable->offset;
     parse_value(variable->kind, variable->initial, field);
     if (!value || parse_value(variable->kind, value, field)) return TMS_OK;
     if (variable->kind == KIND_LIMIT)
         note_malformed(variable, value, config);
     else
-        tms_log_write(log, TMS_LOG_WARNING, "%s='%.*s' is ignored: it may be %s; the default '%s' is used", variable->name,
-                      LONGEST_VALUE_SHOWN, value, variable->allowed, variable->initial);
+        warn_malformed(variable, value, log);
     return TMS_OK;
 }
 
@@ -236,9 +252,9 @@ tms_status_t tms_config_read(tms_config_t *config, tms_log_t *log, tms_error_t *
 
 void tms_config_release(tms_config_t *config) {
     for (int i = 0; i < VARIABLE_COUNT; i++) {
-        if (variables[i].kind != KIND_TEXT) continue;
+        if (!is_text(&variables[i])) continue;
         char **text = text_field(&variables[i], config);
-        if (*text != variables[i].initial) free(*text);
+        if (*text != no_text && *text != variables[i].initial) free(*text);
         *text = NULL;
     }
 }

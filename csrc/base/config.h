@@ -42,12 +42,11 @@ typedef struct tms_config {
                                     has a handle of its own */
     bool guard;                  /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does what
                                     is resumed without contents */
-    uint64_t events;             /* TMS_EVENTS: how many events are kept; 0 turns them off */
-    bool shared_page;            /* TMS_SHARED_PAGE: whether a process shows what it holds to `top` and `ask`, in a
-                                    file that only its user can read */
-    char *shared_page_directory; /* TMS_SHARED_PAGE_DIR: the directory of these files. Unset means
-                                    `/dev/shm/torch_memory_saver-<uid>`. It must be local to the machine, and is the same
-                                    for the process and for the commands */
+    bool shared_page;            /* whether TMS_SHARED_PAGE is not false */
+    char *shared_page_directory; /* TMS_SHARED_PAGE: whether a process shows what it holds to `top` and `ask`, in a file that
+                                    only its user can read, and the directory of these files. Unset means on, in
+                                    `/dev/shm/torch_memory_saver-<uid>`. The directory must be local to the machine, and is
+                                    the same for the process and for the commands */
     bool ledger;                 /* TMS_LEDGER: the ledger also counts what libraries allocate that look up the driver's
                                     functions themselves, as NCCL does. It needs the library
                                     `torch_memory_saver_hook_mode_preload_ledger.abi3.so` in `LD_PRELOAD` */
@@ -74,7 +73,6 @@ bool tms_config_parse_bool(const char *text, bool *out);
 bool tms_config_parse_backend(const char *text, int *out);          /* "pinned" | "mmap" */
 bool tms_config_parse_megabytes(const char *text, uint64_t *bytes); /* decimal, 1 .. 2^40 MiB */
 bool tms_config_parse_limit(const char *text, uint64_t *bytes);     /* decimal, 0 .. 2^40 MiB */
-bool tms_config_parse_events(const char *text, uint64_t *count);    /* decimal, 0 .. TMS_EVENTS_MOST */
 bool tms_config_parse_host_policy(const char *text, int *out);      /* "release" | "pool" | "retain" */
 bool tms_config_parse_level(const char *text, int *out);            /* in any case */
 

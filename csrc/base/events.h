@@ -20,7 +20,7 @@
 
 #include "base/status.h"
 
-enum { TMS_EVENTS_MOST = 1 << 20 }; /* records of 136 bytes; TMS_EVENTS of config.c */
+enum { TMS_EVENTS_KEPT = 1 << 14 }; /* records of 136 bytes; pages of the array that were never written take no memory */
 
 typedef struct tms_events {
     size_t capacity;         /* constant; 0: off */

@@ -1,9 +1,9 @@
 /* The file of a shared page: made, locked and mapped for its process; opened by a reader.
  *
- * tms-<pid>-<random>.page in a private directory (private_directory.h): TMS_SHARED_PAGE_DIR, else below /dev/shm, because
- * the page is written under a lock and must never wait for a disk. Mode 0600. Its blocks are reserved before it is mapped,
- * so that no write raises SIGBUS on a full file system. It is locked (flock) as long as its process keeps it open; a file
- * shorter than a page is being made. No lock of ours; any thread. */
+ * tms-<pid>-<random>.page in a private directory (private_directory.h): the one that TMS_SHARED_PAGE names, else below
+ * /dev/shm, because the page is written under a lock and must never wait for a disk. Mode 0600. Its blocks are reserved
+ * before it is mapped, so that no write raises SIGBUS on a full file system. It is locked (flock) as long as its process
+ * keeps it open; a file shorter than a page is being made. No lock of ours; any thread. */
 #ifndef TMS_SHARED_PAGE_FILE_H
 #define TMS_SHARED_PAGE_FILE_H
 

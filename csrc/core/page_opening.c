@@ -27,7 +27,7 @@ void tms_saver_open_page(tms_saver_t *saver, const tms_driver_table_t *driver, c
     char reason[TMS_ERROR_NAME_BYTES];
     tms_log_write(saver->log, TMS_LOG_WARNING,
                   "this process is not shown by `top`: its page '%s' cannot be made: %s failed with errno %d (%s). Nothing "
-                  "else depends on it. TMS_SHARED_PAGE_DIR chooses another directory, TMS_SHARED_PAGE=0 turns it off",
+                  "else depends on it. TMS_SHARED_PAGE names another directory, and TMS_SHARED_PAGE=0 turns the page off",
                   saver->page.file.path, failure.call, failure.os_error,
                   strerror_r(failure.os_error, reason, sizeof(reason)));
 }

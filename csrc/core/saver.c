@@ -16,7 +16,7 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
     if (status != TMS_OK) goto release_stores;
     status = tms_descriptors_init(&saver->descriptors, error);
     if (status != TMS_OK) goto destroy_device_locks;
-    status = tms_events_init(&saver->events, (size_t)config->events, error);
+    status = tms_events_init(&saver->events, TMS_EVENTS_KEPT, error);
     if (status != TMS_OK) goto release_descriptors;
     status = tms_shared_page_init(&saver->page, config->shared_page, config->shared_page_directory, error);
     if (status != TMS_OK) goto release_events;

@@ -77,7 +77,7 @@ class Run:
             "TMS_DISK_BACKUP_DIR": str(backups / "backups"),
             "TMS_DISK_BACKUP_CHUNK_MB": DISK_CHUNK_MB,
             "TMS_LOCK_DIR": str(self.directory / "locks"),
-            "TMS_SHARED_PAGE_DIR": str(self.directory / "pages"),
+            "TMS_SHARED_PAGE": str(self.directory / "pages"),
             # A worker injects many failures, of which the log would report equal ones once (checks.py, read_log).
             "TMS_LOG_LEVEL": "debug",
         }

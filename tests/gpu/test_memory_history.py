@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from gpu_support import MIB, Program, empty, errors, run_programs, saver, torch
+from torch_memory_saver.memory.history import DEFAULT_MAX_ENTRIES
 
 from torch_memory_saver import memory
 
@@ -184,7 +185,7 @@ def test_the_environment_alone_records_a_program_and_its_children(tmp_path: Path
         Program(
             "leak.py",
             ("child",),
-            (("TMS_MEMORY_HISTORY", "500"), ("TMS_SNAPSHOT_DIR", str(directory)), ("RANK", "3")),
+            (("TMS_DEBUG", "history,snapshots"), ("TMS_DEBUG_DIR", str(directory)), ("RANK", "3")),
             preload=directory.name == "preload",
         )
         for directory in directories
@@ -202,13 +203,13 @@ def test_the_environment_alone_records_a_program_and_its_children(tmp_path: Path
 def check_files(directory: Path, process: dict[str, Any]) -> list[str]:
     """Checks each snapshot of a process: what was leaked until then, with its stack, and memory that is not yet paused.
     Returns their moments."""
-    paths = sorted(directory.glob(f"step-*/rank3-pid{process['pid']}-leak.pickle"))
+    paths = sorted(directory.glob(f"snapshots/step-*/rank3-pid{process['pid']}-leak.pickle"))
     devices = torch.cuda.device_count()
     for number, path in enumerate(paths, start=1):
         snapshot = pickle.loads(path.read_bytes())
         part = own(snapshot)
         assert (part["rank"], part["role"], part["step"]) == (3, "leak", int(path.parent.name[-6:]))
-        assert (part["history"]["enabled"], part["history"]["max_entries"]) == (True, 500)
+        assert (part["history"]["enabled"], part["history"]["max_entries"]) == (True, DEFAULT_MAX_ENTRIES)
         assert {(row["tag"], row["state"]) for row in part["segments"]} == {("kv_cache", "active")}
         for device in range(devices):
             blocks = live_blocks(snapshot, device)

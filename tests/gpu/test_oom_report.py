@@ -66,7 +66,7 @@ class Reports:
 
 @pytest.fixture
 def reports(tmp_path: Path) -> Iterator[Reports]:
-    """Reports to a folder that does not exist yet, as TMS_OOM_REPORT_DIR begins them."""
+    """Reports to a folder that does not exist yet, as TMS_DEBUG=oom begins them."""
     from torch_memory_saver._diagnostics.out_of_memory.from_environment import start_reports
     from torch_memory_saver._diagnostics.out_of_memory.reporter import reporter
 
@@ -324,10 +324,10 @@ def test_stacks_with_native_frames_are_not_read(reports: Reports, tmp_path: Path
 
 @pytest.mark.outer
 def test_a_program_that_is_not_changed(tmp_path: Path) -> None:
-    """TMS_OOM_REPORT_DIR alone, in both hook modes: nothing at import, one report for each error, in children as well."""
-    folders = {mode: tmp_path / mode for mode in ("torch", "preload")}
+    """TMS_DEBUG=oom alone, in both hook modes: nothing at import, one report for each error, in children as well."""
+    folders = {mode: tmp_path / mode / "oom" for mode in ("torch", "preload")}
     for mode, folder in folders.items():  # one after the other, because each takes all memory
-        variables = (("TMS_OOM_REPORT_DIR", str(folder)), ("RANK", "5"))
+        variables = (("TMS_DEBUG", "oom"), ("TMS_DEBUG_DIR", str(folder.parent)), ("RANK", "5"))
         (done,) = run_programs([Program("out_of_memory.py", environment=variables, preload=mode == "preload")])
         lines = done.check().output.splitlines()
         pid, child = lines[0].split()

@@ -38,7 +38,7 @@ def totals(log: EventLog) -> tuple[int, int]:
 
 
 def test_a_program_that_never_imports_the_package(tmp_path: Path, script: str) -> None:
-    run = ["-m", "torch_memory_saver", "run", "--manage", "--events", str(tmp_path / "events"), "--history", "1000"]
+    run = ["-m", "torch_memory_saver", "run", "--manage", "--record", "events,history", "--directory", str(tmp_path)]
     done = subprocess_run([*run, "--", sys.executable, script]).check()
     assert int(done.output) >= 1  # PyTorch recorded its allocation
     (path,) = (tmp_path / "events").iterdir()
@@ -49,21 +49,32 @@ def test_a_program_that_never_imports_the_package(tmp_path: Path, script: str) -
 
 
 def test_without_managing_nothing_is_recorded_and_nothing_breaks(tmp_path: Path, script: str) -> None:
-    run = ["-m", "torch_memory_saver", "run", "--preload", "--events", str(tmp_path / "events")]
+    run = ["-m", "torch_memory_saver", "run", "--preload", "--record", "events", "--directory", str(tmp_path)]
     done = subprocess_run([*run, "--", sys.executable, script]).check()
     assert int(done.output) == 0  # no history
-    assert list((tmp_path / "events").iterdir()) == []
+    assert list(tmp_path.glob("events/*")) == []
 
 
 def test_torchrun_gives_the_variables_to_its_workers(tmp_path: Path, script: str) -> None:
     folder = tmp_path / "it's a folder"
     prefix = subprocess_run(
-        ["-m", "torch_memory_saver", "run", "--manage", "--events", str(folder), "--print-env", "torchrun"]
+        [
+            "-m",
+            "torch_memory_saver",
+            "run",
+            "--manage",
+            "--record",
+            "events",
+            "--directory",
+            str(folder),
+            "--print-env",
+            "torchrun",
+        ]
     ).check()
     launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 {script}"
     shell = "import os, sys; os.execv('/bin/sh', ['sh', '-c', sys.argv[1]])"
     subprocess_run(["-c", shell, f"{prefix.output.rstrip()} {launcher}"]).check()
-    files = sorted(folder.iterdir())
+    files = sorted(folder.glob("events/*"))
     assert [path.name.split("-")[0] for path in files] == ["rank0", "rank1"]
     for path in files:
         allocated, freed = totals(load_events(path))

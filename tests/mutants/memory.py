@@ -132,10 +132,17 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a-wrong-word-of-tms-debug-drops-the-others",
+        "torch_memory_saver/_engine/background.py",
+        "    for word in known:\n",
+        "    for word in [] if unknown else known:\n",
+        ("tests/unit/python/saver/test_recordings.py",),
+    ),
+    Mutant(
         "a-failed-snapshot-fails-the-program",
         _SOURCES + "recording_from_environment.py",
-        'MemorySnapshotSampler(directory, on_error="count")',
-        "MemorySnapshotSampler(directory)",
+        'MemorySnapshotSampler(folder, on_error="count")',
+        "MemorySnapshotSampler(folder)",
         (
             _TESTS
             + "test_recording_from_environment.py::test_a_failure_is_logged_once_with_the_folder_and_the_pause_goes_on",

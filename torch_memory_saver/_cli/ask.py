@@ -23,7 +23,7 @@ class Answer:
 
     Attributes:
         kind: "snapshot" or "events".
-        output: Where it is wanted. None: where the process writes it.
+        output: The path of the wanted file. None: the path at which the process writes it.
         as_trace: Events are wanted as a Chrome trace.
     """
 

@@ -46,15 +46,15 @@ class ChildOptions:
         preloaded: The hook library is preloaded (hook mode "preload").
         ledger: That library also stands before look-ups (TMS_LEDGER).
         manage: Allocations outside of regions are managed too (TMS_INIT_ENABLE).
-        events: The absolute path of the folder for event files; None: no event files.
-        history: The number of entries of PyTorch's memory history; None: none is recorded.
+        record: The words of TMS_DEBUG; empty: the variable stays as it is.
+        directory: The absolute path of TMS_DEBUG_DIR. None: the variable stays as it is.
     """
 
     preloaded: bool = False
     ledger: bool = False
     manage: bool = False
-    events: str | None = None
-    history: int | None = None
+    record: Sequence[str] = ()
+    directory: str | None = None
 
 
 def options_of(arguments: argparse.Namespace) -> ChildOptions:
@@ -63,8 +63,8 @@ def options_of(arguments: argparse.Namespace) -> ChildOptions:
         preloaded=arguments.preload or arguments.manage or arguments.ledger,
         ledger=arguments.ledger,
         manage=arguments.manage,
-        events=os.path.abspath(arguments.events) if arguments.events else None,
-        history=arguments.history,
+        record=arguments.record,
+        directory=os.path.abspath(arguments.directory) if arguments.directory else None,
     )
 
 
@@ -86,11 +86,13 @@ def variables_for(options: ChildOptions, base: Mapping[str, str], operation: str
                 operation=operation,
             )
         result["TMS_INIT_ENABLE"] = "1"
-    if options.events is not None:
-        result["TMS_EVENTS_DIR"] = options.events
-    if options.history is not None:
-        result["TMS_MEMORY_HISTORY"] = str(options.history)
-    if any((dict(base) | result).get(name, "").strip() for name in background.starters):
+    if options.record:
+        result["TMS_DEBUG"] = ",".join(options.record)
+        # Absolute, because the program may change its own folder.
+        result["TMS_DEBUG_DIR"] = options.directory or background.debug_folder()
+    elif options.directory is not None:
+        result["TMS_DEBUG_DIR"] = options.directory
+    if background.is_requested(dict(base) | result):
         result["PYTHONPATH"] = _with_startup(base.get("PYTHONPATH", ""), operation)
     return result
 
@@ -109,13 +111,13 @@ def run_program(command: Sequence[str], arguments: argparse.Namespace) -> int:
     """Become the program, in the environment that the options request. Returns the exit status where that is emulated.
 
     Raises:
-        InvalidArgumentError: Event files cannot be written to the folder.
+        InvalidArgumentError: The folder for what is recorded cannot be written to.
         InvalidStateError: As `variables_for`.
     """
     options = options_of(arguments)
     variables = variables_for(options, os.environ, "run")
-    if options.events is not None:
-        _make(options.events)
+    if options.record:
+        _make(variables["TMS_DEBUG_DIR"])
     return replace_process(command, os.environ | variables, "run")
 
 
@@ -129,7 +131,7 @@ def print_environment(arguments: argparse.Namespace) -> None:
     variables = variables_for(options_of(arguments), os.environ, "run")
     if not variables:
         raise InvalidArgumentError(
-            "there is nothing to set: give --preload, --manage, --ledger, --events or --history", operation="run"
+            "there is nothing to set: give --preload, --manage, --ledger or --record", operation="run"
         )
     # A path need not be text in the terminal's encoding.
     sys.stdout.buffer.write(os.fsencode(_FORMATS[arguments.print_env](variables)))
@@ -144,5 +146,6 @@ def _make(folder: str) -> None:
         problem = error.strerror
     if problem is not None:
         raise InvalidArgumentError(
-            f"run: event files cannot be written to {folder}: {problem}: choose another folder.", operation="run"
+            f"run: nothing can be recorded in {folder}: it cannot be written to: {problem}: choose another --directory.",
+            operation="run",
         )

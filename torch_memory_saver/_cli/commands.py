@@ -16,7 +16,7 @@ from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["COMMANDS", "SORT_KEYS", "Command"]
 
-#: What `top` can sort processes by: the keys of ``_processes.table.ORDERS``, the default first.
+#: What `top` can sort processes by: the keys of ``_diagnostics.processes.table.ORDERS``, the default first.
 SORT_KEYS = ("memory", "paused", "pid", "name", "failures")
 _SHORTEST_INTERVAL_S, _DEFAULT_INTERVAL_S = 0.1, 2.0
 _DEFAULT_ROWS = 10
@@ -98,12 +98,17 @@ class _Run(Command):
             action="store_true",
             help="have ledger() count libraries that look up the driver's functions, as NCCL does; implies --preload",
         )
-        parser.add_argument("--events", metavar="DIR", help="write an event file for each process into this folder")
         parser.add_argument(
-            "--history",
-            type=_positive,
-            metavar="N",
-            help="have PyTorch record the latest N allocations and frees of each GPU",
+            "--record",
+            type=_recordings,
+            default=(),
+            metavar="WHAT",
+            help="record events, snapshots, history or oom, separated by commas, of each process (TMS_DEBUG)",
+        )
+        parser.add_argument(
+            "--directory",
+            metavar="DIR",
+            help="where to record it (TMS_DEBUG_DIR; default: torch_memory_saver_debug in this folder)",
         )
         parser.add_argument(
             "--print-env",
@@ -258,7 +263,7 @@ class _Timeline(Command):
     help = "draw event files of several processes as one page: memory over time (needs no PyTorch and no GPU)"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("files", nargs="+", metavar="FILE", help="event files, or folders of TMS_EVENTS_DIR")
+        parser.add_argument("files", nargs="+", metavar="FILE", help="event files, or folders `events` of TMS_DEBUG_DIR")
         parser.add_argument(
             "-o",
             "--output",
@@ -355,6 +360,15 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return number
+
+
+def _recordings(text: str) -> list[str]:
+    from torch_memory_saver._engine.background import recordings, requested_recordings
+
+    known, unknown = requested_recordings(text)
+    if unknown or not known:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one or more of {', '.join(recordings)}")
+    return known
 
 
 def _process(text: str) -> int:

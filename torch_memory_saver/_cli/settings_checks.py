@@ -10,9 +10,9 @@ from pathlib import Path
 from torch_memory_saver._cli.check import Check, Finding, fail, ok, skip, warn
 from torch_memory_saver._cli.facts import run_child
 from torch_memory_saver._cli.host_checks import why_not_writable
+from torch_memory_saver._engine.background import debug_folder, requested_recordings
 from torch_memory_saver._engine.variables import PYTHON_VARIABLES, known_variables, unknown_variables
 from torch_memory_saver._text import suggestion
-from torch_memory_saver.memory.recording_from_environment import read_entries, read_period
 from torch_memory_saver.memory.release_from_environment import read_seconds
 
 __all__ = ["CHECKS"]
@@ -34,11 +34,11 @@ except TorchMemorySaverError as error:
 _COMPLAINT = re.compile(r"\b(TMS_\w+(?:='| and TMS_).*?)\.?$", re.MULTILINE)
 #: Of the variables that Python reads: whether a value has the right form.
 _FORMS: Mapping[str, Callable[[str], bool]] = {
-    "TMS_MEMORY_HISTORY": lambda text: read_entries(text) is not None,
-    "TMS_SNAPSHOT_EVERY": lambda text: read_period(text) is not None,
+    "TMS_DEBUG": lambda text: not requested_recordings(text)[1],
     "TMS_RELEASE_CACHED": lambda text: text.lower() == "pause" or read_seconds(text) is not None,
 }
-_METRICS, _PAGES = "TMS_METRICS_FILE", "TMS_SHARED_PAGE_DIR"
+_DEBUG, _DEBUG_FOLDER = "TMS_DEBUG", "TMS_DEBUG_DIR"
+_METRICS, _PAGES = "TMS_METRICS_FILE", "TMS_SHARED_PAGE"
 
 
 def _given() -> dict[str, str]:
@@ -79,24 +79,20 @@ def _nearest(folder: Path) -> Path:
 
 def _why_not_for_pages(folder: Path) -> str | None:
     """The same for the folder of shared pages, which the core makes, but not those above it."""
-    if not folder.is_absolute():
-        return "its path is not absolute"
     return why_not_writable(folder if folder.exists() else folder.parent)
 
 
 def output_folders() -> Finding:
     given = _given()
-    folders = {
-        variable.name: Path(given[variable.name])
-        for variable in PYTHON_VARIABLES
-        if variable.name.endswith("_DIR") and given.get(variable.name)
-    }
+    folders = {}
+    if requested_recordings(given.get(_DEBUG, ""))[0]:
+        folders[_DEBUG_FOLDER] = Path(debug_folder())
     if given.get(_METRICS):
         folders[_METRICS] = Path(given[_METRICS]).absolute().parent
-    if given.get(_PAGES):
+    if given.get(_PAGES, "").startswith("/"):
         folders[_PAGES] = Path(given[_PAGES])
     if not folders:
-        return skip("no variable names a folder to write to", "set TMS_EVENTS_DIR to have events written")
+        return skip("no variable names a folder to write to", "set TMS_DEBUG=events to have events written")
     lines = [f"{name}: {folder}" for name, folder in folders.items()]
     for name, folder in folders.items():
         problem = _why_not_for_pages(folder) if name == _PAGES else why_not_writable(_nearest(folder))

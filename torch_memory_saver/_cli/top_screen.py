@@ -1,4 +1,4 @@
-"""The screen of `top` in a terminal. Only this module uses curses; what is shown comes from ``_processes.table``."""
+"""The screen of `top` in a terminal. Only this module uses curses; what is shown comes from ``_diagnostics.processes.table``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Work beside pauses and resumes: before each pause, after each pause and resume, or periodically on a thread. Environment
-variables request most of it. What is requested is started once in a process, at the first use of the package.
+variables request most of it: words of TMS_DEBUG, and variables of their own. What is requested is started once in a process,
+at the first use of the package.
 """
 
 from __future__ import annotations
@@ -9,17 +10,33 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch_memory_saver import _core
 
-__all__ = ["Periodic", "RegisteredWork", "after_call", "always", "before_pause", "start_from_environment", "starters"]
+__all__ = [
+    "Periodic",
+    "RegisteredWork",
+    "after_call",
+    "always",
+    "before_pause",
+    "debug_folder",
+    "is_requested",
+    "recordings",
+    "requested_recordings",
+    "start_from_environment",
+    "starters",
+]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: Variables, with the function that each starts, whose argument is the text of the variable. The order is that of the work
-#: before a pause: a snapshot shows what the release after it changes. Higher layers add theirs.
+#: Words of TMS_DEBUG, with the function that each starts, whose argument is the path of its folder. Higher layers add
+#: theirs.
+recordings: dict[str, Callable[[str], None]] = {}
+#: Variables, with the function that each starts, whose argument is the text of the variable. They are started after the
+#: recordings: a snapshot before a pause shows what the release after it changes. Higher layers add theirs.
 starters: dict[str, Callable[[str], None]] = {}
+_DEBUG, _DEBUG_FOLDER, _DEFAULT_FOLDER = "TMS_DEBUG", "TMS_DEBUG_DIR", "torch_memory_saver_debug"
 #: What is started in every process, by the same rules.
 always: list[Callable[[], None]] = []
 #: How long the process's exit waits for work that is under way, in seconds.
@@ -124,12 +141,38 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def requested_recordings(text: str) -> tuple[list[str], list[str]]:
+    """Split a value of TMS_DEBUG into its known words, each once and in the order of `recordings`, and its unknown ones."""
+    words = dict.fromkeys(word.strip().lower() for word in text.split(","))
+    known = [word for word in recordings if word in words]
+    return known, [word for word in words if word and word not in recordings]
+
+
+def is_requested(environment: Mapping[str, str]) -> bool:
+    """Whether variables of `environment` request any work."""
+    return any(environment.get(name, "").strip() for name in (_DEBUG, *starters))
+
+
+def debug_folder() -> str:
+    """Return the absolute path of the folder for what TMS_DEBUG records."""
+    return os.path.abspath(os.environ.get(_DEBUG_FOLDER, "").strip() or _DEFAULT_FOLDER)
+
+
+def _start_recordings() -> None:
+    known, unknown = requested_recordings(os.environ.get(_DEBUG, ""))
+    for word in unknown:
+        logger.warning("%s: '%s' is ignored: it may be %s", _DEBUG, word, ", ".join(recordings))
+    for word in known:
+        recordings[word](os.path.join(debug_folder(), word))
+
+
 @functools.cache
 def start_from_environment() -> None:
     """Starts what the environment requests, and what every process has. Called at the first use of the package; does nothing
     the second time, and in sub-interpreters, which cannot end a daemon thread."""
     if not _core.main_interpreter:
         return
+    _start_recordings()
     for variable, start in starters.items():
         value = os.environ.get(variable, "").strip()
         if value:

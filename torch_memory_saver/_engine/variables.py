@@ -28,51 +28,28 @@ class Variable(NamedTuple):
 #: Those that the Python code reads. Those of the native code are in csrc/base/config.c.
 PYTHON_VARIABLES = (
     Variable(
-        "TMS_MEMORY_HISTORY",
-        "has PyTorch record what allocates memory, with `memory.record_history()`, from the first use of the package on: so "
-        "many events for each device",
-        "a number of at least 1",
+        "TMS_DEBUG",
+        "what is recorded from the first use of the package on. `events`: an event file for each process, "
+        "`rank<n>-pid<n>.json`, replaced every few seconds in which something happened, and at exit; also, the free memory "
+        "of devices is sampled at each pause and resume. `snapshots`: a memory snapshot of each process before each pause, "
+        "in a folder for each moment, of which the latest 10 are kept. `history`: PyTorch records what allocates memory, "
+        "the latest 100000 events for each device (`memory.record_history()`). `oom`: a text and a JSON file for each "
+        "out-of-memory error, `oom-<time>-rank<n>-pid<n>-<n>`, readable by this user only; a process keeps its first report "
+        "and its latest 9, the folder the latest 256 of all processes",
+        "events, snapshots, history and oom, separated by commas",
         "none",
     ),
     Variable(
-        "TMS_SNAPSHOT_DIR",
-        "a folder for memory snapshots, which are written from the first use of the package on: one folder for each moment, "
-        "with a file of every process; the latest 10 moments are kept. Use a new one for each run",
+        "TMS_DEBUG_DIR",
+        "the folder for what `TMS_DEBUG` records. It has a folder for each of `events`, `snapshots` and `oom`, and is made "
+        "where it is missing. Use a new one for each run",
         "any path",
-        "none",
-    ),
-    Variable(
-        "TMS_SNAPSHOT_EVERY",
-        "when they are written: before each so many calls of `pause()`, or every so many seconds on a daemon thread",
-        "a number of pauses, such as 10, or of seconds, such as 30s",
-        "`1`",
-    ),
-    Variable(
-        "TMS_SNAPSHOT_ROLE",
-        "what the process is, in the names of the files and in the snapshots, such as `scheduler`",
-        "any text",
-        "the title that the process has given itself, else its program",
-    ),
-    Variable(
-        "TMS_EVENTS_DIR",
-        "a folder for event files, which are written from the first use of the package on: one for each process, "
-        "`rank<n>-pid<n>.json`, replaced every few seconds in which something happened, and at exit. Also records the free "
-        "memory of devices at each pause and resume",
-        "any path",
-        "none",
+        "`torch_memory_saver_debug` in the working directory",
     ),
     Variable(
         "TMS_METRICS_FILE",
         "a file for metrics in the OpenMetrics text format, replaced at each pause and resume. `{pid}` and `{rank}` in it "
         "are replaced; processes that share one file overwrite each other's",
-        "any path",
-        "none",
-    ),
-    Variable(
-        "TMS_OOM_REPORT_DIR",
-        "a folder for out-of-memory reports, which are written from the first use of the package on: a text and a JSON file "
-        "for each error, `oom-<time>-rank<n>-pid<n>-<n>`, readable by this user only. A process keeps its first report and "
-        "its latest 9, the folder the latest 256 of all processes",
         "any path",
         "none",
     ),

@@ -213,7 +213,7 @@ def record_history(
     """Has PyTorch record what allocates memory on every visible device, from now on and in this process only.
 
     Blocks that were allocated before have no call stack in a snapshot. Initialises CUDA if necessary. A second call changes
-    what is recorded. The environment variable ``TMS_MEMORY_HISTORY`` calls this at the first use of the package.
+    what is recorded. ``TMS_DEBUG=history`` calls this at the first use of the package.
 
     Args:
         max_entries: Events that are kept for each device. The oldest is dropped first.

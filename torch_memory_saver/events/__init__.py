@@ -1,8 +1,7 @@
 """What the package did, and when: the event ring of the native core, and its exports.
 
-The ring keeps the latest allocations, frees, pauses and resumes with their phases, and failures. It is on by default and
-small; ``TMS_EVENTS`` sets how many events it keeps, and 0 turns it off. An export says how many events were dropped, and
-what each tag held at its first event, so that levels drawn from it are true.
+The ring keeps the latest 16384 allocations, frees, pauses and resumes with their phases, and failures. An export says how
+many events were dropped, and what each tag held at its first event, so that levels drawn from it are true.
 
 Importing this package, or reading events, initialises no driver and no CUDA.
 """

@@ -1,4 +1,5 @@
-"""TMS_EVENTS_DIR and TMS_METRICS_FILE: events and metrics are written to files without a change of the program."""
+"""The recording `events` of TMS_DEBUG, and TMS_METRICS_FILE: events and metrics are written to files without a change of the
+program."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from torch_memory_saver import _core
 from torch_memory_saver._files import own_rank
 from torch_memory_saver._services import Periodic, after_call
 from torch_memory_saver.events.event_file import write_events
@@ -21,7 +21,7 @@ __all__ = ["EventFile", "MetricsFile", "start_event_files", "start_metrics"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-_DIRECTORY, _METRICS = "TMS_EVENTS_DIR", "TMS_METRICS_FILE"
+_EVENTS, _METRICS = "TMS_DEBUG=events", "TMS_METRICS_FILE"
 #: How often the event file of a process is replaced, if something happened since.
 _PERIOD_S = 5.0
 
@@ -58,7 +58,7 @@ class EventFile(_Written):
     """
 
     def __init__(self, directory: str) -> None:
-        super().__init__(_DIRECTORY)
+        super().__init__(_EVENTS)
         self._directory = Path(directory)
         self._lock = threading.Lock()
         self._written: Path | None = None
@@ -99,9 +99,6 @@ def _file_name() -> str:
 def start_event_files(directory: str) -> None:
     """Has the events of this process written to a folder: on a thread every few seconds, and at exit. They then include the
     free memory of devices."""
-    if _core.events().capacity == 0:
-        logger.warning("%s has no effect while TMS_EVENTS=0 turns the events off", _DIRECTORY)
-        return
     sample_free_memory()
     file = EventFile(directory)
     os.register_at_fork(after_in_child=file.after_fork_in_child)

@@ -32,12 +32,12 @@ class EventLog:
             to `after`, also where earlier events were dropped.
         after: What each tag held after the last of them.
         dropped: Earlier events that the ring has overwritten.
-        capacity: How many events the ring keeps; 0: it is off.
+        capacity: How many events the ring keeps.
         taken_ns: When the log was taken, on the clock of the events.
         wall_offset_ns: What to add to times of the events for nanoseconds since 1970.
         pid: Of the process.
         rank: In torch.distributed, else from ``RANK``; None without either.
-        role: ``TMS_SNAPSHOT_ROLE``, else the process's title or program.
+        role: The process's title or program.
         host: The machine's name.
         boot_id: Of its kernel. Times of processes with the same one can be compared directly. "" where it is unknown.
         devices: Those that events and levels name.
@@ -112,7 +112,7 @@ def events() -> EventLog:
 
 def sample_free_memory(on: bool = True) -> None:
     """Whether each pause and resume from now on records the free memory of its devices, before and after it. Costs a driver
-    call for each. Off by default; ``TMS_EVENTS_DIR`` turns it on."""
+    call for each. Off by default; ``TMS_DEBUG=events`` turns it on."""
     _core.set_event_samples(bool(on))
 
 

@@ -34,7 +34,7 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
     and one at the end.
 
     Args:
-        role: What the process is. None: ``TMS_SNAPSHOT_ROLE``, else the program's name.
+        role: What the process is. None: the process's title or program.
         path: A CSV file to which each row is appended when it is taken. Several processes may use one file.
         interval: Seconds between rows that a daemon thread takes, from `start` to `stop`. None: marks only. The thread goes
             on in forked children, where rows have the child's pid.

@@ -37,7 +37,7 @@ class MemorySnapshotSampler:
     Args:
         directory: Is made if it is missing.
         tag: A name for the series: what all its snapshots have in common, such as "after_step".
-        role: What this process is. Default: ``TMS_SNAPSHOT_ROLE``, else the process's title or program.
+        role: What this process is. Default: the process's title or program.
         keep: Moments that are kept. The oldest is removed, by whichever process first has one more. None: all are kept.
         synchronize: Before each snapshot, wait until all ranks of torch.distributed (if it is initialised) call
             :meth:`sample`, and until this process's devices are idle. All ranks must use it.

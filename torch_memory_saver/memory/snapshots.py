@@ -29,7 +29,7 @@ def take_snapshot(*, tag: str = "", step: int | None = None, role: str | None = 
     Args:
         tag: A name for the moment.
         step: Its number.
-        role: What this process is. Default: ``TMS_SNAPSHOT_ROLE``, else the process's title or program.
+        role: What this process is. Default: the process's title or program.
 
     Returns:
         The dict of ``torch.cuda.memory._snapshot()`` with one more key, ``"torch_memory_saver"``. It has the keys `format`,

@@ -35,7 +35,7 @@ static void use_all(void) {
     tms_page_serve(0, 1, 0);
     CHECK(tms_state_if_made() == NULL);
 
-    setenv("TMS_SHARED_PAGE_DIR", base, 1);
+    setenv("TMS_SHARED_PAGE", base, 1);
     CHECK(tms_page_directory(path, sizeof path) == 1 && strcmp(path, base) == 0);
     CHECK(tms_page_directory(path, strlen(base)) == 0); /* without room for the NUL */
     tms_page_role("trainer", 1, 3, 1);

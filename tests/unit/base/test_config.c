@@ -26,7 +26,7 @@ static const char *const all_variables[] = {
     "TMS_CUDA_DRIVER",
     "TMS_LOG_LEVEL",
     "TMS_LOCK_DIR",
-    "TMS_EVENTS",
+    "TMS_SHARED_PAGE",
     "TMPDIR",
     "XDG_RUNTIME_DIR",
 };
@@ -308,24 +308,24 @@ static void test_initial_backup(void **state) {
     assert_int_equal(tms_config_init_backup(&config), TMS_BACKUP_PINNED);
 }
 
-static void test_events(void **state) {
+static void test_the_shared_page_is_a_boolean_or_a_directory(void **state) {
     (void)state;
     assert_int_equal(read_config(), 0);
-    assert_int_equal(config.events, 4096);
-    setenv("TMS_EVENTS", "0", 1);
+    assert_true(config.shared_page);
+    assert_string_equal(config.shared_page_directory, "");
+    setenv("TMS_SHARED_PAGE", "No", 1);
     assert_int_equal(read_config(), 0);
-    assert_int_equal(config.events, 0);
-    setenv("TMS_EVENTS", "1048576", 1);
+    assert_false(config.shared_page);
+    assert_string_equal(config.shared_page_directory, "");
+    setenv("TMS_SHARED_PAGE", "/pages", 1);
     assert_int_equal(read_config(), 0);
-    assert_int_equal(config.events, 1 << 20);
-    setenv("TMS_EVENTS", "1048577", 1);
+    assert_true(config.shared_page);
+    assert_string_equal(config.shared_page_directory, "/pages");
+    setenv("TMS_SHARED_PAGE", "pages", 1);
     assert_int_equal(read_config(), 1);
-    assert_int_equal(config.events, 4096);
-    assert_warned("TMS_EVENTS", "1048577", "a whole number from 0 to 2^20");
-    uint64_t count = 77;
-    assert_false(tms_config_parse_events("-1", &count));
-    assert_false(tms_config_parse_events("18446744073709551616", &count));
-    assert_int_equal(count, 77);
+    assert_warned("TMS_SHARED_PAGE", "pages", "1, true, yes, 0, false, no or an absolute path");
+    assert_true(config.shared_page);
+    assert_string_equal(config.shared_page_directory, "");
 }
 
 static void test_parsers_leave_the_result_alone_on_failure(void **state) {
@@ -361,7 +361,7 @@ int main(void) {
         CONFIG_TEST(test_each_bad_value_is_one_warning),
         CONFIG_TEST(test_a_huge_value_is_cut_in_the_warning),
         CONFIG_TEST(test_initial_backup),
-        CONFIG_TEST(test_events),
+        CONFIG_TEST(test_the_shared_page_is_a_boolean_or_a_directory),
         CONFIG_TEST(test_parsers_leave_the_result_alone_on_failure),
     };
     memset(&config, 0, sizeof(config));

@@ -21,7 +21,7 @@ static char base[TEMPORARY_BYTES];
 
 static int setup(void **state) {
     if (!make_temporary_directory(base, "pages")) return -1;
-    setenv("TMS_SHARED_PAGE_DIR", base, 1);
+    setenv("TMS_SHARED_PAGE", base, 1);
     return setup_two_devices(state);
 }
 
@@ -91,7 +91,7 @@ static void a_page_that_cannot_be_made_is_one_warning(void **state) {
     assert_filled(address, 2 * MIB, 5);
     const char *warning = strstr(output, "'/proc/no/such/directory' cannot be made: mkdir failed");
     assert_non_null(warning);
-    assert_non_null(strstr(warning, "TMS_SHARED_PAGE_DIR"));
+    assert_non_null(strstr(warning, "TMS_SHARED_PAGE"));
     assert_null(strstr(strstr(warning, "mkdir"), "cannot be made"));
 }
 

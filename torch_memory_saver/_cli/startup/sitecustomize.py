@@ -1,6 +1,6 @@
 """Python imports this module at startup, because ``run`` puts its folder at the front of ``PYTHONPATH``.
 
-So a program that never imports torch_memory_saver gets what TMS_EVENTS_DIR and similar variables request. That starts when
+So a program that never imports torch_memory_saver gets what TMS_DEBUG and similar variables request. That starts when
 PyTorch has initialised CUDA in the process. A process that does not use CUDA does not even import the package. A
 ``sitecustomize`` of the user runs as it would without this one.
 """

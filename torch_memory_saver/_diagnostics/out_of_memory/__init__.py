@@ -2,7 +2,7 @@
 
 `reporter` is called with the failure, on the thread that fails. `failure` is what failed, `account` who holds the device's
 memory, `advice` what to do, `content` everything that a report says, `stacks` the part about call stacks, `text` the report
-for people, `folder` the files. `from_environment` has it started by TMS_OOM_REPORT_DIR.
+for people, `folder` the files. `from_environment` has it started by TMS_DEBUG.
 
 What holds for all of it, because it runs where memory is short:
 

@@ -1,4 +1,4 @@
-"""TMS_OOM_REPORT_DIR: out-of-memory errors are reported to files without a change of the program."""
+"""The recording `oom` of TMS_DEBUG: out-of-memory errors are reported to files without a change of the program."""
 
 from __future__ import annotations
 

@@ -55,11 +55,11 @@ def _reason_not_to_read(torch: TorchCuda | None) -> str:
     if torch is None:
         return "PyTorch is not used in this process"
     if not is_recording(torch.torch):
-        return "PyTorch records no call stacks: set TMS_MEMORY_HISTORY=100000, or call memory.record_history()"
+        return "PyTorch records no call stacks: set TMS_DEBUG=history, or call memory.record_history()"
     if may_have_native_frames(torch.torch):
         return (
             "PyTorch records call stacks that may have C++ frames, whose names take seconds to find: let "
-            'TMS_MEMORY_HISTORY=100000 or memory.record_history(stacks="python") start the recording'
+            'TMS_DEBUG=history or memory.record_history(stacks="python") start the recording'
         )
     return ""
 

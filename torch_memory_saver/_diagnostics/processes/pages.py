@@ -21,7 +21,7 @@ from torch_memory_saver._diagnostics.processes.names import printable
 __all__ = ["Page", "PageDevice", "Pages", "Row", "is_alive", "own_namespace", "page_directory", "read_page", "read_pages"]
 
 _PATTERN = "tms-*-*.page"
-_DIRECTORY_VARIABLE = "TMS_SHARED_PAGE_DIR"
+_VARIABLE = "TMS_SHARED_PAGE"
 #: Permissions that the default directory must not have.
 _OTHERS = 0o077
 #: The first word of a page, and its size: csrc/include/tms_shared_page.h.
@@ -152,7 +152,7 @@ class Pages:
 
 
 def page_directory() -> Path:
-    """Where the pages of this user are: TMS_SHARED_PAGE_DIR or the default. It may be missing."""
+    """Where the pages of this user are: the directory that TMS_SHARED_PAGE names, or the default. It may be missing."""
     return Path(_core.page_directory())
 
 
@@ -199,8 +199,7 @@ def read_page(descriptor: int, path: Path) -> Page:
     process = data["process"]
     if process["boot_id"] != _own_boot_id():
         raise _OtherBootError(
-            f"it is of another machine or boot: remove it, or let {_DIRECTORY_VARIABLE} name a directory that is local to "
-            "the machine"
+            f"it is of another machine or boot: remove it, or let {_VARIABLE} name a directory that is local to the machine"
         )
     namespace = own_namespace()
     return Page(
@@ -256,12 +255,12 @@ def _paths(place: Path) -> list[Path]:
         names = os.listdir(place)
     except FileNotFoundError:  # no process has made a page yet
         return []
-    if not os.environ.get(_DIRECTORY_VARIABLE) and not (
+    if not os.environ.get(_VARIABLE, "").startswith("/") and not (
         stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
     ):
         raise ValueError(
             f"it is not a directory that only this user can use (owner: uid {found.st_uid}): remove it, or set "
-            f"{_DIRECTORY_VARIABLE} for the processes and this command"
+            f"{_VARIABLE} for the processes and this command"
         )
     return [place / name for name in sorted(names) if fnmatch.fnmatchcase(name, _PATTERN)]
 

@@ -156,5 +156,5 @@ def _why_not(pid: int, directory: Path, is_foreign: bool, unreadable: dict[str, 
             return f"process {pid} {elsewhere}"
     return (
         f"process {pid} has no page in {directory}: it has not allocated managed memory yet, was started with "
-        "TMS_SHARED_PAGE=0 or another TMS_SHARED_PAGE_DIR, or runs another release of torch_memory_saver"
+        "TMS_SHARED_PAGE=0 or another directory in it, or runs another release of torch_memory_saver"
     )

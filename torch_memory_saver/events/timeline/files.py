@@ -20,7 +20,7 @@ def read_logs(paths: Iterable[str | os.PathLike[str]]) -> list[EventLog]:
     """The logs of event files, one for each process: of several files of one process the latest.
 
     Args:
-        paths: Files of :func:`write_events`, and folders of ``TMS_EVENTS_DIR``, of which every ``.json`` file is read.
+        paths: Files of :func:`write_events`, and folders of ``TMS_DEBUG=events``, of which every ``.json`` file is read.
 
     Raises:
         InvalidArgumentError: A file cannot be read or is no event file, a folder has none, or no file has an event. The
@@ -38,7 +38,7 @@ def read_logs(paths: Iterable[str | os.PathLike[str]]) -> list[EventLog]:
         elif log.taken_ns > logs[earlier].taken_ns:
             logs[earlier] = log
     if not any(log.events for log in logs):
-        raise InvalidArgumentError("timeline: no file has an event: nothing was allocated, or TMS_EVENTS=0 turned them off")
+        raise InvalidArgumentError("timeline: no file has an event: nothing was allocated")
     return logs
 
 
@@ -50,7 +50,9 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
             continue
         found = sorted(path.glob("*.json"))
         if not found:
-            raise InvalidArgumentError(f"timeline: {path} has no event file (*.json): name the folder of TMS_EVENTS_DIR")
+            raise InvalidArgumentError(
+                f"timeline: {path} has no event file (*.json): name the folder events of TMS_DEBUG_DIR"
+            )
         files += found
     return files
 

@@ -44,13 +44,13 @@ def variables_after(script: bytes) -> dict[bytes, bytes]:
 @pytest.mark.parametrize(("format", "script"), [("shell", b"%s env -0"), ("torchrun", b"%s env -0")])
 def test_a_shell_gives_a_program_these_variables(tmp_path: Path, name: bytes, format: str, script: bytes) -> None:
     folder = os.fsencode(tmp_path) + b"/" + name
-    text = printed("--manage", "--history", "7", "--events", folder, "--print-env", format)
+    text = printed("--manage", "--record", "events", "--directory", folder, "--print-env", format)
     if format == "torchrun":
         text = text.removesuffix(b"\n")  # the line goes on
         assert text.startswith(b"env ")
     found = variables_after(script % text)
-    assert found[b"TMS_EVENTS_DIR"] == folder
-    assert (found[b"TMS_MEMORY_HISTORY"], found[b"TMS_INIT_ENABLE"]) == (b"7", b"1")
+    assert found[b"TMS_DEBUG_DIR"] == folder
+    assert (found[b"TMS_DEBUG"], found[b"TMS_INIT_ENABLE"]) == (b"events", b"1")
     assert found[b"LD_PRELOAD"] == HOOK.encode()
     assert found[b"PYTHONPATH"].split(b":")[0].endswith(b"_cli/startup")
     assert not os.path.exists(folder)  # it may be for another machine
@@ -58,14 +58,14 @@ def test_a_shell_gives_a_program_these_variables(tmp_path: Path, name: bytes, fo
 
 def test_ray_takes_the_object(tmp_path: Path) -> None:
     folder = f'{tmp_path}/it\'s "here"'
-    environment_of_ray = json.loads(printed("--preload", "--events", folder, "--print-env", "json"))
+    environment_of_ray = json.loads(printed("--preload", "--record", "events", "--directory", folder, "--print-env", "json"))
     assert list(environment_of_ray) == ["env_vars"]
-    assert environment_of_ray["env_vars"]["TMS_EVENTS_DIR"] == folder
+    assert environment_of_ray["env_vars"]["TMS_DEBUG_DIR"] == folder
     assert all(isinstance(value, str) for value in environment_of_ray["env_vars"].values())
 
 
 def test_it_is_what_run_gives(tmp_path: Path, command: Program) -> None:
-    options = ["--manage", "--events", str(tmp_path / "events"), "--history", "9"]
+    options = ["--manage", "--record", "events,history", "--directory", str(tmp_path / "here")]
     given = command("run", *options, "--", "env", "-0").stdout
     result = dict(entry.split("=", 1) for entry in given.split("\0") if entry)
     variables = json.loads(printed(*options, "--print-env", "json"))["env_vars"]

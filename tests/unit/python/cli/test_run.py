@@ -48,8 +48,8 @@ def test_the_hook_library_comes_before_what_is_preloaded(command: Program) -> No
 
 def test_what_is_recorded(command: Program, tmp_path: Path) -> None:
     folder = tmp_path / "a folder" / "below"
-    found = given(command, "--events", str(folder), "--history", "100", PYTHONPATH=f"{PACKAGE.parent}:/x")
-    assert (found["TMS_EVENTS_DIR"], found["TMS_MEMORY_HISTORY"]) == (str(folder), "100")
+    found = given(command, "--directory", str(folder), "--record", "History,events", PYTHONPATH=f"{PACKAGE.parent}:/x")
+    assert (found["TMS_DEBUG"], found["TMS_DEBUG_DIR"]) == ("events,history", str(folder))
     assert found["PYTHONPATH"] == f"{STARTUP}:{PACKAGE.parent}:/x"
     assert "LD_PRELOAD" not in found and "TMS_INIT_ENABLE" not in found
     assert folder.is_dir() and list(folder.iterdir()) == []
@@ -57,14 +57,14 @@ def test_what_is_recorded(command: Program, tmp_path: Path) -> None:
 
 def test_a_folder_is_relative_to_where_run_is_called(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "torch_memory_saver", "run", "--events", "here", "--", "env"],
+        [sys.executable, "-m", "torch_memory_saver", "run", "--record", "events", "--directory", "here", "--", "env"],
         env=environment(False),
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert f"TMS_EVENTS_DIR={tmp_path}/here\n" in done.stdout
+    assert f"TMS_DEBUG_DIR={tmp_path}/here\n" in done.stdout
 
 
 def test_variables_that_are_set_already_are_started_too(command: Program) -> None:
@@ -95,11 +95,14 @@ def test_what_cannot_be_done_is_one_sentence(command: Program, tmp_path: Path) -
     assert_refused(command("run", "--preload", "--", status=1), "there is no command to run")
     (tmp_path / "file").touch()
     for folder in ("/proc/none", f"{tmp_path}/file", f"{tmp_path}/file/below"):
-        assert_refused(command("run", "--events", folder, *program, status=1), f"cannot be written to {folder}: ")
+        assert_refused(
+            command("run", "--record", "events", "--directory", folder, *program, status=1),
+            f"{folder}: it cannot be written to: ",
+        )
     on = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     assert_refused(command("run", "--manage", *program, status=1, **on), "expandable segments are on")
-    for number in ("0", "-1", "many"):
-        assert "of at least 1" in command("run", "--history", number, *program, status=2).stderr
+    for words in ("", "all", "events,all"):
+        assert "is not one or more of events, snapshots" in command("run", "--record", words, *program, status=2).stderr
 
 
 @pytest.mark.parametrize("name", ["a:b", "a b"])
@@ -124,7 +127,7 @@ def test_a_path_that_pythonpath_cannot_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(child_environment, "_STARTUP", tmp_path / "a:b")
-    assert main.main(["run", "--history", "5", "--print-env"]) == 1
+    assert main.main(["run", "--record", "history", "--print-env"]) == 1
     assert "PYTHONPATH cannot name" in capsys.readouterr().err
 
 
@@ -189,7 +192,7 @@ def _lazy_init():
 
 @pytest.fixture
 def torch_program(command: Program, tmp_path: Path) -> Program:
-    """Runs Python text under `run --manage --events` with a planted torch; returns what it prints."""
+    """Runs Python text under `run --manage --record events` with a planted torch; returns what it prints."""
     package = tmp_path / "site" / "torch"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("from torch import cuda\n__version__ = '2.11.0'\n")
@@ -197,7 +200,7 @@ def torch_program(command: Program, tmp_path: Path) -> Program:
 
     def run(text: str, *before: str, **variables: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([*before, str(tmp_path / "site"), str(PACKAGE.parent)])
-        options = ("--manage", "--events", str(tmp_path / "events"))
+        options = ("--manage", "--record", "events", "--directory", str(tmp_path))
         variables = {"PYTHONPATH": path, "LD_PRELOAD": str(SIMULATOR)} | variables
         return command("run", *options, "--", sys.executable, "-c", f"import sys\n{text}", **variables)
 
@@ -205,7 +208,7 @@ def torch_program(command: Program, tmp_path: Path) -> Program:
 
 
 def event_files(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "events").iterdir())
+    return sorted(tmp_path.glob("events/*"))
 
 
 USES_CUDA = "import torch\ntorch.cuda._lazy_init()\n"

@@ -29,12 +29,16 @@ def test_nothing_is_set() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [
-        ("TMS_EVNTS_DIR", "/x", "TMS_EVNTS_DIR is unknown; did you mean TMS_EVENTS_DIR?"),
+        ("TMS_DEBUG_FOLDER", "/x", "TMS_DEBUG_FOLDER is unknown; did you mean TMS_DEBUG_DIR?"),
         ("TMS_HOST_MEMORY", "bogus", "TMS_HOST_MEMORY='bogus' is ignored: it may be release, pool or retain"),
         ("TMS_HOST_MEMORY_LIMIT_MB", "x", "TMS_HOST_MEMORY_LIMIT_MB='x' is not a limit"),
         ("TMS_LOG_LEVEL", "loud", "TMS_LOG_LEVEL='loud' is ignored"),
-        ("TMS_MEMORY_HISTORY", "many", "TMS_MEMORY_HISTORY='many' is ignored: it may be a number of at least 1"),
-        ("TMS_SNAPSHOT_EVERY", "0", "TMS_SNAPSHOT_EVERY='0' is ignored"),
+        ("TMS_DEBUG", "events,all", "TMS_DEBUG='events,all' is ignored: it may be events, snapshots, history and oom"),
+        (
+            "TMS_SHARED_PAGE",
+            "pages",
+            "TMS_SHARED_PAGE='pages' is ignored: it may be 1, true, yes, 0, false, no or an absolute",
+        ),
         ("TMS_RELEASE_CACHED", "-1", "TMS_RELEASE_CACHED='-1' is ignored: it may be pause, or a number"),
     ],
 )
@@ -53,8 +57,8 @@ def test_values_that_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
         "TMS_HOST_MEMORY": "pool",
         "TMS_LOG_LEVEL": "ERROR",
-        "TMS_MEMORY_HISTORY": "1000",
-        "TMS_SNAPSHOT_EVERY": "30s",
+        "TMS_DEBUG": "OOM, history",
+        "TMS_SHARED_PAGE": "/dev/shm",
         "TMS_RELEASE_CACHED": "Pause",
         "TMS_SIMULATED_DEVICES": "2",
     }
@@ -77,32 +81,34 @@ def test_several_mistakes_have_a_line_each(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_folders_that_can_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TMS_EVENTS_DIR", str(tmp_path / "new" / "below"))
+    monkeypatch.setenv("TMS_DEBUG", "events")
+    monkeypatch.setenv("TMS_DEBUG_DIR", str(tmp_path / "new" / "below"))
     monkeypatch.setenv("TMS_METRICS_FILE", str(tmp_path / "metrics-{pid}.txt"))
     finding = settings_checks.output_folders()
     assert_complete(finding, Status.OK)
-    assert finding.details == (f"TMS_EVENTS_DIR: {tmp_path}/new/below", f"TMS_METRICS_FILE: {tmp_path}")
+    assert finding.details == (f"TMS_DEBUG_DIR: {tmp_path}/new/below", f"TMS_METRICS_FILE: {tmp_path}")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("folder", "problem"),
-    [("pages", None), ("missing/pages", "No such file or directory"), ("relative", "its path is not absolute")],
+    [("pages", None), ("missing/pages", "No such file or directory")],
 )
 def test_the_folder_of_shared_pages(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str, problem: str | None
 ) -> None:
     """The core makes it, but no folder above it."""
-    path = folder if folder == "relative" else str(tmp_path / folder)
-    monkeypatch.setenv("TMS_SHARED_PAGE_DIR", path)
+    path = str(tmp_path / folder)
+    monkeypatch.setenv("TMS_SHARED_PAGE", path)
     finding = settings_checks.output_folders()
     assert_complete(finding, Status.OK if problem is None else Status.FAIL)
-    assert problem is None or finding.found == f"TMS_SHARED_PAGE_DIR: {path} cannot be written to: {problem}"
+    assert problem is None or finding.found == f"TMS_SHARED_PAGE: {path} cannot be written to: {problem}"
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["TMS_EVENTS_DIR", "TMS_SNAPSHOT_DIR", "TMS_METRICS_FILE"])
+@pytest.mark.parametrize("name", ["TMS_DEBUG_DIR", "TMS_METRICS_FILE"])
 def test_folders_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.setenv("TMS_DEBUG", "snapshots")
     (tmp_path / "file").touch()
     for path in ("/proc/none/file", f"{tmp_path}/file/below"):
         monkeypatch.setenv(name, path)

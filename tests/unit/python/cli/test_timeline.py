@@ -73,7 +73,7 @@ def newer(path: Path) -> None:
         (lambda path: path.write_text("[1]"), 'its key "format" is not "torch_memory_saver.events"'),
         (newer, "its version is 2, and this package reads version 1: upgrade torch_memory_saver to read it"),
         (lambda path: path.unlink(), "cannot be read: No such file or directory"),
-        (lambda path: (path.unlink(), path.mkdir()), "has no event file (*.json): name the folder of TMS_EVENTS_DIR"),
+        (lambda path: (path.unlink(), path.mkdir()), "has no event file (*.json): name the folder events of TMS_DEBUG_DIR"),
         (lambda path: write_events(path, log=Process(1).log(5)), "no file has an event: nothing was allocated"),
     ],
     ids=["empty", "malformed", "another", "newer", "missing", "empty folder", "no events"],

@@ -32,7 +32,8 @@ LEAVE_SCREEN = b"\x1b[?1049l"
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    with Job(tmp_path, RANK="4", TMS_SNAPSHOT_ROLE="trainer") as job:
+    with Job(tmp_path, RANK="4") as job:
+        job.do("sys.argv = ['trainer.py']")
         job.allocate("weights", 4)
         job.allocate("kv_cache", 6)
         job.do("module.pause('kv_cache')")
@@ -43,7 +44,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def test_once(command: Any, job: Job) -> None:
-    done = command("top", "--once", TMS_SHARED_PAGE_DIR=str(job.directory), COLUMNS="80")
+    done = command("top", "--once", TMS_SHARED_PAGE=str(job.directory), COLUMNS="80")
     lines = done.stdout.splitlines()
     assert done.stderr == ""
     assert any(line.split()[:4] == [str(job.pid), "trainer", "#4", "partly"] for line in lines)
@@ -54,7 +55,7 @@ def test_once(command: Any, job: Job) -> None:
 
 
 def test_json(command: Any, job: Job) -> None:
-    done = command("top", "--once", "--json", TMS_SHARED_PAGE_DIR=str(job.directory))
+    done = command("top", "--once", "--json", TMS_SHARED_PAGE=str(job.directory))
     (line,) = done.stdout.splitlines()
     data = json.loads(line)
     assert data["format"] == 1
@@ -72,7 +73,7 @@ def test_json(command: Any, job: Job) -> None:
 
 
 def test_nothing_to_show(command: Any, tmp_path: Path) -> None:
-    done = command("top", "--once", TMS_SHARED_PAGE_DIR=str(tmp_path / "missing"))
+    done = command("top", "--once", TMS_SHARED_PAGE=str(tmp_path / "missing"))
     assert "no GPU and no process with a page is known" in done.stdout
     assert not (tmp_path / "missing").exists(), "looking makes nothing"
 
@@ -126,7 +127,7 @@ assert (rows[os.getpid()]["managed"], rows[os.getpid()]["used_bytes"]) == (True,
 assert (rows[other.pid]["managed"], rows[other.pid]["used_bytes"]) == (False, 10 * mib)
 assert rows[other.pid]["name"], "from /proc"
 """
-    variables = environment(False, TMS_SHARED_PAGE_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="0,1")
+    variables = environment(False, TMS_SHARED_PAGE=str(tmp_path), CUDA_VISIBLE_DEVICES="0,1")
     del variables["TMS_SIMULATED_MEMORY"], variables["TMS_CUDA_DRIVER"]
     simulated = [sys.executable, "-m", "torch_memory_saver", "simulate", "--devices", "2", "--memory", "64MiB", "--"]
     done = subprocess.run(
@@ -154,7 +155,7 @@ class Terminal:
         self.output = b""
         self.process = subprocess.Popen(
             [sys.executable, *arguments],
-            env=environment(False, TMS_SHARED_PAGE_DIR=str(directory), **{"TERM": "xterm", **variables}),
+            env=environment(False, TMS_SHARED_PAGE=str(directory), **{"TERM": "xterm", **variables}),
             cwd=ELSEWHERE,
             stdin=self.slave,
             stdout=self.slave,
@@ -307,7 +308,7 @@ def test_a_closed_input(job: Job) -> None:
     top = [sys.executable, "-m", "torch_memory_saver", "top"]
     process = subprocess.Popen(
         ["sh", "-c", 'exec "$@" <&-', "sh", *top],
-        env=environment(False, TMS_SHARED_PAGE_DIR=str(job.directory)),
+        env=environment(False, TMS_SHARED_PAGE=str(job.directory)),
         cwd=ELSEWHERE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -44,7 +44,7 @@ def test_what_a_child_process_takes(simulator: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_child_does_nothing_else(simulator: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With TMS_EVENTS_DIR and the like the program's sitecustomize imports this package. And if the driver fails, the child
+    """With TMS_DEBUG and the like the program's sitecustomize imports this package. And if the driver fails, the child
     ends."""
     (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -1,4 +1,5 @@
-"""Guards TMS_EVENTS_DIR and TMS_METRICS_FILE: what they write, when, and that a failure disturbs nothing."""
+"""Guards the recording `events` of TMS_DEBUG, and TMS_METRICS_FILE: what they write, when, and that a failure disturbs
+nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def test_a_failed_write_is_logged_once_and_counted(
     assert file.failures == 3
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "TMS_EVENTS_DIR: " in record.getMessage() and "No space left on device" in record.getMessage()
+    assert "TMS_DEBUG=events: " in record.getMessage() and "No space left on device" in record.getMessage()
     assert os.listdir(tmp_path) == []
     file.write_if_new()
     assert len(os.listdir(tmp_path)) == 1, "what was not written yet is written later"
@@ -91,7 +92,7 @@ def test_every_process_from_its_first_use_on(program: Any, tmp_path: Path) -> No
     text = """
 import subprocess, threading
 from pathlib import Path
-folder = Path(os.environ["TMS_EVENTS_DIR"])
+folder = Path(os.environ["TMS_DEBUG_DIR"]) / "events"
 assert threading.active_count() == 1
 if len(sys.argv) == 1:
     child = [sys.executable, "-c", sys.orig_argv[2], "child"]
@@ -103,11 +104,11 @@ with module.region(tag="kept"):
     cuda_malloc(2 * MIB)
 module.pause("kept")
 """
-    program(text, TMS_EVENTS_DIR=str(tmp_path / "events"), TMS_EVENTS="100")
+    program(text, TMS_DEBUG="events", TMS_DEBUG_DIR=str(tmp_path))
     logs = [events.load_events(path) for path in (tmp_path / "events").iterdir()]
     assert len({log.pid for log in logs}) == 2
     for log in logs:
-        assert (log.capacity, log.dropped, log.exited) == (100, 0, True)
+        assert (log.capacity, log.dropped, log.exited) == (16384, 0, True)
         assert [device.device for device in log.devices] == [0] and log.devices[0].uuid.startswith("GPU-")
         assert [(level.tag, level.paused_bytes) for level in log.after] == [("kept", 2 * MIB)]
         assert sum(event.kind == "memory" for event in log.events) == 2, "the free memory is sampled"

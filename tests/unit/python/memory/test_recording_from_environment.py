@@ -1,10 +1,10 @@
-"""Guards the variables that record a program without a change of it: what they start, when, and what they never disturb."""
+"""Guards what TMS_DEBUG starts for memory, history and snapshots: when they start, and what they never disturb."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from recording_torch import RecordingTorch
@@ -14,7 +14,6 @@ from torch_memory_saver._engine import background
 from torch_memory_saver._torch import history, layer
 from torch_memory_saver.memory import recording_from_environment as module
 from torch_memory_saver.memory.moments import moments
-from torch_memory_saver.memory.recording_from_environment import Period, read_period
 
 
 @pytest.fixture
@@ -28,59 +27,23 @@ def torch(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> RecordingTorch:
     monkeypatch.setattr(history, "_recorder", history._Recorder())
     monkeypatch.setattr(_core, "active_devices", lambda: 1)
     monkeypatch.setattr(module, "before_pause", background.RegisteredWork())
-    for name in ("TMS_SNAPSHOT_DIR", "TMS_SNAPSHOT_EVERY", "TMS_SNAPSHOT_ROLE", "RANK"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("RANK", raising=False)
     return fake
 
 
-class Recorded(background.Periodic):
-    """A periodic work that no thread does."""
-
-    made: ClassVar[list[Recorded]] = []
-
-    def start(self) -> None:
-        self.made.append(self)
-
-
-@pytest.fixture
-def periodic(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
-    monkeypatch.setattr(Recorded, "made", [])
-    monkeypatch.setattr(module, "Periodic", Recorded)
-    return Recorded.made
-
-
-def test_a_number_is_of_pauses_and_one_with_s_is_of_seconds() -> None:
-    assert read_period("10") == Period(pauses=10)
-    assert read_period("30s") == Period(seconds=30)
-    assert read_period("0.5s") == Period(seconds=0.5)
-    for text in ("", "0", "-1", "1.5", "0s", "-1s", "s", "nans", "infs", "10 pauses", "1m"):
-        assert read_period(text) is None, text
-
-
 def test_the_history_begins_when_the_package_uses_cuda_and_not_before(torch: RecordingTorch) -> None:
-    module.start_history("500")
+    module.start_history("")
     assert torch.calls == []
     for callback in layer._at_first_use:
         callback(torch)
-    assert [call["max_entries"] for call in torch.calls] == [500]
+    assert [call["max_entries"] for call in torch.calls] == [history.DEFAULT_MAX_ENTRIES]
 
 
 def test_the_history_begins_at_once_where_the_process_uses_cuda(torch: RecordingTorch) -> None:
     torch.cuda.is_initialized = lambda: True
-    module.start_history("500")
-    assert [call["max_entries"] for call in torch.calls] == [500]
+    module.start_history("")
+    assert [call["max_entries"] for call in torch.calls] == [history.DEFAULT_MAX_ENTRIES]
     assert layer._at_first_use == [], "not a second time"
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "all", "1e5"])
-def test_a_malformed_number_of_entries_is_reported(
-    value: str, torch: RecordingTorch, caplog: pytest.LogCaptureFixture
-) -> None:
-    module.start_history(value)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"TMS_MEMORY_HISTORY='{value}' is ignored: it may be a number of entries of at least 1"
-    ]
-    assert layer._at_first_use == []
 
 
 def test_a_torch_that_cannot_record_does_not_fail_the_program(
@@ -88,56 +51,17 @@ def test_a_torch_that_cannot_record_does_not_fail_the_program(
 ) -> None:
     torch.cuda.is_initialized = lambda: True
     torch.failure = RuntimeError("not with this allocator")
-    module.start_history("500")
-    assert "TMS_MEMORY_HISTORY has no effect: record_history: " in caplog.text
+    module.start_history("")
+    assert "TMS_DEBUG=history has no effect: record_history: " in caplog.text
     assert "not with this allocator" in caplog.text
 
 
-def test_snapshots_before_every_pause_or_some(
-    torch: RecordingTorch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshots_before_every_pause(torch: RecordingTorch, tmp_path: Path) -> None:
     torch.cuda.is_initialized = lambda: True
-    for folder, every, wanted in (("default", "", [1, 2, 3, 4, 5, 6, 7]), ("third", "3", [1, 2])):
-        monkeypatch.setenv("TMS_SNAPSHOT_EVERY", every)
-        monkeypatch.setattr(module, "before_pause", background.RegisteredWork())
-        module.start_snapshots(str(tmp_path / folder))
-        for _ in range(7):
-            module.before_pause.run()
-        assert moments(tmp_path / folder) == wanted
-
-
-def test_snapshots_every_so_many_seconds(
-    torch: RecordingTorch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, periodic: list[Recorded]
-) -> None:
-    torch.cuda.is_initialized = lambda: True
-    monkeypatch.setenv("TMS_SNAPSHOT_EVERY", "0.5s")
     module.start_snapshots(str(tmp_path))
-    module.before_pause.run()
-    assert moments(tmp_path) == []
-    (work,) = periodic
-    assert work._seconds == 0.5
-    assert [work._work(), work._work()] == [None, None]
-    assert moments(tmp_path) == [1, 2]
-
-
-def test_a_malformed_period_is_reported_and_each_pause_counts(
-    torch: RecordingTorch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    torch.cuda.is_initialized = lambda: True
-    monkeypatch.setenv("TMS_SNAPSHOT_EVERY", "5m")
-    module.start_snapshots(str(tmp_path))
-    module.before_pause.run()
-    assert moments(tmp_path) == [1]
-    assert "TMS_SNAPSHOT_EVERY='5m' is ignored: it may be a number of pauses, such as 10, or of seconds" in caplog.text
-
-
-def test_a_period_without_a_folder_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("TMS_SNAPSHOT_DIR", "somewhere")
-    module.check_every("10")
-    assert caplog.text == ""
-    monkeypatch.setenv("TMS_SNAPSHOT_DIR", " ")
-    module.check_every("10")
-    assert "TMS_SNAPSHOT_EVERY has no effect without TMS_SNAPSHOT_DIR" in caplog.text
+    for _ in range(3):
+        module.before_pause.run()
+    assert moments(tmp_path) == [1, 2, 3]
 
 
 def test_a_process_that_does_not_use_cuda_writes_nothing_and_is_not_made_to(
@@ -164,7 +88,7 @@ def test_a_failure_is_logged_once_with_the_folder_and_the_pause_goes_on(
     assert f"no memory snapshot was written to {tmp_path}/file/folder: " in record.getMessage()
 
 
-def test_the_variables_start_at_the_first_use_and_a_pause_survives_them(program: Any, tmp_path: Path) -> None:
+def test_they_start_at_the_first_use_and_a_pause_survives_them(program: Any, tmp_path: Path) -> None:
     text = """
 import sys, threading
 import torch_memory_saver
@@ -176,29 +100,5 @@ assert threading.active_count() == 1
 assert "torch_memory_saver.memory.recording_from_environment" in sys.modules
 assert "torch" not in sys.modules
 """
-    variables = {"TMS_MEMORY_HISTORY": "100", "TMS_SNAPSHOT_DIR": str(tmp_path), "TMS_SNAPSHOT_EVERY": "1"}
-    assert program(text, preloaded=False, TMS_SNAPSHOT_ROLE="x", **variables).stderr == ""
-
-
-def test_the_thread_of_seconds_ends_with_the_process_and_goes_on_in_forked_children(program: Any, tmp_path: Path) -> None:
-    text = """
-import os, threading
-from types import SimpleNamespace
-import torch_memory_saver
-from torch_memory_saver.memory import recording_from_environment
-event, seen = threading.Event(), []
-def stand_in(self):
-    seen.append(threading.current_thread().daemon)
-    event.set()
-recording_from_environment._Snapshots.write = stand_in
-torch_memory_saver.torch_memory_saver.stats()
-assert event.wait(60)
-assert seen[0] is True
-pid = os.fork()
-if pid == 0:
-    event.clear()
-    os._exit(0 if event.wait(60) else 1)
-assert os.waitpid(pid, 0)[1] == 0
-"""
-    variables = {"TMS_SNAPSHOT_DIR": str(tmp_path), "TMS_SNAPSHOT_EVERY": "0.01s"}
+    variables = {"TMS_DEBUG": "history,snapshots", "TMS_DEBUG_DIR": str(tmp_path)}
     assert program(text, preloaded=False, **variables).stderr == ""

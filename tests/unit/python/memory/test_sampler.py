@@ -42,7 +42,6 @@ def torch(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> RecordingTorch:
     monkeypatch.setattr(history, "_recorder", history._Recorder())
     monkeypatch.setattr(_core, "active_devices", lambda: 1)
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("TMS_SNAPSHOT_ROLE", raising=False)
     monkeypatch.setitem(sys.modules, "torch", fake)
     return fake
 
@@ -119,8 +118,7 @@ def test_the_rank_is_torch_distributeds_else_the_variables(torch: RecordingTorch
     assert "rank" not in take_snapshot()[KEY]
 
 
-def test_the_role_is_the_variables_else_the_programs_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TMS_SNAPSHOT_ROLE", raising=False)
+def test_the_role_is_the_programs_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments, role in (
         (["/usr/lib/engine.py"], "engine"),
         (["/usr/lib/engine/__main__.py", "--port"], "engine"),
@@ -128,8 +126,6 @@ def test_the_role_is_the_variables_else_the_programs_name(monkeypatch: pytest.Mo
     ):
         monkeypatch.setattr(sys, "argv", arguments)
         assert default_role() == role
-    monkeypatch.setenv("TMS_SNAPSHOT_ROLE", "scheduler")
-    assert default_role() == "scheduler"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +138,6 @@ def test_the_role_is_the_variables_else_the_programs_name(monkeypatch: pytest.Mo
 def test_the_title_that_a_process_has_given_itself_is_its_role(
     command_line: bytes, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("TMS_SNAPSHOT_ROLE", raising=False)
     (tmp_path / "cmdline").write_bytes(command_line)
     monkeypatch.setattr(_files, "_COMMAND_LINE", str(tmp_path / "cmdline"))
     monkeypatch.setattr(sys, "argv", ["engine.py"])

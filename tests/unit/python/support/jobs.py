@@ -24,7 +24,7 @@ class Job:
         self.directory = directory
         self._process = subprocess.Popen(
             [sys.executable, "-c", PRELUDE + _LOOP],
-            env=environment(True, TMS_SHARED_PAGE_DIR=str(directory), **variables),
+            env=environment(True, **{"TMS_SHARED_PAGE": str(directory), **variables}),
             cwd=ELSEWHERE,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -65,7 +65,7 @@ def start_command(*arguments: str, directory: Path) -> subprocess.Popen[str]:
     """A command of ours that looks at the pages in `directory`, on a machine without a GPU."""
     return subprocess.Popen(
         [sys.executable, "-m", "torch_memory_saver", *arguments],
-        env=environment(False, TMS_SHARED_PAGE_DIR=str(directory)) | {"LANG": os.environ.get("LANG", "C.UTF-8")},
+        env=environment(False, TMS_SHARED_PAGE=str(directory)) | {"LANG": os.environ.get("LANG", "C.UTF-8")},
         cwd=ELSEWHERE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

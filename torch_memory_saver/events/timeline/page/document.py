@@ -91,7 +91,7 @@ def _notes(host: Host) -> Iterator[str]:
         elif log.dropped:
             yield (
                 f"{name}: the ring dropped {log.dropped:,} earlier events. Levels are true from the first kept one on, and "
-                "unknown before. TMS_EVENTS keeps more."
+                "unknown before."
             )
     if not host.logs[0].boot_id:
         yield f"{process_name(host.logs[0], host)} has no boot id, so it is drawn by itself."

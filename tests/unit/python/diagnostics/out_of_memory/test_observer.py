@@ -97,6 +97,6 @@ assert name in sys.modules and "torch" not in sys.modules
 from torch_memory_saver._diagnostics.out_of_memory.reporter import reporter
 assert reporter._folder is not None
 """
-    program(text, preloaded=False, TMS_OOM_REPORT_DIR=str(tmp_path / "x"))
+    program(text, preloaded=False, TMS_DEBUG="oom", TMS_DEBUG_DIR=str(tmp_path / "x"))
     assert not (tmp_path / "x").exists()
     program(text.replace("name in sys", "name not in sys").replace("is not None", "is None"), preloaded=False)

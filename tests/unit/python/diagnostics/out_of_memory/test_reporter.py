@@ -337,9 +337,10 @@ def forks(failure):
 content._PARTS["tags"] = forks
 reporter.observe(0, 3, 3, 0)
 """
-    program(text, TMS_OOM_REPORT_DIR=str(tmp_path))
+    program(text, TMS_DEBUG="oom", TMS_DEBUG_DIR=str(tmp_path))
     found = sorted(
-        (report["number"], report["failure"]["requested_bytes"], report["process"]["pid"]) for report in reports(tmp_path)
+        (report["number"], report["failure"]["requested_bytes"], report["process"]["pid"])
+        for report in reports(tmp_path / "oom")
     )
     assert [row[:2] for row in found] == [(1, 1), (1, 2), (2, 3)]
     assert found[0][2] == found[2][2] != found[1][2]

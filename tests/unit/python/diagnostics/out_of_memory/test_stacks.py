@@ -116,7 +116,7 @@ def test_without_a_recording_the_note_says_how_to_begin_one(monkeypatch: pytest.
     torch = RecordedTorch(recording=False)
     found = largest_stacks(torch, 0)  # type: ignore[arg-type]
     assert found["rows"] == []
-    assert "TMS_MEMORY_HISTORY" in found["note"]
+    assert "TMS_DEBUG=history" in found["note"]
     assert torch.read == 0
     assert "PyTorch is not used" in largest_stacks(None, 0)["note"]
 

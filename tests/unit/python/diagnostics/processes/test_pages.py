@@ -19,7 +19,8 @@ MIB = 1 << 20
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    with Job(tmp_path, RANK="1") as first, Job(tmp_path, TMS_SNAPSHOT_ROLE="rollout") as second:
+    with Job(tmp_path, RANK="1") as first, Job(tmp_path) as second:
+        second.do("sys.argv = ['rollout.py']")
         assert read_pages(tmp_path).pages == (), "nothing is made before an allocation"
         first.allocate("weights", 4)
         first.do("module.pause()")
@@ -133,7 +134,7 @@ def test_a_page_that_is_being_made_is_not_shown(tmp_path: Path) -> None:
 
 def test_the_default_directory_must_be_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name is known, so that another user may make it first, or a link with that name."""
-    monkeypatch.delenv("TMS_SHARED_PAGE_DIR", raising=False)
+    monkeypatch.delenv("TMS_SHARED_PAGE", raising=False)
     place, link = tmp_path / "place", tmp_path / "link"
     place.mkdir(mode=0o700)
     link.symlink_to(place)
@@ -149,11 +150,11 @@ def test_the_default_directory_must_be_this_users_alone(tmp_path: Path, monkeypa
         found = read_pages(place)
         assert found.pages == () and f"(owner: uid {os.getuid()})" in found.unreadable[str(place)]
         monkeypatch.undo()
-        monkeypatch.delenv("TMS_SHARED_PAGE_DIR", raising=False)
+        monkeypatch.delenv("TMS_SHARED_PAGE", raising=False)
         assert read_pages(link).pages == () and "only this user" in read_pages(link).unreadable[str(link)]
         place.chmod(0o755)
         assert read_pages(place).pages == () and result.exists(), "nothing is removed there"
-        monkeypatch.setenv("TMS_SHARED_PAGE_DIR", str(place))
+        monkeypatch.setenv("TMS_SHARED_PAGE", str(place))
         assert [page.pid for page in read_pages(place).pages] == [job.pid], "the user has chosen it"
 
 
@@ -195,7 +196,7 @@ def test_a_directory_that_cannot_be_used_changes_nothing_else(tmp_path: Path) ->
 
 
 def test_the_default_directory() -> None:
-    if not os.environ.get("TMS_SHARED_PAGE_DIR"):
+    if not os.environ.get("TMS_SHARED_PAGE"):
         assert page_directory() == Path(f"/dev/shm/torch_memory_saver-{os.geteuid()}")
     with pytest.raises(OSError, match="Bad file descriptor"):
         _core.read_page(-1)

@@ -186,7 +186,7 @@ def test_a_process_that_never_serves(tmp_path: Path) -> None:
 def why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], str]:
     """The message of a request that cannot be made."""
     monkeypatch.setattr(requests, "page_directory", lambda: tmp_path)
-    monkeypatch.setenv("TMS_SHARED_PAGE_DIR", str(tmp_path))
+    monkeypatch.setenv("TMS_SHARED_PAGE", str(tmp_path))
 
     def message(pid: int) -> str:
         with pytest.raises(InvalidArgumentError) as raised:

@@ -59,15 +59,15 @@ with module.region(tag="weights", enable_cpu_backup=True):
     weights = cuda_malloc(6 * MIB)
 with module.region(tag="kv"):
     kv = [cuda_malloc(4 * MIB) for _ in range(3)]
-for _ in range(20):
+for _ in range(800):
     module.pause(); module.resume("weights"); module.pause("weights"); module.resume()
 cuda_free(kv[0])
 module.pause("weights")
 tell()
 """
-    program(_TELL + text, TMS_EVENTS="16", FOLDER=str(tmp_path))
+    program(_TELL + text, FOLDER=str(tmp_path))
     ((log, stats),) = told(tmp_path)
-    assert log.dropped > 100 and len(log.events) == 16
+    assert log.dropped > 100 and len(log.events) == 16384
     assert stats == {"weights": [0, 6 * MIB, 6 * MIB], "kv": [8 * MIB, 0, 0]}
     assert last_levels(log) == stats
     first = [change for change in changes_of(log) if change.time_ns == log.begin_ns]
