@@ -1,9 +1,9 @@
 /* The driver calls alone, in plain loops: the limit that pauses and resumes are compared with.
  *
- * limits.py compiles this file with any C compiler when a benchmark runs, and calls each loop through ctypes. There is one set
- * of allocations at a time. One thread makes all calls; several threads prefault new host memory. Functions return a CUresult,
- * or -1 if something other than the driver failed. The file declares what it needs of cuda.h, because it is compiled on
- * machines that may have no such header. The driver's ABI does not change. */
+ * limits.py compiles this file with any C compiler when a benchmark runs, and calls each loop through ctypes. There is one
+ * set of allocations at a time. One thread makes all calls; several threads prefault new host memory. Functions return a
+ * CUresult, or -1 if something other than the driver failed. The file declares what it needs of cuda.h, because it is
+ * compiled on machines that may have no such header. The driver's ABI does not change. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from torch_memory_saver import torch_memory_saver
+
+#: Each process is named by its part of the engine, as a server does with setproctitle, before it uses the package.
+sys.argv[0] = Path(sys.argv[0]).stem.removeprefix("_leak_")
 
 
 class Stage:
@@ -42,8 +46,7 @@ class Stage:
 
 
 def serve(stage: Stage) -> None:
-    """Handles messages until there are no more. The process is named by its role, as a server does with setproctitle."""
-    sys.argv[0] = stage.role
+    """Handles messages until there are no more."""
     for line in sys.stdin:
         message = json.loads(line)
         getattr(stage, message["do"])(message)

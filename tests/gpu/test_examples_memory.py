@@ -93,7 +93,7 @@ class Hunt:
     picture: Path | None
 
     def compared(self, run: str) -> Comparison:
-        return compare(self.folder / run)
+        return compare(self.folder / run / "snapshots")
 
     def table(self, run: int) -> dict[str, list[tuple[float, float]]]:
         """MiB (allocated, reserved) of each process after each step, of the first or the second run."""

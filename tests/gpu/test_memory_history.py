@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from gpu_support import MIB, Program, empty, errors, run_programs, saver, torch
-from torch_memory_saver.memory.history import DEFAULT_MAX_ENTRIES
 
 from torch_memory_saver import memory
+from torch_memory_saver._torch.history import DEFAULT_MAX_ENTRIES
 
 #: Bytes of each leaked block. PyTorch gives blocks of this size segments that they share.
 LEAK = 3 * MIB

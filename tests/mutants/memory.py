@@ -136,7 +136,7 @@ MUTANTS = (
         "torch_memory_saver/_engine/background.py",
         "    for word in known:\n",
         "    for word in [] if unknown else known:\n",
-        ("tests/unit/python/saver/test_recordings.py",),
+        ("tests/unit/python/engine/test_recordings.py",),
     ),
     Mutant(
         "a-failed-snapshot-fails-the-program",

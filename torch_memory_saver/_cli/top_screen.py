@@ -1,4 +1,4 @@
-"""The screen of `top` in a terminal. Only this module uses curses; what is shown comes from ``_diagnostics.processes.table``."""
+"""The screen of `top` in a terminal. Only this module uses curses. ``_diagnostics.processes.table`` makes what is shown."""
 
 from __future__ import annotations
 
