@@ -5,7 +5,8 @@ package in turns with the limit that the hardware sets. With `--peer`, other pro
 There, `torch_memory_saver` is that package. So the modules of this folder import the package only to use it as any program
 would.
 
-PyTorch's GPUs are used. `python -m torch_memory_saver simulate -- python benchmarks/run.py` uses simulated ones.
+The package is the one that Python finds; `make bench` uses that of the clone. PyTorch's GPUs are used.
+`python -m torch_memory_saver simulate -- python benchmarks/run.py` uses simulated ones.
 
 pyperf does not fit: its runner calibrates and times one function in a process, and so cannot take turns with the limit.
 Without the runner, all that it adds to the `statistics` module is a file format.
@@ -180,8 +181,8 @@ def _jobs(options: argparse.Namespace, scale: float) -> Iterator[dict[str, Any]]
 
 def _start(job: Mapping[str, Any]) -> dict[str, Any]:
     """Runs one process to its end. Returns the result that it wrote, or {"failed": reason} if it wrote none."""
-    package = job.get("peer") or str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    # Without a peer, the process finds the package as this one does.
+    path = os.pathsep.join(filter(None, [job.get("peer"), os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         command = [sys.executable, __file__, "--worker", json.dumps({**job, "result": str(result)})]
