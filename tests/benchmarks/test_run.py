@@ -4,6 +4,9 @@ failures that are reported. tests/torch/test_benchmarks.py runs the cases."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -151,3 +154,49 @@ def test_every_case_has_a_name_of_its_own() -> None:
 def test_a_peer_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="python found"):
         Peer(str(tmp_path))
+
+
+def test_a_peer_does_what_it_can(tmp_path: Path) -> None:
+    """A package of that name with as much of its API as the C++ package has had in every release."""
+    (tmp_path / "torch_memory_saver").mkdir()
+    (tmp_path / "torch_memory_saver" / "__init__.py").write_text("""
+from contextlib import contextmanager
+calls = []
+class Saver:
+    hook_mode = None
+    @contextmanager
+    def region(self, tag="default", enable_cpu_backup=False):
+        calls.append((self.hook_mode, tag, enable_cpu_backup))
+        yield
+    def pause(self, tag=None):
+        calls.append("pause")
+torch_memory_saver = Saver()
+""")
+    program = """
+import sys, torch_memory_saver
+from savers import Peer, Unavailable
+peer = Peer(sys.argv[1])
+with peer.region("a", "pinned", "release"):
+    peer.pause("a", live_only=False)
+print(torch_memory_saver.calls)
+for settings in (("a", "disk", "release"), ("a", "mmap", "release"), ("a", "pinned", "pool"), ("a", "pinned", "retain")):
+    try:
+        peer.region(*settings)
+    except Unavailable as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(run.__file__).parent)])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        "[('torch', 'a', True), 'pause']",
+        "its region() has no parameter enable_disk_backup",
+        "its region() has no parameter cpu_backup_backend",
+        "it has no pool of host memory",
+        "it does not retain backups",
+    ]
