@@ -331,8 +331,9 @@ coverage-report: # of the runs so far
 lint: lint-format layers lint-c analyze lint-python ## formatting, the layers of csrc, static analysis of the C, ruff, mypy
 layers: $(C_CORE) $(C_GLUE) $(C_PRELOAD) $(C_LOOKUPS) $(C_SIMULATOR) ## fails where a file of csrc uses one of a higher layer, or files use each other in a circle
 	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --need-objects
-layers-picture: layers ## docs/images/layers.svg, drawn anew
+layers-picture: layers ## docs/images/layers.svg and package-layers.svg, drawn anew
 	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --svg docs/images/layers.svg
+	$(PYTHON) tools/package_picture.py
 lint-format:
 	@echo "$(CLANG_FORMAT) --dry-run -Werror" && $(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 lint-c:

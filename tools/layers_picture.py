@@ -93,8 +93,8 @@ def svg(counts: Counts, layers: Rows, shared: str, simulator: str, simulator_ord
         'font-family="system-ui, sans-serif" font-size="13" role="img" aria-label="The layers of csrc">',
         f'<rect width="{width:g}" height="{height:g}" fill="{PAPER}"/>',
     ]
-    drawn += [_box(box, COLOURS.get(box.name, INK), CONTENTS.get(box.name, "")) for box in boxes.values()]
-    drawn.append(_box(Box(shared, left, bottom, right - left + SIMULATOR_WIDTH, 44), INK, CONTENTS[shared]))
+    drawn += [box(box, COLOURS.get(box.name, INK), CONTENTS.get(box.name, "")) for box in boxes.values()]
+    drawn.append(box(Box(shared, left, bottom, right - left + SIMULATOR_WIDTH, 44), INK, CONTENTS[shared]))
     for (user, used), count in sorted(uses.items()):
         if user in rank and used in rank and rank[used] == rank[user] + 1:
             drawn.append(_straight(boxes[user], boxes[used], count))
@@ -107,7 +107,7 @@ def svg(counts: Counts, layers: Rows, shared: str, simulator: str, simulator_ord
     if beside:
         middle = right + SIMULATOR_WIDTH / 2
         drawn.append(_arrow([(middle, bottom - GAP), (middle, bottom)], QUIET, beside))
-    drawn.append(_text((left + right + SIMULATOR_WIDTH) / 2, bottom + 44 + 26, CAPTION, QUIET, size=12))
+    drawn.append(text((left + right + SIMULATOR_WIDTH) / 2, bottom + 44 + 26, CAPTION, QUIET, size=12))
     return "\n".join([*drawn, "</svg>"]) + "\n"
 
 
@@ -169,8 +169,8 @@ def _simulator(name: str, order: Rows, box: Box) -> list[str]:
     drawn = [
         f'<rect x="{box.left:g}" y="{box.top:g}" width="{box.width:g}" height="{box.height:g}" rx="8" fill="none" '
         f'stroke="{QUIET}" stroke-dasharray="5 4"/>',
-        _text(box.middle, box.top + 22, name, INK, bold=True),
-        _text(box.middle, box.top + 40, "shares only include/", QUIET),
+        text(box.middle, box.top + 22, name, INK, bold=True),
+        text(box.middle, box.top + 40, "shares only include/", QUIET),
     ]
     rows = [row for row in reversed(order) if list(row) != ["."]]
     room = (box.height - 56 - 12) / max(len(rows), 1)
@@ -178,29 +178,29 @@ def _simulator(name: str, order: Rows, box: Box) -> list[str]:
         each = (box.width - 24 - 8 * (len(row) - 1)) / len(row)
         for place, folder in enumerate(row):
             inner = Box(folder, box.left + 12 + place * (each + 8), box.top + 56 + index * room, each, min(room - 10, 40))
-            drawn.append(_box(inner, QUIET, ""))
+            drawn.append(box(inner, QUIET, ""))
     return drawn
 
 
-def _text(x: float, y: float, words: str, colour: str, *, bold: bool = False, size: int = 13) -> str:
+def text(x: float, y: float, words: str, colour: str, *, bold: bool = False, size: int = 13) -> str:
     weight = ' font-weight="600"' if bold else ""
     return (
         f'<text x="{x:g}" y="{y:g}" text-anchor="middle" fill="{colour}" font-size="{size}"{weight}>{escape(words)}</text>'
     )
 
 
-def _box(box: Box, colour: str, words: str) -> str:
+def box(box: Box, colour: str, words: str) -> str:
     frame = (
         f'<rect x="{box.left:g}" y="{box.top:g}" width="{box.width:g}" height="{box.height:g}" rx="6" fill="{colour}" '
         f'fill-opacity="0.08" stroke="{colour}" stroke-width="1.5"/>'
     )
     middle = box.top + box.height / 2
     if not words:
-        return frame + _text(box.middle, middle + 5, box.name, INK)
+        return frame + text(box.middle, middle + 5, box.name, INK)
     return (
         frame
-        + _text(box.middle, middle - 4, box.name, INK, bold=True)
-        + _text(box.middle, middle + 14, words, QUIET, size=12)
+        + text(box.middle, middle - 4, box.name, INK, bold=True)
+        + text(box.middle, middle + 14, words, QUIET, size=12)
     )
 
 
@@ -220,10 +220,10 @@ def _arrow(path: list[tuple[float, float]], colour: str, count: int) -> str:
         head = f"{x:g},{y:g} {x + back:g},{y - 4:g} {x + back:g},{y + 4:g}"
     points = " ".join(f"{px:g},{py:g}" for px, py in path)
     if len(path) == 2:
-        number = _text(x + 14, (y_before + y) / 2 + 4, str(count), colour, size=11)
+        number = text(x + 14, (y_before + y) / 2 + 4, str(count), colour, size=11)
     else:
         at, middle = path[1][0], (path[1][1] + path[2][1]) / 2
         number = f'<rect x="{at - 10:g}" y="{middle - 8:g}" width="20" height="16" fill="{PAPER}"/>'
-        number += _text(at, middle + 4, str(count), colour, size=11)
+        number += text(at, middle + 4, str(count), colour, size=11)
     line = f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.2" stroke-linejoin="round"/>'
     return f'{line}<polygon points="{head}" fill="{colour}"/>{number}'
