@@ -31,7 +31,6 @@ import command_line  # noqa: E402
 import comparisons  # noqa: E402
 import devices  # noqa: E402
 import events  # noqa: E402
-import expectation  # noqa: E402
 import guard  # noqa: E402
 import hook_calls  # noqa: E402
 import host_memory  # noqa: E402
@@ -57,7 +56,6 @@ _TABLES = (
     comparisons,
     devices,
     events,
-    expectation,
     guard,
     hook_calls,
     host_memory,

@@ -49,7 +49,7 @@ class Episode:
     def __init__(self, seed: int, directory: Path, machine: object, payload: bytes, check_every: int) -> None:
         from model_choice import RandomChoice
         from model_failures import FAILING
-        from model_operations import OPERATIONS, SLOW
+        from model_operations import OPERATIONS
         from model_threads import THREADED
         from model_world import World
 
@@ -57,7 +57,7 @@ class Episode:
         self.choose = RandomChoice(seed)
         self.world = World(machine, directory, payload=payload)  # type: ignore[arg-type]
         self.check_every = check_every
-        everything = OPERATIONS | FAILING | THREADED | SLOW
+        everything = OPERATIONS | FAILING | THREADED
         self.operations, self.weights = list(everything), list(everything.values())
 
     def run(self, operations: int) -> int:

@@ -220,13 +220,6 @@ void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores) {
     backup->saved = false;
 }
 
-bool tms_backup_may_be_viewed(const tms_backup_t *backup, const tms_backup_stores_t *stores) {
-    for (int i = 0; i < stores->count; i++) {
-        if (stores->list[i].operations->find && backup->slots[i].kept) return true;
-    }
-    return false;
-}
-
 void *tms_backup_find(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t offset, uint64_t bytes,
                       tms_host_buffer_t **buffer) {
     const tms_backup_store_t *entry = backup->saved ? tms_backup_stores_find(stores, backup->held.kind) : NULL;

@@ -96,8 +96,6 @@ void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, tms_h
 tms_backup_t tms_backup_take(tms_backup_t *backup);
 /* The segment is freed: releases everything. */
 void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores);
-/* Whether it has host memory of an earlier pause, of which callers may have views (`find`). */
-bool tms_backup_may_be_viewed(const tms_backup_t *backup, const tms_backup_stores_t *stores);
 /* The address of the copy of `bytes` at `offset` of the segment if all of it is in host memory, else NULL. `buffer` may be
  * NULL; else *buffer is a reference to it, owned by the caller. */
 void *tms_backup_find(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t offset, uint64_t bytes,

@@ -57,7 +57,6 @@ void tms_saver_release(tms_saver_t *saver) {
     tms_backup_stores_drain(&saver->stores);
     tms_quarantine_release(&saver->quarantine); /* which may hold resources that the stores release next */
     tms_backup_stores_release(&saver->stores);
-    tms_expectation_release(&saver->expectation);
     pthread_cond_destroy(&saver->pendings.ended);
     pthread_mutex_destroy(&saver->pendings.lock);
     pthread_cond_destroy(&saver->turn);

@@ -27,7 +27,6 @@
 #include "core/footprint.h"
 #include "core/guard.h"
 #include "core/segment.h"
-#include "core/transition/expectation.h"
 #include "core/transition/pendings.h"
 #include "core/usage.h"
 #include "device/capture.h"
@@ -73,8 +72,7 @@ typedef struct tms_saver {
     tms_peer_looks_t peers;
     tms_guard_t guard;
 
-    tms_expectation_t expectation; /* of the pause that has the turn */
-    tms_pendings_t pendings;       /* has its own lock */
+    tms_pendings_t pendings; /* has its own lock */
     _Atomic uint64_t memory_margin_bytes;
     _Atomic int host_policy; /* tms_host_policy_t, not TMS_HOST_DEFAULT: the process's policy */
     _Atomic bool forked;     /* this process is a forked child and must not use the GPU */

@@ -44,7 +44,6 @@ typedef struct tms_segment {
     bool resumed;              /* at least once */
     bool counted;              /* its memory is in the saver's usage (usage.h); under the saver's lock */
     uint64_t paused_by;        /* the mark of the last pause that took it (pending.h); 0: none */
-    uint64_t search;           /* the last search for live bytes that it was in (transition/expectation.h); 0: none */
     tms_contents_t contents;   /* for callers; nothing here depends on it */
     uint64_t guarded;          /* bytes from its start at which a guard page is mapped (guard.h) */
     tms_device_mask_t readers; /* devices that may read the guard page */

@@ -42,8 +42,8 @@ double tms_wait_elapsed(const tms_wait_t *wait);   /* seconds since it began */
 double tms_wait_remaining(const tms_wait_t *wait); /* seconds until the deadline, not below 0; INFINITY */
 
 static inline bool tms_wait_is_interruptible(const tms_wait_t *wait) { return wait && wait->interrupted; }
-/* Whether the call was cancelled, which is to end at once. False for a part that was cancelled because the call does not
- * need it any more or has failed elsewhere. Does not call `interrupted`. */
+/* Whether the call was cancelled, which is to end at once. False for a part that was cancelled because another part of the
+ * call has failed. Does not call `interrupted`. */
 static inline bool tms_wait_ends_call(const tms_wait_t *wait) {
     return wait && wait->cancelled && (!wait->call_cancelled || atomic_load(wait->call_cancelled));
 }

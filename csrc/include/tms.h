@@ -143,8 +143,7 @@ typedef struct tms_selection {
                             regions */
     int32_t zero;        /* resume: memory that comes back without contents is zeroed */
     /* pause: NULL, or called once to find the live bytes: after the devices have been synchronized, on the calling thread,
-     * with no lock held. While it runs, other threads may copy what it found at the last pause of the same allocations. A
-     * non-zero result means that the live bytes are unknown; everything is copied then. */
+     * with no lock held. A non-zero result means that the live bytes are unknown; everything is copied then. */
     int32_t (*find_live)(void *live_context, tms_live_t *live);
     void *live_context;
     int32_t preserves; /* pause: find_live is called in any case, and what it lists of allocations without a backup is kept

@@ -28,17 +28,6 @@ def _(world: World) -> Step:
     return world.pause_step(live=True)
 
 
-@scenario("pause_live_again")
-def _(world: World) -> Step:
-    """What was live before is copied during the search, and is what the search finds."""
-    world.thin(world.allocate(LARGE, PINNED), (0, 4096), (100_001, 2_000_001), (LARGE - 5, LARGE))
-    world.thin(world.allocate(SMALL, MMAP), (SMALL - 70_000, SMALL))
-    world.pause(None, live=True)
-    world.resume(None)
-    world.rewrite()
-    return world.pause_step(live=True)
-
-
 @scenario("resume_live")
 def _(world: World) -> Step:
     _thinned(world)

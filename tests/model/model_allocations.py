@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +49,6 @@ class PauseChoice:
     backup: int | None = None
     live: dict[int, Ranges] | None = None  # by address; of others everything is
     preserves: bool = False  # what `live` has of memory without a backup is kept
-    before_answer: Callable[[], None] | None = field(default=None, repr=False)  # called before `live` is told
 
     def kind(self, allocation: Allocation) -> int:
         if self.backup is None and self.preserves and allocation.backup == _core.BACKUP_NONE:

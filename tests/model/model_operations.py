@@ -12,7 +12,7 @@ import model_runs as runs
 from model_actors import Actor, Level
 from model_allocations import ACTIVE, DAMAGED, DEVICES, PAUSED, Allocation, Tags, View
 from model_machine import GRANULARITY, MIB, write
-from model_pausing import choose_pause, count_guard_bytes, pause, pause_in_vain, pause_tags, resume
+from model_pausing import choose_pause, count_guard_bytes, pause, pause_tags, resume
 from model_settings import SETTINGS, Operation, choose_level
 from model_world import FAILURES, MAX_ALLOCATIONS, World, describe_error
 
@@ -332,5 +332,3 @@ OPERATIONS: dict[Operation, int] = SETTINGS | {
     begin_capture: 2,
     end_capture: 8,
 }
-#: Operations that are only in the long runs, because they take long.
-SLOW: dict[Operation, int] = {pause_in_vain: 1}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from array import array
 from typing import Any
 
 import model_runs as runs
 from model_actors import Actor
-from model_allocations import ACTIVE, DAMAGED, PAUSED, Allocation, PauseChoice, Ranges, ResumeChoice, Tags, used_tags
-from model_comparison import reclaim_late
+from model_allocations import ACTIVE, DAMAGED, PAUSED, Allocation, PauseChoice, ResumeChoice, Tags, used_tags
 from model_world import FAILURES, World, describe_error
 
 from torch_memory_saver import _core, errors
@@ -21,9 +19,6 @@ from torch_memory_saver import torch_memory_saver as saver
 BACKUPS_BY_NAME = {"host": _core.BACKUP_PINNED, "disk": _core.BACKUP_DISK, "discard": _core.BACKUP_NONE}
 NAMES_OF_BACKUPS: dict[int | None, str] = {number: name for name, number in BACKUPS_BY_NAME.items()}
 POLICIES = {"release": _core.HOST_RELEASE, "pool": _core.HOST_POOL, "retain": _core.HOST_RETAIN}
-
-#: How late the live bytes are told while copies go on: longer than the interval in which copies look whether to end.
-LATE_SECONDS = 0.06
 
 UNUSED_TAG = "never allocated with"
 #: For each of World.tags, without its number. Each matches one tag of a world only.
@@ -72,20 +67,7 @@ def choose_pause(world: World, choose: Any) -> PauseChoice:
             cuts.sort()
             ranges = list(zip(cuts[::2], cuts[1::2], strict=True)) if kind < 4 else [(0, allocation.size)]
             choice.live[allocation.address] = [(begin, end) for begin, end in ranges if begin < end]
-        if choose.integer(0, 1):
-            choice.live = live_as_before(world)
-        world.last_live = choice.live
     return choice
-
-
-def live_as_before(world: World) -> dict[int, Ranges]:
-    """What the last search found, where there is an allocation that has all of it: the next pause may expect it."""
-    size = {allocation.address: allocation.size for allocation in world.allocations}
-    return {
-        address: ranges
-        for address, ranges in world.last_live.items()
-        if address in size and all(end <= size[address] for _, end in ranges)
-    }
 
 
 def call_pause(tags: Tags, choice: PauseChoice, asked: Tags = None) -> Any:
@@ -95,8 +77,6 @@ def call_pause(tags: Tags, choice: PauseChoice, asked: Tags = None) -> Any:
     live = choice.live
 
     def find_live() -> tuple[bytes, bytes]:
-        if choice.before_answer is not None:
-            choice.before_answer()
         addresses, ends = array("Q", sorted(live)), array("Q")
         for address in addresses:
             for begin, end in live[address]:
@@ -110,37 +90,6 @@ def pause(world: World, choose: Any) -> bool:
     actor, tags = choose.pick(world.actors), choose_tags(world, choose)
     choice = choose_pause(world, choose)
     pause_tags(world, actor, tags, choice, spelled(world, tags, choose))
-    if choice.live is not None and world.rule is None and choose.integer(0, 1):
-        resume_tags(world, actor, tags, {})
-        pause_tags(world, actor, tags, choice)  # expects the live bytes that it is told
-    return True
-
-
-def pause_in_vain(world: World, choose: Any) -> bool:
-    """Pause to disk twice. The second pause copies what was live at the first one. While it copies, it learns that less is
-    live now. The pause leaves no staging memory."""
-    actor, tags = choose.pick(world.actors), choose_tags(world, choose)
-    size = {one.address: one.size for one in world.selected(tags, ACTIVE)}
-    if world.captures or world.rule is not None or not size:
-        return False
-    all_is_live: dict[int, Ranges] = {address: [(0, size[address])] for address in size}
-    pause_tags(world, actor, tags, PauseChoice(_core.BACKUP_DISK, all_is_live))
-    resume_tags(world, actor, tags, {})
-    reclaim_late()
-
-    def answer_late() -> None:
-        time.sleep(LATE_SECONDS)
-        world.machine.set_bandwidth(0)
-
-    half_is_live = {address: [(0, size[address] // 2)] for address in size if size[address] > 1}
-    choice = PauseChoice(_core.BACKUP_DISK, half_is_live, before_answer=answer_late)
-    world.machine.set_bandwidth(max(1, int(sum(size.values()) / (2 * LATE_SECONDS))))
-    try:
-        pause_tags(world, actor, tags, choice)
-    finally:
-        world.machine.set_bandwidth(0)
-    assert not _core.counters()["quarantined_host"], "staging memory is left although nothing has failed"
-    world.last_live = half_is_live
     return True
 
 

@@ -23,7 +23,6 @@ from model_allocations import (
     PAUSED,
     Allocation,
     PauseChoice,
-    Ranges,
     ResumeChoice,
     Tags,
     View,
@@ -73,7 +72,6 @@ class World:
         self.guard = False
         self.policy = _core.HOST_RELEASE
         self.pausing, self.resuming = PauseChoice(), ResumeChoice()
-        self.last_live: dict[int, Ranges] = {}  # what the last pause that asked was told
         self.freed: deque[int] = deque(maxlen=8)
         self._names = 0
         _core.set_host_policy(self.policy)

@@ -131,6 +131,20 @@ _TRANSITIONS = (
         "    /* in a forked child: the stream",
         ("tests/unit/core/transition/test_interrupt_meanwhile.c",),
     ),
+    Mutant(
+        "a-device-that-stops-because-another-failed-leaves-its-staging-memory-pinned",
+        "csrc/backup/disk/staging.c",
+        "keep_pinned = tms_wait_ends_call(wait);",
+        "keep_pinned = wait && wait->cancelled;",
+        ("tests/unit/core/transition/test_interrupt.c",),
+    ),
+    Mutant(
+        "a-cancelled-call-waits-to-unpin-on-the-other-devices",
+        "csrc/core/transition/devices.c",
+        "    if (tms_wait_ends_call(wait)) atomic_store(&crew->call_cancelled, true);\n",
+        "    (void)wait;\n",
+        ("tests/unit/core/transition/test_interrupt.c",),
+    ),
 )
 
 _BACKUPS = (

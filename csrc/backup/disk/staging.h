@@ -45,7 +45,7 @@ tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, struct tms_host_
                                    tms_error_t *error);
 /* Releases everything; nothing may be in flight. Resources that cannot be released are quarantined. So is pinned memory if
  * the call was cancelled (`wait`, or NULL), because unpinning waits for all work on the device. A part that is cancelled
- * while its call goes on unpins. */
+ * because another device's part has failed unpins. */
 void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_table_t *driver, const tms_wait_t *wait,
                               const tms_log_t *log, tms_quarantine_t *quarantine);
 

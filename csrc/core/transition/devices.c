@@ -12,8 +12,6 @@
 typedef struct crew {
     tms_transition_t *t;
     tms_device_work_t work;
-    tms_meanwhile_t meanwhile; /* NULL: the thread of the call does the first part */
-    void *context;             /* of `meanwhile` */
     pthread_mutex_t lock;
     pthread_cond_t ended; /* a thread has finished its part */
     int running;
@@ -84,8 +82,9 @@ static const part_t *find_failure(const part_t *parts, int count) {
     return failed;
 }
 
-static void start_threads(crew_t *crew, part_t *parts, int first, int count) {
-    for (int i = first; i < count; i++) {
+/* Starts a thread for each part but the first, which the thread of the call performs. */
+static void start_threads(crew_t *crew, part_t *parts, int count) {
+    for (int i = 1; i < count; i++) {
         pthread_mutex_lock(&crew->lock);
         crew->running++;
         pthread_mutex_unlock(&crew->lock);
@@ -104,12 +103,10 @@ static void start_threads(crew_t *crew, part_t *parts, int first, int count) {
 /* A callback of the program may have forked. */
 static bool is_forked(const crew_t *crew) { return getpid() != crew->t->wait.process; }
 
-/* The first part runs on this thread, unless this thread has `meanwhile` to run. Parts whose thread could not be started
- * follow on it. */
+/* The first part runs on this thread. Parts whose thread could not be started follow on it. */
 static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(crew->t, TMS_NO_DEVICE);
-    start_threads(crew, parts, crew->meanwhile ? 0 : 1, count);
-    if (crew->meanwhile && !crew->meanwhile(crew->t, crew->context)) stop(crew, &crew->t->wait);
+    start_threads(crew, parts, count);
     for (int i = 0; i < count && !is_forked(crew); i++) {
         if (parts[i].has_thread) continue;
         if (atomic_load(&crew->stopped)) break;
@@ -131,17 +128,12 @@ static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_er
 
 tms_status_t tms_transition_on_devices(tms_transition_t *t, tms_device_mask_t devices, tms_device_work_t work,
                                        tms_error_t *error) {
+    const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    crew_t crew = {.t = t, .work = work};
+    int count = 0;
     if (devices == 0) return TMS_OK;
     if ((devices & (devices - 1)) == 0) return work(t, __builtin_ctzll(devices), &t->wait, error);
-    return tms_transition_on_devices_meanwhile(t, devices, work, NULL, NULL, error);
-}
-
-tms_status_t tms_transition_on_devices_meanwhile(tms_transition_t *t, tms_device_mask_t devices, tms_device_work_t work,
-                                                 tms_meanwhile_t meanwhile, void *meanwhile_context, tms_error_t *error) {
-    const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    crew_t crew = {.t = t, .work = work, .meanwhile = meanwhile, .context = meanwhile_context};
-    int count = 0;
-    part_t *parts = calloc((size_t)__builtin_popcountll(devices) + 1, sizeof *parts);
+    part_t *parts = calloc((size_t)__builtin_popcountll(devices), sizeof *parts);
     if (!parts) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     for (int device = 0; device < t->devices->count; device++) {
         if (devices >> device & 1) parts[count++] = (part_t){.crew = &crew, .device = device};

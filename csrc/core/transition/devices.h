@@ -13,12 +13,4 @@ typedef tms_status_t (*tms_device_work_t)(tms_transition_t *t, int device, tms_w
 tms_status_t tms_transition_on_devices(tms_transition_t *t, tms_device_mask_t devices, tms_device_work_t work,
                                        tms_error_t *error);
 
-/* Work for the thread of the call while other threads do that of the devices. False: theirs is not needed any more and is
- * cancelled. */
-typedef bool (*tms_meanwhile_t)(tms_transition_t *t, void *context);
-/* As above, with a thread for each device, while the thread of the call runs `meanwhile`. If no thread can be started for a
- * device, its work follows on the thread of the call. */
-tms_status_t tms_transition_on_devices_meanwhile(tms_transition_t *t, tms_device_mask_t devices, tms_device_work_t work,
-                                                 tms_meanwhile_t meanwhile, void *context, tms_error_t *error);
-
 #endif

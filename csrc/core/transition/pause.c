@@ -3,7 +3,6 @@
 #include "core/allocation/retire.h"
 #include "core/transition/devices.h"
 #include "core/transition/ending.h"
-#include "core/transition/expectation.h"
 #include "core/transition/giving_up.h"
 #include "core/transition/guarding.h"
 #include "core/transition/phases.h"
@@ -111,83 +110,17 @@ static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wai
 
 /* ---- what is live ---- */
 
-/* The search for live bytes. */
-typedef struct search {
-    bool wanted, ended;
-    tms_live_t live;
-    const tms_live_t *known; /* &live; NULL: the live bytes are unknown */
-    bool expected;           /* it has found what was expected */
-    uint64_t phase_began;
-    tms_status_t status; /* of a search beside copies, with `error` */
-    tms_error_t error;
-} search_t;
-
-/* Calls find_live, unless that has happened. The callback may be called only once the devices are idle. `interrupted`
- * reports a failure of the callback. */
-static tms_status_t find_live(tms_transition_t *t, search_t *search, tms_error_t *error) {
+/* Calls find_live, once the devices are idle. *known: `live`, or NULL if the live bytes are unknown. `interrupted` reports a
+ * failure of the callback. */
+static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_live_t **known, tms_error_t *error) {
     const tms_selection_t *selection = t->asked.selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    if (!search->wanted || search->ended) return TMS_OK;
+    *known = NULL;
+    if (!selection->find_live || !keeps_contents(t)) return TMS_OK;
     tms_turn_callback_begin(t->saver);
-    if (selection->find_live(selection->live_context, &search->live) == 0) search->known = &search->live;
+    if (selection->find_live(selection->live_context, live) == 0) *known = live;
     tms_turn_callback_end(t->saver);
-    search->ended = true;
-    tms_status_t status =
-        tms_expectation_note(&t->saver->expectation, t->planned.first, search->known, &search->expected, &context, error);
-    if (!search->expected) t->planned.total_bytes = 0; /* copies of what was expected are no progress */
-    return status == TMS_OK ? tms_wait_ask(&t->wait, &context, error) : status;
-}
-
-/* tms_meanwhile_t, while the devices copy what is expected to be live. */
-static bool find_live_meanwhile(tms_transition_t *t, void *context) {
-    search_t *search = context;
-    search->status = find_live(t, search, &search->error);
-    tms_phases_end(t, TMS_PHASE_PLAN, search->phase_began, search->status);
-    return search->status == TMS_OK && search->expected;
-}
-
-/* Undoes plan_all and copies that have ended. */
-static void forget_plan(tms_transition_t *t) {
-    tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
-    TMS_FOR_EACH(segment, t) tms_backup_cancel(&segment->backup, &t->saver->stores);
-    t->planned.total_bytes = 0;
-    atomic_store(&t->done.copied_bytes, 0);
-}
-
-/* Whether copies in vain have failed in a way that the pause may still succeed: they were cancelled, or wanted more room in
- * host memory or on disk than what is live does. */
-static bool is_forgivable(tms_status_t status) {
-    return status == TMS_OK || status == TMS_INTERRUPTED || status == TMS_OUT_OF_HOST_MEMORY || status == TMS_BACKUP_IO;
-}
-
-/* Copies what is expected to be live, and searches while the copies run. *saved: the search has found the same, and the
- * result is that of the copies. Otherwise nothing is planned any more. */
-static tms_status_t save_expected(tms_transition_t *t, const tms_live_t *expected, search_t *search, bool *saved,
-                                  tms_error_t *error) {
-    tms_device_mask_t copying = 0;
-    search->phase_began = tms_phases_begin(t, TMS_PHASE_PLAN);
-    tms_status_t status = plan_all(t, expected, &copying, error);
-    const bool planned = status == TMS_OK;
-    if (planned) status = tms_transition_on_devices_meanwhile(t, copying, save_device, find_live_meanwhile, search, error);
-    if (status == TMS_FORKED) return status;
-    if (!search->ended) (void)find_live_meanwhile(t, search); /* which tells whether the failure counts */
-    if (search->status != TMS_OK) {
-        if (error) *error = search->error;
-        return search->status;
-    }
-    *saved = search->expected;
-    if (*saved) return status;
-    forget_plan(t);
-    return !planned || is_forgivable(status) ? TMS_OK : status;
-}
-
-static tms_status_t save_found(tms_transition_t *t, search_t *search, tms_error_t *error) {
-    tms_device_mask_t copying = 0;
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_PLAN);
-    tms_status_t status = find_live(t, search, error);
-    if (status == TMS_OK) status = plan_all(t, search->known, &copying, error);
-    tms_phases_end(t, TMS_PHASE_PLAN, began, status);
-    return status == TMS_OK ? tms_transition_on_devices(t, copying, save_device, error) : status;
+    return tms_wait_ask(&t->wait, &context, error);
 }
 
 /* ---- the steps ---- */
@@ -203,21 +136,15 @@ static tms_status_t quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_e
     return status;
 }
 
-/* What may be copied before the search has ended; NULL: nothing. Retained host memory is not overwritten in vain. */
-static const tms_live_t *find_expected(const tms_transition_t *t) {
-    TMS_FOR_EACH(segment, t) {
-        if (tms_backup_may_be_viewed(&segment->backup, &t->saver->stores)) return NULL;
-    }
-    return tms_expectation_find(&t->saver->expectation, t->planned.first);
-}
-
 static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
-    search_t search = {.wanted = t->asked.selection->find_live && keeps_contents(t)};
-    const tms_live_t *expected = search.wanted ? find_expected(t) : NULL;
-    tms_status_t status = TMS_OK;
-    bool saved = false;
-    if (expected) status = save_expected(t, expected, &search, &saved, error);
-    if (status == TMS_OK && !saved) status = save_found(t, &search, error);
+    tms_device_mask_t copying = 0;
+    tms_live_t live = {0};
+    const tms_live_t *known = NULL;
+    const uint64_t began = tms_phases_begin(t, TMS_PHASE_PLAN);
+    tms_status_t status = find_live(t, &live, &known, error);
+    if (status == TMS_OK) status = plan_all(t, known, &copying, error);
+    tms_phases_end(t, TMS_PHASE_PLAN, began, status);
+    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, save_device, error);
     if (status == TMS_FORKED) return status;
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
     if (status == TMS_OK) {

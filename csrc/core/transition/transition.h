@@ -1,8 +1,7 @@
 /* pause and resume: one call moves all selected segments, or none.
  *
  * pause:  take the turn; mark PAUSING -> synchronise every affected device -> ask what is live -> plan every backup -> save
- *         every backup, all devices at once -- commit point -- -> unmap and release each -> mark PAUSED. What is expected to
- *         be live is planned and saved while it asks (expectation.h).
+ *         every backup, all devices at once -- commit point -- -> unmap and release each -> mark PAUSED.
  * resume: (take the devices' locks;) take the turn; mark RESUMING -> on all devices at once, those with most to copy first:
  *         create, map and give access to runs of neighbours (layout.h), load each backup, and wait -- commit point -- ->
  * mark ACTIVE, discard the backups.

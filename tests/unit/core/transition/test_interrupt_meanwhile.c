@@ -112,6 +112,33 @@ static void a_child_forked_during_a_copy_does_not_call_the_driver(void **state) 
     assert_filled(address, COPIED * MIB, 1);
 }
 
+static int32_t go_on(void *context) {
+    (void)context;
+    return false;
+}
+
+static int32_t fork_and_know_nothing(void *context, tms_live_t *live) {
+    (void)fork_when_asked(context);
+    *live = (tms_live_t){.allocation_count = 0};
+    return 1;
+}
+
+static void a_child_forked_by_the_search_for_live_bytes_does_not_call_the_driver(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    asker_t asker = {.fixture = f};
+    tms_selection_t selection = {.find_live = fork_and_know_nothing, .live_context = &asker, .interrupted = go_on};
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, COPIED * MIB);
+    fill(address, COPIED * MIB, 1);
+    pid_t parent = getpid();
+    tms_status_t status = pause_selected(f, &selection, NULL, &error);
+    if (getpid() != parent) end_child(status != TMS_FORKED ? 1 : simulator()->calls_in_child() != 0 ? 2 : 0);
+    ASSERT_OK(status, error);
+    assert_int_equal(asker.asked, 1);
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_filled(address, COPIED * MIB, 1);
+}
+
 /* ---- what others do meanwhile ---- */
 
 /* A second device comes into use, and a thread searches for peers, while the segment is in transition. */
@@ -186,6 +213,7 @@ int main(void) {
         ONE(quarantined_host_memory_does_not_delay_cancellation),
         ONE(staging_memory_does_not_delay_cancellation),
         ONE(a_child_forked_during_a_copy_does_not_call_the_driver),
+        ONE(a_child_forked_by_the_search_for_live_bytes_does_not_call_the_driver),
         TWO(a_device_that_comes_into_use_meanwhile_gets_access),
         TWO(a_device_that_comes_into_use_during_a_resume_gets_access),
         TWO(a_resume_looks_for_peers_once_more_when_it_ends),
