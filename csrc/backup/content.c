@@ -33,12 +33,6 @@ static size_t first_range(const tms_live_t *live, uint64_t address) {
     return low;
 }
 
-bool tms_live_is_empty(const tms_live_t *live, uint64_t address, uint64_t bytes) {
-    size_t first = first_range(live, address);
-    bool has_range = first < live->range_count && live->ranges[first].begin < address + bytes;
-    return tms_live_lists(live, address) && !has_range;
-}
-
 /* Clips a range to [begin, end). Empty if they do not overlap. */
 static tms_live_range_t clip(const tms_live_range_t *range, uint64_t begin, uint64_t end) {
     tms_live_range_t part = {range->begin > begin ? range->begin : begin, range->end < end ? range->end : end};

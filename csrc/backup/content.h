@@ -28,8 +28,6 @@ tms_status_t tms_backup_content_choose(tms_backup_content_t *content, tms_backup
                                        tms_error_t *error);
 /* Whether `live` describes the segment at `address`. */
 bool tms_live_lists(const tms_live_t *live, uint64_t address);
-/* Whether `live` describes the segment at `address` as one without live bytes. */
-bool tms_live_is_empty(const tms_live_t *live, uint64_t address, uint64_t bytes);
 /* Frees the extents and makes the content empty. */
 void tms_backup_content_forget(tms_backup_content_t *content);
 

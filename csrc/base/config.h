@@ -39,7 +39,7 @@ typedef struct tms_config {
                                          Unset means `/tmp/torch_memory_saver-<uid>`. All processes that take turns use the
                                          same directory and belong to the same user */
     bool runs;                   /* TMS_RUNS: whether a resume backs neighbouring allocations by one physical handle; 0: each
-                                    has a handle of its own */
+                                    has a handle of its own, as in `region(runs=False)` */
     bool guard;                  /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does what
                                     is resumed without contents */
     bool shared_page;            /* whether TMS_SHARED_PAGE is not false */

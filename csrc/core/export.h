@@ -1,10 +1,9 @@
 /* Export of the physical memory of an allocation as a file descriptor, for other processes.
  *
  * The memory is that of a whole run (core/run.h): its descriptor is made at the first export, belongs to the run, and is
- * closed before the memory is released, because it would keep it. An importer keeps all of the run. So once a segment
- * of a kind was shared, a resume makes runs of its shared segments only, and gives the others handles of their own. Any
- * thread. Takes the saver's lock, and holds it during the driver's export, so that no other thread releases the memory
- * meanwhile. */
+ * closed before the memory is released, because it would keep it. An importer keeps all of the run. So once memory of a
+ * kind was exported, a resume gives each segment of the kind a handle of its own. Any thread. Takes the saver's lock, and
+ * holds it during the driver's export, so that no other thread releases the memory meanwhile. */
 #ifndef TMS_EXPORT_H
 #define TMS_EXPORT_H
 

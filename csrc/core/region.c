@@ -29,7 +29,11 @@ tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t
         tms_tag_table_release(&defaults->tags);
         return status;
     }
-    defaults->initial = (tms_region_t){.tag = tag, .backup = tms_config_init_backup(config), .managed = config->init_enable};
+    defaults->own_handles = !config->runs;
+    defaults->initial = (tms_region_t){.tag = tag,
+                                       .backup = tms_config_init_backup(config),
+                                       .own_handles = defaults->own_handles,
+                                       .managed = config->init_enable};
     atomic_init(&defaults->last_level, 0);
     return TMS_OK;
 }
@@ -77,7 +81,7 @@ tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms
     *region = (tms_region_t){.tag = tag,
                              .backup = (tms_backup_kind_t)settings->backup,
                              .host_policy = (tms_host_policy_t)settings->host_policy,
-                             .own_handles = settings->own_handles != 0,
+                             .own_handles = settings->own_handles != 0 || defaults->own_handles,
                              .managed = settings->managed != 0};
     return TMS_OK;
 }

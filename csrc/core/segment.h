@@ -38,13 +38,10 @@ typedef struct tms_segment {
     bool free_requested;       /* freed while a call owned it: that call finishes the free */
     bool exclusive;            /* holds one count of its device's lock (device_lock.h) */
     bool only_preserved;       /* the last pause has kept preserved blocks only */
-    bool own_handle;           /* asked for: it is never in a run with others */
-    bool all_cached;           /* at the last pause torch had no block of it in use */
-    bool shared;               /* with another process, ever (export.h) */
-    bool resumed;              /* at least once */
+    bool own_handle;           /* requested (runs=False): it is never in a run with others */
     bool counted;              /* its memory is in the saver's usage (usage.h); under the saver's lock */
     uint64_t paused_by;        /* the mark of the last pause that took it (pending.h); 0: none */
-    tms_contents_t contents;   /* for callers; nothing here depends on it */
+    tms_contents_t contents;   /* where its contents are from; TMS_CONTENTS_OWN until its first resume */
     uint64_t guarded;          /* bytes from its start at which a guard page is mapped (guard.h) */
     tms_device_mask_t readers; /* devices that may read the guard page */
     tms_placement_t placement;
@@ -54,6 +51,9 @@ typedef struct tms_segment {
     tms_told_t told;                        /* footprint.h; under the saver's lock */
     struct tms_segment *next_in_transition; /* in the list of the call that owns it, or of deferred frees */
 } tms_segment_t;
+
+/* Whether its memory is from a resume, not from its allocation. */
+static inline bool tms_segment_was_resumed(const tms_segment_t *segment) { return segment->contents != TMS_CONTENTS_OWN; }
 
 /* Whether the segment's last pause discarded contents. Free blocks that a backup skips do not count. */
 static inline bool tms_segment_lacks_contents(const tms_segment_t *segment) {

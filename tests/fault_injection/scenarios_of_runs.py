@@ -208,7 +208,7 @@ def _(world: World) -> Step:
 
 @scenario("resume_beside_exported")
 def _(world: World) -> Step:
-    """Memory that was ever shared is in no run with memory that was not."""
+    """Memory of a kind that was exported gets a handle for each allocation."""
     world.export(world.run(SEGMENTS, PINNED)[1])
     world.pause(None)
     return world.resume_step()

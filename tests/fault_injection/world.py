@@ -34,8 +34,8 @@ from torch_memory_saver import _core as core
 from torch_memory_saver.errors import TorchMemorySaverError
 
 _numbers = itertools.count()
-#: After a pause that leaves slack, two quiet ones are needed, and the frees of an earlier injection make the first unquiet.
-CYCLES_TO_RUNS = 4
+#: After the frees of an earlier injection the first resume makes no run.
+CYCLES_TO_RUNS = 2
 #: Descriptors of exported memory have numbers from here on: csrc/base/descriptors.h.
 LOWEST_SHARED = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 4096)
 #: Ends of the names of counters that may rise in a call: they are no memory that it holds.
@@ -191,7 +191,7 @@ class World:
         cycles = 0
         while cycles == 0 or self.machine.mapped_with(blocks[-1].address) != (blocks[0].address, count * GRANULARITY):
             if cycles == CYCLES_TO_RUNS:
-                # The tag gets no runs any more: an out-of-memory error has named its slack.
+                # The tag gets no runs any more: memory of it was exported.
                 for block in blocks:
                     self.free(block)
                 World.renamed[tag], self.new_tags, cycles = f"{tag} {next(_numbers)}", True, 0

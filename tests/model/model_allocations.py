@@ -69,12 +69,6 @@ class PauseChoice:
             return merged(self.live[allocation.address])
         return [(0, allocation.size)]
 
-    def finds_cached(self, allocation: Allocation, selected: list[Allocation]) -> bool:
-        """Whether the pause learns that nothing of it is live. Without contents to keep it does not ask."""
-        asks = self.preserves or any(self.kind_without_preserving(one) != _core.BACKUP_NONE for one in selected)
-        live = self.live or {}
-        return asks and allocation.address in live and not merged(live[allocation.address])
-
     def copied(self, allocation: Allocation) -> int:
         return total(self.kept(allocation))
 
@@ -139,7 +133,6 @@ class Allocation:
     range: Span | None = None  # the reservation that it lies in
     run: Span | None = None  # while it holds memory: the addresses of its handle
     resumed: bool = False  # at least once
-    all_cached: bool | None = False  # the last pause found no live byte in it; None: unknown
 
     @property
     def reserved(self) -> int:

@@ -48,7 +48,7 @@ def compare(world: World) -> None:
     for actor in world.actors:
         level = actor.levels[-1] if actor.levels else actor.bottom
         current = actor.call(_core.region_current)
-        expected_level = (level.tag, level.backup, level.managed, len(actor.levels), level.runs)
+        expected_level = (level.tag, level.backup, level.managed, len(actor.levels), level.runs and runs.RUNS)
         assert current == expected_level, (actor, current)
         if world.clean:
             assert actor.call(lambda: _context_left(world)) is None, f"{actor.name}: a context of ours is current"

@@ -116,9 +116,6 @@ def allocate_on(world: World, actor: Actor, size: int, device: int) -> Allocatio
         if world.rule is None:
             assert isinstance(error, errors.OutOfMemoryError), error
             assert not fits
-        if world.rule is None and world.clean and not world.deferred:
-            helps = rounded + world.margin - free <= runs.slack(world, device)
-            assert ("no runs any more" in str(error)) == (helps and runs.slack(world, device) > 0), error
         if reclaims:
             reclaimed_perhaps(world)
         return None

@@ -141,7 +141,7 @@ def after_failed_pause(world: World, selected: list[Allocation]) -> None:
         assert now <= {PAUSED, DAMAGED}, f"a failed pause left {now}"
         assert DAMAGED in now, "a pause that paused everything has failed"
         for allocation in selected:
-            world.moved_to_paused([allocation], states[allocation.address], whole=False)
+            world.moved_to_paused([allocation], states[allocation.address])
     else:
         for allocation in selected:
             renewed_in_vain(world, allocation)

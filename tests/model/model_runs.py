@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from model_allocations import ACTIVE, Allocation
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 #: Which the core reads once. Without runs there is no slack either.
 RUNS = os.environ.get("TMS_RUNS") != "0"
-#: A kind that leaves more than this part of its bytes as slack gets no runs until it was quiet for so many pauses.
-SLACK_DIVISOR = 8
-QUIET_CYCLES = 2
+#: A kind shares no handles at a resume if more than this part of it was freed since the last one.
+FREED_DIVISOR = 8
 
 
 class KindKey(NamedTuple):
@@ -41,34 +40,20 @@ class KindKey(NamedTuple):
 
 @dataclass
 class Kind:
-    """Whether runs suit a kind. Sets are what may be true: more than one after failures, which hide what has happened."""
+    """The counts that decide whether neighbours of a kind share a handle. None: unknown after a failure."""
 
-    unquiet: set[int] = field(default_factory=lambda: {0})  # pauses that must be quiet before it gets runs
-    in_the_way: set[bool] = field(default_factory=lambda: {False})
-    freed: int | None = 0  # bytes that were freed since the last pause, of what has been resumed; None: unknown
+    resumed: int | None = 0  # bytes that its last resume has brought back
+    freed: int | None = 0  # of these, that were freed while they were resident
 
-    def suits(self) -> bool | None:
+    def shares(self) -> bool | None:
         """None: unknown."""
-        suited = {unquiet == 0 and not in_the_way for unquiet in self.unquiet for in_the_way in self.in_the_way}
-        return suited.pop() if len(suited) == 1 else None
-
-    def paused(self, paused: int, slack: int) -> None:
-        """A pause released `paused` bytes of allocations and `slack` of none."""
-        freed, self.freed = self.freed, 0
-        if slack > (paused + slack) // SLACK_DIVISOR:
-            self.unquiet = {QUIET_CYCLES}
-            return
-        restless = {False, True} if freed is None else {freed > (paused + freed) // SLACK_DIVISOR}
-        self.unquiet = {
-            0 if unquiet == 0 else QUIET_CYCLES if restarts else unquiet - 1
-            for unquiet in self.unquiet
-            for restarts in restless
-        }
+        if self.freed is None or self.resumed is None:
+            return None
+        return self.freed <= self.resumed // FREED_DIVISOR
 
     def doubt(self) -> None:
-        """A call that failed may have judged it, or not."""
-        self.unquiet = set(range(QUIET_CYCLES + 1))
-        self.freed = None
+        """A call that failed may have counted it, or not."""
+        self.resumed = self.freed = None
 
 
 #: Of this process.
@@ -155,20 +140,6 @@ def freed(world: World, allocation: Allocation) -> None:
     kind.freed = kind.freed + allocation.reserved if exact and kind.freed is not None else None
 
 
-def about_to_be_paused(world: World, selected: list[Allocation]) -> None:
-    """By a call that has succeeded. Before their states change."""
-    kinds: dict[KindKey, list[Allocation]] = {}
-    for allocation in selected:
-        kinds.setdefault(key_of(allocation), []).append(allocation)
-    for key, members in kinds.items():
-        kind = kind_of(members[0])
-        if not world.clean:
-            kind.doubt()
-            continue
-        runs = runs_of(one for one in with_memory(world) if key_of(one) == key)
-        kind.paused(sum(one.reserved for one in members), sum(slack_in(run, of) for run, of in runs.items()))
-
-
 def doubt(allocations: Iterable[Allocation]) -> None:
     """A call has failed, or they were freed during one. Their kinds may have learnt of it, or not."""
     for allocation in allocations:
@@ -176,24 +147,13 @@ def doubt(allocations: Iterable[Allocation]) -> None:
 
 
 def memory_was_short(world: World, error: BaseException, exact: bool = True) -> None:
-    """If this is an out-of-memory error, it names the slack of its device. If that was as much as was missing, its kinds get
-    no runs any more, which the message says."""
-    if not isinstance(error, errors.OutOfMemoryError):
+    """If this is an out-of-memory error, it names the slack of its device."""
+    if not isinstance(error, errors.OutOfMemoryError) or not (world.clean and exact) or error.device is None:
         return
     device, message = error.device, str(error)
-    named, was_in_the_way = "are slack" in message, "no runs any more" in message
-    if not (world.clean and exact):
-        for key, kind in _kinds.items():
-            if was_in_the_way and key.device == device:
-                kind.in_the_way = kind.in_the_way | {True}
-        return
-    if device is None:
-        return
-    assert named == (slack(world, device) > 0), f"{slack(world, device)} bytes of slack: {message}"
+    assert ("are slack" in message) == (slack(world, device) > 0), f"{slack(world, device)} bytes of slack: {message}"
     for run, members in runs_of(with_memory(world)).items():
         if members[0].device == device and slack_in(run, members):
-            if was_in_the_way:
-                kind_of(members[0]).in_the_way = {True}
             assert f"'{members[0].tag}'" in message, message
 
 
@@ -201,8 +161,8 @@ def memory_was_short(world: World, error: BaseException, exact: bool = True) -> 
 
 
 def resumed(world: World, allocations: list[Allocation], exact: bool) -> None:
-    """Notes where these lie now. The runs of a resume hold nothing else. `exact`: nothing has failed, and nothing was freed
-    meanwhile, so neighbours that may share a run do."""
+    """Note where these lie now, and how much of each kind they are. The runs of a resume hold nothing else. `exact`: nothing
+    has failed, and nothing was freed during the call, so neighbours that may share a run do."""
     for allocation in allocations:
         allocation.run = world.machine.mapping(allocation.address)
         allocation.resumed = True
@@ -210,8 +170,15 @@ def resumed(world: World, allocations: list[Allocation], exact: bool) -> None:
         assert slack_in(run, members) == 0 or not exact, f"resumed with slack: {run}, {members}"
         assert len({(key_of(one), one.runs) for one in members}) == 1, f"one run: {[one.described() for one in members]}"
         assert len(members) == 1 or all(_may_share(one) is not False for one in members), f"in no run: {members}"
-    if not exact:
-        return
+    if exact:
+        _check_neighbours(world, allocations)
+    kinds = {key_of(one): kind_of(one) for one in allocations}
+    for key, kind in kinds.items():
+        kind.resumed = sum(one.reserved for one in allocations if key_of(one) == key) if exact else None
+        kind.freed = 0 if exact else None
+
+
+def _check_neighbours(world: World, allocations: list[Allocation]) -> None:
     ordered = sorted(allocations, key=lambda one: one.address)
     for before, after in itertools.pairwise(ordered):
         together = before.range == after.range and before.address + before.reserved == after.address
@@ -224,7 +191,4 @@ def resumed(world: World, allocations: list[Allocation], exact: bool) -> None:
 
 def _may_share(allocation: Allocation) -> bool | None:
     """Whether a run may back others, too; None: unknown."""
-    suits = kind_of(allocation).suits()
-    if not RUNS or allocation.all_cached or not allocation.runs or suits is False:
-        return False
-    return None if allocation.all_cached is None else suits
+    return kind_of(allocation).shares() if RUNS and allocation.runs else False

@@ -121,7 +121,7 @@ def after_failed_held_pause(world: World, kept: list[Allocation]) -> None:
         # The one that is DAMAGED may be one of those that were freed.
         for allocation in kept:
             assert states[allocation.address] in (PAUSED, _core.STATE_DAMAGED), allocation.described()
-            world.moved_to_paused([allocation], states[allocation.address], whole=False)
+            world.moved_to_paused([allocation], states[allocation.address])
         return
     after_failed_pause(world, kept)
 

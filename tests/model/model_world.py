@@ -213,15 +213,9 @@ class World:
             if allocation.becomes_active(self.resuming, self.policy):
                 self.detach_views(allocation)
 
-    def moved_to_paused(self, allocations: list[Allocation], state: int = PAUSED, *, whole: bool = True) -> None:
-        """`whole` False: these are some of those that the call has paused, which has failed."""
-        if whole:
-            runs.about_to_be_paused(self, allocations)
-        else:
-            runs.doubt(allocations)
-        cached = {one.address for one in allocations if self.pausing.finds_cached(one, allocations)}
+    def moved_to_paused(self, allocations: list[Allocation], state: int = PAUSED) -> None:
         for allocation in allocations:
-            allocation.run, allocation.all_cached = None, allocation.address in cached if whole else None
+            allocation.run = None
             self.saved(allocation, state)
             sure = self.clean and self.rule is None and state == PAUSED
             allocation.guarded = self.guard if sure or not self.guard else None
@@ -254,7 +248,7 @@ class World:
             if state == ACTIVE:
                 self.moved_to_active([allocation], whole=False)
             elif allocation.state == ACTIVE:
-                self.moved_to_paused([allocation], state, whole=False)
+                self.moved_to_paused([allocation], state)
             else:
                 allocation.state = state
 

@@ -156,15 +156,6 @@ static void note_failure(tms_saver_t *saver, const tms_tag_t *tag, tms_status_t 
     pthread_mutex_unlock(&saver->lock);
 }
 
-/* Adds slack to the message of an allocation that found too little memory. */
-static void explain_slack(tms_saver_t *saver, uint64_t reserved, const tms_error_context_t *context, tms_error_t *error) {
-    const uint64_t needed = reserved + atomic_load(&saver->memory_margin_bytes);
-    uint64_t free_bytes = needed, total_bytes = 0; /* if the driver does not say it, the slack was in the way */
-    if (context->device < 0 || tms_stats_read(&saver->usage.slack[context->device]) == 0) return;
-    (void)tms_devices_memory(saver->devices, context->device, &free_bytes, &total_bytes, context, NULL);
-    tms_kinds_explain_slack(saver, context->device, needed > free_bytes ? needed - free_bytes : 0, error);
-}
-
 tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device,
                                 uint64_t *address, tms_error_t *error) {
     tms_error_context_t context = {.operation = "allocate", .device = device, .bytes = bytes, .tag = region->tag->name};
@@ -187,7 +178,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         status = allocate_new(saver, region, bytes, reserved, driver, devices, address, &context, error);
     if (status != TMS_OK) {
         note_failure(saver, region->tag, status, &context, error);
-        if (status == TMS_OUT_OF_DEVICE_MEMORY) explain_slack(saver, reserved ? reserved : bytes, &context, error);
+        if (status == TMS_OUT_OF_DEVICE_MEMORY) tms_kinds_explain_slack(saver, context.device, error);
         return tms_saver_explain_loss(saver, status, error);
     }
     /* Devices that came into use since the last look get access to earlier allocations, and to slack that was reused. */

@@ -32,24 +32,27 @@ void tms_kinds_release(tms_saver_t *saver) {
     saver->kinds = NULL;
 }
 
-/* ---- whether runs suit it ---- */
+/* ---- whether neighbours share a handle ---- */
 
-bool tms_kind_suits_runs(const tms_kind_t *kind) { return !kind->in_the_way && kind->unquiet == 0; }
-
-void tms_kind_note_free(tms_kind_t *kind, const tms_segment_t *segment) {
-    if (segment->resumed) kind->freed_bytes += tms_segment_reserved(segment);
+bool tms_kind_shares_handles(const tms_segment_t *segment) {
+    const tms_kind_t *kind = tms_kind_of(segment->piece);
+    return !segment->own_handle && !kind->sent && kind->freed_bytes <= kind->resumed_bytes / TMS_KIND_FREED_DIVISOR;
 }
 
-void tms_kind_note_pause(tms_kind_t *kind) {
-    const uint64_t slack = kind->space.backed_bytes, freed = kind->freed_bytes;
-    /* With a handle a segment a free leaves no slack: what counts then is how much was freed. */
-    const uint64_t left = kind->unquiet > 0 && freed > slack ? freed : slack;
-    if (left > (kind->paused_bytes + left) / TMS_KIND_SLACK_DIVISOR)
-        kind->unquiet = TMS_KIND_QUIET_CYCLES;
-    else if (kind->unquiet > 0)
-        kind->unquiet--;
-    kind->freed_bytes = 0;
+void tms_kind_note_free(const tms_segment_t *segment) {
+    if (tms_segment_was_resumed(segment)) tms_kind_of(segment->piece)->freed_bytes += tms_segment_reserved(segment);
 }
+
+void tms_kind_begin_resumed(const tms_segment_t *segment) {
+    tms_kind_t *kind = tms_kind_of(segment->piece);
+    kind->resumed_bytes = kind->freed_bytes = 0;
+}
+
+void tms_kind_note_resumed(const tms_segment_t *segment) {
+    tms_kind_of(segment->piece)->resumed_bytes += tms_segment_reserved(segment);
+}
+
+/* ---- slack ---- */
 
 uint64_t tms_kinds_slack(const tms_kind_t *first, int device) {
     uint64_t bytes = 0;
@@ -59,22 +62,20 @@ uint64_t tms_kinds_slack(const tms_kind_t *first, int device) {
     return bytes;
 }
 
-void tms_kinds_explain_slack(tms_saver_t *saver, int device, uint64_t missing_bytes, tms_error_t *error) {
+void tms_kinds_explain_slack(tms_saver_t *saver, int device, tms_error_t *error) {
     tms_tag_bytes_t slack = {.named = 0};
-    if (device < 0 || device >= TMS_MAX_DEVICES || tms_stats_read(&saver->usage.slack[device]) == 0) return;
+    if (!error || device < 0 || device >= TMS_MAX_DEVICES || tms_stats_read(&saver->usage.slack[device]) == 0) return;
     pthread_mutex_lock(&saver->lock);
-    const bool was_in_the_way = missing_bytes <= tms_stats_read(&saver->usage.slack[device]);
-    for (tms_kind_t *kind = saver->kinds; kind; kind = kind->next) {
-        if (kind->device != device || kind->space.backed_bytes == 0) continue;
-        kind->in_the_way |= was_in_the_way;
-        tms_tag_bytes_add(&slack, kind->tag, kind->space.backed_bytes);
+    for (const tms_kind_t *kind = saver->kinds; kind; kind = kind->next) {
+        if (kind->device == device && kind->space.backed_bytes > 0)
+            tms_tag_bytes_add(&slack, kind->tag, kind->space.backed_bytes);
     }
     pthread_mutex_unlock(&saver->lock);
-    if (slack.total == 0 || !error) return;
+    if (slack.total == 0) return;
     tms_error_append(error, " ");
     tms_error_append_bytes(error, slack.total);
     tms_error_append(error, " are slack, which freed allocations have left in the runs of ");
     tms_tag_bytes_append(&slack, error);
-    tms_error_append(error, ": pause(tag, backup=\"host\") and resume(tag) return it and keep the contents.");
-    if (was_in_the_way) tms_error_append(error, " These tags get no runs any more.");
+    tms_error_append(error, ": pause(tag, backup=\"host\") and resume(tag) return it and keep the contents; memory of "
+                            "region(runs=False) leaves none.");
 }

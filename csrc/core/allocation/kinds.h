@@ -1,10 +1,8 @@
 /* Kinds of allocations: a tag, a backup choice and a device. Allocations of one kind lie side by side, and neighbours that a
  * resume brings back together may share a run (core/run.h).
  *
- * A kind also knows whether runs suit it. They do not suit a tag that frees parts of itself between a resume and a pause,
- * because a run keeps the memory of a freed part. So a kind that leaves more than an eighth of its bytes as slack gets a
- * handle a segment at its next resumes, until it was quiet for TMS_KIND_QUIET_CYCLES. One whose slack was in the way of an
- * allocation or a resume gets no runs any more: it fails once at most where a handle a segment would not.
+ * A kind also decides whether neighbours share a handle (tms_kind_shares_handles). A tag that frees parts of itself between
+ * a resume and a pause would keep their memory as slack, and a process that maps sent memory would map its neighbours, too.
  *
  * Part of the saver. Any thread, under its lock. Kinds live as long as the saver. */
 #ifndef TMS_KINDS_H
@@ -12,8 +10,8 @@
 
 #include "core/saver.h"
 
-/* The most slack that a kind may leave at a pause, as the divisor of its bytes. */
-enum { TMS_KIND_SLACK_DIVISOR = 8, TMS_KIND_QUIET_CYCLES = 2 };
+/* A kind shares no handles at a resume if more than this part of it was freed since the last one. */
+enum { TMS_KIND_FREED_DIVISOR = 8 };
 
 typedef struct tms_kind {
     tms_space_t space; /* first: its addresses */
@@ -22,15 +20,10 @@ typedef struct tms_kind {
     tms_host_policy_t policy;
     int device;
 
-    bool shares;          /* one of its segments was shared with another process (export.h) */
-    bool in_the_way;      /* its slack once was as much as a call lacked: no runs any more */
-    uint32_t unquiet;     /* cycles that must be quiet before it gets runs again */
-    tms_shared_row_t row; /* of the shared page, where its slack is counted; constant while there is any */
-    uint64_t freed_bytes; /* of segments that have been resumed, since its last pause */
-
-    uint64_t mark;         /* of the call that counts the next two */
-    uint64_t paused_bytes; /* by that call */
-    struct tms_kind *next_in_call;
+    bool sent;              /* memory of it was exported to another process (export.h) */
+    uint64_t resumed_bytes; /* that its last resume has brought back */
+    uint64_t freed_bytes;   /* of these, that were freed while they were resident */
+    tms_shared_row_t row;   /* of the shared page, where its slack is counted; constant while there is any */
     struct tms_kind *next_of_list, *next;
 } tms_kind_t;
 
@@ -43,19 +36,21 @@ tms_kind_t *tms_kinds_of_segment(tms_saver_t *saver, tms_kind_t **list, const tm
 /* For tests: forgets the kinds. No segment may have addresses. */
 void tms_kinds_release(tms_saver_t *saver);
 
-/* Whether the next resume may back several of its segments by one handle. */
-bool tms_kind_suits_runs(const tms_kind_t *kind);
+/* Whether a resume may back the segment and its neighbours of the kind by one handle: unless a handle of its own was
+ * requested (runs=False), memory of the kind was sent to another process, or more than an eighth of it was freed since the
+ * last resume. */
+bool tms_kind_shares_handles(const tms_segment_t *segment);
 /* A segment with memory is freed. */
-void tms_kind_note_free(tms_kind_t *kind, const tms_segment_t *segment);
-/* A pause has released `paused_bytes` of it. Its slack is still counted. */
-void tms_kind_note_pause(tms_kind_t *kind);
+void tms_kind_note_free(const tms_segment_t *segment);
+/* A resume has succeeded. Called for each of its segments before tms_kind_note_resumed is called for any. */
+void tms_kind_begin_resumed(const tms_segment_t *segment);
+void tms_kind_note_resumed(const tms_segment_t *segment);
 
 /* The slack of the kinds on a list, on one device (TMS_NO_DEVICE: on all). */
 uint64_t tms_kinds_slack(const tms_kind_t *first, int device);
 
-/* For a message: adds the slack of one device, by tag, with what to do. `missing_bytes`: how much more free memory the call
- * needed. If the slack is as much, it was in the way, and its kinds get no runs any more. Does nothing without slack. Takes
- * the saver's lock. */
-void tms_kinds_explain_slack(tms_saver_t *saver, int device, uint64_t missing_bytes, tms_error_t *error);
+/* For the message of an out-of-memory error: adds the slack of one device, by tag, with what to do. Does nothing without
+ * slack. Takes the saver's lock. */
+void tms_kinds_explain_slack(tms_saver_t *saver, int device, tms_error_t *error);
 
 #endif

@@ -65,7 +65,6 @@ bool tms_runs_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *se
     segment->node.end = piece->end;
     tms_run_t *run = piece->backing;
     tms_runs_attach(run, segment);
-    segment->shared = run->exported.among != NULL; /* who has mapped the run sees this memory, too */
     piece->backing = NULL;
     recount(saver, kind, before);
     return true;
@@ -193,7 +192,7 @@ tms_leaving_t tms_runs_leave(tms_saver_t *saver, tms_segment_t *segment, tms_qui
     } else if (run->mapped && !tms_quiesced_covers(quiesced, run->accessible)) {
         leaving = TMS_MUST_WAIT;
     } else {
-        tms_kind_note_free(tms_kind_of(segment->piece), segment);
+        tms_kind_note_free(segment);
         leave_slack(saver, segment);
         segment->run = NULL;
         if (--run->segments == 0) {

@@ -41,7 +41,6 @@ static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved, doub
         atomic_fetch_add_explicit(&segment->tag->discards, 1, memory_order_relaxed);
     if (!was_active && is_active) atomic_fetch_sub_explicit(&segment->tag->paused, 1, memory_order_relaxed);
     if (!tms_segment_has_memory(segment)) tms_runs_detach(segment);
-    if (moved && is_active) segment->resumed = true;
     if (moved && !damaged) {
         t->done.report.allocations++;
         t->done.report.bytes += bytes;
@@ -60,21 +59,10 @@ static void advance_epochs(tms_transition_t *t) {
     }
 }
 
-/* Counts what a pause has released of each kind, and has the kinds judge their slack. */
-static void note_slack(tms_transition_t *t) {
-    const uint64_t mark = ++t->saver->marks;
-    tms_kind_t *first = NULL;
-    TMS_FOR_EACH(segment, t) {
-        tms_kind_t *kind = tms_kind_of(segment->piece);
-        if (kind->mark != mark) {
-            kind->mark = mark;
-            kind->paused_bytes = 0;
-            kind->next_in_call = first;
-            first = kind;
-        }
-        kind->paused_bytes += tms_segment_reserved(segment);
-    }
-    for (tms_kind_t *kind = first; kind; kind = kind->next_in_call) tms_kind_note_pause(kind);
+/* Has the kinds of a resume count from now on how much of it is freed. */
+static void note_resumed(const tms_transition_t *t) {
+    TMS_FOR_EACH(segment, t) tms_kind_begin_resumed(segment);
+    TMS_FOR_EACH(segment, t) tms_kind_note_resumed(segment);
 }
 
 /* The runs of the call are no longer its own. Adds the freed segments that have waited for that to *freed. */
@@ -93,10 +81,8 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_footprint_moves_t moves = {.to = &t->saver->footprints, .call = t->call, .operation = t->asked.operation};
     if (tms_shared_page_is_open(&t->saver->page)) moves.outcome = tms_ending_page_outcome(t, moved);
     pthread_mutex_lock(&t->saver->lock);
-    if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) {
-        advance_epochs(t);
-        note_slack(t);
-    }
+    if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
+    if (moved && t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);
     for (tms_segment_t *next, *segment = t->planned.first; segment; segment = next) {
         next = segment->next_in_transition;
         settle(t, segment, moved, now);

@@ -5,28 +5,22 @@
 
 /* ---- the plan ---- */
 
-static bool may_share_a_run(const tms_transition_t *t, const tms_segment_t *segment) {
-    const tms_kind_t *kind = tms_kind_of(segment->piece);
-    return t->saver->config->runs && !segment->own_handle && !segment->all_cached && tms_kind_suits_runs(kind) &&
-           segment->shared == kind->shares;
-}
-
 /* The segment that owns a piece and may be in a run with its neighbours there; or NULL. */
 static tms_segment_t *companion(const tms_transition_t *t, const tms_piece_t *piece) {
     tms_segment_t *other = piece ? piece->owner : NULL;
-    bool fits = other && other->state == t->asked.through && may_share_a_run(t, other);
+    bool fits = other && other->state == t->asked.through && tms_kind_shares_handles(other);
     return fits ? other : NULL;
 }
 
 /* Places a segment together with all neighbours that may share a run with it, from the first of them on. */
 static void place_neighbours(const tms_transition_t *t, tms_segment_t *segment) {
     tms_segment_t *leader = segment, *last = segment;
-    if (may_share_a_run(t, segment)) {
+    if (tms_kind_shares_handles(segment)) {
         for (tms_segment_t *before; (before = companion(t, leader->piece->before));) leader = before;
     }
     last = leader;
     last->placement.leader = leader;
-    while (may_share_a_run(t, last)) {
+    while (tms_kind_shares_handles(last)) {
         tms_segment_t *next = companion(t, last->piece->after);
         if (!next) return;
         if (next->node.end - leader->node.begin > TMS_RUN_MOST_BYTES)

@@ -1,9 +1,6 @@
 /* Which segments of a resume one run is to back: neighbours of one kind that come back together, up to TMS_RUN_MOST_BYTES.
  *
- * In no run with others are: a segment that asked for a handle of its own, one in which PyTorch had no block
- * in use at the pause, because PyTorch frees such segments first, and those of a kind that runs do not suit
- * (allocation/kinds.h). An importer keeps all of a run: segments that were ever shared with another process are in runs of
- * such segments only, and the others of their kind in none, because the program may share them next.
+ * tms_kind_shares_handles (allocation/kinds.h) decides which segments have a handle of their own.
  *
  * Used by the resume that owns the segments. */
 #ifndef TMS_LAYOUT_H

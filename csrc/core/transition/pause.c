@@ -63,7 +63,6 @@ static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_de
                                               .live = live,
                                               .wait = &t->wait};
         segment->only_preserved = request.kind != chosen_kind(t, segment);
-        segment->all_cached = live && tms_live_is_empty(live, request.address, segment->bytes);
         status = tms_backup_plan(&segment->backup, stores, &t->planned.batch, &request, &here, error);
         if (status != TMS_OK) return status;
         status = tms_wait_check(&t->wait, &here, error);

@@ -32,7 +32,6 @@ typedef struct demand {
 typedef struct shortage {
     int device;
     uint64_t needed, free, missing;
-    uint64_t missing_of[TMS_MAX_DEVICES];
 } shortage_t;
 
 typedef struct patience {
@@ -171,7 +170,6 @@ static tms_status_t find_shortage(tms_transition_t *t, shortage_t *worst, tms_er
         if (status != TMS_OK) return status;
         free_bytes += demand.returned[device];
         uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
-        found.missing_of[device] = missing;
         if (found.device != TMS_NO_DEVICE && missing <= found.missing) continue;
         found.device = device;
         found.needed = needed;
@@ -198,14 +196,6 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     tms_error_append(error, " %s missing", shortage.missing > 0 ? "are" : "is");
     if (t->asked.selection->timeout_seconds > 0) tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
     tms_error_append(error, ".");
-}
-
-/* Appends the slack of the device of the error. If the driver does not say what is free, the slack was in the way. */
-static void explain_slack(tms_transition_t *t, tms_error_t *error) {
-    shortage_t shortage = {0};
-    if (!error || error->device < 0) return;
-    (void)find_shortage(t, &shortage, NULL);
-    tms_kinds_explain_slack(t->saver, error->device, shortage.missing_of[error->device], error);
 }
 
 /* Different in two processes that begin at the same time; not 0. */
@@ -255,7 +245,7 @@ static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error
             if (status == TMS_OUT_OF_DEVICE_MEMORY) describe_shortage(t, error);
             if (status == TMS_OK) continue;
         }
-        if (status == TMS_OUT_OF_DEVICE_MEMORY) explain_slack(t, error);
+        if (status == TMS_OUT_OF_DEVICE_MEMORY && error) tms_kinds_explain_slack(t->saver, error->device, error);
         return status;
     }
 }

@@ -224,6 +224,23 @@ typedef struct worker {
     tms_tag_t *shared[ROUNDS];
 } worker_t;
 
+/* TMS_RUNS=0 is what region(runs=False) requests, for every region. */
+static void test_a_process_without_runs(void **state) {
+    (void)state;
+    tms_error_t error;
+    tms_region_t region;
+    for (int runs = 0; runs < 2; runs++) {
+        static tms_region_defaults_t other;
+        const tms_config_t config = {.runs = runs};
+        assert_int_equal(tms_region_init(&other, &config, &error), TMS_OK);
+        assert_int_equal(tms_region_current(&other, NULL).own_handles, !runs);
+        const tms_region_settings_t settings = {.tag = "a", .own_handles = false};
+        assert_int_equal(tms_region_from_settings(&other, &settings, &region, &error), TMS_OK);
+        assert_int_equal(region.own_handles, !runs);
+        tms_region_release(&other);
+    }
+}
+
 /* Each thread nests differently, and all intern the same names concurrently. */
 static void *work(void *argument) {
     worker_t *worker = argument;
@@ -280,6 +297,7 @@ int main(void) {
         REGION_TEST(test_set_replaces_the_innermost_level),
         REGION_TEST(test_setting_the_initial_level_affects_this_thread_only),
         REGION_TEST(test_configuration_gives_the_initial_level),
+        REGION_TEST(test_a_process_without_runs),
         REGION_TEST(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

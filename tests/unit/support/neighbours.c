@@ -11,9 +11,11 @@ void make_neighbours(fixture_t *fixture, const char *tag, tms_backup_kind_t back
 void make_run(fixture_t *fixture, const char *tag, tms_backup_kind_t backup, uint64_t *addresses) {
     tms_error_t error;
     make_neighbours(fixture, tag, backup, addresses);
-    ASSERT_OK(pause_tag(fixture, tag, NULL, &error), error);
-    simulator()->clear_counts();
-    ASSERT_OK(resume_tag(fixture, tag, NULL, &error), error);
+    for (int cycle = 0; cycle < 2; cycle++) { /* if the test has freed memory of the tag, the first resume makes no run */
+        ASSERT_OK(pause_tag(fixture, tag, NULL, &error), error);
+        simulator()->clear_counts();
+        ASSERT_OK(resume_tag(fixture, tag, NULL, &error), error);
+    }
     assert_int_equal(simulator()->calls("cuMemCreate"), 1);
     assert_int_equal(tms_run_bytes(run_at(fixture, addresses[0])), NEIGHBOURS * NEIGHBOUR_BYTES);
     for (int i = 0; i < NEIGHBOURS; i++) fill(addresses[i], NEIGHBOUR_BYTES, (uint32_t)i);

@@ -1,5 +1,5 @@
 /* Guards the layout of a resume (transition/layout.h): which neighbours share a run, what happens if a run does not fit, and
- * which kinds get none (allocation/kinds.h). */
+ * which kinds get none. */
 
 #include "neighbours.h"
 
@@ -113,50 +113,22 @@ static void a_handle_of_its_own_was_asked_for(void **state) {
     tms_segment_of(tms_registry_find(&f->saver.registry, at[1]))->own_handle = true;
     assert_int_equal(handles_of_cycle(f), 3);
     assert_int_equal(tms_run_bytes(run_at(f, at[1])), NEIGHBOUR_BYTES);
-    f->config.runs = false; /* TMS_RUNS=0 */
-    assert_int_equal(handles_of_cycle(f), NEIGHBOURS);
 }
 
-static void shared_memory_is_in_runs_of_its_own(void **state) {
+/* An importer maps all of a handle, and the program may send any memory of the kind next. */
+static void a_kind_that_was_sent_gets_no_runs(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_export_t exported;
-    uint64_t at[NEIGHBOURS];
+    uint64_t at[NEIGHBOURS], other[NEIGHBOURS];
     make_run(f, "a", TMS_BACKUP_NONE, at);
-    for (int i = 0; i < 2; i++) ASSERT_OK(tms_saver_export(&f->saver, at[i], &exported, &error), error);
-    assert_int_equal(exported.bytes, NEIGHBOURS * NEIGHBOUR_BYTES); /* it lies in that run already */
-    assert_int_equal(handles_of_cycle(f), 3);                       /* the two that were not shared may be shared next */
+    make_run(f, "b", TMS_BACKUP_NONE, other);
     ASSERT_OK(tms_saver_export(&f->saver, at[1], &exported, &error), error);
-    assert_int_equal(exported.address, at[0]);
-    assert_int_equal(exported.bytes, 2 * NEIGHBOUR_BYTES);
-    ASSERT_OK(tms_saver_export(&f->saver, at[3], &exported, &error), error);
-    assert_int_equal(exported.bytes, NEIGHBOUR_BYTES); /* an importer keeps no more */
-    free_at(f, at[1]);
-    assert_int_equal(allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES), at[1]); /* an importer sees this one, too */
-    assert_int_equal(handles_of_cycle(f), 3);
-    assert_int_equal(tms_run_bytes(run_at(f, at[1])), 2 * NEIGHBOUR_BYTES);
-}
-
-static int32_t tell(void *context, tms_live_t *live) {
-    *live = *(const tms_live_t *)context;
-    return 0;
-}
-
-static void memory_that_was_only_cached_gets_a_handle_of_its_own(void **state) {
-    fixture_t *f = *state;
-    tms_error_t error;
-    uint64_t at[NEIGHBOURS];
-    make_neighbours(f, "a", TMS_BACKUP_PINNED, at);
-    tms_live_range_t ranges[NEIGHBOURS - 1];
-    for (int i = 0; i < NEIGHBOURS - 1; i++) ranges[i] = (tms_live_range_t){at[i], at[i] + MIB}; /* none in the last */
-    tms_live_t live = {.allocations = at, .allocation_count = NEIGHBOURS, .ranges = ranges, .range_count = NEIGHBOURS - 1};
-    const tms_selection_t selection = {.find_live = tell, .live_context = &live};
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
-    simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
-    assert_int_equal(simulator()->calls("cuMemCreate"), 2);
-    assert_int_equal(tms_run_bytes(run_at(f, at[NEIGHBOURS - 1])), NEIGHBOUR_BYTES);
-    assert_int_equal(handles_of_cycle(f), 1); /* all of it was live, for all that is known */
+    assert_int_equal(exported.bytes, NEIGHBOURS * NEIGHBOUR_BYTES); /* it lies in that run already */
+    for (int i = 0; i < 2; i++) assert_int_equal(handles_of_cycle(f), NEIGHBOURS + 1);
+    ASSERT_OK(tms_saver_export(&f->saver, at[1], &exported, &error), error);
+    assert_int_equal(exported.address, at[1]);
+    assert_int_equal(exported.bytes, NEIGHBOUR_BYTES);
 }
 
 /* ---- what does not fit ---- */
@@ -260,24 +232,51 @@ static void a_run_that_cannot_be_undone_is_not_halved(void **state) {
     assert_nothing_waits(&f->saver);
 }
 
-/* ---- kinds that runs do not suit ---- */
+/* ---- kinds that free ---- */
 
-static void a_kind_that_frees_gets_no_runs_until_it_is_quiet(void **state) {
+static void a_kind_that_frees_gets_no_runs_at_the_next_resume(void **state) {
     fixture_t *f = *state;
     uint64_t at[NEIGHBOURS];
     make_run(f, "a", TMS_BACKUP_NONE, at);
     free_at(f, at[3]); /* a quarter of its bytes */
     assert_int_equal(handles_of_cycle(f), 3);
-    assert_int_equal(handles_of_cycle(f), 3); /* the first quiet cycle */
-    assert_int_equal(handles_of_cycle(f), 1); /* the second */
+    assert_int_equal(handles_of_cycle(f), 1);
     free_at(f, at[2]);
     assert_int_equal(handles_of_cycle(f), 2);
-    free_at(f, at[1]); /* not quiet, although this leaves no slack */
+    free_at(f, at[1]); /* counts, although this leaves no slack */
     assert_int_equal(slack_bytes(f), 0);
     assert_int_equal(allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES), at[1]);
     assert_int_equal(handles_of_cycle(f), 2);
-    assert_int_equal(handles_of_cycle(f), 2);
     assert_int_equal(handles_of_cycle(f), 1);
+}
+
+/* A failed resume decides nothing: the next one follows the same frees. */
+static void a_resume_that_fails_forgets_no_frees(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t at[NEIGHBOURS];
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    free_at(f, at[3]);
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    simulator()->clear_counts();
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuMemCreate"), 3);
+}
+
+/* Memory that was never resumed, or is paused, had a handle of its own or had none. */
+static void other_frees_do_not_count(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t at[NEIGHBOURS];
+    make_run(f, "a", TMS_BACKUP_NONE, at);
+    free_at(f, allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOURS * NEIGHBOUR_BYTES));
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    free_at(f, at[3]);
+    simulator()->clear_counts();
+    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    assert_int_equal(simulator()->calls("cuMemCreate"), 1);
 }
 
 static void little_slack_changes_nothing(void **state) {
@@ -292,7 +291,7 @@ static void little_slack_changes_nothing(void **state) {
     assert_int_equal(handles_of_cycle(f), 5);
 }
 
-static void a_kind_whose_slack_was_in_the_way_gets_no_runs_any_more(void **state) {
+static void an_allocation_names_the_slack_of_others(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t at[NEIGHBOURS], address = 0;
@@ -308,26 +307,8 @@ static void a_kind_whose_slack_was_in_the_way_gets_no_runs_any_more(void **state
     assert_non_null(strstr(error.message, "4194304 bytes (4.0 MiB) are slack"));
     assert_non_null(strstr(error.message, "'a' 4194304 bytes"));
     assert_non_null(strstr(error.message, "pause(tag, backup=\"host\") and resume(tag)"));
-    for (int i = 0; i < 5; i++) assert_int_equal(handles_of_cycle(f), 2);
+    assert_int_equal(handles_of_cycle(f), 2);
     ASSERT_OK(tms_saver_allocate(&f->saver, &region, room + NEIGHBOUR_BYTES, 0, &address, &error), error);
-}
-
-static void slack_that_could_not_have_helped_costs_no_runs(void **state) {
-    fixture_t *f = *state;
-    tms_error_t error;
-    enum { SEGMENTS = 16 };
-    uint64_t at[SEGMENTS], address = 0;
-    for (int i = 0; i < SEGMENTS; i++) at[i] = allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES);
-    assert_int_equal(handles_of_cycle(f), 5);
-    free_at(f, at[SEGMENTS - 1]);
-    const tms_region_t region = {.tag = tms_tag_find(&f->regions.tags, "a"), .managed = true};
-    const uint64_t sizes[] = {256 * MIB, GIB}; /* more than there is beside the others; more than the device has */
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        assert_int_equal(tms_saver_allocate(&f->saver, &region, sizes[i], 0, &address, &error), TMS_OUT_OF_DEVICE_MEMORY);
-        assert_non_null(strstr(error.message, "2097152 bytes (2.0 MiB) are slack"));
-        assert_null(strstr(error.message, "no runs any more"));
-    }
-    assert_int_equal(handles_of_cycle(f), 5);
 }
 
 static void a_resume_names_the_slack_of_others(void **state) {
@@ -381,17 +362,17 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_run_has_a_largest_size, setup_large_device, teardown),
         cmocka_unit_test_setup_teardown(a_run_may_have_exactly_the_largest_size, setup_large_device, teardown),
         ONE_DEVICE(a_handle_of_its_own_was_asked_for),
-        ONE_DEVICE(shared_memory_is_in_runs_of_its_own),
-        ONE_DEVICE(memory_that_was_only_cached_gets_a_handle_of_its_own),
+        ONE_DEVICE(a_kind_that_was_sent_gets_no_runs),
         ONE_DEVICE(a_run_that_does_not_fit_is_tried_with_half_of_it),
         ONE_DEVICE(a_resume_that_finds_too_little_memory_leaves_no_run),
         ONE_DEVICE(a_failed_resume_undoes_its_runs),
         ONE_DEVICE(a_run_that_cannot_be_undone_is_damaged),
         ONE_DEVICE(a_run_that_cannot_be_undone_is_not_halved),
-        ONE_DEVICE(a_kind_that_frees_gets_no_runs_until_it_is_quiet),
+        ONE_DEVICE(a_kind_that_frees_gets_no_runs_at_the_next_resume),
+        ONE_DEVICE(a_resume_that_fails_forgets_no_frees),
+        ONE_DEVICE(other_frees_do_not_count),
         ONE_DEVICE(little_slack_changes_nothing),
-        ONE_DEVICE(a_kind_whose_slack_was_in_the_way_gets_no_runs_any_more),
-        ONE_DEVICE(slack_that_could_not_have_helped_costs_no_runs),
+        ONE_DEVICE(an_allocation_names_the_slack_of_others),
         ONE_DEVICE(a_resume_names_the_slack_of_others),
         ONE_DEVICE(a_resume_that_leaves_damage_names_slack),
     };
