@@ -2,12 +2,13 @@
 """Checks the layers of csrc/: fails if a file uses another one that it must not use.
 
 The order is base < device < backup < core < abi < preload, python < lookups. A file uses its own layer and lower ones.
-preload and python do not use each other. All may use include/, the public ABI. The parts of backup have an order
-(BACKUP_ORDER), and some may include only certain headers of another part (BACKUP_DOORS). The simulator stands beside the
-layers, shares only include/ with them, and has its own order of folders (SIMULATOR_ORDER). A use is an `#include "..."` or,
-if objects are found, a symbol that one object needs and another defines (nm). A module is x.c with x.h. The check fails on
+preload and python do not use each other. All may use include/, the public ABI. The parts of backup and of core have an
+order (PARTS), and some of backup may include only certain headers of another part (BACKUP_DOORS). The simulator stands
+beside the layers, shares only include/ with them, and has its own order of folders (SIMULATOR_ORDER). A use is an
+`#include "..."` or, if objects are found, a symbol that one object needs and another defines (nm). A module is x.c with
+x.h. The check fails on
 
-- a use against the order of the layers, of the parts of backup, or of the simulator's folders;
+- a use against the order of the layers, of the parts of backup or core, or of the simulator's folders;
 - an include of a header of another part of backup that BACKUP_DOORS does not allow;
 - a circle of modules in a layer or in the simulator, or of folders in the simulator;
 - Python.h outside csrc/python.
@@ -38,9 +39,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("lookups",),
 )
 SHARED = "include"
-BACKUP = "backup"
-# The parts of csrc/backup in the same form. A part is a module directly in it, or a folder.
-BACKUP_ORDER: tuple[tuple[str, ...], ...] = (("content",), ("backup",), ("host",), ("disk",), ("stores",))
+# The parts of some layers in the same form. A part is a module directly in the layer, or a folder.
+PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "backup": (("content",), ("backup",), ("host",), ("disk",), ("stores",)),
+    "core": (("model",), ("allocation",), ("transition",)),
+}
 # (user, used): the modules of the used part whose headers the user may include. A pair that is not listed: all modules.
 BACKUP_DOORS: dict[tuple[str, str], frozenset[str]] = {
     ("disk", "host"): frozenset({"backup/host/store", "backup/host/map"}),
@@ -119,7 +122,7 @@ def folder_of(module: str) -> str:
 
 
 def part_of(module: str) -> str:
-    """The part of csrc/backup that a module belongs to."""
+    """The part of its layer that a module belongs to."""
     return PurePosixPath(module).parts[1]
 
 
@@ -200,18 +203,20 @@ def check_layers(sources: Sources) -> Iterator[str]:
                 yield f"against the order, {layer_of(user)} uses {layer_of(used)}: {use.describe(user, used)}"
 
 
-def check_backup(sources: Sources) -> Iterator[str]:
-    ranks = ranks_of(BACKUP_ORDER)
+def check_parts(sources: Sources) -> Iterator[str]:
+    ranks = {layer: ranks_of(order) for layer, order in PARTS.items()}
     for module in sorted(sources.modules):
-        if layer_of(module) == BACKUP and part_of(module) not in ranks:
-            yield f"{module} is in no part of BACKUP_ORDER"
+        layer = layer_of(module)
+        if layer in PARTS and part_of(module) not in ranks[layer]:
+            yield f"{module} is in no part of {layer}; the parts are {', '.join(ranks[layer])}"
     for user, uses in sorted(sources.graph.items()):
         for used, use in sorted(uses.items()):
-            if layer_of(user) != BACKUP or layer_of(used) != BACKUP or part_of(user) == part_of(used):
+            layer = layer_of(user)
+            if layer not in PARTS or layer_of(used) != layer or part_of(user) == part_of(used):
                 continue
-            above, below = part_of(user), part_of(used)
-            if above in ranks and below in ranks and ranks[above] <= ranks[below]:
-                yield f"against the order in backup, {above} uses {below}: {use.describe(user, used)}"
+            above, below, rank = part_of(user), part_of(used), ranks[layer]
+            if above in rank and below in rank and rank[above] <= rank[below]:
+                yield f"against the order in {layer}, {above} uses {below}: {use.describe(user, used)}"
             doors = BACKUP_DOORS.get((above, below), {used})
             if use.includes and used not in doors:
                 yield f"{above} may include of {below} only {', '.join(sorted(doors))}: {use.describe(user, used)}"
@@ -296,7 +301,7 @@ def check(sources: Sources) -> list[str]:
     return [
         *sources.problems,
         *check_layers(sources),
-        *check_backup(sources),
+        *check_parts(sources),
         *check_circles(sources),
         *check_simulator(sources),
     ]

@@ -1,11 +1,11 @@
 """Checks who makes a `tms_quiesced_t`, without which no memory is unmapped: `python tools/check_quiesced.py`.
 
-core/quiesced.c makes such values in three functions (core/quiesced.h). Elsewhere in csrc a value is only declared, passed
-and assigned as a whole. The check fails on every other way to make one: an initialiser, a compound literal or a cast, a
-field, `memset` and the like. It fails on a call of `tms_quiesced_never_handed_out` or `tms_quiesced_devices_lost` from a
-function that is not listed here with its reason, and on a listed function that makes none any more. It also fails on
-`cuMemUnmap` outside of the functions listed for it; the interposers only pass on what the program itself unmaps.
-"""
+core/model/quiesced.c makes such values in three functions (core/model/quiesced.h). Elsewhere in csrc a value is only
+declared, passed and assigned as a whole. The check fails on every other way to make one: an initialiser, a compound
+literal or a cast, a field, `memset` and the like. It fails on a call of `tms_quiesced_never_handed_out` or
+`tms_quiesced_devices_lost` from a function that is not listed here with its reason, and on a listed function that makes
+none any more. It also fails on `cuMemUnmap` outside of the functions listed for it; the interposers only pass on what
+the program itself unmaps."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HOME = {"core/quiesced.c", "core/quiesced.h"}
+HOME = {"core/model/quiesced.c", "core/model/quiesced.h"}
 
 #: The callers that may state without waiting that memory is quiesced, as (file, function, maker), and the reason.
 UNWAITED = {
-    ("core/run.c", "tms_run_map", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
-    ("core/segment.c", "tms_segment_guard", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
+    ("core/model/run.c", "tms_run_map", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
+    ("core/model/guard.c", "tms_guard_map", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
     ("core/transition/guarding.c", "make_page", "tms_quiesced_never_handed_out"): "making the page has failed",
-    ("core/allocation/retire.c", "tms_saver_drop_guard", "tms_quiesced_never_handed_out"): "the page itself is ours",
+    ("core/allocation/free.c", "tms_saver_drop_guard", "tms_quiesced_never_handed_out"): "the page itself is ours",
     ("core/allocation/allocation.c", "make_segment", "tms_quiesced_never_handed_out"): "the allocation has failed",
     (
         "core/transition/resume.c",
         "undo_run",
         "tms_quiesced_never_handed_out",
     ): "a failed resume, which has waited for its copies",
-    ("core/allocation/retire.c", "tms_saver_await_users", "tms_quiesced_never_handed_out"): "no device has access",
-    ("core/allocation/retire.c", "tms_saver_await_users", "tms_quiesced_devices_lost"): "waiting has found them lost",
+    ("core/allocation/free.c", "tms_saver_await_users", "tms_quiesced_never_handed_out"): "no device has access",
+    ("core/allocation/free.c", "tms_saver_await_users", "tms_quiesced_devices_lost"): "waiting has found them lost",
 }
 
 #: The functions that unmap, as (file, function): they refuse to without a value that covers every device with access.
-UNMAPS = {("core/run.c", "tms_run_depopulate"), ("core/segment.c", "tms_segment_unguard")}
+UNMAPS = {("core/model/run.c", "tms_run_depopulate"), ("core/model/guard.c", "tms_guard_unmap")}
 
 _TYPE = r"(?:struct\s+tms_quiesced|tms_quiesced_t)"
 _FORBIDDEN = {

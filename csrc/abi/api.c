@@ -8,13 +8,14 @@
 #include "abi/queries.h"
 #include "abi/start.h"
 #include "core/allocation/allocation.h"
-#include "core/capture_end.h"
-#include "core/inspect.h"
-#include "core/peers.h"
+#include "core/allocation/capture_end.h"
+#include "core/allocation/free.h"
+#include "core/model/inspect.h"
+#include "core/model/peers.h"
+#include "core/model/turn.h"
 #include "core/transition/background.h"
 #include "core/transition/pause.h"
 #include "core/transition/resume.h"
-#include "core/turn.h"
 #include "device/uuid.h"
 
 static tms_status_t api_allocate(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error) {

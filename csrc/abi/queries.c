@@ -3,9 +3,8 @@
 #include <string.h>
 
 #include "abi/start.h"
-#include "core/event_copy.h"
-#include "core/export.h"
-#include "core/inspect.h"
+#include "core/model/export.h"
+#include "core/model/inspect.h"
 #include "core/transition/reading.h"
 #include "core/transition/sample.h"
 

@@ -8,7 +8,7 @@
 
 #include "abi/late_devices.h"
 #include "base/ledger.h"
-#include "core/saver.h"
+#include "core/model/saver.h"
 
 /* The maximum number of interposed functions (preload/resolve.h). */
 enum { TMS_MAX_HOOKS = 48 };

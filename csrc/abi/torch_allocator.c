@@ -5,7 +5,8 @@
 #include "abi/ordinary_memory.h"
 #include "abi/start.h"
 #include "core/allocation/allocation.h"
-#include "core/peers.h"
+#include "core/allocation/free.h"
+#include "core/model/peers.h"
 
 /* The driver has shut down, which is normal at process exit and not reported. */
 static bool is_shutdown(tms_status_t status, const tms_error_t *error) {

@@ -1,5 +1,5 @@
 /* The settings of a region, which apply to the allocations made in it. A value, copied into the thread's stack of regions
- * (core/region.h), into announced captures (device/capture.h) and into segments. */
+ * (core/model/region.h), into announced captures (device/capture.h) and into segments. */
 #ifndef TMS_SETTINGS_H
 #define TMS_SETTINGS_H
 
@@ -10,7 +10,7 @@ typedef struct tms_region {
     tms_backup_kind_t backup;
     tms_host_policy_t host_policy;
     bool managed;
-    bool own_handles; /* its allocations are in no run with others (core/run.h) */
+    bool own_handles; /* its allocations are in no run with others (core/model/run.h) */
 } tms_region_t;
 
 #endif

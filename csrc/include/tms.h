@@ -90,7 +90,7 @@ typedef struct tms_region_settings {
     int32_t backup;      /* tms_backup_kind_t */
     const char *tag;     /* UTF-8, not empty. Copied (interned) by the callee; valid for ever in what is handed out */
     int32_t host_policy; /* tms_host_policy_t */
-    int32_t own_handles; /* 1: each allocation has a physical handle of its own, also after a resume (core/run.h) */
+    int32_t own_handles; /* 1: each allocation has a physical handle of its own, also after a resume (core/model/run.h) */
 } tms_region_settings_t;
 
 /* A file descriptor of an allocation's physical memory, by which another process can map it.

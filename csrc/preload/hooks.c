@@ -2,9 +2,10 @@
 
 #include "abi/start.h"
 #include "core/allocation/allocation.h"
-#include "core/capture_end.h"
-#include "core/inspect.h"
-#include "core/peers.h"
+#include "core/allocation/free.h"
+#include "core/allocation/capture_end.h"
+#include "core/model/inspect.h"
+#include "core/model/peers.h"
 #include "counting.h"
 #include "device/capture_mode.h"
 #include "interpreter.h"

@@ -9,7 +9,7 @@
 
 #include "abi/compat.h"
 #include "base/status.h"
-#include "core/region.h"
+#include "core/model/region.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

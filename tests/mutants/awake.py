@@ -260,7 +260,7 @@ _FRESH = (
     ),
     Mutant(
         "preserved-blocks-are-all-that-was-live",
-        "csrc/core/segment.h",
+        "csrc/core/model/segment.h",
         "    if (segment->backup.saved && !segment->only_preserved) return false;",
         "    if (segment->backup.saved) return false;",
         (_SAMPLE_TESTS, _ON_GPU),

@@ -46,14 +46,14 @@ MUTANTS = (
     ),
     Mutant(
         "damaged-memory-is-told-as-gone",
-        "csrc/core/footprint.c",
+        "csrc/core/model/footprint.c",
         ".resident_bytes = tms_segment_is_mapped(segment) ? bytes : 0,",
         ".resident_bytes = segment->state == TMS_SEGMENT_ACTIVE ? bytes : 0,",
         (_COPY, _PHASES),
     ),
     Mutant(
         "backups-are-not-told",
-        "csrc/core/footprint.c",
+        "csrc/core/model/footprint.c",
         ".backup_bytes = settled ? tms_backup_taken_bytes(&segment->backup, to->stores) : 0}",
         ".backup_bytes = segment->state == TMS_SEGMENT_PAUSED ? segment->backup.held.bytes : 0}",
         (_COPY,),

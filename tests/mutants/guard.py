@@ -12,7 +12,7 @@ _FAILED = "tests/unit/core/transition/test_guard_failed.c"
 MUTANTS = (
     Mutant(
         "guarded-memory-can-be-written",
-        "csrc/core/segment.c",
+        "csrc/core/model/guard.c",
         "driver, devices, CU_MEM_ACCESS_FLAGS_PROT_READ,",
         "driver, devices, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,",
         (_BYTES,),
@@ -29,7 +29,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-free-does-not-wait-for-late-reads",
-        "csrc/core/allocation/retire.c",
+        "csrc/core/allocation/free.c",
         "    if (!left) *users = tms_segment_accessible(segment);",
         "    if (!left) *users = segment->run ? segment->run->accessible : 0;",
         (_BYTES, _FAILED),
@@ -43,9 +43,9 @@ MUTANTS = (
     ),
     Mutant(
         "the-page-stays-when-nothing-is-guarded",
-        "csrc/core/allocation/retire.c",
-        "    if (page) tms_saver_dispose(saver, page, tms_quiesced_never_handed_out());",
-        "    if (page && saver->log == NULL) tms_saver_dispose(saver, page, tms_quiesced_never_handed_out());",
+        "csrc/core/allocation/free.c",
+        "    if (page) (void)tms_saver_release_segment(saver, page, tms_quiesced_never_handed_out());",
+        "    if (page && saver->log == NULL) (void)tms_saver_release_segment(saver, page, tms_quiesced_never_handed_out());",
         (_BYTES, _FAILED),
     ),
     Mutant(
@@ -85,7 +85,7 @@ MUTANTS = (
     ),
     Mutant(
         "the-environment-does-not-switch-guard-mode-on",
-        "csrc/core/saver.c",
+        "csrc/core/model/saver.c",
         "    atomic_init(&saver->guard.on, config->guard);",
         "    atomic_init(&saver->guard.on, false);",
         ("tests/unit/python/engine/test_settings.py::test_the_environment_switches_guard_mode_on",),

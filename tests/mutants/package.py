@@ -224,7 +224,7 @@ _REGIONS = (
     ),
     Mutant(
         "settings-of-an-outer-region-that-was-left-stay",
-        "csrc/core/region.c",
+        "csrc/core/model/region.c",
         "    stack->depth--;\n    return later;",
         "    stack->depth--;\n    if (later) stack->level[stack->depth] = stack->level[at - 1];\n    return later;",
         ("tests/unit/core/test_region.c",),

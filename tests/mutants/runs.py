@@ -6,8 +6,9 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_RUNS = "csrc/core/allocation/runs.c"
-_KINDS = "csrc/core/allocation/kinds.c"
+_RUN = "csrc/core/model/run.c"
+_FREE = "csrc/core/allocation/free.c"
+_KINDS = "csrc/core/model/kinds.c"
 _LAYOUT = "csrc/core/transition/layout.c"
 _RESTORE = "csrc/core/transition/restore.c"
 _TEST_RUNS = "tests/unit/core/test_runs.c"
@@ -18,28 +19,28 @@ _CHURNS = f"{_FULL_DEVICE}::test_a_churning_tag_has_no_slack_from_its_second_cyc
 _SLACK = (
     Mutant(
         "slack-is-handed-out-while-a-call-owns-its-run",
-        _RUNS,
+        _RUN,
         "    *list = run;\n    tms_space_hold(run->first, run->end);",
         "    *list = run;",
         (_TEST_RUNS,),
     ),
     Mutant(
         "slack-outlives-a-pause",
-        _RUNS,
-        "    if (!tms_run_has_memory(run)) forget_slack(saver, run);\n",
+        _FREE,
+        "        if (!has_memory) tms_kind_forget_slack(saver, run);\n",
         "",
         (_TEST_RUNS, _CHURNS),
     ),
     Mutant(
         "the-last-free-of-a-run-keeps-its-memory",
-        _RUNS,
+        _FREE,
         "        if (--run->segments == 0) {",
         "        if (--run->segments == 0 && tms_run_bytes(run) == tms_segment_reserved(segment)) {",
         (_TEST_RUNS,),
     ),
     Mutant(
         "memory-becomes-slack-while-kernels-may-write-to-it",
-        "csrc/core/allocation/retire.c",
+        _FREE,
         "    if (!left) *users = tms_segment_accessible(segment);",
         "    if (!left) *users = segment->run && segment->run->segments > 1 ? 0 : tms_segment_accessible(segment);",
         ("tests/unit/core/test_slack_in_use.c",),
@@ -70,42 +71,42 @@ _SLACK = (
 _FREES = (
     Mutant(
         "a-free-waits-for-devices-although-a-call-owns-its-run",
-        "csrc/core/allocation/retire.c",
-        "bool left = tms_runs_leave_to_owner(segment);",
+        _FREE,
+        "bool left = tms_run_leave_to_owner(segment);",
         "bool left = false;",
         (_TEST_RUNS,),
     ),
     Mutant(
         "a-run-is-quarantined-although-the-driver-has-shut-down",
-        _RUNS,
+        _FREE,
         "    bool gone = status == TMS_OK || tms_driver_is_gone(error);\n    if (run->first",
         "    bool gone = status == TMS_OK;\n    if (run->first",
         (_TEST_RUNS,),
     ),
     Mutant(
         "slack-is-shown-in-a-row-that-another-tag-has-now",
-        _RUNS,
+        _KINDS,
         "    if (before == 0) kind->row =",
         "    if (!kind->row) kind->row =",
         ("tests/unit/core/test_page_opening.c",),
     ),
     Mutant(
         "a-free-ignores-access-that-a-device-got-since-the-wait",
-        _RUNS,
+        _FREE,
         "run->mapped && !tms_quiesced_covers(quiesced, run->accessible)) {",
         "run->mapped && run->accessible == 0) {",
         ("tests/unit/core/test_slack_in_use.c",),
     ),
     Mutant(
         "only-one-freed-segment-of-an-owned-run-is-retired",
-        _RUNS,
+        _RUN,
         "    while (run->waiting) {",
         "    if (run->waiting) {",
         (_TEST_RUNS,),
     ),
     Mutant(
         "a-free-in-a-damaged-run-lists-its-slack",
-        _RUNS,
+        _KINDS,
         "segment->run, !segment->run->damaged);",
         "segment->run, true);",
         (_TEST_RUNS,),
@@ -160,7 +161,7 @@ _REPAIRS = (
 _ADDRESSES = (
     Mutant(
         "a-refused-range-is-not-tried-smaller",
-        "csrc/core/allocation/ranges.c",
+        "csrc/core/model/ranges.c",
         "status != TMS_OUT_OF_HOST_MEMORY && wanted > bytes)",
         "status != TMS_OUT_OF_HOST_MEMORY && wanted < bytes)",
         ("tests/unit/core/test_ranges.c",),
@@ -206,7 +207,7 @@ _KINDS_THAT_FREE = (
 _PLACES = (
     Mutant(
         "regions-of-a-process-without-runs-have-them",
-        "csrc/core/region.c",
+        "csrc/core/model/region.c",
         " || defaults->own_handles,",
         ",",
         ("tests/unit/core/test_region.c",),

@@ -47,4 +47,4 @@ def test_a_mistake_ends_the_process_with_a_report(address: str, report: str) -> 
     )
     assert done.returncode == -signal.SIGABRT, done.stderr
     assert report in done.stderr
-    assert "csrc/core/region.c" in done.stderr or "csrc/abi/api.c" in done.stderr
+    assert "csrc/core/model/region.c" in done.stderr or "csrc/abi/api.c" in done.stderr

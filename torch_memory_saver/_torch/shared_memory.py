@@ -67,7 +67,7 @@ class _Sent(NamedTuple):
 
 @dataclass
 class _Memory:
-    """A piece of physical memory, of one allocation or of neighbours (csrc/core/run.h), with what was sent of it. It ends
+    """A piece of physical memory, of one allocation or of neighbours (csrc/core/model/run.h), with what was sent of it. It ends
     with a pause of the tag (its epoch advances)."""
 
     exported: _core.Export

@@ -3,14 +3,12 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "core/allocation/kinds.h"
-#include "core/allocation/ranges.h"
+#include "core/allocation/free.h"
 #include "core/allocation/reclaim.h"
-#include "core/allocation/retire.h"
-#include "core/allocation/runs.h"
-#include "core/inspect.h"
-#include "core/page_opening.h"
-#include "core/peers.h"
+#include "core/model/inspect.h"
+#include "core/model/kinds.h"
+#include "core/model/peers.h"
+#include "core/model/ranges.h"
 
 /* ---- allocate ---- */
 
@@ -60,7 +58,7 @@ static tms_status_t populate(tms_saver_t *saver, tms_segment_t *segment, const t
                              const tms_device_table_t *devices, const tms_error_context_t *context, tms_error_t *error) {
     tms_device_mask_t peers = 0;
     tms_status_t status = tms_devices_peers(saver->devices, segment->device, &peers, context, error);
-    return status == TMS_OK ? tms_runs_populate_own(segment, driver, devices, peers, context, error) : status;
+    return status == TMS_OK ? tms_run_populate_own(segment, driver, devices, peers, context, error) : status;
 }
 
 /* Under the lock: another thread may pause or free the segment at once and subtract these again. */
@@ -84,7 +82,7 @@ static bool reuse_slack(tms_saver_t *saver, const tms_region_t *region, uint64_t
     if (!segment) return false;
     pthread_mutex_lock(&saver->lock);
     tms_kind_t *kind = tms_kinds_find(region->tag->kinds, region->backup, region->host_policy, device);
-    if (kind && tms_runs_take_slack(saver, kind, segment, reserved)) {
+    if (kind && tms_kind_take_slack(saver, kind, segment, reserved)) {
         *address = tms_segment_address(segment);
         publish(saver, segment);
         tms_peers_note_reused(saver, segment->run);
@@ -115,7 +113,7 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
         status = populate(saver, segment, driver, devices, context, error);
     }
     if (status != TMS_OK) {
-        tms_saver_dispose(saver, segment, tms_quiesced_never_handed_out());
+        (void)tms_saver_release_segment(saver, segment, tms_quiesced_never_handed_out());
         return status;
     }
     *made = segment;
@@ -170,7 +168,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         return TMS_OK;
     }
     if (status == TMS_OK) status = tms_devices_load(saver->devices, &driver, &devices, &context, error);
-    if (status == TMS_OK) tms_saver_open_page(saver, driver, devices);
+    if (status == TMS_OK) tms_footprint_open_page(&saver->page, saver->log, driver, devices);
     if (status == TMS_OK && device == TMS_NO_DEVICE)
         status = tms_devices_current(saver->devices, &context.device, &context, error);
     if (status == TMS_OK) status = check_size(devices, bytes, &reserved, &context, error);
@@ -183,44 +181,5 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
     }
     /* Devices that came into use since the last look get access to earlier allocations, and to slack that was reused. */
     if (devices->count > 1) tms_peers_refresh_after_allocation(saver);
-    return TMS_OK;
-}
-
-/* ---- free ---- */
-
-tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *error) {
-    tms_segment_t *retired = NULL;
-    pthread_mutex_lock(&saver->lock);
-    tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
-    tms_segment_t *segment = node ? tms_segment_of(node) : NULL;
-    bool freed_before = segment && segment->free_requested;
-    bool at_start = segment && tms_segment_address(segment) == address;
-    tms_error_context_t context = {.operation = "free", .device = TMS_NO_DEVICE, .address = address};
-    if (segment) context = tms_saver_context("free", segment);
-    if (at_start && !freed_before && !atomic_load(&saver->forked)) {
-        if (tms_segment_has_owner(segment)) {
-            segment->free_requested = true; /* the owner finishes the free */
-        } else {
-            tms_saver_unpublish(saver, segment);
-            tms_shared_page_publish(&saver->page);
-            retired = segment;
-        }
-    }
-    pthread_mutex_unlock(&saver->lock);
-
-    if (!segment) {
-        if (error) {
-            tms_error_clear(error);
-            error->status = TMS_NOT_MANAGED;
-        }
-        return TMS_NOT_MANAGED;
-    }
-    if (atomic_load(&saver->forked)) return TMS_OK; /* the memory belongs to the parent */
-    if (!at_start)
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context,
-                             "address 0x%llx lies inside an allocation that starts at 0x%llx", (unsigned long long)address,
-                             (unsigned long long)context.address);
-    if (freed_before) return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "the allocation has been freed already");
-    if (retired) tms_saver_retire(saver, retired, NULL);
     return TMS_OK;
 }

@@ -2,10 +2,9 @@
 
 #include <string.h>
 
-#include "core/allocation/retire.h"
-#include "core/allocation/runs.h"
-#include "core/captures.h"
-#include "core/tag_bytes.h"
+#include "core/allocation/free.h"
+#include "core/model/captures.h"
+#include "core/model/tag_bytes.h"
 
 /* ---- deferred frees ---- */
 
@@ -41,7 +40,7 @@ static damaged_t take_damaged(tms_saver_t *saver) {
         segment->state = TMS_SEGMENT_REPAIRING;
         segment->next_in_transition = taken.segments;
         taken.segments = segment;
-        tms_runs_own(segment->run, &taken.runs);
+        tms_run_own(segment->run, &taken.runs);
     }
     pthread_mutex_unlock(&saver->lock);
     return taken;
@@ -80,7 +79,7 @@ static void settle(tms_saver_t *saver, tms_segment_t *segment) {
     if (whole) {
         saver->damaged--;
         tms_stats_add(&saver->stats.paused_bytes, tms_segment_reserved(segment));
-        tms_runs_detach(segment);
+        tms_run_detach(segment);
     }
     tms_footprint_record(&saver->footprints, segment, event);
 }
@@ -100,10 +99,7 @@ static tms_segment_t *publish(tms_saver_t *saver, damaged_t *taken, tms_tag_byte
             tms_tag_bytes_add(repaired, segment->tag, tms_segment_reserved(segment));
         }
     }
-    for (tms_run_t *next, *run = taken->runs; run; run = next) {
-        next = run->next_in_call;
-        tms_runs_disown(saver, run, tms_run_has_memory(run), &freed);
-    }
+    tms_saver_disown_runs(saver, taken->runs, true, &freed);
     tms_shared_page_publish(&saver->page);
     pthread_mutex_unlock(&saver->lock);
     return freed;

@@ -6,7 +6,7 @@
 #ifndef TMS_RECLAIM_H
 #define TMS_RECLAIM_H
 
-#include "core/saver.h"
+#include "core/model/saver.h"
 #include "device/wait.h"
 
 /* A damaged segment becomes PAUSED when its memory can be released. During the attempt it is REPAIRING and belongs to this

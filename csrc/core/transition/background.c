@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "base/thread.h"
+#include "core/model/turn.h"
 #include "core/transition/resume.h"
-#include "core/turn.h"
 
 /* The thread holds a reference to `pending`; the saver outlives the thread (tms_pendings_close). */
 static void *run(void *argument) {

@@ -5,8 +5,8 @@
 #ifndef TMS_TRANSITION_CALL_H
 #define TMS_TRANSITION_CALL_H
 
-#include "core/saver.h"
-#include "core/tag_bytes.h"
+#include "core/model/saver.h"
+#include "core/model/tag_bytes.h"
 #include "device/wait.h"
 
 /* Facts for the log line of a successful call. */

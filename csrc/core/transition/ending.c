@@ -1,10 +1,9 @@
 #include "core/transition/ending.h"
 
 #include "base/clock.h"
-#include "core/allocation/kinds.h"
-#include "core/allocation/retire.h"
-#include "core/allocation/runs.h"
-#include "core/peers.h"
+#include "core/allocation/free.h"
+#include "core/model/kinds.h"
+#include "core/model/peers.h"
 #include "core/transition/log.h"
 
 /* ---- what the shared page is told ---- */
@@ -40,7 +39,7 @@ static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved, doub
     if (moved && was_active && tms_segment_lacks_contents(segment))
         atomic_fetch_add_explicit(&segment->tag->discards, 1, memory_order_relaxed);
     if (!was_active && is_active) atomic_fetch_sub_explicit(&segment->tag->paused, 1, memory_order_relaxed);
-    if (!tms_segment_has_memory(segment)) tms_runs_detach(segment);
+    if (!tms_segment_has_memory(segment)) tms_run_detach(segment);
     if (moved && !damaged) {
         t->done.report.allocations++;
         t->done.report.bytes += bytes;
@@ -65,16 +64,6 @@ static void note_resumed(const tms_transition_t *t) {
     TMS_FOR_EACH(segment, t) tms_kind_note_resumed(segment);
 }
 
-/* The runs of the call are no longer its own. Adds the freed segments that have waited for that to *freed. */
-static void disown_runs(tms_transition_t *t, bool moved, tms_segment_t **freed) {
-    const bool damages = moved == (t->asked.from == TMS_SEGMENT_ACTIVE);
-    for (tms_run_t *next, *run = t->planned.runs; run; run = next) {
-        next = run->next_in_call;
-        tms_runs_disown(t->saver, run, damages && tms_run_has_memory(run), freed);
-    }
-    t->planned.runs = NULL;
-}
-
 void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
     const double now = tms_wait_now();
@@ -93,7 +82,8 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
         segment->next_in_transition = freed;
         freed = segment;
     }
-    disown_runs(t, moved, &freed);
+    tms_saver_disown_runs(t->saver, t->planned.runs, moved == (t->asked.from == TMS_SEGMENT_ACTIVE), &freed);
+    t->planned.runs = NULL;
     tms_footprint_record_moves(&moves);
     tms_shared_page_end_moves(&t->saver->page);
     tms_shared_page_publish(&t->saver->page);

@@ -1,5 +1,5 @@
-/* The end of a pause, a resume or a sample: the new states of its segments, their runs (allocation/runs.h), what their kinds
- * learn (allocation/kinds.h), and what the shared page is told of the call.
+/* The end of a pause, a resume or a sample: the new states of its segments, their runs (model/run.h), what their kinds
+ * learn (model/kinds.h), and what the shared page is told of the call.
  *
  * On the thread of the call, with no lock held; takes the saver's lock for the states. */
 #ifndef TMS_TRANSITION_ENDING_H

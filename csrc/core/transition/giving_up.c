@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "core/footprint.h"
+#include "core/model/footprint.h"
 #include "core/transition/transition.h"
 
 tms_status_t tms_giving_up_prepare(const tms_transition_t *t, tms_giving_up_t *giving_up, tms_error_t *error) {

@@ -3,9 +3,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "core/allocation/ranges.h"
-#include "core/allocation/retire.h"
-#include "core/allocation/runs.h"
+#include "core/allocation/free.h"
+#include "core/model/ranges.h"
 
 /* ---- the page ---- */
 
@@ -36,12 +35,12 @@ static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, t
         free(page);
         return status;
     }
-    status = tms_runs_populate_own(page, t->driver, t->devices, 0, context, error);
+    status = tms_run_populate_own(page, t->driver, t->devices, 0, context, error);
     if (status == TMS_OK) status = fill(t, page, &at_rest, context, error);
     if (status == TMS_OK)
         *made = page;
     else if (at_rest)
-        tms_saver_dispose(t->saver, page, tms_quiesced_never_handed_out());
+        (void)tms_saver_release_segment(t->saver, page, tms_quiesced_never_handed_out());
     else
         tms_saver_retire(t->saver, page, NULL);
     return status;
@@ -81,7 +80,7 @@ void tms_guarding_cover(tms_transition_t *t, tms_segment_t *segment, tms_device_
     tms_status_t status = need_page(t, segment, &page, &context, &reason);
     if (status == TMS_OK)
         status =
-            tms_segment_guard(segment, page->run->handle, tms_segment_reserved(page), devices, t->driver, &context, &reason);
+            tms_guard_map(segment, page->run->handle, tms_segment_reserved(page), devices, t->driver, &context, &reason);
     if (segment->guarded > 0) { /* also after a failure that could not be undone */
         pthread_mutex_lock(&t->saver->lock);
         (void)tms_guard_hold(&t->saver->guard, segment->device);

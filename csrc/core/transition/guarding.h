@@ -1,4 +1,4 @@
-/* Guard mode in a pause and a resume (core/guard.h). Called by the call that owns the segments, with no lock held.
+/* Guard mode in a pause and a resume (core/model/guard.h). Called by the call that owns the segments, with no lock held.
  *
  * Guarding is an aid for debugging, so a pause does not fail because of it: a segment for which it fails is paused without a
  * guard, with a warning, and is counted. */

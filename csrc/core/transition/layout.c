@@ -1,7 +1,6 @@
 #include "core/transition/layout.h"
 
-#include "core/allocation/kinds.h"
-#include "core/allocation/runs.h"
+#include "core/model/kinds.h"
 
 /* ---- the plan ---- */
 
@@ -51,8 +50,8 @@ const tms_segment_t *tms_layout_last(const tms_segment_t *leader) {
 
 void tms_layout_occupy(tms_transition_t *t, tms_segment_t *leader, tms_run_t *run) {
     pthread_mutex_lock(&t->saver->lock);
-    for (tms_segment_t *segment = leader; segment; segment = segment->placement.next) tms_runs_attach(run, segment);
-    tms_runs_own(run, &t->planned.runs);
+    for (tms_segment_t *segment = leader; segment; segment = segment->placement.next) tms_run_attach(run, segment);
+    tms_run_own(run, &t->planned.runs);
     pthread_mutex_unlock(&t->saver->lock);
 }
 

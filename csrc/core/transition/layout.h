@@ -1,6 +1,6 @@
 /* Which segments of a resume one run is to back: neighbours of one kind that come back together, up to TMS_RUN_MOST_BYTES.
  *
- * tms_kind_shares_handles (allocation/kinds.h) decides which segments have a handle of their own.
+ * tms_kind_shares_handles (model/kinds.h) decides which segments have a handle of their own.
  *
  * Used by the resume that owns the segments. */
 #ifndef TMS_LAYOUT_H

@@ -1,13 +1,13 @@
 #include "core/transition/pause.h"
 
-#include "core/allocation/retire.h"
+#include "core/allocation/free.h"
+#include "core/model/turn.h"
 #include "core/transition/devices.h"
 #include "core/transition/ending.h"
 #include "core/transition/giving_up.h"
 #include "core/transition/guarding.h"
 #include "core/transition/phases.h"
 #include "core/transition/transition.h"
-#include "core/turn.h"
 
 /* ---- contents ---- */
 

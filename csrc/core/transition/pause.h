@@ -2,7 +2,7 @@
 #ifndef TMS_PAUSE_H
 #define TMS_PAUSE_H
 
-#include "core/saver.h"
+#include "core/model/saver.h"
 
 /* tms_api_t.pause. Any thread that is not inside a pause or resume. */
 tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,

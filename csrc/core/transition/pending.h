@@ -14,7 +14,7 @@
 #ifndef TMS_PENDING_H
 #define TMS_PENDING_H
 
-#include "core/saver.h"
+#include "core/model/saver.h"
 
 struct tms_copier;
 

@@ -8,7 +8,7 @@
 #ifndef TMS_READING_H
 #define TMS_READING_H
 
-#include "core/saver.h"
+#include "core/model/saver.h"
 
 /* tms_api_t.read_backup. */
 tms_status_t tms_transition_read(tms_saver_t *saver, const tms_selection_t *selection, uint64_t address, uint64_t bytes,

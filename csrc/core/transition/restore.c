@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "core/allocation/runs.h"
 #include "core/transition/guarding.h"
 #include "core/transition/layout.h"
 #include "core/transition/pending.h"
@@ -90,7 +89,7 @@ static tms_status_t make_run(restoration_t *all, tms_segment_t *leader, tms_erro
     tms_transition_t *t = all->t;
     tms_error_context_t context = tms_transition_context_of(t, leader);
     for (;;) {
-        tms_run_t *run = tms_runs_make(leader, tms_layout_last(leader));
+        tms_run_t *run = tms_run_make(leader, tms_layout_last(leader));
         if (!run) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
         context.bytes = tms_run_bytes(run);
         tms_status_t status = make_memory(all, run, &context, error);

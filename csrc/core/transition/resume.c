@@ -2,10 +2,10 @@
 
 #include <unistd.h>
 
-#include "core/allocation/kinds.h"
+#include "core/allocation/free.h"
 #include "core/allocation/reclaim.h"
-#include "core/allocation/retire.h"
-#include "core/peers.h"
+#include "core/model/kinds.h"
+#include "core/model/peers.h"
 #include "core/transition/devices.h"
 #include "core/transition/ending.h"
 #include "core/transition/guarding.h"

@@ -2,7 +2,7 @@
 #ifndef TMS_RESUME_H
 #define TMS_RESUME_H
 
-#include "core/saver.h"
+#include "core/model/saver.h"
 
 /* tms_api_t.resume. Any thread that is not inside a pause or resume. */
 tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,

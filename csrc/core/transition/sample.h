@@ -11,7 +11,7 @@
 #ifndef TMS_SAMPLE_H
 #define TMS_SAMPLE_H
 
-#include "core/saver.h"
+#include "core/model/saver.h"
 
 /* tms_api_t.count_guard_bytes. */
 tms_status_t tms_transition_sample(tms_saver_t *saver, const tms_selection_t *selection, const tms_live_range_t *ranges,

@@ -6,14 +6,13 @@
 
 #include "base/clock.h"
 #include "core/allocation/reclaim.h"
-#include "core/allocation/runs.h"
-#include "core/captures.h"
-#include "core/inspect.h"
+#include "core/model/captures.h"
+#include "core/model/inspect.h"
+#include "core/model/turn.h"
 #include "core/transition/ending.h"
 #include "core/transition/log.h"
 #include "core/transition/pending.h"
 #include "core/transition/phases.h"
-#include "core/turn.h"
 
 /* ---- captures ---- */
 
@@ -123,7 +122,7 @@ static void collect(tms_transition_t *t) {
         t->planned.end = &segment->next_in_transition;
         t->planned.owners |= (tms_device_mask_t)1 << segment->device;
         t->planned.affected |= tms_segment_accessible(segment);
-        if (segment->run) tms_runs_own(segment->run, &t->planned.runs);
+        if (segment->run) tms_run_own(segment->run, &t->planned.runs);
     }
     if (t->planned.first && tms_shared_page_is_open(&t->saver->page)) {
         tms_shared_page_begin_moves(&t->saver->page, tms_ending_page_call(t), tms_clock_nanoseconds());

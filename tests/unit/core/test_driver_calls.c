@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/config.h"
-#include "core/export.h"
+#include "core/model/export.h"
 #include "temporary.h"
 
 enum { DEVICES = 2, SEGMENTS = 5, MARGIN = 1 << 20 };

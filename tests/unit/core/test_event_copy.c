@@ -1,11 +1,11 @@
 /* Guards event_copy.c and footprint.c: what the events say is held is what is held, also once the ring has wrapped. */
-#include "core/event_copy.h"
+#include "core/model/inspect.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/footprint.h"
+#include "core/model/footprint.h"
 #include "support.h"
 
 enum { TAGS = 3, DEVICES = 2, ROOM = 64, LEVELS = 256, STEPS = 600, SEGMENTS = 12, GATE = 1 };

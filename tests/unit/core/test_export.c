@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/export.h"
+#include "core/model/export.h"
 
 /* An import of a descriptor in this process, as a stand-in for another one. */
 typedef struct imported {

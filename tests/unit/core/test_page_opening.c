@@ -1,5 +1,4 @@
 /* Guards page_opening.c, and that the shared page shows at every moment what the saver's own rows show. */
-#include "core/page_opening.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -9,7 +8,7 @@
 #include <unistd.h>
 
 #include "captured_stderr.h"
-#include "core/allocation/kinds.h"
+#include "core/model/kinds.h"
 #include "neighbours.h"
 #include "support.h"
 #include "temporary.h"

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "core/region.h"
+#include "core/model/region.h"
 
 static tms_region_defaults_t defaults;
 static tms_error_t error;

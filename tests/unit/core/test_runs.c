@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "core/export.h"
+#include "core/model/export.h"
 
 static uint64_t calls_of_memory(void) {
     static const char *const calls[] = {"cuMemCreate",     "cuMemMap",     "cuMemSetAccess",

@@ -6,10 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "core/allocation/kinds.h"
-#include "core/allocation/ranges.h"
-#include "core/allocation/retire.h"
-#include "core/allocation/runs.h"
+#include "core/allocation/free.h"
+#include "core/model/kinds.h"
+#include "core/model/ranges.h"
 
 enum { MANY = 50000, NAME_BYTES = 32, STEPS_A_SEGMENT = 8 };
 
@@ -43,7 +42,7 @@ static uint64_t compared_pieces(const fixture_t *f) {
 /* ---- addresses ---- */
 
 static void dispose_of_all(fixture_t *f, tms_segment_t **segments) {
-    for (int i = 0; i < MANY; i++) tms_saver_dispose(&f->saver, segments[i], tms_quiesced_never_handed_out());
+    for (int i = 0; i < MANY; i++) (void)tms_saver_release_segment(&f->saver, segments[i], tms_quiesced_never_handed_out());
     assert_int_equal(reserved_bytes(f), 0);
     assert_int_equal(simulator()->calls("cuMemAddressFree"), simulator()->calls("cuMemAddressReserve"));
 }

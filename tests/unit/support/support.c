@@ -1,6 +1,6 @@
 #include "support.h"
 
-#include "core/allocation/kinds.h"
+#include "core/model/kinds.h"
 
 #include <dlfcn.h>
 #include <math.h>

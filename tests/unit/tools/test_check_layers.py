@@ -46,9 +46,9 @@ IN_ORDER = {
     "base/log.h": "include/tms.h",
     "base/log.c": "base/log.h",
     "device/driver.h": "base/log.h",
-    "core/saver.c": "device/driver.h",
-    "preload/hooks.c": "core/saver.h",
-    "core/saver.h": "include/tms.h",
+    "core/model/saver.c": "device/driver.h",
+    "preload/hooks.c": "core/model/saver.h",
+    "core/model/saver.h": "include/tms.h",
     "python/module.c": "#include <Python.h>\nmodule.h",
     "python/module.h": "base/log.h",
     "simulator/memory/map.c": "include/tms.h",
@@ -85,7 +85,7 @@ def test_valid_sources_pass(tool: ModuleType, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [
-        ("device/capture.h", "core/region.h", ["device uses core", "device/capture.h", "core/region.h"]),
+        ("device/capture.h", "core/model/region.h", ["device uses core", "device/capture.h", "core/model/region.h"]),
         ("include/extra.h", "base/log.h", ["include uses base", "include/extra.h", "base/log.h"]),
         ("python/glue.c", "preload/hooks.h", ["python uses preload", "python/glue.c", "preload/hooks.h"]),
         ("simulator/memory/budget.c", "base/log.h", ["simulator uses base", "simulator/memory/budget.c"]),
@@ -96,7 +96,7 @@ def test_valid_sources_pass(tool: ModuleType, tmp_path: Path) -> None:
     ],
 )
 def test_an_include_against_the_order(tool: ModuleType, tmp_path: Path, file: str, text: str, words: list[str]) -> None:
-    others = {"core/region.h": "", "preload/hooks.h": "", "simulator/control.h": ""}
+    others = {"core/model/region.h": "", "preload/hooks.h": "", "simulator/control.h": ""}
     (problem,) = problems(tool, write(tmp_path, {**IN_ORDER, **others, file: text}))
     for word in words:
         assert word in problem
@@ -108,10 +108,18 @@ def test_an_include_is_looked_for_beside_its_file_first(tool: ModuleType, tmp_pa
 
 
 def test_a_circle_of_files(tool: ModuleType, tmp_path: Path) -> None:
-    csrc = write(tmp_path, {"core/a.h": "core/b.h", "core/b.h": "", "core/b.c": "core/c.h", "core/c.h": "core/a.h"})
+    csrc = write(
+        tmp_path,
+        {
+            "core/model/a.h": "core/model/b.h",
+            "core/model/b.h": "",
+            "core/model/b.c": "core/model/c.h",
+            "core/model/c.h": "core/model/a.h",
+        },
+    )
     (problem,) = problems(tool, csrc)
-    assert problem.startswith("a circle of core/a, core/b, core/c:")
-    assert 'core/b.c has #include "core/c.h"' in problem
+    assert problem.startswith("a circle of core/model/a, core/model/b, core/model/c:")
+    assert 'core/model/b.c has #include "core/model/c.h"' in problem
 
 
 BACKUP = {
@@ -145,7 +153,7 @@ BACKUP = {
             ["stores may include of host only backup/host/operations:", "backup/stores.c"],
         ),
         ("backup/stores.c", "disk/disk.h", ["stores may include of disk only backup/disk/operations:", "backup/stores.c"]),
-        ("backup/tape/tape.c", "", ["backup/tape/tape is in no part of BACKUP_ORDER"]),
+        ("backup/tape/tape.c", "", ["backup/tape/tape is in no part of backup"]),
     ],
 )
 def test_the_order_of_the_parts_of_backup(tool: ModuleType, tmp_path: Path, file: str, text: str, words: list[str]) -> None:
@@ -157,6 +165,26 @@ def test_the_order_of_the_parts_of_backup(tool: ModuleType, tmp_path: Path, file
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("core/model/run.c", "core/allocation/free.h", ["model uses allocation", "core/model/run.c"]),
+        ("core/allocation/new.c", "core/transition/pause.h", ["allocation uses transition", "core/allocation/new.c"]),
+        ("core/extra.c", "", ["core/extra is in no part of core"]),
+    ],
+)
+def test_the_order_of_the_parts_of_core(tool: ModuleType, tmp_path: Path, file: str, text: str, words: list[str]) -> None:
+    parts = {
+        "core/model/saver.h": "",
+        "core/allocation/free.h": "core/model/saver.h",
+        "core/transition/pause.h": "core/allocation/free.h\ncore/model/saver.h",
+    }
+    assert problems(tool, write(tmp_path, parts)) == []
+    (problem,) = problems(tool, write(tmp_path, {**parts, file: text}))
+    for word in words:
+        assert word in problem
+
+
 def test_a_symbol_against_the_order_of_the_parts_of_backup(tool: ModuleType, tmp_path: Path) -> None:
     csrc = write(
         tmp_path,
@@ -176,12 +204,12 @@ def test_a_symbol_against_the_order(tool: ModuleType, tmp_path: Path) -> None:
         tmp_path,
         {
             "base/log.c": "int tms_deep(void);\nint tms_log(void) { return tms_deep(); }",
-            "core/deep.c": "int tms_deep(void) { return 1; }",
+            "core/model/deep.c": "int tms_deep(void) { return 1; }",
             "abi/api.c": "int tms_deep(void);\nint tms_api(void) { return tms_deep(); }",
         },
     )
     (problem,) = problems(tool, csrc, compile_all(tmp_path))
-    assert "base uses core" in problem and "base/log.c uses tms_deep of core/deep.c" in problem
+    assert "base uses core" in problem and "base/log.c uses tms_deep of core/model/deep.c" in problem
 
 
 @needs_compiler
@@ -189,13 +217,16 @@ def test_a_circle_by_symbols_and_includes(tool: ModuleType, tmp_path: Path) -> N
     csrc = write(
         tmp_path,
         {
-            "core/a.h": "int tms_a(void);",
-            "core/a.c": "int tms_b(void);\nint tms_a(void) { return tms_b(); }",
-            "core/b.c": "core/a.h\nint tms_b(void) { return 0; }",
+            "core/model/a.h": "int tms_a(void);",
+            "core/model/a.c": "int tms_b(void);\nint tms_a(void) { return tms_b(); }",
+            "core/model/b.c": "core/model/a.h\nint tms_b(void) { return 0; }",
         },
     )
     (problem,) = problems(tool, csrc, compile_all(tmp_path))
-    assert "core/a.c uses tms_b of core/b.c" in problem and 'core/b.c has #include "core/a.h"' in problem
+    assert (
+        "core/model/a.c uses tms_b of core/model/b.c" in problem
+        and 'core/model/b.c has #include "core/model/a.h"' in problem
+    )
 
 
 @needs_compiler
@@ -218,11 +249,14 @@ def test_a_name_that_two_libraries_define_means_the_user_s_own(tool: ModuleType,
 def test_stale_objects_are_ignored(tool: ModuleType, tmp_path: Path) -> None:
     csrc = write(
         tmp_path,
-        {"base/a.c": "int tms_b(void);\nint tms_a(void) { return tms_b(); }", "core/b.c": "int tms_b(void) { return 0; }"},
+        {
+            "base/a.c": "int tms_b(void);\nint tms_a(void) { return tms_b(); }",
+            "core/model/b.c": "int tms_b(void) { return 0; }",
+        },
     )
     objects = compile_all(tmp_path)
     assert len(problems(tool, csrc, objects)) == 1
-    (csrc / "core/b.c").rename(csrc / "base/b.c")
+    (csrc / "core/model/b.c").rename(csrc / "base/b.c")
     assert problems(tool, csrc, objects) == []
     assert tool.main(["--csrc", str(csrc), "--objects", str(objects)]) == 0
     assert tool.main(["--csrc", str(csrc), "--objects", str(objects), "--need-objects"]) == 1
@@ -287,7 +321,7 @@ def test_pictures(tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixtur
     picture = tmp_path / "layers.svg"
     assert tool.main(["--csrc", str(csrc), "--dot", "--svg", str(picture)]) == 0
     printed = capsys.readouterr().out
-    assert '"core" -> "device" [label=1];' in printed
+    assert '"core/model" -> "device" [label=1];' in printed
     assert printed.startswith("digraph") and printed.endswith("}\n")
     words = {element.text for element in ElementTree.parse(picture).iter() if element.tag.endswith("}text")}
     assert {"base", "device", "backup", "core", "abi", "preload", "python", "include", "simulator"} <= words
@@ -297,10 +331,10 @@ def test_the_printed_report(tool: ModuleType, tmp_path: Path, capsys: pytest.Cap
     csrc = write(tmp_path, IN_ORDER)
     assert tool.main(["--csrc", str(csrc), "--objects", str(tmp_path)]) == 0
     assert "every use follows the order" in capsys.readouterr().out
-    write(tmp_path, {"base/log.c": "core/saver.h"})
+    write(tmp_path, {"base/log.c": "core/model/saver.h"})
     assert tool.main(["--csrc", str(csrc), "--objects", str(tmp_path)]) == 1
     printed = capsys.readouterr()
-    assert "problems: 1" in printed.out and 'base/log.c has #include "core/saver.h"' in printed.err
+    assert "problems: 1" in printed.out and 'base/log.c has #include "core/model/saver.h"' in printed.err
 
 
 def test_pre_commit_has_the_versions_of_the_extra_dev() -> None:

@@ -70,14 +70,14 @@ def test_a_named_function_may(tool: ModuleType) -> None:
 
 def test_two_functions_unmap(tool: ModuleType) -> None:
     source = "tms_status_t tms_run_depopulate(tms_run_t *run) {\n    driver->cuMemUnmap(run->begin, 1);\n}\n"
-    assert tool.check("core/run.c", source) == []
-    assert len(tool.check("core/run.c", source.replace("depopulate", "map"))) == 1
-    assert len(tool.check("core/segment.c", source)) == 1
+    assert tool.check("core/model/run.c", source) == []
+    assert len(tool.check("core/model/run.c", source.replace("depopulate", "map"))) == 1
+    assert len(tool.check("core/model/segment.c", source)) == 1
 
 
 def test_a_named_function_must(tool: ModuleType) -> None:
     sources = {str(path.relative_to(ROOT / "csrc")): path.read_text() for path in (ROOT / "csrc").rglob("*.c")}
     assert tool.stale(sources) == []
-    sources["core/run.c"] = sources["core/run.c"].replace("tms_quiesced_never_handed_out", "other")
+    sources["core/model/run.c"] = sources["core/model/run.c"].replace("tms_quiesced_never_handed_out", "other")
     (problem,) = tool.stale(sources)
-    assert problem.startswith("csrc/core/run.c: tms_run_map ")
+    assert problem.startswith("csrc/core/model/run.c: tms_run_map ")

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/allocation/kinds.h"
-#include "core/export.h"
+#include "core/model/export.h"
+#include "core/model/kinds.h"
 
 /* Pauses and resumes all, and returns how many handles the resume has made. */
 static uint64_t handles_of_cycle(fixture_t *f) {

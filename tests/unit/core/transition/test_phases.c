@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/event_copy.h"
+#include "core/model/inspect.h"
 #include "support.h"
 
 enum { ROOM = 128, GATE = 1, LONG_SECONDS = 600 };

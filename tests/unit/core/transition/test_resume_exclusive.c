@@ -1,7 +1,7 @@
 /* Guards resume(exclusive=True), which holds the locks of the devices: it waits for them, and releases them after the
  * memory. A second set of locks stands for another process. */
 
-#include "core/allocation/retire.h"
+#include "core/allocation/free.h"
 #include "support/resume_wait_fixture.h"
 
 #include <stdlib.h>

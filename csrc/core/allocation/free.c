@@ -1,0 +1,278 @@
+#include "core/allocation/free.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "core/model/captures.h"
+#include "core/model/kinds.h"
+#include "core/model/ranges.h"
+
+/* ---- guard pages ---- */
+
+void tms_saver_drop_guard(tms_saver_t *saver, int device) {
+    pthread_mutex_lock(&saver->lock);
+    tms_segment_t *page = tms_guard_drop(&saver->guard, device);
+    pthread_mutex_unlock(&saver->lock);
+    if (page) (void)tms_saver_release_segment(saver, page, tms_quiesced_never_handed_out());
+}
+
+tms_status_t tms_saver_unguard(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced,
+                               const tms_error_context_t *context, tms_error_t *error) {
+    const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
+    uint64_t bytes = segment->guarded;
+    tms_status_t status = tms_guard_unmap(segment, quiesced, driver, context, error);
+    if (status != TMS_OK || bytes == 0) return status;
+    tms_stats_subtract(&saver->stats.guarded_bytes, bytes);
+    tms_saver_drop_guard(saver, segment->device);
+    return TMS_OK;
+}
+
+/* ---- the devices' locks ---- */
+
+void tms_saver_retain_lock(tms_saver_t *saver, tms_segment_t *segment) {
+    if (segment->exclusive) return;
+    tms_device_locks_retain(&saver->device_locks, segment->device);
+    segment->exclusive = true;
+}
+
+void tms_saver_release_lock(tms_saver_t *saver, tms_segment_t *segment) {
+    if (!segment->exclusive) return;
+    segment->exclusive = false;
+    tms_device_locks_release(&saver->device_locks, (tms_device_mask_t)1 << segment->device);
+}
+
+/* ---- the memory of a run ---- */
+
+/* Releases a run to which nothing refers. 0: it is gone; else what it still holds. */
+static tms_quarantine_mask_t release_run(tms_saver_t *saver, tms_run_t *run, tms_error_t *error) {
+    const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
+    const tms_error_context_t context = {.operation = "free",
+                                         .device = run->device,
+                                         .bytes = tms_run_bytes(run),
+                                         .address = run->begin,
+                                         .tag = run->tag->name};
+    tms_status_t status = tms_run_depopulate(run, run->quiesced, driver, &context, error);
+    bool gone = status == TMS_OK || tms_driver_is_gone(error);
+    if (run->first && (gone || !run->mapped)) { /* nothing is mapped at its addresses */
+        pthread_mutex_lock(&saver->lock);
+        tms_range_t *range = run->first->range;
+        tms_space_settle(run->first, run->end);
+        run->first = NULL;
+        range = tms_ranges_remove_bare(saver, range);
+        pthread_mutex_unlock(&saver->lock);
+        tms_ranges_free(saver, range);
+    }
+    if (!gone) return (run->has_handle ? TMS_QUARANTINE_BIT(HANDLE) : 0) | (run->first ? TMS_QUARANTINE_BIT(RANGE) : 0);
+    free(run);
+    return 0;
+}
+
+static tms_quarantine_mask_t retry_run(tms_quarantined_t *node) {
+    tms_run_t *run = (tms_run_t *)(void *)((char *)node - offsetof(tms_run_t, quarantined));
+    tms_saver_t *saver = node->context;
+    tms_error_t reason;
+    tms_quarantine_mask_t holds = release_run(saver, run, &reason);
+    if (holds) tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
+    return holds;
+}
+
+/* The result of leave_run. */
+typedef enum leaving {
+    LEFT,         /* the segment holds neither memory nor addresses any more */
+    MUST_WAIT,    /* nothing has changed: a device that has got access since the wait must be waited for */
+    OWNER_RETIRES /* a call owns the run and retires the segment at its end */
+} leaving_t;
+
+/* Takes memory and addresses from a freed segment without a guard page. Memory becomes slack, or is released with the last
+ * segment of the run. What the driver fails to release is quarantined, with a log line. */
+static leaving_t leave_run(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
+    tms_range_t *range = NULL;
+    tms_run_t *last_of = NULL;
+    leaving_t leaving = LEFT;
+    pthread_mutex_lock(&saver->lock);
+    tms_run_t *run = segment->run;
+    if (tms_run_leave_to_owner(segment)) {
+        leaving = OWNER_RETIRES;
+    } else if (!run || !tms_run_has_memory(run)) {
+        if (segment->piece) {
+            range = segment->piece->range;
+            tms_space_give_back(segment->piece, NULL, true);
+            range = tms_ranges_remove_bare(saver, range);
+        }
+        tms_run_detach(segment);
+    } else if (run->mapped && !tms_quiesced_covers(quiesced, run->accessible)) {
+        leaving = MUST_WAIT;
+    } else {
+        tms_kind_note_free(segment);
+        tms_kind_leave_slack(saver, segment);
+        segment->run = NULL;
+        if (--run->segments == 0) {
+            last_of = run;
+            tms_kind_forget_slack(saver, run);
+        }
+    }
+    if (leaving == LEFT) segment->piece = NULL;
+    tms_shared_page_publish(&saver->page);
+    pthread_mutex_unlock(&saver->lock);
+    tms_ranges_free(saver, range);
+    if (!last_of) return leaving;
+    tms_error_t reason;
+    last_of->quiesced = quiesced;
+    tms_quarantine_mask_t holds = release_run(saver, last_of, &reason);
+    if (!holds) return leaving;
+    tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
+                      "It is quarantined; later calls retry its release.");
+    last_of->quarantined = (tms_quarantined_t){.retry = retry_run, .context = saver, .holds = holds};
+    tms_quarantine_add(&saver->quarantine, &last_of->quarantined);
+    return leaving;
+}
+
+void tms_saver_disown_runs(tms_saver_t *saver, tms_run_t *runs, bool damages, tms_segment_t **freed) {
+    for (tms_run_t *next, *run = runs; run; run = next) {
+        next = run->next_in_call;
+        const bool has_memory = tms_run_has_memory(run);
+        if (!has_memory) tms_kind_forget_slack(saver, run);
+        tms_run_disown(run, damages && has_memory, freed);
+    }
+}
+
+/* ---- release ---- */
+
+/* A segment whose guard page the driver did not unmap. The devices were waited for. */
+static tms_quarantine_mask_t retry_segment(tms_quarantined_t *node) {
+    tms_segment_t *segment = (tms_segment_t *)(void *)((char *)node - offsetof(tms_segment_t, quarantined));
+    tms_saver_t *saver = node->context;
+    tms_error_context_t context = tms_saver_context("free", segment);
+    tms_error_t reason;
+    tms_status_t status = tms_saver_unguard(saver, segment, segment->quiesced, &context, &reason);
+    if (status != TMS_OK && !tms_driver_is_gone(&reason)) {
+        tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
+        return TMS_QUARANTINE_BIT(RANGE);
+    }
+    (void)leave_run(saver, segment, segment->quiesced); /* it has no memory: it left */
+    free(segment);
+    return 0;
+}
+
+bool tms_saver_release_segment(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
+    tms_error_context_t context = tms_saver_context("free", segment);
+    tms_error_t reason;
+    tms_backup_destroy(&segment->backup, &saver->stores);
+    tms_status_t status = tms_saver_unguard(saver, segment, quiesced, &context, &reason);
+    if (status != TMS_OK && !tms_driver_is_gone(&reason)) {
+        tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
+                          "It is quarantined; later calls retry its release.");
+        segment->quiesced = quiesced;
+        segment->quarantined =
+            (tms_quarantined_t){.retry = retry_segment, .context = saver, .holds = TMS_QUARANTINE_BIT(RANGE)};
+        tms_saver_release_lock(saver, segment);
+        tms_quarantine_add(&saver->quarantine, &segment->quarantined);
+        return true;
+    }
+    leaving_t leaving = leave_run(saver, segment, quiesced);
+    if (leaving != LEFT) return leaving == OWNER_RETIRES;
+    tms_saver_release_lock(saver, segment);
+    free(segment);
+    return true;
+}
+
+/* ---- retire ---- */
+
+tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_device_mask_t users, tms_wait_t *wait,
+                                tms_quiesced_t *quiesced, tms_error_t *reason) {
+    tms_error_context_t context = tms_saver_context("free", segment);
+    if (users == 0) {
+        *quiesced = tms_quiesced_never_handed_out();
+        return TMS_UNUSED;
+    }
+    if (tms_saver_captures(saver) > 0) return TMS_USED_UNTIL_CAPTURE_ENDS;
+    if (wait && wait->cancelled) return TMS_PERHAPS_IN_USE;
+    tms_device_mask_t at_rest = 0;
+    tms_status_t status = tms_quiesce(wait, saver->devices, users, quiesced, &at_rest, saver->log, &context, reason);
+    if (status == TMS_OK) return TMS_UNUSED;
+    bool none_runs = (users & ~at_rest) == 0; /* every device that failed is lost */
+    if (!none_runs && (status == TMS_INTERRUPTED || status == TMS_FORKED))
+        return TMS_PERHAPS_IN_USE; /* the waiting call returns the status */
+    if (none_runs || tms_driver_is_gone(reason)) {
+        if (none_runs)
+            tms_log_recurring(saver->log, TMS_LOG_FREED_ON_LOST_DEVICE, TMS_LOG_WARNING, reason,
+                              "The memory is freed nevertheless.");
+        *quiesced = tms_quiesced_devices_lost(users);
+        return TMS_UNUSED;
+    }
+    tms_log_recurring(saver->log, TMS_LOG_FREE_DEFERRED, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,
+                      reason, "The memory is released later.");
+    return TMS_PERHAPS_IN_USE;
+}
+
+/* False: the capture to wait for has ended, and no later call would run the deferred free. */
+static bool defer(tms_saver_t *saver, tms_segment_t *segment, tms_use_t use) {
+    pthread_mutex_lock(&saver->lock);
+    bool deferred = use != TMS_USED_UNTIL_CAPTURE_ENDS || tms_capture_visible(&saver->capture);
+    if (deferred) {
+        segment->next_in_transition = saver->deferred;
+        saver->deferred = segment;
+    }
+    pthread_mutex_unlock(&saver->lock);
+    return deferred;
+}
+
+/* The devices that may use a freed segment. False: a call owns its run, and retires it at its end. */
+static bool find_users(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t *users) {
+    pthread_mutex_lock(&saver->lock);
+    bool left = tms_run_leave_to_owner(segment);
+    if (!left) *users = tms_segment_accessible(segment);
+    pthread_mutex_unlock(&saver->lock);
+    return !left;
+}
+
+void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {
+    tms_device_mask_t users = 0;
+    tms_quiesced_t quiesced;
+    tms_error_t reason;
+    tms_use_t use;
+    do {
+        if (!find_users(saver, segment, &users)) return;
+        use = tms_saver_await_users(saver, segment, users, wait, &quiesced, &reason);
+        if (use == TMS_UNUSED && tms_saver_release_segment(saver, segment, quiesced)) return;
+    } while (use == TMS_UNUSED || !defer(saver, segment, use));
+}
+
+/* ---- free ---- */
+
+tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *error) {
+    tms_segment_t *retired = NULL;
+    pthread_mutex_lock(&saver->lock);
+    tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
+    tms_segment_t *segment = node ? tms_segment_of(node) : NULL;
+    bool freed_before = segment && segment->free_requested;
+    bool at_start = segment && tms_segment_address(segment) == address;
+    tms_error_context_t context = {.operation = "free", .device = TMS_NO_DEVICE, .address = address};
+    if (segment) context = tms_saver_context("free", segment);
+    if (at_start && !freed_before && !atomic_load(&saver->forked)) {
+        if (tms_segment_has_owner(segment)) {
+            segment->free_requested = true; /* the owner finishes the free */
+        } else {
+            tms_saver_unpublish(saver, segment);
+            tms_shared_page_publish(&saver->page);
+            retired = segment;
+        }
+    }
+    pthread_mutex_unlock(&saver->lock);
+
+    if (!segment) {
+        if (error) {
+            tms_error_clear(error);
+            error->status = TMS_NOT_MANAGED;
+        }
+        return TMS_NOT_MANAGED;
+    }
+    if (atomic_load(&saver->forked)) return TMS_OK; /* the memory belongs to the parent */
+    if (!at_start)
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context,
+                             "address 0x%llx lies inside an allocation that starts at 0x%llx", (unsigned long long)address,
+                             (unsigned long long)context.address);
+    if (freed_before) return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "the allocation has been freed already");
+    if (retired) tms_saver_retire(saver, retired, NULL);
+    return TMS_OK;
+}

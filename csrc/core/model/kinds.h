@@ -1,0 +1,63 @@
+/* Kinds of allocations: a tag, a backup choice and a device. Allocations of one kind lie side by side, and neighbours that a
+ * resume brings back together may share a run (core/model/run.h).
+ *
+ * A kind also decides whether neighbours share a handle (tms_kind_shares_handles). A tag that frees parts of itself between
+ * a resume and a pause would keep their memory as slack, and a process that maps sent memory would map its neighbours, too.
+ *
+ * Part of the saver. Any thread, under its lock. Kinds live as long as the saver. */
+#ifndef TMS_KINDS_H
+#define TMS_KINDS_H
+
+#include "core/model/run.h"
+#include "core/model/saver.h"
+
+/* A kind shares no handles at a resume if more than this part of it was freed since the last one. */
+enum { TMS_KIND_FREED_DIVISOR = 8 };
+
+typedef struct tms_kind {
+    tms_space_t space; /* first: its addresses */
+    tms_tag_t *tag;
+    tms_backup_kind_t backup;
+    tms_host_policy_t policy;
+    int device;
+
+    bool sent;              /* memory of it was exported to another process (export.h) */
+    uint64_t resumed_bytes; /* that its last resume has brought back */
+    uint64_t freed_bytes;   /* of these, that were freed while they were resident */
+    tms_shared_row_t row;   /* of the shared page, where its slack is counted; constant while there is any */
+    struct tms_kind *next_of_list, *next;
+} tms_kind_t;
+
+static inline tms_kind_t *tms_kind_of(const tms_piece_t *piece) { return (tms_kind_t *)(void *)piece->range->space; }
+
+/* The kind on a list, NULL if there is none yet. */
+tms_kind_t *tms_kinds_find(tms_kind_t *first, tms_backup_kind_t backup, tms_host_policy_t policy, int device);
+/* The same for a segment; made if it is new. NULL: out of host memory. */
+tms_kind_t *tms_kinds_of_segment(tms_saver_t *saver, tms_kind_t **list, const tms_segment_t *segment);
+/* For tests: forgets the kinds. No segment may have addresses. */
+void tms_kinds_release(tms_saver_t *saver);
+
+/* Whether a resume may back the segment and its neighbours of the kind by one handle: unless a handle of its own was
+ * requested (runs=False), memory of the kind was sent to another process, or more than an eighth of it was freed since the
+ * last resume. */
+bool tms_kind_shares_handles(const tms_segment_t *segment);
+/* A segment with memory is freed. */
+void tms_kind_note_free(const tms_segment_t *segment);
+/* A resume has succeeded. Called for each of its segments before tms_kind_note_resumed is called for any. */
+void tms_kind_begin_resumed(const tms_segment_t *segment);
+void tms_kind_note_resumed(const tms_segment_t *segment);
+
+/* Takes the part of the kind's slack that fits for a segment whose size is `bytes`, with its run. False: there is none. */
+bool tms_kind_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes);
+/* The memory of a freed segment becomes slack of its run. */
+void tms_kind_leave_slack(tms_saver_t *saver, tms_segment_t *segment);
+/* The run has no slack any more. Its free pieces are not handed out until they are settled. */
+void tms_kind_forget_slack(tms_saver_t *saver, tms_run_t *run);
+/* The slack of the kinds on a list, on one device (TMS_NO_DEVICE: on all). */
+uint64_t tms_kinds_slack(const tms_kind_t *first, int device);
+
+/* For the message of an out-of-memory error: adds the slack of one device, by tag, with what to do. Does nothing without
+ * slack. Takes the saver's lock. */
+void tms_kinds_explain_slack(tms_saver_t *saver, int device, tms_error_t *error);
+
+#endif

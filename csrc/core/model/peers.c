@@ -1,0 +1,111 @@
+#include "core/model/peers.h"
+
+/* The maximum number of consecutive allocations that skip the look after a failed one. */
+enum { MOST_LEFT_OUT = 1024 };
+
+/* The peers of each owner's segments, queried once for each look. */
+typedef struct wanted {
+    tms_device_mask_t asked;
+    tms_device_mask_t peers[TMS_MAX_DEVICES];
+} wanted_t;
+
+static tms_status_t find_wanted(tms_saver_t *saver, wanted_t *wanted, int owner, const tms_error_context_t *context,
+                                tms_error_t *error) {
+    if (wanted->asked >> owner & 1) return TMS_OK;
+    tms_status_t status = tms_devices_peers(saver->devices, owner, &wanted->peers[owner], context, error);
+    if (status == TMS_OK) wanted->asked |= (tms_device_mask_t)1 << owner;
+    return status;
+}
+
+/* Under the lock: a look at every segment. Continues after a failure, so that the other segments get access, and returns the
+ * first failure. */
+static tms_status_t share_all(tms_saver_t *saver, const tms_driver_table_t *driver, const char *operation,
+                              tms_error_t *error) {
+    wanted_t wanted = {0};
+    tms_status_t status = TMS_OK;
+    const uint64_t mark = ++saver->marks;
+    for (tms_registry_node_t *node = saver->registry.first; node; node = node->next) {
+        tms_segment_t *segment = tms_segment_of(node);
+        int owner = segment->device;
+        if (segment->state != TMS_SEGMENT_ACTIVE)
+            continue; /* the call that makes it ACTIVE records that this look skipped it */
+        if (segment->run->mark == mark) continue;
+        segment->run->mark = mark;
+        tms_error_context_t here = tms_saver_context(operation, segment);
+        tms_error_t *unfilled = status == TMS_OK ? error : NULL;
+        tms_status_t one = find_wanted(saver, &wanted, owner, &here, unfilled);
+        if (one == TMS_OK) one = tms_run_share(segment->run, driver, wanted.peers[owner], &here, unfilled);
+        if (status == TMS_OK) status = one;
+    }
+    return status;
+}
+
+/* Under the lock: whether this allocation skips the look. */
+static bool skips_look(tms_peer_looks_t *looks, tms_device_mask_t active) {
+    if (active & ~looks->seen || looks->left_out >= looks->pause) return false;
+    looks->left_out++;
+    return true;
+}
+
+static void note(tms_peer_looks_t *looks, tms_device_mask_t active, bool succeeded) {
+    uint32_t longer = looks->pause == 0 ? 1 : 2 * looks->pause;
+    if (active & ~looks->seen) longer = 1;
+    looks->seen = active;
+    looks->left_out = 0;
+    looks->pause = succeeded ? 0 : longer < MOST_LEFT_OUT ? longer : MOST_LEFT_OUT;
+    if (succeeded) looks->complete = active;
+}
+
+static tms_status_t refresh(tms_saver_t *saver, bool after_allocation, tms_error_t *error) {
+    tms_error_context_t context = {.operation = "enable_peer_access", .device = TMS_NO_DEVICE};
+    const tms_driver_table_t *driver = NULL;
+    const tms_device_table_t *devices = NULL;
+    tms_device_mask_t active = 0;
+    tms_status_t status = tms_saver_check_process(saver, &context, error);
+    if (status == TMS_OK) status = tms_devices_load(saver->devices, &driver, &devices, &context, error);
+    if (status != TMS_OK || devices->count == 1) return status;
+    status = tms_devices_active(saver->devices, &active, &context, error);
+    if (status != TMS_OK) return status;
+
+    pthread_mutex_lock(&saver->lock);
+    tms_peer_looks_t *looks = &saver->peers;
+    if (!after_allocation) looks->pause = 0;
+    if (!(active & ~looks->complete)) {
+        note(looks, active, true);
+    } else if (!after_allocation || !skips_look(looks, active)) {
+        status = share_all(saver, driver, context.operation, error);
+        note(looks, active, status == TMS_OK);
+    }
+    pthread_mutex_unlock(&saver->lock);
+    return status;
+}
+
+tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error) { return refresh(saver, false, error); }
+
+void tms_peers_refresh_after_allocation(tms_saver_t *saver) {
+    tms_error_t reason;
+    tms_saver_note(saver, refresh(saver, true, &reason), &reason);
+}
+
+tms_device_mask_t tms_peers_seen(tms_saver_t *saver) {
+    pthread_mutex_lock(&saver->lock);
+    tms_device_mask_t seen = saver->peers.seen;
+    pthread_mutex_unlock(&saver->lock);
+    return seen;
+}
+
+static void begin_anew(tms_peer_looks_t *looks) {
+    looks->complete = 0;
+    looks->pause = 0;
+}
+
+bool tms_peers_note_skipped(tms_saver_t *saver, tms_device_mask_t seen) {
+    bool skipped = (saver->peers.seen & ~seen) != 0;
+    if (skipped) begin_anew(&saver->peers);
+    return skipped;
+}
+
+void tms_peers_note_reused(tms_saver_t *saver, const tms_run_t *run) {
+    const tms_device_mask_t lacking = ~run->accessible & tms_devices_may_reach(saver->devices, run->device);
+    if (saver->peers.complete & lacking) begin_anew(&saver->peers);
+}

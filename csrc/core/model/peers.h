@@ -1,0 +1,23 @@
+/* Peer access: devices that come into use after memory was allocated get access to it. The saver owns the state. Any thread.
+ *
+ * A look grants access to every ACTIVE segment, under the saver's lock. */
+#ifndef TMS_PEERS_H
+#define TMS_PEERS_H
+
+#include "core/model/saver.h"
+
+/* tms_api_t.refresh_peers: grants access to devices that have come into use. */
+tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error);
+/* The same after an allocation, which succeeds in any case; a failure is logged. After each failed look 1, 2, 4, ...
+ * allocations skip the look. The next pause, resume or explicit call, and every device that comes into use, reset that. */
+void tms_peers_refresh_after_allocation(tms_saver_t *saver);
+/* The devices in use as of the last look; takes the lock. */
+tms_device_mask_t tms_peers_seen(tms_saver_t *saver);
+/* Under the lock: a segment becomes ACTIVE that looks have skipped since `seen` was read. True if there was such a look; the
+ * next look then covers every segment. */
+bool tms_peers_note_skipped(tms_saver_t *saver, tms_device_mask_t seen);
+/* Under the lock: slack of `run` becomes an ACTIVE segment. A look does not find a run while all of its segments are being
+ * freed. If the run lacks access that every ACTIVE segment is thought to have, the next look covers every segment. */
+void tms_peers_note_reused(tms_saver_t *saver, const tms_run_t *run);
+
+#endif

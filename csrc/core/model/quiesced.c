@@ -1,0 +1,21 @@
+#include "core/model/quiesced.h"
+
+static tms_quiesced_t make(tms_device_mask_t devices) {
+    return (tms_quiesced_t){.quiesced_devices = devices, .quiesced_at = tms_wait_now()};
+}
+
+tms_status_t tms_quiesce(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask, tms_quiesced_t *quiesced,
+                         tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,
+                         tms_error_t *error) {
+    tms_status_t status = tms_wait_for_devices(wait, devices, mask, at_rest, log, context, error);
+    if (status == TMS_OK) *quiesced = make(mask);
+    return status;
+}
+
+tms_quiesced_t tms_quiesced_never_handed_out(void) { return make(~(tms_device_mask_t)0); }
+
+tms_quiesced_t tms_quiesced_devices_lost(tms_device_mask_t devices) { return make(devices); }
+
+bool tms_quiesced_covers(tms_quiesced_t quiesced, tms_device_mask_t devices) {
+    return (devices & ~quiesced.quiesced_devices) == 0;
+}

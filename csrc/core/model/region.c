@@ -1,0 +1,138 @@
+#include "core/model/region.h"
+
+#include <string.h>
+
+/* The stack of one thread. `owner` identifies its tms_region_defaults_t: a process has one, tests have several. A thread
+ * that meets another one starts with an empty stack. */
+typedef struct region_stack {
+    const tms_region_defaults_t *owner;
+    int depth;
+    tms_region_t level[TMS_REGION_MAX_DEPTH + 1]; /* [0]: the initial level */
+    uint64_t id[TMS_REGION_MAX_DEPTH + 1];        /* of each level; [0]: 0 */
+} region_stack_t;
+
+static _Thread_local region_stack_t thread_stack;
+
+static const tms_error_context_t region_context = {.operation = "region", .device = TMS_NO_DEVICE};
+
+/* Forgets a stack that belongs to these defaults, so that its stale tags are not used with others at the same address. */
+static void forget_stack(const tms_region_defaults_t *defaults) {
+    if (thread_stack.owner == defaults) thread_stack.owner = NULL;
+}
+
+tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t *config, tms_error_t *error) {
+    tms_tag_t *tag = NULL;
+    forget_stack(defaults);
+    tms_tag_table_init(&defaults->tags);
+    tms_status_t status = tms_tag_intern(&defaults->tags, TMS_DEFAULT_TAG, &tag, error);
+    if (status != TMS_OK) {
+        tms_tag_table_release(&defaults->tags);
+        return status;
+    }
+    defaults->own_handles = !config->runs;
+    defaults->initial = (tms_region_t){.tag = tag,
+                                       .backup = tms_config_init_backup(config),
+                                       .own_handles = defaults->own_handles,
+                                       .managed = config->init_enable};
+    atomic_init(&defaults->last_level, 0);
+    return TMS_OK;
+}
+
+void tms_region_release(tms_region_defaults_t *defaults) {
+    forget_stack(defaults);
+    tms_tag_table_release(&defaults->tags);
+}
+
+static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
+    region_stack_t *stack = &thread_stack;
+    if (__builtin_expect(stack->owner != defaults, 0)) {
+        stack->owner = defaults;
+        stack->depth = 0;
+        stack->level[0] = defaults->initial;
+        stack->id[0] = 0;
+    }
+    return stack;
+}
+
+static bool is_backup_kind(int32_t number) {
+    switch (number) {
+#define CASE(kind, number, name) case TMS_BACKUP_##kind:
+        TMS_BACKUP_KINDS(CASE)
+#undef CASE
+        return true;
+    default: return false;
+    }
+}
+
+tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms_region_settings_t *settings,
+                                      tms_region_t *region, tms_error_t *error) {
+    if (!settings) return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "settings are required");
+    if (!is_backup_kind(settings->backup)) {
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "there is no backup kind %d",
+                             (int)settings->backup);
+    }
+    if (settings->host_policy < TMS_HOST_DEFAULT || settings->host_policy > TMS_HOST_RETAIN) {
+        return tms_error_set(error, TMS_INVALID_ARGUMENT, &region_context, "there is no host memory policy %d",
+                             (int)settings->host_policy);
+    }
+    tms_tag_t *tag = NULL;
+    tms_status_t status = tms_tag_intern(&defaults->tags, settings->tag, &tag, error);
+    if (status != TMS_OK) return status;
+    *region = (tms_region_t){.tag = tag,
+                             .backup = (tms_backup_kind_t)settings->backup,
+                             .host_policy = (tms_host_policy_t)settings->host_policy,
+                             .own_handles = settings->own_handles != 0 || defaults->own_handles,
+                             .managed = settings->managed != 0};
+    return TMS_OK;
+}
+
+tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, uint64_t *level,
+                              tms_error_t *error) {
+    region_stack_t *stack = stack_of_thread(defaults);
+    if (stack->depth == TMS_REGION_MAX_DEPTH) {
+        return tms_error_set(error, TMS_INVALID_STATE, &region_context,
+                             "this thread is in %d nested regions, the most there can be", stack->depth);
+    }
+    tms_region_t region;
+    tms_status_t status = tms_region_from_settings(defaults, settings, &region, error);
+    if (status != TMS_OK) return status;
+    stack->level[++stack->depth] = region;
+    *level = stack->id[stack->depth] = atomic_fetch_add_explicit(&defaults->last_level, 1, memory_order_relaxed) + 1;
+    return TMS_OK;
+}
+
+int tms_region_leave(tms_region_defaults_t *defaults, uint64_t level) {
+    region_stack_t *stack = stack_of_thread(defaults);
+    int at = stack->depth;
+    while (at > 0 && stack->id[at] != level) at--;
+    if (at == 0) return TMS_NO_SUCH_LEVEL;
+    int later = stack->depth - at;
+    memmove(&stack->level[at], &stack->level[at + 1], (size_t)later * sizeof(stack->level[0]));
+    memmove(&stack->id[at], &stack->id[at + 1], (size_t)later * sizeof(stack->id[0]));
+    stack->depth--;
+    return later;
+}
+
+tms_status_t tms_region_push(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, int *depth,
+                             tms_error_t *error) {
+    uint64_t level = 0;
+    tms_status_t status = tms_region_enter(defaults, settings, &level, error);
+    if (status == TMS_OK) *depth = thread_stack.depth;
+    return status;
+}
+
+void tms_region_pop(tms_region_defaults_t *defaults, int depth) {
+    region_stack_t *stack = stack_of_thread(defaults);
+    if (depth >= 1 && depth <= stack->depth) stack->depth = depth - 1;
+}
+
+tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth) {
+    const region_stack_t *stack = stack_of_thread(defaults);
+    if (depth) *depth = stack->depth;
+    return stack->level[stack->depth];
+}
+
+tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error) {
+    region_stack_t *stack = stack_of_thread(defaults);
+    return tms_region_from_settings(defaults, settings, &stack->level[stack->depth], error);
+}

@@ -1,0 +1,114 @@
+/* A run: one physical handle, mapped at the addresses of one segment or of several neighbours.
+ *
+ * An allocation gets a run of its own. A resume backs neighbours that come back together by one run (transition/layout.h):
+ * most of what a pause and a resume cost is the number of handles. Segments of a run have one tag, backup
+ * and device, and are always in the same state, since pauses select tags. A part of a run whose segment was freed is
+ * *slack*: it stays mapped, and the next allocation of its kind gets it without a driver call. Where there are several
+ * devices, that allocation asks which of them are in use, as every allocation does, and a new one gets access (peers.h).
+ *
+ * A run lives as long as a segment refers to it, a freed one included until its end. The pieces of its addresses
+ * (base/address_space.h) lie between `first` and `end`.
+ *
+ * A call that moves segments owns their runs until it ends. Slack of an owned run is not handed out. A freed segment that
+ * would leave an owned run waits, and the owner retires it. So the memory of a run is released once: by its owner, or with
+ * its last segment.
+ *
+ * The driver calls each do one step, undo it on failure, and change only the run, so that they need no lock. They may be
+ * called by the thread whose segment alone refers to the run, and by the call that owns its segments. The functions that say
+ * so need the saver's lock. */
+#ifndef TMS_RUN_H
+#define TMS_RUN_H
+
+#include "base/address_space.h"
+#include "base/descriptors.h"
+#include "core/model/segment.h"
+#include "device/device.h"
+
+/* The largest run of several segments: larger ones have no neighbours. */
+#define TMS_RUN_MOST_BYTES TMS_SPACE_ALONE_BYTES
+
+typedef struct tms_run {
+    uint64_t begin, end;
+    int device;
+    tms_tag_t *tag;
+    bool mapped;     /* `handle` is mapped and accessible */
+    bool has_handle; /* `handle` must be released */
+    CUmemGenericAllocationHandle handle;
+    tms_device_mask_t accessible; /* devices that have access, owner included */
+
+    /* Under the saver's lock. */
+    tms_piece_t *first;          /* the piece at `begin` */
+    size_t segments;             /* that refer to it */
+    bool owned;                  /* by a call, which owns its segments, too */
+    bool damaged;                /* its segments are DAMAGED */
+    tms_segment_t *waiting;      /* freed segments that the owner of the run retires at its end */
+    tms_descriptor_t exported;   /* of `handle`, once it has been exported (export.h); closed when the memory goes */
+    uint64_t generation;         /* of that export: its number in the process */
+    tms_status_t refused_status; /* the failure of the last attempt to repair it */
+    char refused_call[TMS_ERROR_NAME_BYTES]; /* the driver call that failed then, "" if unknown, and its result */
+    int refused_result;
+    uint64_t mark;                 /* of the last walk over segments that visited it */
+    tms_device_mask_t reached;     /* by the pause that owns it: the devices that had access */
+    struct tms_run *next_in_call;  /* in the list of the call that owns it */
+    tms_quarantined_t quarantined; /* used once no segment refers to it */
+    tms_quiesced_t quiesced;       /* likewise: for the next attempt to unmap it */
+} tms_run_t;
+
+static inline uint64_t tms_run_bytes(const tms_run_t *run) { return run->end - run->begin; }
+/* Whether something must still be released. */
+static inline bool tms_run_has_memory(const tms_run_t *run) { return run->mapped || run->has_handle; }
+
+/* Creates physical memory. The run must have none. */
+tms_status_t tms_run_create(tms_run_t *run, const tms_driver_table_t *driver, const tms_device_table_t *devices,
+                            const tms_error_context_t *context, tms_error_t *error);
+/* Maps the memory that was created at the addresses and grants the owner and `peers` access. On failure the memory is
+ * released; if undoing failed too, `has_handle` and `mapped` show what is left. */
+tms_status_t tms_run_map(tms_run_t *run, const tms_driver_table_t *driver, tms_device_mask_t peers,
+                         const tms_error_context_t *context, tms_error_t *error);
+/* Both. */
+tms_status_t tms_run_populate(tms_run_t *run, const tms_driver_table_t *driver, const tms_device_table_t *devices,
+                              tms_device_mask_t peers, const tms_error_context_t *context, tms_error_t *error);
+/* Closes the descriptor, unmaps and releases the memory. Does nothing without memory. After a failure `mapped` and
+ * `has_handle` show what is left. TMS_INVALID_STATE, with nothing changed, if a device with access is not quiesced. */
+tms_status_t tms_run_depopulate(tms_run_t *run, tms_quiesced_t quiesced, const tms_driver_table_t *driver,
+                                const tms_error_context_t *context, tms_error_t *error);
+/* Grants access to devices of `peers` that lack it. */
+tms_status_t tms_run_share(tms_run_t *run, const tms_driver_table_t *driver, tms_device_mask_t peers,
+                           const tms_error_context_t *context, tms_error_t *error);
+/* Sets the access of devices to addresses. For this module and guard pages. */
+tms_status_t tms_run_set_access(uint64_t begin, uint64_t bytes, const tms_driver_table_t *driver, tms_device_mask_t devices,
+                                CUmemAccess_flags flags, const tms_error_context_t *context, tms_error_t *error);
+
+/* ---- references ---- */
+
+/* A run for the addresses from `first` up to the end of `last`, which lie side by side; no segment refers to it yet, and it
+ * has no memory. NULL: out of host memory. */
+tms_run_t *tms_run_make(const tms_segment_t *first, const tms_segment_t *last);
+/* The segment refers to the run. Under the lock, or before either is visible to other threads. */
+void tms_run_attach(tms_run_t *run, tms_segment_t *segment);
+/* Under the lock: a segment whose run has lost its memory refers to it no longer. Frees the run with the last reference. */
+void tms_run_detach(tms_segment_t *segment);
+/* Gives a segment that no other thread sees a run of its own with memory (tms_run_populate), if it has none yet. */
+tms_status_t tms_run_populate_own(tms_segment_t *segment, const tms_driver_table_t *driver,
+                                  const tms_device_table_t *devices, tms_device_mask_t peers,
+                                  const tms_error_context_t *context, tms_error_t *error);
+
+/* Under the lock: a call that owns the segments of a run owns it, and puts it on its list. Does nothing if it does. */
+void tms_run_own(tms_run_t *run, tms_run_t **list);
+/* Under the lock: the call ends and drops its reference. `damaged`: the segments of the run are DAMAGED; otherwise its free
+ * addresses can be handed out again, with its slack if it still has memory. Adds the freed segments that have waited to
+ * *freed, linked by `next_in_transition`. */
+void tms_run_disown(tms_run_t *run, bool damaged, tms_segment_t **freed);
+/* Under the lock: if a call owns the segment's run, the segment, which was freed, waits for the end of that call. */
+bool tms_run_leave_to_owner(tms_segment_t *segment);
+
+static inline bool tms_segment_is_mapped(const tms_segment_t *segment) { return segment->run && segment->run->mapped; }
+static inline bool tms_segment_has_memory(const tms_segment_t *segment) {
+    return segment->run && tms_run_has_memory(segment->run);
+}
+/* The devices that have access to its memory or its guard page. */
+static inline tms_device_mask_t tms_segment_accessible(const tms_segment_t *segment) {
+    return segment->run ? segment->run->accessible : segment->readers;
+}
+
+#endif
