@@ -86,11 +86,11 @@ class _Recorder:
         self.stages: list[Stage] = []
 
     def allocate(self, size: int) -> int:
-        depth = _core.region_push(TAG, 0, True)
+        level = _core.region_enter(TAG, 0, True)
         try:
             address = _core.allocate(size)
         finally:
-            _core.region_pop(depth)
+            _core.region_leave(level)
         found = (self._attribute(_RANGE_START, address), self._attribute(_RANGE_SIZE, address))
         if found not in self.ranges:
             self.ranges.append(found)

@@ -20,7 +20,7 @@ _Progress = Callable[[int, int], Any] | None
 _Result = TypeVar("_Result")
 
 #: The version of the native core's function table: TMS_API_VERSION of csrc/include/tms.h.
-API_VERSION: Final = 3
+API_VERSION: Final = 4
 #: CRC-32 of this file at build time, compared by ``_interface``. 0: built without setup.py.
 INTERFACE: Final[int]
 #: 1: built with NVTX ranges; 0: the build found no headers of nvtx3.
@@ -232,12 +232,9 @@ def within(manager: Any, function: Callable[..., _Result], argument: Any = None)
     """Calls a function inside a context manager, such as a lock. Unlike a with statement, no signal handler can prevent the
     call of ``__exit__``, which is not told of exceptions. The function gets the argument, if one is given."""
 
-def region_push(tag: str, backup: int, managed: bool, host_policy: int = 0, runs: bool = True) -> int:
-    """Enters a level on this thread; returns the depth for :func:`region_pop`. `runs` False: handles of their own."""
-
-def region_pop(depth: int) -> None: ...
 def region_enter(tag: str, backup: int, managed: bool, host_policy: int = 0, runs: bool = True) -> int:
-    """Enters a level of settings on this thread; returns the id for :func:`region_leave`, never 0."""
+    """Enters a level of settings on this thread; returns the id for :func:`region_leave`, never 0. `runs` False: handles of
+    their own."""
 
 def region_leave(level: int) -> int:
     """Leaves that level only, in any order. Returns the number of later levels that stay in force; -1 if the level is not
@@ -405,7 +402,6 @@ def in_transition() -> bool:
 def counters() -> dict[str, int]: ...
 def events() -> EventsCopy: ...
 def set_event_samples(on: bool) -> None: ...
-def get_event_samples() -> bool: ...
 def set_page_role(name: str, rank: int, serves: bool) -> None:
     """What the shared page of this process says of it, also before the page is made. `rank` -1: unknown. `serves`: requests
     are served after each pause and resume."""

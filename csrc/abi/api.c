@@ -30,17 +30,6 @@ static tms_status_t api_free(uint64_t address, tms_error_t *error) {
     return state ? tms_saver_free(&state->saver, address, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
-static tms_status_t api_region_push(const tms_region_settings_t *settings, int32_t *depth, tms_error_t *error) {
-    tms_state_t *state = tms_state(error);
-    tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
-    return status == TMS_OK ? tms_region_push(&state->regions, settings, depth, error) : status;
-}
-
-static void api_region_pop(int32_t depth) {
-    tms_state_t *state = tms_state_if_made();
-    if (state) tms_region_pop(&state->regions, depth);
-}
-
 static tms_status_t api_region_enter(const tms_region_settings_t *settings, uint64_t *level, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
@@ -326,8 +315,6 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .size = sizeof(tms_api_t),
         .allocate = api_allocate,
         .free = api_free,
-        .region_push = api_region_push,
-        .region_pop = api_region_pop,
         .region_current = api_region_current,
         .region_set = api_region_set,
         .pause = api_pause,
@@ -379,7 +366,6 @@ const tms_api_t *tms_get_api(uint32_t version) {
         .read_backup = tms_query_read_backup,
         .events = tms_query_events,
         .set_event_samples = tms_query_set_event_samples,
-        .get_event_samples = tms_query_get_event_samples,
         .libraries = tms_query_libraries,
         .page_role = tms_page_role,
         .page_requests = tms_page_requests,

@@ -83,11 +83,6 @@ void tms_query_set_event_samples(int32_t on) {
     if (state) tms_events_set_samples(&state->saver.events, on != 0);
 }
 
-int32_t tms_query_get_event_samples(void) {
-    tms_state_t *state = tms_state_if_made();
-    return state && tms_events_sample(&state->saver.events);
-}
-
 size_t tms_query_libraries(tms_library_info_t *rows, size_t capacity) {
     tms_state_t *state = tms_state_if_made();
     return state ? tms_ledger_rows(&state->ledger, rows, capacity) : 0;

@@ -21,7 +21,6 @@ size_t tms_query_tags(tms_tag_row_t *rows, size_t capacity);
 void tms_query_counters(tms_counters_t *counters);
 void tms_query_events(tms_events_copy_t *copy);
 void tms_query_set_event_samples(int32_t on);
-int32_t tms_query_get_event_samples(void);
 size_t tms_query_libraries(tms_library_info_t *rows, size_t capacity);
 
 #endif

@@ -2,8 +2,8 @@
  * stream.
  *
  * During a capture nothing may synchronise a context. So pause and resume fail with a clear error before anything changes,
- * and frees of ACTIVE memory are deferred (allocation/free.h). The driver has no query for "a capture is active", so this is a list
- * of announced captures. Captures that were not announced stay invisible.
+ * and frees of ACTIVE memory are deferred (allocation/free.h). The driver has no query for "a capture is active", so this is
+ * a list of announced captures. Captures that were not announced stay invisible.
  *
  * An entry has up to two parts: the announcement of a program (with settings, before the capture begins), and the stream on
  * which a capture began. Each part has its own identity, and the entry lives as long as one of them. A begin on a stream

@@ -179,7 +179,7 @@ typedef struct tms_host_buffer tms_host_buffer_t;
 /* Called on a thread of the library, with no lock held. */
 typedef void (*tms_device_listener_t)(void *context, int32_t device);
 
-#define TMS_API_VERSION 3u
+#define TMS_API_VERSION 4u
 
 enum { TMS_NO_SUCH_LEVEL = -1 }; /* of region_leave */
 
@@ -200,9 +200,11 @@ typedef struct tms_api {
      * not the start of a managed allocation and lies in none; TMS_INVALID_ARGUMENT for one inside. */
     tms_status_t (*free)(uint64_t address, tms_error_t *error);
 
-    /* The thread's stack of regions. `push` returns the depth to pass to `pop`, which also drops every later level. */
-    tms_status_t (*region_push)(const tms_region_settings_t *settings, int32_t *depth, tms_error_t *error);
-    void (*region_pop)(int32_t depth);
+    /* The thread's stack of regions. region_enter returns an id of the level for region_leave, which leaves that level only,
+     * in any order, because tasks of an event loop and generators share a thread and interleave. It returns how many later
+     * levels stay in force, or TMS_NO_SUCH_LEVEL if the level was entered on another thread or has been left. */
+    tms_status_t (*region_enter)(const tms_region_settings_t *settings, uint64_t *level, tms_error_t *error);
+    int32_t (*region_leave)(uint64_t level);
     void (*region_current)(tms_region_settings_t *settings, int32_t *depth);
     /* Changes the innermost settings of the thread in place (the compatibility functions need it). */
     tms_status_t (*region_set)(const tms_region_settings_t *settings, tms_error_t *error);
@@ -276,12 +278,6 @@ typedef struct tms_api {
     /* Releases idle memory of the pool to the system, in the background. */
     void (*release_host_memory)(void);
 
-    /* As region_push, but returns an id of the level for region_leave. region_leave leaves that level only, in any order,
-     * because tasks of an event loop and generators share a thread and interleave. It returns how many later levels stay in
-     * force, or TMS_NO_SUCH_LEVEL if the level was entered on another thread or has been left. */
-    tms_status_t (*region_enter)(const tms_region_settings_t *settings, uint64_t *level, tms_error_t *error);
-    int32_t (*region_leave)(uint64_t level);
-
     /* As capture_begin, but returns an identity for capture_retract. It is never 0. Ends may come in any order. */
     tms_status_t (*capture_announce)(const tms_region_settings_t *settings, uint64_t *identity, tms_error_t *error);
     /* A capture is about to begin on `stream` (a CUstream). It completes what this thread has announced and not begun yet.
@@ -334,7 +330,6 @@ typedef struct tms_api {
     /* Whether the pauses and resumes that begin afterwards record the free memory of their devices, which costs a driver
      * call for each device before and after. */
     void (*set_event_samples)(int32_t on);
-    int32_t (*get_event_samples)(void);
     /* Makes no context. TMS_INVALID_ARGUMENT: there is no such device. */
     tms_status_t (*device_info)(int32_t device, tms_device_info_t *info, tms_error_t *error);
     /* Writes up to `capacity` rows of memory that is not managed, by library and device, and returns how many there are. */

@@ -73,8 +73,3 @@ PyObject *tms_py_set_event_samples(PyObject *module, PyObject *const *arguments,
     tms_py_api(module)->set_event_samples(on);
     Py_RETURN_NONE;
 }
-
-PyObject *tms_py_get_event_samples(PyObject *module, PyObject *unused) {
-    (void)unused;
-    return PyBool_FromLong(tms_py_api(module)->get_event_samples());
-}

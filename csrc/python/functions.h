@@ -52,9 +52,6 @@
     /* scope.c */                                                                                                           \
     TAKES(within, "(manager, function, argument=None)", "Calls a function inside a context manager.")                       \
     /* region_functions.c */                                                                                                \
-    TAKES(region_push, "(tag, backup, managed, host_policy=0, runs=True)",                                                  \
-          "Enters a level of settings on this thread; returns its depth.")                                                  \
-    TAKES(region_pop, "(depth)", "Leaves that level, and every one entered after it.")                                      \
     TAKES(region_enter, "(tag, backup, managed, host_policy=0, runs=True)",                                                 \
           "Enters a level of settings on this thread; returns its id.")                                                     \
     TAKES(region_leave, "(level)",                                                                                          \
@@ -96,7 +93,6 @@
     /* event_functions.c */                                                                                                 \
     BARE(events, "()", "The latest events, and what is held after the last of them, as an EventsCopy.")                     \
     TAKES(set_event_samples, "(on)", "Whether later pauses and resumes record the free memory of their devices.")           \
-    BARE(get_event_samples, "()", "Whether pauses and resumes record the free memory of their devices.")                    \
     /* page_functions.c */                                                                                                  \
     TAKES(set_page_role, "(name, rank, serves)", "What the shared page says of this process; rank -1: unknown.")            \
     BARE(page_requests, "()", "The bits of the requests in the shared page; 0 without a page.")                             \

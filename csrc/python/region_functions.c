@@ -25,29 +25,6 @@ static bool get_settings(const tms_py_call_t *call, tms_region_settings_t *setti
     return true;
 }
 
-PyObject *tms_py_region_push(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"region_push", 3, 5, {SETTINGS}};
-    tms_region_settings_t settings;
-    tms_py_call_t call;
-    tms_error_t error;
-    int32_t depth;
-
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !get_settings(&call, &settings)) return NULL;
-    tms_error_clear(&error);
-    if (tms_py_api(module)->region_push(&settings, &depth, &error) != TMS_OK) return tms_py_raise(&error);
-    return PyLong_FromLong(depth);
-}
-
-PyObject *tms_py_region_pop(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"region_pop", 1, 1, {"depth"}};
-    tms_py_call_t call;
-    int32_t depth;
-
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 0, &depth)) return NULL;
-    tms_py_api(module)->region_pop(depth);
-    Py_RETURN_NONE;
-}
-
 PyObject *tms_py_region_enter(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"region_enter", 3, 5, {SETTINGS}};
     tms_region_settings_t settings;

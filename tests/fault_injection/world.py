@@ -27,6 +27,7 @@ from blocks import (
     Block,
     pattern,
 )
+from levels import level
 from machine import Machine
 from scenario import SMALL
 
@@ -70,11 +71,8 @@ class World:
     # ---- allocations ----
 
     def allocate(self, size: int, kind: int, tag: str = "a", device: int = 0) -> Block:
-        depth = core.region_push(self.name_of(tag), kind, True)
-        try:
+        with level(self.name_of(tag), kind, True):
             address = core.allocate(size, device)
-        finally:
-            core.region_pop(depth)
         return self.adopt(address, size, kind, self.name_of(tag), device)
 
     def name_of(self, tag: str) -> str:
@@ -237,7 +235,7 @@ class World:
     def make_tags(self, count: int = 16) -> None:
         """That no allocation has had."""
         for number in range(count):
-            core.region_pop(core.region_push(f"tag {number}", NONE, True))
+            core.region_leave(core.region_enter(f"tag {number}", NONE, True))
 
     def export(self, block: Block) -> None:
         """Exports its memory, and checks that the descriptor is one of it."""

@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
         if (!(condition)) abort();                                                                                          \
     } while (0)
 
-typedef enum operation { INTERN, PUSH, SET, POP, FAIL, COMPATIBLE, OPERATIONS } operation_t;
+typedef enum operation { INTERN, ENTER, SET, LEAVE, FAIL, COMPATIBLE, OPERATIONS } operation_t;
 
 enum { UNTOUCHED = 77, BACKUPS_TRIED = 6 };
 
@@ -49,24 +49,25 @@ static void intern(tms_tag_table_t *table, const char *name) {
     MUST(tms_tag_intern(table, name, &again, NULL) == TMS_OK && again == tag);
 }
 
-static void push_or_set(tms_region_defaults_t *defaults, const char *name, bool push, int backup, bool managed) {
+static void enter_or_set(tms_region_defaults_t *defaults, const char *name, bool enter, int backup, bool managed) {
     tms_error_t error;
     const tms_region_settings_t settings = {.managed = managed, .backup = backup, .tag = name};
     bool good = *name && backup >= TMS_BACKUP_NONE && backup <= TMS_BACKUP_DISK;
-    int before = UNTOUCHED, after = UNTOUCHED, depth = UNTOUCHED;
+    int before = UNTOUCHED, after = UNTOUCHED;
+    uint64_t level = 0;
     tms_region_t old = tms_region_current(defaults, &before);
-    bool full = push && before == TMS_REGION_MAX_DEPTH;
+    bool full = enter && before == TMS_REGION_MAX_DEPTH;
     tms_status_t status =
-        push ? tms_region_push(defaults, &settings, &depth, &error) : tms_region_set(defaults, &settings, &error);
+        enter ? tms_region_enter(defaults, &settings, &level, &error) : tms_region_set(defaults, &settings, &error);
     tms_region_t now = tms_region_current(defaults, &after);
     if (!good || full) {
         MUST(status == TMS_INVALID_ARGUMENT || (full && status == TMS_INVALID_STATE));
         MUST(error.status == status);
         MUST(now.tag == old.tag && now.backup == old.backup && now.managed == old.managed);
-        MUST(after == before && depth == UNTOUCHED);
+        MUST(after == before && level == 0);
         return;
     }
-    MUST(status == TMS_OK && after == before + (push ? 1 : 0) && (!push || depth == after));
+    MUST(status == TMS_OK && after == before + (enter ? 1 : 0) && (level != 0) == enter);
     MUST(strcmp(now.tag->name, name) == 0 && (int)now.backup == backup && now.managed == managed);
 }
 
@@ -110,9 +111,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         int backup = (int)(choice / OPERATIONS % BACKUPS_TRIED) - 1;
         switch ((operation_t)(choice % OPERATIONS)) {
         case INTERN: intern(&defaults.tags, name); break;
-        case PUSH: push_or_set(&defaults, name, true, backup, choice & 1); break;
-        case SET: push_or_set(&defaults, name, false, backup, choice & 1); break;
-        case POP: tms_region_pop(&defaults, (int)(choice / OPERATIONS) - 1); break;
+        case ENTER: enter_or_set(&defaults, name, true, backup, choice & 1); break;
+        case SET: enter_or_set(&defaults, name, false, backup, choice & 1); break;
+        case LEAVE: (void)tms_region_leave(&defaults, choice / OPERATIONS); break;
         case FAIL: fail(name, choice); break;
         case COMPATIBLE: compatible(name); break;
         case OPERATIONS: break;

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gpu_support import MIB, assert_close_to, core, errors, free_bytes, hold_stream, saver, tensor_at, torch
+from levels import level
 
 from torch_memory_saver import memory
 
@@ -295,9 +296,8 @@ def test_pools_of_graphs_are_a_class() -> None:
 
 
 def test_memory_of_other_libraries() -> None:
-    depth = core.region_push("w", core.BACKUP_NONE, True)
-    address = core.allocate(3 * MIB, 0)
-    core.region_pop(depth)
+    with level("w", core.BACKUP_NONE, True):
+        address = core.allocate(3 * MIB, 0)
     cycle()
     (block,) = saver.check_fresh().unwritten
     assert (block.address, block.bytes, block.names) == (address, 3 * MIB, ())

@@ -25,6 +25,7 @@ from gpu_support import (
     torch,
     write_and_check,
 )
+from levels import level
 
 
 @pytest.mark.parametrize(
@@ -90,9 +91,8 @@ def test_memory_of_deleted_tensors_is_released_to_the_driver() -> None:
 )
 def test_physical_memory_comes_in_multiples_of_two_mebibytes(size: int, physical: int) -> None:
     before = free_bytes()
-    depth = core.region_push("granularity", core.BACKUP_NONE, True)
-    addresses = [core.allocate(size) for _ in range(64)]
-    core.region_pop(depth)
+    with level("granularity", core.BACKUP_NONE, True):
+        addresses = [core.allocate(size) for _ in range(64)]
     assert all(address % GRANULARITY == 0 for address in addresses)
     for address in addresses:
         found = core.find(address)

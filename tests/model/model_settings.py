@@ -42,22 +42,16 @@ def enter_region(world: World, choose: Any) -> bool:
 
 
 def leave_region(world: World, choose: Any) -> bool:
-    """One level, not always the innermost; or several at once."""
+    """One level, not always the innermost."""
     actors = [actor for actor in world.actors if actor.levels]
     if not actors:
         return False
     actor = choose.pick(actors)
     depth = choose.integer(1, len(actor.levels))
-    if choose.integer(0, 1):
-        identity = actor.ids.pop(depth - 1)
-        del actor.levels[depth - 1]
-        world.say(f"{actor.name}: region_leave({identity})")
-        assert actor.call(lambda: _core.region_leave(identity)) == len(actor.levels) - depth + 1
-        return True
-    world.say(f"{actor.name}: region_pop({depth})")
-    actor.call(lambda: _core.region_pop(depth))
-    del actor.levels[depth - 1 :]
-    del actor.ids[depth - 1 :]
+    identity = actor.ids.pop(depth - 1)
+    del actor.levels[depth - 1]
+    world.say(f"{actor.name}: region_leave({identity})")
+    assert actor.call(lambda: _core.region_leave(identity)) == len(actor.levels) - depth + 1
     return True
 
 

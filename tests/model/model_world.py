@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import model_runs as runs
+from levels import leave_all_levels
 from model_actors import Actor, Level, Worker
 from model_allocations import (
     ACTIVE,
@@ -295,7 +296,7 @@ class World:
     def abandon(self) -> None:
         """Resets the process, whatever happened."""
         for actor in self.actors:
-            actor.call(lambda: _core.region_pop(1))
+            actor.call(lambda: leave_all_levels(_core))
             if actor.worker is not None:
                 actor.worker.end()
         found = self._found_settings

@@ -113,19 +113,6 @@ int tms_region_leave(tms_region_defaults_t *defaults, uint64_t level) {
     return later;
 }
 
-tms_status_t tms_region_push(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, int *depth,
-                             tms_error_t *error) {
-    uint64_t level = 0;
-    tms_status_t status = tms_region_enter(defaults, settings, &level, error);
-    if (status == TMS_OK) *depth = thread_stack.depth;
-    return status;
-}
-
-void tms_region_pop(tms_region_defaults_t *defaults, int depth) {
-    region_stack_t *stack = stack_of_thread(defaults);
-    if (depth >= 1 && depth <= stack->depth) stack->depth = depth - 1;
-}
-
 tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth) {
     const region_stack_t *stack = stack_of_thread(defaults);
     if (depth) *depth = stack->depth;

@@ -35,11 +35,6 @@ tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_
 /* Leaves that level only. Returns the number of later levels that stay, or TMS_NO_SUCH_LEVEL if this thread has no level
  * with that id. */
 int tms_region_leave(tms_region_defaults_t *defaults, uint64_t level);
-/* tms_region_enter for callers that leave in order: `depth` is the number of levels, including the new one. */
-tms_status_t tms_region_push(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, int *depth,
-                             tms_error_t *error);
-void tms_region_pop(tms_region_defaults_t *defaults,
-                    int depth); /* back to `depth - 1` levels; ignores a depth not reached */
 tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth); /* `depth` may be NULL */
 /* Replaces the innermost level (also the initial one, for this thread only). */
 tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error);

@@ -15,9 +15,9 @@ SIZE = 32 * MIB
 
 
 def allocate(tag: str, device: int) -> int:
-    depth = core.region_push(tag, core.BACKUP_NONE, True)
+    level = core.region_enter(tag, core.BACKUP_NONE, True)
     address = core.allocate(SIZE, device)
-    core.region_pop(depth)
+    core.region_leave(level)
     return int(address)
 
 

@@ -54,8 +54,7 @@ static void note(shared_t *shared, tms_status_t status, const tms_error_t *error
 static uint64_t allocate_any(worker_t *worker) {
     fixture_t *f = worker->shared->f;
     tms_error_t error;
-    int depth = 0;
-    uint64_t address = 0;
+    uint64_t address = 0, level = 0;
     const bool often = choose(worker, 3) > 0; /* of one kind, so that neighbours share runs */
     const tms_region_settings_t settings = {.managed = 1,
                                             .backup = often ? TMS_BACKUP_PINNED : choose(worker, TMS_BACKUP_DISK + 1),
@@ -63,13 +62,13 @@ static uint64_t allocate_any(worker_t *worker) {
                                             .own_handles = choose(worker, 8) == 0,
                                             .host_policy = often ? TMS_HOST_DEFAULT : choose(worker, TMS_HOST_RETAIN + 1)};
     uint64_t bytes = 1 + (uint64_t)choose(worker, LARGEST_MIB * (int)MIB);
-    tms_status_t status = tms_region_push(&f->regions, &settings, &depth, &error);
+    tms_status_t status = tms_region_enter(&f->regions, &settings, &level, &error);
     note(worker->shared, status, &error);
     if (status != TMS_OK) return 0;
     tms_region_t region = tms_saver_settings(&f->saver);
     status = tms_saver_allocate(&f->saver, &region, bytes, choose(worker, 2), &address, &error);
     note(worker->shared, status, &error);
-    tms_region_pop(&f->regions, depth);
+    (void)tms_region_leave(&f->regions, level);
     return status == TMS_OK ? address : 0;
 }
 

@@ -39,40 +39,29 @@ static void assert_region(const char *tag, tms_backup_kind_t backup, bool manage
     assert_int_equal(depth, expected_depth);
 }
 
-static int push(const char *tag, int backup, int managed) {
-    int depth = -1;
-    tms_region_settings_t settings = settings_of(tag, backup, managed);
-    assert_int_equal(tms_region_push(&defaults, &settings, &depth, &error), TMS_OK);
-    return depth;
-}
-
-static void test_nesting(void **state) {
-    (void)state;
-    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
-    assert_int_equal(push("a", TMS_BACKUP_PINNED, 1), 1);
-    assert_int_equal(push("b", TMS_BACKUP_DISK, 7), 2);
-    assert_region("b", TMS_BACKUP_DISK, true, 2);
-    assert_int_equal(push("a", TMS_BACKUP_NONE, 0), 3);
-    assert_region("a", TMS_BACKUP_NONE, false, 3);
-    tms_region_pop(&defaults, 3);
-    assert_region("b", TMS_BACKUP_DISK, true, 2);
-    tms_region_pop(&defaults, 3); /* no longer reached */
-    tms_region_pop(&defaults, 5);
-    tms_region_pop(&defaults, 0); /* the initial level stays */
-    tms_region_pop(&defaults, -1);
-    assert_region("b", TMS_BACKUP_DISK, true, 2);
-    push("c", TMS_BACKUP_MMAP, 1);
-    tms_region_pop(&defaults, 1); /* drops levels pushed later, too */
-    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
-    assert_string_equal(tms_region_current(&defaults, NULL).tag->name, TMS_DEFAULT_TAG);
-}
-
 static uint64_t enter(const char *tag, int backup, int managed) {
     uint64_t level = 0;
     tms_region_settings_t settings = settings_of(tag, backup, managed);
     assert_int_equal(tms_region_enter(&defaults, &settings, &level, &error), TMS_OK);
     assert_int_not_equal(level, 0);
     return level;
+}
+
+static void test_nesting(void **state) {
+    (void)state;
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
+    uint64_t a = enter("a", TMS_BACKUP_PINNED, 1), b = enter("b", TMS_BACKUP_DISK, 7);
+    assert_region("b", TMS_BACKUP_DISK, true, 2);
+    uint64_t again = enter("a", TMS_BACKUP_NONE, 0);
+    assert_region("a", TMS_BACKUP_NONE, false, 3);
+    assert_int_equal(tms_region_leave(&defaults, again), 0);
+    assert_region("b", TMS_BACKUP_DISK, true, 2);
+    assert_int_equal(tms_region_leave(&defaults, again), TMS_NO_SUCH_LEVEL);
+    assert_region("b", TMS_BACKUP_DISK, true, 2);
+    assert_int_equal(tms_region_leave(&defaults, b), 0);
+    assert_int_equal(tms_region_leave(&defaults, a), 0);
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
+    assert_string_equal(tms_region_current(&defaults, NULL).tag->name, TMS_DEFAULT_TAG);
 }
 
 static void test_levels_are_left_in_any_order(void **state) {
@@ -90,17 +79,6 @@ static void test_levels_are_left_in_any_order(void **state) {
     assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
     assert_int_equal(tms_region_leave(&defaults, b), TMS_NO_SUCH_LEVEL);
     assert_int_equal(tms_region_leave(&defaults, 0), TMS_NO_SUCH_LEVEL); /* the initial level stays */
-}
-
-static void test_pushed_and_entered_levels_mix(void **state) {
-    (void)state;
-    uint64_t a = enter("a", TMS_BACKUP_NONE, 1);
-    assert_int_equal(push("b", TMS_BACKUP_PINNED, 1), 2);
-    uint64_t c = enter("c", TMS_BACKUP_NONE, 1);
-    tms_region_pop(&defaults, 2); /* and levels entered later */
-    assert_int_equal(tms_region_leave(&defaults, c), TMS_NO_SUCH_LEVEL);
-    assert_region("a", TMS_BACKUP_NONE, true, 1);
-    assert_int_equal(tms_region_leave(&defaults, a), 0);
 }
 
 static void test_a_left_level_makes_room_for_another(void **state) {
@@ -135,43 +113,41 @@ static void test_a_level_belongs_to_its_thread(void **state) {
 
 static void test_depth_is_bounded(void **state) {
     (void)state;
-    int depth = -1;
+    uint64_t level = 0;
     tms_region_settings_t settings = settings_of("one too many", TMS_BACKUP_NONE, 1);
-    for (int i = 1; i <= TMS_REGION_MAX_DEPTH; i++) assert_int_equal(push("a", TMS_BACKUP_NONE, 1), i);
-    assert_int_equal(tms_region_push(&defaults, &settings, &depth, &error), TMS_INVALID_STATE);
-    assert_int_equal(depth, -1);
+    for (int i = 1; i <= TMS_REGION_MAX_DEPTH; i++) (void)enter("a", TMS_BACKUP_NONE, 1);
+    assert_int_equal(tms_region_enter(&defaults, &settings, &level, &error), TMS_INVALID_STATE);
+    assert_int_equal(level, 0);
     assert_non_null(strstr(error.message, "64 nested regions"));
     assert_null(tms_tag_find(&defaults.tags, "one too many"));
     assert_region("a", TMS_BACKUP_NONE, true, TMS_REGION_MAX_DEPTH);
-    tms_region_pop(&defaults, 1);
-    assert_int_equal(push("b", TMS_BACKUP_NONE, 1), 1);
 }
 
 static void test_bad_settings_change_nothing(void **state) {
     (void)state;
     const tms_region_settings_t bad[] = {settings_of(NULL, TMS_BACKUP_NONE, 1), settings_of("", TMS_BACKUP_NONE, 1),
                                          settings_of("x", -1, 1), settings_of("x", TMS_BACKUP_DISK + 1, 1)};
-    push("a", TMS_BACKUP_PINNED, 1);
+    (void)enter("a", TMS_BACKUP_PINNED, 1);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        int depth = 77;
-        assert_int_equal(tms_region_push(&defaults, &bad[i], &depth, &error), TMS_INVALID_ARGUMENT);
-        assert_int_equal(depth, 77);
+        uint64_t level = 0;
+        assert_int_equal(tms_region_enter(&defaults, &bad[i], &level, &error), TMS_INVALID_ARGUMENT);
+        assert_int_equal(level, 0);
         assert_int_equal(tms_region_set(&defaults, &bad[i], &error), TMS_INVALID_ARGUMENT);
         assert_region("a", TMS_BACKUP_PINNED, true, 1);
     }
-    int depth = 77;
-    assert_int_equal(tms_region_push(&defaults, NULL, &depth, NULL), TMS_INVALID_ARGUMENT);
+    uint64_t level = 0;
+    assert_int_equal(tms_region_enter(&defaults, NULL, &level, NULL), TMS_INVALID_ARGUMENT);
     assert_null(tms_tag_find(&defaults.tags, "x"));
 }
 
 static void test_set_replaces_the_innermost_level(void **state) {
     (void)state;
     tms_region_settings_t settings = settings_of("changed", TMS_BACKUP_MMAP, 1);
-    push("a", TMS_BACKUP_PINNED, 1);
-    push("b", TMS_BACKUP_NONE, 1);
+    (void)enter("a", TMS_BACKUP_PINNED, 1);
+    uint64_t inner = enter("b", TMS_BACKUP_NONE, 1);
     assert_int_equal(tms_region_set(&defaults, &settings, &error), TMS_OK);
     assert_region("changed", TMS_BACKUP_MMAP, true, 2);
-    tms_region_pop(&defaults, 2);
+    assert_int_equal(tms_region_leave(&defaults, inner), 0);
     assert_region("a", TMS_BACKUP_PINNED, true, 1);
 }
 
@@ -200,7 +176,7 @@ static void test_configuration_gives_the_initial_level(void **state) {
     tms_region_defaults_t other;
     const tms_config_t config = {
         .init_enable = true, .init_enable_cpu_backup = true, .init_cpu_backup_backend = TMS_BACKUP_MMAP};
-    push("a", TMS_BACKUP_PINNED, 1);
+    (void)enter("a", TMS_BACKUP_PINNED, 1);
     assert_int_equal(tms_region_init(&other, &config, &error), TMS_OK);
     tms_region_t region = tms_region_current(&other, NULL);
     assert_true(region.managed);
@@ -247,17 +223,17 @@ static void *work(void *argument) {
     char own[32], shared[32];
     snprintf(own, sizeof(own), "thread-%d", worker->number);
     for (int round = 0; round < ROUNDS; round++) {
-        int depths[8];
+        uint64_t levels[8];
         for (int level = 0; level < 8; level++) {
             tms_region_settings_t settings = settings_of(own, level % 4, level % 2);
-            if (tms_region_push(&defaults, &settings, &depths[level], NULL) != TMS_OK) worker->faults++;
+            if (tms_region_enter(&defaults, &settings, &levels[level], NULL) != TMS_OK) worker->faults++;
         }
         for (int level = 7; level >= 0; level--) {
             int depth = -1;
             tms_region_t region = tms_region_current(&defaults, &depth);
             worker->faults += depth != level + 1 || strcmp(region.tag->name, own) != 0 || (int)region.backup != level % 4 ||
                               region.managed != (level % 2 == 1);
-            tms_region_pop(&defaults, depths[level]);
+            worker->faults += tms_region_leave(&defaults, levels[level]) != 0;
         }
         snprintf(shared, sizeof(shared), "shared-%d", round);
         if (tms_tag_intern(&defaults.tags, shared, &worker->shared[round], NULL) != TMS_OK) worker->faults++;
@@ -269,7 +245,7 @@ static void test_threads(void **state) {
     (void)state;
     static worker_t workers[THREADS];
     size_t tags = 0;
-    push("main", TMS_BACKUP_PINNED, 1);
+    (void)enter("main", TMS_BACKUP_PINNED, 1);
     for (int i = 0; i < THREADS; i++) {
         workers[i].number = i;
         assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
@@ -289,7 +265,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         REGION_TEST(test_nesting),
         REGION_TEST(test_levels_are_left_in_any_order),
-        REGION_TEST(test_pushed_and_entered_levels_mix),
         REGION_TEST(test_a_left_level_makes_room_for_another),
         REGION_TEST(test_a_level_belongs_to_its_thread),
         REGION_TEST(test_depth_is_bounded),

@@ -177,14 +177,14 @@ static void a_capture_lends_its_settings_to_threads_outside_regions(void **state
     tms_error_t error;
     tms_region_settings_t settings = {.managed = 1, .backup = TMS_BACKUP_MMAP, .tag = "cuda_graph"};
     tms_region_t region;
-    int depth = 0;
+    uint64_t level = 0;
     ASSERT_OK(tms_region_from_settings(&f->regions, &settings, &region, &error), error);
     ASSERT_OK(tms_saver_capture_begin(&f->saver, &region, NULL, &error), error);
     assert_string_equal(tms_saver_settings(&f->saver).tag->name, "cuda_graph");
     settings.tag = "inner";
-    ASSERT_OK(tms_region_push(&f->regions, &settings, &depth, &error), error);
+    ASSERT_OK(tms_region_enter(&f->regions, &settings, &level, &error), error);
     assert_string_equal(tms_saver_settings(&f->saver).tag->name, "inner");
-    tms_region_pop(&f->regions, depth);
+    assert_int_equal(tms_region_leave(&f->regions, level), 0);
     (void)tms_saver_capture_end(&f->saver, 0);
     assert_string_equal(tms_saver_settings(&f->saver).tag->name, TMS_DEFAULT_TAG);
 }

@@ -192,12 +192,12 @@ def test_a_forked_child_leaves_its_parents_resources(start: Start, tmp_path: Pat
 
 SPAWNED = """
 import ctypes, multiprocessing, os, sys
+from levels import level
 from torch_memory_saver import _core, torch_memory_saver as saver
 MIB = 1 << 20
 def use(value):
-    depth = _core.region_push("weights", _core.BACKUP_DISK, True)
-    address = _core.allocate(2 * MIB, 0)
-    _core.region_pop(depth)
+    with level("weights", _core.BACKUP_DISK, True):
+        address = _core.allocate(2 * MIB, 0)
     ctypes.memset(address, value, 2 * MIB)
     assert saver.pause().allocations == 1
     assert saver.resume().allocations == 1

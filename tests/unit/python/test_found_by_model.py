@@ -17,9 +17,9 @@ simulator.tms_sim_fail_after.argtypes = (ctypes.c_char_p, ctypes.c_uint64, ctype
 simulator.tms_sim_take_memory.argtypes = (ctypes.c_int, ctypes.c_int64)
 
 def allocate(device, tag, size=2 * MIB):
-    depth = _core.region_push(tag, _core.BACKUP_PINNED, True)
+    level = _core.region_enter(tag, _core.BACKUP_PINNED, True)
     address = _core.allocate(size, device)
-    _core.region_pop(depth)
+    _core.region_leave(level)
     return address
 
 def fails(call, name, code=304, succeed=0):

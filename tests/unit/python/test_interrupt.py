@@ -22,9 +22,9 @@ simulator.tms_sim_take_memory.argtypes = (ctypes.c_int, ctypes.c_int64)
 simulator.tms_sim_calls.restype = ctypes.c_uint64
 
 def allocate(size, pattern=7, backup=_core.BACKUP_PINNED, tag="a"):
-    depth = _core.region_push(tag, backup, True)
+    level = _core.region_enter(tag, backup, True)
     address = _core.allocate(size, 0)
-    _core.region_pop(depth)
+    _core.region_leave(level)
     ctypes.memset(address, pattern, size)
     return address
 

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from levels import level
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.pending import PendingResume
@@ -26,9 +27,8 @@ PATTERN = bytes(range(256)) * (SIZE // 256)
 @pytest.fixture
 def address(simulator: Any) -> Iterator[int]:
     """A paused allocation with contents."""
-    depth = _core.region_push("pending", _core.BACKUP_PINNED, True)
-    made = _core.allocate(SIZE, 0)
-    _core.region_pop(depth)
+    with level("pending", _core.BACKUP_PINNED, True):
+        made = _core.allocate(SIZE, 0)
     simulator.write(made, PATTERN)
     _core.pause(("pending",), None)
     yield made
@@ -75,9 +75,8 @@ def test_a_stream_waits_for_the_contents(simulator: Any, address: int, context: 
 @pytest.fixture
 def cache(simulator: Any) -> Iterator[list[int]]:
     """Paused allocations without contents, enough of them for the driver to be busy when a stream is to wait."""
-    depth = _core.region_push("cache", _core.BACKUP_NONE, True)
-    made = [_core.allocate(SIZE, 0) for _ in range(32)]
-    _core.region_pop(depth)
+    with level("cache", _core.BACKUP_NONE, True):
+        made = [_core.allocate(SIZE, 0) for _ in range(32)]
     _core.pause(("cache",), None)
     yield made
     for each in made:
@@ -172,7 +171,7 @@ import ctypes, os
 from torch_memory_saver import _core, errors
 simulator = ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"])
 simulator.tms_sim_take_memory.argtypes = (ctypes.c_int, ctypes.c_int64)
-depth = _core.region_push("a", _core.BACKUP_PINNED, True)
+level = _core.region_enter("a", _core.BACKUP_PINNED, True)
 address = _core.allocate(1 << 20, 0)
 _core.pause(None, None)
 simulator.tms_sim_take_memory(0, _core.device_memory(0).free)

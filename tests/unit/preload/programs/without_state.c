@@ -44,7 +44,6 @@ static void functions(void) {
 
     REFUSED(api->allocate(MIB, 0, &number, &error));
     REFUSED(api->free(MIB, &error));
-    REFUSED(api->region_push(&region, &depth, &error));
     REFUSED(api->region_enter(&region, &number, &error));
     REFUSED(api->region_set(&region, &error));
     REFUSED(api->pause(&all, &report, &error));
@@ -69,7 +68,6 @@ static void functions(void) {
     api->region_current(&current, &depth);
     CHECK(!current.managed && current.backup == TMS_BACKUP_NONE && strcmp(current.tag, "default") == 0 && depth == 0);
     api->region_current(&current, NULL);
-    api->region_pop(1);
     EQUAL(api->region_leave(1), TMS_NO_SUCH_LEVEL);
     api->set_memory_margin(MIB);
     EQUAL(api->get_memory_margin(), 0);

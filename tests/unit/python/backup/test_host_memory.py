@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_torch import FakeTorch
+from levels import level
 from processes import Program
 
 from torch_memory_saver import _core, errors
@@ -168,9 +169,8 @@ wait_for(lambda: (pooled(), resident()) == {{"release": (0, 0), "pool": (held, h
 
 def test_a_failed_pause_leaves_a_retained_copy_at_its_address(simulator: Any) -> None:
     """With its contents where nothing had been copied, else without; a view stays valid in any case."""
-    depth = _core.region_push("retained", _core.BACKUP_PINNED, True, _core.HOST_RETAIN)
-    address = _core.allocate(MIB, 0)
-    _core.region_pop(depth)
+    with level("retained", _core.BACKUP_PINNED, True, _core.HOST_RETAIN):
+        address = _core.allocate(MIB, 0)
     simulator.write(address, b"1" * MIB)
     _core.pause(None, None)
     _core.resume(None, None)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from levels import level
 
 from torch_memory_saver import _core, errors
 
@@ -17,9 +18,8 @@ CONTENT = bytes(range(1, 256)) * (SIZE // 255 + 1)
 
 
 def allocate(simulator: Any, tag: str = "a", backup: int = _core.BACKUP_PINNED, device: int = 0, size: int = SIZE) -> int:
-    depth = _core.region_push(tag, backup, True)
-    address = _core.allocate(size, device)
-    _core.region_pop(depth)
+    with level(tag, backup, True):
+        address = _core.allocate(size, device)
     simulator.write(address, CONTENT[:size])
     return address
 

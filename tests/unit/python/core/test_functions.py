@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from levels import level
 
 from torch_memory_saver import _core, errors
 
@@ -26,9 +27,8 @@ MIB = 1 << 20
 def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
     size = 3 * MIB
     reserved = 4 * MIB
-    depth = _core.region_push("module bytes", _core.BACKUP_PINNED, True)
-    address = _core.allocate(size, 1)
-    _core.region_pop(depth)
+    with level("module bytes", _core.BACKUP_PINNED, True):
+        address = _core.allocate(size, 1)
     content = bytes(range(256)) * (size // 256)
     simulator.write(address, content)
     kind, tag = _core.BACKUP_PINNED, "module bytes"
@@ -186,10 +186,9 @@ def test_guard_bytes_are_counted(simulator: Any) -> None:
 
 
 def test_the_tags_of_regions_and_allocations(simulator: Any) -> None:
-    _core.region_pop(_core.region_push("listed: entered", _core.BACKUP_NONE, True))
-    depth = _core.region_push("listed: allöcated", _core.BACKUP_NONE, True)
-    _core.free(_core.allocate(MIB, 0))
-    _core.region_pop(depth)
+    _core.region_leave(_core.region_enter("listed: entered", _core.BACKUP_NONE, True))
+    with level("listed: allöcated", _core.BACKUP_NONE, True):
+        _core.free(_core.allocate(MIB, 0))
     tags = {tag: used for tag, used in _core.tags().items() if tag.startswith("listed: ")}
     assert list(tags.items()) == [("listed: entered", False), ("listed: allöcated", True)]
 
@@ -218,22 +217,19 @@ def test_counters_follow(simulator: Any) -> None:
 
 def test_regions_nest_and_belong_to_their_thread() -> None:
     outside = _core.region_current()
-    outer = _core.region_push("outer", _core.BACKUP_MMAP, True)
-    inner = _core.region_push("inn\u00e9r", _core.BACKUP_NONE, False, runs=False)
-    assert _core.region_current() == ("inn\u00e9r", _core.BACKUP_NONE, False, inner, False)
-    seen: list[Any] = []
-    thread = threading.Thread(target=lambda: seen.append(_core.region_current()))
-    thread.start()
-    thread.join()
-    assert seen == [outside]
-    _core.region_set("changed", _core.BACKUP_DISK, True)
-    assert _core.region_current() == ("changed", _core.BACKUP_DISK, True, inner, True)
-    _core.region_set("changed", _core.BACKUP_DISK, True, runs=False)
-    assert not _core.region_current().runs
-    _core.region_pop(inner)
-    assert _core.region_current() == ("outer", _core.BACKUP_MMAP, True, outer, True)
-    _core.region_push("left open", _core.BACKUP_NONE, True)
-    _core.region_pop(outer)
+    with level("outer", _core.BACKUP_MMAP):
+        with level("inn\u00e9r", _core.BACKUP_NONE, managed=False, runs=False):
+            assert _core.region_current() == ("inn\u00e9r", _core.BACKUP_NONE, False, 2, False)
+            seen: list[Any] = []
+            thread = threading.Thread(target=lambda: seen.append(_core.region_current()))
+            thread.start()
+            thread.join()
+            assert seen == [outside]
+            _core.region_set("changed", _core.BACKUP_DISK, True)
+            assert _core.region_current() == ("changed", _core.BACKUP_DISK, True, 2, True)
+            _core.region_set("changed", _core.BACKUP_DISK, True, runs=False)
+            assert not _core.region_current().runs
+        assert _core.region_current() == ("outer", _core.BACKUP_MMAP, True, 1, True)
     assert _core.region_current() == outside
     assert outside.depth == 0
 
@@ -291,9 +287,8 @@ def test_each_capture_ends_by_its_own_name(simulator: Any) -> None:
 
 def test_events_come_with_what_is_held_after_them(simulator: Any) -> None:
     before = _core.events()
-    depth = _core.region_push("module events", _core.BACKUP_PINNED, True)
-    addresses = [_core.allocate(size, 0) for size in (3 * MIB, 2 * MIB)]
-    _core.region_pop(depth)
+    with level("module events", _core.BACKUP_PINNED, True):
+        addresses = [_core.allocate(size, 0) for size in (3 * MIB, 2 * MIB)]
     _core.pause(("module events",), None)
     copy = _core.events()
     assert copy.recorded > before.recorded and copy.capacity == before.capacity
@@ -315,13 +310,13 @@ def test_events_come_with_what_is_held_after_them(simulator: Any) -> None:
 
 
 def test_the_free_memory_of_devices_is_sampled_on_request(simulator: Any) -> None:
-    assert _core.get_event_samples() is False
-    depth = _core.region_push("module samples", _core.BACKUP_NONE, True)
-    address = _core.allocate(2 * MIB, 1)
-    _core.region_pop(depth)
+    with level("module samples", _core.BACKUP_NONE, True):
+        address = _core.allocate(2 * MIB, 1)
+    _core.pause(("module samples",), None)
+    _core.resume(("module samples",), None)
+    assert not [row for row in _core.events().events if row.kind == "memory"], "nothing is sampled by default"
     _core.set_event_samples(True)
     try:
-        assert _core.get_event_samples() is True
         _core.pause(("module samples",), None)
     finally:
         _core.set_event_samples(False)

@@ -129,18 +129,15 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("allocate", (1, None), TypeError, "device must be an int"),
         ("free", (None,), TypeError, r"free\(\): address must be an int"),
         ("free", (-4096,), ValueError, "address must be from 0"),
-        ("region_push", ("", 0, True), ValueError, r"region_push\(\): a tag must be a str that is not empty"),
-        ("region_push", ("a\0b", 0, True), ValueError, "has no NUL character"),
-        ("region_push", ("\ud800", 0, True), UnicodeEncodeError, "surrogates not allowed"),
-        ("region_push", (b"a", 0, True), TypeError, "tag must be a str, not <class 'bytes'>"),
-        ("region_push", (None, 0, True), TypeError, "tag must be a str"),
-        ("region_push", ("a", "pinned", True), TypeError, "backup must be an int"),
-        ("region_push", ("a", 4, True), ValueError, "backup"),
-        ("region_push", ("a", 0, 1), TypeError, "managed must be a bool"),
-        ("region_set", ("", 0, True), ValueError, r"region_set\(\): a tag"),
-        ("region_pop", ("1",), TypeError, "depth must be an int"),
         ("region_enter", ("", 0, True), ValueError, r"region_enter\(\): a tag must be a str that is not empty"),
+        ("region_enter", ("a\0b", 0, True), ValueError, "has no NUL character"),
+        ("region_enter", ("\ud800", 0, True), UnicodeEncodeError, "surrogates not allowed"),
+        ("region_enter", (b"a", 0, True), TypeError, "tag must be a str, not <class 'bytes'>"),
+        ("region_enter", (None, 0, True), TypeError, "tag must be a str"),
+        ("region_enter", ("a", "pinned", True), TypeError, "backup must be an int"),
         ("region_enter", ("a", 4, True), ValueError, "backup"),
+        ("region_enter", ("a", 0, 1), TypeError, "managed must be a bool"),
+        ("region_set", ("", 0, True), ValueError, r"region_set\(\): a tag"),
         ("region_leave", ("1",), TypeError, "level must be an int"),
         ("region_leave", (-1,), (ValueError, OverflowError), "level"),
         ("pause", ("weights", None), TypeError, "tags must be a tuple of str or None, not <class 'str'>"),
@@ -161,11 +158,10 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("resume", (None, None, False, 0.0, False, "pool"), TypeError, "host_policy must be an int"),
         ("resume", (None, None, False, 0.0, False, 0, 1), TypeError, "zero must be a bool"),
         ("resume", (None, None, False, 0.0, False, 0, False, "x"), TypeError, "progress must be callable or None"),
-        ("region_push", ("a", 0, True, "pool"), TypeError, "host_policy must be an int"),
-        ("region_push", ("a", 0, True, 4), ValueError, "host"),
+        ("region_enter", ("a", 0, True, "pool"), TypeError, "host_policy must be an int"),
+        ("region_enter", ("a", 0, True, 4), ValueError, "host"),
         ("region_set", ("a", 0, True, -1), ValueError, "host"),
         ("capture_begin", ("a", 0, 4), ValueError, "host"),
-        ("region_push", ("a", 0, True, 0, 1), TypeError, r"region_push\(\): runs must be a bool"),
         ("region_enter", ("a", 0, True, 0, None), TypeError, r"region_enter\(\): runs must be a bool"),
         ("region_set", ("a", 0, True, 0, "0"), TypeError, r"region_set\(\): runs must be a bool"),
         ("capture_begin", ("a", 0, 0, 0), TypeError, r"capture_begin\(\): runs must be a bool"),
@@ -263,6 +259,6 @@ def test_arguments_may_be_keywords_and_what_is_an_integer(simulator: Any) -> Non
     address = _core.allocate(device=0, size=Integer())  # type: ignore[arg-type]
     row = _core.find(address=address)
     assert row is not None and row.bytes == MIB
-    depth = _core.region_push(managed=True, tag="keywords", runs=False, backup=_core.BACKUP_NONE)
-    assert _core.region_current() == ("keywords", _core.BACKUP_NONE, True, depth, False)
-    _core.region_pop(depth=depth)
+    identity = _core.region_enter(managed=True, tag="keywords", runs=False, backup=_core.BACKUP_NONE)
+    assert _core.region_current() == ("keywords", _core.BACKUP_NONE, True, 1, False)
+    assert _core.region_leave(level=identity) == 0

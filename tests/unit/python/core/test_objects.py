@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from levels import level
 from processes import wait_until
 
 from torch_memory_saver import _core, errors
@@ -32,9 +33,8 @@ def run_python(program: str, **variables: str) -> subprocess.CompletedProcess[st
 
 def test_records_are_the_segments_as_plain_data(simulator: Any) -> None:
     for tag, backup in (("a", _core.BACKUP_PINNED), ("b", _core.BACKUP_DISK), ("a", _core.BACKUP_NONE)):
-        depth = _core.region_push(tag, backup, True)
-        _core.allocate(3 * MIB, len(tag) % 2)
-        _core.region_pop(depth)
+        with level(tag, backup, True):
+            _core.allocate(3 * MIB, len(tag) % 2)
     _core.pause(("b",), None)
     backups = {number: name for name, number in _core.BACKUP_KINDS.items()}
     rows, records, end = _core.segments(), _core.segment_records(), time.monotonic()
@@ -58,9 +58,8 @@ def test_state_names() -> None:
 
 
 def test_host_buffer_outlives_its_allocation(simulator: Any) -> None:
-    depth = _core.region_push("weights", _core.BACKUP_PINNED, True)
-    address = _core.allocate(MIB, 0)
-    _core.region_pop(depth)
+    with level("weights", _core.BACKUP_PINNED, True):
+        address = _core.allocate(MIB, 0)
     simulator.write(address, b"\x5a" * MIB)
     assert _core.host_backup(address, MIB) is None
     _core.pause(None, None)
@@ -85,9 +84,8 @@ def test_host_buffers_are_made_by_host_backup_only(simulator: Any) -> None:
 
 
 def test_host_buffer_s_type_is_freed_with_the_last_object(simulator: Any) -> None:
-    depth = _core.region_push("weights", _core.BACKUP_MMAP, True)
-    address = _core.allocate(MIB, 0)
-    _core.region_pop(depth)
+    with level("weights", _core.BACKUP_MMAP, True):
+        address = _core.allocate(MIB, 0)
     _core.pause(None, None)
     before = sys.getrefcount(_core.HostBuffer)
     buffers = [_core.host_backup(address, MIB) for _ in range(10)]
@@ -102,10 +100,9 @@ def test_host_buffer_s_type_is_freed_with_the_last_object(simulator: Any) -> Non
 
 def test_errors_carry_what_the_core_knows(simulator: Any) -> None:
     simulator.fail_after("cuMemCreate", 0, 100, OUT_OF_MEMORY)
-    depth = _core.region_push("kv_cache", _core.BACKUP_NONE, True)
-    with pytest.raises(errors.OutOfMemoryError, match="cuMemCreate") as failure:
+    raised = pytest.raises(errors.OutOfMemoryError, match="cuMemCreate")
+    with level("kv_cache", _core.BACKUP_NONE, True), raised as failure:
         _core.allocate(3 * MIB, 1)
-    _core.region_pop(depth)
     error = failure.value
     assert (error.operation, error.driver_call, error.error_name) == ("allocate", "cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY")
     assert (error.driver_result, error.device, error.bytes, error.tag) == (OUT_OF_MEMORY, 1, 3 * MIB, "kv_cache")
@@ -121,10 +118,8 @@ def test_system_errors_carry_errno(tmp_path: Path) -> None:
 def test_a_tag_cut_in_the_middle_of_a_character_is_still_text(simulator: Any) -> None:
     simulator.fail_after("cuMemCreate", 0, 100, OUT_OF_MEMORY)
     tag = "x" + "\u00e9" * 100  # two bytes a character: the error value's field ends inside one
-    depth = _core.region_push(tag, _core.BACKUP_NONE, True)
-    with pytest.raises(errors.OutOfMemoryError) as failure:
+    with level(tag, _core.BACKUP_NONE, True), pytest.raises(errors.OutOfMemoryError) as failure:
         _core.allocate(MIB, 0)
-    _core.region_pop(depth)
     assert failure.value.tag.startswith("x\u00e9\u00e9")
 
 

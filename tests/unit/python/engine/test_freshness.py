@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fake_torch import CAPTURE_STREAM, FakeGraph, FakeTorch
 from fresh_checks import FREE, LIVE, MIB, PENDING, cycle, in_region, places
+from levels import level
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver._engine import freshness
@@ -97,9 +98,8 @@ def test_where_memory_was_allocated_is_said_if_it_was_recorded(saver: TorchMemor
 
 
 def test_memory_that_torch_does_not_know_is_a_block(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
-    depth = _core.region_push("w", _core.BACKUP_NONE, True)
-    address = _core.allocate(3 * MIB, 0)
-    _core.region_pop(depth)
+    with level("w", _core.BACKUP_NONE, True):
+        address = _core.allocate(3 * MIB, 0)
     cycle(saver)
     assert places(saver.check_fresh().unwritten) == [(address, 3 * MIB)]
     simulator.write(address, bytes(3 * MIB))
@@ -255,9 +255,8 @@ def test_two_devices(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: 
 def test_memory_that_another_thread_frees_meanwhile_is_no_finding(
     saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    depth = _core.region_push("w", _core.BACKUP_NONE, True)
-    freed, kept = _core.allocate(2 * MIB, 0), _core.allocate(2 * MIB, 0)
-    _core.region_pop(depth)
+    with level("w", _core.BACKUP_NONE, True):
+        freed, kept = _core.allocate(2 * MIB, 0), _core.allocate(2 * MIB, 0)
     cycle(saver)
     count = _core.count_guard_bytes
 

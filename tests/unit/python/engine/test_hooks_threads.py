@@ -127,9 +127,8 @@ calls = []
 saver.on_pause(None, "before", lambda call: calls.append(call.operation))
 
 def allocate():
-    depth = _core.region_push("a", _core.BACKUP_NONE, True)
-    address = _core.allocate(2 << 20, 0)
-    _core.region_pop(depth)
+    with level("a", _core.BACKUP_NONE, True):
+        address = _core.allocate(2 << 20, 0)
 
 def in_child(function):
     pid = os.fork()
@@ -199,9 +198,9 @@ from torch_memory_saver import _core, torch_memory_saver as saver
 MIB = 1 << 20
 simulator = ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"])
 simulator.tms_sim_launch_add.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint8, ctypes.c_int)
-depth = _core.region_push("a", _core.BACKUP_PINNED, True)
+level = _core.region_enter("a", _core.BACKUP_PINNED, True)
 address = _core.allocate(2 * MIB, 0)
-_core.region_pop(depth)
+_core.region_leave(level)
 events = []
 saver.on_pause(None, "before", lambda call: events.append("before"), cancelled=lambda error: events.append(type(error)))
 """

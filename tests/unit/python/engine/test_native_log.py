@@ -125,7 +125,7 @@ PAUSE = """
 import logging, sys
 from torch_memory_saver import _core, torch_memory_saver as saver
 {setup}
-depth = _core.region_push("a", _core.BACKUP_NONE, True)
+level = _core.region_enter("a", _core.BACKUP_NONE, True)
 address = _core.allocate(2 << 20, 0)
 saver.pause("a")
 saver.resume("a")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fake_torch import FakeTorch, another_thread_inside
+from levels import level
 
 from torch_memory_saver import _core, options
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
@@ -31,9 +32,8 @@ def allocate(simulator: Any) -> Iterator[Any]:
 
     def make(*tags: str) -> list[int]:
         for tag in tags:
-            depth = _core.region_push(tag, _core.BACKUP_NONE, True)
-            addresses.append(_core.allocate(2 * MIB, 0))
-            _core.region_pop(depth)
+            with level(tag, _core.BACKUP_NONE, True):
+                addresses.append(_core.allocate(2 * MIB, 0))
         return addresses[-len(tags) :]
 
     yield make
@@ -43,7 +43,7 @@ def allocate(simulator: Any) -> Iterator[Any]:
 
 def enter(tag: str) -> None:
     """A region without an allocation."""
-    _core.region_pop(_core.region_push(tag, _core.BACKUP_NONE, True))
+    _core.region_leave(_core.region_enter(tag, _core.BACKUP_NONE, True))
 
 
 def test_a_pattern_stands_for_the_tags_that_match(allocate: Any, space: str) -> None:
@@ -120,9 +120,8 @@ def test_what_is_no_selection_is_refused(wrong: Any) -> None:
 
 
 def test_a_tag_stays_known_after_its_memory_is_gone(simulator: Any, space: str) -> None:
-    depth = _core.region_push(f"{space}*", _core.BACKUP_NONE, True)
-    address = _core.allocate(2 * MIB, 0)
-    _core.region_pop(depth)
+    with level(f"{space}*", _core.BACKUP_NONE, True):
+        address = _core.allocate(2 * MIB, 0)
     _core.free(address)
     assert select_tags(f"{space}*") == (f"{space}*",)
     assert _core.tags()[f"{space}*"] is True

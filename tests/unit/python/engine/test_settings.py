@@ -205,7 +205,7 @@ def refused(action):
         raise AssertionError(action)
 for action in (torch_memory_saver.pause, torch_memory_saver.resume, lambda: torch_memory_saver.reserve_host_memory(1 << 20)):
     refused(action)
-refused(lambda: _core.region_push("a", _core.BACKUP_NONE, True))
+refused(lambda: _core.region_enter("a", _core.BACKUP_NONE, True))
 refused(lambda: _core.region_enter("a", _core.BACKUP_NONE, True))
 refused(lambda: _core.allocate(1 << 21))
 assert _core.region_current().depth == 0

@@ -118,7 +118,7 @@ def test_a_region_without_runs_has_no_slack(
 def test_a_process_without_runs_has_no_slack(program: Program, value: str, slack: int) -> None:
     text = f"""
 from torch_memory_saver import _core
-depth = _core.region_push("w", _core.BACKUP_NONE, True)
+level = _core.region_enter("w", _core.BACKUP_NONE, True)
 addresses = [_core.allocate({SIZE}, 0) for _ in range({RUN_OF_FOUR})]
 _core.pause(None, None)
 _core.resume(None, None)

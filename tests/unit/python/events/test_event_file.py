@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from levels import level
 
 from torch_memory_saver import _core, events
 from torch_memory_saver.errors import InvalidArgumentError
@@ -44,9 +45,8 @@ def test_a_log_comes_back_whole(tmp_path: Path) -> None:
 
 
 def test_the_header_is_plain(tmp_path: Path, simulator: Any) -> None:
-    depth = _core.region_push("file", _core.BACKUP_NONE, True)
-    address = _core.allocate(1, 0)
-    _core.region_pop(depth)
+    with level("file", _core.BACKUP_NONE, True):
+        address = _core.allocate(1, 0)
     data = json.loads(events.write_events(tmp_path / "events.json").read_text())
     _core.free(address)
     assert (data["format"], data["version"], data["pid"]) == ("torch_memory_saver.events", 1, os.getpid())

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from levels import level
 
 from torch_memory_saver import _core, events
 from torch_memory_saver.events import Device, Event, EventLog, Level
@@ -19,10 +20,8 @@ MIB = 1 << 20
 
 
 def allocate(tag: str, size: int, device: int = 0, backup: int = _core.BACKUP_NONE) -> int:
-    depth = _core.region_push(tag, backup, True)
-    address = _core.allocate(size, device)
-    _core.region_pop(depth)
-    return address
+    with level(tag, backup, True):
+        return _core.allocate(size, device)
 
 
 def newest(log: EventLog, earlier: EventLog) -> list[Event]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from levels import level
 
 from torch_memory_saver import _core, events
 from torch_memory_saver.events.metrics import format_metrics
@@ -90,9 +91,8 @@ def test_prometheus_reads_it() -> None:
 
 
 def test_the_numbers_are_those_of_the_process(simulator: Any, tmp_path: Path) -> None:
-    depth = _core.region_push("metrics", _core.BACKUP_PINNED, True)
-    address = _core.allocate(3 * MIB, 1)
-    _core.region_pop(depth)
+    with level("metrics", _core.BACKUP_PINNED, True):
+        address = _core.allocate(3 * MIB, 1)
     _core.pause(("metrics",), None)
     lines = events.write_metrics(tmp_path / "new" / "metrics.prom").read_text().splitlines()
     counters = _core.counters()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from levels import level
 from recording_torch import RecordingTorch
 
 from torch_memory_saver import _core, _files
@@ -49,11 +50,8 @@ def torch(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> RecordingTorch:
 @pytest.fixture
 def segment(simulator: Any) -> Any:
     """The address of a managed allocation of 3 MiB."""
-    depth = _core.region_push("weights", 0, True)
-    try:
+    with level("weights", 0, True):
         address = _core.allocate(3 * MIB, 0)
-    finally:
-        _core.region_pop(depth)
     yield address
     _core.free(address)
 

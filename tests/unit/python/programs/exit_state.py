@@ -24,9 +24,9 @@ class Owner:
     """Frees its memory when it goes: for a module's global, that is when the interpreter ends."""
 
     def __init__(self, tag: str, backup: int) -> None:
-        depth = _core.region_push(tag, backup, True)
+        level = _core.region_enter(tag, backup, True)
         self.address = _core.allocate(2 * MIB, 0)
-        _core.region_pop(depth)
+        _core.region_leave(level)
         ctypes.memset(self.address, 7, 2 * MIB)
 
     def __del__(self) -> None:
@@ -48,7 +48,7 @@ def pause_on_another_thread() -> None:
 
 
 def region() -> None:
-    _core.region_push("inner", _core.BACKUP_PINNED, True)
+    _core.region_enter("inner", _core.BACKUP_PINNED, True)
     owners.append(Owner("inner", _core.BACKUP_NONE))
 
 

@@ -26,9 +26,9 @@ simulator.tms_sim_launch_add.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctype
 
 
 def allocate(backup: int) -> int:
-    depth = _core.region_push("weights", backup, True)
+    level = _core.region_enter("weights", backup, True)
     address = _core.allocate(2 * MIB, 0)
-    _core.region_pop(depth)
+    _core.region_leave(level)
     ctypes.memset(address, 7 + backup, 2 * MIB)
     return address
 
@@ -52,9 +52,9 @@ def child() -> None:
     stats = saver.stats()
     assert stats.tags["weights"].allocations == len(addresses), stats
     assert _core.counters()["allocations"] == len(addresses)
-    depth = _core.region_push("child", _core.BACKUP_PINNED, True)
-    assert _core.region_current() == ("child", _core.BACKUP_PINNED, True, depth, True)
-    _core.region_pop(depth)
+    level = _core.region_enter("child", _core.BACKUP_PINNED, True)
+    assert _core.region_current() == ("child", _core.BACKUP_PINNED, True, 1, True)
+    _core.region_leave(level)
     saver.retain_cpu_backup = True
     saver.memory_margin_bytes = 5
     assert (saver.retain_cpu_backup, saver.memory_margin_bytes) == (True, 5)

@@ -25,9 +25,9 @@ simulator.tms_sim_launch_add.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctype
 
 
 def allocate(tag: str) -> int:
-    depth = _core.region_push(tag, _core.BACKUP_DISK, True)
+    level = _core.region_enter(tag, _core.BACKUP_DISK, True)
     address = _core.allocate(2 * MIB, 0)
-    _core.region_pop(depth)
+    _core.region_leave(level)
     ctypes.memset(address, 7, 2 * MIB)
     return address
 

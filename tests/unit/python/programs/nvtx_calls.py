@@ -22,9 +22,9 @@ def loaded() -> bool:
 
 
 assert not loaded(), "the import attaches no tool"
-depth = _core.region_push("kv", _core.BACKUP_NONE, True)
+level = _core.region_enter("kv", _core.BACKUP_NONE, True)
 kept = [_core.allocate(size * MIB, 0) for size in (2, 4)]
-_core.region_pop(depth)
+_core.region_leave(level)
 assert not loaded(), "an allocation attaches no tool"
 saver.pause("kv")
 assert loaded() or "without" in sys.argv

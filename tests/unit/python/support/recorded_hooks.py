@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from levels import level
+
 from torch_memory_saver import _core
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver.saver import TorchMemorySaver
@@ -52,9 +54,8 @@ class Recorder:
         """Allocates 2 MiB with each tag."""
         made = []
         for name in names:
-            depth = _core.region_push(self.tag(name), backup, True)
-            made.append(_core.allocate(SIZE, device))
-            _core.region_pop(depth)
+            with level(self.tag(name), backup, True):
+                made.append(_core.allocate(SIZE, device))
         self.addresses += made
         return made
 

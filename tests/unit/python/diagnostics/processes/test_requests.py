@@ -176,7 +176,7 @@ def test_a_process_that_dies_while_waited_for(tmp_path: Path) -> None:
 
 def test_a_process_that_never_serves(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
-        job.do("_core.region_push('a', 0, True); cuda_malloc(MIB)")  # the native library alone
+        job.do("_core.region_enter('a', 0, True); cuda_malloc(MIB)")  # the native library alone
         wait_until(lambda: len(read_pages(tmp_path).pages) == 1)
         status, _, error = finish(start_command("ask", "--snapshot", str(job.pid), directory=tmp_path))
         assert status == 1 and "serves no requests" in error
