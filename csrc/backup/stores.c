@@ -237,23 +237,19 @@ tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores
                                    found, wait, context, error);
 }
 
-uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores) {
-    uint64_t bytes = 0;
-    if (backup->saved) return backup->held.bytes;
-    for (int i = 0; i < stores->count; i++) {
-        if (stores->list[i].operations->reserved_bytes)
-            bytes += stores->list[i].operations->reserved_bytes(backup, &backup->slots[i]);
-    }
-    return bytes;
-}
-
-uint64_t tms_backup_taken_bytes_of(const tms_backup_t *backup, const tms_backup_stores_t *stores,
-                                   tms_backup_kind_t chosen_as) {
+void tms_backup_taken_by_store(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t *bytes) {
     for (int i = 0; i < stores->count; i++) {
         const tms_backup_store_t *entry = &stores->list[i];
-        if (entry->chosen_as != chosen_as) continue;
-        if (backup->saved) return entry->kinds >> backup->held.kind & 1 ? backup->held.bytes : 0;
-        return entry->operations->reserved_bytes ? entry->operations->reserved_bytes(backup, &backup->slots[i]) : 0;
+        if (backup->saved)
+            bytes[i] = entry->kinds >> backup->held.kind & 1 ? backup->held.bytes : 0;
+        else
+            bytes[i] = entry->operations->reserved_bytes ? entry->operations->reserved_bytes(backup, &backup->slots[i]) : 0;
     }
-    return 0;
+}
+
+uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores) {
+    uint64_t of[TMS_BACKUP_STORES_MOST] = {0}, bytes = 0;
+    tms_backup_taken_by_store(backup, stores, of);
+    for (int i = 0; i < stores->count; i++) bytes += of[i];
+    return bytes;
 }

@@ -107,8 +107,7 @@ tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores
                              tms_error_t *error);
 /* The bytes that the backup holds, or the space that it occupies without contents. */
 uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores);
-/* Those of them that a store keeps which a pause selects by this kind, such as TMS_BACKUP_DISK. */
-uint64_t tms_backup_taken_bytes_of(const tms_backup_t *backup, const tms_backup_stores_t *stores,
-                                   tms_backup_kind_t chosen_as);
+/* The same by store, in the order of their list. `bytes` has room for all of them. */
+void tms_backup_taken_by_store(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t *bytes);
 
 #endif

@@ -19,7 +19,6 @@ typedef struct tms_calls {
 
 typedef struct tms_stats {
     _Atomic uint64_t allocations_total, frees_total, failed_allocations;
-    _Atomic uint64_t paused_bytes;
     tms_calls_t pauses, resumes;
     _Atomic uint64_t guarded_bytes, guard_failures_total;
 } tms_stats_t;
@@ -39,12 +38,12 @@ static inline uint64_t tms_stats_read(const _Atomic uint64_t *counter) {
     return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
-static inline void tms_level_raise(tms_level_t *level, uint64_t amount) {
-    uint64_t now = tms_stats_read(&level->now) + amount;
+/* `change`: a difference, modulo 2^64. */
+static inline void tms_level_change(tms_level_t *level, uint64_t change) {
+    uint64_t now = tms_stats_read(&level->now) + change;
     atomic_store_explicit(&level->now, now, memory_order_relaxed);
     if (now > tms_stats_read(&level->peak)) atomic_store_explicit(&level->peak, now, memory_order_relaxed);
 }
-static inline void tms_level_lower(tms_level_t *level, uint64_t amount) { tms_stats_subtract(&level->now, amount); }
 static inline void tms_level_reset_peak(tms_level_t *level) {
     atomic_store_explicit(&level->peak, tms_stats_read(&level->now), memory_order_relaxed);
 }

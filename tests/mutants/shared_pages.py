@@ -58,13 +58,6 @@ MUTANTS = (
         (_PAGE,),
     ),
     Mutant(
-        "without-events-the-page-shows-nothing",
-        "csrc/core/model/footprint.c",
-        "    return tms_events_are_on(to->events) || tms_shared_page_is_open(to->page);",
-        "    return tms_events_are_on(to->events);",
-        (_SHOWN,),
-    ),
-    Mutant(
         "a-free-is-shown-by-the-next-change-only",
         "csrc/core/allocation/free.c",
         "            tms_saver_unpublish(saver, segment);\n            tms_shared_page_publish(&saver->page);",
@@ -73,9 +66,16 @@ MUTANTS = (
     ),
     Mutant(
         "files-count-as-host-memory",
-        "csrc/core/model/footprint.c",
-        "                                                       .disk_backup_bytes = disk,",
-        "",
+        "csrc/core/model/account.c",
+        "        if (account->stores->list[i].chosen_as == TMS_BACKUP_PINNED) change.host_backup_bytes += backup;",
+        "        if (account->stores->list[i].chosen_as != TMS_BACKUP_NONE) change.host_backup_bytes += backup;",
+        (_SHOWN,),
+    ),
+    Mutant(
+        "another-store-counts-as-host-memory",
+        "csrc/core/model/account.c",
+        "        if (account->stores->list[i].chosen_as == TMS_BACKUP_PINNED) change.host_backup_bytes += backup;",
+        "        if (account->stores->list[i].chosen_as != TMS_BACKUP_DISK) change.host_backup_bytes += backup;",
         (_SHOWN,),
     ),
     Mutant(

@@ -63,13 +63,10 @@ static tms_status_t populate(tms_saver_t *saver, tms_segment_t *segment, const t
 
 /* Under the lock: another thread may pause or free the segment at once and subtract these again. */
 static void publish(tms_saver_t *saver, tms_segment_t *segment) {
-    segment->state = TMS_SEGMENT_ACTIVE;
-    segment->allocated_at = segment->changed_at = tms_wait_now();
     atomic_store_explicit(&segment->tag->used, true, memory_order_relaxed);
     tms_stats_add(&saver->stats.allocations_total, 1);
-    tms_usage_update(&saver->usage, segment);
     tms_registry_insert(&saver->registry, &segment->node);
-    tms_footprint_record(&saver->footprints, segment, (tms_event_t){.kind = TMS_EVENT_ALLOCATE, .bytes = segment->bytes});
+    tms_account_publish(&saver->account, segment);
     tms_shared_page_publish(&saver->page);
 }
 
@@ -77,7 +74,7 @@ static void publish(tms_saver_t *saver, tms_segment_t *segment) {
 static bool reuse_slack(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, uint64_t reserved, int device,
                         uint64_t *address) {
     bool reused = false;
-    if (region->own_handles || tms_stats_read(&saver->usage.slack[device]) < reserved) return false;
+    if (region->own_handles || tms_stats_read(&saver->account.slack[device]) < reserved) return false;
     tms_segment_t *segment = new_segment(region, bytes, device);
     if (!segment) return false;
     pthread_mutex_lock(&saver->lock);
@@ -168,7 +165,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         return TMS_OK;
     }
     if (status == TMS_OK) status = tms_devices_load(saver->devices, &driver, &devices, &context, error);
-    if (status == TMS_OK) tms_footprint_open_page(&saver->page, saver->log, driver, devices);
+    if (status == TMS_OK) tms_account_open_page(&saver->account, saver->log, driver, devices);
     if (status == TMS_OK && device == TMS_NO_DEVICE)
         status = tms_devices_current(saver->devices, &context.device, &context, error);
     if (status == TMS_OK) status = check_size(devices, bytes, &reserved, &context, error);

@@ -34,10 +34,10 @@ static damaged_t take_damaged(tms_saver_t *saver) {
     damaged_t taken = {.segments = NULL};
     pthread_mutex_lock(&saver->lock);
     taken.mark = ++saver->marks;
-    for (tms_registry_node_t *node = saver->damaged ? saver->registry.first : NULL; node; node = node->next) {
+    for (tms_registry_node_t *node = saver->account.damaged ? saver->registry.first : NULL; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
         if (segment->state != TMS_SEGMENT_DAMAGED) continue;
-        segment->state = TMS_SEGMENT_REPAIRING;
+        tms_account_own(segment, TMS_SEGMENT_REPAIRING);
         segment->next_in_transition = taken.segments;
         taken.segments = segment;
         tms_run_own(segment->run, &taken.runs);
@@ -70,18 +70,11 @@ static void try_release(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *
 static void settle(tms_saver_t *saver, tms_segment_t *segment) {
     const tms_run_t *run = segment->run;
     const bool whole = !tms_run_has_memory(run);
-    tms_usage_update(&saver->usage, segment);
-    segment->changed_at = tms_wait_now();
-    segment->state = whole ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_DAMAGED;
-    tms_event_t event = {.kind = TMS_EVENT_REPAIR,
-                         .status = whole ? TMS_OK : run->refused_status,
-                         .driver_result = whole ? 0 : run->refused_result};
-    if (whole) {
-        saver->damaged--;
-        tms_stats_add(&saver->stats.paused_bytes, tms_segment_reserved(segment));
-        tms_run_detach(segment);
-    }
-    tms_footprint_record(&saver->footprints, segment, event);
+    const tms_event_t event = {.kind = TMS_EVENT_REPAIR,
+                               .status = whole ? TMS_OK : run->refused_status,
+                               .driver_result = whole ? 0 : run->refused_result};
+    if (whole) tms_run_detach(segment);
+    tms_account_settle(&saver->account, segment, whole ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_DAMAGED, event);
 }
 
 /* Publishes the new states. *repaired: of the segments that are PAUSED now. Returns the freed ones. */
@@ -135,7 +128,7 @@ static void repair_damaged(tms_saver_t *saver, tms_wait_t *wait) {
 bool tms_saver_has_reclaimable(tms_saver_t *saver) {
     if (!tms_quarantine_is_empty(&saver->quarantine) || tms_devices_unreleased(saver->devices) > 0) return true;
     pthread_mutex_lock(&saver->lock);
-    bool any = saver->deferred || saver->damaged;
+    bool any = saver->deferred || saver->account.damaged;
     pthread_mutex_unlock(&saver->lock);
     return any;
 }

@@ -150,8 +150,8 @@ size_t tms_saver_usage(tms_saver_t *saver, const char *tag, int device, tms_usag
     }
     for (int d = 0; d < TMS_MAX_DEVICES; d++) {
         by_device[d].device = d;
-        by_device[d].slack_bytes = only ? tms_kinds_slack(only->kinds, d) : tms_stats_read(&saver->usage.slack[d]);
-        by_device[d].resident_peak_bytes = tms_stats_read(&saver->usage.by_device[d].peak);
+        by_device[d].slack_bytes = only ? tms_kinds_slack(only->kinds, d) : tms_stats_read(&saver->account.slack[d]);
+        by_device[d].resident_peak_bytes = tms_stats_read(&saver->account.by_device[d].peak);
         const bool is_asked = !only && (device == TMS_NO_DEVICE || device == d);
         if (by_device[d].allocations == 0 && by_device[d].deferred_bytes == 0 &&
             !(is_asked && by_device[d].resident_peak_bytes > 0))
@@ -165,7 +165,7 @@ size_t tms_saver_usage(tms_saver_t *saver, const char *tag, int device, tms_usag
 
 void tms_saver_reset_peaks(tms_saver_t *saver) {
     pthread_mutex_lock(&saver->lock);
-    tms_usage_reset_peaks(&saver->usage);
+    tms_account_reset_peaks(&saver->account);
     tms_tag_reset_peaks(&saver->regions->tags);
     pthread_mutex_unlock(&saver->lock);
 }
@@ -182,7 +182,7 @@ tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_in
 static uint64_t damaged_handles(tms_saver_t *saver) {
     uint64_t count = 0;
     const uint64_t mark = ++saver->marks;
-    for (tms_registry_node_t *node = saver->damaged ? saver->registry.first : NULL; node; node = node->next) {
+    for (tms_registry_node_t *node = saver->account.damaged ? saver->registry.first : NULL; node; node = node->next) {
         tms_run_t *run = tms_segment_of(node)->run;
         if (tms_segment_of(node)->state != TMS_SEGMENT_DAMAGED || !run || run->mark == mark) continue;
         run->mark = mark;
@@ -193,7 +193,7 @@ static uint64_t damaged_handles(tms_saver_t *saver) {
 
 static uint64_t slack_bytes(const tms_saver_t *saver) {
     uint64_t bytes = 0;
-    for (int device = 0; device < TMS_MAX_DEVICES; device++) bytes += tms_stats_read(&saver->usage.slack[device]);
+    for (int device = 0; device < TMS_MAX_DEVICES; device++) bytes += tms_stats_read(&saver->account.slack[device]);
     return bytes;
 }
 
@@ -204,8 +204,8 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
     *counters = (tms_counters_t){
         .allocations_total = tms_stats_read(&saver->stats.allocations_total),
         .frees_total = tms_stats_read(&saver->stats.frees_total),
-        .resident_bytes = tms_stats_read(&saver->usage.mapped.now),
-        .paused_bytes = tms_stats_read(&saver->stats.paused_bytes),
+        .resident_bytes = tms_stats_read(&saver->account.mapped.now),
+        .paused_bytes = tms_stats_read(&saver->account.paused_bytes),
         .pauses_total = tms_stats_read(&pauses->successes),
         .resumes_total = tms_stats_read(&resumes->successes),
         .failures_total = failed_pauses + failed_resumes + failed_allocations,
@@ -218,7 +218,7 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
         .guard = atomic_load(&saver->guard.on),
         .guarded_bytes = tms_stats_read(&saver->stats.guarded_bytes),
         .guard_failures_total = tms_stats_read(&saver->stats.guard_failures_total),
-        .resident_peak_bytes = tms_stats_read(&saver->usage.mapped.peak),
+        .resident_peak_bytes = tms_stats_read(&saver->account.mapped.peak),
         .failed_pauses_total = failed_pauses,
         .failed_resumes_total = failed_resumes,
         .failed_allocations_total = failed_allocations,
@@ -233,7 +233,7 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
     tms_backup_stores_count(&saver->stores, counters);
     pthread_mutex_lock(&saver->lock);
     counters->allocations = saver->registry.count;
-    counters->damaged = saver->damaged;
+    counters->damaged = saver->account.damaged;
     for (tms_segment_t *s = saver->deferred; s; s = s->next_in_transition) {
         counters->deferred_frees++;
         counters->deferred_bytes += deferred_bytes(s);
@@ -254,9 +254,9 @@ static void add_level(tms_events_copy_t *copy, const tms_segment_t *segment, con
     }
     if (copy->level_count > copy->level_room) return;
     tms_footprint_t *holds = &copy->levels[copy->level_count - 1].holds;
-    holds->resident_bytes += segment->told.holds.resident_bytes;
-    holds->paused_bytes += segment->told.holds.paused_bytes;
-    holds->backup_bytes += segment->told.holds.backup_bytes;
+    holds->resident_bytes += segment->counted.resident_bytes;
+    holds->paused_bytes += segment->counted.paused_bytes;
+    for (int i = 0; i < TMS_BACKUP_STORES_MOST; i++) holds->backup_bytes += segment->counted.backup_bytes[i];
 }
 
 void tms_saver_copy_events(tms_saver_t *saver, tms_events_copy_t *copy) {

@@ -59,7 +59,7 @@ static void recount(tms_saver_t *saver, tms_kind_t *kind, uint64_t before) {
     const uint64_t change = kind->space.backed_bytes - before;
     if (change == 0) return;
     if (before == 0) kind->row = tms_shared_page_row(&saver->page, kind->tag, kind->device);
-    tms_stats_add(&saver->usage.slack[kind->device], change);
+    tms_stats_add(&saver->account.slack[kind->device], change);
     tms_shared_page_change(&saver->page, kind->row, &(tms_shared_page_change_t){.slack_bytes = change});
 }
 
@@ -102,7 +102,7 @@ uint64_t tms_kinds_slack(const tms_kind_t *first, int device) {
 
 void tms_kinds_explain_slack(tms_saver_t *saver, int device, tms_error_t *error) {
     tms_tag_bytes_t slack = {.named = 0};
-    if (!error || device < 0 || device >= TMS_MAX_DEVICES || tms_stats_read(&saver->usage.slack[device]) == 0) return;
+    if (!error || device < 0 || device >= TMS_MAX_DEVICES || tms_stats_read(&saver->account.slack[device]) == 0) return;
     pthread_mutex_lock(&saver->lock);
     for (const tms_kind_t *kind = saver->kinds; kind; kind = kind->next) {
         if (kind->device == device && kind->space.backed_bytes > 0)

@@ -20,7 +20,7 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
     if (status != TMS_OK) goto release_descriptors;
     status = tms_shared_page_init(&saver->page, config->shared_page, config->shared_page_directory, error);
     if (status != TMS_OK) goto release_events;
-    saver->footprints = (tms_footprints_t){.events = &saver->events, .page = &saver->page, .stores = &saver->stores};
+    saver->account = (tms_account_t){.events = &saver->events, .page = &saver->page, .stores = &saver->stores};
     if (pthread_mutex_init(&saver->lock, NULL) != 0) {
         status = tms_error_set_os(error, &context, "pthread_mutex_init", ENOMEM, NULL);
         goto release_page;
@@ -112,16 +112,8 @@ bool tms_saver_has_segments(tms_saver_t *saver) {
 
 void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment) {
     tms_registry_remove(&saver->registry, &segment->node);
-    tms_usage_remove(&saver->usage, segment);
-    if (segment->state != TMS_SEGMENT_ACTIVE) {
-        atomic_fetch_sub_explicit(&segment->tag->paused, 1, memory_order_relaxed);
-        if (segment->state == TMS_SEGMENT_PAUSED)
-            tms_stats_subtract(&saver->stats.paused_bytes, tms_segment_reserved(segment));
-        else
-            saver->damaged--;
-    }
     tms_stats_add(&saver->stats.frees_total, 1);
-    tms_footprint_record_free(&saver->footprints, segment);
+    tms_account_remove(&saver->account, segment);
 }
 
 /* ---- errors ---- */

@@ -23,11 +23,10 @@
 #include "base/events.h"
 #include "base/nvtx.h"
 #include "base/stats.h"
-#include "core/model/footprint.h"
+#include "core/model/account.h"
 #include "core/model/guard.h"
 #include "core/model/pendings.h"
 #include "core/model/run.h"
-#include "core/model/usage.h"
 #include "device/capture.h"
 #include "device/device_lock.h"
 
@@ -67,7 +66,6 @@ typedef struct tms_saver {
     tms_device_locks_t device_locks;
     tms_descriptors_t descriptors; /* of exported memory; has its own lock */
     uint64_t exports;              /* exports made so far */
-    uint64_t damaged;              /* segments in the registry that are DAMAGED */
     tms_peer_looks_t peers;
     tms_guard_t guard;
 
@@ -76,11 +74,10 @@ typedef struct tms_saver {
     _Atomic int host_policy; /* tms_host_policy_t, not TMS_HOST_DEFAULT: the process's policy */
     _Atomic bool forked;     /* this process is a forked child and must not use the GPU */
     tms_stats_t stats;
-    tms_usage_t usage;
+    tms_account_t account;
     tms_events_t events; /* has its own lock */
     tms_nvtx_t nvtx;
     tms_shared_page_t page;
-    tms_footprints_t footprints; /* both of them */
 } tms_saver_t;
 
 tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_log_t *log, tms_devices_t *devices,

@@ -13,13 +13,12 @@
 #include "core/model/quiesced.h"
 #include "core/model/region.h"
 
-/* What was last told of a segment (footprint.h). */
-typedef struct tms_told {
-    tms_footprint_t holds;
-    uint64_t disk_backup_bytes; /* part of its backup */
-    bool damaged;
-    tms_shared_row_t row; /* of the shared page */
-} tms_told_t;
+/* What a segment holds, as it was last counted (account.h). */
+typedef struct tms_holding {
+    tms_segment_state_t state;
+    uint64_t resident_bytes, paused_bytes;
+    uint64_t backup_bytes[TMS_BACKUP_STORES_MOST]; /* by store */
+} tms_holding_t;
 
 /* The place of a segment in the layout of a resume (transition/layout.h). Read and written by its owner. */
 typedef struct tms_placement {
@@ -35,12 +34,11 @@ typedef struct tms_segment {
     struct tms_run *run;           /* its memory; NULL: none */
     uint64_t bytes;                /* requested size */
     int device;
-    tms_segment_state_t state;
+    tms_segment_state_t state; /* changed by account.h only */
     bool free_requested;       /* freed while a call owned it: that call finishes the free */
     bool exclusive;            /* holds one count of its device's lock (device_lock.h) */
     bool only_preserved;       /* the last pause has kept preserved blocks only */
     bool own_handle;           /* requested (runs=False): it is never in a run with others */
-    bool counted;              /* its memory is in the saver's usage (usage.h); under the saver's lock */
     uint64_t paused_by;        /* the mark of the last pause that took it (pending.h); 0: none */
     tms_contents_t contents;   /* where its contents are from; TMS_CONTENTS_OWN until its first resume */
     uint64_t guarded;          /* bytes from its start at which a guard page is mapped (guard.h) */
@@ -49,7 +47,8 @@ typedef struct tms_segment {
     tms_tag_t *tag;
     tms_backup_t backup;
     double allocated_at, changed_at;        /* on tms_wait_now's clock: when it was made, and when its state last changed */
-    tms_told_t told;                        /* footprint.h; under the saver's lock */
+    tms_holding_t counted;                  /* account.h; under the saver's lock */
+    tms_shared_row_t row;                   /* of the shared page, in which it is counted */
     struct tms_segment *next_in_transition; /* in the list of the call that owns it, or of deferred frees */
 } tms_segment_t;
 

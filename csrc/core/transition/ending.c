@@ -22,27 +22,17 @@ tms_shared_page_outcome_t tms_ending_page_outcome(const tms_transition_t *t, boo
 
 /* ---- the new states ---- */
 
-/* Under the lock: sets a segment's final state and updates the counters. `moved`: the call has succeeded. */
-static void settle(tms_transition_t *t, tms_segment_t *segment, bool moved, double now) {
-    tms_stats_t *stats = &t->saver->stats;
-    uint64_t bytes = tms_segment_reserved(segment);
-    bool was_active = t->asked.from == TMS_SEGMENT_ACTIVE;
-    bool damaged = moved == was_active && tms_segment_has_memory(segment);
-    segment->state = damaged ? TMS_SEGMENT_DAMAGED : moved ? t->asked.to : t->asked.from;
-    bool is_active = segment->state == TMS_SEGMENT_ACTIVE;
-    if (segment->state != t->asked.from) segment->changed_at = now;
-    tms_usage_update(&t->saver->usage, segment);
-    if (!was_active && segment->state != TMS_SEGMENT_PAUSED) tms_stats_subtract(&stats->paused_bytes, bytes);
-    if (was_active && segment->state == TMS_SEGMENT_PAUSED) tms_stats_add(&stats->paused_bytes, bytes);
-    if (damaged) t->saver->damaged++;
-    if (was_active && !is_active) atomic_fetch_add_explicit(&segment->tag->paused, 1, memory_order_relaxed);
+/* Under the lock: a segment gets its final state. `moved`: the call has succeeded. */
+static void settle(tms_transition_t *t, tms_account_moves_t *moves, tms_segment_t *segment, bool moved) {
+    const bool was_active = t->asked.from == TMS_SEGMENT_ACTIVE;
+    const bool damaged = moved == was_active && tms_segment_has_memory(segment);
     if (moved && was_active && tms_segment_lacks_contents(segment))
         atomic_fetch_add_explicit(&segment->tag->discards, 1, memory_order_relaxed);
-    if (!was_active && is_active) atomic_fetch_sub_explicit(&segment->tag->paused, 1, memory_order_relaxed);
     if (!tms_segment_has_memory(segment)) tms_run_detach(segment);
+    tms_account_move(moves, segment, damaged ? TMS_SEGMENT_DAMAGED : moved ? t->asked.to : t->asked.from);
     if (moved && !damaged) {
         t->done.report.allocations++;
-        t->done.report.bytes += bytes;
+        t->done.report.bytes += tms_segment_reserved(segment);
         tms_transition_note(t, segment);
     }
 }
@@ -66,25 +56,24 @@ static void note_resumed(const tms_transition_t *t) {
 
 void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
-    const double now = tms_wait_now();
-    tms_footprint_moves_t moves = {.to = &t->saver->footprints, .call = t->call, .operation = t->asked.operation};
+    tms_account_moves_t moves = {
+        .account = &t->saver->account, .call = t->call, .operation = t->asked.operation, .now = tms_wait_now()};
     if (tms_shared_page_is_open(&t->saver->page)) moves.outcome = tms_ending_page_outcome(t, moved);
     pthread_mutex_lock(&t->saver->lock);
     if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
     if (moved && t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);
     for (tms_segment_t *next, *segment = t->planned.first; segment; segment = next) {
         next = segment->next_in_transition;
-        settle(t, segment, moved, now);
-        tms_footprint_move(&moves, segment);
+        settle(t, &moves, segment, moved);
         if (!segment->free_requested) continue;
-        tms_footprint_record_moves(&moves);
+        tms_account_record_moves(&moves);
         tms_saver_unpublish(t->saver, segment);
         segment->next_in_transition = freed;
         freed = segment;
     }
     tms_saver_disown_runs(t->saver, t->planned.runs, moved == (t->asked.from == TMS_SEGMENT_ACTIVE), &freed);
     t->planned.runs = NULL;
-    tms_footprint_record_moves(&moves);
+    tms_account_record_moves(&moves);
     tms_shared_page_end_moves(&t->saver->page);
     tms_shared_page_publish(&t->saver->page);
     t->planned.first = NULL;

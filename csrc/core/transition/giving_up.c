@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "core/model/footprint.h"
+#include "core/model/account.h"
 #include "core/transition/transition.h"
 
 tms_status_t tms_giving_up_prepare(const tms_transition_t *t, tms_giving_up_t *giving_up, tms_error_t *error) {
@@ -25,7 +25,7 @@ static void take(tms_giving_up_t *giving_up, tms_segment_t *segment) {
 }
 
 static void take_all(tms_transition_t *t, tms_giving_up_t *giving_up, tms_tag_bytes_t *contents) {
-    tms_footprint_moves_t moves = {.to = &t->saver->footprints, .call = t->call, .operation = t->asked.operation};
+    tms_account_moves_t moves = {.account = &t->saver->account, .call = t->call, .operation = t->asked.operation};
     pthread_mutex_lock(&t->saver->lock);
     tms_transition_begin_look(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
@@ -33,9 +33,9 @@ static void take_all(tms_transition_t *t, tms_giving_up_t *giving_up, tms_tag_by
         if (!tms_transition_gives_up(t, segment) || giving_up->count == giving_up->most) continue;
         tms_tag_bytes_add(contents, segment->tag, tms_backup_held_bytes(&segment->backup));
         take(giving_up, segment);
-        tms_footprint_move(&moves, segment);
+        tms_account_recount(&moves, segment);
     }
-    tms_footprint_record_moves(&moves);
+    tms_account_record_moves(&moves);
     tms_shared_page_publish(&t->saver->page);
     pthread_mutex_unlock(&t->saver->lock);
 }

@@ -21,7 +21,6 @@ static void append_part(tms_error_t *line, uint64_t bytes, const char *where, co
 }
 
 void tms_transition_log(const tms_transition_t *t) {
-    const tms_stats_t *stats = &t->saver->stats;
     const tms_transition_notes_t *notes = &t->done.notes;
     const tms_backup_stores_t *stores = &t->saver->stores;
     unsigned long long allocations = t->done.report.allocations;
@@ -36,9 +35,9 @@ void tms_transition_log(const tms_transition_t *t) {
     append_part(&line, notes->dropped_bytes, "dropped", "");
     if (t->asked.to == TMS_SEGMENT_ACTIVE) append_part(&line, t->done.report.copied_bytes, "from backups", "");
     tms_error_append(&line, "; now ");
-    tms_error_append_bytes(&line, tms_stats_read(&t->saver->usage.mapped.now));
+    tms_error_append_bytes(&line, tms_stats_read(&t->saver->account.mapped.now));
     tms_error_append(&line, " are resident and ");
-    tms_error_append_bytes(&line, tms_stats_read(&stats->paused_bytes));
+    tms_error_append_bytes(&line, tms_stats_read(&t->saver->account.paused_bytes));
     tms_error_append(&line, " paused");
     if (notes->moved.named) tms_error_append(&line, "; by tag: ");
     tms_tag_bytes_append(&notes->moved, &line);

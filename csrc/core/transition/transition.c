@@ -115,7 +115,7 @@ static void collect(tms_transition_t *t) {
         if (tms_transition_skips_damaged(t, segment)) t->planned.incomplete = true;
         t->planned.given_up += tms_transition_gives_up(t, segment);
         if (!tms_transition_selects(t, segment)) continue;
-        segment->state = t->asked.through;
+        tms_account_own(segment, t->asked.through);
         if (t->asked.to == TMS_SEGMENT_PAUSED) segment->paused_by = t->mark;
         segment->next_in_transition = NULL;
         *t->planned.end = segment;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/model/footprint.h"
+#include "core/model/account.h"
 #include "support.h"
 
 enum { TAGS = 3, DEVICES = 2, ROOM = 64, LEVELS = 256, STEPS = 600, SEGMENTS = 12, GATE = 1 };
@@ -163,7 +163,7 @@ static void damage_is_told(void **state) {
 /* More pairs of tag and device than a call sums up at once. */
 static void many_tags_are_all_told(void **state) {
     fixture_t *f = *state;
-    enum { MANY = 3 * TMS_FOOTPRINT_SLOTS / 2 };
+    enum { MANY = 3 * TMS_ACCOUNT_SLOTS / 2 };
     tms_error_t error;
     static tms_event_t many[8 * MANY];
     uint64_t paused = 0, rows = 0;

@@ -310,6 +310,26 @@ static void it_shows_damaged_allocations(void **state) {
     (void)compare(f);
 }
 
+/* The page has columns for the stores of the library. Those of the tests' own store are in none of them. */
+static void backups_are_shown_by_store(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t host = 0, disk = 0, paused = 0;
+    const uint64_t addresses[] = {allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB), allocate(f, "a", TMS_BACKUP_DISK, 4 * MIB),
+                                  allocate(f, "b", HEAP_BACKUP, 8 * MIB)};
+    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    const tms_shared_page_contents_t page = look(f);
+    for (uint64_t i = 0; i < page.process.row_count; i++) {
+        host += page.rows[i].host_backup_bytes;
+        disk += page.rows[i].disk_backup_bytes;
+        paused += page.rows[i].paused_bytes;
+    }
+    assert_int_equal(host, 2 * MIB);
+    assert_int_equal(disk, 4 * MIB);
+    assert_int_equal(paused, 14 * MIB);
+    for (size_t i = 0; i < sizeof addresses / sizeof *addresses; i++) free_at(f, addresses[i]);
+}
+
 int main(void) {
 #define PAGE_TEST(test) cmocka_unit_test_setup_teardown(test, setup, finish)
     const struct CMUnitTest tests[] = {
@@ -324,6 +344,7 @@ int main(void) {
         PAGE_TEST(it_shows_a_free_that_waits),
         PAGE_TEST(it_counts_failures),
         PAGE_TEST(it_shows_damaged_allocations),
+        PAGE_TEST(backups_are_shown_by_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

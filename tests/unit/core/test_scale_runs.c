@@ -83,11 +83,10 @@ static void one_tag_needs_few_ranges(void **state) {
 
 /* Publishes a segment as one that is paused. */
 static void publish_paused(fixture_t *f, tms_segment_t *segment) {
-    segment->state = TMS_SEGMENT_PAUSED;
     segment->tag->used = true;
-    segment->tag->paused++;
-    tms_stats_add(&f->saver.stats.paused_bytes, SMALL);
     tms_registry_insert(&f->saver.registry, &segment->node);
+    tms_account_publish(&f->saver.account, segment);
+    tms_account_settle(&f->saver.account, segment, TMS_SEGMENT_PAUSED, (tms_event_t){.kind = TMS_EVENT_REPAIR});
 }
 
 static void runs_cost_as_much_as_their_number(void **state) {

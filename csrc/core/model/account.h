@@ -1,0 +1,75 @@
+/* The one account of what segments hold: resident memory, paused addresses, backups by store, and damage.
+ *
+ * A segment's state changes only here. What it holds then is compared with what it held when it was last counted, and the
+ * difference goes to every book at once: the totals of the process, of the device and of the tag, the row of the shared
+ * page, and the change of an event. So the books always agree, the changes of all events add up to what is held after them,
+ * and a new book is a line in one function. Memory that a failed call has mapped and unmapped again is in no peak, because
+ * nothing is counted before a call ends.
+ *
+ * Every function needs the saver's lock, unless its comment says otherwise, and makes no driver call. The totals may be read
+ * at any time on any thread. The page is published by the caller, once at the end of its change. A call that moves thousands
+ * of segments records one event for each tag and device, as long as these are not more than TMS_ACCOUNT_SLOTS; beyond that a
+ * pair may have several. Nothing is allocated. */
+#ifndef TMS_ACCOUNT_H
+#define TMS_ACCOUNT_H
+
+#include "backup/stores.h"
+#include "base/events.h"
+#include "base/log.h"
+#include "core/model/run.h"
+#include "device/device.h"
+
+enum { TMS_ACCOUNT_SLOTS = 64 };
+
+/* Part of the saver. */
+typedef struct tms_account {
+    tms_level_t mapped;
+    tms_level_t by_device[TMS_MAX_DEVICES];  /* of `mapped`; that of a tag is in the tag */
+    _Atomic uint64_t slack[TMS_MAX_DEVICES]; /* of runs, in no other total; written by kinds.c */
+    _Atomic uint64_t paused_bytes;
+    uint64_t damaged; /* segments that are DAMAGED or REPAIRING */
+    tms_events_t *events;
+    tms_shared_page_t *page;
+    const tms_backup_stores_t *stores; /* they know what a backup takes */
+} tms_account_t;
+
+/* A new segment, with its memory, is ACTIVE and is counted. Records its event. */
+void tms_account_publish(tms_account_t *account, tms_segment_t *segment);
+/* A call owns the segment from now on, which holds what it held. `state`: PAUSING, RESUMING or REPAIRING. */
+void tms_account_own(tms_segment_t *segment, tms_segment_state_t state);
+/* The state of one segment changes, and `event` is recorded with its tag, device, address and change. */
+void tms_account_settle(tms_account_t *account, tms_segment_t *segment, tms_segment_state_t state, tms_event_t event);
+/* The segment leaves the registry: it holds nothing from now on. Records its event. */
+void tms_account_remove(tms_account_t *account, tms_segment_t *segment);
+/* The peaks of all and of the devices become what is mapped now. Those of the tags: tms_tag_reset_peaks. */
+void tms_account_reset_peaks(tms_account_t *account);
+
+/* The changes of one call, by tag and device. The owner sets the members before `slots`, which are 0. */
+typedef struct tms_account_moves {
+    tms_account_t *account;
+    uint64_t call;
+    const char *operation;
+    double now;                        /* tms_wait_now */
+    tms_shared_page_outcome_t outcome; /* for the page's rows */
+    struct {
+        const tms_tag_t *tag; /* NULL: empty */
+        int device;
+        uint64_t allocations;
+        tms_footprint_t change;
+    } slots[TMS_ACCOUNT_SLOTS];
+} tms_account_moves_t;
+
+/* The state of a segment of the call changes. */
+void tms_account_move(tms_account_moves_t *moves, tms_segment_t *segment, tms_segment_state_t state);
+/* The call has changed the backup of a segment, but not its state. */
+void tms_account_recount(tms_account_moves_t *moves, tms_segment_t *segment);
+/* Records all that was added and changed, before another event of one of the segments. */
+void tms_account_record_moves(tms_account_moves_t *moves);
+
+/* The shared page is made at the first allocation of a process. On the allocating thread, with no lock held: asks the driver
+ * for the UUIDs of the devices, then makes the file. A failure is logged once, and changes nothing else. Costs one load once
+ * the page is made, or cannot be made. */
+void tms_account_open_page(tms_account_t *account, const tms_log_t *log, const tms_driver_table_t *driver,
+                           const tms_device_table_t *devices);
+
+#endif
