@@ -17,7 +17,7 @@ from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver._engine.tensors import is_paused, tag_of
 from torch_memory_saver._text import suggestion
-from torch_memory_saver._torch.eager import eager_methods
+from torch_memory_saver._torch.layer import eager_methods
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.options import (
     DEFAULT_TAG,

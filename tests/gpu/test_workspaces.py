@@ -43,7 +43,7 @@ def check_product(matrix: Any) -> None:
 
 def workspaces_in(tag: str, state: int | None = None) -> list[int]:
     """The addresses of live blocks of the size of a workspace in the tag's memory, or in that in one state."""
-    from torch_memory_saver._torch.blas_workspaces import workspace_sizes
+    from torch_memory_saver._torch.kept_objects import workspace_sizes
 
     return blocks_in(tag, workspace_sizes(), state)
 

@@ -6,10 +6,10 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_SHARED = "torch_memory_saver/_torch/shared_memory.py"
+_SHARED = "torch_memory_saver/_torch/sharing.py"
 _PYTHON = "tests/unit/python/torch/test_sharing.py"
-_COUNTERS = "torch_memory_saver/_torch/ipc_counters.py"
-_EVENTS = "torch_memory_saver/_torch/ipc_events.py"
+_COUNTERS = "torch_memory_saver/_torch/ipc.py"
+_EVENTS = "torch_memory_saver/_torch/ipc.py"
 _COUNTERS_AND_EVENTS = "tests/unit/python/torch/test_ipc_counters.py"
 
 MUTANTS = (

@@ -38,15 +38,12 @@ from torch_memory_saver._engine.silent_mistakes import warn_of_empty_pause, warn
 from torch_memory_saver._engine.variables import warn_of_unknown_variables
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.default_pool import DefaultPool
-from torch_memory_saver._torch.graph_tokens import check_token
-from torch_memory_saver._torch.graphs import GraphCapture
-from torch_memory_saver._torch.ipc_format import check_importer
+from torch_memory_saver._torch.graphs import GraphCapture, check_token
+from torch_memory_saver._torch.ipc import check_importer
 from torch_memory_saver._torch.layer import TorchCuda
-from torch_memory_saver._torch.live import live_finder
-from torch_memory_saver._torch.pausing import await_regions, pausing
+from torch_memory_saver._torch.live import live_finder, managed_blocks
+from torch_memory_saver._torch.pausing import await_regions, make_room, pausing, with_room
 from torch_memory_saver._torch.pools import Tags, may_not_free, selects, would_read_stacks
-from torch_memory_saver._torch.resumed_blocks import managed_blocks
-from torch_memory_saver._torch.resuming import make_room, with_room
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
 from torch_memory_saver.options import (
     DEFAULT_TAG,

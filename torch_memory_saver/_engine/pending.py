@@ -18,7 +18,7 @@ from torch_memory_saver._engine import out_of_memory
 from torch_memory_saver._engine.background import after_call
 from torch_memory_saver._engine.native_log import passes_log_on
 from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.eager import eager_methods
+from torch_memory_saver._torch.layer import eager_methods
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError, TorchMemorySaverError
 from torch_memory_saver.reports.transitions import ResumeReport, resume_report
 

@@ -10,16 +10,14 @@ from torch_memory_saver import _core
 from torch_memory_saver._engine.pending import PendingResumes
 from torch_memory_saver._engine.preserved import Preserved
 from torch_memory_saver._engine.region import Region
-from torch_memory_saver._torch import empty_cache_hook, layer, sharing
-from torch_memory_saver._torch.blas_workspaces import BlasWorkspaces
+from torch_memory_saver._torch import empty_cache, layer, sharing
 from torch_memory_saver._torch.captures import before_capture, capture_gate
 from torch_memory_saver._torch.graphs import GraphPools
+from torch_memory_saver._torch.kept_objects import BlasWorkspaces, OrdinaryPools, RandomStates
 from torch_memory_saver._torch.late_devices import LateDevices
-from torch_memory_saver._torch.ordinary_pool import OrdinaryPools
+from torch_memory_saver._torch.live import ResumedBlocks
 from torch_memory_saver._torch.pools import PoolStore
-from torch_memory_saver._torch.random_states import RandomStates
-from torch_memory_saver._torch.resumed_blocks import ResumedBlocks
-from torch_memory_saver._torch.shared_memory import SharedMemory
+from torch_memory_saver._torch.sharing import SharedMemory
 from torch_memory_saver.options import RegionOptions
 
 __all__ = [
@@ -68,7 +66,7 @@ def _watch_late_devices(torch: Any) -> None:
 
 layer.at_first_use(install_sharing)
 layer.at_first_use(_watch_late_devices)
-layer.at_first_use(lambda torch: empty_cache_hook.install(pool_store))
+layer.at_first_use(lambda torch: empty_cache.install(pool_store))
 layer.at_first_use(blas_workspaces.begin)
 layer.at_first_use(random_states.begin)
 before_capture.extend((blas_workspaces.capture_begins, random_states.capture_begins))

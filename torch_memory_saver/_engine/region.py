@@ -16,7 +16,6 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch import region_settings
-from torch_memory_saver._torch.eager import eager_methods
 from torch_memory_saver._torch.frames import (
     Frame,
     FunctionDecorator,
@@ -27,7 +26,7 @@ from torch_memory_saver._torch.frames import (
     refuse_deferred_body,
     warn,
 )
-from torch_memory_saver._torch.layer import TorchCuda
+from torch_memory_saver._torch.layer import TorchCuda, eager_methods
 from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, TorchMemorySaverError
 from torch_memory_saver.options import RegionOptions

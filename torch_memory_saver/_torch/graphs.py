@@ -1,9 +1,23 @@
 """cuda_graph(): torch.cuda.graph with a managed pool.
 
-A capture uses the pool of the program's token if that can be managed (graph_tokens.py); torch owns that pool. Otherwise it
-uses a pool of this package: a new one without a token, else the one that the token was mapped to at its first use with these
-options and this device. Such a pool lives as long as a graph captured with it: replays use its memory, and torch does not
-track which part.
+A capture uses the pool of the program's token, which torch owns, if torch's allocations in that pool are managed:
+
+- preloaded, in any pool: inside the capture a region's settings are in force, and torch calls cudaMalloc, which is ours. Not
+  for expandable segments, which torch makes in every pool without an allocator while they are on;
+- otherwise in a pool with our allocator. torch makes the pool of a bare token (``graph_pool_handle()``) at its first use,
+  and no allocator can be attached to it. Whether a pool has ours is seen by its segments, or by an allocation.
+
+Otherwise a capture uses a pool of this package: a new one without a token, else the one that the token was mapped to at its
+first use with these options and this device. Only a program that routes to the token itself can detect that. Such a pool
+lives as long as a graph captured with it: replays use its memory, and torch does not track which part. A pool holds memory
+of one tag and one kind of backup, because graphs of one pool use each other's idle memory.
+
+CUDA may invalidate a capture, for instance because the program waited for the device in it. ``torch.cuda.graph`` then fails
+in its exit, before it has restored everything (seen up to 2.14): the capture's stream stays current, the pool stays routed
+and is never released, and random numbers fail with "Offset increment outside graph capture". :func:`clean_up` does what is
+missing.
+
+The functions about tokens and the clean-up call torch, so they are called with no lock held.
 """
 
 from __future__ import annotations
@@ -20,28 +34,36 @@ from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch import region_settings
-from torch_memory_saver._torch.blas_workspaces import BlasWorkspaces
 from torch_memory_saver._torch.captures import announcing
 from torch_memory_saver._torch.collector import collector_stopped
-from torch_memory_saver._torch.eager import eager_methods
-from torch_memory_saver._torch.failed_captures import clean_up
 from torch_memory_saver._torch.frames import FunctionDecorator
-from torch_memory_saver._torch.graph_tokens import (
-    bytes_not_managed,
-    managed_default_pool_bytes,
-    names_pool_to_use,
-    refuse_paused,
-    replaced_error,
-)
-from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver._torch.kept_objects import BlasWorkspaces
+from torch_memory_saver._torch.layer import DEFAULT_POOL, PoolId, TorchCuda, eager_methods, pool_of
 from torch_memory_saver._torch.pools import Key, Pool, PoolStore
 from torch_memory_saver._torch.steps import call_each, move, record_each
-from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import RegionOptions
 
-__all__ = ["GraphCapture", "GraphPools"]
+__all__ = [
+    "GraphCapture",
+    "GraphPools",
+    "bytes_not_managed",
+    "check_token",
+    "clean_up",
+    "managed_default_pool_bytes",
+    "names_pool_to_use",
+    "refuse_paused",
+    "replaced_error",
+]
 
 logger = logging.getLogger("torch_memory_saver")
+
+#: torch's error if a routing is ended that is not in force.
+_NOT_ROUTED = "not currently recording to mempool_id"
+_WAYS_OUT = (
+    'start the process with the preload library (hook mode "preload"; see configure_subprocess()) and without PyTorch\'s '
+    "expandable_segments, or give cuda_graph() the id of a torch.cuda.MemPool that was made with this package's allocator"
+)
 
 
 class _CapturePool:
@@ -387,3 +409,112 @@ def _warn_of_nccl(pools: GraphPools) -> None:
             "NCCL registers the physical memory of captured graphs, and a pause gives that memory back: graphs with "
             "collectives may hang after a resume. Set NCCL_GRAPH_REGISTER=0 before NCCL is initialised."
         )
+
+
+def check_token(token: object) -> PoolId | None:
+    """torch's token of a pool (a pair of ints), or None."""
+    if token is None:
+        return None
+    if isinstance(token, (tuple, list)) and len(token) == 2 and all(isinstance(part, int) for part in token):
+        return (int(token[0]), int(token[1]))
+    raise InvalidArgumentError(
+        "pool must be a token from torch.cuda.graph_pool_handle() or from a graph's or MemPool's id, or None, "
+        f"not {type(token).__name__}: {token!r}"
+    )
+
+
+def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
+    """Whether a capture uses the token's own pool. False: a managed pool replaces it.
+
+    Raises:
+        InvalidStateError: The pool holds memory that cannot be managed, or that is paused.
+    """
+    options = key.options
+    found = refuse_paused(torch, token)
+    managed = [row for row in found if row is not None]
+    if not _core.preloaded or torch.settings().get("expandable_segments", False):
+        if len(managed) < len(found):
+            raise InvalidStateError(
+                f"graph pool {token} already holds memory that is not managed: give cuda_graph() a token that only "
+                f"cuda_graph() has used, or none, or {_WAYS_OUT}",
+                operation="cuda_graph",
+                tag=options.tag,
+            )
+        if not found:
+            with region_settings.RegionSettings(options):
+                return torch.has_our_allocator(token, key.device)
+    return all(row.tag == options.tag and row.backup == options.backup for row in managed)
+
+
+def refuse_paused(torch: TorchCuda, token: PoolId) -> list[_core.Segment | None]:
+    """The allocations that the segments of the token's pool are; None for ordinary memory.
+
+    Raises:
+        InvalidStateError: One is paused.
+    """
+    found = [_core.find(segment["address"]) for segment in torch.segments(token)]
+    paused = next((row for row in found if row is not None and row.state != _core.STATE_ACTIVE), None)
+    if paused is not None:
+        raise InvalidStateError(
+            f"the memory of graph pool {token} is paused: resume tag {paused.tag!r} before capturing into it again",
+            operation="cuda_graph",
+            tag=paused.tag,
+        )
+    return found
+
+
+def bytes_not_managed(torch: TorchCuda, token: PoolId) -> int:
+    """Bytes of ordinary memory in the token's pool."""
+    return sum(int(row["total_size"]) for row in torch.segments(token) if _core.find(row["address"]) is None)
+
+
+def managed_default_pool_bytes(torch: TorchCuda) -> int:
+    """Managed bytes of torch's default pool."""
+    return sum(
+        int(row["total_size"])
+        for row in torch.segments()
+        if pool_of(row) == DEFAULT_POOL and _core.find(row["address"]) is not None
+    )
+
+
+def replaced_error(exception: BaseException | None, token: PoolId | None, used: PoolId) -> InvalidStateError | None:
+    """The error for ending the routing to a token whose pool has been replaced, or None."""
+    if token in (None, used) or not isinstance(exception, RuntimeError) or _NOT_ROUTED not in str(exception):
+        return None
+    return InvalidStateError(
+        f"routing to graph pool {token} was ended inside a capture, which allocates from pool {used} in its place, because "
+        f"PyTorch cannot manage the token's own: {_WAYS_OUT}",
+        operation="cuda_graph",
+    )
+
+
+def clean_up(torch: TorchCuda, device: int, pool: PoolId, stream: Any) -> None:
+    """Restore what a failed ``torch.cuda.graph`` has left. Does nothing where PyTorch has done it.
+
+    Args:
+        torch: PyTorch.
+        device: The device of the capture.
+        pool: Its pool.
+        stream: The stream that was current before.
+    """
+    torch.torch.cuda.set_stream(stream)
+    try:
+        torch.end_routing(device, pool)
+    except RuntimeError as error:
+        if _NOT_ROUTED not in str(error):
+            raise
+        return  # PyTorch has cleaned up
+    torch.release_pool(device, pool)
+    _end_capture_of_generator(torch.torch, device)
+
+
+def _end_capture_of_generator(torch: Any, device: int) -> None:
+    """The end of any capture ends that state of the device's random generator."""
+    with torch.cuda.device(device):
+        target, graph = torch.empty(1, device="cuda"), torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            target.zero_()  # PyTorch warns of graphs without a kernel
+            graph.capture_end()

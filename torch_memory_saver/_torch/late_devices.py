@@ -35,7 +35,7 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import before_capture
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
-from torch_memory_saver._torch.routing import retire
+from torch_memory_saver._torch.pool_stock import retire
 from torch_memory_saver.errors import TorchMemorySaverError
 
 __all__ = ["LateDevices"]
@@ -47,7 +47,7 @@ _WRAPPER = "_torch_memory_saver"
 
 
 class _WatchPool:
-    """The pool of a watched device, in the form that routing.py retires."""
+    """The pool of a watched device, in the form that pool_stock.py retires."""
 
     def __init__(self, memory_pool: Any, device: int) -> None:
         self.memory_pool = memory_pool

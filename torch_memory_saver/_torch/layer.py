@@ -1,42 +1,57 @@
-"""The functions of PyTorch that this package uses: finding it, and its CUDA allocator.
+"""The functions of PyTorch that this package uses: finding it, its CUDA allocator, and what its other parts are told of us.
 
 Only :func:`require` imports torch. :func:`loaded` is for processes that may run without torch.
+
+``torch.compile`` is told not to trace this package's functions (:func:`eager`): Dynamo would warn about the native core,
+which it cannot trace. The mark is that of ``torch.compiler.disable``; the decorator itself would import much of PyTorch.
+Dynamo breaks the graph at such a call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import watch_captures
-from torch_memory_saver._torch.routing import PoolId, drop_reference, leak_reference
 from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
 __all__ = [
+    "DEFAULT_POOL",
     "PoolId",
     "TorchCuda",
     "at_first_use",
     "devices_in_use",
     "drop_reference",
+    "eager",
+    "eager_methods",
     "expandable_segments_on",
     "imported",
     "in_use",
     "is_too_old",
     "leak_reference",
     "loaded",
+    "pool_of",
     "require",
     "require_module",
 ]
 
-_DEFAULT_POOL: PoolId = (0, 0)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type)
+
+#: PyTorch's identifier of a pool.
+PoolId = tuple[int, int]
+
+#: PyTorch's id of its default pool.
+DEFAULT_POOL: PoolId = (0, 0)
 #: A pool that never exists: its snapshot has the allocator's settings and no segments.
 _NO_POOL: PoolId = (0, (1 << 62) - 1)
 #: PyTorch's variable that turns off its caching for the whole process.
@@ -252,7 +267,7 @@ class TorchCuda:
         stats: dict[str, Any] = self._memory_stats(device)
         return stats
 
-    def segments(self, pool: PoolId = _DEFAULT_POOL) -> list[dict[str, Any]]:
+    def segments(self, pool: PoolId = DEFAULT_POOL) -> list[dict[str, Any]]:
         """The segments of one pool, on every device. For the default pool's id: those of every pool."""
         segments: list[dict[str, Any]] = self._snapshot(pool)["segments"]
         return segments
@@ -275,7 +290,7 @@ class TorchCuda:
             snapshot = dict(self._memory_snapshot(None))
         except TypeError:
             snapshot = dict(self._memory_snapshot())
-        if pool != _DEFAULT_POOL:
+        if pool != DEFAULT_POOL:
             snapshot["segments"] = [row for row in snapshot["segments"] if tuple(row.get("segment_pool_id", ())) == pool]
         return snapshot
 
@@ -455,3 +470,38 @@ def _version(text: str) -> tuple[int, int]:
         return int(major), int(minor)
     except ValueError:
         return 0, 0
+
+
+def pool_of(segment: Mapping[str, Any]) -> PoolId:
+    """Return the pool of a segment in PyTorch's list."""
+    pool = segment.get("segment_pool_id", DEFAULT_POOL)
+    return (pool[0], pool[1])
+
+
+def leak_reference(thing: object) -> None:
+    """Keeps an object alive through the interpreter's exit. Destroying a MemPool while any pool is routed, for instance at
+    the exit of a program that ends inside a region, would abort the process."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def drop_reference(thing: object) -> None:
+    """Undoes :func:`leak_reference`."""
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(thing))
+
+
+def eager(function: _Function) -> _Function:
+    """Marks a function."""
+    marked: Any = function
+    marked._torchdynamo_disable = True
+    marked._torchdynamo_disable_msg = "torch_memory_saver cannot be part of a graph: use it outside of the function"
+    return function
+
+
+def eager_methods(cls: _Class) -> _Class:
+    """Marks every method and property that a class itself defines."""
+    for attribute in vars(cls).values():
+        functions = (attribute.fget, attribute.fset) if isinstance(attribute, property) else (attribute,)
+        for function in functions:
+            if isinstance(function, type(eager)):
+                eager(function)
+    return cls

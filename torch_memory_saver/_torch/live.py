@@ -1,27 +1,40 @@
-"""The live bytes of managed memory, from torch's allocator, so that a pause copies only these.
+"""Which blocks of PyTorch's allocator are live in managed memory: now, so that a pause copies only these, and when a resume
+began, for check_fresh().
 
 torch keeps freed blocks in its segments for reuse: their contents are dead. Blocks are left out only in segments whose
 blocks torch reports correctly: those of its default pool, and of pools that only region() has used. torch reports blocks
 with outputs of replayed CUDA graphs as free, so a pool that a capture has used is copied completely, and so is memory that
 torch does not list.
+
+A block that is allocated after a resume reuses memory that the resume has filled, and may never be written: it is no
+leftover of the pause. PyTorch does not number its blocks, so a block counts as the one that was live then if it has the
+same address and size. One that was freed and allocated again in between at the same place cannot be told apart.
+
+Owns the record of resumes, which exists for memory that was resumed while guard mode was on. Any thread; the lock guards the
+record only, and nothing of torch is called with it held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.collector import collector_stopped
-from torch_memory_saver._torch.layer import PoolId, TorchCuda
-from torch_memory_saver._torch.pools import PoolStore, Tags
+from torch_memory_saver._torch.layer import DEFAULT_POOL, PoolId, TorchCuda
+from torch_memory_saver._torch.pools import PoolStore, Tags, selects
 
-__all__ = ["Live", "live_finder", "pools_with_known_blocks"]
+__all__ = ["Live", "ManagedBlock", "ResumedBlocks", "live_finder", "managed_blocks", "pools_with_known_blocks"]
 
 #: The core's format: addresses of allocations, and begins and ends of live ranges; sorted 64-bit numbers.
 Live = tuple[bytes, bytes]
 
-_DEFAULT_POOL: PoolId = (0, 0)
+#: Address and size of a block.
+_Place = tuple[int, int]
+
+#: States in which no tensor has the block: cached, or freed and waiting for another stream.
+_FREED = ("inactive", "active_pending_free", "active_awaiting_free")
 
 
 def _pool_of(segment: Mapping[str, Any]) -> PoolId | None:
@@ -32,7 +45,7 @@ def _pool_of(segment: Mapping[str, Any]) -> PoolId | None:
 
 def pools_with_known_blocks(torch: TorchCuda, store: PoolStore, segments: Iterable[Mapping[str, Any]]) -> frozenset[PoolId]:
     """The pools of which torch reports correctly which blocks are live."""
-    return store.pools_without_captures(torch, {_pool_of(segment) for segment in segments}) | {_DEFAULT_POOL}
+    return store.pools_without_captures(torch, {_pool_of(segment) for segment in segments}) | {DEFAULT_POOL}
 
 
 def live_finder(
@@ -62,3 +75,100 @@ def _find_live(torch: TorchCuda, store: PoolStore, tags: Tags, every_backup: boo
     segments = torch.segments()
     known = pools_with_known_blocks(torch, store, segments)
     return _core.live_ranges(segments, kept, known, torch.captures_join_regions)
+
+
+class _Block(NamedTuple):
+    """A block of a segment in PyTorch's snapshot."""
+
+    place: _Place
+    requested: int  # what the program asked for; the size if this release does not say
+    live: bool
+    frames: Any  # of its allocation; None: not recorded
+
+
+def _walk(segment: Mapping[str, Any]) -> Iterator[_Block]:
+    """The blocks of a segment, which lie in order and without gaps."""
+    address = segment["address"]
+    for block in segment["blocks"]:
+        size = block["size"]
+        yield _Block(
+            (address, size), block.get("requested_size", size), block["state"] not in _FREED, block.get("frames") or None
+        )
+        address += size
+
+
+class ResumedBlocks:
+    """The record of a process."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        #: The live blocks by the address and the size of their segment.
+        self._live: dict[_Place, frozenset[_Place]] = {}
+
+    after_fork_in_child = _reset
+
+    def note(self, torch: TorchCuda | None, tags: Tags) -> None:
+        """A resume of the tags begins, with guard mode on."""
+        if torch is None:
+            return
+        rows = _core.segments()
+        waiting = {row.address for row in rows if row.state != _core.STATE_ACTIVE and selects(tags, row.tag)}
+        if not waiting:
+            return
+        found = {
+            (segment["address"], segment["total_size"]): frozenset(block.place for block in _walk(segment) if block.live)
+            for segment in torch.segments()
+            if segment["address"] in waiting
+        }
+        addresses = {row.address for row in rows}
+        with self._lock:
+            kept = {place: blocks for place, blocks in self._live.items() if place[0] in addresses - waiting}
+            self._live = kept | found
+
+    def live_in(self, segment: Mapping[str, Any]) -> frozenset[_Place] | None:
+        """Those of a segment of PyTorch's snapshot; None: its resume was not recorded, because torch was not in use, or a
+        caller of the C functions has made it."""
+        with self._lock:
+            return self._live.get((segment["address"], segment["total_size"]))
+
+
+class ManagedBlock(NamedTuple):
+    """A block that a segment of PyTorch's holds, or a managed allocation that PyTorch does not know."""
+
+    address: int
+    bytes: int  # as the program requested it
+    allocation: _core.Segment
+    frames: Any  # of its allocation, as PyTorch reports them; None: not recorded
+    is_new: bool  # allocated since the resume began
+    of_graphs: bool  # PyTorch does not know whether it is live
+
+
+def managed_blocks(
+    torch: TorchCuda | None, store: PoolStore, resumed: ResumedBlocks, rows: Iterable[_core.Segment]
+) -> list[ManagedBlock]:
+    """The live blocks of managed allocations, in order; of pools that captures have used, all blocks."""
+    allocations = {row.address: row for row in rows}
+    segments = [] if torch is None else [each for each in torch.segments() if each["address"] in allocations]
+    pools = frozenset() if torch is None else pools_with_known_blocks(torch, store, segments)
+    blocks: list[ManagedBlock] = []
+    for segment in segments:
+        row = allocations[segment["address"]]
+        if not row.bytes <= segment["total_size"] <= row.reserved_bytes:
+            continue  # the allocation at this address is not torch's
+        del allocations[segment["address"]]
+        known = torch is not None and _core.knows_blocks(segment, pools, torch.captures_join_regions)
+        before = resumed.live_in(segment) if known else None
+        for block in _walk(segment):
+            if not block.live and known:
+                continue
+            address, size = block.place
+            is_new = before is not None and block.place not in before
+            # Of a free block PyTorch has forgotten what was requested.
+            requested = min(block.requested if block.live else size, row.address + row.bytes - address)
+            if requested > 0:
+                blocks.append(ManagedBlock(address, requested, row, block.frames, is_new, not known))
+    blocks += [ManagedBlock(row.address, row.bytes, row, None, False, False) for row in allocations.values()]
+    return sorted(blocks, key=lambda block: block.address)

@@ -1,26 +1,35 @@
-"""The preparation of torch's pools for a pause, and their treatment after it.
+"""What PyTorch's pools do about a pause and a resume: their preparation for a pause, and what they give back for a resume.
 
 Before a pause, segments of the tags without a tensor are released to the driver instead of being paused: those of the tags'
 pools, of pools that were retired while they still held a tensor, and of torch's default pool, if that is managed. After it
 no pool allocates from paused memory: idle pools of the tags are not entered (pools.py), and this thread's own regions of the
 tags get other pools.
+
+For a resume, paused segments whose tensors were deleted are released, and PyTorch's cache in this process is emptied before
+a resume fails or waits. Cached memory is free for the program, but in use for the driver. Only the Python layer can empty
+the cache: it suspends this thread's routing.
+
+The engine calls this around the native pause and resume, with no lock held.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection
+from typing import TypeVar
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.frames import Frame, Pause
-from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
+from torch_memory_saver._torch.layer import DEFAULT_POOL, PoolId, TorchCuda, devices_in_use
 from torch_memory_saver._torch.pools import PoolStore, Tags, may_not_free, selects
 from torch_memory_saver._torch.steps import OneUse
+from torch_memory_saver.errors import OutOfMemoryError
 
-__all__ = ["await_regions", "has_idle_segment", "pausing"]
+__all__ = ["await_regions", "has_idle_segment", "make_room", "pausing", "with_room"]
 
-_DEFAULT_POOL: PoolId = (0, 0)
+_Result = TypeVar("_Result")
+_MIB = 1 << 20
 
 
 class pausing(OneUse):
@@ -83,7 +92,7 @@ def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
         return
     if retired or _has_idle_segment(torch, store.retired_pools(), tags):
         store.empty_retired(torch)
-    if _core.preloaded and _has_idle_segment(torch, {_DEFAULT_POOL}, tags):
+    if _core.preloaded and _has_idle_segment(torch, {DEFAULT_POOL}, tags):
         store.empty_torch_cache(torch)
 
 
@@ -123,3 +132,109 @@ def _leave_paused_pools(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
 
     with store.routing_suspended(torch, visit):
         pass
+
+
+def with_room(
+    store: PoolStore,
+    torch: TorchCuda | None,
+    tags: Tags,
+    resume: Callable[[], _Result],
+    resume_at_once: Callable[[], _Result],
+) -> _Result:
+    """Calls `resume`. If a device has too little free memory for `tags`, PyTorch's cache is emptied first. If the resume
+    still runs out of memory and the cache is not empty by then, it is emptied again, and `resume_at_once`, the same without
+    waiting, is called.
+
+    Raises:
+        OutOfMemoryError: The message includes the bytes that the cache released.
+    """
+    given = make_room(store, torch, tags)
+    try:
+        return resume()
+    except OutOfMemoryError as error:
+        failure = error
+    more = _empty_cache(store, torch) if torch is not None and _caching(torch) else 0
+    if more:
+        try:
+            return resume_at_once()
+        except OutOfMemoryError as error:
+            failure = error
+    failure.args = (str(failure) + _account(torch, given + more),)
+    try:
+        raise failure
+    finally:
+        # Breaks a reference cycle (traceback, frame, variable) that would keep the callers' tensors until a garbage
+        # collection.
+        del failure
+
+
+def make_room(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> int:
+    """Returns paused segments of `tags` without a tensor, which the resume would map. Then empties PyTorch's cache if a
+    device with cached memory has less free memory than the resume needs, and returns the bytes of device memory that this
+    released."""
+    if torch is not None:
+        _return_dead_segments(store, torch, tags)
+    caching = [] if torch is None else _caching(torch)
+    if torch is None or not caching:
+        return 0
+    missing = dict.fromkeys(caching, 0)
+    for row in _core.segments():
+        if row.state != _core.STATE_ACTIVE and row.device in missing and selects(tags, row.tag):
+            missing[row.device] += row.reserved_bytes
+    if all(not size or _core.device_memory(device).free >= size for device, size in missing.items()):
+        return 0
+    return _empty_cache(store, torch)
+
+
+def _return_dead_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
+    """Returns the segments whose tensors were deleted while they were paused. PyTorch's cache of other memory stays.
+
+    Takes no list of PyTorch's segments if PyTorch has freed nothing since the pause.
+    """
+    if not store.may_have_died_while_paused(torch, tags) or not _caching(torch) or may_not_free(torch):
+        return
+    store.retire_doomed(torch)
+    paused = {row.address for row in _core.segments() if row.state == _core.STATE_PAUSED and selects(tags, row.tag)}
+    with collector_stopped():
+        has_retired = store.retire_idle(torch, store.idle_pools(tags))
+        has_retired = has_retired or has_idle_segment(torch, store.retired_pools(), paused)
+        has_default = _core.preloaded and has_idle_segment(torch, (DEFAULT_POOL,), paused)
+    if has_retired:
+        store.empty_retired(torch)
+    if has_default:
+        store.empty_torch_cache(torch)
+
+
+def _caching(torch: TorchCuda) -> list[int]:
+    """The devices on which PyTorch holds segments without a tensor."""
+    return [device for device in devices_in_use() if torch.releasable_bytes(device)]
+
+
+def _empty_cache(store: PoolStore, torch: TorchCuda) -> int:
+    if may_not_free(torch):
+        return 0
+    before = _held_bytes(torch)
+    store.empty_cache(torch)
+    return max(0, before - _held_bytes(torch))
+
+
+def _held_bytes(torch: TorchCuda) -> int:
+    """Device memory that PyTorch holds, without its paused part."""
+    reserved = sum(torch.reserved_bytes(device) for device in devices_in_use())
+    return reserved - _core.counters()["paused_bytes"]
+
+
+def _account(torch: TorchCuda | None, given: int) -> str:
+    """The part of the message about PyTorch's cache."""
+    text = ""
+    if given:
+        text = (
+            f" PyTorch's cache in this process was emptied before, which gave {given} bytes ({given / _MIB:.0f} MiB) back."
+        )
+    kept = 0 if torch is None else sum(torch.releasable_bytes(device) for device in _caching(torch))
+    if kept:
+        text += (
+            f" PyTorch still caches {kept} bytes ({kept / _MIB:.0f} MiB), which it keeps while another thread is inside a "
+            "region or a capture is under way."
+        )
+    return text

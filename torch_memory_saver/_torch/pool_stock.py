@@ -2,8 +2,10 @@
 
 A pool is *idle* (in the stock, not in use), *routed* (allocations of one thread come from it), or *retired* (torch releases
 its segments as they empty). A pool can be routed by one thread at a time. While its object lives, none of its segments is
-released to the driver. Destroying the object while a pool is routed on any thread ends the process, so the reference to each
-object is leaked until :meth:`PoolStock.retire` drops it.
+released to the driver. Destroying the object while a pool is routed on any thread ends the process, so the reference to
+each object is leaked until :func:`retire` drops it. The end of an object that has another use does nothing since PyTorch
+2.10, and ends the process before. Up to 2.9 the objects are therefore never destroyed: a retired pool leaks some hundred
+bytes.
 
 A retired pool is never allocated from again. Free bytes in its partly used segments are *stranded*: nothing can use them
 until the last tensor of the segment is deleted. So :func:`is_worth_retiring` compares what a retirement returns with what it
@@ -17,25 +19,39 @@ Free blocks of a pool that no stream capture has used are dead (live.py). The st
 retired ones until torch has released their memory, and removes a pool permanently once a capture may have used it.
 
 Lock: `_lock` guards the bookkeeping below and is never held across a call of torch, because torch's allocator calls the
-native core with its own mutex held. pools.py, which routes what is checked out here, uses the same lock.
+native core with its own mutex held. pools.py, which decides what is routed where, uses the same lock. :class:`Routing` and
+:func:`retire` call PyTorch, so no lock is held then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
-from torch_memory_saver._torch.routing import has_idle_segment, retire
-from torch_memory_saver._torch.steps import OneUse, move
+from torch_memory_saver._torch.steps import OneUse, call_each, move, record_each
 from torch_memory_saver.options import RegionOptions
 
-__all__ = ["Key", "Pool", "PoolStock", "Tags", "TakenPools", "is_worth_retiring", "measure_fill", "selects"]
+__all__ = [
+    "Key",
+    "Pool",
+    "PoolStock",
+    "Routing",
+    "Tags",
+    "TakenPools",
+    "has_idle_segment",
+    "is_worth_retiring",
+    "measure_fill",
+    "retire",
+    "selects",
+]
 
 #: A selection of tags: None is every tag.
 Tags = tuple[str, ...] | None
@@ -49,6 +65,9 @@ _OBJECT_USES = 1
 #: The bytes that a pool may strand for any idle segments that are larger: PyTorch's smallest segments of large and of small
 #: tensors, 20 MiB and 2 MiB, of which each pool with one tensor of each kind has one.
 _SMALL_LOSS = 22 << 20
+
+#: Calls a partial object, without bytecode.
+_CALL = functools.partial.__call__
 
 
 class Key(NamedTuple):
@@ -119,7 +138,7 @@ class Pool:
         self.memory_pool = memory_pool
         self.id: PoolId = memory_pool.id
         self.key = key
-        self.retirement: Iterator[tuple[Callable[[], object]]] | None = None  # the remaining steps (routing.py)
+        self.retirement: Iterator[tuple[Callable[[], object]]] | None = None  # the remaining steps
         self.epoch = 0  # number of pauses of the tag when this pool was last entered
         self.bytes = self.blocks = 0  # of its segments, and their blocks, at the last look for idle ones
         self.live = True  # whether it held a tensor when it was last decided whether to retire it
@@ -374,3 +393,76 @@ class TakenPools(OneUse):
     def _end(self) -> None:
         while self.pools:
             _core.within(self._stock._lock, self._stock._put_back, self.pools)
+
+
+class _Retirable(Protocol):
+    """A pool that :func:`retire` accepts: a :class:`Pool`, or one of a watched device (late_devices.py)."""
+
+    memory_pool: Any
+    id: PoolId
+    retirement: Iterator[tuple[Callable[[], object]]] | None
+
+    @property
+    def device(self) -> int: ...
+
+
+class Routing:
+    """The routing of one thread's allocations to some pools, one of each device. Begun once and ended once; both can be
+    interrupted by a signal handler that raises, and repeated."""
+
+    __slots__ = ("_begun", "_ends", "_pools", "_releases", "_torch")
+
+    def __init__(self, torch: TorchCuda, pools: list[tuple[int, PoolId]]) -> None:
+        self._torch = torch
+        self._pools = pools
+        self._begun: list[None] = []
+        self._ends: Iterator[tuple[int, PoolId]] | None = None
+        self._releases: Iterator[tuple[int, PoolId]] | None = None
+
+    @property
+    def is_ending(self) -> bool:
+        return self._ends is not None
+
+    def begin(self) -> None:
+        """Route the thread's allocations. If PyTorch refuses one of the pools, those before it stay routed."""
+        record_each(self._begun, self._torch.begin_routing, self._pools[len(self._begun) :])
+
+    def end(self) -> None:
+        """End what has begun, from any thread. If PyTorch refuses it for one pool, a repetition continues with the next."""
+        if self._ends is None:
+            self._ends = iter(self._pools[: len(self._begun)])
+        call_each(self._torch.end_routing, self._ends)
+        if self._releases is None:
+            self._releases = iter(self._pools[: len(self._begun)])
+        call_each(self._torch.release_pool, self._releases)
+
+
+def retire(torch: TorchCuda, pool: _Retirable) -> None:
+    """Retire a pool that is not routed: torch releases its segments at the next emptying after their last tensor is gone.
+
+    Routing it once leaves it with one use besides the object's own, so the object can be destroyed even while other pools
+    are routed; releasing that use then retires the pool. If destroying the object would end the process, the object's own
+    use is released instead, and the object stays. A signal handler cannot divide this (steps.py), and it may be repeated.
+    """
+    if pool.retirement is None:
+        pool.retirement = iter([(step,) for step in _steps_of_retirement(torch, pool)])
+    call_each(_CALL, pool.retirement)
+
+
+def _steps_of_retirement(torch: TorchCuda, pool: _Retirable) -> list[Callable[[], object]]:
+    forget = functools.partial(setattr, pool, "memory_pool", None)  # no other reference must keep the object
+    release = functools.partial(torch.release_pool, pool.device, pool.id)
+    if not torch.pool_objects_end_quietly:
+        return [forget, release]
+    return [
+        functools.partial(torch.begin_routing, pool.device, pool.id),
+        functools.partial(torch.end_routing, pool.device, pool.id),
+        functools.partial(ctypes.pythonapi.Py_DecRef, ctypes.c_void_p(id(pool.memory_pool))),  # the leaked reference
+        forget,
+        release,
+    ]
+
+
+def has_idle_segment(segments: list[dict[str, Any]]) -> bool:
+    """Return whether retiring a pool with these segments releases memory to the driver."""
+    return any(all(block["state"] == "inactive" for block in segment["blocks"]) for segment in segments)

@@ -17,15 +17,13 @@ from typing import Any, TypeVar
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.collector import collector_stopped
+from torch_memory_saver._torch.default_pool import SubstitutePools
 from torch_memory_saver._torch.elsewhere import Watch
 from torch_memory_saver._torch.entry_room import EntryRoom
 from torch_memory_saver._torch.frames import Frame, Pause, Stack, ThreadLife
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
-from torch_memory_saver._torch.notifier import Notifier
-from torch_memory_saver._torch.pool_stock import Key, Pool, PoolStock, Tags, TakenPools, selects
-from torch_memory_saver._torch.routing import Routing
-from torch_memory_saver._torch.steps import OneUse, move
-from torch_memory_saver._torch.substitute_pools import SubstitutePools
+from torch_memory_saver._torch.pool_stock import Key, Pool, PoolStock, Routing, Tags, TakenPools, selects
+from torch_memory_saver._torch.steps import Notifier, OneUse, move
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
 

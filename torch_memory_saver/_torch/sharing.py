@@ -1,4 +1,4 @@
-"""Sends managed tensors to other processes: hooks into PyTorch's functions for that.
+"""Managed memory that is sent to other processes, and the hooks into PyTorch's functions for that.
 
 CUDA refuses IPC handles for managed memory. :func:`install` wraps, once:
 
@@ -7,28 +7,72 @@ CUDA refuses IPC handles for managed memory. :func:`install` wraps, once:
 - The reducer by which ``multiprocessing`` pickles tensors. A ``multiprocessing.Queue`` pickles on its own thread, which
   only prints an exception, so the receiver would wait for ever. There the message is replaced by one that raises the same
   error in the receiver's ``get()``.
-- ``torch.cuda.ipc_collect``, which also releases what shared_memory.py keeps.
+- ``torch.cuda.ipc_collect``, which also releases what is kept here.
+
+A tensor is sent with the description of its allocation's physical memory, which the importer maps, with a counter and with
+an event, all in PyTorch's formats (ipc.py). So an importer that has nothing but PyTorch treats the tensor like any other.
+
+The sender's block must not be used for another tensor while an importer reads it. So the storage is kept until the counter
+has fallen, the memory is paused or the allocation is gone. Counters are looked at when more is sent, at each pause, and by
+``torch.cuda.ipc_collect()`` and ``torch_memory_saver.empty_cache()``.
+
+A pause does not wait for importers. They keep the physical memory that they have mapped, with its contents at the pause; the
+resumed memory is another one, which has to be sent again.
+
+A pause that refuses shared memory, or waits for importers, looks at what was sent and then pauses. No send succeeds between
+the two: a send is listed from before it asks for the memory until its storage is kept, and the look, under the same lock,
+counts what is listed. If it finds nothing, it closes the tags, and later sends fail until the pause has ended.
+
+No storage is released under `_lock`, because that calls PyTorch's allocator. The lock is reentrant, because a signal handler
+may pause while its thread holds it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any, NoReturn
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.shared_memory import Share, SharedMemory
-from torch_memory_saver.errors import TorchMemorySaverError
+from torch_memory_saver._torch.ipc import (
+    CounterFile,
+    Counters,
+    Recorded,
+    StreamEvents,
+    describe,
+    format_of_importer,
+    format_of_own_description,
+)
+from torch_memory_saver._torch.pool_stock import Tags, selects
+from torch_memory_saver.errors import CaptureInProgressError, InvalidStateError, TorchMemorySaverError
+from torch_memory_saver.options import PauseOptions
 
-__all__ = ["install"]
+__all__ = ["Share", "SharedMemory", "install"]
 
 logger = logging.getLogger("torch_memory_saver")
 
+Share = Callable[..., tuple[Any, ...]]
+#: Counters are looked at when so many further tensors were sent since the last look: until then blocks are kept that no
+#: importer uses any more.
+_LOOK_AFTER = 1000
+#: How often counters are read while importers are waited for: nothing announces a change.
+_POLL_SECONDS = 0.002
+
+
+#: Where these are in what PyTorch's ``_share_cuda_`` returns: device, handle, size, offset, counter file, counter, event's
+#: handle, whether importers wait for the event.
+_HANDLE, _COUNTER_FILE, _COUNTER, _WAITS = 1, 4, 5, 7
+
 #: The thread of a multiprocessing.Queue that pickles its items.
 _FEEDER = "QueueFeederThread"
-#: Held while the functions are wrapped. Reentrant, because the main thread's pending call (_preloaded.py) may interrupt it.
+#: Held while the functions are wrapped. Reentrant, because the main thread's pending call (_engine/preloaded.py) may
+#: interrupt it.
 _installing = threading.RLock()
 
 
@@ -95,3 +139,263 @@ def _reaching_the_receiver(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]
 def _raise(error: BaseException) -> NoReturn:
     """Called when the receiver unpickles the message."""
     raise error
+
+
+#: PyTorch's function that describes a storage, without this package's wrapper.
+
+
+class _Sent(NamedTuple):
+    """One storage that was sent, kept for as long as the counter says that it is in use."""
+
+    storage: Any
+    counter_file: CounterFile
+    counter: int
+    event: Recorded
+
+
+@dataclass
+class _Memory:
+    """A piece of physical memory, of one allocation or of neighbours (csrc/core/model/run.h), with what was sent of it. It ends
+    with a pause of the tag (its epoch advances)."""
+
+    exported: _core.Export
+    tag: str
+    epoch: int
+    descriptions: dict[int, bytes] = field(default_factory=dict)  # by format
+    sent: list[_Sent] = field(default_factory=list)
+
+    def describe(self, layout: int) -> bytes:
+        return self.descriptions.setdefault(layout, describe(layout, self.exported))
+
+
+class SharedMemory:
+    """What this process has sent. Any thread.
+
+    Args:
+        ordinary_memory: A context manager in which this thread's allocations are not managed.
+    """
+
+    def __init__(self, ordinary_memory: Callable[[], AbstractContextManager[None]]) -> None:
+        self._ordinary_memory = ordinary_memory
+        self._counters = Counters()
+        self._events = StreamEvents()
+        self._lock = threading.RLock()
+        self._memory: dict[int, _Memory] = {}  # by its address
+        self._own_format: int | None = None
+        self._is_tested = False
+        self._sending: dict[object, _core.Segment] = {}  # by call
+        self._closed: dict[object, Tags] = {}  # by call
+        self._sends_until_look = _LOOK_AFTER
+        #: The release of the importers' PyTorch; None: this process's.
+        self.importer: str | None = None
+
+    def after_fork_in_child(self) -> None:
+        """What the parent has sent is the parent's: nothing of it may be released here."""
+        inherited, importer = (self._memory, self._counters, self._events), self.importer
+        self.__init__(self._ordinary_memory)  # type: ignore[misc]
+        self._inherited, self.importer = inherited, importer
+
+    # Sending
+
+    def send(self, torch: Any, share: Share, storage: Any, row: _core.Segment) -> tuple[Any, ...]:
+        """What ``_share_cuda_`` is to return for a storage in the managed allocation `row`.
+
+        Raises:
+            InvalidStateError: The memory is not resident, or about to be paused; PyTorch's format is not known; no file
+                descriptor or no shared memory is free.
+            CaptureInProgressError: A capture is under way: it would record the event that is sent.
+        """
+        call = object()
+        counter = self._begin(call, row)
+        try:
+            return self._send(torch, share, storage, row, counter)
+        finally:
+            with self._lock:
+                self._sending.pop(call, None)
+
+    def _begin(self, call: object, row: _core.Segment) -> tuple[CounterFile, int]:
+        """Lists a call as sending, and takes a counter for it."""
+        with self._lock:
+            if self._closed and any(selects(tags, row.tag) for tags in self._closed.values()):
+                raise InvalidStateError(
+                    "share: this memory is being paused. Share it after its resume",
+                    operation="share",
+                    tag=row.tag,
+                    device=row.device,
+                )
+            counter = self._counters.take()
+            self._sending[call] = row
+        return counter
+
+    def _send(
+        self, torch: Any, share: Share, storage: Any, row: _core.Segment, counter: tuple[CounterFile, int]
+    ) -> tuple[Any, ...]:
+        if _is_capturing(torch, row.device):
+            raise CaptureInProgressError(
+                "share: the current stream is capturing, and an event on it would go with the tensor. Share it before or "
+                "after the capture",
+                operation="share",
+            )
+        exported = _core.export_memory(row.address)
+        memory = self._memory.get(exported.address)
+        if memory is None or memory.exported.generation != exported.generation:
+            memory = _Memory(exported, row.tag, _core.tag_info(row.tag).epoch)
+        own = self._own_format or self._find_own_format(torch, share, row.device)
+        layout = own if self.importer is None else format_of_importer(self.importer)
+        handle = memory.descriptions.get(layout) or memory.describe(layout)
+        event = self._events.record(torch, row.device)
+        offset = storage.data_ptr() - exported.address
+        result = (row.device, handle, storage.nbytes(), offset, counter[0].name, counter[1], event.handle, True)
+        if layout == own and not self._is_tested:
+            self._test(torch, result)
+        self._keep(memory, _Sent(storage, *counter, event))
+        return result
+
+    def _find_own_format(self, torch: Any, share: Share, device: int) -> int:
+        """The format of this process's PyTorch, by what it says of ordinary memory."""
+        with self._ordinary_memory():
+            storage = torch.UntypedStorage(1, device=torch.device("cuda", device))
+        fields = share(storage)
+        torch.UntypedStorage._release_ipc_counter_cuda(fields[_COUNTER_FILE], fields[_COUNTER])  # nobody will import it
+        self._own_format = format_of_own_description(fields[_HANDLE])
+        return self._own_format
+
+    def _test(self, torch: Any, fields: tuple[Any, ...]) -> None:
+        """Imports a description in this process, once: an importer elsewhere would fail in its own way. Also checks that the
+        counter falls when the import is dropped."""
+        with self._lock:
+            counter_file, counter = self._counters.take()
+        arguments = list(fields)
+        arguments[_COUNTER_FILE], arguments[_COUNTER], arguments[_WAITS] = counter_file.name, counter, False
+        try:
+            torch.UntypedStorage._new_shared_cuda(*arguments)
+        except RuntimeError as error:
+            raise InvalidStateError(
+                f"share: PyTorch {torch.__version__} does not import the description of managed memory that was made for "
+                f"it ({str(error).splitlines()[0]}). Send tensor.cpu(), or a copy made inside disable()",
+                operation="share",
+            ) from error
+        if counter_file.is_in_use(counter):
+            logger.warning(
+                "share: PyTorch %s does not count its importers as known. Memory of tensors that were sent is not used "
+                "again before the next pause, and possibly_shared_bytes is too large. (Logged once.)",
+                torch.__version__,
+            )
+        self._is_tested = True
+
+    def _keep(self, memory: _Memory, sent: _Sent) -> None:
+        with self._lock:
+            address = memory.exported.address
+            replaced = self._memory.get(address)
+            if replaced is None or replaced.exported.generation != memory.exported.generation:
+                self._memory[address] = memory
+            else:
+                memory = replaced  # of another thread, perhaps, that has sent of the same memory meanwhile
+            memory.sent.append(sent)
+            self._sends_until_look -= 1
+            look = self._sends_until_look <= 0
+        del replaced  # of an earlier generation, perhaps, and released without the lock
+        if look:
+            self.collect()
+
+    # What importers still use
+
+    def collect(self) -> None:
+        """Forgets what no importer uses any more, so that PyTorch may use the blocks again."""
+        released: list[Any] = []  # outlives the lock
+        with self._lock:
+            self._sends_until_look = _LOOK_AFTER
+            for address, memory in list(self._memory.items()):
+                if self._has_ended(memory):
+                    released.append(self._memory.pop(address, None))
+                    continue
+                in_use = [sent for sent in memory.sent if sent.counter_file.is_in_use(sent.counter)]
+                released.append(memory.sent)
+                memory.sent = in_use
+                if not in_use:
+                    self._memory.pop(address, None)
+
+    @staticmethod
+    def _has_ended(memory: _Memory) -> bool:
+        # What was sent is kept, so its allocation is not freed by PyTorch; others in the same memory may be.
+        row = _core.find(memory.sent[0].storage.data_ptr()) if memory.sent else None
+        return row is None or row.state != _core.STATE_ACTIVE or _core.tag_info(memory.tag).epoch != memory.epoch
+
+    @contextlib.contextmanager
+    def closed(self, tags: Tags, deadline: float) -> Iterator[int]:
+        """Around a pause that other processes must not hold up. Waits until they use no memory of the tags, at most until
+        the deadline, in seconds of :func:`time.monotonic`. Yields `possibly_shared_bytes`: if that is 0, nothing of the tags
+        is sent until the end of the block.
+        """
+        call = object()
+        try:
+            while True:
+                left = self._close(call, tags)
+                remaining = deadline - time.monotonic()
+                if not left or remaining <= 0:
+                    break
+                time.sleep(min(_POLL_SECONDS, remaining))
+            yield left
+        finally:
+            with self._lock:
+                self._closed.pop(call, None)
+
+    def _close(self, call: object, tags: Tags) -> int:
+        """Closes the tags if `possibly_shared_bytes`, which it returns, is 0."""
+        self.collect()
+        with self._lock:
+            left = self._shared_bytes(tags)
+            if not left:
+                self._closed[call] = tags
+        return left
+
+    @contextlib.contextmanager
+    def awaited(self, options: PauseOptions) -> Iterator[int]:
+        """Around a pause. Yield the bytes that other processes may still use when it begins. If the options do not allow
+        any, none is sent until the pause has ended.
+
+        Raises:
+            InvalidStateError: There are some, and the options do not allow that.
+        """
+        if options.if_shared == "allow":
+            yield self.possibly_shared_bytes(options.tags)
+            return
+        waits = options.if_shared == "wait"
+        with self.closed(options.tags, options.deadline if waits else 0.0) as shared:
+            if shared:
+                raise InvalidStateError(
+                    f"pause: other processes may still use {shared} bytes of this memory, which was sent to them"
+                    + (" and did not drop it within the timeout" if waits else "")
+                    + ". Let them drop their tensors (and call torch.cuda.ipc_collect() there), or call it with "
+                    'if_shared="allow": they then keep the memory, with its contents, until they drop it',
+                    operation="pause",
+                    bytes=shared,
+                )
+            yield shared
+
+    def possibly_shared_bytes(self, tags: Tags) -> int:
+        """The bytes of the tags' physical memory of which an importer may still use a part: it keeps all of a piece. An
+        estimate: see ipc.py."""
+        if not self._memory and not self._sending:
+            return 0
+        self.collect()
+        with self._lock:
+            return self._shared_bytes(tags)
+
+    def _shared_bytes(self, tags: Tags) -> int:
+        """Under the lock."""
+        sent = [each.exported for each in self._memory.values() if selects(tags, each.tag)]
+        sending = {
+            row.address: row.reserved_bytes
+            for row in self._sending.values()
+            if selects(tags, row.tag) and not any(0 <= row.address - each.address < each.bytes for each in sent)
+        }
+        return sum(each.bytes for each in sent) + sum(sending.values())
+
+
+def _is_capturing(torch: Any, device: int) -> bool:
+    """Whether the current stream of the device is capturing."""
+    if torch._C._cuda_getDevice() == device:
+        return bool(torch._C._cuda_isCurrentStreamCapturing())
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())

@@ -1,22 +1,28 @@
-"""Steps that a signal handler cannot divide.
+"""Steps and waits that a signal handler may interrupt without harm.
 
 Python runs signal handlers between bytecodes. A change that must not be separated from its record is therefore one call of C
 code, which itself calls C code only, such as the functions of PyTorch and of the native core. After an exception the record
 says whether the change was made, and the step can be repeated.
 
 ``_core.Scope`` (csrc/python/scope.c) repeats them: context managers that must not be left half-way derive from it.
+
+A thread that waits for another one holds no lock (:class:`Notifier`), in contrast to that of a condition variable: a signal
+handler that raises ends the wait and leaves nothing locked. The caller protects the state that its condition reads.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import starmap
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
 
-__all__ = ["OneUse", "call_each", "move", "record", "record_each"]
+__all__ = ["Notifier", "OneUse", "call_each", "move", "record", "record_each"]
 
 _Item = TypeVar("_Item")
 
@@ -65,3 +71,34 @@ def call_each(function: Callable[..., Any], calls: Iterator[tuple[Any, ...]]) ->
     """Call a function with each remaining tuple of arguments. The iterator records which calls were made: repeating the step
     continues after the call that failed."""
     deque(starmap(function, calls), maxlen=0)
+
+
+class Notifier:
+    """Wakes the threads that wait for a change. Any thread."""
+
+    def __init__(self) -> None:
+        self._waiting: list[SimpleQueue[None]] = []
+
+    def notify(self) -> None:
+        """Has every waiting thread evaluate its condition again. To be called after each change; may be repeated."""
+        for queue in list(self._waiting):
+            if queue.empty():
+                queue.put(None)
+
+    def wait_until(self, holds: Callable[[], bool], deadline: float) -> bool:
+        """Wait until the condition holds, at most until the deadline, in seconds of :func:`time.monotonic`. Returns whether
+        it holds. A signal whose handler raises ends the wait on the main thread."""
+        queue: SimpleQueue[None] = SimpleQueue()
+        self._waiting.append(queue)  # before the condition is evaluated, so that no change is missed
+        try:
+            while not holds():
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return False
+                try:
+                    queue.get(timeout=min(remaining, threading.TIMEOUT_MAX))
+                except Empty:
+                    continue
+            return True
+        finally:
+            self._waiting.remove(queue)

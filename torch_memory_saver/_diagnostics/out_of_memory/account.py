@@ -11,8 +11,8 @@ from torch_memory_saver._diagnostics.processes.names import command_name
 from torch_memory_saver._engine.ledger import take_ledger
 from torch_memory_saver._engine.process import pool_store
 from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.empty_cache import count_idle_bytes
 from torch_memory_saver._torch.history import may_have_native_frames
-from torch_memory_saver._torch.idle_bytes import count_idle_bytes
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine
 
 __all__ = ["Account", "amount", "take_account"]

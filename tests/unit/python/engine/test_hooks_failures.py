@@ -14,7 +14,7 @@ from recorded_hooks import SIZE, Recorder
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
-from torch_memory_saver._torch.shared_memory import SharedMemory
+from torch_memory_saver._torch.sharing import SharedMemory
 from torch_memory_saver.errors import (
     CaptureInProgressError,
     DriverError,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from torch_memory_saver._torch import ipc_counters
+from torch_memory_saver._torch import ipc
 
 __all__ = ["FakeEvent", "FakeStorage", "FakeStream", "FakeTorch", "add", "fall", "reset"]
 
@@ -147,7 +147,7 @@ class FakeTorch:
 
 def reset(monkeypatch: pytest.MonkeyPatch, files: Path) -> None:
     """Sets the stand-ins to their initial state. Files of counters are created in `files`."""
-    monkeypatch.setattr(ipc_counters, "_SHARED_MEMORY", str(files))
+    monkeypatch.setattr(ipc, "_SHARED_MEMORY", str(files))
     monkeypatch.setattr(FakeTorch, "files", files, raising=False)
     for name, value in (("shared", []), ("capturing", set()), ("ordinary", 0), ("current", 0)):
         monkeypatch.setattr(FakeTorch, name, value)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import announce_capture
-from torch_memory_saver._torch.routing import leak_reference
+from torch_memory_saver._torch.layer import leak_reference
 from torch_memory_saver.saver import TorchMemorySaver
 
 PoolId = tuple[int, int]

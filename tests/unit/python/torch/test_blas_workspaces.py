@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from fake_torch import FakeTorch
 
-from torch_memory_saver._torch.blas_workspaces import workspace_sizes
 from torch_memory_saver._torch.frames import Frame
+from torch_memory_saver._torch.kept_objects import workspace_sizes
 from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.options import RegionOptions
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from fake_sending import FakeEvent, FakeStream, FakeTorch, add, reset
 
-from torch_memory_saver._torch import ipc_counters
-from torch_memory_saver._torch.ipc_counters import Counters
-from torch_memory_saver._torch.ipc_events import StreamEvents
+from torch_memory_saver._torch import ipc
+from torch_memory_saver._torch.ipc import Counters, StreamEvents
 from torch_memory_saver.errors import InvalidStateError
 
 TIMEOUT = 60
@@ -51,8 +50,8 @@ def test_a_counter_above_0_is_in_use(files: Path, value: int, is_in_use: bool) -
 def test_a_counter_is_used_once_and_full_files_go_with_their_last_counter(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ipc_counters, "_COUNTERS", 2)
-    monkeypatch.setattr(ipc_counters, "_FILE_BYTES", 64 + 2 * 8)
+    monkeypatch.setattr(ipc, "_COUNTERS", 2)
+    monkeypatch.setattr(ipc, "_FILE_BYTES", 64 + 2 * 8)
     counters = Counters()
     taken = []
     for _ in range(5):
@@ -71,11 +70,11 @@ def test_a_counter_is_used_once_and_full_files_go_with_their_last_counter(
 def test_files_are_removed_at_the_end_of_the_process_that_created_them(files: Path, end: str) -> None:
     program = f"""
 import multiprocessing, os
-from torch_memory_saver._torch import ipc_counters
-ipc_counters._SHARED_MEMORY = {str(files)!r}
+from torch_memory_saver._torch import ipc
+ipc._SHARED_MEMORY = {str(files)!r}
 def take():
     global taken
-    taken = ipc_counters.Counters().take()
+    taken = ipc.Counters().take()
     assert len(os.listdir({str(files)!r})) == 1
 if {end!r} == "multiprocessing":
     process = multiprocessing.get_context("fork").Process(target=take)

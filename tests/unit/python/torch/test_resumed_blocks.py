@@ -7,8 +7,8 @@ from typing import Any
 from fake_torch import FakeGraph, FakeTorch
 
 from torch_memory_saver import _core
+from torch_memory_saver._torch.live import ManagedBlock, ResumedBlocks, managed_blocks
 from torch_memory_saver._torch.pools import PoolStore
-from torch_memory_saver._torch.resumed_blocks import ManagedBlock, ResumedBlocks, managed_blocks
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._torch.routing import leak_reference, retire
+from torch_memory_saver._torch.layer import leak_reference
+from torch_memory_saver._torch.pool_stock import retire
 
 POOL = (0, 7)
 

@@ -15,8 +15,8 @@ import pytest
 from fake_sending import FakeEvent, FakeStorage, FakeStream, FakeTorch, fall, reset
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import ipc_format, shared_memory, sharing
-from torch_memory_saver._torch.shared_memory import SharedMemory
+from torch_memory_saver._torch import ipc, sharing
+from torch_memory_saver._torch.sharing import SharedMemory
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import check_if_shared
 
@@ -49,7 +49,7 @@ def test_a_storage_goes_with_its_memory_a_counter_and_an_event(shared: SharedMem
     address = allocate()
     fields = send(shared, FakeStorage(1000, address=address + MIB))
     exported = _core.export_memory(address)
-    assert fields[1] == ipc_format.describe(1, exported)
+    assert fields[1] == ipc.describe(1, exported)
     assert (fields[0], fields[2], fields[3]) == (0, 1000, MIB)
     (path,) = tmp_path.iterdir()
     assert fields[4:] == (f"/{path.name}".encode(), 0, b"event0", True)
@@ -158,7 +158,7 @@ def test_counters_are_looked_at_while_more_is_sent(shared: SharedMemory) -> None
     fall(send(shared, storage))
     del storage
     other = FakeStorage(20, address=address)
-    for _ in range(shared_memory._LOOK_AFTER):
+    for _ in range(sharing._LOOK_AFTER):
         send(shared, other)
     gc.collect()
     assert alive() is None
@@ -176,7 +176,7 @@ def test_waiting_for_importers_ends_when_they_drop_it(shared: SharedMemory, monk
         if len(naps) == 3:
             fall(fields)
 
-    monkeypatch.setattr(shared_memory.time, "sleep", nap)
+    monkeypatch.setattr(sharing.time, "sleep", nap)
     with shared.closed(None, 1e9) as bytes:
         assert (bytes, len(naps)) == (0, 3)
 

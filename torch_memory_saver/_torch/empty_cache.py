@@ -9,7 +9,9 @@ A wrapper does only what PyTorch's function does during a capture, while a threa
 pool, in later releases), and in a process that has not used this package, such as a forked child. Memory of pools that a
 captured graph uses is never released.
 
-Any thread. No lock.
+Messages about a lack of memory say how much managed memory ``empty_cache()`` would return (:func:`count_idle_bytes`).
+
+Any thread, also inside PyTorch's observer of its allocator. No lock is held while PyTorch is called.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from torch_memory_saver import _core
 from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.eager import eager
+from torch_memory_saver._torch.layer import DEFAULT_POOL, PoolId, TorchCuda, eager, pool_of
 from torch_memory_saver._torch.pools import PoolStore, may_not_free
 
-__all__ = ["install", "remove"]
+__all__ = ["count_idle_bytes", "install", "remove"]
 
 #: The attribute of a wrapper that has PyTorch's function.
 _ORIGINAL = "_torch_memory_saver_original"
@@ -89,3 +92,21 @@ def _compile_alike(module: str, original: Callable[..., Any], wrapper: Callable[
         table = rules()
         if original in table:
             table[wrapper] = table[original]
+
+
+def count_idle_bytes(torch: TorchCuda, store: PoolStore, device: int) -> int:
+    """Return the bytes of the device in resident managed segments without a tensor that ``empty_cache()`` of this thread
+    would return: those of pools that it retires, of retired pools, and of PyTorch's default pool."""
+    active = {row.address for row in _core.segments() if row.state == _core.STATE_ACTIVE and row.device == device}
+    by_pool: dict[PoolId, list[dict[str, Any]]] = {}
+    for segment in torch.segments():
+        if segment["address"] in active:
+            by_pool.setdefault(pool_of(segment), []).append(segment)
+    returned = store.pools_to_empty(torch, by_pool) | {DEFAULT_POOL}
+    return sum(
+        int(segment["total_size"])
+        for pool, segments in by_pool.items()
+        if pool in returned
+        for segment in segments
+        if not segment["active_size"]
+    )

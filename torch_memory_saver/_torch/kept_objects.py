@@ -1,10 +1,19 @@
-"""The workspaces of cuBLAS, which PyTorch allocates from its caching allocator and keeps.
+"""The objects that PyTorch keeps and shares between the memory of all tags, and ordinary memory that is used for nothing
+else.
 
-PyTorch has a workspace for each thread and stream that has multiplied matrices, and a smaller one for cuBLASLt. It allocates
-them at the first use, from whatever pool is in force then, and keeps them. One that was allocated inside a region lies in
-the memory of the region's tag. After a pause of the tag, the next product of that thread on that stream would be an illegal
-access, which loses the context, although the program uses no memory of the tag. PyTorch does not report where workspaces
-lie, and can only free all of them at once. So there are two rules:
+PyTorch allocates such an object from whatever pool is in force on the thread when it is first needed. Here this thread
+allocates from a pool of ordinary memory, whether it is in a region or not, and whether ``TMS_INIT_ENABLE`` manages PyTorch's
+own pool or not. These pools are never retired. So PyTorch neither returns their free blocks to the driver nor hands them out
+for anything else: the addresses of an object that was freed stay valid, which captured graphs rely on.
+
+A pool is routed by one thread at a time. Threads that need one at the same time use different pools. No lock: a list of idle
+pools changes by single operations.
+
+**The workspaces of cuBLAS.** PyTorch has a workspace for each thread and stream that has multiplied matrices, and a smaller
+one for cuBLASLt. It allocates them at the first use, from whatever pool is in force then, and keeps them. One that was
+allocated inside a region lies in the memory of the region's tag. After a pause of the tag, the next product of that thread
+on that stream would be an illegal access, which loses the context, although the program uses no memory of the tag. PyTorch
+does not report where workspaces lie, and can only free all of them at once. So there are two rules:
 
 1. **A pause frees the workspaces** if one may lie in memory that it is about to unmap: a live block there has the size of a
    workspace. (It may as well be a tensor. Then nothing there becomes free, and nothing is lost but an allocation.) What
@@ -12,9 +21,9 @@ lie, and can only free all of them at once. So there are two rules:
    next use of its thread and stream.
 2. **A capture begins with new workspaces**, because a captured graph keeps the address of the workspace that it uses, and
    PyTorch does not know of that. All are freed, and those of the capture's stream are made in a pool that is used for
-   nothing else (ordinary_pool.py): for the capturing thread and, where gradients are enabled, for autograd's. If a pause
-   frees them, their memory stays mapped, and only another workspace of the same stream can get it. The contents do not
-   outlive an operator. Other threads and streams that take part in the capture get their workspaces inside it, from the
+   nothing else: for the capturing thread and, where gradients are enabled, for autograd's. If a pause frees them, their
+   memory stays mapped, and only another workspace of the same stream can get it. The contents do not outlive an operator.
+   Other threads and streams that take part in the capture get their workspaces inside it, from the
    graph's own pool, which lives as long as the graph and is paused with it.
 
 So freeing workspaces never takes memory from a graph, and a graph whose own memory is resident can be replayed while
@@ -26,36 +35,85 @@ one, so it does not fail.
 A thread that never used cuBLAS does not initialise it here. Entering a region costs nothing. A pause looks only where a
 region of its tags was entered since the last one (PoolStore.take_entered), or where PyTorch's own pool is managed. This
 module has no lock of its own. It calls PyTorch, so no lock of the package may be held.
+
+**The states of random numbers** on a device:
+
+- The seed and the offset of a device's generator, for captured graphs. PyTorch allocates them when a capture begins and no
+  graph of the generator exists, and writes to them before each replay of any graph.
+- cuDNN's state for the dropout of recurrent networks. PyTorch allocates it at the first use of a device, and again after
+  the generator was seeded, and uses it for every network.
+
+Inside a region, or where ``TMS_INIT_ENABLE`` manages everything, they would be paused with a tag, and other graphs and
+networks would access paused memory. So both are allocated in ordinary memory. Elsewhere nothing is done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import inspect
 import logging
 import os
 import re
 import threading
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.layer import TorchCuda, devices_in_use, in_use
-from torch_memory_saver._torch.ordinary_pool import OrdinaryPools
-from torch_memory_saver._torch.pools import PoolStore, Tags, selects
+from torch_memory_saver._torch import region_settings
+from torch_memory_saver._torch.layer import TorchCuda, devices_in_use, eager, in_use
+from torch_memory_saver._torch.pools import Key, Pool, PoolStore, Tags, selects
 from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.errors import TorchMemorySaverError
+from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
 
-__all__ = ["BlasWorkspaces", "workspace_sizes"]
+__all__ = ["BlasWorkspaces", "OrdinaryPools", "RandomStates", "workspace_sizes"]
 
 logger = logging.getLogger("torch_memory_saver")
 
+_OPTIONS = RegionOptions.disabled(DEFAULT_TAG)
 _KIB = 1024
 #: PyTorch's sizes without CUBLAS_WORKSPACE_CONFIG: for compute capability 9.0 and, in some releases, later ones; for others.
 _DEFAULT_SIZES = (32 * _KIB * _KIB, 4096 * _KIB * 2 + 16 * _KIB * 8)
 #: PyTorch's size for cuBLASLt without CUBLASLT_WORKSPACE_SIZE.
 _DEFAULT_LT_SIZE = 1024 * _KIB
 _CHUNKS = re.compile(r":([0-9]+):([0-9]+)")
+#: PyTorch's operator that allocates cuDNN's state, and the dispatch key under which it selects the device.
+_OPERATOR, _KEY = "_cudnn_init_dropout_state", "BackendSelect"
+
+
+class OrdinaryPools:
+    """The pools of the process. Any thread may call."""
+
+    def __init__(self, store: PoolStore) -> None:
+        self._store = store
+        self._idle: dict[int, list[Pool]] = {}
+
+    def after_fork_in_child(self) -> None:
+        """Forgets the parent's pools, which a forked child cannot use."""
+        self._idle = {}
+
+    @contextlib.contextmanager
+    def routed(self, torch: TorchCuda, device: int) -> Iterator[None]:
+        """Inside, this thread's allocations on the device come from a pool of ordinary memory, and its regions are not in
+        force."""
+        idle = self._idle.setdefault(device, [])
+        try:
+            pool = idle.pop()
+        except IndexError:
+            pool = self._store.make_pool(torch, Key(_OPTIONS, device))
+        try:
+            with region_settings.RegionSettings(_OPTIONS), self._store.routing_suspended(torch):
+                torch.begin_routing(device, pool.id)
+                try:
+                    yield
+                finally:
+                    torch.end_routing(device, pool.id)
+                    torch.release_pool(device, pool.id)
+        finally:
+            idle.append(pool)
 
 
 def workspace_sizes() -> frozenset[int]:
@@ -237,3 +295,60 @@ class _Renewed(OneUse):
 
     def _end(self) -> None:
         self._workspaces._local.renewed = False
+
+
+class RandomStates:
+    """The two states in this process. Any thread may call."""
+
+    def __init__(self, pools: OrdinaryPools) -> None:
+        self._pools = pools
+        self._library: Any = None  # owns the replaced operator
+
+    def capture_begins(self, device: int) -> object:
+        """Allocate the state of the device's generator for a capture that is about to begin. It stays as long as the
+        returned object or a graph lives."""
+        torch = in_use()
+        if torch is None or not _core.region_current().managed:
+            return None
+        try:
+            with self._pools.routed(torch, device):
+                graph = torch.torch.cuda.CUDAGraph()
+                graph.register_generator_state(torch.torch.cuda.default_generators[device])
+            return graph
+        except (AttributeError, TorchMemorySaverError, RuntimeError) as error:
+            logger.debug("the state of the random generator for graphs may lie in managed memory: %s", error)
+            return None
+
+    def begin(self, torch: Any) -> None:
+        """Replace the operator that allocates cuDNN's state, once. To be called with the module torch."""
+        if self._library is not None or not hasattr(torch.ops.aten, _OPERATOR):
+            return
+        allocate = getattr(torch.ops.aten, _OPERATOR).default
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+
+        def allocate_state(*arguments: Any, **keywords: Any) -> Any:
+            found = in_use()
+            if found is None or not _core.region_current().managed:
+                return allocate.redispatch(keys, *arguments, **keywords)
+            with self._pools.routed(found, _device_of(found, keywords.get("device"))):
+                return allocate.redispatch(keys, *arguments, **keywords)
+
+        try:
+            self._library = _replace(torch, eager(allocate_state))
+        except (AttributeError, RuntimeError) as error:
+            logger.debug("cuDNN's state for dropout may lie in managed memory: %s", error)
+
+
+def _device_of(torch: TorchCuda, device: Any) -> int:
+    index: int | None = getattr(device, "index", None)
+    return torch.current_device() if index is None else index
+
+
+def _replace(torch: Any, function: Callable[..., Any]) -> Any:
+    library = torch.library.Library("aten", "IMPL")
+    # Releases of PyTorch without this argument allow the override by default.
+    allowed = {"allow_override": True} if "allow_override" in inspect.signature(library.impl).parameters else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns of a replaced operator
+        library.impl(_OPERATOR, function, _KEY, **allowed)
+    return library
