@@ -15,28 +15,28 @@ _POOLS = (
         _SOURCES + "_torch/default_pool.py",
         'pool_of(segment) == self._substitutes.target(segment["device"])',
         "pool_of(segment) == DEFAULT_POOL",
-        (_TESTS + "torch/test_substitute_pools.py",),
+        (_TESTS + "torch/test_default_pool.py",),
     ),
     Mutant(
         "a-substitute-takes-precedence-over-a-region",
         _SOURCES + "_torch/default_pool.py",
         "            with self._store.routing_suspended(torch):\n",
         "            with contextlib.nullcontext():\n",
-        (_TESTS + "torch/test_substitute_pools.py",),
+        (_TESTS + "torch/test_default_pool.py",),
     ),
     Mutant(
         "a-cache-is-emptied-while-other-threads-get-paused-blocks",
         _SOURCES + "_torch/default_pool.py",
         "                torch.set_caching(False)\n",
         "",
-        (_TESTS + "torch/test_substitute_pools.py",),
+        (_TESTS + "torch/test_default_pool.py",),
     ),
     Mutant(
         "a-dropped-pool-ends-the-process",
         _SOURCES + "_torch/default_pool.py",
         "            if self._pools and torch.uses_of(memory_pool) == 1:",
         "            if not self._pools and torch.uses_of(memory_pool) == 1:",
-        (_TESTS + "torch/test_substitute_pools.py",),
+        (_TESTS + "torch/test_default_pool.py",),
     ),
     Mutant(
         "a-pool-with-paused-memory-is-entered",
@@ -151,7 +151,7 @@ _IDLE_MEMORY = (
         _SOURCES + "_torch/pool_stock.py",
         "    return fill.idle > loss and (",
         "    return (",
-        (_TESTS + "torch/test_retirement.py::test_the_rule",),
+        (_TESTS + "torch/test_pool_stock.py::test_the_rule",),
     ),
     Mutant(
         "what-is-stranded-already-does-not-count",
@@ -159,7 +159,7 @@ _IDLE_MEMORY = (
         "    loss = fill.free + stranded\n",
         "    loss = fill.free\n",
         (
-            _TESTS + "torch/test_retirement.py::test_the_rule",
+            _TESTS + "torch/test_pool_stock.py::test_the_rule",
             "torch:tests/gpu/test_idle_memory.py::test_temporaries_do_not_strand_what_is_kept",
         ),
     ),
@@ -189,7 +189,7 @@ _IDLE_MEMORY = (
         _SOURCES + "_torch/pausing.py",
         "        has_retired = store.retire_idle(torch, store.idle_pools(tags))\n",
         "        has_retired = False\n",
-        (_TESTS + "torch/test_resuming.py::test_a_resume_reads_no_blocks_if_nothing_was_freed",),
+        (_TESTS + "torch/test_pausing.py::test_a_resume_reads_no_blocks_if_nothing_was_freed",),
     ),
     Mutant(
         "pytorchs-function-returns-nothing-managed",
@@ -312,7 +312,7 @@ _TORCH_LAYER = (
         _SOURCES + "_torch/pool_stock.py",
         "    if not torch.pool_objects_end_quietly:",
         "    if False:",
-        (_TESTS + "torch/test_routing.py",),
+        (_TESTS + "torch/test_pool_stock.py",),
     ),
     Mutant(
         "a-region-is-left-on-the-wrong-thread-without-a-word",
@@ -347,7 +347,7 @@ _TORCH_LAYER = (
         _SOURCES + "_torch/graphs.py",
         "if info.paused and pool.epoch != info.epoch:",
         "if info.paused and pool.epoch > info.epoch:",
-        (_TESTS + "torch/test_graph_tokens.py::test_a_paused_pool_is_an_error_until_it_is_resumed",),
+        (_TESTS + "torch/test_graphs.py::test_a_paused_pool_is_an_error_until_it_is_resumed",),
     ),
     Mutant(
         "a-pause-unmaps-workspaces",

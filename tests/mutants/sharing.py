@@ -8,9 +8,8 @@ __all__ = ["MUTANTS"]
 
 _SHARED = "torch_memory_saver/_torch/sharing.py"
 _PYTHON = "tests/unit/python/torch/test_sharing.py"
-_COUNTERS = "torch_memory_saver/_torch/ipc.py"
-_EVENTS = "torch_memory_saver/_torch/ipc.py"
-_COUNTERS_AND_EVENTS = "tests/unit/python/torch/test_ipc_counters.py"
+_IPC = "torch_memory_saver/_torch/ipc.py"
+_IPC_TESTS = "tests/unit/python/torch/test_ipc.py"
 
 MUTANTS = (
     Mutant(
@@ -108,43 +107,43 @@ MUTANTS = (
     ),
     Mutant(
         "a-counter-is-read-beside-its-place",
-        _COUNTERS,
+        _IPC,
         "_HEADER_BYTES = 64",
         "_HEADER_BYTES = 0",
         (
-            f"{_COUNTERS_AND_EVENTS}::test_counters_are_laid_out_as_importers_expect",
+            f"{_IPC_TESTS}::test_counters_are_laid_out_as_importers_expect",
             "torch:tests/gpu/test_sharing_pauses.py::test_a_pause_may_refuse_or_wait_for_importers",
         ),
     ),
     Mutant(
         "a-counter-is-used-for-two-tensors",
-        _COUNTERS,
+        _IPC,
         "        self._taken += 1\n",
         "        self._taken = 1\n",
-        (f"{_COUNTERS_AND_EVENTS}::test_a_counter_is_used_once_and_full_files_go_with_their_last_counter",),
+        (f"{_IPC_TESTS}::test_a_counter_is_used_once_and_full_files_go_with_their_last_counter",),
     ),
     Mutant(
         "a-file-of-counters-stays",
-        _COUNTERS,
+        _IPC,
         "        os.unlink(path)\n",
         "        pass\n",
-        (_COUNTERS_AND_EVENTS,),
+        (_IPC_TESTS,),
     ),
     Mutant(
         "an-importer-does-not-wait-for-the-senders-stream",
-        _EVENTS,
+        _IPC,
         "            known.recorded.event.record(known.stream)\n",
         "",
         (
-            f"{_COUNTERS_AND_EVENTS}::test_a_stream_has_one_event_which_is_recorded_at_each_send",
+            f"{_IPC_TESTS}::test_a_stream_has_one_event_which_is_recorded_at_each_send",
             "torch:tests/gpu/test_sharing.py::test_an_importer_waits_for_the_senders_stream",
         ),
     ),
     Mutant(
         "streams-of-other-libraries-keep-their-event",
-        _EVENTS,
+        _IPC,
         "stream_id != 0 and stream_id % 2 == 0",
         "False",
-        (f"{_COUNTERS_AND_EVENTS}::test_a_stream_of_another_library_gets_an_event_each_time",),
+        (f"{_IPC_TESTS}::test_a_stream_of_another_library_gets_an_event_each_time",),
     ),
 )
