@@ -9,10 +9,11 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
 
 from torch_memory_saver._engine import hook_modes, hooks, preload
 from torch_memory_saver._engine.engine import Engine
+from torch_memory_saver._engine.hook_modes import HookMode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver._engine.tensors import is_paused, tag_of
@@ -64,7 +65,7 @@ class TorchMemorySaver:
 
     def __init__(self) -> None:
         # Existing programs use both names to inspect and replace the implementation.
-        self._impl: Any = None
+        self._impl: HookMode | None = None
         self._impl_ctor_kwargs: dict[str, str] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -80,17 +81,19 @@ class TorchMemorySaver:
             return
         mode = self._impl_ctor_kwargs.get("hook_mode", "auto")
         factory = hook_modes.factory_of(mode)
-        implementation = Engine(**self._impl_ctor_kwargs) if factory is None else factory()
+        implementation: HookMode | None = Engine(**self._impl_ctor_kwargs) if factory is None else factory()
         if implementation is None:
             raise InvalidStateError(
                 f"the factory of hook mode {mode!r} returned None instead of an implementation", operation="initialize"
             )
         self._impl = implementation
 
-    def _use(self) -> Any:
-        if self._impl is None:
-            self._ensure_initialized()
-        return self._impl
+    def _use(self) -> HookMode:
+        implementation = self._impl
+        if implementation is None:
+            self._ensure_initialized()  # or what a program has put in its place
+            implementation = cast(HookMode, self._impl)
+        return implementation
 
     def __reduce__(self) -> tuple[Callable[[], TorchMemorySaver], tuple[()]]:
         """Pickle the saver as the one of the process that unpickles it."""
@@ -213,8 +216,7 @@ class TorchMemorySaver:
         Raises:
             InvalidArgumentError: Set to something else, or to a release before 2.6.
         """
-        release: str | None = self._use().share_for
-        return release
+        return self._use().share_for
 
     @share_for.setter
     def share_for(self, release: str | None) -> None:
@@ -287,8 +289,7 @@ class TorchMemorySaver:
         )
         if runs is not True:  # 1 is refused
             optional["runs"] = runs
-        manager: AbstractContextManager[None] = self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup, **optional)
-        return manager
+        return self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup, **optional)
 
     def cuda_graph(
         self,
@@ -334,7 +335,7 @@ class TorchMemorySaver:
         )
         if runs is not True:
             optional["runs"] = runs
-        manager: AbstractContextManager[None] = self._use().cuda_graph(
+        return self._use().cuda_graph(
             cuda_graph=cuda_graph,
             pool=pool,
             stream=stream,
@@ -343,7 +344,6 @@ class TorchMemorySaver:
             enable_cpu_backup=enable_cpu_backup,
             **optional,
         )
-        return manager
 
     def disable(self) -> AbstractContextManager[None]:
         """A context manager: allocations inside are ordinary, even inside a region.
@@ -353,8 +353,7 @@ class TorchMemorySaver:
         Raises:
             InvalidStateError: No region is in force, nor ``TMS_INIT_ENABLE=1``.
         """
-        manager: AbstractContextManager[None] = self._use().disable()
-        return manager
+        return self._use().disable()
 
     def bind_region(self, function: _Function) -> _Function:
         """Wrap a function that another thread is to run, so that what it allocates belongs to the caller's region:
@@ -375,8 +374,7 @@ class TorchMemorySaver:
             InvalidArgumentError: Not a callable.
             TypeError: A coroutine function or a generator function: its body runs after the call has returned.
         """
-        bound: _Function = self._use().bind_region(function)
-        return bound
+        return self._use().bind_region(function)
 
     def pause(
         self,
@@ -444,8 +442,7 @@ class TorchMemorySaver:
             if_shared=(if_shared, "allow"),
             timeout=(timeout, PAUSE_TIMEOUT_S),
         )
-        report: PauseReport = self._use().pause(tag=tag, **optional)
-        return report
+        return self._use().pause(tag=tag, **optional)
 
     @overload
     def resume(
@@ -525,8 +522,7 @@ class TorchMemorySaver:
             progress=(progress, None),
             wait=(wait, True),
         )
-        result: ResumeReport | PendingResume = self._use().resume(tag=tag, **optional)
-        return result
+        return self._use().resume(tag=tag, **optional)
 
     @overload
     def on_pause(
@@ -616,10 +612,9 @@ class TorchMemorySaver:
         Raises:
             InvalidArgumentError: Something else than tensors and modules; an invalid tag; `parameters` that is not a flag.
         """
-        blocks: tuple[PreservedBlock, ...] = self._use().preserve(
+        return self._use().preserve(
             what, tag=None if tag is None else check_tag(tag), parameters=check_flag("parameters", parameters)
         )
-        return blocks
 
     def forget(self, *what: Preservable) -> None:
         """Undo :meth:`preserve` for the storages of tensors, and for modules. Objects that are not registered are ignored.
@@ -638,8 +633,7 @@ class TorchMemorySaver:
         Raises:
             InvalidArgumentError: Neither a tag nor an iterable of tags.
         """
-        blocks: tuple[PreservedBlock, ...] = self._use().preserved(tag)
-        return blocks
+        return self._use().preserved(tag)
 
     def check_fresh(
         self,
@@ -679,8 +673,7 @@ class TorchMemorySaver:
             InvalidArgumentError: Neither tags nor an iterable of them; something else in `ignore` or `modules`.
             OutOfHostMemoryError, DriverError: The samples could not be copied. Nothing was changed.
         """
-        report: FreshReport = self._use().check_fresh(tag, ignore=ignore, modules=modules, whole=whole)
-        return report
+        return self._use().check_fresh(tag, ignore=ignore, modules=modules, whole=whole)
 
     def empty_cache(self) -> None:
         """Release cached memory, like ``torch.cuda.empty_cache()``, also managed memory and inside regions.
@@ -719,8 +712,7 @@ class TorchMemorySaver:
             CaptureInProgressError, InvalidStateError: A backup on disk cannot be read while a capture is active, nor by a
                 thread that is inside a pause or resume.
         """
-        backup: torch.Tensor | None = self._use().get_cpu_backup(x, zero_copy=zero_copy)
-        return backup
+        return self._use().get_cpu_backup(x, zero_copy=zero_copy)
 
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
         """Sets the directory for disk backups from now on. It is created if missing; its parents must exist. Default:
@@ -777,8 +769,7 @@ class TorchMemorySaver:
             InvalidArgumentError: Neither a tag nor an iterable of tags; not a device.
         """
         ordinal = None if device is None else check_device(device)
-        stats: Stats = self._use().stats(select_tags(tag), ordinal)
-        return stats
+        return self._use().stats(select_tags(tag), ordinal)
 
     def ledger(self, device: int | torch.device | None = None, *, measure_context: bool = False) -> Ledger:
         """Who holds the memory of the devices now: managed memory, PyTorch's other memory, other libraries, the context,
@@ -799,8 +790,7 @@ class TorchMemorySaver:
             DriverError: The driver fails, or the child process cannot make a context.
         """
         ordinal = None if device is None else check_device(device)
-        ledger: Ledger = self._use().ledger(ordinal, measure_context)
-        return ledger
+        return self._use().ledger(ordinal, measure_context)
 
     def reset_peaks(self) -> None:
         """Each ``resident_peak_bytes`` becomes what is mapped now."""

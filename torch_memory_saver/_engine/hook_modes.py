@@ -1,25 +1,131 @@
 """The hook modes that a program can select: the built-in ones, and its own implementations under other names.
 
 A registered mode is a factory, called at the first use of a saver with that mode. Its result replaces
-:class:`torch_memory_saver._engine.engine.Engine`: the saver's methods call its methods of the same names.
-Registrations belong to the process: a child process that was not forked registers its own. Any thread may register.
+:class:`torch_memory_saver._engine.engine.Engine`: the saver's methods call its methods of the same names. :class:`HookMode`
+says what these are. Registrations belong to the process: a child process that was not forked registers its own. Any thread
+may register.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import os
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["BUILT_IN", "check_hook_mode", "factory_of", "register_hook_mode", "uses_preload"]
+if TYPE_CHECKING:
+    from torch_memory_saver._engine.pending import PendingResume
+    from torch_memory_saver.reports.freshness import FreshReport
+    from torch_memory_saver.reports.ledger import Ledger
+    from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
+    from torch_memory_saver.reports.usage import PreservedBlock, Stats
+
+__all__ = ["BUILT_IN", "HookMode", "check_hook_mode", "factory_of", "register_hook_mode", "uses_preload"]
 
 #: The modes of this package. "auto" becomes one of the other two at the first use.
 BUILT_IN = ("auto", "preload", "torch")
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class HookMode(Protocol):
+    """The implementation of a saver: the saver uses these methods and settings, and documents them under the same names.
+
+    The engine has all of them. An implementation that a program registers may lack those that the program does not use. It
+    may also lack parameters that have a default here: the saver passes such an argument only if it is not the default.
+    """
+
+    memory_margin_bytes: int
+    retain_cpu_backup: bool
+    guard: bool
+    host_memory: str
+    share_for: str | None
+
+    def region(
+        self,
+        *,
+        tag: str,
+        enable_cpu_backup: bool,
+        enable_disk_backup: bool = ...,
+        cpu_backup_backend: str | None = ...,
+        backup: str | None = ...,
+        host_memory: str | None = ...,
+        runs: bool = ...,
+    ) -> AbstractContextManager[None]: ...
+
+    def cuda_graph(
+        self,
+        *,
+        cuda_graph: Any,
+        pool: Any,
+        stream: Any,
+        capture_error_mode: str,
+        tag: str,
+        enable_cpu_backup: bool,
+        cpu_backup_backend: str | None = ...,
+        backup: str | None = ...,
+        host_memory: str | None = ...,
+        runs: bool = ...,
+    ) -> AbstractContextManager[None]: ...
+
+    def disable(self) -> AbstractContextManager[None]: ...
+
+    def pause(
+        self,
+        *,
+        tag: Any,
+        backup: str | None = ...,
+        live_only: bool = ...,
+        progress: Callable[[int, int], Any] | None = ...,
+        if_shared: str = ...,
+        timeout: float | None = ...,
+    ) -> PauseReport: ...
+
+    def resume(
+        self,
+        *,
+        tag: Any,
+        timeout: float | None = ...,
+        exclusive: bool = ...,
+        host_memory: str | None = ...,
+        zero: bool = ...,
+        progress: Callable[[int, int], Any] | None = ...,
+        wait: bool = ...,
+    ) -> ResumeReport | PendingResume: ...
+
+    def bind_region(self, function: _Function, /) -> _Function: ...
+
+    def preserve(self, what: Iterable[Any], /, *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]: ...
+
+    def forget(self, what: Iterable[Any], /) -> None: ...
+
+    def preserved(self, tag: Any, /) -> tuple[PreservedBlock, ...]: ...
+
+    def check_fresh(self, tag: Any, /, *, ignore: Any, modules: Any, whole: bool) -> FreshReport: ...
+
+    def empty_cache(self) -> None: ...
+
+    def get_cpu_backup(self, x: Any, /, *, zero_copy: bool) -> Any: ...
+
+    def set_disk_backup_dir(self, path: str | os.PathLike[str], /) -> None: ...
+
+    def reserve_host_memory(self, bytes: int, device: Any, /) -> None: ...
+
+    def release_host_memory(self) -> None: ...
+
+    def enable_peer_access(self) -> None: ...
+
+    def stats(self, tags: tuple[str, ...] | None, device: int | None, /) -> Stats: ...
+
+    def ledger(self, device: int | None, measure_context: bool, /) -> Ledger: ...
+
+    def reset_peaks(self) -> None: ...
+
 
 class _Registered(NamedTuple):
-    factory: Callable[[], Any]
+    factory: Callable[[], HookMode]
     uses_preload: bool
 
 
@@ -32,9 +138,9 @@ def register_hook_mode(name: str, factory: Callable[[], Any], *, uses_preload: b
     Args:
         name: The mode's name; any non-empty str except the names of built-in modes.
         factory: Called without arguments at the first use of a saver with the mode. Returns the implementation: an object
-            with the methods that the program calls on the saver, such as ``region``, ``cuda_graph``, ``disable``, ``pause``
-            and ``resume``. These get the saver's arguments by keyword; arguments that the C++ package's methods lack are
-            passed only if given. Other methods get paths, tensors and sizes by position.
+            with the methods of :class:`HookMode` that the program calls on the saver. ``region``, ``cuda_graph``, ``pause``
+            and ``resume`` get the saver's arguments by keyword; arguments that the C++ package's methods lack are passed
+            only if given. Other methods get paths, tensors and sizes by position.
         uses_preload: Whether ``configure_subprocess()`` sets ``LD_PRELOAD`` while the mode is selected.
 
     Raises:
@@ -59,7 +165,7 @@ def check_hook_mode(mode: object) -> str:
     return mode
 
 
-def factory_of(mode: str) -> Callable[[], Any] | None:
+def factory_of(mode: str) -> Callable[[], HookMode] | None:
     """The factory of a registered mode; None for any other mode."""
     entry = _registered.get(mode)
     return None if entry is None else entry.factory
