@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_memory_saver._diagnostics.out_of_memory.observer import attach_observer
 from torch_memory_saver._diagnostics.out_of_memory.reporter import reporter
-from torch_memory_saver._engine import background, engine, out_of_memory
+from torch_memory_saver._engine import background, engine
 from torch_memory_saver._torch import layer
 
 __all__ = ["connect"]
@@ -23,7 +23,7 @@ def connect() -> None:
     )
     background.starters.update({"TMS_METRICS_FILE": _metrics, "TMS_RELEASE_CACHED": _releases})
     background.always.append(_serve_requests)
-    out_of_memory.register(reporter.explain)
+    background.explain_errors_by(reporter.explain)
     layer.at_first_use(attach_observer)
     engine.private_attributes.append(_private_attribute)
 

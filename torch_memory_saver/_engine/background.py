@@ -1,6 +1,11 @@
-"""Work beside pauses and resumes: before each pause, after each pause and resume, or periodically on a thread. Environment
-variables request most of it: words of TMS_DEBUG, and variables of their own. What is requested is started once in a process,
-at the first use of the package.
+"""What higher layers have the engine do beside its calls: work before each pause, after each pause and resume, or
+periodically on a thread, and explanations of out-of-memory errors. The engine knows none of these layers; they register
+functions here.
+
+Environment variables request most of the work: words of TMS_DEBUG, and variables of their own. What is requested is started
+once in a process, at the first use of the package.
+
+Any thread may register and call. There is no lock.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from torch_memory_saver import _core
+from torch_memory_saver.errors import OutOfMemoryError
 
 __all__ = [
     "Periodic",
@@ -21,6 +27,8 @@ __all__ = [
     "always",
     "before_pause",
     "debug_folder",
+    "explain",
+    "explain_errors_by",
     "is_requested",
     "recordings",
     "requested_recordings",
@@ -41,6 +49,10 @@ _DEBUG, _DEBUG_FOLDER, _DEFAULT_FOLDER = "TMS_DEBUG", "TMS_DEBUG_DIR", "torch_me
 always: list[Callable[[], None]] = []
 #: How long the process's exit waits for work that is under way, in seconds.
 _EXIT_PATIENCE_S = 5.0
+
+_Explain = Callable[[OutOfMemoryError, tuple[str, ...] | None], str]
+
+_explanations: list[_Explain] = []
 
 
 def _call(name: str, work: Callable[[], object]) -> object:
@@ -179,3 +191,14 @@ def start_from_environment() -> None:
             start(value)
     for start_always in always:
         start_always()
+
+
+def explain_errors_by(explanation: _Explain) -> None:
+    """Have a function called with each error of a resume, after its last attempt, and with the tags that the resume selects.
+    It may add to the message, and returns what it added. It must not raise."""
+    _explanations.append(explanation)
+
+
+def explain(error: OutOfMemoryError, tags: tuple[str, ...] | None) -> str:
+    """Return what was added to the message; "" if nobody explains it."""
+    return "".join([explanation(error, tags) for explanation in _explanations])

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine import cpu_backup, out_of_memory, preload
-from torch_memory_saver._engine.background import after_call, before_pause, start_from_environment
+from torch_memory_saver._engine import preload
+from torch_memory_saver._engine.background import after_call, before_pause, explain, start_from_environment
 from torch_memory_saver._engine.freshness import Checked, check_fresh
 from torch_memory_saver._engine.hook_modes import check_hook_mode
 from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
@@ -35,6 +35,7 @@ from torch_memory_saver._engine.process import (
 )
 from torch_memory_saver._engine.region import Region, bind_region
 from torch_memory_saver._engine.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
+from torch_memory_saver._engine.tensors import get_cpu_backup
 from torch_memory_saver._engine.variables import warn_of_unknown_variables
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.default_pool import DefaultPool
@@ -337,7 +338,7 @@ class Engine:
         try:
             done = with_room(self._store, torch, options.tags, lambda: resume(options), lambda: resume(options.at_once()))
         except OutOfMemoryError as error:
-            out_of_memory.explain(error, options.tags)
+            explain(error, options.tags)
             raise
         finally:
             after_call.run()
@@ -374,7 +375,7 @@ class Engine:
             self._store.log_put_off()
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
-        return cpu_backup.get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True))
+        return get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True))
 
     @passes_log_on
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:

@@ -14,8 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine import out_of_memory
-from torch_memory_saver._engine.background import after_call
+from torch_memory_saver._engine.background import after_call, explain
 from torch_memory_saver._engine.native_log import passes_log_on
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.layer import eager_methods
@@ -139,7 +138,7 @@ class PendingResume:
     def _explain(self, error: OutOfMemoryError) -> None:
         """One report for the resume, however often its failure is raised."""
         if next(self._failures) == 0:
-            self._explanation = out_of_memory.explain(error, self._tags)
+            self._explanation = explain(error, self._tags)
         else:
             error.args = (f"{error}{self._explanation}",)
 

@@ -1,4 +1,5 @@
-"""What the engine knows of the program's tensors: their storages, the managed memory that they lie in, and their names.
+"""What the engine knows of the program's tensors: their storages, the managed memory that they lie in, their names, and
+their contents on the host while they are paused (:func:`get_cpu_backup`).
 
 A tensor without a storage of its own, such as one of a subclass made of other tensors or a sparse one, has those of its
 parts. :func:`find_tensors` finds the tensors of the process and what modules call them, so that memory can be shown by
@@ -11,14 +12,18 @@ Owns no state, and keeps no tensor alive. Any thread; other threads may make and
 from __future__ import annotations
 
 import bisect
+import ctypes
 import gc
+import importlib
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver._engine.pending import on_main_thread
+from torch_memory_saver._torch import layer
+from torch_memory_saver.errors import InvalidArgumentError, NotManagedError, TorchUnavailableError
 
 __all__ = [
     "FoundTensor",
@@ -26,6 +31,7 @@ __all__ = [
     "add_extents",
     "extent_of",
     "find_tensors",
+    "get_cpu_backup",
     "is_paused",
     "parts_of",
     "storages_of",
@@ -238,3 +244,51 @@ def _describe(torch: Any, tensor: Any, names: Iterable[str]) -> FoundTensor | No
     shape = tuple(int(size) for size in tensor.shape)
     is_dense = extent[1] == int(tensor.numel()) * int(tensor.element_size())
     return FoundTensor(*extent, tensor.dtype, shape, tuple(sorted(names)), is_dense)
+
+
+def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
+    """See :meth:`TorchMemorySaver.get_cpu_backup`."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise TorchUnavailableError("get_cpu_backup() needs PyTorch, which could not be imported") from error
+    if not isinstance(x, torch.Tensor):
+        raise InvalidArgumentError(f"get_cpu_backup() needs a torch.Tensor, not {type(x).__name__}")
+    if x.layout != torch.strided or not x.is_contiguous():
+        raise InvalidArgumentError(
+            f"get_cpu_backup() needs a contiguous tensor; this one has shape {tuple(x.shape)}"
+            + (f" and strides {tuple(x.stride())}" if x.layout == torch.strided else f" and layout {x.layout}")
+        )
+    if x.is_conj() or x.is_neg():
+        raise InvalidArgumentError("get_cpu_backup() needs a tensor whose memory holds its values: this is a lazy conjugate")
+    if not x.is_cuda:
+        raise NotManagedError(f"this tensor is on device {x.device}, not on a CUDA device", operation="get_cpu_backup")
+    if x.numel() == 0:
+        return torch.empty(x.shape, dtype=x.dtype)
+    size = x.numel() * x.element_size()
+    owner = _core.host_backup(x.data_ptr(), size)
+    if owner is None:
+        return _read(torch, x, size)
+    view = _as_bytes(owner, size)
+    tensor = torch.frombuffer(view, dtype=torch.uint8)
+    return (tensor if zero_copy else tensor.clone()).view(x.dtype).view(x.shape)
+
+
+def _read(torch: Any, x: Any, size: int) -> Any:
+    """The contents of a paused tensor from a backup on disk, or None if there is none."""
+    row = _core.find(x.data_ptr())
+    if row is None or row.state == _core.STATE_ACTIVE or row.backup_bytes == 0:
+        return None
+    copy = torch.empty(x.shape, dtype=x.dtype)
+    torch_cuda = layer.in_use()
+    stream = None if torch_cuda is None else torch_cuda.current_stream()
+    is_read = _core.read_backup(x.data_ptr(), size, copy.data_ptr(), stream, interruptible=on_main_thread())
+    return copy if is_read else None
+
+
+def _as_bytes(owner: _core.HostBuffer, size: int) -> Any:
+    """A buffer over the host copy that keeps it alive. torch keeps the buffer while a tensor uses it."""
+    view: Any = (ctypes.c_ubyte * size).from_address(owner.address)
+    # This attribute holds the reference that keeps the memory.
+    view.owner = owner
+    return view

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._engine import cpu_backup
+from torch_memory_saver._engine import tensors
 from torch_memory_saver._torch import layer
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -59,7 +59,7 @@ def test_dtype_shape_and_values(backups: dict[int, FakeBuffer | None], name: str
     dtype = getattr(torch, name)
     values = (torch.arange(24) % 2).to(dtype).reshape(2, 3, 4)
     backups[values.data_ptr()] = FakeBuffer(bytes(values.view(torch.uint8).flatten().tolist()))
-    backup = cpu_backup.get_cpu_backup(values, zero_copy)
+    backup = tensors.get_cpu_backup(values, zero_copy)
     assert backup.dtype == dtype
     assert backup.shape == values.shape
     assert backup.device.type == "cpu"
@@ -70,7 +70,7 @@ def test_a_copy_is_a_copy_and_zero_copy_is_the_memory(backups: dict[int, FakeBuf
     x = torch.zeros(4, dtype=torch.uint8)
     buffer = FakeBuffer(b"\1\2\3\4")
     backups[x.data_ptr()] = buffer
-    view, copy = cpu_backup.get_cpu_backup(x, True), cpu_backup.get_cpu_backup(x, False)
+    view, copy = tensors.get_cpu_backup(x, True), tensors.get_cpu_backup(x, False)
     assert view.data_ptr() == buffer.address
     buffer.memory[0] = b"\x09"
     assert view.tolist() == [9, 2, 3, 4]
@@ -82,7 +82,7 @@ def test_zero_copy_keeps_the_memory_for_as_long_as_a_tensor_uses_it(backups: dic
     buffer = FakeBuffer(bytes(8))
     backups[x.data_ptr()] = buffer
     alive = weakref.ref(buffer)
-    part = cpu_backup.get_cpu_backup(x, True)[1:]
+    part = tensors.get_cpu_backup(x, True)[1:]
     backups.clear()
     del buffer
     gc.collect()
@@ -96,34 +96,34 @@ def test_zero_copy_keeps_the_memory_for_as_long_as_a_tensor_uses_it(backups: dic
 def test_scalars_and_empty_tensors(backups: dict[int, FakeBuffer | None]) -> None:
     x = torch.tensor(0.0)
     backups[x.data_ptr()] = FakeBuffer(bytes(4))
-    assert cpu_backup.get_cpu_backup(x, True).shape == ()
-    empty = cpu_backup.get_cpu_backup(torch.empty(0, 3, dtype=torch.int64), False)
+    assert tensors.get_cpu_backup(x, True).shape == ()
+    empty = tensors.get_cpu_backup(torch.empty(0, 3, dtype=torch.int64), False)
     assert (empty.shape, empty.dtype) == ((0, 3), torch.int64)
 
 
 def test_part_of_an_allocation(backups: dict[int, FakeBuffer | None]) -> None:
     x = torch.zeros(8, dtype=torch.uint8)[4:]
     backups[x.data_ptr()] = FakeBuffer(b"abcd")
-    assert cpu_backup.get_cpu_backup(x, False).tolist() == list(b"abcd")
+    assert tensors.get_cpu_backup(x, False).tolist() == list(b"abcd")
 
 
 def test_none_without_a_backup(backups: dict[int, FakeBuffer | None]) -> None:
     x = torch.zeros(4)
     backups[x.data_ptr()] = None
-    assert cpu_backup.get_cpu_backup(x, False) is None
+    assert tensors.get_cpu_backup(x, False) is None
 
 
 def test_bad_tensors(backups: dict[int, FakeBuffer | None]) -> None:
     for bad in (torch.zeros(4, 4).t(), torch.zeros(4)[::2], torch.zeros(2, 2).to_sparse(), [1, 2], None):
         with pytest.raises(errors.InvalidArgumentError):
-            cpu_backup.get_cpu_backup(bad, False)
+            tensors.get_cpu_backup(bad, False)
     with pytest.raises(errors.InvalidArgumentError, match="conjugate"):
-        cpu_backup.get_cpu_backup(torch.zeros(2, dtype=torch.complex64).conj(), False)
+        tensors.get_cpu_backup(torch.zeros(2, dtype=torch.complex64).conj(), False)
 
 
 def test_a_cpu_tensor_is_not_managed() -> None:
     with pytest.raises(errors.NotManagedError, match="cpu"):
-        cpu_backup.get_cpu_backup(torch.zeros(4), False)
+        tensors.get_cpu_backup(torch.zeros(4), False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

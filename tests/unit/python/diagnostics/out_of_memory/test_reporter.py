@@ -35,7 +35,7 @@ def mine(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
     made = Reporter()
     for module in (reporter, from_environment):
         monkeypatch.setattr(module, "reporter", made)
-    monkeypatch.setattr("torch_memory_saver._engine.out_of_memory._explanations", [made.explain])
+    monkeypatch.setattr("torch_memory_saver._engine.background._explanations", [made.explain])
     monkeypatch.delenv("RANK", raising=False)
     yield made
 
