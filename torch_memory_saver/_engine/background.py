@@ -1,6 +1,5 @@
-"""What higher layers have the engine do beside its calls: work before each pause, after each pause and resume, or
-periodically on a thread, and explanations of out-of-memory errors. The engine knows none of these layers; they register
-functions here.
+"""Work that higher layers attach to the engine: before each pause, after each pause and resume, or periodically on a
+thread; and the explanation of out-of-memory errors. The engine knows none of these layers; they register functions here.
 
 Environment variables request most of the work: words of TMS_DEBUG, and variables of their own. What is requested is started
 once in a process, at the first use of the package.

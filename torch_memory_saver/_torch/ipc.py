@@ -1,5 +1,5 @@
-"""What PyTorch's processes tell each other of shared memory: the bytes that describe it, the counters that say how long it
-is in use, and the events on which an importer waits. All are in PyTorch's formats.
+"""The formats in which processes of PyTorch share memory: the bytes that describe it, the counters of those that use it,
+and the events on which an importer waits.
 
 Owns the files of counters and the events of streams. Only sharing.py calls it, and takes counters with its lock
 held.

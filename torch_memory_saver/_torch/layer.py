@@ -1,10 +1,10 @@
-"""The functions of PyTorch that this package uses: finding it, its CUDA allocator, and what its other parts are told of us.
+"""The functions of PyTorch that this package uses: finding it, and its CUDA allocator.
 
 Only :func:`require` imports torch. :func:`loaded` is for processes that may run without torch.
 
-``torch.compile`` is told not to trace this package's functions (:func:`eager`): Dynamo would warn about the native core,
-which it cannot trace. The mark is that of ``torch.compiler.disable``; the decorator itself would import much of PyTorch.
-Dynamo breaks the graph at such a call.
+:func:`eager` marks functions that ``torch.compile`` does not trace. Dynamo would otherwise trace into this package and warn
+about the native core, which it cannot trace. The mark is that of ``torch.compiler.disable``; the decorator itself would
+import much of PyTorch. Dynamo breaks the graph at such a call.
 """
 
 from __future__ import annotations
@@ -490,7 +490,7 @@ def drop_reference(thing: object) -> None:
 
 
 def eager(function: _Function) -> _Function:
-    """Marks a function."""
+    """Mark a function that ``torch.compile`` does not trace."""
     marked: Any = function
     marked._torchdynamo_disable = True
     marked._torchdynamo_disable_msg = "torch_memory_saver cannot be part of a graph: use it outside of the function"

@@ -1,4 +1,4 @@
-"""What PyTorch's pools do about a pause and a resume: their preparation for a pause, and what they give back for a resume.
+"""The preparation of PyTorch's pools for a pause, and the release of their memory for a resume.
 
 Before a pause, segments of the tags without a tensor are released to the driver instead of being paused: those of the tags'
 pools, of pools that were retired while they still held a tensor, and of torch's default pool, if that is managed. After it
