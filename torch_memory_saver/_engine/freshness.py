@@ -2,7 +2,7 @@
 
 The core knows where the contents of each allocation are from. Only what the last resume has filled is looked at.
 PyTorch's snapshot says which blocks are live there, the record of that resume which of them are older than it
-(resumed_blocks.py), and the modules and tensors of the process what lies in them (tensors.py).
+(live.py), and the modules and tensors of the process what lies in them (tensors.py).
 
 The core counts the bytes of the pattern, once the devices are idle, in pieces of memory. A piece is looked at in parts,
 each from its first byte to its last. A part counts as unwritten if every byte of it is the pattern: a single byte of that
