@@ -29,13 +29,13 @@ def connect() -> None:
 
 
 def _history(folder: str) -> None:
-    from torch_memory_saver.memory.recording_from_environment import start_history
+    from torch_memory_saver.memory.sampler import start_history
 
     start_history(folder)
 
 
 def _snapshots(folder: str) -> None:
-    from torch_memory_saver.memory.recording_from_environment import start_snapshots
+    from torch_memory_saver.memory.sampler import start_snapshots
 
     start_snapshots(folder)
 
@@ -59,9 +59,9 @@ def _out_of_memory_reports(folder: str) -> None:
 
 
 def _releases(value: str) -> None:
-    from torch_memory_saver.memory.release_from_environment import start
+    from torch_memory_saver.memory.release import start_releases
 
-    start(value)
+    start_releases(value)
 
 
 def _serve_requests() -> None:

@@ -22,7 +22,7 @@ MUTANTS = (
     ),
     Mutant(
         "the-oldest-stack-of-a-block-of-pytorch-2-0",
-        _SOURCES + "parsing.py",
+        _SOURCES + "loading.py",
         'row["history"][0]',
         'row["history"][-1]',
         (_LOADING + "test_a_snapshot_of_pytorch_2_0",),
@@ -55,14 +55,14 @@ MUTANTS = (
     ),
     Mutant(
         "blocks-without-an-event-are-the-youngest",
-        _SOURCES + "comparison/timeline.py",
+        _SOURCES + "comparison/drift.py",
         "return 2, event",
         "return -1, event",
         (_COMPARISON + "test_blocks_without_an_event_are_the_oldest_and_keep_their_order",),
     ),
     Mutant(
         "blocks-that-lost-their-event-lie-by-address",
-        _SOURCES + "comparison/timeline.py",
+        _SOURCES + "comparison/drift.py",
         "return (1, block.address) if place is None else (0, place)",
         "return 1, block.address",
         (_COMPARISON + "test_blocks_without_an_event_are_the_oldest_and_keep_their_order",),
@@ -76,21 +76,21 @@ MUTANTS = (
     ),
     Mutant(
         "cached-segments-are-held",
-        _SOURCES + "comparison/units.py",
+        _SOURCES + "comparison/fragmentation.py",
         "return 0 < self.live_bytes < HELD_SHARE",
         "return self.live_bytes < HELD_SHARE",
         (_COMPARISON + "test_reserved_memory_that_grows_alone_is_fragmentation",),
     ),
     Mutant(
         "paused-segments-are-fragmented",
-        _SOURCES + "comparison/units.py",
+        _SOURCES + "comparison/fragmentation.py",
         "if not segment.paused:",
         "if True:",
         (_COMPARISON + "test_paused_segments_hold_no_memory",),
     ),
     Mutant(
         "an-expandable-segment-is-given-back-as-a-whole",
-        _SOURCES + "parsing.py",
+        _SOURCES + "loading.py",
         'if row.get("is_expandable") else 0',
         "if False else 0",
         (
@@ -100,7 +100,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-block-counts-in-its-first-piece-only",
-        _SOURCES + "comparison/units.py",
+        _SOURCES + "comparison/fragmentation.py",
         "            if block_end > stop:  # its rest lies in the next piece\n                break\n",
         "",
         (_UNITS + "test_every_byte_of_an_expandable_segment_is_counted_once",),

@@ -75,7 +75,7 @@ MUTANTS = (
     ),
     Mutant(
         "each-process-begins-a-moment-of-its-own",
-        _SOURCES + "moments.py",
+        _SOURCES + "sampler.py",
         "if current == 0 or (last is not None and last >= current):",
         "if True:",
         (
@@ -85,28 +85,28 @@ MUTANTS = (
     ),
     Mutant(
         "the-counter-is-not-locked",
-        _SOURCES + "moments.py",
+        _SOURCES + "sampler.py",
         "fcntl.flock(descriptor, fcntl.LOCK_EX)",
         "fcntl.flock(descriptor, fcntl.LOCK_SH)",
         (_TESTS + "test_moments.py::test_a_second_process_waits_for_the_counter",),
     ),
     Mutant(
         "a-forked-child-keeps-the-lock",
-        _SOURCES + "moments.py",
+        _SOURCES + "sampler.py",
         "fcntl.flock(descriptor, fcntl.LOCK_UN)",
         "pass",
         (_TESTS + "test_moments.py::test_the_lock_is_given_up_although_a_forked_child_has_the_descriptor",),
     ),
     Mutant(
         "the-newest-moments-are-removed",
-        _SOURCES + "moments.py",
+        _SOURCES + "sampler.py",
         "steps[: max(0, len(steps) - keep)]",
         "steps[keep:]",
         (_TESTS + "test_moments.py::test_the_lowest_steps_are_removed",),
     ),
     Mutant(
         "a-resumed-run-loses-its-moments-to-those-of-the-run-before",
-        _SOURCES + "moments.py",
+        _SOURCES + "sampler.py",
         "key=lambda step: (step not in found or step == current, step)",
         "key=lambda step: step",
         (_TESTS + "test_sampler.py::test_the_oldest_moments_are_removed",),
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-timer-initialises-cuda",
-        _SOURCES + "recording_from_environment.py",
+        _SOURCES + "sampler.py",
         "if torch is None or not torch.cuda.is_initialized():\n            return",
         "if torch is None:\n            return",
         (
@@ -140,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-failed-snapshot-fails-the-program",
-        _SOURCES + "recording_from_environment.py",
+        _SOURCES + "sampler.py",
         'MemorySnapshotSampler(folder, on_error="count")',
         "MemorySnapshotSampler(folder)",
         (

@@ -76,7 +76,7 @@ _RELEASES = (
 _ENVIRONMENT = (
     Mutant(
         "a-release-that-was-put-off-waits-for-the-next-period",
-        _SOURCES + "memory/release_from_environment.py",
+        _SOURCES + "memory/release.py",
         'if _release() == "capture" else None',
         'if _release() == "captures" else None',
         (_TESTS + "test_release_from_environment.py::test_a_release_that_a_capture_put_off_is_tried_again_soon",),
@@ -106,14 +106,14 @@ _LOGS = (
     ),
     Mutant(
         "every-append-writes-a-header",
-        _SOURCES + "memory/log_row.py",
+        _SOURCES + "memory/log.py",
         "        if os.fstat(file.fileno()).st_size == 0:\n",
         "        if os.fstat(file.fileno()).st_size >= 0:\n",
         (_LOG + "test_several_processes_append_to_one_file",),
     ),
     Mutant(
         "a-failed-row-ends-the-call",
-        _SOURCES + "memory/logged_calls.py",
+        _SOURCES + "memory/log.py",
         '            logger.warning("no row of the memory log %s: it could not be taken", label, exc_info=True)\n',
         "            raise\n",
         (_LOG + "test_a_row_that_cannot_be_taken_does_not_end_the_call",),

@@ -13,7 +13,7 @@ from torch_memory_saver._cli.host_checks import why_not_writable
 from torch_memory_saver._engine.background import debug_folder, requested_recordings
 from torch_memory_saver._engine.variables import PYTHON_VARIABLES, known_variables, unknown_variables
 from torch_memory_saver._text import suggestion
-from torch_memory_saver.memory.release_from_environment import read_seconds
+from torch_memory_saver.memory.release import read_seconds
 
 __all__ = ["CHECKS"]
 

@@ -14,13 +14,10 @@ if TYPE_CHECKING:
 
     from .comparison import Comparison, compare
     from .loading import load_snapshot
-    from .log import MemoryLog
+    from .log import MemoryLog, MemoryRow, log_memory, read_memory_log
     from .log_plot import plot_memory_log
-    from .log_row import MemoryRow, read_memory_log
-    from .logged_calls import log_memory
     from .model import Snapshot
-    from .release import release_cached, releasing_cached
-    from .release_report import ReleaseReport
+    from .release import ReleaseReport, release_cached, releasing_cached
     from .sampler import MemorySnapshotSampler
     from .snapshots import take_snapshot, write_snapshot
 
@@ -50,15 +47,15 @@ _MODULES = {
     "Comparison": ".comparison",
     "History": "torch_memory_saver._services",
     "MemoryLog": ".log",
-    "MemoryRow": ".log_row",
+    "MemoryRow": ".log",
     "MemorySnapshotSampler": ".sampler",
-    "ReleaseReport": ".release_report",
+    "ReleaseReport": ".release",
     "Snapshot": ".model",
     "compare": ".comparison",
     "load_snapshot": ".loading",
-    "log_memory": ".logged_calls",
+    "log_memory": ".log",
     "plot_memory_log": ".log_plot",
-    "read_memory_log": ".log_row",
+    "read_memory_log": ".log",
     "record_history": "torch_memory_saver._services",
     "release_cached": ".release",
     "releasing_cached": ".release",

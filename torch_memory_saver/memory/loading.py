@@ -1,21 +1,39 @@
-"""Reading a snapshot file without running anything of it: the pickle may hold plain values only.
+"""The file of a snapshot: reads it without running anything of it, and makes the model from what is in it.
 
-Owns the file and its errors. parsing.py knows what is in it.
+The pickle may hold plain values only. `parse` accepts the shapes of PyTorch 2.0 to 2.15. Release 2.0 keeps a block's stack
+in its "history", gives no "requested_size" and calls a state "active_pending_free". Before 2.1 blocks have no address, so
+the address follows from their order in the segment. Keys that are not known here are ignored. A file that lacks what every
+release has raises KeyError, TypeError or ValueError, which `load_snapshot` explains.
+
+Owns the file, its errors, and the knowledge of PyTorch's keys. Has no state and no lock. Any thread may call.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
+from torch_memory_saver._stacks import CallStacks
 from torch_memory_saver.errors import InvalidArgumentError
 
-from .model import Snapshot
-from .parsing import parse
+from .model import Block, BlockState, Event, ManagedSegment, Segment, Snapshot
 
-__all__ = ["load_snapshot"]
-
+__all__ = ["KEY", "load_snapshot", "parse"]
+#: The top-level key of what this package adds to PyTorch's snapshot, and its formats that are known.
+KEY = "torch_memory_saver"
+_FORMATS = (1,)
+_STATES = {
+    "active_allocated": BlockState.ALLOCATED,
+    "active_pending_free": BlockState.AWAITING_FREE,
+    "active_awaiting_free": BlockState.AWAITING_FREE,
+    "inactive": BlockState.INACTIVE,
+}
+#: The pieces in which PyTorch maps expandable segments, by the type of the segment, in bytes.
+_PIECES = {"small": 2 << 20, "large": 20 << 20}
+#: PyTorch's private pools have another id.
+_DEFAULT_POOL = (0, 0)
 #: What `pickle` raises for a file that is no pickle, or ends early.
 _UNREADABLE = (
     pickle.UnpicklingError,
@@ -29,19 +47,10 @@ _UNREADABLE = (
     TypeError,
     ValueError,
 )
-#: What parsing.py raises for values that are no snapshot.
+#: What `parse` raises for values that are no snapshot.
 _UNKNOWN_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-
-
-class _RefusedGlobal(Exception):
-    """The pickle names a class or a function."""
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Makes dicts, lists, tuples, texts and numbers, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise _RefusedGlobal(f"{module}.{name}")
+#: The advice for a file of something else.
+_WANTED = "give files that torch_memory_saver.memory or torch.cuda.memory._dump_snapshot() has written"
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
@@ -83,8 +92,49 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         raise _error(name, f"is not a snapshot that this release can read ({what}): {_WANTED}") from error
 
 
-#: The advice for a file of something else.
-_WANTED = "give files that torch_memory_saver.memory or torch.cuda.memory._dump_snapshot() has written"
+def parse(content: Mapping[str, Any], source: str) -> Snapshot:
+    """The snapshot in the content of a file.
+
+    Args:
+        content: PyTorch's snapshot, with this package's key or without.
+        source: The name of the file.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: It is no snapshot. The text says what is wrong.
+    """
+    ours = content.get(KEY) or {}
+    if ours and ours["format"] not in _FORMATS:
+        raise ValueError(f"its format is {ours['format']!r}, and this release reads {_FORMATS[0]}: install a newer one")
+    stacks = CallStacks()
+    managed = _managed(ours)
+    events = {device: tuple(_events(trace, stacks)) for device, trace in enumerate(content.get("device_traces") or ())}
+    allocated = {(device, event.address) for device, trace in events.items() for event in trace if event.action == "alloc"}
+    by_place = {(row.device, row.address): row for row in managed}
+    segments = [_segment(row, stacks, allocated, by_place) for row in content["segments"]]
+    return Snapshot(
+        source=source,
+        segments=tuple(sorted(segments, key=lambda segment: (segment.device, segment.address))),
+        events=events,
+        managed=managed,
+        role=_text(ours.get("role")),
+        rank=_number(ours.get("rank")),
+        pid=_number(ours.get("pid")),
+        tag=_text(ours.get("tag")),
+        step=_number(ours.get("step")),
+        time_ns=_number(ours.get("time_ns")) or 0,
+        history_enabled=bool(ours["history"]["enabled"]) if "history" in ours else None,
+    )
+
+
+class _RefusedGlobal(Exception):
+    """The pickle names a class or a function."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Makes dicts, lists, tuples, texts and numbers, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise _RefusedGlobal(f"{module}.{name}")
 
 
 def _unpickle(file: BinaryIO) -> Any:
@@ -93,3 +143,69 @@ def _unpickle(file: BinaryIO) -> Any:
 
 def _error(name: str, what: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"load_snapshot: {name} {what}.", operation="load_snapshot")
+
+
+def _events(trace: Iterable[Mapping[str, Any]], stacks: CallStacks) -> Iterable[Event]:
+    for row in trace:
+        # An "oom" has no address.
+        yield Event(row["action"], row.get("addr", 0), row.get("size", 0), stacks.get(row.get("frames"), recorded=True))
+
+
+def _segment(
+    row: Mapping[str, Any],
+    stacks: CallStacks,
+    allocated: set[tuple[int, int]],
+    managed: Mapping[tuple[int, int], ManagedSegment],
+) -> Segment:
+    device, address = int(row["device"]), int(row["address"])
+    blocks, next_address = [], address
+    for entry in row["blocks"]:
+        block = _block(entry, next_address, device, stacks, allocated)
+        blocks.append(block)
+        next_address = block.address + block.bytes
+    ours = managed.get((device, address))
+    return Segment(
+        address=address,
+        bytes=int(row["total_size"]),
+        device=device,
+        pool=tuple(row.get("segment_pool_id", _DEFAULT_POOL)),
+        blocks=tuple(blocks),
+        piece_bytes=_PIECES[row["segment_type"]] if row.get("is_expandable") else 0,
+        state=ours.state if ours else "",
+        tag=ours.tag if ours else "",
+    )
+
+
+def _block(
+    row: Mapping[str, Any], next_address: int, device: int, stacks: CallStacks, allocated: set[tuple[int, int]]
+) -> Block:
+    address, size = int(row.get("address", next_address)), int(row["size"])
+    state = _STATES.get(row["state"])
+    if state is None:
+        raise ValueError(f"a block has the state {row['state']!r}, which this release does not know")
+    frames, requested = row.get("frames"), row.get("requested_size")
+    if row.get("history"):  # PyTorch 2.0, newest first
+        newest = row["history"][0]
+        frames, requested = frames or newest.get("frames"), newest.get("real_size", requested)
+    live = state is not BlockState.INACTIVE
+    stack = stacks.get(frames if live else None, recorded=live and (device, address) in allocated)
+    return Block(address, size, size if requested is None else int(requested), state, stack)
+
+
+def _managed(ours: Mapping[str, Any]) -> tuple[ManagedSegment, ...]:
+    return tuple(
+        ManagedSegment(int(row["address"]), int(row["bytes"]), int(row["device"]), _text(row["state"]), _text(row["tag"]))
+        for row in ours.get("segments", ())
+    )
+
+
+def _text(value: object) -> str:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value or ""
+
+
+def _number(value: object) -> int | None:
+    if value is not None and not isinstance(value, int):
+        raise TypeError(f"{value!r} is not a number")
+    return value

@@ -1,17 +1,28 @@
-"""`MemoryLog`: the memory of this process and its devices over time."""
+"""The memory log: the memory of this process and its devices over time, as rows in memory and in a CSV file.
+
+`MemoryLog` takes rows at marks and at intervals, and `log_memory` takes them around the calls of a function. Any thread may
+call. A log's own lock is held while a row is measured and written to the file. The lock is made anew in a forked child.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import csv
 import dataclasses
+import fcntl
+import io
+import logging
 import math
 import os
 import threading
 import time
+import typing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, TypeVar
 
 from torch_memory_saver import _core
 from torch_memory_saver._files import default_role, own_rank
@@ -20,11 +31,62 @@ from torch_memory_saver._services import DeviceMemory, Periodic, TorchCuda, devi
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.reports.usage import Usage, take_stats
 
-from .log_row import MemoryRow, append_rows
+from .release import around, release_cached
 
-__all__ = ["MemoryLog"]
-
+__all__ = ["MemoryLog", "MemoryRow", "append_rows", "log_memory", "read_memory_log"]
+logger = logging.getLogger("torch_memory_saver")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _MOST_ROWS = 100_000
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """The memory of one process on one device at one moment. All sizes in bytes; None, or blank in CSV, is unknown.
+
+    Attributes:
+        time: Seconds since the epoch.
+        role: What the process is, such as "engine".
+        pid: Of the process.
+        rank: In torch.distributed, or of ``RANK``.
+        label: Of a mark; "" for a row at an interval.
+        device: CUDA ordinal in the process. None if it does not use CUDA through PyTorch: then only `host_backup` is known.
+        allocated: PyTorch's tensors. PyTorch's own counters do not fall at a pause.
+        reserved: PyTorch's segments, the paused ones included.
+        peak_allocated: The highest `allocated` since PyTorch's peaks were reset.
+        peak_reserved: The highest `reserved` since then.
+        physical: `reserved` without the paused segments: what PyTorch holds of the device's memory.
+        resident: Managed memory that is not paused, PyTorch's and other.
+        paused: Managed memory that is.
+        device_used: Of all processes, and of the driver itself.
+        device_free: What any process can allocate.
+        process: This process's share of `device_used` by NVML, with its CUDA context and all libraries.
+        other_processes: `device_used` - `process`. The driver's own memory is a part of it.
+        host_backup: Host memory of this process for backups, of all devices, the pool included.
+        summary: ``torch.cuda.memory_summary``; "" unless it was asked for.
+    """
+
+    time: float
+    role: str
+    pid: int
+    rank: int | None
+    label: str
+    device: int | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+    physical: int | None = None
+    resident: int | None = None
+    paused: int | None = None
+    device_used: int | None = None
+    device_free: int | None = None
+    process: int | None = None
+    other_processes: int | None = None
+    host_backup: int | None = None
+    summary: str = ""
+
+
+_TYPES = typing.get_type_hints(MemoryRow)
 
 
 class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
@@ -171,6 +233,114 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
             other_processes=None if process is None else max(0, used - process),
             summary=torch.summary(device) if summary else "",
         )
+
+
+class log_memory:
+    """A decorator: rows of a memory log before and after each call, such as ``wake_up``, ``sleep`` or ``update_weights``.
+
+    The labels are "before sleep" and "after sleep"; of a call that raises, "after sleep (KeyError)". One object may decorate
+    several functions, whose rows go to one log. Decorates functions and coroutine functions. If a row cannot be taken, that
+    is logged as a warning and the call goes on.
+
+    Args:
+        role: See :class:`MemoryLog`.
+        path: As there.
+        log: A log to use. Then `role` and `path` must be None.
+        release: Whether cached memory is released after each call (`release_cached`). A third row, "released after sleep",
+            follows.
+
+    Attributes:
+        log: The log.
+
+    Raises:
+        InvalidArgumentError: `log` together with `role` or `path`; or something else than a function is decorated.
+    """
+
+    def __init__(
+        self,
+        role: str | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        log: MemoryLog | None = None,
+        release: bool = False,
+    ) -> None:
+        if log is not None and (role is not None or path is not None):
+            raise InvalidArgumentError("log has a role and a path: pass either the log or these")
+        self.log = MemoryLog(role, path=path) if log is None else log
+        self._release = release
+
+    def __call__(self, function: _Function) -> _Function:
+        name = getattr(function, "__name__", type(function).__name__)
+        return around(function, lambda: self._rows(name))
+
+    @contextlib.contextmanager
+    def _rows(self, name: str) -> Iterator[None]:
+        self._mark(f"before {name}")
+        try:
+            yield
+        except BaseException as error:
+            self._mark(f"after {name} ({type(error).__name__})")
+            raise
+        self._mark(f"after {name}")
+        if self._release:
+            release_cached()
+            self._mark(f"released after {name}")
+
+    def _mark(self, label: str) -> None:
+        try:
+            self.log.mark(label)
+        except Exception:
+            logger.warning("no row of the memory log %s: it could not be taken", label, exc_info=True)
+
+
+def read_memory_log(*paths: str | os.PathLike[str]) -> list[MemoryRow]:
+    """The rows of CSV files that memory logs wrote, of several processes, in order of time.
+
+    Raises:
+        InvalidArgumentError: A file that is not a memory log.
+        OSError: A file cannot be read.
+    """
+    rows: list[MemoryRow] = []
+    for path in paths:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if reader.fieldnames is not None and list(reader.fieldnames) != _NAMES:
+                raise InvalidArgumentError(f"{os.fspath(path)} is not a memory log: its columns are {reader.fieldnames}")
+            try:
+                rows += [MemoryRow(**{name: _value(name, row[name]) for name in _NAMES}) for row in reader]
+            except (TypeError, ValueError) as error:
+                raise InvalidArgumentError(f"{os.fspath(path)}, line {reader.line_num}: {error}") from error
+    return sorted(rows, key=lambda row: row.time)
+
+
+def append_rows(path: str | os.PathLike[str], rows: Iterable[MemoryRow]) -> None:
+    """Appends to a CSV file, which gets a header if it is new. Several processes may append to one file.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    with open(path, "a", newline="", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+        text = io.StringIO()
+        writer = csv.writer(text)
+        if os.fstat(file.fileno()).st_size == 0:
+            writer.writerow(_NAMES)
+        writer.writerows([getattr(row, name) for name in _NAMES] for row in rows)
+        file.write(text.getvalue())
+
+
+_NAMES = [field.name for field in dataclasses.fields(MemoryRow)]
+
+
+def _value(name: str, text: str | None) -> typing.Any:
+    if text is None:
+        raise ValueError(f"there is no {name}: the line is cut off")
+    kind = _TYPES[name]
+    if kind is str:
+        return text
+    if kind is float:
+        return float(text)
+    return None if text == "" and kind is not int else int(text)
 
 
 _logs: weakref.WeakSet[MemoryLog] = weakref.WeakSet()

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-from .log_row import MemoryRow
+from .log import MemoryRow
 
 __all__ = ["plot_memory_log"]
 

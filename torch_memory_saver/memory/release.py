@@ -1,7 +1,11 @@
-"""`release_cached()`: gives memory that this process only caches back to the driver.
+"""The release of memory that this process only caches: `release_cached()`, its report, and the variable TMS_RELEASE_CACHED.
 
 A process that shares a GPU holds what PyTorch caches from its largest burst, while its neighbours run out of memory. No
-process can empty the cache of another: this one is called in each.
+process can empty the cache of another process, so the function is called in each of them. TMS_RELEASE_CACHED has it called
+before each pause, or every so many seconds, without a change of the program.
+
+Any thread may call. One release runs at a time, under the lock of `CacheReleaser`. A thread that is inside a pause, a resume
+or another release does nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import contextvars
 import functools
 import gc
 import inspect
+import logging
 import math
 import os
 import threading
@@ -21,19 +26,191 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._services import DeviceMemory, TorchCuda, capture_gate, device_memory, devices_in_use, layer
+from torch_memory_saver._services import (
+    DeviceMemory,
+    Periodic,
+    TorchCuda,
+    before_pause,
+    capture_gate,
+    device_memory,
+    devices_in_use,
+    layer,
+)
+from torch_memory_saver._text import mebibytes
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.options import check_bytes
 from torch_memory_saver.saver import torch_memory_saver as saver
 
-from .release_report import DeviceRelease, ReleaseReport
-
-__all__ = ["CacheReleaser", "ReleaseOptions", "release_cached", "releasing_cached"]
-
+__all__ = [
+    "CacheReleaser",
+    "DeviceRelease",
+    "ReleaseOptions",
+    "ReleaseReport",
+    "read_seconds",
+    "release_cached",
+    "releasing_cached",
+    "start_releases",
+]
+logger = logging.getLogger("torch_memory_saver")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
 #: Rounds of one call at most. Other threads may allocate and free meanwhile, so that each round frees something.
 _MOST_ROUNDS = 10
+_REASONS = {
+    "capture": "a stream capture is visible",
+    "cool-down": "the last release was less than the cool-down ago",
+    "inside": "this thread is inside a pause, a resume or another release",
+    "unused": "this process does not use CUDA through PyTorch",
+}
+_VARIABLE = "TMS_RELEASE_CACHED"
+#: A periodic release that a capture puts off is tried again after so many seconds, or earlier if the period is shorter.
+_AGAIN_AFTER_S = 1.0
+
+
+@dataclass(frozen=True)
+class DeviceRelease:
+    """One device, before and after a release. All in bytes, of this process only.
+
+    Attributes:
+        device: CUDA ordinal.
+        reserved_before: PyTorch's ``memory_reserved``: its segments, paused ones included.
+        reserved_after: The same afterwards.
+        allocated_before: PyTorch's ``memory_allocated``: its tensors. A garbage collection lowers it.
+        allocated_after: The same afterwards.
+        freed_bytes: How much less physical memory PyTorch holds: of what it reserves, paused segments hold none; what has
+            become slack (``stats().slack_bytes``) is still held. 0 if other threads allocated more meanwhile.
+    """
+
+    device: int
+    reserved_before: int
+    reserved_after: int
+    allocated_before: int
+    allocated_after: int
+    freed_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"device {self.device}: reserved {mebibytes(self.reserved_before)} -> {mebibytes(self.reserved_after)} MiB, "
+            f"allocated {mebibytes(self.allocated_before)} -> {mebibytes(self.allocated_after)} MiB"
+        )
+
+
+@dataclass(frozen=True)
+class ReleaseReport:
+    """What one `release_cached` did, in this process only: it cannot reach the caches of other processes.
+
+    Attributes:
+        pid: Of this process.
+        devices: The devices on which this process has a context. Empty if nothing was done.
+        rounds: How often everything was collected and emptied. 0 if nothing was done.
+        seconds: Wall-clock time of the call.
+        skipped: Why nothing was done: "capture" (a capture is visible), "cool-down", "inside" (a finaliser, callback or
+            hook called it on a thread that is inside a pause, resume or release) or "unused" (PyTorch does not use CUDA
+            here). None if it was done.
+    """
+
+    pid: int
+    devices: tuple[DeviceRelease, ...] = ()
+    rounds: int = 0
+    seconds: float = 0.0
+    skipped: str | None = None
+
+    @property
+    def freed_bytes(self) -> int:
+        """Physical memory that went back to the driver, on all devices."""
+        return sum(device.freed_bytes for device in self.devices)
+
+    def __str__(self) -> str:
+        if self.skipped is not None:
+            return f"process {self.pid} released nothing: {_REASONS[self.skipped]}"
+        parts = [
+            f"process {self.pid} released {mebibytes(self.freed_bytes)} MiB of cached device memory "
+            f"({self.rounds} round{'s' if self.rounds > 1 else ''}, {self.seconds:.3f} s)",
+            *map(str, self.devices),
+            "other processes keep their caches: call it in each",
+        ]
+        return "; ".join(parts)
+
+
+def release_cached(*, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> ReleaseReport:
+    """Gives device memory that this process caches back to the driver, so that other processes can use it.
+
+    Collects garbage, and the memory of tensors that were sent to other processes and dropped there
+    (``torch.cuda.ipc_collect``); waits for the devices of this process; then empties this package's pools and PyTorch's,
+    also inside regions. Tensors stay. It reaches this process only: no process can empty the cache of another.
+
+    Does nothing while a stream capture is visible, which it would break. A capture that PyTorch's Python code begins
+    meanwhile waits. Another thread's release ends first.
+
+    Args:
+        repeat_bytes: Another round follows one that freed at least this many bytes, 10 rounds at most. None: one round.
+            Finalisers of one round may make more memory free for the next.
+        cool_down: Does nothing if the last release of this process, with any arguments, ended less than so many seconds ago.
+            One that did nothing does not count.
+        host: Also releases idle pinned host memory: the pool of ``host_memory="pool"``, in the background, and PyTorch's own
+            cache of pinned memory (with releases of PyTorch that can).
+
+    Returns:
+        What was reserved and allocated before and after on each device, and what was freed; or why nothing was done.
+
+    Raises:
+        InvalidArgumentError: An argument that is not valid.
+        InvalidStateError: PyTorch uses an allocator without memory pools (``backend:cudaMallocAsync``).
+        RuntimeError: PyTorch cannot wait for a device, because an earlier error has lost it.
+    """
+    return _releaser.release(ReleaseOptions.check(repeat_bytes, cool_down, host))
+
+
+class releasing_cached(contextlib.AbstractContextManager["releasing_cached"]):
+    """A context manager and a decorator: `release_cached` at the end, also after an exception.
+
+    Nested ones release once, at the end of the outermost, with its arguments. Each thread and each task of asyncio nests by
+    itself; a task that is created inside one is nested in it. Decorates functions and coroutine functions.
+
+    Args:
+        repeat_bytes: See `release_cached`, like the others.
+        cool_down: As there.
+        host: As there.
+
+    Attributes:
+        report: What the release did; None before the end, and for an inner one.
+
+    Raises:
+        InvalidArgumentError: An argument that is not valid, or something else than a function is decorated.
+    """
+
+    def __init__(self, *, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> None:
+        self._options = ReleaseOptions.check(repeat_bytes, cool_down, host)
+        self.report: ReleaseReport | None = None
+
+    def __enter__(self) -> releasing_cached:
+        _depth.set(_depth.get() + 1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _depth.set(_depth.get() - 1)
+        if _depth.get() == 0:
+            self.report = _releaser.release(self._options)
+
+    def __call__(self, function: _Function) -> _Function:
+        return around(function, self._another)
+
+    def _another(self) -> releasing_cached:
+        options = self._options
+        return releasing_cached(repeat_bytes=options.repeat_bytes, cool_down=options.cool_down, host=options.host)
+
+
+def start_releases(value: str) -> None:
+    """Starts what the variable requests. A value that is neither "pause" nor a number of seconds is reported and ignored."""
+    if value.lower() == "pause":
+        before_pause.add(_VARIABLE, _release)
+        return
+    seconds = read_seconds(value)
+    if seconds is None:
+        logger.warning("%s='%s' is ignored: it may be pause, or a number of seconds above 0", _VARIABLE, value)
+        return
+    Periodic("torch_memory_saver: release_cached", seconds, lambda: _release_or_put_off(seconds)).start()
 
 
 @dataclass(frozen=True)
@@ -169,80 +346,9 @@ def _difference(before: DeviceMemory, after: DeviceMemory) -> DeviceRelease:
 
 #: How many `releasing_cached` this thread or task is inside.
 _depth: contextvars.ContextVar[int] = contextvars.ContextVar("releasing_cached", default=0)
-
 #: Of this process.
 _releaser = CacheReleaser()
 os.register_at_fork(after_in_child=_releaser.after_fork_in_child)
-
-
-def release_cached(*, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> ReleaseReport:
-    """Gives device memory that this process caches back to the driver, so that other processes can use it.
-
-    Collects garbage, and the memory of tensors that were sent to other processes and dropped there
-    (``torch.cuda.ipc_collect``); waits for the devices of this process; then empties this package's pools and PyTorch's,
-    also inside regions. Tensors stay. It reaches this process only: no process can empty the cache of another.
-
-    Does nothing while a stream capture is visible, which it would break. A capture that PyTorch's Python code begins
-    meanwhile waits. Another thread's release ends first.
-
-    Args:
-        repeat_bytes: Another round follows one that freed at least this many bytes, 10 rounds at most. None: one round.
-            Finalisers of one round may make more memory free for the next.
-        cool_down: Does nothing if the last release of this process, with any arguments, ended less than so many seconds ago.
-            One that did nothing does not count.
-        host: Also releases idle pinned host memory: the pool of ``host_memory="pool"``, in the background, and PyTorch's own
-            cache of pinned memory (with releases of PyTorch that can).
-
-    Returns:
-        What was reserved and allocated before and after on each device, and what was freed; or why nothing was done.
-
-    Raises:
-        InvalidArgumentError: An argument that is not valid.
-        InvalidStateError: PyTorch uses an allocator without memory pools (``backend:cudaMallocAsync``).
-        RuntimeError: PyTorch cannot wait for a device, because an earlier error has lost it.
-    """
-    return _releaser.release(ReleaseOptions.check(repeat_bytes, cool_down, host))
-
-
-class releasing_cached(contextlib.AbstractContextManager["releasing_cached"]):
-    """A context manager and a decorator: `release_cached` at the end, also after an exception.
-
-    Nested ones release once, at the end of the outermost, with its arguments. Each thread and each task of asyncio nests by
-    itself; a task that is created inside one is nested in it. Decorates functions and coroutine functions.
-
-    Args:
-        repeat_bytes: See `release_cached`, like the others.
-        cool_down: As there.
-        host: As there.
-
-    Attributes:
-        report: What the release did; None before the end, and for an inner one.
-
-    Raises:
-        InvalidArgumentError: An argument that is not valid, or something else than a function is decorated.
-    """
-
-    def __init__(self, *, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> None:
-        self._options = ReleaseOptions.check(repeat_bytes, cool_down, host)
-        self.report: ReleaseReport | None = None
-
-    def __enter__(self) -> releasing_cached:
-        _depth.set(_depth.get() + 1)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        _depth.set(_depth.get() - 1)
-        if _depth.get() == 0:
-            self.report = _releaser.release(self._options)
-
-    def __call__(self, function: _Function) -> _Function:
-        return around(function, self._another)
-
-    def _another(self) -> releasing_cached:
-        options = self._options
-        return releasing_cached(repeat_bytes=options.repeat_bytes, cool_down=options.cool_down, host=options.host)
 
 
 def around(function: _Function, manager: Callable[[], contextlib.AbstractContextManager[Any]]) -> _Function:
@@ -268,3 +374,23 @@ def around(function: _Function, manager: Callable[[], contextlib.AbstractContext
             return function(*arguments, **keywords)
 
     return called  # type: ignore[return-value]
+
+
+def read_seconds(value: str) -> float | None:
+    """The seconds between two releases. None for anything but a number above 0."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < math.inf else None
+
+
+def _release() -> str | None:
+    """Releases; returns why not, if not."""
+    report = release_cached()
+    logger.log(logging.INFO if report.skipped is None else logging.DEBUG, "%s: %s", _VARIABLE, report)
+    return report.skipped
+
+
+def _release_or_put_off(seconds: float) -> float | None:
+    return min(seconds, _AGAIN_AFTER_S) if _release() == "capture" else None

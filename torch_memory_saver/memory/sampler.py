@@ -1,31 +1,59 @@
-"""Series of snapshots: one folder for each moment, with a file of every process."""
+"""Series of snapshots: a folder for each moment, in which every process of a job writes a file.
+
+Several processes work in the same folder at once, on several machines too. A file gets its place by being renamed into it,
+and a moment is removed by being renamed first, so no process ever sees half of either. The counter of moments is a file
+under a lock of the file system.
+
+The recordings `history` and `snapshots` of TMS_DEBUG begin here. They initialise no CUDA: a process that does not use it has
+nothing to record.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import logging
 import os
 import re
+import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._files import default_role, write_file
-from torch_memory_saver._services import layer
-from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError
-from torch_memory_saver.memory.moments import moment_folder, moments, next_moment, remove_oldest
-from torch_memory_saver.memory.snapshots import KEY, take_snapshot
+from torch_memory_saver._services import before_pause, layer, record_history
+from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError, TorchMemorySaverError
+from torch_memory_saver.memory.loading import KEY
+from torch_memory_saver.memory.snapshots import take_snapshot
 
-__all__ = ["DEFAULT_KEEP", "MemorySnapshotSampler"]
-
+__all__ = [
+    "DEFAULT_KEEP",
+    "MemorySnapshotSampler",
+    "moment_folder",
+    "moments",
+    "next_moment",
+    "remove_oldest",
+    "start_history",
+    "start_snapshots",
+]
 logger = logging.getLogger("torch_memory_saver")
-
 #: Moments that are kept by default. A comparison needs three; a leak shows in a few more.
 DEFAULT_KEEP = 10
 #: Characters of tags and roles that file names keep.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.]+")
 #: Characters of a tag or role that a file name keeps; a name has at most 255.
 _LONGEST_PART = 60
+_FOLDER = re.compile(r"step-(\d{6,})")
+_COUNTER = ".moment"
+_REMOVED = ".removed-"
+#: Digits of the counter in its file. It always has the same size, so that it is replaced by a single write.
+_COUNTER_DIGITS = 20
+#: Errors of a removal that another process disturbs.
+_TAKEN = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
+_HISTORY, _SNAPSHOTS = "TMS_DEBUG=history", "TMS_DEBUG=snapshots"
 
 
 class MemorySnapshotSampler:
@@ -138,6 +166,39 @@ class MemorySnapshotSampler:
             )
 
 
+def start_history(_folder: str) -> None:
+    """Begin to record as soon as the package uses CUDA in this process; at once, if the process uses it already. The history
+    needs no folder: snapshots and out-of-memory reports contain it."""
+
+    def start(_torch: Any) -> None:
+        try:
+            logger.info("%s: %s", _HISTORY, record_history())
+        except TorchMemorySaverError as error:
+            logger.warning("%s has no effect: %s", _HISTORY, error)
+
+    torch = layer.imported()
+    if torch is not None and torch.cuda.is_initialized():
+        start(torch)
+    else:
+        layer.at_first_use(start)
+
+
+def start_snapshots(folder: str) -> None:
+    """Have a snapshot written to a folder before each pause. A forked child that can use CUDA goes on with them."""
+    sampler = MemorySnapshotSampler(folder, on_error="count")
+
+    def write() -> None:
+        torch = layer.imported()
+        # False in a forked child that cannot use its parent's CUDA, too.
+        if torch is None or not torch.cuda.is_initialized():
+            return
+        path = sampler.sample()
+        if path is not None:
+            logger.info("%s: wrote %s, %d bytes", _SNAPSHOTS, path, path.stat().st_size)
+
+    before_pause.add(_SNAPSHOTS, write)
+
+
 def _synchronize(torch: Any) -> None:
     """Waits for the other ranks, and for this process's devices."""
     if torch.cuda.is_current_stream_capturing() or _core.counters()["visible_captures"]:
@@ -153,3 +214,91 @@ def _synchronize(torch: Any) -> None:
     for device in range(in_use.bit_length()):
         if in_use >> device & 1:
             torch.cuda.synchronize(device)
+
+
+def moment_folder(directory: Path, step: int) -> Path:
+    return directory / f"step-{step:06d}"
+
+
+def moments(directory: Path) -> list[int]:
+    """The steps that have a folder, in ascending order."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(int(match[1]) for name in names if (match := _FOLDER.fullmatch(name)))
+
+
+def next_moment(directory: Path, last: int | None) -> int:
+    """The moment for a process whose last one was `last`, from the counter that all processes share, a locked file.
+
+    A process joins the moment under way, unless it has been in that one already: then it begins the next. So a process that
+    is late by less than a moment finds itself with the others, and no clock takes part.
+
+    Raises:
+        OSError: The counter cannot be read or written.
+        InvalidStateError: Its file has other contents.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory / _COUNTER) as descriptor:
+        text = os.pread(descriptor, 2 * _COUNTER_DIGITS, 0).decode("ascii", "replace").strip()
+        if text and not text.isdecimal():
+            raise InvalidStateError(
+                f"the file {directory / _COUNTER} holds {text!r} instead of the number of a moment: remove it",
+                operation="sample",
+            )
+        current = int(text or "0")
+        if current == 0 or (last is not None and last >= current):
+            current = max(current, last or 0) + 1
+            os.pwrite(descriptor, b"%0*d" % (_COUNTER_DIGITS, current), 0)
+        return current
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            yield descriptor
+        finally:
+            # Explicitly: a child that was forked in between has the descriptor as well, and would keep the lock.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def remove_oldest(directory: Path, keep: int, found: frozenset[int], current: int) -> None:
+    """Removes all but `keep` moments: first those of `found`, which an earlier run left, and of the others the lowest steps.
+    Never the current one.
+
+    Other processes may remove moments at the same time. A process that is late puts its file into a moment that is made
+    anew, and the next call removes that.
+
+    Raises:
+        OSError: A folder cannot be removed.
+    """
+    steps = sorted(moments(directory), key=lambda step: (step not in found or step == current, step))
+    for step in steps[: max(0, len(steps) - keep)]:
+        if step == current:
+            continue
+        removed = directory / f"{_REMOVED}{step}-{os.getpid()}"
+        try:
+            os.rename(moment_folder(directory, step), removed)
+        except OSError as error:
+            # Another process has removed it, or a removal of this process's was interrupted. The next call goes on.
+            if error.errno not in _TAKEN:
+                raise
+    for name in os.listdir(directory):
+        if name.startswith(_REMOVED):
+            _remove(directory / name)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder that other processes may be removing too, or into which one has just put a late file. What is left is
+    removed by the next call."""
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise

@@ -12,10 +12,10 @@ from torch_memory_saver._files import default_role, own_rank, write_file
 from torch_memory_saver._services import current_history, is_recording, layer
 from torch_memory_saver.reports.usage import take_stats
 
-__all__ = ["FORMAT", "KEY", "take_snapshot", "write_snapshot"]
+from .loading import KEY
 
-#: The key of this package's part in the snapshot. PyTorch's memory_viz page ignores it.
-KEY = "torch_memory_saver"
+__all__ = ["FORMAT", "take_snapshot", "write_snapshot"]
+
 #: The version of that part's format.
 FORMAT = 1
 

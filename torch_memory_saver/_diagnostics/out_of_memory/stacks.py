@@ -13,7 +13,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._stacks import CallStack, Origin
 from torch_memory_saver._torch.history import is_recording, may_have_native_frames
 from torch_memory_saver._torch.layer import TorchCuda
-from torch_memory_saver.memory.parsing import KEY, parse
+from torch_memory_saver.memory.loading import KEY, parse
 
 __all__ = ["MOST_STACKS", "largest_stacks"]
 

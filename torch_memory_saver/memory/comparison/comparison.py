@@ -1,10 +1,13 @@
-"""compare(): from snapshots to what grew in which process, as plain values."""
+"""compare(): from snapshots to what grew in which process, as values of Python and as plain values for JSON.
+
+Sizes are bytes. Puts the results of the other modules together, and finds nothing itself.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..model import Snapshot
@@ -88,9 +91,7 @@ class Comparison:
         Args:
             top: Entries of each list; None for all.
         """
-        from .plain import as_dict
-
-        return as_dict(self, top)
+        return _as_dict(self, top)
 
     def _of(self, kind: GrowthKind) -> tuple[StackGrowth, ...]:
         return tuple(growth for growth in self.growths if growth.kind is kind)
@@ -162,3 +163,66 @@ def _notes(moments: Sequence[Moment], series: Sequence[Series]) -> list[str]:
                 f"{one.process} recorded no history in some snapshots: call record_history() to learn its call stacks."
             )
     return notes
+
+
+def _as_dict(comparison: Comparison, top: int | None = None) -> dict[str, Any]:
+    """The findings. `top`: entries of each list; None for all."""
+    return {
+        "moments": list(comparison.moments),
+        "notes": list(comparison.notes),
+        "processes": [_usage(usage) for usage in comparison.processes],
+        "leaks": _growths(comparison.leaks[:top]),
+        "warm_ups": _growths(comparison.warm_ups[:top]),
+        "grown": _growths(comparison.grown[:top]),
+        "varying": _growths(comparison.varying[:top]),
+        "drifts": [
+            {
+                "process": asdict(drift.process),
+                "device": drift.device,
+                "stack": drift.stack.as_dict(),
+                "bytes": drift.bytes,
+                "blocks": drift.blocks,
+                "positions": list(drift.positions),
+                "below": [{"stack": stack.as_dict(), "growth": size} for stack, size in drift.below],
+            }
+            for drift in comparison.drifts[:top]
+        ],
+        "fragmentation": [_fragmentation(found) for found in comparison.fragmentation],
+    }
+
+
+def _growths(growths: Sequence[StackGrowth]) -> list[dict[str, Any]]:
+    return [
+        {
+            "process": asdict(growth.process),
+            "device": growth.device,
+            "stack": growth.stack.as_dict(),
+            "bytes": list(growth.bytes),
+            "blocks": list(growth.blocks),
+            "requested_bytes": list(growth.requested_bytes),
+            "growth": growth.growth,
+        }
+        for growth in growths
+    ]
+
+
+def _usage(usage: DeviceUsage) -> dict[str, Any]:
+    return asdict(usage)
+
+
+def _fragmentation(found: Fragmentation) -> dict[str, Any]:
+    return {
+        "usage": _usage(found.usage),
+        "is_held": found.usage.is_held,
+        "unused_grows": found.usage.unused_grows,
+        "holders": [
+            {
+                "stack": holder.stack.as_dict(),
+                "bytes": holder.bytes,
+                "blocks": holder.blocks,
+                "segments": holder.segments,
+                "held": holder.held,
+            }
+            for holder in found.holders
+        ],
+    }

@@ -1,33 +1,40 @@
 """Which blocks rise in the active-memory timeline from moment to moment, and what grew below them.
 
-Blocks are matched by call stack, size and order of allocation: the third block of 512 MiB from a stack is compared with
-the third of the next moment. They rise if the program allocates them anew (an optimizer's state that is loaded for each
-step, say) while memory that it allocated before stays: so drift shows a leak where the leak itself is small beside
-them.
+PyTorch's page memory_viz draws the live blocks of a device as layers, each on top of those that were allocated before it.
+The *position* of a block is the bytes below it. The address of a block never moves. Its position rises if memory that was
+allocated before it grows, which is only possible if the block itself is freed and allocated anew.
 
-Owns the matching. timeline.py knows the order.
+Blocks are matched by call stack, size and order of allocation: the third block of 512 MiB from a stack is compared with the
+third of the next moment. They rise if the program allocates them anew (an optimizer's state that is loaded for each step,
+say) while memory that it allocated before stays. So drift shows a leak where the leak itself is small beside them.
+
+The order comes from the recorded history. The history is bounded, so the event of an old block may be gone: such a block is
+older than all that have one. Blocks without an event keep the order that an earlier snapshot of the process showed. Blocks
+that no snapshot shows lie by address, after those that were there earlier.
+
+Owns the order and the matching. Reads snapshots only.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
 from torch_memory_saver._stacks import CallStack
 
-from ..model import Block
+from ..model import Block, Event, Snapshot
 from .processes import Process, Series
-from .timeline import allocation_orders, positions
 
-__all__ = ["Drift", "drifts"]
-
+__all__ = ["Drift", "allocation_orders", "drifts", "positions"]
 #: So many stacks are named that grew below a block.
 _NAMED_BELOW = 5
 #: So many drifts a device are described, those of most bytes. What lies below each takes a pass over all blocks.
 _MOST_DRIFTS = 50
+#: The events that end a block. PyTorch 2.0 calls the second "free".
+_ENDS = ("free_completed", "free")
 
 
 @dataclass(frozen=True)
@@ -126,3 +133,41 @@ def _grown_below(orders: Sequence[Sequence[Block]], numbers: Sequence[int]) -> t
         for block in islice(order, number):
             change[block.stack] += sign * block.bytes
     return tuple((stack, size) for stack, size in change.most_common(_NAMED_BELOW) if size > 0)
+
+
+def allocation_orders(snapshots: Sequence[Snapshot], device: int) -> list[list[Block]]:
+    """The live blocks of one device in the order of their allocation, for each snapshot of one process."""
+    orders: list[list[Block]] = []
+    for snapshot in snapshots:
+        orders.append(_order(snapshot, device, orders[-1] if orders else []))
+    return orders
+
+
+def positions(order: Iterable[Block]) -> list[int]:
+    """The bytes below each block of an allocation order."""
+    return list(accumulate((block.bytes for block in order), initial=0))[:-1]
+
+
+def _order(snapshot: Snapshot, device: int, earlier: Sequence[Block]) -> list[Block]:
+    allocated = _last_allocations(snapshot.events.get(device, ()))
+    known = {(block.address, block.bytes, block.stack): at for at, block in enumerate(earlier)}
+
+    def key(block: Block) -> tuple[int, int]:
+        event = allocated.get(block.address)
+        if event is not None:
+            return 2, event
+        place = known.get((block.address, block.bytes, block.stack))
+        return (1, block.address) if place is None else (0, place)
+
+    return sorted(snapshot.live_blocks(device), key=key)
+
+
+def _last_allocations(events: Iterable[Event]) -> dict[int, int]:
+    """The number of the event that allocated what lies at an address at the end."""
+    found: dict[int, int] = {}
+    for number, event in enumerate(events):
+        if event.action == "alloc":
+            found[event.address] = number
+        elif event.action in _ENDS:
+            found.pop(event.address, None)
+    return found

@@ -1,26 +1,38 @@
 """What of a device's reserved memory is not in use, and why it cannot be given back.
 
-Held bytes, which few live ones keep (units.py), are fragmentation. Paused segments hold no device memory, and are counted
-apart. Here a piece of an expandable segment counts as a segment.
+PyTorch gives a segment back to the driver at once, or one piece of an expandable segment: a *unit*. A unit without a live
+byte is *cached*, and releasing the cache frees it. A unit that few live bytes keep is *held*: its free bytes cannot be given
+back. Held bytes are fragmentation. Paused segments hold no device memory, and are counted apart.
 
-Owns the figures of a device and the thresholds of a finding.
+Owns these words, the figures of a device, and the thresholds of a finding.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from torch_memory_saver._stacks import CallStack
 
 from ..model import Block, BlockState, Segment, Snapshot
 from .processes import Process, Series
-from .units import Unit, units
 
-__all__ = ["DeviceUsage", "Fragmentation", "Holder", "device_usages", "find_fragmentation"]
-
+__all__ = [
+    "HELD_SHARE",
+    "DeviceUsage",
+    "Fragmentation",
+    "Holder",
+    "Unit",
+    "device_usages",
+    "find_fragmentation",
+    "held_bytes",
+    "units",
+]
+#: A unit is held by few live bytes if less than this share of it is live.
+HELD_SHARE = 0.25
 #: Held bytes are a finding from this share of the reserved bytes on.
 _FOUND_SHARE = 0.1
 #: Neither held bytes nor growth is a finding below it: PyTorch reserves 20 MiB at once for a tensor of 2 MiB.
@@ -124,6 +136,52 @@ def find_fragmentation(series: Series, usage: DeviceUsage) -> Fragmentation | No
     return Fragmentation(usage, _holders(_held(series.snapshots[-1].segments_of(usage.device))))
 
 
+class Unit(NamedTuple):
+    """A segment, or a piece of one.
+
+    Attributes:
+        bytes: The size.
+        live: The live blocks that lie in it, at least in part, each with its bytes in it.
+        is_piece: Whether it is a piece of an expandable segment.
+    """
+
+    bytes: int
+    live: tuple[tuple[Block, int], ...]
+    is_piece: bool
+
+    @property
+    def live_bytes(self) -> int:
+        """The live bytes in it."""
+        return sum(size for _, size in self.live)
+
+    @property
+    def free_bytes(self) -> int:
+        """The other bytes."""
+        return self.bytes - self.live_bytes
+
+    @property
+    def cached(self) -> bool:
+        """Whether nothing in it is live."""
+        return not self.live
+
+    @property
+    def held(self) -> bool:
+        """Whether few live bytes keep it."""
+        return 0 < self.live_bytes < HELD_SHARE * self.bytes
+
+
+def units(segments: Iterable[Segment]) -> Iterator[Unit]:
+    """The units of resident segments, by address. Paused segments hold no device memory, and have none."""
+    for segment in segments:
+        if not segment.paused:
+            yield from _units(segment)
+
+
+def held_bytes(segment: Segment) -> int:
+    """The free bytes of a segment that cannot be given back, because few live bytes keep them."""
+    return sum(unit.free_bytes for unit in units([segment]) if unit.held)
+
+
 def _usage(snapshot: Snapshot, device: int) -> dict[str, int]:
     segments = snapshot.segments_of(device)
     resident = [segment for segment in segments if not segment.paused]
@@ -164,3 +222,20 @@ def _holders(held: Sequence[Unit]) -> tuple[Holder, ...]:
         Holder(stack, sum(block.bytes for block in blocks[stack].values()), len(blocks[stack]), number[stack], size)
         for stack, size in free.most_common(_NAMED_HOLDERS)
     )
+
+
+def _units(segment: Segment) -> Iterator[Unit]:
+    live = [block for block in segment.blocks if block.live]
+    end = segment.address + segment.bytes
+    first = 0
+    for begin in range(segment.address, end, segment.piece_bytes or segment.bytes or 1):
+        stop = min(begin + (segment.piece_bytes or segment.bytes), end)
+        inside = []
+        while first < len(live) and live[first].address < stop:
+            block = live[first]
+            block_end = block.address + block.bytes
+            inside.append((block, min(block_end, stop) - max(block.address, begin)))
+            if block_end > stop:  # its rest lies in the next piece
+                break
+            first += 1
+        yield Unit(stop - begin, tuple(inside), segment.piece_bytes > 0)

@@ -13,10 +13,9 @@ from torch_memory_saver._stacks import CallStack, Frame, Origin, file_name, is_l
 from torch_memory_saver._text import mebibytes, signed_mebibytes
 
 from .drift import Drift
-from .fragmentation import DeviceUsage, Fragmentation
+from .fragmentation import HELD_SHARE, DeviceUsage, Fragmentation
 from .growth import StackGrowth
 from .processes import Process
-from .units import HELD_SHARE
 
 if TYPE_CHECKING:
     from .comparison import Comparison

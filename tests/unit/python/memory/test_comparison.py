@@ -30,10 +30,10 @@ from planted import (
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.memory import Comparison, Snapshot, compare
 from torch_memory_saver.memory.comparison import GrowthKind, StackGrowth
+from torch_memory_saver.memory.comparison.drift import allocation_orders, positions
 from torch_memory_saver.memory.comparison.growth import classify
-from torch_memory_saver.memory.comparison.timeline import allocation_orders, positions
+from torch_memory_saver.memory.loading import parse
 from torch_memory_saver.memory.model import Origin
-from torch_memory_saver.memory.parsing import parse
 
 STEPS = 4
 LARGE_SEGMENT = 20 * MIB

@@ -11,11 +11,9 @@ from pages import HOSTILE, Elements, assert_only_own_code_runs, assert_stands_al
 from planted import BURST, LEAK, MAIN, Program
 
 from torch_memory_saver.memory import Comparison, Snapshot, compare
-from torch_memory_saver.memory.comparison.page.bars import bars
-from torch_memory_saver.memory.comparison.page.layers import layers
-from torch_memory_saver.memory.comparison.page.shared import OTHER, StackNumbers
-from torch_memory_saver.memory.comparison.timeline import allocation_orders
-from torch_memory_saver.memory.parsing import parse
+from torch_memory_saver.memory.comparison.drift import allocation_orders
+from torch_memory_saver.memory.comparison.page.pictures import OTHER, StackNumbers, bars, layers
+from torch_memory_saver.memory.loading import parse
 
 
 def comparison(*calls: Any, program: Program | None = None) -> Comparison:

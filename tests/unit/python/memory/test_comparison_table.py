@@ -12,8 +12,8 @@ from planted import TORCH, Program
 from torch_memory_saver._stacks import own_frames, title
 from torch_memory_saver._text import mebibytes, signed_mebibytes
 from torch_memory_saver.memory import Comparison, compare
+from torch_memory_saver.memory.loading import parse
 from torch_memory_saver.memory.model import CallStack, Frame, Origin
-from torch_memory_saver.memory.parsing import parse
 
 LONG = f"/srv/{'very/' * 30}long/path.py"
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_memory_saver.memory import Snapshot, compare
-from torch_memory_saver.memory.comparison.units import units
-from torch_memory_saver.memory.parsing import parse
+from torch_memory_saver.memory.comparison.fragmentation import units
+from torch_memory_saver.memory.loading import parse
 
 
 def expandable(size: int, *live: tuple[int, int], kind: str = "large") -> Snapshot:

@@ -12,8 +12,8 @@ from recording_torch import RecordingTorch
 from torch_memory_saver import _core
 from torch_memory_saver._engine import background
 from torch_memory_saver._torch import history, layer
-from torch_memory_saver.memory import recording_from_environment as module
-from torch_memory_saver.memory.moments import moments
+from torch_memory_saver.memory import sampler as module
+from torch_memory_saver.memory.sampler import moments
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ assert "torch_memory_saver.memory" not in sys.modules, "nothing at import"
 saver = torch_memory_saver.torch_memory_saver
 saver.pause()
 assert threading.active_count() == 1
-assert "torch_memory_saver.memory.recording_from_environment" in sys.modules
+assert "torch_memory_saver.memory.sampler" in sys.modules
 assert "torch" not in sys.modules
 """
     variables = {"TMS_DEBUG": "history,snapshots", "TMS_DEBUG_DIR": str(tmp_path)}

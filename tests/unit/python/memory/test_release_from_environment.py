@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from torch_memory_saver._engine.background import Periodic, RegisteredWork
-from torch_memory_saver.memory import release_from_environment as module
+from torch_memory_saver.memory import release as module
 
 #: A stand-in for torch that counts how often its cache is emptied; `saver` finds it in sys.modules.
 PROGRAM = """
@@ -77,7 +77,7 @@ assert done == [] and threading.active_count() == 1
 @pytest.mark.parametrize("value", ["pauses", "0", "-1", "nan", "inf"])
 def test_other_values_are_reported_and_ignored(value: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        module.start(value)
+        module.start_releases(value)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == f"TMS_RELEASE_CACHED='{value}' is ignored: it may be pause, or a number of seconds above 0"
 

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch_memory_saver._pages import Document
 from torch_memory_saver._stacks import CallStack
 
-from ..drift import Drift
+from ..drift import Drift, allocation_orders
 from ..fragmentation import DeviceUsage, Fragmentation
 from ..growth import StackGrowth
 from ..processes import Process, Series
 from ..table import reasons
-from ..timeline import allocation_orders
-from .bars import bars
-from .layers import layers
-from .shared import StackNumbers
+from .pictures import StackNumbers, bars, layers
 
 if TYPE_CHECKING:
     from ..comparison import Comparison
