@@ -1,4 +1,4 @@
-"""Text of messages, reports and commands: sizes, tables, wrapped lines, similar names, and warnings that are logged once.
+"""Text of messages, reports and commands: sizes, tables, wrapped lines, foreign and similar names, warnings that are logged once.
 
 Warnings that are logged once are about mistakes that change nothing else: the call goes on, and no exception shows them. Any
 thread; no lock. A forked child does not repeat what its parent has logged.
@@ -14,6 +14,7 @@ __all__ = [
     "binary_size",
     "forget_warnings",
     "mebibytes",
+    "printable",
     "signed_mebibytes",
     "suggestion",
     "table",
@@ -57,6 +58,11 @@ def binary_size(size: float) -> str:
     return f"{size:.1f}".removesuffix(".0") + f" {units[0]}"
 
 
+def printable(text: str) -> str:
+    """Return the text with "?" for each character that a terminal would obey or cannot show, such as a line break."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def table(rows: Sequence[Sequence[str]], left: int = 1, indent: str = "") -> list[str]:
     """Return a line for each row, with columns of the same width.
 
@@ -76,9 +82,18 @@ def table(rows: Sequence[Sequence[str]], left: int = 1, indent: str = "") -> lis
     return lines
 
 
-def wrapped(text: str, width: int = _WIDTH, indent: str = "") -> list[str]:
-    """Return a text in lines of at most `width` characters. Lines after the first one begin with `indent`."""
-    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
+def wrapped(text: str, width: int = _WIDTH, indent: str = "", first: str = "") -> list[str]:
+    """Return a text in lines of at most `width` characters. A longer word has a line of its own.
+
+    Args:
+        text: The text. Its line breaks count as spaces.
+        width: The most characters in a line.
+        indent: The beginning of each line after the first one.
+        first: The beginning of the first line.
+    """
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

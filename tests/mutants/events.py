@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "levels-are-those-after-the-first-event",
-        _SOURCES + "events/model.py",
+        _SOURCES + "events/log.py",
         "Level(event.tag, event.device, -event.resident_change, -event.paused_change, -event.backup_change)",
         "Level(event.tag, event.device, -event.resident_change, event.paused_change, -event.backup_change)",
         (_PYTHON + "test_log.py::test_levels_before_undo_the_changes",),

@@ -150,7 +150,7 @@ MUTANTS = (
     ),
     Mutant(
         "names-of-programs-command-the-terminal",
-        _SOURCES + "names.py",
+        "torch_memory_saver/_text.py",
         'character if character.isprintable() else "?"',
         "character",
         (

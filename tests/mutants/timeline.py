@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-reduced-timeline-loses-its-peaks",
-        _TIMELINE + "reduce.py",
+        _TIMELINE + "page/document.py",
         "if stack not in best or total > best[stack][0]:",
         "if stack not in best:",
         (
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-reduced-timeline-separates-one-time",
-        _TIMELINE + "reduce.py",
+        _TIMELINE + "page/document.py",
         "            rows[stop][0] == rows[stop - 1][0]\n            or ",
         "            ",
         (_TESTS + "test_reduce.py::test_changes_of_one_time_are_one_moment",),

@@ -8,9 +8,8 @@ Importing this package, or reading events, initialises no driver and no CUDA.
 
 from torch_memory_saver.events.chrome_trace import write_chrome_trace
 from torch_memory_saver.events.event_file import load_events, write_events
-from torch_memory_saver.events.log import EventLog, events, sample_free_memory
+from torch_memory_saver.events.log import Device, Event, EventLog, Level, events, sample_free_memory
 from torch_memory_saver.events.metrics import metrics, write_metrics
-from torch_memory_saver.events.model import Device, Event, Level
 from torch_memory_saver.events.timeline import write_timeline
 
 __all__ = [

@@ -16,8 +16,7 @@ from typing import Any
 
 from torch_memory_saver._files import write_text_file
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.events.log import EventLog, events
-from torch_memory_saver.events.model import Event, Level
+from torch_memory_saver.events.log import Event, EventLog, Level, events
 
 __all__ = ["BASE_KEY", "trace_events", "write_chrome_trace"]
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch_memory_saver._files import write_text_file
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.events.log import EventLog, events
-from torch_memory_saver.events.model import Device, Event, Level
+from torch_memory_saver.events.log import Device, Event, EventLog, Level, events
 
 __all__ = ["FORMAT", "VERSION", "load_events", "log_to_json", "write_events"]
 

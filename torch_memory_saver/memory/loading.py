@@ -21,6 +21,7 @@ from torch_memory_saver.errors import InvalidArgumentError
 from .model import Block, BlockState, Event, ManagedSegment, Segment, Snapshot
 
 __all__ = ["KEY", "load_snapshot", "parse"]
+
 #: The top-level key of what this package adds to PyTorch's snapshot, and its formats that are known.
 KEY = "torch_memory_saver"
 _FORMATS = (1,)

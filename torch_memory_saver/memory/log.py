@@ -34,7 +34,9 @@ from torch_memory_saver.reports.usage import Usage, take_stats
 from .release import around, release_cached
 
 __all__ = ["MemoryLog", "MemoryRow", "append_rows", "log_memory", "read_memory_log"]
+
 logger = logging.getLogger("torch_memory_saver")
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MOST_ROWS = 100_000
 

@@ -51,7 +51,9 @@ __all__ = [
     "releasing_cached",
     "start_releases",
 ]
+
 logger = logging.getLogger("torch_memory_saver")
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: Rounds of one call at most. Other threads may allocate and free meanwhile, so that each round frees something.
 _MOST_ROUNDS = 10

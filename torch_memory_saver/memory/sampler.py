@@ -39,7 +39,9 @@ __all__ = [
     "start_history",
     "start_snapshots",
 ]
+
 logger = logging.getLogger("torch_memory_saver")
+
 #: Moments that are kept by default. A comparison needs three; a leak shows in a few more.
 DEFAULT_KEEP = 10
 #: Characters of tags and roles that file names keep.

@@ -37,3 +37,15 @@ def test_a_table_has_columns_of_one_width() -> None:
 
 def test_lines_after_the_first_are_indented() -> None:
     assert _text.wrapped("one two three-four five", 12, indent="  ") == ["one two", "  three-four", "  five"]
+    assert _text.wrapped("one two", 8, indent="  ", first="> ") == ["> one", "  two"]
+    assert _text.wrapped("see /a/path/of/many/folders now", 8) == ["see", "/a/path/of/many/folders", "now"], (
+        "paths stay whole"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("größe 模", "größe 模"), ("a\x1b[31m\n", "a?[31m?"), ("\u202eevil", "?evil"), ("\udcff", "?"), ("\x9b2J", "?2J")],
+)
+def test_what_a_terminal_would_obey(text: str, shown: str) -> None:
+    assert _text.printable(text) == shown

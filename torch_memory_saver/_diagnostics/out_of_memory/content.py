@@ -24,8 +24,7 @@ from torch_memory_saver._diagnostics.out_of_memory.failure import Failure
 from torch_memory_saver._diagnostics.out_of_memory.stacks import largest_stacks
 from torch_memory_saver._torch import layer
 from torch_memory_saver.events.event_file import log_to_json
-from torch_memory_saver.events.log import EventLog, events
-from torch_memory_saver.events.model import levels_before
+from torch_memory_saver.events.log import EventLog, events, levels_before
 
 __all__ = ["FORMAT", "MOST_EVENTS", "VERSION", "collect"]
 

@@ -7,15 +7,12 @@ import os
 import pwd
 import unicodedata
 
-__all__ = ["command_name", "cut", "printable", "user_of", "width_of"]
+from torch_memory_saver._text import printable
+
+__all__ = ["command_name", "cut", "user_of", "width_of"]
 
 #: Unicode categories of characters that are drawn over the one before them.
 _WITHOUT_WIDTH = ("Mn", "Me")
-
-
-def printable(text: str) -> str:
-    """The text with "?" for each character that a terminal would obey or cannot show."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def command_name(pid: int) -> str:

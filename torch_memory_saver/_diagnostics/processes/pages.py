@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._diagnostics.processes.names import printable
+from torch_memory_saver._text import printable
 
 __all__ = ["Page", "PageDevice", "Pages", "Row", "is_alive", "own_namespace", "page_directory", "read_page", "read_pages"]
 

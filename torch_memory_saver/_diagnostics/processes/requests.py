@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_memory_saver import _core
-from torch_memory_saver._diagnostics.processes.names import printable
 from torch_memory_saver._diagnostics.processes.pages import (
     Page,
     is_alive,
@@ -19,6 +18,7 @@ from torch_memory_saver._diagnostics.processes.pages import (
     read_pages,
 )
 from torch_memory_saver._diagnostics.processes.serving import result_path
+from torch_memory_saver._text import printable
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
 __all__ = ["request_file"]

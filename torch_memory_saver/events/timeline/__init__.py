@@ -1,7 +1,7 @@
 """The timeline: the logs of several processes as one HTML page, which needs no network.
 
-levels.py has what a process held over time, merge.py which processes share a machine and a GPU, reduce.py makes large ones
-smaller without changing the picture, page/ shows them. files.py reads the logs and writes the page.
+levels.py has what a process held over time, merge.py which processes share a machine and a GPU, and page/ shows them.
+files.py reads the logs and writes the page.
 
 Pure except for files.py. Imports no torch, and uses no GPU.
 """

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torch_memory_saver.events.log import EventLog
-from torch_memory_saver.events.model import Event, Level
+from torch_memory_saver.events.log import Event, EventLog, Level
 
 __all__ = [
     "KINDS",

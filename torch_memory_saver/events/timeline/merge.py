@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import merge
 
-from torch_memory_saver.events.log import EventLog
-from torch_memory_saver.events.model import Device
+from torch_memory_saver.events.log import Device, EventLog
 from torch_memory_saver.events.timeline.levels import Change, Sample, changes_of, samples_of
 
 __all__ = ["OTHER", "Band", "Gpu", "Host", "Row", "hosts_of", "same_process"]

@@ -29,6 +29,7 @@ from ..model import Block, Event, Snapshot
 from .processes import Process, Series
 
 __all__ = ["Drift", "allocation_orders", "drifts", "positions"]
+
 #: So many stacks are named that grew below a block.
 _NAMED_BELOW = 5
 #: So many drifts a device are described, those of most bytes. What lies below each takes a pass over all blocks.

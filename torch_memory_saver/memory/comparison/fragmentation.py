@@ -31,6 +31,7 @@ __all__ = [
     "held_bytes",
     "units",
 ]
+
 #: A unit is held by few live bytes if less than this share of it is live.
 HELD_SHARE = 0.25
 #: Held bytes are a finding from this share of the reserved bytes on.

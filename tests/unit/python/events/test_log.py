@@ -13,7 +13,7 @@ from levels import level
 from torch_memory_saver import _core, events
 from torch_memory_saver.events import Device, Event, EventLog, Level
 from torch_memory_saver.events import log as log_module
-from torch_memory_saver.events.model import add_up, levels_before
+from torch_memory_saver.events.log import add_up, levels_before
 from torch_memory_saver.reports.usage import take_stats
 
 MIB = 1 << 20

@@ -1,6 +1,6 @@
 """The page of the timeline: one HTML file that needs no other file and no network.
 
-document.py makes its data, table.py its text for readers without JavaScript. template.html is the page, style.css its looks,
+document.py makes its data, and its text for readers without JavaScript. template.html is the page, style.css its looks,
 columns.js what is shown at which column, pictures.js the drawing, and views.js the sections, zooming and the start; _pages
 has what all pages share.
 """

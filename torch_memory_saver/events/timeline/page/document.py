@@ -1,25 +1,39 @@
-"""The data of the page. Large inputs are reduced to a bounded size, and what was left out is said."""
+"""The data of the page, and its text for readers without JavaScript.
+
+Large inputs are reduced to a bounded size without a change of the picture, and the page says what was left out. The rows of
+a GPU are cut into groups, by time and by number. Of each group the moments stay at which a stack is highest, and its last
+one. So the highest value of a stack in each cell of time stays, at its true time, and so does the level after each group.
+
+Pure functions of logs, without state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 from typing import Any
 
+from torch_memory_saver import _text
 from torch_memory_saver._pages import Document
-from torch_memory_saver.events.timeline.levels import Call, calls_of, failures_of
-from torch_memory_saver.events.timeline.merge import OTHER, Gpu, Host
-from torch_memory_saver.events.timeline.page.table import gpu_name, host_name, process_name, table
-from torch_memory_saver.events.timeline.reduce import reduced
+from torch_memory_saver.events.log import EventLog
+from torch_memory_saver.events.timeline.levels import KINDS, Call, calls_of, failures_of
+from torch_memory_saver.events.timeline.merge import OTHER, Gpu, Host, Row
 
-__all__ = ["page", "stacks_of"]
+__all__ = ["CELLS", "gpu_name", "host_name", "page", "process_name", "reduced", "stacks_of", "table"]
 
 _PAGE = Document(__package__, "template.html", ("columns.js", "pictures.js", "views.js"), ("style.css",))
 #: Changes of levels, and calls, of a page.
 _MOST_ROWS = 240_000
 _MOST_CALLS = 12_000
 _MOST_FAILURES = 2_000
+#: Rows of a machine, those of the highest peaks.
+_MOST_TABLE_ROWS = 400
 _NS_PER_MS = 1_000_000
+#: The cells of time: at least one for each column of pixels of a picture that shows all of it.
+CELLS = 2048
+#: How many bands change from one moment to the next that stays, as an estimate.
+_ROWS_OF_A_MOMENT = 3
+_TABLE_HEADS = ("process", "device", "tag", *(f"{kind} {when}" for kind in KINDS for when in ("peak", "end")))
 
 
 def page(hosts: Sequence[Host]) -> str:
@@ -212,3 +226,119 @@ def _devices(call: Call) -> list[int]:
     """The devices that the call concerned; none: it does not say."""
     named: Iterable[int] = (*(device for _, device in call.tags), *(phase.device for phase in call.phases))
     return sorted({device for device in named if device >= 0})
+
+
+def process_name(log: EventLog, host: Host) -> str:
+    """The name of a process for people; with that of its container where the host has several."""
+    rank = "" if log.rank is None else f", rank {log.rank}"
+    return _text.printable(f"{log.role}{rank}, pid {log.pid}" + (f" on {log.host}" if len(host.names) > 1 else ""))
+
+
+def host_name(host: Host) -> str:
+    """The name of a machine for people."""
+    return _text.printable(", ".join(host.names))
+
+
+def gpu_name(gpu: Gpu) -> str:
+    """The name of a GPU for people: the ordinals that its processes give it."""
+    ordinals = sorted(set(gpu.ordinals.values()))
+    return f"GPU {' or '.join(map(str, ordinals))}"
+
+
+def table(hosts: Sequence[Host]) -> str:
+    """The table, in MiB. The end is that of each log: after an exit nothing is held."""
+    lines = []
+    for host in hosts:
+        found = list(_table_rows(host))
+        shown = set(nlargest(_MOST_TABLE_ROWS, range(len(found)), key=lambda number: found[number][0]))
+        rows = [_TABLE_HEADS, *(row for number, (_, row) in enumerate(found) if number in shown)]
+        lines.append(f"{host_name(host)} (MiB)")
+        lines += _text.table(rows, left=3)
+        if len(shown) < len(found):
+            lines.append(f"and {len(found) - len(shown)} rows more, of lower peaks")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _table_rows(host: Host) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The highest level of a row, and the row."""
+    for log, changes in zip(host.logs, host.changes, strict=True):
+        peaks: dict[tuple[int, str], dict[str, int]] = {}
+        ends: dict[tuple[int, str], dict[str, int]] = {}
+        for change in changes:
+            key = (change.device, change.tag)
+            held = peaks.setdefault(key, dict.fromkeys(KINDS, 0))
+            held[change.kind] = max(held[change.kind], change.bytes)
+            ends.setdefault(key, dict.fromkeys(KINDS, 0))[change.kind] = change.bytes
+        for device, tag in sorted(peaks):
+            sizes = [at[device, tag][kind] for kind in KINDS for at in (peaks, ends)]
+            texts = (process_name(log, host), str(device), _text.printable(tag), *map(_text.mebibytes, sizes))
+            yield max(sizes), texts
+
+
+def reduced(
+    rows: Sequence[Row], bands: int, stacks: Sequence[Sequence[int]], begin_ns: int, end_ns: int, most: int
+) -> list[Row]:
+    """At most about `most` of the rows, or all of them if they are not more.
+
+    Args:
+        rows: In the order of time.
+        bands: How many bands there are.
+        stacks: The numbers of the bands that are drawn on top of each other.
+        begin_ns: Of the picture.
+        end_ns: Of the picture.
+        most: Rows that should stay. Each cell of time keeps a moment for each stack even if these are more.
+    """
+    if len(rows) <= most:
+        return list(rows)
+    stacks_of: list[list[int]] = [[] for _ in range(bands)]
+    for number, stack in enumerate(stacks):
+        for band in stack:
+            stacks_of[band].append(number)
+    in_group = max(len(rows) * (len(stacks) + 1) * _ROWS_OF_A_MOMENT // max(most, 1), 1)
+    levels, totals, shown = [0] * bands, [0] * len(stacks), [0] * bands
+    kept: list[Row] = []
+    for start, stop in _groups(rows, begin_ns, max(end_ns - begin_ns, 1), in_group):
+        at = start
+        for moment in _moments(rows, start, stop, levels, totals, stacks_of):
+            changed = {band: size for _, band, size in rows[at : moment + 1]}
+            for band, size in changed.items():
+                if shown[band] != size:
+                    shown[band] = size
+                    kept.append((rows[moment][0], band, size))
+            at = moment + 1
+    return kept
+
+
+def _groups(rows: Sequence[Row], begin_ns: int, length_ns: int, most: int) -> Iterator[tuple[int, int]]:
+    """The first row of each group and the one after its last. Rows of one time are not separated."""
+    start = 0
+    while start < len(rows):
+        cell = (rows[start][0] - begin_ns) * CELLS // length_ns
+        stop = start + 1
+        while stop < len(rows) and (
+            rows[stop][0] == rows[stop - 1][0]
+            or (stop - start < most and (rows[stop][0] - begin_ns) * CELLS // length_ns == cell)
+        ):
+            stop += 1
+        yield start, stop
+        start = stop
+
+
+def _moments(
+    rows: Sequence[Row], start: int, stop: int, levels: list[int], totals: list[int], stacks_of: Sequence[Sequence[int]]
+) -> list[int]:
+    """The last rows of the moments at which a stack is highest in the group, and of its last moment. Carries `levels` and
+    `totals` on."""
+    best: dict[int, tuple[int, int]] = {}
+    for number in range(start, stop):
+        time_ns, band, size = rows[number]
+        for stack in stacks_of[band]:
+            totals[stack] += size - levels[band]
+        levels[band] = size
+        if number + 1 < stop and rows[number + 1][0] == time_ns:
+            continue
+        for stack, total in enumerate(totals):
+            if stack not in best or total > best[stack][0]:
+                best[stack] = (total, number)
+    return sorted({number for _, number in best.values()} | {stop - 1})

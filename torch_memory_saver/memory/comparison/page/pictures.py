@@ -24,6 +24,7 @@ from ...model import Block, BlockState, Event, Segment
 from ..fragmentation import held_bytes
 
 __all__ = ["OTHER", "StackNumbers", "bars", "layers"]
+
 #: The number of all call stacks that have none of their own.
 OTHER = 0
 #: So many segments have a bar.

@@ -17,8 +17,7 @@ from torch_memory_saver._diagnostics.out_of_memory.content import MOST_EVENTS, c
 from torch_memory_saver._diagnostics.out_of_memory.failure import PYTORCH, Failure, failure_of_torch
 from torch_memory_saver._diagnostics.out_of_memory.text import format_report
 from torch_memory_saver.events.event_file import load_events
-from torch_memory_saver.events.log import EventLog
-from torch_memory_saver.events.model import Event, Level
+from torch_memory_saver.events.log import Event, EventLog, Level
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

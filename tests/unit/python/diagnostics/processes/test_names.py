@@ -9,18 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from torch_memory_saver._diagnostics.processes import names
-from torch_memory_saver._diagnostics.processes.names import command_name, cut, printable, user_of, width_of
+from torch_memory_saver._diagnostics.processes.names import command_name, cut, user_of, width_of
 
 #: Linux numbers processes up to 2^22.
 NO_PROCESS = (1 << 22) + 1
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [("größe 模", "größe 模"), ("a\x1b[31m\n", "a?[31m?"), ("\u202eevil", "?evil"), ("\udcff", "?"), ("\x9b2J", "?2J")],
-)
-def test_what_a_terminal_would_obey(text: str, shown: str) -> None:
-    assert printable(text) == shown
 
 
 def test_widths() -> None:
