@@ -1,5 +1,7 @@
-"""What NVML says of GPUs and of the processes on them. Needs the package nvidia-ml-py (extra ``nvml``). Initialises no
-CUDA.
+"""The wrapper of NVML: the GPUs of the machine, the processes on them, and the share of this process.
+
+Needs the package nvidia-ml-py (extra ``nvml``). Initialises no CUDA. `Nvml` loads the library and explains its failures. Two
+threads that load it at once initialise it twice, which NVML counts. Nothing is locked.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from typing import Any, NamedTuple
 __all__ = [
     "DeviceProcess",
     "Gpu",
-    "GpuProcess",
     "Gpus",
     "Nvml",
     "NvmlHiddenError",
@@ -36,14 +37,43 @@ class NvmlHiddenError(Exception):
 
 
 class DeviceProcess(NamedTuple):
-    """A process with a context on a device. `bytes` is None where NVML hides it."""
+    """A process with a context on a device. `pid` is its number outside of containers. `bytes` is None: NVML hides it."""
 
     pid: int
     bytes: int | None
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or one MIG device of a GPU that is divided. The bytes are those of its memory, and None if NVML does not say
+    them.
+
+    Attributes:
+        index: NVML's, of the whole GPU.
+        mig: The number of the MIG device on the GPU; None for a GPU that is not divided.
+        uuid: As nvidia-smi writes it, with "GPU-" or "MIG-".
+    """
+
+    index: int
+    uuid: str
+    name: str
+    total_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+    processes: tuple[DeviceProcess, ...]
+    mig: int | None = None
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs, in NVML's order; and why there are none, or not all is known: "" if all is."""
+
+    gpus: tuple[Gpu, ...]
+    missing: str
+
+
 class Nvml:
-    """NVML, loaded at the first call. Needs the package nvidia-ml-py (extra ``nvml``). Any thread."""
+    """NVML, loaded at the first call and initialised until `close`. Any thread."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -51,7 +81,7 @@ class Nvml:
         self._handles: dict[str, Any] = {}
 
     def processes(self, uuid: str) -> list[DeviceProcess]:
-        """The processes on a device.
+        """Return the processes on a device.
 
         NVML lists processes by the numbers that they have outside of containers.
 
@@ -59,42 +89,64 @@ class Nvml:
             uuid: The device's, such as "GPU-5d5ba0d6-...".
 
         Raises:
-            NvmlHiddenError: It cannot be loaded or asked.
+            NvmlHiddenError: NVML cannot be loaded, or does not answer.
         """
+        with self._library() as nvml:
+            handle = self._handles.get(uuid)
+            if handle is None:
+                handle = self._handles[uuid] = _find(nvml, uuid)
+            return _processes_on(nvml, handle)
+
+    def gpus(self) -> Gpus:
+        """Return the GPUs of the machine and the processes on them. Never raises: the result says what is missing."""
+        try:
+            with self._library() as nvml:
+                return _Reader(nvml).read(nvml.nvmlDeviceGetCount())
+        except NvmlHiddenError as error:
+            return Gpus((), f"only processes with a page are shown, because {error}")
+
+    def close(self) -> None:
+        """End the use of NVML. The next call initialises it again."""
+        nvml, self._nvml = self._nvml, None
+        self._handles.clear()
+        if nvml is not None:
+            with contextlib.suppress(nvml.NVMLError):  # nothing depends on it
+                nvml.nvmlShutdown()
+
+    @contextlib.contextmanager
+    def _library(self) -> Iterator[Any]:
+        """The module pynvml, initialised. Its errors inside become NvmlHiddenError."""
         if self._nvml is None and not self._unavailable:
             self._load()
         if self._unavailable:
             raise NvmlHiddenError(self._unavailable)
+        nvml = self._nvml
         try:
-            handle = self._handles.get(uuid)
-            if handle is None:
-                handle = self._handles[uuid] = self._find(uuid)
-            rows = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except self._nvml.NVMLError as error:
-            raise NvmlHiddenError(f"NVML: {error}") from error
-        return [DeviceProcess(row.pid, None if row.usedGpuMemory is None else int(row.usedGpuMemory)) for row in rows]
-
-    def _find(self, uuid: str) -> Any:
-        """The handle of a device. CUDA writes the UUID of a MIG device like that of a GPU, NVML does not."""
-        try:
-            return self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-        except self._nvml.NVMLError:
-            with contextlib.suppress(self._nvml.NVMLError):
-                return self._nvml.nvmlDeviceGetHandleByUUID(f"{_MIG}{uuid.removeprefix(_GPU)}")
-            raise
+            yield nvml
+        except nvml.NVMLError as error:
+            raise NvmlHiddenError(f"NVML fails: {error}") from error
 
     def _load(self) -> None:
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError as error:
-            self._unavailable = f"it needs NVIDIA's bindings of NVML: pip install 'torch_memory_saver[nvml]' ({error})"
+            self._unavailable = f"NVIDIA's bindings of NVML are missing: pip install 'torch_memory_saver[nvml]' ({error})"
             return
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
-            self._unavailable = f"NVML: {error}"
+            self._unavailable = f"NVML cannot be used: {error}"
             return
         self._nvml = nvml
+
+
+def read_gpus() -> Gpus:
+    """Return what NVML says now: see `Nvml.gpus`. Uses NVML for this call only, so that its driver can be unloaded."""
+    nvml = Nvml()
+    try:
+        return nvml.gpus()
+    finally:
+        nvml.close()
 
 
 def share_of_this_process(processes: list[DeviceProcess], known: int) -> int:
@@ -140,64 +192,19 @@ class ProcessShare:
             logger.info("the memory of other processes is not logged: %s", reason)
 
 
-@dataclass(frozen=True)
-class GpuProcess:
-    """A process with a context on a GPU. `pid` is its number outside of containers; `used_bytes` None: hidden."""
-
-    pid: int
-    used_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU, or one MIG device of a GPU that is divided. The bytes are those of its memory, and None if NVML does not say
-    them.
-
-    Attributes:
-        index: NVML's, of the whole GPU.
-        mig: The number of the MIG device on the GPU; None for a GPU that is not divided.
-        uuid: As nvidia-smi writes it, with "GPU-" or "MIG-".
-    """
-
-    index: int
-    uuid: str
-    name: str
-    total_bytes: int | None
-    used_bytes: int | None
-    free_bytes: int | None
-    processes: tuple[GpuProcess, ...]
-    mig: int | None = None
-
-
-@dataclass(frozen=True)
-class Gpus:
-    """The GPUs, in NVML's order; and why there are none, or not all is known: "" if all is."""
-
-    gpus: tuple[Gpu, ...]
-    missing: str
-
-
-def read_gpus() -> Gpus:
-    """Asks NVML. Never fails: what is wrong is in the result. Initialises no CUDA."""
+def _find(nvml: Any, uuid: str) -> Any:
+    """The handle of a device. CUDA writes the UUID of a MIG device like that of a GPU, NVML does not."""
     try:
-        nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        return Gpus(
-            (), "only processes with a page are shown, because NVML's bindings are missing: pip install nvidia-ml-py"
-        )
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        return Gpus((), f"only processes with a page are shown, because NVML cannot be used: {error}")
-    try:
-        count = nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError as error:
-        return Gpus((), f"only processes with a page are shown, because NVML fails: {error}")
-    else:
-        return _Reader(nvml).read(count)
-    finally:
-        with contextlib.suppress(nvml.NVMLError):  # nothing depends on it
-            nvml.nvmlShutdown()
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError:
+        with contextlib.suppress(nvml.NVMLError):
+            return nvml.nvmlDeviceGetHandleByUUID(f"{_MIG}{uuid.removeprefix(_GPU)}")
+        raise
+
+
+def _processes_on(nvml: Any, handle: Any) -> list[DeviceProcess]:
+    rows = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return [DeviceProcess(int(row.pid), None if row.usedGpuMemory is None else int(row.usedGpuMemory)) for row in rows]
 
 
 class _Reader:
@@ -246,10 +253,10 @@ class _Reader:
             total, used, free = int(memory.total), int(memory.used), int(memory.free)
         except nvml.NVMLError as error:  # also where the memory is the host's
             self._note("NVML does not say how much memory is used", error, index, mig)
+        processes: list[DeviceProcess] = []
         try:
-            rows = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            processes = _processes_on(nvml, handle)
         except nvml.NVMLError as error:
-            rows = []
             self._note("NVML does not list the processes", error, index, mig)
         return Gpu(
             index=index,
@@ -258,7 +265,7 @@ class _Reader:
             total_bytes=total,
             used_bytes=used,
             free_bytes=free,
-            processes=tuple(GpuProcess(int(row.pid), row.usedGpuMemory) for row in rows),
+            processes=tuple(processes),
             mig=mig,
         )
 

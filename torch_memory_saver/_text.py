@@ -1,4 +1,4 @@
-"""Text of messages, reports and commands: sizes, tables, wrapped lines, foreign and similar names, warnings that are logged once.
+"""Text of messages, reports and commands: sizes, tables, wrapped lines, names of others, and warnings that are logged once.
 
 Warnings that are logged once are about mistakes that change nothing else: the call goes on, and no exception shows them. Any
 thread; no lock. A forked child does not repeat what its parent has logged.

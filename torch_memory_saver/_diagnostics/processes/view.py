@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_memory_saver._diagnostics.processes.pages import Page, PageDevice, Pages, Row
-from torch_memory_saver._nvml import Gpu, GpuProcess, Gpus
+from torch_memory_saver._nvml import DeviceProcess, Gpu, Gpus
 from torch_memory_saver._text import binary_size
 
 __all__ = ["FORMAT", "GpuView", "ProcessView", "Program", "TagView", "View", "as_json", "make_view"]
@@ -210,12 +210,12 @@ def _gpu_view(
     )
 
 
-def _used_by_process(processes: Iterable[GpuProcess]) -> dict[int, int | None]:
+def _used_by_process(processes: Iterable[DeviceProcess]) -> dict[int, int | None]:
     """The bytes by process, of all rows that NVML has of it."""
     used: dict[int, int | None] = {}
     for process in processes:
         before = used.get(process.pid, 0)
-        used[process.pid] = None if before is None or process.used_bytes is None else before + process.used_bytes
+        used[process.pid] = None if before is None or process.bytes is None else before + process.bytes
     return used
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._nvml import GpuProcess, read_gpus
+from torch_memory_saver._nvml import DeviceProcess, read_gpus
 
 
 class FakeNvml:
@@ -84,7 +84,7 @@ def test_gpus_and_their_processes(nvml: FakeNvml) -> None:
         (0, "GPU-0", "a GPU", 100, 30, 70),
         (1, "GPU-1", "a GPU", 100, 31, 69),
     ]
-    assert [gpu.processes for gpu in found.gpus] == [(GpuProcess(5, 9),), (GpuProcess(5, None),)]
+    assert [gpu.processes for gpu in found.gpus] == [(DeviceProcess(5, 9),), (DeviceProcess(5, None),)]
     assert nvml.open == 0
 
 
@@ -146,4 +146,4 @@ def test_without_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", fail)
     monkeypatch.setattr("importlib.import_module", fail)
     found = read_gpus()
-    assert found.gpus == () and "pip install nvidia-ml-py" in found.missing
+    assert found.gpus == () and "pip install 'torch_memory_saver[nvml]'" in found.missing

@@ -10,13 +10,13 @@ from torch_memory_saver._diagnostics.processes.names import width_of
 from torch_memory_saver._diagnostics.processes.pages import Page, Pages
 from torch_memory_saver._diagnostics.processes.table import ORDERS, lines_of
 from torch_memory_saver._diagnostics.processes.view import Program, View, make_view
-from torch_memory_saver._nvml import Gpu, GpuProcess, Gpus
+from torch_memory_saver._nvml import DeviceProcess, Gpu, Gpus
 
 S = 1_000_000_000
 
 
 def make(*pages: Page, used: tuple[tuple[int, int], ...] = ((7, 3 * MIB),), missing: str = "") -> View:
-    processes = tuple(GpuProcess(*process) for process in used)
+    processes = tuple(DeviceProcess(*process) for process in used)
     gpu = Gpu(0, "GPU-0", "NVIDIA H100", 100 * MIB, 60 * MIB, 40 * MIB, processes)
     return make_view(Pages(pages, {}), Gpus((gpu,), missing), 100 * S, {7: Program("python", "root")})
 
@@ -85,7 +85,7 @@ def test_columns_are_columns_of_the_terminal() -> None:
 
 
 def test_a_long_name_of_a_user_leaves_room_for_that_of_the_program() -> None:
-    gpu = Gpu(0, "GPU-0", "NVIDIA H100", None, None, None, (GpuProcess(7, MIB),))
+    gpu = Gpu(0, "GPU-0", "NVIDIA H100", None, None, None, (DeviceProcess(7, MIB),))
     view = make_view(Pages((), {}), Gpus((gpu,), ""), 0, {7: Program("VLLM::EngineCore", "a-user-of-a-large-company")})
     assert texts(view)[-1] == "      7 VLLM::E~ (a-us~ -            1M        -      -      -     -      -    -"
     assert "VLLM::EngineCore (a-user-of-a-large-company)" in texts(view, 140)[-1]

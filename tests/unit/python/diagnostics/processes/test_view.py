@@ -9,7 +9,7 @@ from made_pages import MIB, make_page, make_row
 
 from torch_memory_saver._diagnostics.processes.pages import Pages
 from torch_memory_saver._diagnostics.processes.view import Program, as_json, make_view
-from torch_memory_saver._nvml import Gpu, GpuProcess, Gpus
+from torch_memory_saver._nvml import DeviceProcess, Gpu, Gpus
 
 S = 1_000_000_000
 
@@ -17,7 +17,7 @@ S = 1_000_000_000
 def gpu(index: int, *processes: tuple[int, int | None], used: int | None = None) -> Gpu:
     free = None if used is None else 100 * MIB - used
     total = None if used is None else 100 * MIB
-    rows = tuple(GpuProcess(*process) for process in processes)
+    rows = tuple(DeviceProcess(*process) for process in processes)
     return Gpu(index, f"GPU-{index}", "a GPU", total, used, free, rows)
 
 
