@@ -1,25 +1,35 @@
-"""The private interfaces of the C++ package that existing programs use, on top of this package. Nothing else in this package
-needs them.
+"""The names of the C++ package that existing programs use, on top of this package. Nothing else in this package needs them.
 
 ``torch_memory_saver._impl._binary_wrapper.cdll`` is the C library that holds the process's state, with the functions of
-compat.c under their old names.
+compat.c under their old names. The modules entrypoint, binary_wrapper, hooks, utils and testing_utils have the old import
+paths and only name what is here. Programs replace some of those names in the old modules, so they are looked up there when
+they are used.
+
+Owns no state and no lock. Any thread may call.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import preload
-from torch_memory_saver._engine.hook_modes import check_hook_mode
-from torch_memory_saver._torch import region_settings
-from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
+from torch_memory_saver._engine.engine import Engine
+from torch_memory_saver._engine.engine import Engine as _TorchMemorySaverImpl
+from torch_memory_saver._engine.hook_modes import check_hook_mode, register_hook_mode
+from torch_memory_saver._torch import layer, region_settings
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.options import DEFAULT_TAG, RegionOptions, backend_checks
+from torch_memory_saver.saver import TorchMemorySaver
 
 if TYPE_CHECKING:
-    from torch_memory_saver._engine.engine import Engine
     from torch_memory_saver._torch.pools import Key
 
 __all__ = [
@@ -28,11 +38,26 @@ __all__ = [
     "HookUtilBase",
     "HookUtilModePreload",
     "HookUtilModeTorch",
+    "TorchMemorySaver",
+    "_TorchMemorySaverImpl",
+    "_xpu_used_memory",
     "binary_wrapper",
+    "change_env",
+    "configure_subprocess",
     "corner_of",
+    "empty_cache",
+    "get_and_print_gpu_memory",
+    "get_binary_path_from_package",
+    "get_device",
+    "is_xpu",
+    "register_hook_mode",
 ]
 
 HookMode = Literal["auto", "preload", "torch"]
+
+#: The suffix after the stem in the names of the C++ package's libraries, by release of CUDA. This package's have none.
+_SUFFIXES = {"13": "_cu13", "12": "_cu12"}
+_GIB = 1 << 30
 
 # name: (result, arguments)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -151,8 +176,6 @@ class HookUtilModeTorch(HookUtilBase):
     """Hook mode "torch"."""
 
     def get_allocator(self) -> Any:
-        from torch_memory_saver._torch import layer
-
         return layer.require().allocator()
 
 
@@ -252,3 +275,93 @@ def corner_of(implementation: Engine, name: str) -> Any:
     if name == "_affected_devices":
         return _affected_devices
     raise AttributeError(f"{type(implementation).__name__!r} object has no attribute {name!r}")
+
+
+def is_xpu() -> bool:
+    """Return whether the GPU is one of Intel's. Always False: this package does not support them."""
+    return False
+
+
+def get_binary_path_from_package(stem: str) -> Path:
+    """Return the shared library with that stem, in the package's directory or its parent.
+
+    A library for the CUDA release of the loaded PyTorch takes precedence over one for every release.
+
+    Raises:
+        InvalidStateError: There is none.
+    """
+    package = Path(__file__).parent.parent
+    names = [stem + suffix for suffix in (*_suffixes_of_torch(), "")]
+    for directory in (package, package.parent):
+        for name in names:
+            for path in sorted(directory.glob(f"{name}.*so")):
+                if path.name.split(".")[0] == name:
+                    return path
+    raise InvalidStateError(f"there is no shared library {stem!r} in {package} or {package.parent}")
+
+
+def _suffixes_of_torch() -> list[str]:
+    version = getattr(sys.modules.get("torch"), "version", None)
+    if version is None:
+        return list(_SUFFIXES.values())
+    major = (getattr(version, "cuda", None) or "").split(".")[0]
+    return [suffix for release, suffix in _SUFFIXES.items() if release == major]
+
+
+def configure_subprocess() -> AbstractContextManager[None]:
+    """As :meth:`torch_memory_saver.TorchMemorySaver.configure_subprocess`, in every hook mode."""
+    replaced = sys.modules.get("torch_memory_saver.hooks.mode_preload")
+    find = get_binary_path_from_package if replaced is None else replaced.get_binary_path_from_package
+    return preload.preloading(str(find("torch_memory_saver_hook_mode_preload")))
+
+
+@contextmanager
+def change_env(key: str, value: str) -> Iterator[None]:
+    """Set the environment variable inside, and restore it afterwards."""
+    before = os.environ.get(key)
+    os.environ[key] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = before
+
+
+def get_device() -> str:
+    """Return the name of torch's device type."""
+    return "cuda"
+
+
+def empty_cache() -> None:
+    """``torch.cuda.empty_cache()``."""
+    layer.require().torch.cuda.empty_cache()
+
+
+def get_and_print_gpu_memory(message: str, gpu_id: int = 0) -> int:
+    """Print and return the bytes in use on a device, by every process."""
+    used = _xpu_used_memory(gpu_id)
+    print(f"GPU memory: {used / _GIB:.2f} GiB ({message})", flush=True)
+    return used
+
+
+def _xpu_used_memory(gpu_id: int = 0) -> int:
+    """Return the bytes in use on a device, by every process. The name is the C++ package's; the devices are CUDA's."""
+    memory = _core.device_memory(gpu_id)
+    return memory.total - memory.free
+
+
+def _check_platform(backend: str) -> None:
+    """Refuse what the C++ package refuses: every backend on Intel GPUs, and all but pinned memory on AMD GPUs. Only programs
+    that have imported the module entrypoint expect these errors, and may have replaced ``is_xpu`` in it."""
+    entrypoint = sys.modules.get("torch_memory_saver.entrypoint")
+    if entrypoint is None:
+        return
+    if entrypoint.is_xpu():
+        raise InvalidArgumentError("cpu_backup_backend is not supported on XPU")
+    if backend == "mmap" and getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None):
+        raise InvalidArgumentError('cpu_backup_backend "mmap" is not supported on ROCm')
+
+
+backend_checks.append(_check_platform)

@@ -67,12 +67,12 @@ def test_the_preload_library_is_where_programs_look_for_it() -> None:
     ],
 )
 @pytest.mark.parametrize("beside", [True, False], ids=["in the package", "beside the package"])
-def test_a_binary_is_looked_for_beside_utils(
+def test_a_binary_is_looked_for_in_the_package_and_beside_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, torch: object, there: list[str], found: str | None, beside: bool
 ) -> None:
     package = tmp_path / "torch_memory_saver"
     package.mkdir()
-    monkeypatch.setattr(utils, "__file__", str(package / "utils.py"))
+    monkeypatch.setattr(cpp_package, "__file__", str(package / "_compat" / "cpp_package.py"))
     monkeypatch.setitem(sys.modules, "torch", None if torch is None else SimpleNamespace(version=torch))
     directory = package if beside else tmp_path
     for name in there:
