@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch_memory_saver._diagnostics.out_of_memory.observer import attach_observer
-from torch_memory_saver._diagnostics.out_of_memory.reporter import reporter
+from torch_memory_saver._diagnostics.out_of_memory.reporter import attach_observer, reporter
 from torch_memory_saver._engine import background, engine
 from torch_memory_saver._torch import layer
 
@@ -53,7 +52,7 @@ def _metrics(value: str) -> None:
 
 
 def _out_of_memory_reports(folder: str) -> None:
-    from torch_memory_saver._diagnostics.out_of_memory.from_environment import start_reports
+    from torch_memory_saver._diagnostics.out_of_memory.reporter import start_reports
 
     start_reports(folder)
 
@@ -65,7 +64,7 @@ def _releases(value: str) -> None:
 
 
 def _serve_requests() -> None:
-    from torch_memory_saver._diagnostics.processes.serving import start_serving
+    from torch_memory_saver._diagnostics.processes.requests import start_serving
 
     start_serving()
 

@@ -67,8 +67,7 @@ class Reports:
 @pytest.fixture
 def reports(tmp_path: Path) -> Iterator[Reports]:
     """Reports to a folder that does not exist yet, as TMS_DEBUG=oom begins them."""
-    from torch_memory_saver._diagnostics.out_of_memory.from_environment import start_reports
-    from torch_memory_saver._diagnostics.out_of_memory.reporter import reporter
+    from torch_memory_saver._diagnostics.out_of_memory.reporter import reporter, start_reports
 
     saver.pause()  # the first use
     start_reports(str(tmp_path / "reports"))
@@ -188,7 +187,7 @@ def test_pytorchs_own_error_keeps_its_text_and_the_log_has_the_path(
 
 
 def test_other_observers_stay_and_ours_is_attached_once(reports: Reports) -> None:
-    from torch_memory_saver._diagnostics.out_of_memory.from_environment import attach_observer, start_reports
+    from torch_memory_saver._diagnostics.out_of_memory.reporter import attach_observer, start_reports
 
     seen: list[tuple[int, ...]] = []
     torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: seen.append(numbers))

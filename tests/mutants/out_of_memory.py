@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         "the-observer-is-attached-twice",
-        _SOURCES + "observer.py",
+        _SOURCES + "reporter.py",
         "    _observed.append(torch)\n",
         "",
         (_OBSERVER + "test_the_observer_is_attached_once_when_cuda_is_initialised",),
@@ -82,14 +82,14 @@ MUTANTS = (
     ),
     Mutant(
         "paused-memory-is-a-large-holder",
-        _SOURCES + "stacks.py",
+        _SOURCES + "content.py",
         "for block in () if segment.paused else segment.blocks:",
         "for block in segment.blocks:",
         (_STACKS + "test_what_is_paused_holds_no_memory",),
     ),
     Mutant(
         "a-report-starts-addr2line",
-        _SOURCES + "stacks.py",
+        _SOURCES + "content.py",
         "    if may_have_native_frames(torch.torch):\n",
         "    if False:\n",
         (_STACKS + "test_names_of_native_frames_are_not_looked_up",),
@@ -103,7 +103,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-resume-is-told-to-pause-what-it-resumes",
-        _SOURCES + "advice.py",
+        _SOURCES + "account.py",
         "if part.bytes and part.name not in (failure.tags or ())]",
         "if part.bytes]",
         (_ADVICE + "test_managed_memory_holds_most",),

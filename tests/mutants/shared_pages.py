@@ -101,7 +101,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-file-on-request-is-readable-by-others",
-        _SOURCES + "serving.py",
+        _SOURCES + "requests.py",
         "_FILE_MODE = 0o600",
         "_FILE_MODE = 0o644",
         (_PYTHON + "test_requests.py::test_a_snapshot_is_written_at_the_next_pause",),

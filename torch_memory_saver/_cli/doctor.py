@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import textwrap
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from torch_memory_saver._cli import gpu_checks, host_checks, installation_checks
 from torch_memory_saver._cli.check import Check, Finding, Status, fail
 from torch_memory_saver._cli.ledger_report import print_ledger, read_ledger
 from torch_memory_saver._cli.output import write_line
+from torch_memory_saver._text import wrapped
 
 __all__ = ["GROUPS", "Result", "run_doctor"]
 
@@ -123,14 +123,7 @@ class _Page:
     def _wrapped(self, text: str, margin: str, hanging: str) -> str:
         if self._columns < max(_SMALLEST_WIDTH, len(margin) + len(margin)):
             return margin + text
-        return textwrap.fill(
-            text,
-            self._columns,
-            initial_indent=margin,
-            subsequent_indent=margin + hanging,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        return "\n".join(wrapped(text, self._columns, margin + hanging, margin))
 
     def _write(self, text: str) -> None:
         write_line(text, self._stream)

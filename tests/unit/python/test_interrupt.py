@@ -238,7 +238,7 @@ for timeout in (None, 0.01):
 """)
     sizes = "device 0 needs 314572800 bytes (300.0 MiB), has 117440512 bytes (112.0 MiB) free"
     missing = "and 197132288 bytes (188.0 MiB) are missing"
-    holder = "The largest holder of device 0 is other processes, context and modules: 400.0 MiB of 512.0 MiB."
+    holder = "The largest holder of device 0 is other processes, context and modules: 400 MiB of 512 MiB."
     assert output.splitlines() == [
         f"In all {sizes}, {missing}. {holder}",
         f"In all {sizes}, {missing} after 0.0 seconds. {holder}",

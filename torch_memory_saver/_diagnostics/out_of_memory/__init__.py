@@ -1,8 +1,8 @@
 """Reports about memory that a device did not have: one for each out-of-memory error that reaches the program.
 
-`reporter` is called with the failure, on the thread that fails. `failure` is what failed, `account` who holds the device's
-memory, `advice` what to do, `content` everything that a report says, `stacks` the part about call stacks, `text` the report
-for people, `folder` the files. `from_environment` has it started by TMS_DEBUG.
+`reporter` is called with the failure, on the thread that fails, and is started by TMS_DEBUG. `failure` is what failed,
+`account` who holds the device's memory and what to do, `content` everything that a report says, `text` the report for
+people, `folder` the files.
 
 What holds for all of it, because it runs where memory is short:
 

@@ -1,4 +1,8 @@
-"""Who holds the memory of the device that ran out, from the ledger, and the words for it."""
+"""Who holds the memory of the device that ran out, from the ledger, and the sentences about it: what failed, who holds most,
+and what to do.
+
+Called on the thread that fails, without a lock. Raises no Exception: what cannot be found out is missing in the text.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._diagnostics.out_of_memory.failure import PYTORCH, Failure
 from torch_memory_saver._diagnostics.processes.names import command_name
 from torch_memory_saver._engine.ledger import take_ledger
 from torch_memory_saver._engine.process import pool_store
+from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.empty_cache import count_idle_bytes
 from torch_memory_saver._torch.history import may_have_native_frames
-from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine
+from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart
 
-__all__ = ["Account", "amount", "take_account"]
 
+__all__ = ["Account", "summarize", "take_account"]
 logger = logging.getLogger("torch_memory_saver")
 
-_MIB, _GIB = 1 << 20, 1 << 30
 #: Before the number of a process, in the name of a part.
 _PID = "pid "
 #: How many parts of a line are named.
@@ -38,6 +43,19 @@ _HOLDERS = {
     "processes": "other processes",
     "unattributed": "something that is not attributed",
 }
+_CACHE = (
+    "Most of that is cached, not in use: call torch_memory_saver.empty_cache(). What it leaves are free parts of segments; "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True avoids those."
+)
+_ALL_TAGS = 'Resume only the tags that are needed now, such as resume("weights"), or make them smaller.'
+_TENSORS = "Delete tensors that are not needed, or allocate them in a region, so that they can be paused."
+_LIBRARY = (
+    "See which of its buffers can be released while they are not needed: on_pause() calls the program's own code for that, "
+    "and nccl.suspend_on_pause() does it for NCCL communicators where PyTorch and NCCL can."
+)
+_CONTEXT = "Each process needs a context on each GPU that it uses: let fewer processes use this one."
+_DEFERRED = "End the capture, and allocate again. Free before a capture what is not needed during it."
+_NOT_ATTRIBUTED = "Compare with nvidia-smi: the driver, the display and processes in other containers count here."
 
 
 @dataclass(frozen=True)
@@ -74,8 +92,8 @@ class Account:
         if ledger is None or line is None:
             return ""
         return (
-            f" The largest holder of device {ledger.device} is {holder_name(line)}: {amount(line.bytes or 0)} of "
-            f"{amount(ledger.total_bytes)}{_parts_of(line)}."
+            f" The largest holder of device {ledger.device} is {holder_name(line)}: {binary_size(line.bytes or 0)} of "
+            f"{binary_size(ledger.total_bytes)}{_parts_of(line)}."
         )
 
     @property
@@ -85,8 +103,8 @@ class Account:
         ledger = self.of_device
         lines = () if ledger is None else ledger.of("slack")
         return "".join(
-            f" {amount(line.bytes or 0)} of device {self.device} are slack, which freed allocations have left with their "
-            f"tags{_parts_of(line)}: {_RETURN_SLACK}"
+            f" {binary_size(line.bytes or 0)} of device {self.device} are slack, which freed allocations have left with "
+            f"their tags{_parts_of(line)}: {_RETURN_SLACK}"
             for line in lines
         )
 
@@ -122,6 +140,13 @@ def take_account(device: int | None) -> Account:
         return Account(device, None, f"{type(error).__name__}: {error}", idle)
 
 
+def summarize(failure: Failure, account: Account) -> str:
+    """The paragraph, as one line."""
+    return " ".join(
+        [_what(failure, account), *([account.sentence.strip()] if account.sentence else []), *_advice(failure, account)]
+    )
+
+
 def idle_sentence(device: int) -> str:
     """Return what ``empty_cache()`` would return of the device, as a sentence after a space; "" if nothing, or if it cannot
     be found out. Never raises an Exception."""
@@ -135,7 +160,7 @@ def idle_sentence(device: int) -> str:
         return ""
     if not idle:
         return ""
-    return f" torch_memory_saver.empty_cache() would return {amount(idle)} of idle managed memory of device {device}."
+    return f" torch_memory_saver.empty_cache() would return {binary_size(idle)} of idle managed memory of device {device}."
 
 
 def holder_name(line: LedgerLine) -> str:
@@ -146,7 +171,7 @@ def holder_name(line: LedgerLine) -> str:
 def _parts_of(line: LedgerLine) -> str:
     """The largest parts of a line, in brackets after a space; "" without parts."""
     parts = sorted((part for part in line.parts if part.bytes), key=lambda part: -(part.bytes or 0))
-    named = ", ".join(f"{_part_name(line, part.name)}: {amount(part.bytes or 0)}" for part in parts[:_MOST_PARTS])
+    named = ", ".join(f"{_part_name(line, part.name)}: {binary_size(part.bytes or 0)}" for part in parts[:_MOST_PARTS])
     more = ", ..." if len(parts) > _MOST_PARTS else ""
     return f" ({named}{more})" if named else ""
 
@@ -158,6 +183,73 @@ def _part_name(line: LedgerLine, name: str) -> str:
     return f"{name}, {command}" if command else name
 
 
-def amount(size: int) -> str:
-    """A size for a sentence: "1.5 GiB" or "12.0 MiB"."""
-    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / _MIB:.1f} MiB"
+def _what(failure: Failure, account: Account) -> str:
+    ledger = account.of_device
+    free = (
+        ""
+        if ledger is None
+        else f", of which {binary_size(ledger.free_bytes)} of {binary_size(ledger.total_bytes)} are free"
+    )
+    device = "a device" if failure.device is None else f"device {failure.device}"
+    if failure.operation == "resume":
+        return f"A resume of {_tags(failure)} needs {binary_size(failure.needed_bytes)} of {device}{free}."
+    who = "PyTorch" if failure.source == PYTORCH else "An allocation"
+    where = f" in a region with {_tags(failure)}" if failure.tags else ""
+    return f"{who} requested {binary_size(failure.requested_bytes)} of {device}{where}{free}."
+
+
+def _tags(failure: Failure) -> str:
+    if failure.tags is None:
+        return "all tags"
+    return ("tag " if len(failure.tags) == 1 else "tags ") + ", ".join(f"'{tag}'" for tag in failure.tags)
+
+
+def _advice(failure: Failure, account: Account) -> list[str]:
+    """What to do, in sentences; the most certain first."""
+    ledger, largest = account.of_device, account.largest
+    if ledger is None:
+        return [f"Who holds it is not known: {account.why_not}."]
+    if failure.needed_bytes > ledger.total_bytes:
+        return ["The device is too small for that, whoever holds its memory: request less, or use more devices."]
+    sentences = []
+    if failure.allowed_bytes is not None and failure.allowed_bytes < ledger.total_bytes:
+        sentences.append(
+            f"PyTorch itself is limited to {binary_size(failure.allowed_bytes)} by "
+            "torch.cuda.set_per_process_memory_fraction(). Its paused memory counts against that limit as well."
+        )
+    missing = failure.needed_bytes - ledger.free_bytes
+    margin = _core.get_memory_margin() if failure.operation == "allocate" and failure.tags else 0
+    if margin and missing + margin > 0:
+        sentences.append(
+            f"memory_margin_bytes keeps {binary_size(margin)} of each device free of managed memory. Lower it if need be."
+        )
+    if missing <= 0 and not sentences:
+        sentences.append("That much is free now: another thread or process has released memory since.")
+    if account.slack_sentence:
+        sentences.append(account.slack_sentence.strip())
+    if largest is not None and largest.holder != "slack":
+        sentences.append(_about(failure, largest))
+    return sentences
+
+
+def _about(failure: Failure, line: LedgerLine) -> str:
+    """What to do about a holder."""
+    if line.holder == "processes":
+        wait = " Or let the resume wait for them: resume(timeout=seconds)." if failure.operation == "resume" else ""
+        return f"Have them pause or end, or give them another device.{wait}"
+    if line.holder == "managed" and failure.tags is None:
+        return _ALL_TAGS
+    if line.holder == "managed":
+        return f"Pause what is not needed now{_example(failure, line.parts)}, or make it smaller."
+    if line.holder == "torch":
+        sizes = {part.name: part.bytes or 0 for part in line.parts}
+        return _CACHE if sizes.get("cached", 0) > sizes.get("in use", 0) else _TENSORS
+    return {"library": _LIBRARY, "context": _CONTEXT, "deferred": _DEFERRED}.get(line.holder, _NOT_ATTRIBUTED)
+
+
+def _example(failure: Failure, parts: tuple[LedgerPart, ...]) -> str:
+    """A pause of the largest tag, unless it is the one that needs memory."""
+    others = [part for part in parts if part.bytes and part.name not in (failure.tags or ())]
+    if not others:
+        return ""
+    return f', such as pause("{max(others, key=lambda part: part.bytes or 0).name}")'

@@ -1,10 +1,13 @@
-"""The reports of this process: when one is made, and what the program gets to see of it.
+"""The reports of this process: when one is made, what the program gets to see of it, and what starts them.
+
+`attach_observer` is called at the first use of this package, and has PyTorch report its own errors. `start_reports` is the
+recording `oom` of TMS_DEBUG, which has reports written to files without a change of the program.
 
 Any thread may call, also a thread of C++ on which PyTorch calls its observers. Nothing is shared between threads but a
 counter and the list of files. A report that is being made keeps later failures of its thread from being reported, such as
 one in a handler of the log.
 
-What most processes never need is imported with the first report, or by from_environment.py.
+What most processes never need is imported with the first report, or by `start_reports`.
 """
 
 from __future__ import annotations
@@ -16,17 +19,19 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver._diagnostics.out_of_memory.failure import Failure, failure_of_error, failure_of_torch
+from torch_memory_saver._torch import layer
 from torch_memory_saver.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from torch_memory_saver._diagnostics.out_of_memory.account import Account
     from torch_memory_saver._diagnostics.out_of_memory.folder import ReportFolder
 
-__all__ = ["Reporter", "reporter"]
+__all__ = ["Reporter", "attach_observer", "reporter", "start_reports"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -142,3 +147,41 @@ class Reporter:
 #: This process's.
 reporter = Reporter()
 os.register_at_fork(after_in_child=reporter.begin_anew)
+
+
+#: The modules torch whose observer is ours. PyTorch cannot remove an observer, and a forked child inherits it.
+_observed: list[Any] = []
+
+
+def attach_observer(torch: Any) -> None:
+    """Add our observer to those of PyTorch, whose CUDA is initialised. Does nothing the second time."""
+    if any(torch is observed for observed in _observed):
+        return
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    try:
+        if attach is None:
+            raise RuntimeError(f"PyTorch {torch.__version__} has no observers")
+        attach(reporter.observe)
+    except RuntimeError as error:  # an allocator in place of PyTorch's own, too
+        level = logging.WARNING if reporter.writes_reports else logging.DEBUG
+        logger.log(level, "PyTorch's own out-of-memory errors are not reported, because it takes no observer: %s", error)
+        return
+    _observed.append(torch)
+
+
+def start_reports(directory: str) -> None:
+    """Has reports written to a folder. PyTorch's own errors are observed as soon as the process uses CUDA, if PyTorch is
+    imported by now; otherwise as soon as this package uses it. Initialises nothing."""
+    # Imported now, not where memory is short.
+    from torch_memory_saver._diagnostics.out_of_memory import content, text  # noqa: F401
+    from torch_memory_saver._diagnostics.out_of_memory.folder import ReportFolder
+
+    reporter.write_to(ReportFolder(os.path.abspath(directory)))
+    torch = layer.imported()
+    if torch is not None and torch.cuda.is_initialized():
+        attach_observer(torch)
+        return
+    layer.at_first_use(attach_observer)
+    call_when_initialized = getattr(getattr(torch, "cuda", None), "_lazy_call", None)
+    if call_when_initialized is not None:
+        call_when_initialized(partial(attach_observer, torch))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torch_memory_saver._text import mebibytes, table, wrapped
 from torch_memory_saver.reports.ledger import Ledger
 
 __all__ = ["format_report"]
 
-_MIB = 1 << 20
 _WIDTH = 88
 _NS_PER_SECOND = 1_000_000_000
 #: How many of the latest events, and frames of a call stack, are shown. The data has more.
@@ -48,7 +47,7 @@ def _shown(character: str) -> str:
 
 def _paragraph(text: str) -> list[str]:
     """A paragraph; none without text."""
-    return [textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)] if text else []
+    return ["\n".join(wrapped(text, _WIDTH))] if text else []
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
@@ -91,19 +90,19 @@ def _failure(report: dict[str, Any]) -> Iterator[str]:
             rows.append(("captures", str(process["visible_captures"])))
     yield from _pairs(rows)
     if failure["message"]:
-        yield from textwrap.wrap(failure["message"], _WIDTH, initial_indent="message        ", subsequent_indent=" " * 15)
+        yield from wrapped(failure["message"], _WIDTH, indent=" " * 15, first="message        ")
 
 
 def _tags(report: dict[str, Any]) -> Iterator[str]:
     rows = [
         (
             f"tag {row['tag']}, device {row['device']}",
-            *(_mib(row[f"{state}_bytes"]) for state in _STATES),
+            *(mebibytes(row[f"{state}_bytes"]) for state in _STATES),
         )
         for row in report["tags"] or ()
     ]
     if rows:
-        yield from _table([("", *_STATES), *rows])
+        yield from table([("", *_STATES), *rows])
 
 
 def _torch(report: dict[str, Any]) -> Iterator[str]:
@@ -112,10 +111,10 @@ def _torch(report: dict[str, Any]) -> Iterator[str]:
         return
     yield from _pairs(
         [
-            ("allocated", _mib(counters["allocated_bytes"])),
-            ("reserved", f"{_mib(counters['reserved_bytes'])}, paused memory included"),
-            ("releasable", f"{_mib(counters['releasable_bytes'])}, which empty_cache() would release"),
-            ("fragmented", f"{_mib(counters['fragmented_bytes'])}, free in segments that are partly in use"),
+            ("allocated", mebibytes(counters["allocated_bytes"])),
+            ("reserved", f"{mebibytes(counters['reserved_bytes'])}, paused memory included"),
+            ("releasable", f"{mebibytes(counters['releasable_bytes'])}, which empty_cache() would release"),
+            ("fragmented", f"{mebibytes(counters['fragmented_bytes'])}, free in segments that are partly in use"),
         ]
     )
 
@@ -125,9 +124,9 @@ def _stacks(report: dict[str, Any]) -> Iterator[str]:
     if not stacks:
         return
     if stacks["note"]:
-        yield from textwrap.wrap(stacks["note"], _WIDTH)
+        yield from wrapped(stacks["note"], _WIDTH)
     for row in stacks["rows"]:
-        yield f"{_mib(row['bytes'])} MiB in {_count(row['blocks'], 'block')}"
+        yield f"{mebibytes(row['bytes'])} MiB in {_count(row['blocks'], 'block')}"
         frames = [frame for frame in row["frames"] if _FRAMEWORK not in frame] or row["frames"] or [row["origin"]]
         yield from (f"  {frame}" for frame in frames[:_MOST_FRAMES])
         if len(frames) > _MOST_FRAMES:
@@ -140,22 +139,22 @@ def _events(report: dict[str, Any]) -> Iterator[str]:
     shown = [event for event in report["events"]["events"] if event["kind"] in _SHOWN_EVENTS][-_MOST_EVENTS:]
     rows = [
         (
-            f"{(event.get('ended_ns', 0) - report['events']['taken_ns']) / _NS_PER_SECOND:.3f} s",
             event.get("operation", "") or event["kind"],
-            *_event_object(event),
-            _mib(event.get("bytes", 0)) + " MiB",
+            _event_object(event),
             event.get("status", ""),
+            f"{(event.get('ended_ns', 0) - report['events']['taken_ns']) / _NS_PER_SECOND:.3f} s",
+            mebibytes(event.get("bytes", 0)) + " MiB",
         )
         for event in shown
     ]
     if rows:
-        yield from _table(rows, right=(0, 3))
+        yield from table(rows, left=3)
 
 
-def _event_object(event: dict[str, Any]) -> tuple[str]:
+def _event_object(event: dict[str, Any]) -> str:
     if event["kind"] == "end":
-        return (_count(event.get("allocations", 0), "allocation"),)
-    return (f"tag {event.get('tag')}, device {event.get('device', -1)}",)
+        return _count(event.get("allocations", 0), "allocation")
+    return f"tag {event.get('tag')}, device {event.get('device', -1)}"
 
 
 def _settings(report: dict[str, Any]) -> Iterator[str]:
@@ -172,25 +171,9 @@ def _pairs(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
     yield from (f"{name:<14} {value}" for name, value in rows)
 
 
-def _table(rows: Sequence[tuple[str, ...]], right: Sequence[int] = ()) -> Iterator[str]:
-    """Rows in columns of the same width. The columns `right` are aligned to the right; by default all but the first."""
-    aligned = set(right or range(1, len(rows[0])))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (
-            cell.rjust(width) if i in aligned else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join(cells).rstrip()
-
-
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _bytes(size: int) -> str:
-    return f"{_mib(size)} MiB ({size} bytes)"
-
-
-def _mib(size: int | None) -> str:
-    return "-" if size is None else f"{size / _MIB:.1f}"
+    return f"{mebibytes(size)} MiB ({size} bytes)"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch_memory_saver._diagnostics.processes.names import cut, width_of
 from torch_memory_saver._diagnostics.processes.view import GpuView, ProcessView, TagView, View
-from torch_memory_saver._text import binary_size
+from torch_memory_saver._text import binary_size, wrapped
 
 __all__ = ["ORDERS", "Line", "lines_of"]
 
@@ -25,6 +25,7 @@ _COLUMNS = (
 )
 _PID_WIDTH = 7
 _NARROWEST = _PID_WIDTH + 1 + _SMALLEST_NAME + sum(width + 1 for _, width in _COLUMNS)
+_INDENT = "      "
 _WITHOUT_ROW = "(others)"
 _FOREIGN = "* in another PID namespace, such as a container's: the number is the one there"
 _UNKNOWN, _NONE = "?", "-"
@@ -66,7 +67,7 @@ def lines_of(view: View, width: int, *, sort: str = "memory", pattern: str = "")
     if any(process.foreign for gpu in view.gpus for process in gpu.processes):
         lines.append(Line(_FOREIGN, "note"))
     for note in view.notes:
-        lines += [Line(text, "note") for text in _wrapped(f"note: {note}", width)]
+        lines += [Line(text, "note") for text in wrapped(f"note: {note}", width, _INDENT)]
     return lines
 
 
@@ -173,14 +174,3 @@ def _age(seconds: float | None) -> str:
         if seconds < limit:
             return f"{int(seconds / size)}{unit}"
     return ""
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines, line = [], ""
-    for word in text.split():
-        if line and len(line) + 1 + len(word) > width:
-            lines.append(line)
-            line = f"      {word}"
-        else:
-            line = f"{line} {word}" if line else word
-    return [*lines, line]

@@ -5,12 +5,11 @@ Owns the layout. Findings come first; then each process with its memory, and eac
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from torch_memory_saver._stacks import CallStack, Frame, Origin, file_name, is_library, own_frames, title
-from torch_memory_saver._text import mebibytes, signed_mebibytes
+from torch_memory_saver._text import mebibytes, signed_mebibytes, table, wrapped
 
 from .drift import Drift
 from .fragmentation import HELD_SHARE, DeviceUsage, Fragmentation
@@ -106,12 +105,10 @@ class _Table:
             for usage in usages
         ]
         first = "Processes, first -> last moment"
-        widths = [max(len(row[column]) for row in ((first, *heads), *rows)) for column in range(len(heads) + 1)]
+        lines = table([(first, *heads), *(row[: len(heads) + 1] for row in rows)])
         yield ""
-        if sum(widths) + 2 * len(heads) <= self._width:
-            for row in ((first, *heads), *rows):
-                cells = (f"{cell:>{size}}" for cell, size in zip(row[1 : len(heads) + 1], widths[1:], strict=True))
-                yield "  ".join([f"{row[0]:<{widths[0]}}", *cells]).replace(_NO_BREAK, " ")
+        if max(map(len, lines)) <= self._width:
+            yield from (line.replace(_NO_BREAK, " ") for line in lines)
             return
         yield first
         for row in rows:
@@ -190,15 +187,7 @@ class _Table:
 
     def _wrapped(self, text: str, indent: str, hanging: str | None = None) -> list[str]:
         following = indent + "  " if hanging is None else hanging
-        lines = textwrap.wrap(
-            text,
-            self._width,
-            initial_indent=indent,
-            subsequent_indent=following,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        return [line.replace(_NO_BREAK, " ") for line in lines]
+        return [line.replace(_NO_BREAK, " ") for line in wrapped(text, self._width, following, indent)]
 
 
 def _where(row: DeviceUsage | StackGrowth | Drift) -> str:

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from torch_memory_saver._diagnostics.out_of_memory.account import Account
-from torch_memory_saver._diagnostics.out_of_memory.advice import summarize
+from torch_memory_saver._diagnostics.out_of_memory.account import Account, summarize
 from torch_memory_saver._diagnostics.out_of_memory.failure import PYTORCH, THIS_PACKAGE, Failure
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart
 
@@ -52,8 +51,8 @@ def allocation(requested: int = 20 * GIB, tags: tuple[str, ...] = (), allowed: i
 
 def test_a_resume_while_other_processes_hold_most() -> None:
     assert summarize(resume(), account(OTHERS)) == (
-        "A resume of tag 'weights' needs 20.0 GiB of device 0, of which 10.0 GiB of 80.0 GiB are free. The largest holder "
-        "of device 0 is other processes: 50.0 GiB of 80.0 GiB (pid 4194305: 50.0 GiB). Have them pause or end, or give "
+        "A resume of tag 'weights' needs 20 GiB of device 0, of which 10 GiB of 80 GiB are free. The largest holder "
+        "of device 0 is other processes: 50 GiB of 80 GiB (pid 4194305: 50 GiB). Have them pause or end, or give "
         "them another device. Or let the resume wait for them: resume(timeout=seconds)."
     )
 
@@ -63,7 +62,7 @@ def test_a_process_of_this_machine_is_named() -> None:
         name = file.read().strip()
     part = LedgerPart(f"pid {os.getpid()}", GIB)
     text = account(LedgerLine("processes", "other processes", GIB, parts=(part,))).sentence
-    assert text.endswith(f"(pid {os.getpid()}, {name}: 1.0 GiB).")
+    assert text.endswith(f"(pid {os.getpid()}, {name}: 1 GiB).")
 
 
 def test_the_name_of_another_program_cannot_command_a_terminal() -> None:
@@ -73,12 +72,12 @@ def test_the_name_of_another_program_cannot_command_a_terminal() -> None:
         assert process.stdout is not None and process.stdout.readline()
         part = LedgerPart(f"pid {process.pid}", GIB)
         text = account(LedgerLine("processes", "other processes", GIB, parts=(part,))).sentence
-    assert f"(pid {process.pid}, a?[31m?b: 1.0 GiB)" in text
+    assert f"(pid {process.pid}, a?[31m?b: 1 GiB)" in text
 
 
 def test_an_allocation_while_other_processes_hold_most() -> None:
     text = summarize(allocation(tags=("kv",)), account(OTHERS))
-    assert text.startswith("PyTorch requested 20.0 GiB of device 0 in a region with tag 'kv', of which 10.0 GiB of 80.0 GiB")
+    assert text.startswith("PyTorch requested 20 GiB of device 0 in a region with tag 'kv', of which 10 GiB of 80 GiB")
     assert text.endswith("Have them pause or end, or give them another device."), "an allocation does not wait"
 
 
@@ -92,7 +91,7 @@ def test_an_allocation_while_other_processes_hold_most() -> None:
 )
 def test_managed_memory_holds_most(tags: tuple[str, ...], example: str) -> None:
     text = summarize(resume(tags=tags), account(MANAGED))
-    assert "(tag 'kv': 30.0 GiB, tag 'weights': 10.0 GiB, tag 'graph': 6.0 GiB, ...)" in text
+    assert "(tag 'kv': 30 GiB, tag 'weights': 10 GiB, tag 'graph': 6 GiB, ...)" in text
     assert text.endswith(f"Pause what is not needed now{example} or make it smaller.")
 
 
@@ -121,8 +120,8 @@ def test_each_holder_has_its_advice(line: LedgerLine, advice: str) -> None:
 
 SLACK = LedgerLine("slack", "managed, slack", 8 * GIB, parts=(LedgerPart("kv", 3 * GIB), LedgerPart("weights", 5 * GIB)))
 RETURN_SLACK = (
-    "8.0 GiB of device 0 are slack, which freed allocations have left with their tags (tag 'weights': 5.0 GiB, tag 'kv': "
-    '3.0 GiB): pause(tag, backup="host") and resume(tag) return it and keep the contents. Tags with region(runs=False), and '
+    "8 GiB of device 0 are slack, which freed allocations have left with their tags (tag 'weights': 5 GiB, tag 'kv': "
+    '3 GiB): pause(tag, backup="host") and resume(tag) return it and keep the contents. Tags with region(runs=False), and '
     "processes with TMS_RUNS=0, have none."
 )
 
@@ -137,7 +136,7 @@ def test_slack_is_named_beside_the_largest_holder() -> None:
 
 def test_slack_is_the_largest_holder() -> None:
     text = summarize(allocation(), account(SLACK))
-    assert "The largest holder of device 0 is slack of this process: 8.0 GiB of 80.0 GiB (tag 'weights': 5.0 GiB, " in text
+    assert "The largest holder of device 0 is slack of this process: 8 GiB of 80 GiB (tag 'weights': 5 GiB, " in text
     assert text.endswith(RETURN_SLACK)
 
 
@@ -148,7 +147,7 @@ def test_a_device_that_is_too_small() -> None:
 
 def test_a_limit_of_pytorchs_own() -> None:
     text = summarize(allocation(GIB, allowed=8 * GIB), account(IN_USE))
-    assert "limited to 8.0 GiB by torch.cuda.set_per_process_memory_fraction()" in text
+    assert "limited to 8 GiB by torch.cuda.set_per_process_memory_fraction()" in text
     assert "free now" not in text
 
 
@@ -158,7 +157,7 @@ def test_paused_memory_counts_against_a_limit_of_pytorchs_own() -> None:
 
 def test_a_margin_that_forbids_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_memory_saver._core.get_memory_margin", lambda: 6 * GIB)
-    margin = "memory_margin_bytes keeps 6.0 GiB of each device free"
+    margin = "memory_margin_bytes keeps 6 GiB of each device free"
     text = summarize(allocation(5 * GIB, tags=("a",)), account(IN_USE))
     assert margin in text
     assert "free now" not in text
@@ -180,11 +179,11 @@ def test_several_tags_and_all_tags() -> None:
 def test_without_a_device_or_a_ledger() -> None:
     failure = Failure(THIS_PACKAGE, "resume", None, GIB, GIB, None)
     assert summarize(failure, Account(None, None, "the failure names no device")) == (
-        "A resume of all tags needs 1.0 GiB of a device. Who holds it is not known: the failure names no device."
+        "A resume of all tags needs 1 GiB of a device. Who holds it is not known: the failure names no device."
     )
 
 
 def test_a_device_without_any_holder() -> None:
     empty = account(LedgerLine("unattributed", "not attributed", 0), used=0)
     assert empty.sentence == ""
-    assert summarize(resume(), empty).startswith("A resume of tag 'weights' needs 20.0 GiB of device 0")
+    assert summarize(resume(), empty).startswith("A resume of tag 'weights' needs 20 GiB of device 0")

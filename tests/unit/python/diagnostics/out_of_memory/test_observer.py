@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._diagnostics.out_of_memory import from_environment, observer
+from torch_memory_saver._diagnostics.out_of_memory import reporter as module
 from torch_memory_saver._diagnostics.out_of_memory.reporter import Reporter
 from torch_memory_saver._torch import layer
 
@@ -28,9 +28,8 @@ class ObservedTorch:
 def mine(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Reporter:
     """The reporter of a process that has attached no observer."""
     made = Reporter()
-    monkeypatch.setattr(from_environment, "reporter", made)
-    monkeypatch.setattr(observer, "reporter", made)
-    monkeypatch.setattr(observer, "_observed", [])
+    monkeypatch.setattr(module, "reporter", made)
+    monkeypatch.setattr(module, "_observed", [])
     monkeypatch.setattr(layer, "_at_first_use", [])
     return made
 
@@ -41,7 +40,7 @@ def test_the_observer_is_attached_once_where_cuda_is_in_use(
     torch = ObservedTorch(initialized=True)
     monkeypatch.setattr(layer, "imported", lambda: torch)
     for _ in range(2):
-        from_environment.start_reports(str(tmp_path))
+        module.start_reports(str(tmp_path))
     assert torch.attached == [mine.observe]
 
 
@@ -50,7 +49,7 @@ def test_the_observer_is_attached_once_when_cuda_is_initialised(
 ) -> None:
     torch = ObservedTorch(initialized=False)
     monkeypatch.setattr(layer, "imported", lambda: torch)
-    from_environment.start_reports(str(tmp_path))
+    module.start_reports(str(tmp_path))
     assert torch.attached == []
     for queued in torch.queued:
         queued()
@@ -63,7 +62,7 @@ def test_the_observer_is_attached_at_the_first_use_where_torch_is_imported_later
     mine: Reporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer, "imported", lambda: None)
-    from_environment.start_reports(str(tmp_path))
+    module.start_reports(str(tmp_path))
     torch = ObservedTorch(initialized=True)
     for callback in layer._at_first_use:
         callback(torch)
@@ -81,7 +80,7 @@ def test_an_allocator_without_observers_is_a_warning(
     torch = ObservedTorch(initialized=True)
     torch._C = SimpleNamespace(_cuda_attach_out_of_memory_observer=refuse) if fails else SimpleNamespace()
     monkeypatch.setattr(layer, "imported", lambda: torch)
-    from_environment.start_reports(str(tmp_path))
+    module.start_reports(str(tmp_path))
     (record,) = caplog.records
     assert "PyTorch's own out-of-memory errors are not reported" in record.getMessage()
 
@@ -90,7 +89,7 @@ def test_the_variable_starts_it_at_the_first_use_and_not_before(program: Any, tm
     text = """
 import sys
 import torch_memory_saver
-name = "torch_memory_saver._diagnostics.out_of_memory.from_environment"
+name = "torch_memory_saver._diagnostics.out_of_memory.content"
 assert name not in sys.modules
 torch_memory_saver.torch_memory_saver.pause()
 assert name in sys.modules and "torch" not in sys.modules

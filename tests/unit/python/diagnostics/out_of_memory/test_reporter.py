@@ -16,7 +16,7 @@ from fake_torch import FakeTorch
 from recorded_hooks import RUN_OF_FOUR
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._diagnostics.out_of_memory import account, content, from_environment, reporter
+from torch_memory_saver._diagnostics.out_of_memory import account, content, reporter
 from torch_memory_saver._diagnostics.out_of_memory.folder import ReportFolder
 from torch_memory_saver._diagnostics.out_of_memory.reporter import Reporter
 from torch_memory_saver._torch.pools import PoolStore
@@ -33,8 +33,7 @@ TIMEOUT_S = 60
 def mine(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
     """The reporter of a process that has made no report."""
     made = Reporter()
-    for module in (reporter, from_environment):
-        monkeypatch.setattr(module, "reporter", made)
+    monkeypatch.setattr(reporter, "reporter", made)
     monkeypatch.setattr("torch_memory_saver._engine.background._explanations", [made.explain])
     monkeypatch.delenv("RANK", raising=False)
     yield made
@@ -74,8 +73,8 @@ def test_a_failed_resume_names_the_largest_holder_and_the_report(short_of_memory
         short_of_memory.resume("a")
     (report,), (name,) = reports(folder), names(folder)
     assert str(caught.value).endswith(
-        " The largest holder of device 0 is managed memory of this process that is resident: 300.0 MiB of 512.0 MiB "
-        f"(tag 'b': 300.0 MiB). Report: {folder / name}"
+        " The largest holder of device 0 is managed memory of this process that is resident: 300 MiB of 512 MiB "
+        f"(tag 'b': 300 MiB). Report: {folder / name}"
     )
     assert report["missing"] == {}
     assert report["failure"]["needed_bytes"] == 300 * MIB
@@ -160,8 +159,8 @@ def test_the_observer_names_slack(mine: Reporter, folder: Path, slack: str, capl
     with caplog.at_level(logging.WARNING, "torch_memory_saver"):
         mine.observe(0, 500 * MIB, 512 * MIB, 496 * MIB)
     (record,), (report,) = caplog.records, reports(folder)
-    assert record.getMessage().count("2.0 MiB of device 0 are slack") == 1
-    assert f"(tag '{slack}': 2.0 MiB): pause(tag, backup=\"host\") and resume(tag) return it" in record.getMessage()
+    assert record.getMessage().count("2 MiB of device 0 are slack") == 1
+    assert f"(tag '{slack}': 2 MiB): pause(tag, backup=\"host\") and resume(tag) return it" in record.getMessage()
     assert [(row["tag"], row["slack_bytes"]) for row in report["tags"]] == [(slack, 2 * MIB)]
     assert "runs=False" in report["summary"]
 
@@ -361,4 +360,4 @@ def test_the_ledger_is_of_the_device_that_ran_out(
     error.device = 1
     mine.explain(error, None)
     assert asked == [1]
-    assert "The largest holder of device 1 is other processes: 9.0 MiB of 10.0 MiB. Report: " in str(error)
+    assert "The largest holder of device 1 is other processes: 9 MiB of 10 MiB. Report: " in str(error)

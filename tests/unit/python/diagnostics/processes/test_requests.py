@@ -138,7 +138,7 @@ def test_a_request_that_cannot_be_written(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
         command = begin(job, "ask", "--snapshot", str(job.pid))
-        job.do("import torch_memory_saver._diagnostics.processes.serving as s")
+        job.do("import torch_memory_saver._diagnostics.processes.requests as s")
         job.do("def fail(*_, **__): raise OSError(28, 'full')")
         job.do("s.write_text_file = fail")
         job.do("assert module.pause().bytes == 2 * MIB")
