@@ -93,8 +93,8 @@ def svg(counts: Counts, layers: Rows, shared: str, simulator: str, simulator_ord
         'font-family="system-ui, sans-serif" font-size="13" role="img" aria-label="The layers of csrc">',
         f'<rect width="{width:g}" height="{height:g}" fill="{PAPER}"/>',
     ]
-    drawn += [box(box, COLOURS.get(box.name, INK), CONTENTS.get(box.name, "")) for box in boxes.values()]
-    drawn.append(box(Box(shared, left, bottom, right - left + SIMULATOR_WIDTH, 44), INK, CONTENTS[shared]))
+    drawn += [draw_box(box, COLOURS.get(box.name, INK), CONTENTS.get(box.name, "")) for box in boxes.values()]
+    drawn.append(draw_box(Box(shared, left, bottom, right - left + SIMULATOR_WIDTH, 44), INK, CONTENTS[shared]))
     for (user, used), count in sorted(uses.items()):
         if user in rank and used in rank and rank[used] == rank[user] + 1:
             drawn.append(_straight(boxes[user], boxes[used], count))
@@ -178,7 +178,7 @@ def _simulator(name: str, order: Rows, box: Box) -> list[str]:
         each = (box.width - 24 - 8 * (len(row) - 1)) / len(row)
         for place, folder in enumerate(row):
             inner = Box(folder, box.left + 12 + place * (each + 8), box.top + 56 + index * room, each, min(room - 10, 40))
-            drawn.append(box(inner, QUIET, ""))
+            drawn.append(draw_box(inner, QUIET, ""))
     return drawn
 
 
@@ -189,7 +189,7 @@ def text(x: float, y: float, words: str, colour: str, *, bold: bool = False, siz
     )
 
 
-def box(box: Box, colour: str, words: str) -> str:
+def draw_box(box: Box, colour: str, words: str) -> str:
     frame = (
         f'<rect x="{box.left:g}" y="{box.top:g}" width="{box.width:g}" height="{box.height:g}" rx="6" fill="{colour}" '
         f'fill-opacity="0.08" stroke="{colour}" stroke-width="1.5"/>'
@@ -198,9 +198,7 @@ def box(box: Box, colour: str, words: str) -> str:
     if not words:
         return frame + text(box.middle, middle + 5, box.name, INK)
     return (
-        frame
-        + text(box.middle, middle - 4, box.name, INK, bold=True)
-        + text(box.middle, middle + 14, words, QUIET, size=12)
+        frame + text(box.middle, middle - 4, box.name, INK, bold=True) + text(box.middle, middle + 14, words, QUIET, size=12)
     )
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from layers_picture import INK, PAPER, QUIET, Box, box, text
+from layers_picture import INK, PAPER, QUIET, Box, draw_box, text
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What is in each part of the package. A part without a line here is drawn with its name alone.
@@ -52,7 +52,9 @@ def svg(rows: Sequence[Sequence[str]]) -> str:
         for place, name in enumerate(row):
             left, top = MARGIN + place * (each + GAP), MARGIN + number * (HEIGHT + GAP)
             words = CONTENTS.get(name, "") if len(row) < 4 else ""
-            drawn.append(box(Box(name, left, top, each, HEIGHT), COLOURS[number % len(COLOURS)] if words else INK, words))
+            drawn.append(
+                draw_box(Box(name, left, top, each, HEIGHT), COLOURS[number % len(COLOURS)] if words else INK, words)
+            )
     drawn.append(text(WIDTH / 2, height - MARGIN + 2, CAPTION, QUIET, size=12))
     return "\n".join([*drawn, "</svg>"]) + "\n"
 

@@ -155,8 +155,8 @@ class _Sent(NamedTuple):
 
 @dataclass
 class _Memory:
-    """A piece of physical memory, of one allocation or of neighbours (csrc/core/model/run.h), with what was sent of it. It ends
-    with a pause of the tag (its epoch advances)."""
+    """A piece of physical memory, of one allocation or of neighbours (csrc/core/model/run.h), with what was sent of it. It
+    ends with a pause of the tag (its epoch advances)."""
 
     exported: _core.Export
     tag: str

@@ -21,7 +21,6 @@ from torch_memory_saver._torch.empty_cache import count_idle_bytes
 from torch_memory_saver._torch.history import may_have_native_frames
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart
 
-
 __all__ = ["Account", "summarize", "take_account"]
 logger = logging.getLogger("torch_memory_saver")
 
