@@ -127,8 +127,9 @@ calls = []
 saver.on_pause(None, "before", lambda call: calls.append(call.operation))
 
 def allocate():
-    with level("a", _core.BACKUP_NONE, True):
-        address = _core.allocate(2 << 20, 0)
+    level = _core.region_enter("a", _core.BACKUP_NONE, True)
+    _core.allocate(2 << 20, 0)
+    _core.region_leave(level)
 
 def in_child(function):
     pid = os.fork()
