@@ -36,7 +36,7 @@ _DOCTOR = (
     ),
     Mutant(
         "a-process-that-crashes-has-answered",
-        _CLI + "facts.py",
+        _CLI + "check.py",
         "    if child.returncode < 0:",
         "    if child.returncode < -1000:",
         (_TESTS + "test_facts.py::test_a_driver_that_crashes",),
@@ -71,7 +71,7 @@ _DOCTOR = (
     ),
     Mutant(
         "what-the-core-says-of-a-value-is-not-asked",
-        _CLI + "settings_checks.py",
+        _CLI + "installation_checks.py",
         '    variables = {_LEVEL: "warning"} if quiet else {}',
         "    variables: dict[str, str] = {}",
         (_TESTS + "test_settings_checks.py::test_one_mistake_is_named",),

@@ -13,9 +13,8 @@ import subprocess
 import sys
 
 from torch_memory_saver import simulate, torch_memory_saver
-from torch_memory_saver._cli.chart import can_draw_blocks, draw
 from torch_memory_saver._cli.machines import Buffer, GpuMachine, Machine, SimulatedMachine
-from torch_memory_saver._cli.progress import progress_bar
+from torch_memory_saver._cli.output import can_draw_blocks, draw, progress_bar
 from torch_memory_saver._text import binary_size
 from torch_memory_saver.errors import OutOfMemoryError, TorchUnavailableError
 

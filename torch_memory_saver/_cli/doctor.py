@@ -1,4 +1,8 @@
-"""The doctor: checks what the package needs of the installation and the machine, and says what to change."""
+"""The doctor: checks what the package needs of the installation and the machine, says what to change, and shows the ledger.
+
+The checks change nothing and use no GPU in this process. The ledger does: it makes a context on every device, so it is read
+last.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
-from torch_memory_saver._cli import gpu_checks, host_checks, installation_checks, settings_checks, sharing_checks
+from torch_memory_saver import _core
+from torch_memory_saver._cli import gpu_checks, host_checks, installation_checks, sharing_checks
 from torch_memory_saver._cli.check import Check, Finding, Status, fail
-from torch_memory_saver._cli.ledger_report import print_ledger, read_ledger
 from torch_memory_saver._cli.output import write_line
 from torch_memory_saver._text import wrapped
+from torch_memory_saver.errors import TorchMemorySaverError
+from torch_memory_saver.reports.ledger import Ledger
 
-__all__ = ["GROUPS", "Result", "run_doctor"]
+__all__ = ["GROUPS", "LedgerReport", "Result", "print_ledger", "read_ledger", "run_doctor"]
 
 #: Each check runs alone. They are shown in this order.
 GROUPS: Mapping[str, Sequence[Check]] = {
-    "installation": (*installation_checks.CHECKS, *settings_checks.CHECKS),
+    "installation": installation_checks.CHECKS,
     "GPU": gpu_checks.CHECKS,
     "host": host_checks.CHECKS,
     "sending tensors to other processes": sharing_checks.CHECKS,
@@ -43,15 +49,6 @@ class Result(NamedTuple):
     found: str
     advice: str
     details: Sequence[str]
-
-
-def _look(check: Check, debug: bool) -> Finding:
-    try:
-        return check.look()
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        return fail(f"the check itself has failed: {type(error).__name__}: {' '.join(str(error).split())}", _REPORT)
 
 
 def run_doctor(
@@ -87,6 +84,48 @@ def run_doctor(
             print()
             failed = print_ledger() != 0 or failed
     return 1 if failed else 0
+
+
+class LedgerReport(NamedTuple):
+    """The ledger of the devices that could be asked, and a sentence for each one that could not."""
+
+    ledger: Ledger | None
+    failures: tuple[str, ...]
+
+
+def read_ledger() -> LedgerReport:
+    """Makes a context on every visible device, which stays until this process ends. Raises nothing."""
+    from torch_memory_saver import torch_memory_saver
+
+    failures: list[str] = []
+    try:
+        for device in range(_core.device_count()):
+            try:
+                _core.device_memory(device)
+            except TorchMemorySaverError as error:  # no memory is left for a context
+                failures.append(f"device {device} has no ledger: {error}")
+        return LedgerReport(torch_memory_saver.ledger(), tuple(failures))
+    except TorchMemorySaverError as error:
+        return LedgerReport(None, (*failures, f"there is no ledger: {error}"))
+
+
+def print_ledger() -> int:
+    """Prints the ledger, and failures on stderr. Returns the exit status: 1 if a device could not be asked."""
+    report = read_ledger()
+    if report.ledger is not None:
+        write_line(str(report.ledger))
+    for failure in report.failures:
+        print(failure, file=sys.stderr)
+    return 1 if report.failures else 0
+
+
+def _look(check: Check, debug: bool) -> Finding:
+    try:
+        return check.look()
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        return fail(f"the check itself has failed: {type(error).__name__}: {' '.join(str(error).split())}", _REPORT)
 
 
 class _Page:

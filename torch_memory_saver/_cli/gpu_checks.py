@@ -7,8 +7,18 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_memory_saver._cli.check import Check, Finding, fail, ok, skip, warn
-from torch_memory_saver._cli.facts import Device, driver_facts, driver_library, torch_facts
+from torch_memory_saver._cli.check import (
+    Check,
+    Device,
+    Finding,
+    driver_facts,
+    driver_library,
+    fail,
+    ok,
+    skip,
+    torch_facts,
+    warn,
+)
 from torch_memory_saver._text import binary_size
 
 __all__ = ["CHECKS", "network_cards"]

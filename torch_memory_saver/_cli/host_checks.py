@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_memory_saver._cli.check import Check, Finding, fail, ok, skip, warn
-from torch_memory_saver._cli.facts import driver_facts
+from torch_memory_saver._cli.check import Check, Finding, driver_facts, fail, ok, skip, warn
 from torch_memory_saver._cli.gpu_checks import network_cards
 from torch_memory_saver._text import binary_size
 

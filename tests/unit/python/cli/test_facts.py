@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from processes import SIMULATOR
 
-from torch_memory_saver._cli import driver_probe, facts
+from torch_memory_saver._cli import check, driver_probe
 
 
 @pytest.fixture(autouse=True)
 def asked_anew() -> Iterator[None]:
     """What other tests have asked, and what these ask, is forgotten."""
-    for ask in (facts.driver_facts, facts.torch_facts):
+    for ask in (check.driver_facts, check.torch_facts):
         ask.cache_clear()
     yield
-    for ask in (facts.driver_facts, facts.torch_facts):
+    for ask in (check.driver_facts, check.torch_facts):
         ask.cache_clear()
 
 
@@ -32,7 +32,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_driver_describes_each_device(simulated: None) -> None:
-    found = facts.driver_facts()
+    found = check.driver_facts()
     assert (found.problem, found.loaded, found.cuda_version) == (None, True, 13000)
     first, second = found.devices
     assert (first.ordinal, second.ordinal, first.peers, second.peers) == (0, 1, [1], [0])
@@ -48,13 +48,13 @@ def test_the_driver_describes_each_device(simulated: None) -> None:
 
 def test_no_device_is_no_problem_of_the_driver(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMS_SIMULATED_DEVICES", "0")
-    found = facts.driver_facts()
+    found = check.driver_facts()
     assert (found.problem, found.loaded, list(found.devices)) == (None, True, [])
 
 
 def test_a_driver_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMS_CUDA_DRIVER", "/nonexistent.so")
-    found = facts.driver_facts()
+    found = check.driver_facts()
     assert not found.loaded and found.problem is not None and "/nonexistent.so could not be loaded" in found.problem
 
 
@@ -71,26 +71,26 @@ VERSION = "int cuDriverGetVersion(int *v) { *v = 12080; return 0; } "
 def test_a_driver_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = 'int cuInit(unsigned f) { return 802; } int cuGetErrorName(int r, const char **n) { *n = "CUDA_NAME"; return 0; }'
     monkeypatch.setenv("TMS_CUDA_DRIVER", library(tmp_path, VERSION + text))
-    found = facts.driver_facts()
+    found = check.driver_facts()
     assert (found.problem, found.loaded, found.cuda_version) == ("cuInit failed with CUDA_NAME", True, 12080)
 
 
 def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMS_CUDA_DRIVER", library(tmp_path, VERSION + "int cuInit(unsigned f) { return 0; }"))
-    problem = facts.driver_facts().problem
+    problem = check.driver_facts().problem
     assert problem is not None and problem.startswith("cuDeviceGetCount failed with no such function")
 
 
 def test_a_driver_that_crashes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMS_CUDA_DRIVER", library(tmp_path, "int cuDriverGetVersion(int *v) { return *(volatile int *)0; }"))
-    assert facts.driver_facts().problem == "the process was ended by SIGSEGV"
+    assert check.driver_facts().problem == "the process was ended by SIGSEGV"
 
 
 def test_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = "#include <unistd.h>\nint cuDriverGetVersion(int *v) { for (;;) pause(); }"
     monkeypatch.setenv("TMS_CUDA_DRIVER", library(tmp_path, text))
-    monkeypatch.setattr(facts, "_PATIENCE_S", 0.5)
-    assert facts.driver_facts().problem == "there was no answer within 0.5 seconds"
+    monkeypatch.setattr(check, "_PATIENCE_S", 0.5)
+    assert check.driver_facts().problem == "there was no answer within 0.5 seconds"
 
 
 def test_a_device_that_cannot_be_used(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def planted_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_what_pytorch_is_built_for(planted_torch: Path) -> None:
     planted_torch.write_text("class version: cuda = '12.8'\n__version__ = '2.9.0+cu128'\nprint('a banner')")
-    found = facts.torch_facts()
+    found = check.torch_facts()
     assert (found.problem, found.version, found.cuda, found.hip) == (None, "2.9.0+cu128", "12.8", None)
     assert list(found.runtimes) == []
 
@@ -125,21 +125,21 @@ def test_what_others_print_is_not_the_answer(planted_torch: Path) -> None:
     first = """print('{"level": "info"}\\n{"x": 1} no end', end='', flush=True)\n"""
     last = """import atexit; atexit.register(print, '{"bye": 1}')\n"""
     (planted_torch.parent / "sitecustomize.py").write_text(first + last)
-    found = facts.torch_facts()
+    found = check.torch_facts()
     assert (found.problem, found.version) == (None, "2.9.0")
 
 
 def test_a_process_that_a_signal_without_a_name_ends() -> None:
-    assert facts.run_child("-c", "import os; os.kill(os.getpid(), 40)")[2] == "the process was ended by signal 40"
+    assert check.run_child("-c", "import os; os.kill(os.getpid(), 40)")[2] == "the process was ended by signal 40"
 
 
 def test_an_import_that_fails(planted_torch: Path) -> None:
     planted_torch.write_text("raise ImportError('libcudart.so.13: cannot open\\nshared object file')")
-    found = facts.torch_facts()
+    found = check.torch_facts()
     assert (found.problem, found.missing) == ("ImportError: libcudart.so.13: cannot open shared object file", False)
     planted_torch.write_text("import no_such_module")
-    facts.torch_facts.cache_clear()
-    found = facts.torch_facts()
+    check.torch_facts.cache_clear()
+    found = check.torch_facts()
     assert (found.problem, found.missing) == ("No module named 'no_such_module'", False)
 
 
@@ -148,16 +148,16 @@ def test_pytorch_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     python.write_text(f'#!/bin/sh\nexec {sys._base_executable} -I -S "$@"\n')  # type: ignore[attr-defined]
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    found = facts.torch_facts()
+    found = check.torch_facts()
     assert (found.problem, found.missing) == ("No module named 'torch'", True)
 
 
 def test_an_import_that_ends_the_process(planted_torch: Path) -> None:
     planted_torch.write_text("import os; os.abort()")
-    assert facts.torch_facts().problem == "the process was ended by SIGABRT"
+    assert check.torch_facts().problem == "the process was ended by SIGABRT"
 
 
 def test_python_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    for problem in (facts.torch_facts().problem, facts.driver_facts().problem):
+    for problem in (check.torch_facts().problem, check.driver_facts().problem):
         assert problem is not None and "/nonexistent/python could not be started" in problem

@@ -8,8 +8,7 @@ import pytest
 from findings import assert_complete
 
 from torch_memory_saver._cli import gpu_checks
-from torch_memory_saver._cli.check import Finding, Status
-from torch_memory_saver._cli.facts import Device, DriverFacts, TorchFacts
+from torch_memory_saver._cli.check import Device, DriverFacts, Finding, Status, TorchFacts
 
 GIB = 1 << 30
 

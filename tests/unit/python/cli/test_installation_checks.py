@@ -13,8 +13,7 @@ from processes import SIMULATOR, Program
 
 from torch_memory_saver import _core, simulate
 from torch_memory_saver._cli import installation_checks
-from torch_memory_saver._cli.check import Status
-from torch_memory_saver._cli.facts import TorchFacts
+from torch_memory_saver._cli.check import Status, TorchFacts
 from torch_memory_saver._engine import preload
 
 

@@ -8,7 +8,7 @@ import pytest
 from processes import Program
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._cli import ledger_report
+from torch_memory_saver._cli import doctor
 
 MIB = 1 << 20
 DOCTOR = ("--", "python", "-m", "torch_memory_saver", "doctor", "--ledger")
@@ -50,7 +50,7 @@ def test_a_device_without_room_for_a_context(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(_core, "device_count", lambda: 1)
     monkeypatch.setattr(_core, "active_devices", lambda: 0)
     monkeypatch.setattr(_core, "device_memory", refuse)
-    assert ledger_report.print_ledger() == 1
+    assert doctor.print_ledger() == 1
     printed = capsys.readouterr()
     assert printed.err == "device 0 has no ledger: no memory on 0\n"
     assert printed.out == "no device is in use by this process\n"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from torch_memory_saver._cli.progress import progress_bar
+from torch_memory_saver._cli.output import progress_bar
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from findings import assert_complete
 
-from torch_memory_saver._cli import settings_checks
+from torch_memory_saver._cli import installation_checks
 from torch_memory_saver._cli.check import Status
 
 
@@ -20,10 +20,10 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_set() -> None:
-    finding = settings_checks.settings()
+    finding = installation_checks.settings()
     assert_complete(finding, Status.OK)
     assert (finding.found, finding.details) == ("none set", ())
-    assert_complete(settings_checks.output_folders(), Status.SKIP)
+    assert_complete(installation_checks.output_folders(), Status.SKIP)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_one_mistake_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value:
     if level is not None and name != "TMS_LOG_LEVEL":
         monkeypatch.setenv("TMS_LOG_LEVEL", level)  # what is asked is asked anyway
     monkeypatch.setenv(name, value)
-    finding = settings_checks.settings()
+    finding = installation_checks.settings()
     assert_complete(finding, Status.WARN)
     assert finding.found.startswith(found)
     assert f"{name}={value}" in finding.details
@@ -64,7 +64,7 @@ def test_values_that_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    finding = settings_checks.settings()
+    finding = installation_checks.settings()
     assert_complete(finding, Status.OK)
     assert finding.found == "6 set"
 
@@ -73,7 +73,7 @@ def test_several_mistakes_have_a_line_each(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TMS_INIT_ENABLE_CPU_BACKUP", "1")
     monkeypatch.setenv("TMS_INIT_ENABLE_DISK_BACKUP", "1")
     monkeypatch.setenv("TMS_GAURD", "1")
-    finding = settings_checks.settings()
+    finding = installation_checks.settings()
     assert_complete(finding, Status.WARN)
     assert finding.found == "2 mistakes"
     assert finding.details[0] == "TMS_GAURD is unknown; did you mean TMS_GUARD?"
@@ -84,7 +84,7 @@ def test_folders_that_can_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("TMS_DEBUG", "events")
     monkeypatch.setenv("TMS_DEBUG_DIR", str(tmp_path / "new" / "below"))
     monkeypatch.setenv("TMS_METRICS_FILE", str(tmp_path / "metrics-{pid}.txt"))
-    finding = settings_checks.output_folders()
+    finding = installation_checks.output_folders()
     assert_complete(finding, Status.OK)
     assert finding.details == (f"TMS_DEBUG_DIR: {tmp_path}/new/below", f"TMS_METRICS_FILE: {tmp_path}")
     assert list(tmp_path.iterdir()) == []
@@ -100,7 +100,7 @@ def test_the_folder_of_shared_pages(
     """The core makes it, but no folder above it."""
     path = str(tmp_path / folder)
     monkeypatch.setenv("TMS_SHARED_PAGE", path)
-    finding = settings_checks.output_folders()
+    finding = installation_checks.output_folders()
     assert_complete(finding, Status.OK if problem is None else Status.FAIL)
     assert problem is None or finding.found == f"TMS_SHARED_PAGE: {path} cannot be written to: {problem}"
     assert list(tmp_path.iterdir()) == []
@@ -112,6 +112,6 @@ def test_folders_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "file").touch()
     for path in ("/proc/none/file", f"{tmp_path}/file/below"):
         monkeypatch.setenv(name, path)
-        finding = settings_checks.output_folders()
+        finding = installation_checks.output_folders()
         assert_complete(finding, Status.FAIL)
         assert finding.found.startswith(f"{name}: ") and "cannot be written to: " in finding.found
