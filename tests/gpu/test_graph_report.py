@@ -80,7 +80,7 @@ def test_the_report_is_a_table() -> None:
     graph, _kept = captured(step, numbers())
     lines = str(graph_report(graph)).splitlines()
     assert len({len(line) for line in lines}) == 1
-    assert any(line.split() == ["in", "use", "at", "once", "at", "most", "24.00", "MiB"] for line in lines)
+    assert any(line.split() == ["in", "use", "at", "once", "at", "most", "24.0", "MiB"] for line in lines)
     assert any(line.split() == ["kernels", "4"] for line in lines)
 
 

@@ -142,7 +142,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-warm-up-changes-buffers",
-        _SOURCES + "captured/warm_up.py",
+        _SOURCES + "captured/capture_context.py",
         "                buffer.copy_(before)",
         "                pass",
         (_GPU + "test_layer_graphs_calls.py::test_buffers_count_calls_and_not_captures",),
@@ -246,7 +246,7 @@ MUTANTS = (
     ),
     Mutant(
         "kernels-count-as-copies",
-        _SOURCES + "captured/graph_nodes.py",
+        _SOURCES + "captured/graph_report.py",
         "_KERNEL, _MEMCPY, _MEMSET = 0, 1, 2",
         "_KERNEL, _MEMCPY, _MEMSET = 1, 0, 2",
         (_GPU + "test_graph_report.py::test_what_a_graph_takes",),

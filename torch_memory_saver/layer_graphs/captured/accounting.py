@@ -1,14 +1,14 @@
-"""The arithmetic of memory reports, and their tables. Plain Python, for `memory` and `graph_report`."""
+"""The arithmetic of memory reports, and the text of their values. Plain Python, for `memory` and `graph_report`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-__all__ = ["Ranges", "count", "covered_bytes", "part", "peak_bytes", "size", "table"]
+from torch_memory_saver._text import mebibytes
 
-_MIB = 1 << 20
+__all__ = ["Ranges", "count", "covered_bytes", "part", "peak_bytes", "size"]
+
 _NOT_MEASURED = "not measured"
-_INDENT = "  "
 
 
 class Ranges:
@@ -47,7 +47,7 @@ def covered_bytes(ranges: Iterable[tuple[int, int]]) -> int:
 
 def size(value: int | None) -> str:
     """Bytes as text, in MiB."""
-    return _NOT_MEASURED if value is None else f"{value / _MIB:.2f} MiB"
+    return _NOT_MEASURED if value is None else f"{mebibytes(value)} MiB"
 
 
 def count(value: int | None) -> str:
@@ -58,10 +58,3 @@ def count(value: int | None) -> str:
 def part(value: float | None) -> str:
     """A part of a whole as text, in per cent."""
     return _NOT_MEASURED if value is None else f"{value:.1%}"
-
-
-def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Lines of a name and a value each. Values end in one column. Names that begin with spaces belong to the one before."""
-    width = max(len(name) for name, _ in rows)
-    longest = max(len(value) for _, value in rows)
-    return "\n".join(f"{name.ljust(width)}{_INDENT}{value.rjust(longest)}" for name, value in rows)

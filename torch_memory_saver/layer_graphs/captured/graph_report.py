@@ -1,14 +1,19 @@
 """What a plain graph takes that `cuda_graph()` captured, and what its replay saves.
 
 Owns the measurements of captures, by graph. Programs call both functions; nothing else in the package does. What a pool has
-and what is in use can be read at any time. What was in use at once, and the nodes, only the capture can tell: PyTorch's
-history of allocations is on while it lasts.
+and what is in use can be read at any time. What was in use at once, and the nodes, are known during the capture only.
+PyTorch's history of allocations is on while the capture lasts. The nodes are counted before it ends, because PyTorch
+destroys the graph itself afterwards, by calls of the CUDA driver that are allowed in a capture.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import os
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,16 +22,20 @@ import torch
 
 from torch_memory_saver import _core
 from torch_memory_saver._services import layer
-from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError
+from torch_memory_saver._text import table
+from torch_memory_saver.errors import CaptureInProgressError, DriverError, InvalidArgumentError, InvalidStateError
 
-from .accounting import Ranges, count, part, peak_bytes, size, table
-from .graph_nodes import NodeCounts, captured_nodes
+from .accounting import Ranges, count, part, peak_bytes, size
 
-__all__ = ["GraphReport", "graph_report", "measure_capture"]
+__all__ = ["GraphReport", "NodeCounts", "captured_nodes", "graph_report", "measure_capture"]
 
 #: PyTorch's names of an allocation, and of the moment from which its memory can be handed out again.
 _SIGNS = {"alloc": 1, "free_completed": -1}
 _INACTIVE, _HELD = "inactive", "active_allocated"
+#: Of CUstreamCaptureStatus.
+_ACTIVE = 1
+#: Of CUgraphNodeType.
+_KERNEL, _MEMCPY, _MEMSET = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -76,52 +85,21 @@ class GraphReport:
         return None if self.kernels is None or self.copies is None else self.kernels + self.copies
 
     def __str__(self) -> str:
-        return table(
-            [
-                ("pool", size(self.pool_bytes)),
-                ("  segments", count(self.segments)),
-                ("  that a pause releases", size(self.managed_bytes)),
-                ("  in use now", size(self.held_bytes)),
-                ("  free", size(self.free_bytes)),
-                ("in use at once at most", size(self.peak_bytes)),
-                ("  fragmentation", part(self.fragmentation)),
-                ("workspaces of cuBLAS", size(self.workspace_bytes)),
-                ("launches replaced by one", count(self.launches)),
-                ("  kernels", count(self.kernels)),
-                ("  copies and fills", count(self.copies)),
-                ("other nodes", count(self.other_nodes)),
-            ]
-        )
-
-
-class _Allocation(NamedTuple):
-    """An allocation, with its size, or a free, with the negative size."""
-
-    address: int
-    bytes: int
-
-
-class _Measured(NamedTuple):
-    """What a capture has done. Which of it was done in the pool shows when the capture has ended, and the pool is known.
-
-    Attributes:
-        nodes: The graph's.
-        changes: Allocations and frees of the device, in their order.
-        at_end: The allocations of the device that were in use after them.
-    """
-
-    nodes: NodeCounts
-    changes: tuple[_Allocation, ...]
-    at_end: tuple[_Allocation, ...]
-
-    def peak_in(self, segments: Sequence[dict[str, Any]]) -> int:
-        """The bytes in use at once at most in these segments."""
-        pool = Ranges((segment["address"], segment["total_size"]) for segment in segments)
-        at_end = sum(each.bytes for each in self.at_end if each.address in pool)
-        return peak_bytes((each.bytes for each in self.changes if each.address in pool), at_end)
-
-
-_measured: weakref.WeakKeyDictionary[Any, _Measured] = weakref.WeakKeyDictionary()
+        rows = [
+            ("pool", size(self.pool_bytes)),
+            ("  segments", count(self.segments)),
+            ("  that a pause releases", size(self.managed_bytes)),
+            ("  in use now", size(self.held_bytes)),
+            ("  free", size(self.free_bytes)),
+            ("in use at once at most", size(self.peak_bytes)),
+            ("  fragmentation", part(self.fragmentation)),
+            ("workspaces of cuBLAS", size(self.workspace_bytes)),
+            ("launches replaced by one", count(self.launches)),
+            ("  kernels", count(self.kernels)),
+            ("  copies and fills", count(self.copies)),
+            ("other nodes", count(self.other_nodes)),
+        ]
+        return "\n".join(table(rows))
 
 
 @contextlib.contextmanager
@@ -204,6 +182,76 @@ def graph_report(graph: Any, *, clear_workspaces: bool = False) -> GraphReport:
     )
 
 
+class NodeCounts(NamedTuple):
+    """The nodes of a graph.
+
+    Attributes:
+        kernels: Launches of kernels.
+        copies: Copies and fills of memory.
+        others: Everything else, such as functions on the host, events, and graphs in the graph, whose nodes do not count.
+    """
+
+    kernels: int
+    copies: int
+    others: int
+
+
+def captured_nodes(stream: int) -> NodeCounts:
+    """The nodes that the capture under way on a stream has recorded.
+
+    Args:
+        stream: The handle of a stream in the capture.
+
+    Raises:
+        InvalidStateError: The stream does not capture, or its capture was invalidated.
+        DriverError: A call failed.
+    """
+    driver = _driver()
+    status, graph, number = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_size_t()
+    references = ctypes.byref(status), None, ctypes.byref(graph), None, None
+    _check("cuStreamGetCaptureInfo", driver.cuStreamGetCaptureInfo_v2(ctypes.c_void_p(stream), *references))
+    if status.value != _ACTIVE:
+        raise InvalidStateError("no capture is active on this stream, so it has no nodes to count", operation="layer_graphs")
+    _check("cuGraphGetNodes", driver.cuGraphGetNodes(graph, None, ctypes.byref(number)))
+    if not number.value:
+        return NodeCounts(0, 0, 0)
+    nodes = (ctypes.c_void_p * number.value)()
+    _check("cuGraphGetNodes", driver.cuGraphGetNodes(graph, nodes, ctypes.byref(number)))
+    kinds = Counter(_kind(driver, node) for node in nodes)
+    copies = kinds[_MEMCPY] + kinds[_MEMSET]
+    return NodeCounts(kinds[_KERNEL], copies, len(nodes) - kinds[_KERNEL] - copies)
+
+
+class _Allocation(NamedTuple):
+    """An allocation, with its size, or a free, with the negative size."""
+
+    address: int
+    bytes: int
+
+
+class _Measured(NamedTuple):
+    """What a capture has done. Which of it was done in the pool shows when the capture has ended, and the pool is known.
+
+    Attributes:
+        nodes: The graph's.
+        changes: Allocations and frees of the device, in their order.
+        at_end: The allocations of the device that were in use after them.
+    """
+
+    nodes: NodeCounts
+    changes: tuple[_Allocation, ...]
+    at_end: tuple[_Allocation, ...]
+
+    def peak_in(self, segments: Sequence[dict[str, Any]]) -> int:
+        """The bytes in use at once at most in these segments."""
+        pool = Ranges((segment["address"], segment["total_size"]) for segment in segments)
+        at_end = sum(each.bytes for each in self.at_end if each.address in pool)
+        return peak_bytes((each.bytes for each in self.changes if each.address in pool), at_end)
+
+
+_measured: weakref.WeakKeyDictionary[Any, _Measured] = weakref.WeakKeyDictionary()
+
+
 def _clear_workspaces() -> None:
     if torch.cuda.is_current_stream_capturing():
         raise CaptureInProgressError("workspaces cannot be cleared during a capture", operation="layer_graphs")
@@ -236,3 +284,21 @@ def _in_use(segments: Sequence[dict[str, Any]]) -> tuple[_Allocation, ...]:
 def _held_bytes(segments: Sequence[dict[str, Any]]) -> int:
     blocks = (block for segment in segments for block in segment["blocks"])
     return sum(int(block["requested_size"]) for block in blocks if block["state"] == _HELD)
+
+
+def _kind(driver: Any, node: int | None) -> int:
+    kind = ctypes.c_int()
+    _check("cuGraphNodeGetType", driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
+    return kind.value
+
+
+def _check(call: str, result: int) -> None:
+    if result:
+        raise DriverError(
+            f"{call} failed with CUresult {result}: the nodes of the capture are unknown", operation="layer_graphs"
+        )
+
+
+@functools.cache
+def _driver() -> Any:
+    return ctypes.CDLL(os.environ.get("TMS_CUDA_DRIVER") or "libcuda.so.1")

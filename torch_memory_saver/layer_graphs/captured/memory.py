@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from torch_memory_saver._services import PoolId, layer
+from torch_memory_saver._text import table
 
-from .accounting import Ranges, count, covered_bytes, part, size, table
+from .accounting import Ranges, count, covered_bytes, part, size
 from .weak import extent_bytes
 
 __all__ = ["MemoryMeter", "MemoryReport"]
@@ -56,21 +57,20 @@ class MemoryReport:
         return 1 - self.result_bytes / self.pool_bytes if self.pool_bytes else 0.0
 
     def __str__(self) -> str:
-        return table(
-            [
-                ("graphs", count(self.graphs)),
-                ("  their memory outside of pools", size(self.graph_bytes)),
-                ("static inputs", count(self.static_inputs)),
-                ("  their memory", size(self.static_input_bytes)),
-                ("static gradients", size(self.static_gradient_bytes)),
-                ("pools", count(self.pools)),
-                ("  their memory", size(self.pool_bytes)),
-                ("  results at once at most", size(self.result_bytes)),
-                ("  fragmentation", part(self.fragmentation)),
-                ("boundary tensors", count(self.boundary_tensors)),
-                ("  their memory", size(self.boundary_bytes)),
-            ]
-        )
+        rows = [
+            ("graphs", count(self.graphs)),
+            ("  their memory outside of pools", size(self.graph_bytes)),
+            ("static inputs", count(self.static_inputs)),
+            ("  their memory", size(self.static_input_bytes)),
+            ("static gradients", size(self.static_gradient_bytes)),
+            ("pools", count(self.pools)),
+            ("  their memory", size(self.pool_bytes)),
+            ("  results at once at most", size(self.result_bytes)),
+            ("  fragmentation", part(self.fragmentation)),
+            ("boundary tensors", count(self.boundary_tensors)),
+            ("  their memory", size(self.boundary_bytes)),
+        ]
+        return "\n".join(table(rows))
 
 
 class MemoryMeter:

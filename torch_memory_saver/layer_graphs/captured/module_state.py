@@ -1,13 +1,25 @@
-"""What must stay as it is in a captured module: its parts, their modes and hooks, and where its tensors are."""
+"""The state of a captured module: what must stay as it is, and the attributes that the module's code sets.
+
+What must stay are its parts, their modes and hooks, and where its tensors are.
+
+A replay runs no Python, so it sets no attribute on modules or on the objects that modules hold. Tensors among the attributes
+become results of the graph, and are set after each replay. Any other attribute would keep its value: such changes are found
+here and explained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["ModuleState", "find_hook", "one_gpu"]
+__all__ = ["Attributes", "Changes", "ModuleState", "find_hook", "one_gpu"]
 
 #: The attributes of a module that have its hooks, and what registers them.
 _HOOKS = {
@@ -16,6 +28,10 @@ _HOOKS = {
     "_backward_pre_hooks": "register_full_backward_pre_hook",
     "_backward_hooks": "register_full_backward_hook",
 }
+#: Values that are compared, and not only by identity.
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
+#: Objects whose attributes are not looked at.
+_OPAQUE = (torch.Tensor, torch.nn.Module, FunctionType, MethodType, ModuleType, type)
 
 
 def find_hook(parts: Iterable[tuple[str, Any]]) -> str | None:
@@ -78,3 +94,120 @@ class ModuleState:
             if part.training != training:
                 return name or "itself"
         return None
+
+
+class _Attribute(NamedTuple):
+    holder: Any
+    name: str
+    value: Any
+    size: int | None  # of a list, dict or set, which may change without another object
+
+
+class Changes(NamedTuple):
+    """What code has set.
+
+    Attributes:
+        tensors: Tensors, containers of tensors, and None, by the attribute's path in the layer.
+        others: What a replay cannot set, in words, by path.
+    """
+
+    tensors: dict[str, Any]
+    others: dict[str, str]
+
+
+class Attributes:
+    """The attributes of a module, of its submodules, and of the objects that these hold, at one time. Parameters, buffers
+    and submodules are left out."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._found = dict(_attributes(module))
+
+    def changes(self) -> Changes:
+        """What has been set since."""
+        tensors: dict[str, Any] = {}
+        others: dict[str, str] = {}
+        for path, now in _attributes(self._module):
+            before = self._found.get(path)
+            if before is not None and before.value is now.value:
+                if before.size != now.size:
+                    others[path] = f"changes its length from {before.size} to {now.size}"
+            elif now.value is None or _has_tensor(now.value):
+                tensors[path] = now.value
+            elif before is None or not _equal(before.value, now.value):
+                others[path] = f"changes from {'nothing' if before is None else _text(before.value)} to {_text(now.value)}"
+        return Changes(tensors, others)
+
+    def restore(self) -> None:
+        """Takes back what has been set since, if it is or was a tensor: it would keep a graph's memory. Numbers and other
+        objects stay: code that prepares something at its first call need not do so again."""
+        for path, now in list(_attributes(self._module)):
+            before = self._found.get(path)
+            if before is not None and before.value is now.value:
+                continue
+            if before is None and _has_tensor(now.value):
+                delattr(now.holder, now.name)
+            elif before is not None and (_has_tensor(now.value) or _has_tensor(before.value)):
+                setattr(now.holder, now.name, before.value)
+
+    def set(self, values: Mapping[str, Any]) -> None:
+        """Sets attributes by their paths.
+
+        Raises:
+            AttributeError: What had the attribute is gone.
+        """
+        for path, value in values.items():
+            holder_path, _, name = path.rpartition(".")
+            setattr(functools.reduce(getattr, holder_path.split(".") if holder_path else [], self._module), name, value)
+
+    def different(self) -> dict[str, str]:
+        """How numbers, strings and tensors differ from what they were, in words, by path. Without None and what is new."""
+        found: dict[str, str] = {}
+        for path, now in _attributes(self._module):
+            before = self._found.get(path)
+            if before is None or before.value is now.value or before.value is None:
+                continue
+            if isinstance(before.value, torch.Tensor) and isinstance(now.value, torch.Tensor):
+                if before.value.data_ptr() != now.value.data_ptr():
+                    found[path] = "is another tensor"
+            elif isinstance(before.value, _PLAIN) and not _equal(before.value, now.value):
+                found[path] = f"was {_text(before.value)} and is {_text(now.value)}"
+        return found
+
+
+def _attributes(module: Any) -> Iterator[tuple[str, _Attribute]]:
+    for prefix, part in module.named_modules():
+        for name, value in _own(part):
+            path = f"{prefix}.{name}" if prefix else name
+            yield path, _Attribute(part, name, value, _size(value))
+            if hasattr(value, "__dict__") and not isinstance(value, _OPAQUE):
+                for inner, held in list(vars(value).items()):
+                    yield f"{path}.{inner}", _Attribute(value, inner, held, _size(held))
+
+
+def _own(module: Any) -> list[tuple[str, Any]]:
+    """A module's attributes without those that every module has."""
+    return [(name, value) for name, value in vars(module).items() if name not in _names_of_every_module()]
+
+
+@functools.cache
+def _names_of_every_module() -> frozenset[str]:
+    return frozenset(vars(torch.nn.Module()))
+
+
+def _size(value: Any) -> int | None:
+    return len(value) if isinstance(value, (list, dict, set)) else None
+
+
+def _has_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(value))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and isinstance(one, _PLAIN) and bool(one == other)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    return repr(value) if isinstance(value, _PLAIN) else f"a {type(value).__name__}"

@@ -27,7 +27,7 @@ from torch.func import functional_call
 
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
-from .attributes import Attributes
+from .module_state import Attributes
 
 __all__ = ["PartialCapture", "PartialResults", "Resumption", "graph_part", "run_in_scope"]
 

@@ -14,12 +14,11 @@ from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.saver import torch_memory_saver as saver
 
 from .arguments import Arguments
-from .capture_context import autocast_without_cache, cheap_garbage_collection, errors_named, refuse_inside_capture
+from .capture_context import autocast_without_cache, cheap_garbage_collection, errors_named, refuse_inside_capture, unchanged
 from .memory import MemoryMeter, MemoryReport
 from .module_state import ModuleState, find_hook, one_gpu
 from .step_gradients import Gradients, GradientSums, OneGradient, check_parameter_hooks
 from .step_program import StepProgram, check_model, run_microbatch
-from .warm_up import unchanged
 from .weak import weak_tensor
 
 __all__ = ["CapturedStep", "capture_step"]

@@ -1,10 +1,10 @@
-"""Guards the arithmetic of memory reports: what is in use at once, what memory tensors cover, and the tables."""
+"""Guards the arithmetic of memory reports: what is in use at once, what memory tensors cover, and the text of values."""
 
 from __future__ import annotations
 
 import pytest
 
-from torch_memory_saver.layer_graphs.captured.accounting import Ranges, count, covered_bytes, part, peak_bytes, size, table
+from torch_memory_saver.layer_graphs.captured.accounting import Ranges, count, covered_bytes, part, peak_bytes, size
 
 MIB = 1 << 20
 
@@ -43,12 +43,6 @@ def test_an_address_lies_in_a_range_up_to_its_end() -> None:
     assert [address in ranges for address in (99, 100, 109, 110, 200, 201)] == [False, True, True, False, True, False]
 
 
-def test_a_table_has_its_values_in_one_column() -> None:
-    text = table([("pool", size(34 * MIB)), ("  segments", count(3)), ("peak", size(None)), ("unused", part(0.25))])
-    assert text.splitlines() == [
-        "pool           34.00 MiB",
-        "  segments             3",
-        "peak        not measured",
-        "unused             25.0%",
-    ]
-    assert count(None) == part(None) == "not measured"
+def test_values_as_text() -> None:
+    assert [size(34 * MIB), size(1 << 10), count(3), part(0.25)] == ["34.0 MiB", "0.0010 MiB", "3", "25.0%"]
+    assert {size(None), count(None), part(None)} == {"not measured"}
