@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 __all__ = [
     "binary_size",
+    "counted",
     "forget_warnings",
     "mebibytes",
     "printable",
@@ -56,6 +57,11 @@ def binary_size(size: float) -> str:
         size /= _STEP
         del units[0]
     return f"{size:.1f}".removesuffix(".0") + f" {units[0]}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as "1 block" or "2 blocks". `noun`: regular, in the singular."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:

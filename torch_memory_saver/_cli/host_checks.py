@@ -14,7 +14,7 @@ from torch_memory_saver._cli.check import Check, Finding, driver_facts, fail, ok
 from torch_memory_saver._cli.gpu_checks import network_cards
 from torch_memory_saver._text import binary_size
 
-__all__ = ["CHECKS", "why_not_writable"]
+__all__ = ["CHECKS", "has_capability", "why_not_writable"]
 
 #: Where /proc and /sys are. Tests plant other files.
 ROOT = Path("/")
@@ -164,9 +164,10 @@ def huge_pages() -> Finding:
     return ok(found, lines)
 
 
-def _may_lock_all() -> bool:
+def has_capability(number: int) -> bool:
+    """Return whether this process has a capability of Linux, such as 19 for CAP_SYS_PTRACE."""
     words = _read("proc/self/status").partition("CapEff:")[2].split()
-    return bool(words) and bool(int(words[0], 16) >> _CAP_IPC_LOCK & 1)
+    return bool(words) and bool(int(words[0], 16) >> number & 1)
 
 
 def locked_memory() -> Finding:
@@ -174,7 +175,7 @@ def locked_memory() -> Finding:
     if soft == resource.RLIM_INFINITY:
         return ok("a process may lock any amount of memory")
     found = f"a process may lock {binary_size(soft)}"
-    if _may_lock_all():
+    if has_capability(_CAP_IPC_LOCK):
         return ok(f"{found}, and this one has CAP_IPC_LOCK, so that the limit is not for it")
     if network_cards():
         return warn(

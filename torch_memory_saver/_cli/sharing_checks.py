@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from torch_memory_saver._cli.check import Check, Finding, fail, ok, warn
+from torch_memory_saver._cli.host_checks import has_capability
 
 __all__ = ["CHECKS"]
 
@@ -73,11 +74,6 @@ def descriptors_of_siblings() -> Finding:
     return fail(f"the call fails: {os.strerror(number)}", "send tensor.cpu()")
 
 
-def _may_trace_all() -> bool:
-    words = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").partition("CapEff:")[2].split()
-    return bool(words) and bool(int(words[0], 16) >> _CAP_SYS_PTRACE & 1)
-
-
 def ptrace_scope() -> Finding:
     try:
         value = int(_PTRACE_SCOPE.read_text(encoding="ascii"))
@@ -92,7 +88,7 @@ def ptrace_scope() -> Finding:
             f"kernel.yama.ptrace_scope is {value}: no process may receive",
             "set it to 0 at the next start of the machine, because it cannot be lowered before",
         )
-    if _may_trace_all():
+    if has_capability(_CAP_SYS_PTRACE):
         return ok(f"kernel.yama.ptrace_scope is {value}, and this process has CAP_SYS_PTRACE")
     found = f"kernel.yama.ptrace_scope is {value}: a receiver needs CAP_SYS_PTRACE"
     if value == 2:

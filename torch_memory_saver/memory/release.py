@@ -36,7 +36,7 @@ from torch_memory_saver._services import (
     devices_in_use,
     layer,
 )
-from torch_memory_saver._text import mebibytes
+from torch_memory_saver._text import counted, mebibytes
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.options import check_bytes
 from torch_memory_saver.saver import torch_memory_saver as saver
@@ -126,7 +126,7 @@ class ReleaseReport:
             return f"process {self.pid} released nothing: {_REASONS[self.skipped]}"
         parts = [
             f"process {self.pid} released {mebibytes(self.freed_bytes)} MiB of cached device memory "
-            f"({self.rounds} round{'s' if self.rounds > 1 else ''}, {self.seconds:.3f} s)",
+            f"({counted(self.rounds, 'round')}, {self.seconds:.3f} s)",
             *map(str, self.devices),
             "other processes keep their caches: call it in each",
         ]

@@ -49,3 +49,7 @@ def test_lines_after_the_first_are_indented() -> None:
 )
 def test_what_a_terminal_would_obey(text: str, shown: str) -> None:
     assert _text.printable(text) == shown
+
+
+def test_numbers_of_things() -> None:
+    assert [_text.counted(number, "block") for number in (0, 1, 2)] == ["0 blocks", "1 block", "2 blocks"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch_memory_saver._text import mebibytes, table, wrapped
+from torch_memory_saver._text import counted, mebibytes, table, wrapped
 from torch_memory_saver.reports.ledger import Ledger
 
 __all__ = ["format_report"]
@@ -126,7 +126,7 @@ def _stacks(report: dict[str, Any]) -> Iterator[str]:
     if stacks["note"]:
         yield from wrapped(stacks["note"], _WIDTH)
     for row in stacks["rows"]:
-        yield f"{mebibytes(row['bytes'])} MiB in {_count(row['blocks'], 'block')}"
+        yield f"{mebibytes(row['bytes'])} MiB in {counted(row['blocks'], 'block')}"
         frames = [frame for frame in row["frames"] if _FRAMEWORK not in frame] or row["frames"] or [row["origin"]]
         yield from (f"  {frame}" for frame in frames[:_MOST_FRAMES])
         if len(frames) > _MOST_FRAMES:
@@ -153,7 +153,7 @@ def _events(report: dict[str, Any]) -> Iterator[str]:
 
 def _event_object(event: dict[str, Any]) -> str:
     if event["kind"] == "end":
-        return _count(event.get("allocations", 0), "allocation")
+        return counted(event.get("allocations", 0), "allocation")
     return f"tag {event.get('tag')}, device {event.get('device', -1)}"
 
 
@@ -169,10 +169,6 @@ def _settings(report: dict[str, Any]) -> Iterator[str]:
 
 def _pairs(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
     yield from (f"{name:<14} {value}" for name, value in rows)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _bytes(size: int) -> str:

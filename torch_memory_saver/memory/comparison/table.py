@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from torch_memory_saver._stacks import CallStack, Frame, Origin, file_name, is_library, own_frames, title
-from torch_memory_saver._text import mebibytes, signed_mebibytes, table, wrapped
+from torch_memory_saver._text import counted, mebibytes, signed_mebibytes, table, wrapped
 
 from .drift import Drift
 from .fragmentation import HELD_SHARE, DeviceUsage, Fragmentation
@@ -57,7 +57,7 @@ class _Table:
         results = self._comparison
         labels = results.moments
         named = ", ".join(labels) if len(labels) <= _INTERVALS else f"{labels[0]} to {labels[-1]}"
-        yield from self._wrapped(f"{_count(len(labels), 'moment')} ({named}); all sizes in MiB", "")
+        yield from self._wrapped(f"{counted(len(labels), 'moment')} ({named}); all sizes in MiB", "")
         for note in results.notes:
             yield from self._wrapped(f"Note: {note}", "  ")
         yield from self._findings()
@@ -84,7 +84,7 @@ class _Table:
             if leaks:
                 total = signed_mebibytes(sum(leak.growth for leak in leaks))
                 largest = f"the largest: {title(leaks[0].stack)}"
-                what = f"{total} in {_count(len(leaks), 'call stack')}; {largest}"
+                what = f"{total} in {counted(len(leaks), 'call stack')}; {largest}"
                 yield from self._wrapped(f"leak: {_where(usage)}: {what}", "  ")
         for found in results.fragmentation:
             yield from self._wrapped(f"fragmentation: {_where(found.usage)}: {'; '.join(reasons(found))}", "  ")
@@ -146,14 +146,14 @@ class _Table:
             for holder in found.holders[:_FRAMES]:
                 yield from self._wrapped(
                     f"{mebibytes(holder.held)} held in {_held_in(holder.segments, usage)} by "
-                    f"{_count(holder.blocks, 'block')} of {mebibytes(holder.bytes)} in all",
+                    f"{counted(holder.blocks, 'block')} of {mebibytes(holder.bytes)} in all",
                     _INDENT,
                 )
                 yield from self._stack(holder.stack, _INDENT + "  ")
 
     def _drift(self, drift: Drift) -> Iterator[str]:
         places = " -> ".join(mebibytes(position) for position in drift.positions[-_INTERVALS:])
-        size = f"{_count(drift.blocks, 'block')} of {mebibytes(drift.bytes)}"
+        size = f"{counted(drift.blocks, 'block')} of {mebibytes(drift.bytes)}"
         yield f"{size} at {places} ({signed_mebibytes(drift.rise)})  {_where(drift)}"
         yield from self._stack(drift.stack)
         for stack, grown in drift.below[:_FRAMES]:
@@ -172,7 +172,7 @@ class _Table:
             prefix = f"{indent}{'by ' if number else 'at '}"
             yield self._fit(prefix, f"C++ {frame.name}") if native else self._frame(prefix, frame)
         rest = len(own) - _FRAMES
-        folded = [f"{_count(rest, 'more frame')} of the program"] if rest > 0 and not native else []
+        folded = [f"{counted(rest, 'more frame')} of the program"] if rest > 0 and not native else []
         folded += [f"C++ frames: {stack.native_frames}"] if stack.native_frames else []
         if folded:
             yield f"{indent}({', '.join(folded)})"
@@ -210,9 +210,9 @@ def _held_in(number: int, usage: DeviceUsage) -> str:
     """In how many segments memory is held. PyTorch gives single pieces of expandable ones back."""
     pieces = usage.held_pieces[-1]
     if pieces == 0:
-        return _count(number, "segment")
+        return counted(number, "segment")
     if pieces == usage.held_segments[-1]:
-        return f"{_count(number, 'piece')} of expandable segments"
+        return f"{counted(number, 'piece')} of expandable segments"
     return f"{number} segments and pieces of expandable ones"
 
 
@@ -225,10 +225,6 @@ def _change(values: Sequence[int]) -> str:
 def _changes(intervals: Sequence[int]) -> str:
     shown = " ".join(signed_mebibytes(change) for change in intervals[-_INTERVALS:])
     return shown if len(intervals) <= _INTERVALS else f"... {shown}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _cut_left(text: str, room: int) -> str:

@@ -75,7 +75,7 @@ def test_the_scope_of_ptrace(
     if value is not None:
         path.write_text(value)
     monkeypatch.setattr(sharing_checks, "_PTRACE_SCOPE", path)
-    monkeypatch.setattr(sharing_checks, "_may_trace_all", lambda: privileged)
+    monkeypatch.setattr(sharing_checks, "has_capability", lambda number: privileged)
     result = sharing_checks.ptrace_scope()
     assert_complete(result)
     assert result.status == status and found in result.found
