@@ -88,9 +88,8 @@ class TorchWorld:
 
     def paused(self, each: Managed) -> None:
         each.active = each.inherits = False
-        place = {"pinned": "host", "mmap": "host", "disk": "disk", "none": "discard"}[each.backup]
-        place = self.pausing.get("backup") or place
-        each.copy = each.contents if place == "host" else None
+        place = self.pausing.get("backup") or {"none": "discard"}.get(each.backup, "kept")
+        each.copy = None if place == "discard" else each.contents
         if place == "discard":
             each.contents = None
 

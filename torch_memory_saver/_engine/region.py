@@ -26,7 +26,7 @@ from torch_memory_saver._torch.frames import (
     refuse_deferred_body,
     warn,
 )
-from torch_memory_saver._torch.layer import TorchCuda, eager_methods
+from torch_memory_saver._torch.layer import TorchCuda, eager_methods, in_use
 from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, TorchMemorySaverError
 from torch_memory_saver.options import RegionOptions
@@ -103,10 +103,10 @@ class Region(_core.Scope, FunctionDecorator):
                 raise
 
     def _return_idle(self, frame: Frame) -> None:
+        if frame.torch is not in_use():
+            return  # the child of a process that was inside the region has none of its memory
         try:
             self._store.return_idle_of(frame, frame.used)
-        except ForkedProcessError:
-            pass  # the child of a process that was inside the region has no memory
         except (TorchMemorySaverError, RuntimeError) as error:  # a lost device
             logger.warning("%s has been left, but its idle memory was not returned: %s", frame, error)
 
