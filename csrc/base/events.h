@@ -9,7 +9,8 @@
  *
  * The ring keeps no totals. Events that change what an allocation holds (tms_footprint_t) are recorded under the saver's
  * lock, and a reader that holds it gets the records together with the footprints after the last of them. What was held
- * before the first record follows by subtraction, so that it is right also for a ring that has wrapped (core/model/account.h).
+ * before the first record follows by subtraction, so that it is right also for a ring that has wrapped
+ * (core/model/account.h).
  */
 #ifndef TMS_EVENTS_H
 #define TMS_EVENTS_H

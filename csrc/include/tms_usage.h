@@ -35,8 +35,8 @@ typedef struct tms_counters {
     uint64_t pause_nanoseconds_total, pause_bytes_total, pause_copied_bytes_total;
     uint64_t resume_nanoseconds_total, resume_bytes_total, resume_copied_bytes_total;
     uint64_t uncounted_allocations_total; /* of other libraries (tms_library_info_t), for lack of host memory */
-    uint64_t slack_bytes;    /* physical memory of freed allocations that their runs still hold (core/model/run.h); not part of
-                                resident_bytes */
+    uint64_t slack_bytes; /* physical memory of freed allocations that their runs still hold (core/model/run.h); not part of
+                             resident_bytes */
     uint64_t deferred_bytes; /* physical memory of deferred_frees, which is mapped until they are carried out; not part of
                                 resident_bytes */
 } tms_counters_t;

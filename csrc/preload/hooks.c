@@ -2,8 +2,8 @@
 
 #include "abi/start.h"
 #include "core/allocation/allocation.h"
-#include "core/allocation/free.h"
 #include "core/allocation/capture_end.h"
+#include "core/allocation/free.h"
 #include "core/model/inspect.h"
 #include "core/model/peers.h"
 #include "counting.h"

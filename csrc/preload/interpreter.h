@@ -3,8 +3,8 @@
  * With TMS_INIT_ENABLE a process may have managed memory although its program never imports the package: a worker that
  * inherits the environment. CUDA has no IPC handles for managed memory, so PyTorch cannot send its tensors until the package
  * has wrapped the function by which it describes a storage. The first managed allocation of the process therefore makes the
- * interpreter run torch_memory_saver/_engine/preloaded.py, which lies beside this library. Nothing happens without an interpreter,
- * without that file, or a second time.
+ * interpreter run torch_memory_saver/_engine/preloaded.py, which lies beside this library. Nothing happens without an
+ * interpreter, without that file, or a second time.
  *
  * torch calls cudaMalloc with its allocator's mutex held, so the interpreter is not entered here. Two ways lead to it, and
  * the file may run on both: a pending call, which the main thread makes before its next Python call; and a thread of the

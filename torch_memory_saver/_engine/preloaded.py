@@ -11,6 +11,7 @@ A failure must not disturb a program that does not know of this package. The lib
 import importlib.util
 import logging
 import os
+import pathlib
 import sys
 
 
@@ -19,7 +20,7 @@ def _install_sharing() -> None:
     if torch is None:
         return
     if importlib.util.find_spec("torch_memory_saver") is None:
-        sys.path.append(os.path.dirname(os.path.dirname(os.fsdecode(__file__))))
+        sys.path.append(str(pathlib.Path(os.fsdecode(__file__)).parents[2]))
     from torch_memory_saver._engine.process import install_sharing
 
     install_sharing(torch)

@@ -13,16 +13,16 @@
 #include <cmocka.h> /* needs all of the above */
 
 #include "core/allocation/allocation.h"
+#include "core/allocation/capture_end.h"
 #include "core/allocation/free.h"
 #include "core/allocation/reclaim.h"
-#include "core/allocation/capture_end.h"
 #include "core/model/inspect.h"
 #include "core/model/peers.h"
 #include "core/model/saver.h"
+#include "core/model/turn.h"
 #include "core/transition/background.h"
 #include "core/transition/pause.h"
 #include "core/transition/resume.h"
-#include "core/model/turn.h"
 #include "heap_store.h"
 #include "simulator/simulator.h"
 
