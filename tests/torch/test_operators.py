@@ -55,6 +55,17 @@ def test_a_number_can_be_copied_to_a_tensor(number: complex, dtype: torch.dtype)
     assert torch.equal(found.cpu(), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_a_copy_between_devices_changes_type_and_order(dtype: torch.dtype) -> None:
+    source = torch.arange(6, device="cuda:1").view(2, 3)
+    found = torch.zeros(3, 2, dtype=dtype, device="cuda:0")
+    found.t().copy_(source)
+    assert torch.equal(found.cpu(), source.cpu().t().to(dtype))
+    assert torch.equal(source[:, ::2].to("cuda:0", dtype).cpu(), source.cpu()[:, ::2].to(dtype))
+    found.copy_(source[0, :2])  # which is broadcast
+    assert found.tolist() == [[0, 1]] * 3
+
+
 def test_a_tensor_can_be_copied_to_itself() -> None:
     values = torch.arange(6.0, device="cuda")
     assert values.copy_(values.view(6)) is values

@@ -29,6 +29,8 @@ def install(replace: Callable[..., None]) -> None:
             torch.empty(to.shape, device="meta").copy_(torch.empty(source.shape, device="meta"))  # checks the shapes
         if same:
             refuse_overlaps(torch.ops.aten.copy_.default, (to, source), {})
+        if to.device.type == source.device.type == "cuda" and not same and not _is_plain(to, source):
+            return _convert_between_devices(to, source, non_blocking)
         if not same or _is_plain(to, source):
             copy_bytes(to, source, non_blocking)
             return to
@@ -45,6 +47,18 @@ def install(replace: Callable[..., None]) -> None:
 
     replace("copy_", copy_)
     replace("equal", equal)
+
+
+def _convert_between_devices(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+    """A copy to another device that changes the type or the order: an operator on each device, and bytes between them.
+    PyTorch does the same where the devices cannot reach each other, and launches one kernel otherwise."""
+    converted = torch.empty(to.shape, dtype=to.dtype, device=source.device).copy_(source)
+    if to.is_contiguous():
+        copy_bytes(to, converted, non_blocking)
+        return to
+    arrived = torch.empty_like(converted, device=to.device)
+    copy_bytes(arrived, converted, non_blocking)
+    return to.copy_(arrived)
 
 
 def refusal_of_quantised(operator: Any) -> Callable[..., Any]:
