@@ -142,8 +142,9 @@ MUTANTS = (
     Mutant(
         "a-range-stays-open-when-a-copy-fails",
         "csrc/core/transition/pause.c",
-        "    copying.status = copy_device(t, device, wait, error);\n    tms_phases_pop(t);",
-        "    copying.status = copy_device(t, device, wait, error);\n    if (copying.status == TMS_OK) tms_phases_pop(t);",
+        "    tms_phases_pop(t);\n    tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);",
+        "    if (copying.status == TMS_OK) tms_phases_pop(t);\n"
+        "    tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);",
         (_RANGES,),
     ),
     Mutant(

@@ -20,11 +20,8 @@ MUTANTS = (
     Mutant(
         "late-reads-are-not-waited-for",
         "csrc/core/transition/resume.c",
-        "    const uint64_t began = tms_phases_begin(t, TMS_PHASE_SYNCHRONIZE);\n"
-        "    tms_status_t status = tms_quiesce(&t->wait,",
-        "    const uint64_t began = tms_phases_begin(t, TMS_PHASE_SYNCHRONIZE);\n"
-        "    t->done.quiesced = tms_quiesced_never_handed_out();\n"
-        "    tms_status_t status = error ? TMS_OK : tms_quiesce(&t->wait,",
+        "    tms_status_t status = t->planned.affected ? tms_transition_quiesce(t, &t->done.quiesced, error) : TMS_OK;",
+        "    tms_status_t status = TMS_OK;\n    t->done.quiesced = tms_quiesced_never_handed_out();",
         (_FAILED,),
     ),
     Mutant(

@@ -38,9 +38,10 @@ _TRANSITIONS = (
     Mutant(
         "what-is-dropped-is-not-waited-for",
         "csrc/core/transition/pause.c",
-        "        tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, quiesced,",
-        "        !keeps_contents(t) ? (*quiesced = tms_quiesced_never_handed_out(), TMS_OK) :\n"
-        "        tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, quiesced,",
+        "    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);",
+        "    tms_status_t status = TMS_OK;\n"
+        "    quiesced = tms_quiesced_never_handed_out();\n"
+        "    if (keeps_contents(t)) status = tms_transition_quiesce(t, &quiesced, error);",
         (
             "tests/unit/core/transition/test_transition.c",
             "tests/unit/core/transition/test_interrupt.c",
@@ -126,7 +127,7 @@ _TRANSITIONS = (
     ),
     Mutant(
         "a-forked-child-closes-its-parents-copier",
-        "csrc/core/transition/pause.c",
+        "csrc/core/transition/saving.c",
         "    if (status == TMS_FORKED) return status; /* in a forked child: the stream",
         "    /* in a forked child: the stream",
         ("tests/unit/core/transition/test_interrupt_meanwhile.c",),

@@ -7,6 +7,7 @@
 #include "core/transition/giving_up.h"
 #include "core/transition/guarding.h"
 #include "core/transition/phases.h"
+#include "core/transition/saving.h"
 #include "core/transition/transition.h"
 
 /* ---- contents ---- */
@@ -34,63 +35,17 @@ static bool keeps_contents(const tms_transition_t *t) {
     return false;
 }
 
-/* The context of prepare_ahead, which copies call instead of waiting for the bus. */
-typedef struct ahead {
-    const tms_transition_t *t;
-    int device;
-} ahead_t;
-
-static tms_status_t prepare_ahead(void *context, bool *more, tms_error_t *error) {
-    const ahead_t *ahead = context;
-    (void)error; /* a failure is reported to the thread that waits for the piece */
-    *more = tms_backup_batch_help(&ahead->t->saver->stores, &ahead->t->planned.batch, ahead->device);
-    return TMS_OK;
-}
-
 /* `copying`: the devices that own a segment with contents to copy. */
 static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_device_mask_t *copying, tms_error_t *error) {
-    tms_backup_stores_t *stores = &t->saver->stores;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    tms_status_t status = TMS_OK;
     TMS_FOR_EACH(segment, t) {
+        const tms_backup_kind_t kind = kind_of(t, segment, live);
+        segment->only_preserved = kind != chosen_kind(t, segment);
+        tms_status_t status =
+            tms_saving_plan(t, segment, &segment->backup, kind, segment->backup.policy, live, copying, error);
         if (status != TMS_OK) return status;
-        tms_error_context_t here = tms_transition_context_of(t, segment);
-        const tms_backup_request_t request = {.kind = kind_of(t, segment, live),
-                                              .policy = tms_saver_host_policy(t->saver, segment->backup.policy),
-                                              .device = segment->device,
-                                              .group = segment->tag,
-                                              .address = tms_segment_address(segment),
-                                              .live = live,
-                                              .wait = &t->wait};
-        segment->only_preserved = request.kind != chosen_kind(t, segment);
-        status = tms_backup_plan(&segment->backup, stores, &t->planned.batch, &request, &here, error);
-        if (status != TMS_OK) return status;
-        status = tms_wait_check(&t->wait, &here, error);
-        if (segment->backup.planned.bytes == 0) continue;
-        *copying |= (tms_device_mask_t)1 << segment->device;
-        t->planned.total_bytes += segment->backup.planned.bytes;
     }
-    return status == TMS_OK ? tms_backup_batch_start(stores, &t->planned.batch, &context, error) : status;
-}
-
-static tms_status_t copy_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
-    tms_copier_t copier = {.open = false};
-    tms_error_context_t context = tms_transition_context(t, device);
-    tms_status_t status = tms_copier_open(&copier, &t->saver->stores.copying, device, wait, &context, error);
-    copier.done = &t->done.copied_bytes;
-    ahead_t ahead = {.t = t, .device = device};
-    if (tms_backup_batch_can_help(&t->saver->stores, &t->planned.batch)) copier.on_idle = prepare_ahead;
-    copier.on_idle_context = &ahead;
-    TMS_FOR_EACH(segment, t) {
-        if (status != TMS_OK) break;
-        if (segment->device != device) continue;
-        tms_error_context_t here = tms_transition_context_of(t, segment);
-        status = tms_backup_save(&segment->backup, &t->saver->stores, &copier, tms_segment_address(segment), &here, error);
-    }
-    if (status == TMS_FORKED) return status; /* in a forked child: the stream and its context belong to the parent */
-    if (status == TMS_OK) status = tms_copier_wait(&copier, &context, error);
-    (void)tms_copier_close(&copier); /* ACTIVE memory stays mapped, and the copier keeps the host memory if necessary */
-    return status;
+    return tms_backup_batch_start(&t->saver->stores, &t->planned.batch, &context, error);
 }
 
 static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
@@ -101,7 +56,7 @@ static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wai
         copying.bytes += segment->backup.planned.bytes;
     }
     tms_phases_push(t, TMS_PHASE_COPY, copying.bytes);
-    copying.status = copy_device(t, device, wait, error);
+    copying.status = tms_saving_copy(t, device, wait, error);
     tms_phases_pop(t);
     tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);
     return copying.status;
@@ -123,17 +78,6 @@ static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_l
 }
 
 /* ---- the steps ---- */
-
-/* The first step, although host memory could be prepared during the wait: a cancelled call would have to unpin that memory,
- * which waits for the device and blocks launches of all threads until then. */
-static tms_status_t quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error) {
-    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_SYNCHRONIZE);
-    tms_status_t status =
-        tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, quiesced, NULL, t->saver->log, &context, error);
-    tms_phases_end(t, TMS_PHASE_SYNCHRONIZE, began, status);
-    return status;
-}
 
 static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     tms_device_mask_t copying = 0;
@@ -211,7 +155,9 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
 
 static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     tms_quiesced_t quiesced;
-    tms_status_t status = quiesce(t, &quiesced, error);
+    /* The first step, although host memory could be prepared during the wait: a cancelled call would have to unpin that
+     * memory, which waits for the device and blocks launches of all threads until then. */
+    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);
     if (status == TMS_OK) status = save(t, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
     bool committed = status == TMS_OK;

@@ -104,23 +104,13 @@ static void commit(tms_transition_t *t) {
     tms_phases_end(t, TMS_PHASE_DISCARD, began, TMS_OK);
 }
 
-/* Late reads of guarded memory may be in flight. Without guarded memory there is nothing to wait for. */
-static tms_status_t await_readers(tms_transition_t *t, tms_error_t *error) {
-    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    if (t->planned.affected == 0) return TMS_OK;
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_SYNCHRONIZE);
-    tms_status_t status = tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, &t->done.quiesced, NULL,
-                                      t->saver->log, &context, error);
-    tms_phases_end(t, TMS_PHASE_SYNCHRONIZE, began, status);
-    return status;
-}
-
 static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
     TMS_FOR_EACH(segment, t) t->planned.total_bytes += tms_backup_held_bytes(&segment->backup);
     tms_pending_expect(t->pending, t->planned.incomplete ? 0 : t->planned.owners);
     tms_layout_plan(t);
     tms_restore_sort(t);
-    tms_status_t status = await_readers(t, error);
+    /* Late reads of guarded memory may be in flight. Without guarded memory there is nothing to wait for. */
+    tms_status_t status = t->planned.affected ? tms_transition_quiesce(t, &t->done.quiesced, error) : TMS_OK;
     if (status == TMS_OK) status = tms_transition_on_devices(t, t->planned.owners, tms_restore_device, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
     if (status == TMS_OK) {

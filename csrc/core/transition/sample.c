@@ -5,6 +5,7 @@
 
 #include "core/transition/devices.h"
 #include "core/transition/ending.h"
+#include "core/transition/saving.h"
 #include "core/transition/transition.h"
 
 typedef struct sample {
@@ -48,46 +49,18 @@ static tms_live_t ranges_of(const sample_t *sample, const tms_segment_t *segment
 /* `copying`: the devices that own a segment with ranges. */
 static tms_status_t plan_all(sample_t *sample, tms_device_mask_t *copying, tms_error_t *error) {
     tms_transition_t *t = &sample->t;
-    tms_backup_stores_t *stores = &t->saver->stores;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_backup_t *copy = sample->copies;
     TMS_FOR_EACH(segment, t) {
         uint64_t address;
         tms_live_t ranges = ranges_of(sample, segment, &address);
-        tms_error_context_t here = tms_transition_context_of(t, segment);
-        const tms_backup_request_t request = {.kind = TMS_BACKUP_PINNED,
-                                              .policy = tms_saver_host_policy(t->saver, TMS_HOST_DEFAULT),
-                                              .device = segment->device,
-                                              .group = segment->tag,
-                                              .address = address,
-                                              .live = &ranges,
-                                              .wait = &t->wait};
         *copy = (tms_backup_t){.kind = TMS_BACKUP_PINNED, .bytes = segment->bytes};
-        tms_status_t status = tms_backup_plan(copy, stores, &t->planned.batch, &request, &here, error);
-        if (status == TMS_OK) status = tms_wait_check(&t->wait, &here, error);
+        tms_status_t status =
+            tms_saving_plan(t, segment, copy, TMS_BACKUP_PINNED, TMS_HOST_DEFAULT, &ranges, copying, error);
         if (status != TMS_OK) return status;
-        if (copy->planned.bytes > 0) *copying |= (tms_device_mask_t)1 << segment->device;
         copy++;
     }
-    return tms_backup_batch_start(stores, &t->planned.batch, &context, error);
-}
-
-static tms_status_t copy_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
-    tms_copier_t copier = {.open = false};
-    tms_error_context_t context = tms_transition_context(t, device);
-    tms_backup_t *copy = ((sample_t *)t)->copies;
-    tms_status_t status = tms_copier_open(&copier, &t->saver->stores.copying, device, wait, &context, error);
-    TMS_FOR_EACH(segment, t) {
-        if (status != TMS_OK) break;
-        tms_error_context_t here = tms_transition_context_of(t, segment);
-        if (segment->device == device)
-            status = tms_backup_save(copy, &t->saver->stores, &copier, tms_segment_address(segment), &here, error);
-        copy++;
-    }
-    if (status == TMS_FORKED) return status; /* in a forked child: the stream and its context belong to the parent */
-    if (status == TMS_OK) status = tms_copier_wait(&copier, &context, error);
-    (void)tms_copier_close(&copier); /* the copier keeps the host memory if necessary */
-    return status;
+    return tms_backup_batch_start(&t->saver->stores, &t->planned.batch, &context, error);
 }
 
 /* ---- counts ---- */
@@ -135,7 +108,7 @@ static tms_status_t copy_and_count(sample_t *sample, tms_error_t *error) {
     sample->copies = calloc(count + 1, sizeof *sample->copies);
     if (!sample->copies) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     tms_status_t status = plan_all(sample, &copying, error);
-    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, copy_device, error);
+    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, tms_saving_copy, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the copies belong to the parent */
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
     if (status == TMS_OK) count_all(sample);

@@ -93,6 +93,15 @@ bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t
     return damaged && t->asked.address == 0 && has_selected_tag(t, segment);
 }
 
+tms_status_t tms_transition_quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error) {
+    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    const uint64_t began = tms_phases_begin(t, TMS_PHASE_SYNCHRONIZE);
+    tms_status_t status =
+        tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, quiesced, NULL, t->saver->log, &context, error);
+    tms_phases_end(t, TMS_PHASE_SYNCHRONIZE, began, status);
+    return status;
+}
+
 uint64_t tms_transition_mark(tms_transition_t *t) {
     pthread_mutex_lock(&t->saver->lock);
     const uint64_t mark = ++t->saver->marks;

@@ -47,6 +47,8 @@ bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t
  */
 bool tms_transition_gives_up(const tms_transition_t *t, const tms_segment_t *segment);
 
+/* Waits for all devices that have access to a segment on the list, as a phase of the call. */
+tms_status_t tms_transition_quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error);
 /* A new number for `mark` of the runs of the call's segments: a walk that visits each run once. Takes the lock. */
 uint64_t tms_transition_mark(tms_transition_t *t);
 

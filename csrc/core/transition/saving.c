@@ -1,0 +1,54 @@
+#include "core/transition/saving.h"
+
+tms_status_t tms_saving_plan(tms_transition_t *t, tms_segment_t *segment, tms_backup_t *backup, tms_backup_kind_t kind,
+                             tms_host_policy_t policy, const tms_live_t *live, tms_device_mask_t *copying,
+                             tms_error_t *error) {
+    const tms_error_context_t context = tms_transition_context_of(t, segment);
+    const tms_backup_request_t request = {.kind = kind,
+                                          .policy = tms_saver_host_policy(t->saver, policy),
+                                          .device = segment->device,
+                                          .group = segment->tag,
+                                          .address = tms_segment_address(segment),
+                                          .live = live,
+                                          .wait = &t->wait};
+    segment->target = backup;
+    tms_status_t status = tms_backup_plan(backup, &t->saver->stores, &t->planned.batch, &request, &context, error);
+    if (status == TMS_OK) status = tms_wait_check(&t->wait, &context, error);
+    if (status != TMS_OK || backup->planned.bytes == 0) return status;
+    *copying |= (tms_device_mask_t)1 << segment->device;
+    t->planned.total_bytes += backup->planned.bytes;
+    return TMS_OK;
+}
+
+/* State of prepare_ahead, which the copier calls when it would otherwise wait for the bus. */
+typedef struct ahead {
+    const tms_transition_t *t;
+    int device;
+} ahead_t;
+
+static tms_status_t prepare_ahead(void *context, bool *more, tms_error_t *error) {
+    const ahead_t *ahead = context;
+    (void)error; /* a failure is reported to the thread that waits for the piece */
+    *more = tms_backup_batch_help(&ahead->t->saver->stores, &ahead->t->planned.batch, ahead->device);
+    return TMS_OK;
+}
+
+tms_status_t tms_saving_copy(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
+    tms_copier_t copier = {.open = false};
+    tms_error_context_t context = tms_transition_context(t, device);
+    tms_status_t status = tms_copier_open(&copier, &t->saver->stores.copying, device, wait, &context, error);
+    copier.done = &t->done.copied_bytes;
+    ahead_t ahead = {.t = t, .device = device};
+    if (tms_backup_batch_can_help(&t->saver->stores, &t->planned.batch)) copier.on_idle = prepare_ahead;
+    copier.on_idle_context = &ahead;
+    TMS_FOR_EACH(segment, t) {
+        if (status != TMS_OK) break;
+        if (segment->device != device) continue;
+        tms_error_context_t here = tms_transition_context_of(t, segment);
+        status = tms_backup_save(segment->target, &t->saver->stores, &copier, tms_segment_address(segment), &here, error);
+    }
+    if (status == TMS_FORKED) return status; /* in a forked child: the stream and its context belong to the parent */
+    if (status == TMS_OK) status = tms_copier_wait(&copier, &context, error);
+    (void)tms_copier_close(&copier); /* ACTIVE memory stays mapped, and the copier keeps the host memory if necessary */
+    return status;
+}
