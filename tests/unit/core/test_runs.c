@@ -1,5 +1,5 @@
-/* Guards the bookkeeping of runs (allocation/runs.c): what a free leaves, who gets slack, when memory goes, and who releases
- * it where a call owns the run. */
+/* Guards the bookkeeping of runs (model/run.c, model/kinds.c, allocation/free.c): what a free leaves, who gets slack, when
+ * memory goes, and who releases it where a call owns the run. */
 
 #include "neighbours.h"
 
