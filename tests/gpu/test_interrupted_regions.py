@@ -7,14 +7,14 @@ import threading
 from typing import Any
 
 import pytest
-from gpu_support import MIB, SIMULATED, core, empty, is_managed, saver, torch
+from gpu_support import MIB, core, empty, is_managed, saver, torch
 from interruptions import Interruption, every_interruption
 from other_threads import in_thread
 
 #: The distance of two places at which an interruption is tried. The unit tests try every place.
-STEP = 5 if SIMULATED else 60
-#: That of captures, each of which collects garbage.
-CAPTURE_STEP = 211
+STEP = 60
+#: Where each try costs much or leaves pools that the next one looks at: a capture collects garbage, a first region makes pools.
+LONG_STEP = 211
 
 
 def check(kept: Any, place: int) -> None:
@@ -59,7 +59,7 @@ def test_a_first_region_of_a_tag_on_every_device() -> None:
         with saver.region(f"interrupted {number}"):
             pass
 
-    for place in every_interruption(use, STEP):
+    for place in every_interruption(use, LONG_STEP):
         assert core.region_current().depth == 0, place
         assert not is_managed(empty(MIB)), place
         assert torch.cuda.current_device() == device, place
@@ -95,7 +95,7 @@ def test_a_capture() -> None:
             source.mul_(1)
 
     use()
-    for place in every_interruption(use, CAPTURE_STEP):
+    for place in every_interruption(use, LONG_STEP):
         graphs.clear()
         assert core.counters()["visible_captures"] == 0, place
         assert not torch.cuda.is_current_stream_capturing(), place
