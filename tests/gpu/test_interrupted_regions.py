@@ -13,7 +13,7 @@ from other_threads import in_thread
 
 #: The distance of two places at which an interruption is tried. The unit tests try every place.
 STEP = 60
-#: Where each try costs much or leaves pools that the next one looks at: a capture collects garbage, a first region makes pools.
+#: Where each try costs much (a capture collects garbage) or leaves pools that the next one looks at (a first region).
 LONG_STEP = 211
 
 
