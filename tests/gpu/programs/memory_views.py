@@ -103,7 +103,7 @@ def views() -> dict[str, int]:
         "stats().total.paused_bytes": stats.total.paused_bytes,
         "stats().total.resident_peak_bytes": stats.total.resident_peak_bytes or 0,
         "stats().total.backup_bytes": stats.total.backup_bytes,
-        "snapshot()": sum(item["reserved_bytes"] for item in snapshot["segments"] if item["state"] == "active"),
+        "stats().as_dict()": sum(item["reserved_bytes"] for item in snapshot["allocations"] if item["state"] == "active"),
         "events.events().levels()": level("resident_bytes"),
         "events.metrics()": metric("resident"),
         "ledger(): managed": sum(line.bytes or 0 for line in saver.ledger(0)[0].of("managed")),
