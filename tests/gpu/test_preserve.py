@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from gpu_support import MIB, core, errors, saver, segment_of, torch
 
+from torch_memory_saver import _core
 from torch_memory_saver._engine import engine, preserved
 
 #: Bytes that neither a fill pattern nor zeroed memory has.
@@ -344,8 +345,8 @@ def test_where_nothing_is_preserved_nothing_is_asked(monkeypatch: pytest.MonkeyP
         asked.append((named["find_live"] is not None, named["preserves"]))
         return original(*arguments, **named)
 
-    original = core.pause
-    monkeypatch.setattr(core, "pause", pause)
+    original = _core.pause
+    monkeypatch.setattr(_core, "pause", pause)
     tensor = filled(4096)
     cycle()
     saver.preserve(tensor)

@@ -27,6 +27,8 @@ from gpu_support import (
 from importers import Importer, contents, message
 from sent_tensors import SIZE, drop_counter, share, shared_descriptors, weights
 
+from torch_memory_saver import _core
+
 
 def test_a_pause_completes_while_an_importer_has_the_memory(importer: Importer) -> None:
     tensor = weights()
@@ -111,7 +113,7 @@ def test_another_thread_sends_nothing_between_the_look_and_the_pause(
 ) -> None:
     tensor = weights()
     drop_counter(share(tensor))
-    pause, caught = core.pause, []
+    pause, caught = _core.pause, []
 
     def send() -> None:
         with pytest.raises(errors.InvalidStateError, match="this memory is being paused") as info:
@@ -124,7 +126,7 @@ def test_another_thread_sends_nothing_between_the_look_and_the_pause(
         thread.join()
         return pause(*arguments, **named)
 
-    monkeypatch.setattr(core, "pause", send_and_pause)
+    monkeypatch.setattr(_core, "pause", send_and_pause)
     assert saver.pause("weights", if_shared=if_shared, timeout=timeout).possibly_shared_bytes == 0
     assert len(caught) == 1 and shared_descriptors() == set()
     saver.resume("weights")
