@@ -57,22 +57,22 @@ def test_a_pause_completes_while_an_importer_has_the_memory(importer: Importer) 
 
 def test_an_importer_keeps_the_whole_handle(importer: Importer) -> None:
     """An importer keeps all of the memory that shares a handle with what it was sent, slack included."""
-    tensors = [weights(tag="neighbours") for _ in range(8)]  # so many that the last ones share a physical handle
-    saver.pause("neighbours")
-    saver.resume("neighbours")
+    tensors = [weights(tag="whole handle") for _ in range(8)]  # so many that the last ones share a physical handle
+    saver.pause("whole handle")
+    saver.resume("whole handle")
     old = contents(tensors[-1])
     importer.take("old", message(tensors[-1]))
     del tensors[-2]
     saver.empty_cache()
-    assert saver.stats("neighbours").total.slack_bytes == SIZE
+    assert saver.stats("whole handle").total.slack_bytes == SIZE
     kept = core.export_memory(tensors[-1].data_ptr()).bytes
     assert kept > SIZE
     with pytest.raises(errors.InvalidStateError, match=f"pause: other processes may still use {kept} bytes"):
-        saver.pause("neighbours", backup="host", if_shared="refuse")
-    report = saver.pause("neighbours", backup="host")
-    saver.resume("neighbours")
+        saver.pause("whole handle", backup="host", if_shared="refuse")
+    report = saver.pause("whole handle", backup="host")
+    saver.resume("whole handle")
     assert report.possibly_shared_bytes == kept
-    assert saver.stats("neighbours").total.slack_bytes == 0
+    assert saver.stats("whole handle").total.slack_bytes == 0
     assert contents(tensors[-1]) == importer.read("old") == old
     fill_random(tensors[-1], 5)
     torch.cuda.synchronize()
