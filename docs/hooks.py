@@ -57,7 +57,7 @@ def variables() -> list[Variable]:
 
 
 def python_variables() -> list[Variable]:
-    """The variables that the Python code reads, from the table in settings.py, which is read and not imported."""
+    """The variables that the Python code reads, from the table in variables.py, which is read and not imported."""
     source = (REPOSITORY / "torch_memory_saver/_engine/variables.py").read_text(encoding="utf-8")
     tables = [
         node.value

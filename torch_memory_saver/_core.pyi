@@ -132,7 +132,7 @@ class Export(NamedTuple):
     descriptor: int
 
 class Report(NamedTuple):
-    """What a call did: see :class:`torch_memory_saver.TransitionReport`."""
+    """What a call did: see :class:`torch_memory_saver.reports.TransitionReport`."""
 
     allocations: int
     bytes: int
@@ -367,10 +367,6 @@ def libraries() -> list[Library]:
     """Preload mode only."""
 
 def segments() -> list[Segment]: ...
-def segment_records() -> list[dict[str, int | float | str]]:
-    """The same as plain data: the items of Segment but ``contents``, the state and the kind of backup by name, and instead
-    of the two times ``age`` and ``state_age``, the seconds since them."""
-
 def kept_allocations(tags: _Tags, every_backup: bool) -> bytes:
     """What a pause of the tags may keep: address, bytes and reserved bytes of each allocation, as sorted 64-bit numbers.
     `every_backup`: even of those without a backup of their own."""

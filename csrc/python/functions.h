@@ -75,7 +75,6 @@
     TAKES(device_info, "(device)", "What a device is, as a DeviceInfo.")                                                    \
     BARE(libraries, "()", "Memory that is not managed, by library and device.")                                             \
     BARE(segments, "()", "Every managed allocation, in order of allocation.")                                               \
-    BARE(segment_records, "()", "The same as dicts of plain values, with names for numbers and ages for times.")            \
     TAKES(usage, "(tag, device=-1)", "Allocations by tag, then by device; None and -1: all.")                               \
     BARE(reset_peaks, "()", "Every peak becomes what is mapped now.")                                                       \
     TAKES(find, "(address)", "The managed allocation that an address lies in, or None.")                                    \

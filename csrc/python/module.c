@@ -8,7 +8,6 @@
 #include "functions.h"
 #include "include/tms_shared_page.h"
 #include "library.h"
-#include "records.h"
 #include "rows.h"
 #include "state.h"
 
@@ -84,11 +83,20 @@ static int add_backup_kinds(PyObject *module) {
     return result;
 }
 
-/* Adds STATE_NAMES. */
+/* Adds STATE_NAMES: the names of the states by their numbers. */
 static int add_state_names(PyObject *module) {
-    PyObject *names = tms_py_state_names();
-    int result = names ? PyModule_AddObjectRef(module, "STATE_NAMES", names) : -1;
+#define NAME(kind, number, name) [number] = (name),
+    static const char *const states[] = {TMS_SEGMENT_STATES(NAME)};
+#undef NAME
+    enum { COUNT = sizeof states / sizeof *states };
+    PyObject *names = PyTuple_New(COUNT);
+    int result;
 
+    for (Py_ssize_t i = 0; names && i < COUNT; i++) {
+        PyObject *text = PyUnicode_InternFromString(states[i]);
+        if (!text || PyTuple_SetItem(names, i, text) < 0) Py_CLEAR(names);
+    }
+    result = names ? PyModule_AddObjectRef(module, "STATE_NAMES", names) : -1;
     Py_XDECREF(names);
     return result;
 }

@@ -3,13 +3,11 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/status.h"
 #include "convert.h"
 #include "copies.h"
 #include "errors.h"
 #include "functions.h"
-#include "records.h"
 #include "rows.h"
 #include "state.h"
 
@@ -138,20 +136,6 @@ PyObject *tms_py_segments(PyObject *module, PyObject *unused) {
         PyObject *row = tms_py_segment(module, &rows[index]);
         if (!row || PyList_SetItem(list, (Py_ssize_t)index, row) < 0) Py_CLEAR(list);
     }
-    free(rows);
-    return list;
-}
-
-PyObject *tms_py_segment_records(PyObject *module, PyObject *unused) {
-    const tms_api_t *api = tms_py_api(module);
-    tms_segment_info_t *rows;
-    PyObject *list;
-    size_t count = 0;
-
-    (void)unused;
-    rows = tms_py_copy_segments(api, &count);
-    if (!rows) return NULL;
-    list = tms_py_records(rows, count, (double)tms_clock_nanoseconds() / TMS_NANOSECONDS);
     free(rows);
     return list;
 }

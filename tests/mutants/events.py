@@ -133,13 +133,6 @@ MUTANTS = (
         (_PYTHON + "test_metrics.py::test_the_text", _PYTHON + "test_metrics.py::test_prometheus_reads_it"),
     ),
     Mutant(
-        "a-record-has-the-tag-of-the-first",
-        "csrc/python/records.c",
-        "    if (text != common->tag_text) {",
-        "    if (!common->tag) {",
-        ("tests/unit/python/core/test_objects.py::test_records_are_the_segments_as_plain_data",),
-    ),
-    Mutant(
         "a-range-stays-open-when-a-copy-fails",
         "csrc/core/transition/pause.c",
         "    tms_phases_pop(t);\n    tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);",

@@ -171,21 +171,25 @@ class Stats:
     @cached_property
     def allocations(self) -> tuple[Allocation, ...]:
         """Each selected allocation at that moment, in order of allocation."""
-        return tuple(
-            Allocation(
-                address=row.address,
-                bytes=row.bytes,
-                reserved_bytes=row.reserved_bytes,
-                backup_bytes=row.backup_bytes,
-                device=row.device,
-                state=_core.STATE_NAMES[row.state],
-                backup=_BACKUPS.get(row.backup, str(row.backup)),
-                tag=row.tag,
-                age=self._taken_at - row.allocated_at,
-                state_age=self._taken_at - row.changed_at,
-            )
+        return tuple([Allocation(**record) for record in self._records()])
+
+    def _records(self) -> list[dict[str, Any]]:
+        """Return the fields of each selected allocation. The dicts are literals: there may be thousands."""
+        return [
+            {
+                "address": row.address,
+                "bytes": row.bytes,
+                "reserved_bytes": row.reserved_bytes,
+                "backup_bytes": row.backup_bytes,
+                "device": row.device,
+                "state": _core.STATE_NAMES[row.state],
+                "backup": _BACKUPS[row.backup],
+                "tag": row.tag,
+                "age": self._taken_at - row.allocated_at,
+                "state_age": self._taken_at - row.changed_at,
+            }
             for row in self._rows
-        )
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as dicts, lists, texts and numbers, for JSON: ``allocations``, a list with the fields of
@@ -195,12 +199,12 @@ class Stats:
             "format": STATS_FORMAT,
             "pid": os.getpid(),
             "time": time.time() - (time.monotonic() - self._taken_at),
-            "allocations": [vars(allocation) for allocation in self.allocations],
-            "total": vars(self.total),
-            "tags": {tag: vars(usage) for tag, usage in self.tags.items()},
-            "devices": {str(device): vars(usage) for device, usage in self.devices.items()},
-            "pauses": vars(self.pauses),
-            "resumes": vars(self.resumes),
+            "allocations": self._records(),
+            "total": dict(vars(self.total)),
+            "tags": {tag: dict(vars(usage)) for tag, usage in self.tags.items()},
+            "devices": {str(device): dict(vars(usage)) for device, usage in self.devices.items()},
+            "pauses": dict(vars(self.pauses)),
+            "resumes": dict(vars(self.resumes)),
             "counters": dict(self.counters),
         }
 

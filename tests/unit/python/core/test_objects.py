@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +27,7 @@ def run_python(program: str, **variables: str) -> subprocess.CompletedProcess[st
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
 
 
-# Records.
-
-
-def test_records_are_the_segments_as_plain_data(simulator: Any) -> None:
-    for tag, backup in (("a", _core.BACKUP_PINNED), ("b", _core.BACKUP_DISK), ("a", _core.BACKUP_NONE)):
-        with level(tag, backup, True):
-            _core.allocate(3 * MIB, len(tag) % 2)
-    _core.pause(("b",), None)
-    backups = {number: name for name, number in _core.BACKUP_KINDS.items()}
-    rows, records, end = _core.segments(), _core.segment_records(), time.monotonic()
-    assert len(rows) == len(records) == 3
-    for row, record in zip(rows, records, strict=True):
-        assert 0 <= record.pop("state_age") <= end - row.changed_at
-        assert 0 <= record.pop("age") <= end - row.allocated_at
-        assert record == {
-            name: getattr(row, name) for name in ("address", "bytes", "reserved_bytes", "backup_bytes", "device", "tag")
-        } | {"state": _core.STATE_NAMES[row.state], "backup": backups[row.backup]}
-    assert [record["state"] for record in records] == ["active", "paused", "active"]
-    assert records[0] is not records[2]
+# Names.
 
 
 def test_state_names() -> None:

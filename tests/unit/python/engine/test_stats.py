@@ -124,6 +124,16 @@ def test_statistics_as_data_are_json(two_tags: TorchMemorySaver) -> None:
     assert snapshot["counters"] == dict(stats.counters)
 
 
+def test_a_change_of_the_data_does_not_change_the_statistics(two_tags: TorchMemorySaver) -> None:
+    stats = two_tags.stats()
+    data = stats.as_dict()
+    for each in (data["total"], data["tags"]["a"], data["devices"]["0"], data["allocations"][0]):
+        each["bytes"] = -1
+    data["pauses"]["calls"] = -1
+    assert min(stats.total.bytes, stats.tags["a"].bytes, stats.devices[0].bytes, stats.allocations[0].bytes) > 0
+    assert stats.pauses.calls >= 0
+
+
 def test_print_is_a_table(two_tags: TorchMemorySaver) -> None:
     two_tags.reset_peaks()
     lines = str(two_tags.stats()).splitlines()
