@@ -24,7 +24,7 @@ typedef struct tms_state {
     tms_late_devices_t late_devices;
     tms_ledger_t ledger;                 /* preload only: memory that is not managed */
     _Atomic(void *) real[TMS_MAX_HOOKS]; /* preload only: the runtime's functions, resolved lazily */
-    _Atomic bool warned_no_runtime;      /* preload only: no CUDA runtime to forward to */
+    _Atomic bool warned_no_runtime;      /* preload only: there is no CUDA runtime to forward to */
     _Atomic bool warned_not_managed;     /* preload only: an allocation in a region is not managed */
     _Atomic bool warned_no_ipc;          /* preload only: CUDA's IPC handles were asked for managed memory */
     _Atomic bool interpreter_told; /* preload only: the first managed allocation has been made (preload/interpreter.h) */

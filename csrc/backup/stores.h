@@ -48,7 +48,7 @@ tms_status_t tms_backup_stores_init(tms_backup_stores_t *stores, const tms_confi
 /* For tests: adds an initialised store, before the first backup of one of its kinds. */
 void tms_backup_stores_add(tms_backup_stores_t *stores, const tms_backup_operations_t *operations, void *store,
                            tms_backup_kind_t chosen_as, unsigned kinds);
-/* The store of a kind, or NULL. */
+/* Returns the store of a kind, or NULL. */
 const tms_backup_store_t *tms_backup_stores_find(const tms_backup_stores_t *stores, tms_backup_kind_t kind);
 /* Whether a pause may select this kind: TMS_BACKUP_NONE, or the kind by which a store is selected. */
 bool tms_backup_stores_is_choice(const tms_backup_stores_t *stores, int32_t kind);
@@ -107,7 +107,7 @@ tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores
                              tms_error_t *error);
 /* The bytes that the backup holds, or the space that it occupies without contents. */
 uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores);
-/* The same by store, in the order of their list. `bytes` has room for all of them. */
+/* Writes the same bytes for each store, in the order of their list. `bytes` has room for all of them. */
 void tms_backup_taken_by_store(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t *bytes);
 
 #endif

@@ -50,7 +50,7 @@ typedef struct tms_config {
     bool ledger;                 /* TMS_LEDGER: the ledger also counts what libraries allocate that look up the driver's
                                     functions themselves, as NCCL does. It needs the library
                                     `torch_memory_saver_hook_mode_preload_ledger.abi3.so` in `LD_PRELOAD` */
-    char *driver_path;           /* TMS_CUDA_DRIVER: the CUDA driver library to load */
+    char *driver_path;           /* TMS_CUDA_DRIVER: names the CUDA driver library that is loaded */
     int log_level;               /* TMS_LOG_LEVEL: which lines the native log has, in any case of letters. `info` adds
                                     a line for each pause and resume, `debug` also what is otherwise logged once and
                                     then counted. Lines go to Python's logger `torch_memory_saver` or to stderr */

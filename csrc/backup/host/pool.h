@@ -1,4 +1,4 @@
-/* The placement of buffers in their blocks, and the pool of idle memory. Any thread, with the store's lock held. */
+/* The placement of buffers in their blocks, and the pool of idle memory. Any thread may call, with the store's lock held. */
 #ifndef TMS_HOST_POOL_H
 #define TMS_HOST_POOL_H
 

@@ -41,7 +41,7 @@ void tms_account_own(tms_segment_t *segment, tms_segment_state_t state);
 void tms_account_settle(tms_account_t *account, tms_segment_t *segment, tms_segment_state_t state, tms_event_t event);
 /* The segment leaves the registry: it holds nothing from now on. Records its event. */
 void tms_account_remove(tms_account_t *account, tms_segment_t *segment);
-/* The peaks of all and of the devices become what is mapped now. Those of the tags: tms_tag_reset_peaks. */
+/* The peaks of all and of the devices become what is mapped now. tms_tag_reset_peaks does the same for the tags. */
 void tms_account_reset_peaks(tms_account_t *account);
 
 /* The changes of one call, by tag and device. The owner sets the members before `slots`, which are 0. */

@@ -32,7 +32,7 @@ static inline tms_kind_t *tms_kind_of(const tms_piece_t *piece) { return (tms_ki
 
 /* The kind on a list, NULL if there is none yet. */
 tms_kind_t *tms_kinds_find(tms_kind_t *first, tms_backup_kind_t backup, tms_host_policy_t policy, int device);
-/* The same for a segment; made if it is new. NULL: out of host memory. */
+/* Returns the kind of a segment, which is made if it is new. NULL: out of host memory. */
 tms_kind_t *tms_kinds_of_segment(tms_saver_t *saver, tms_kind_t **list, const tms_segment_t *segment);
 /* For tests: forgets the kinds. No segment may have addresses. */
 void tms_kinds_release(tms_saver_t *saver);

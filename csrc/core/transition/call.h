@@ -28,7 +28,7 @@ typedef struct tms_transition_asked {
     bool gives_up;    /* a pause: also gives up the backups of what is paused already */
 } tms_transition_asked_t;
 
-/* The plan of one attempt. Reset by each attempt, except for `collectable`. */
+/* The plan of one attempt. Each attempt resets it, except for `collectable`. */
 typedef struct tms_transition_planned {
     tms_segment_t *first, **end;   /* in order of allocation; a resume sorts them */
     tms_device_mask_t collectable; /* only segments of these devices are selected */

@@ -6,7 +6,7 @@
 #include "core/model/peers.h"
 #include "core/transition/log.h"
 
-/* ---- what the shared page is told ---- */
+/* ---- the entry of the call on the shared page ---- */
 
 tms_shared_page_call_t tms_ending_page_call(const tms_transition_t *t) {
     if (t->asked.from == t->asked.to) return TMS_SHARED_PAGE_IDLE;

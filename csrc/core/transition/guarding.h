@@ -13,7 +13,7 @@ void tms_guarding_cover(tms_transition_t *t, tms_segment_t *segment, tms_device_
 /* After the last tms_guarding_cover of an attempt. */
 void tms_guarding_end(tms_transition_t *t);
 /* Unmaps the guard page from the device's segments on the list, so that memory can be mapped there. The devices that may
- * read it have been waited for (`done.quiesced`). On the thread of the device's part. */
+ * read it have been waited for (`done.quiesced`). It runs on the thread of the device's part. */
 tms_status_t tms_guarding_lift(tms_transition_t *t, int device, tms_error_t *error);
 
 #endif
