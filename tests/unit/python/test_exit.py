@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import levels
 import pytest
 from processes import TIMEOUT_S, environment
 
@@ -222,9 +223,11 @@ if __name__ == "__main__":
 def test_spawned_children_use_the_gpu(tmp_path: Path) -> None:
     program = tmp_path / "spawned.py"
     program.write_text(SPAWNED)
+    variables = environment(False, TMS_DISK_BACKUP_DIR=str(tmp_path / "backups"))
+    variables["PYTHONPATH"] += f"{os.pathsep}{Path(levels.__file__).parent}"
     done = subprocess.run(
         [sys.executable, str(program)],
-        env=environment(False, TMS_DISK_BACKUP_DIR=str(tmp_path / "backups")),
+        env=variables,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -212,6 +212,12 @@ def event_files(tmp_path: Path) -> list[Path]:
 
 
 USES_CUDA = "import torch\ntorch.cuda._lazy_init()\n"
+#: The planted torch has no operators that could be replaced: counts the installations instead.
+COUNTS_INSTALLATIONS = (
+    "import types\ninstallations = []\n"
+    "sys.modules['torch_memory_saver._simulate.operators.install'] = types.SimpleNamespace(\n"
+    "    install=lambda: installations.append(1))\n"
+)
 SEES = "print([name for name in ('torch', 'torch_memory_saver') if name in sys.modules])"
 
 
@@ -231,9 +237,11 @@ def test_a_program_may_look_for_torch_before_it_imports_it(
 ) -> None:
     text = "import importlib.util\nassert importlib.util.find_spec('torch') and importlib.util.find_spec('torch').origin\n"
     after = "\nprint(sys.modules['torch'].__spec__.loader is sys.modules['torch'].__loader__, sys.meta_path[0])"
-    done = torch_program(text + USES_CUDA + after, *([SIMULATE_STARTUP] if simulate_too else []))
+    text = COUNTS_INSTALLATIONS + text + USES_CUDA + after + "\nprint(len(installations))"
+    first, installations = torch_program(text, *([SIMULATE_STARTUP] if simulate_too else [])).stdout.splitlines()
+    assert first.startswith("True ") and "_startup" not in first
+    assert int(installations) == simulate_too
     assert len(event_files(tmp_path)) == 1
-    assert done.stdout.startswith("True ") and "_startup" not in done.stdout
 
 
 def test_nothing_happens_without_cuda(torch_program: Program, tmp_path: Path) -> None:
@@ -263,7 +271,8 @@ def test_the_users_own_sitecustomize_runs_once(torch_program: Program, tmp_path:
     own.mkdir()
     (own / "sitecustomize.py").write_text("import sys\nsys.users_own = getattr(sys, 'users_own', 0) + 1\n")
     before = [*([SIMULATE_STARTUP] if simulate_too else []), str(own)]
-    assert torch_program(f"{USES_CUDA}print(sys.users_own)", *before).stdout == "1\n"
+    text = f"{COUNTS_INSTALLATIONS}{USES_CUDA}print(sys.users_own, len(installations))"
+    assert torch_program(text, *before).stdout == f"1 {int(simulate_too)}\n"
     assert len(event_files(tmp_path)) == 1
 
 

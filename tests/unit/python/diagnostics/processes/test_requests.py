@@ -60,7 +60,9 @@ def test_a_snapshot_is_written_at_the_next_pause(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         snapshot = json.loads(path.read_text())
         assert snapshot["pid"] == job.pid
-        assert [(row["tag"], row["state"], row["bytes"]) for row in snapshot["segments"]] == [("weights", "paused", 4 * MIB)]
+        assert [(row["tag"], row["state"], row["bytes"]) for row in snapshot["allocations"]] == [
+            ("weights", "paused", 4 * MIB)
+        ]
         job.do("module.resume()")  # nothing is requested any more
         assert json.loads(path.read_text()) == snapshot
         (page,) = read_pages(tmp_path).pages
