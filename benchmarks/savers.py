@@ -52,9 +52,9 @@ class Ours(Saver):
     def region(self, tag: str, backup: str, host_memory: str) -> AbstractContextManager[None]:
         settings: dict[str, Any] = {}
         if backup == "disk":
-            settings["enable_disk_backup"] = True
+            settings["backup"] = "disk"
         elif backup != "none":
-            settings |= {"enable_cpu_backup": True, "cpu_backup_backend": backup, "host_memory": host_memory}
+            settings |= {"backup": "mmap" if backup == "mmap" else "host", "host_memory": host_memory}
         manager: AbstractContextManager[None] = self._saver.region(tag=tag, **settings)
         return manager
 

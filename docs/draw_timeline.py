@@ -23,10 +23,10 @@ WIDTH, HEIGHT = 1100, 1040
 ROUNDS = 4
 #: Kernels between a resume and the pause after it.
 STEPS = 40
-#: Of each tag: MiB, and whether it has a backup.
+#: Of each tag: MiB, and its backup.
 ROLES = {
-    "engine": {"weights": (512, True), "kv_cache": (1280, False), "cuda_graph": (96, True)},
-    "trainer": {"params": (512, True), "optimizer": (640, True), "activations": (384, False)},
+    "engine": {"weights": (512, "host"), "kv_cache": (1280, None), "cuda_graph": (96, "host")},
+    "trainer": {"params": (512, "host"), "optimizer": (640, "host"), "activations": (384, None)},
 }
 
 PROGRAM = """
@@ -37,7 +37,7 @@ from torch_memory_saver import torch_memory_saver as saver
 sys.argv[0], tags = sys.argv[1], {tags}  # the name of the process in the picture
 kept = []
 for tag, (mebibytes, backup) in tags.items():
-    with saver.region(tag=tag, enable_cpu_backup=backup):
+    with saver.region(tag=tag, backup=backup):
             kept.append(torch.ones(mebibytes << 18, device="cuda"))
 unmanaged = torch.ones(64 << 18, device="cuda")
 saver.pause()

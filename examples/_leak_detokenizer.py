@@ -15,7 +15,7 @@ class Detokenizer(Stage):
     role = "detokenizer"
 
     def __init__(self) -> None:
-        with torch_memory_saver.region(tag="vocabulary", enable_cpu_backup=True):
+        with torch_memory_saver.region(tag="vocabulary", backup="host"):
             self.words = torch.arange(VOCABULARY - 1, -1, -1, device="cuda")
 
     def generate(self, message: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ class Scheduler(Stage):
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        with torch_memory_saver.region(tag="weights", enable_cpu_backup=True):
+        with torch_memory_saver.region(tag="weights", backup="host"):
             self.weights = torch.ones(WEIGHTS, dtype=torch.int32, device="cuda")
         with torch_memory_saver.region(tag="kv_cache"):
             self.kv_cache = torch.empty(SLOTS, dtype=torch.int64, device="cuda")

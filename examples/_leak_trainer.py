@@ -17,7 +17,7 @@ class Trainer:
 
     def __init__(self, mib: int) -> None:
         values = mib * MIB // 4
-        with torch_memory_saver.region(tag="trainer", enable_cpu_backup=True):
+        with torch_memory_saver.region(tag="trainer", backup="host"):
             self.weights = [torch.zeros(values, device="cuda") for _ in range(BLOCKS)]
         self.offloaded = [torch.zeros(values) for _ in range(BLOCKS)]
         self.moments: list[torch.Tensor] = []

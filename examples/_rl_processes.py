@@ -77,9 +77,9 @@ class Trainer(Process):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
-        with torch_memory_saver.region(tag=WEIGHTS, enable_cpu_backup=True):
+        with torch_memory_saver.region(tag=WEIGHTS, backup="host"):
             self.weights = matrices(sizes)
-        with torch_memory_saver.region(tag=OPTIMIZER, enable_cpu_backup=True):
+        with torch_memory_saver.region(tag=OPTIMIZER, backup="host"):
             self.optimizer = chunks(sizes.optimizer)
         with torch_memory_saver.region(tag=GRADIENTS):
             self.gradients = matrices(sizes)
@@ -139,7 +139,7 @@ class Engine(Process):
 
     def __init__(self, sizes: Sizes, weights_file: str | None = None) -> None:
         super().__init__(sizes)
-        with torch_memory_saver.region(tag=WEIGHTS, enable_cpu_backup=True):
+        with torch_memory_saver.region(tag=WEIGHTS, backup="host"):
             self.weights = matrices(sizes)
         if weights_file is not None:
             for weight, loaded in zip(self.weights, torch.load(weights_file, mmap=True, map_location="cpu"), strict=True):

@@ -101,7 +101,7 @@ class Trainer:
 
     def __init__(self, width: int, backend: str) -> None:
         layers = torch.nn.Linear(width, 4 * width), torch.nn.GELU(), torch.nn.Linear(4 * width, width)
-        with torch_memory_saver.region(WEIGHTS, enable_cpu_backup=True):
+        with torch_memory_saver.region(WEIGHTS, backup="host"):
             self.model = torch.nn.Sequential(*layers).cuda()
         self.initial = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
@@ -148,7 +148,7 @@ class Trainer:
 
 def compiled_region() -> contextlib.AbstractContextManager[Any]:
     """Around every call of compiled code, because any of them may record. A pause saves contents unless told otherwise."""
-    return torch_memory_saver.region(COMPILED, enable_cpu_backup=True)
+    return torch_memory_saver.region(COMPILED, backup="host")
 
 
 def use_released_memory(size: int) -> None:

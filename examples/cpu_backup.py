@@ -1,8 +1,8 @@
 """Contents kept in host memory while the device memory is away.
 
-`enable_cpu_backup=True` copies to pinned memory ("pinned": fast) or to ordinary memory ("mmap": released at the
-resume). While paused, `get_cpu_backup()` gives the host copy of a tensor, for instance to save a
-checkpoint. With `retain_cpu_backup` the host memory is kept from one cycle to the next, which saves allocating it again.
+`backup="host"` copies to pinned memory, which is fast; `backup="mmap"` to ordinary memory, which is released at the resume.
+While paused, `get_cpu_backup()` gives the host copy of a tensor, for instance to save a checkpoint. With
+`host_memory="retain"` the host memory is kept from one cycle to the next, which saves allocating it again.
 
     python examples/cpu_backup.py
 """
@@ -13,20 +13,20 @@ from _common import GIB, allocate, check, check_bytes, checksum, fill_random, fr
 from torch_memory_saver import torch_memory_saver
 
 
-def cycle(backend: str, size: float) -> None:
-    print(f'cpu_backup_backend="{backend}"')
-    with torch_memory_saver.region(tag=backend, enable_cpu_backup=True, cpu_backup_backend=backend):
+def cycle(backup: str, size: float) -> None:
+    print(f'backup="{backup}"')
+    with torch_memory_saver.region(tag=backup, backup=backup):
         weights = allocate(size)
     fill_random(weights)
     expected, before = checksum(weights), free_bytes()
 
-    report = torch_memory_saver.pause(backend)
+    report = torch_memory_saver.pause(backup)
     print(f"  paused in {report.seconds:.2f} s, {report.copied_bytes / 1e9 / report.seconds:.1f} GB/s")
     check_bytes(free_bytes() - before, total(weights), "given back")
     host = torch_memory_saver.get_cpu_backup(weights[0])
     check(host is not None and host.device.type == "cpu", "get_cpu_backup() gives the copy of a paused tensor")
 
-    report = torch_memory_saver.resume(backend)
+    report = torch_memory_saver.resume(backup)
     print(f"  resumed in {report.seconds:.2f} s, {report.copied_bytes / 1e9 / report.seconds:.1f} GB/s")
     check(checksum(weights) == expected, "the contents are what they were")
     check(host is not None and torch.equal(host, weights[0].cpu()), "and the same as the host copy")
@@ -34,10 +34,9 @@ def cycle(backend: str, size: float) -> None:
 
 
 def retained(size: float) -> None:
-    print("retain_cpu_backup = True")
-    with torch_memory_saver.region(tag="retained", enable_cpu_backup=True):
+    print('host_memory="retain"')
+    with torch_memory_saver.region(tag="retained", backup="host", host_memory="retain"):
         weights = allocate(size)
-    torch_memory_saver.retain_cpu_backup = True
     for number in range(3):
         fill_random(weights)
         expected = checksum(weights)
@@ -47,14 +46,13 @@ def retained(size: float) -> None:
         check(checksum(weights) == expected, "the contents are what they were")
     host = torch_memory_saver.get_cpu_backup(weights[0], zero_copy=True)
     check(host is not None and torch.equal(host, weights[0].cpu()), "the last backup is still there to be read")
-    torch_memory_saver.retain_cpu_backup = False
 
 
 def main() -> None:
     size = options(__doc__, gib=2).parse_args().gib * GIB
     fill_random(allocate(0))  # whatever torch loads lazily is loaded before anything is measured
-    for backend in ("pinned", "mmap"):
-        cycle(backend, size)
+    for backup in ("host", "mmap"):
+        cycle(backup, size)
     retained(size)
 
 

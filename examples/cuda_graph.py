@@ -21,7 +21,7 @@ def main() -> None:
     layers = max(1, size // LAYER_BYTES)
     shape = (max(BATCHES), LAYER_BYTES // max(BATCHES) // 4)
 
-    with torch_memory_saver.region(tag="weights", enable_cpu_backup=True):
+    with torch_memory_saver.region(tag="weights", backup="host"):
         weights = [torch.empty(shape, dtype=torch.int32, device="cuda") for _ in range(layers)]
     tokens = torch.empty(shape, dtype=torch.int32, device="cuda")
     fill_random([tokens, *weights])

@@ -28,7 +28,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         folder = Path(name)
         torch_memory_saver.set_disk_backup_dir(folder)
-        with torch_memory_saver.region(tag="optimizer", enable_disk_backup=True):
+        with torch_memory_saver.region(tag="optimizer", backup="disk"):
             state = allocate(arguments.gib * GIB)
         fill_random(state)
         expected, size = checksum(state), total(state)

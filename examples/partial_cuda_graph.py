@@ -92,7 +92,7 @@ class Training:
 
     def __init__(self, setup: Setup, chunks: list[list[nn.Module]], order: Sequence[int], is_first: bool = True) -> None:
         self.setup = setup
-        with torch_memory_saver.region(tag=WEIGHTS, enable_cpu_backup=True):
+        with torch_memory_saver.region(tag=WEIGHTS, backup="host"):
             self.modules = [[module.cuda() for module in row] for row in chunks]
         self.parameters = [each for row in self.modules for module in row for each in module.parameters()]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3)

@@ -76,7 +76,7 @@ class Step:
 class KeepEverything:
     """Stands in for torch_memory_saver in the run that the managed one is compared with."""
 
-    def region(self, tag: str, enable_cpu_backup: bool = False) -> AbstractContextManager[None]:
+    def region(self, tag: str, backup: str | None = None) -> AbstractContextManager[None]:
         return nullcontext()
 
     def cuda_graph(self, graph: torch.cuda.CUDAGraph, tag: str) -> AbstractContextManager[None]:
@@ -215,7 +215,7 @@ class Trainer:
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def region(self) -> AbstractContextManager[None]:
-        region: AbstractContextManager[None] = self.saver.region(tag=TRAINER, enable_cpu_backup=True)
+        region: AbstractContextManager[None] = self.saver.region(tag=TRAINER, backup="host")
         return region
 
     def train(self, sequences: torch.Tensor) -> float:

@@ -17,14 +17,14 @@ STEPS = 6
 def train(sleeps: bool) -> tuple[list[float], int]:
     """The losses of all steps, and the fewest bytes that were released while it slept."""
     torch.manual_seed(0)
-    with torch_memory_saver.region(tag="training", enable_cpu_backup=True):
+    with torch_memory_saver.region(tag="training", backup="host"):
         model = torch.nn.Sequential(torch.nn.Linear(256, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 1)).cuda()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     inputs = torch.randn(64, 256).cuda()
     wanted = inputs.sum(dim=1, keepdim=True)
     losses, released = [], []
     for _ in range(STEPS):
-        with torch_memory_saver.region(tag="training", enable_cpu_backup=True):
+        with torch_memory_saver.region(tag="training", backup="host"):
             loss = torch.nn.functional.mse_loss(model(inputs), wanted)
             optimizer.zero_grad()
             loss.backward()

@@ -28,7 +28,7 @@ def main() -> None:
         return torch.full((shard_bytes,), number, dtype=torch.uint8, device="cuda")
 
     print(f"{THREADS} threads load {SHARDS} shards.")
-    with torch_memory_saver.region(tag="weights", enable_cpu_backup=True), ThreadPoolExecutor(THREADS) as pool:
+    with torch_memory_saver.region(tag="weights", backup="host"), ThreadPoolExecutor(THREADS) as pool:
         shards = list(pool.map(torch_memory_saver.bind_region(load), range(SHARDS)))
     check(all(torch_memory_saver.tag_of(shard) == "weights" for shard in shards), "every shard belongs to the region")
     check_bytes(start - free_bytes(), total(shards), "taken by the shards")

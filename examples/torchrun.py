@@ -27,7 +27,7 @@ def main() -> None:
     torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
 
-    with torch_memory_saver.region(tag="weights", enable_cpu_backup=True):
+    with torch_memory_saver.region(tag="weights", backup="host"):
         gradient = torch.full((size // 4,), float(rank + 1), device="cuda")
     result = torch.zeros_like(gradient)
     dist.all_reduce(result)  # NCCL is set up before the capture

@@ -54,7 +54,7 @@ DEFAULT_TAG = "default"
 
 #: The public names of the kinds of backups, and what a pause can select instead of them.
 _BACKUPS = {"host": _core.BACKUP_PINNED, "mmap": _core.BACKUP_MMAP, "disk": _core.BACKUP_DISK}
-_PAUSE_BACKUPS = {"host": _core.BACKUP_PINNED, "disk": _core.BACKUP_DISK, "discard": _core.BACKUP_NONE}
+_PAUSE_BACKUPS = {**_BACKUPS, "discard": _core.BACKUP_NONE}
 #: The C++ package's names of those in host memory.
 _BACKENDS = {"pinned": "host", "mmap": "mmap"}
 #: The default timeout of a pause, in seconds.

@@ -380,7 +380,7 @@ class TorchMemorySaver:
         self,
         tag: str | Iterable[str] | None = None,
         *,
-        backup: Literal["host", "disk", "discard"] | None = None,
+        backup: _Backup | Literal["discard"] = None,
         live_only: bool = True,
         progress: Callable[[int, int], Any] | None = None,
         if_shared: Literal["allow", "wait", "refuse"] = "allow",
@@ -409,9 +409,9 @@ class TorchMemorySaver:
         Args:
             tag: A tag, several, or None for every tag. A tag with ``*``, ``?`` or ``[`` that no region or allocation has had
                 is a pattern (:mod:`fnmatch`, case-sensitive), for the tags that allocations have had when the call begins.
-            backup: Where this pause keeps the contents, in place of the choice of the regions: "host" or "disk" as for
-                :meth:`region`, or "discard" (nowhere). None: the regions' choice. "host" leaves "mmap" of a region as it is.
-                "discard" is also the way out if a backup is lost.
+            backup: Where this pause keeps the contents, in place of the choice of the regions: "host", "mmap" or "disk" as
+                for :meth:`region`, or "discard" (nowhere). None: the regions' choice. "discard" is also the way out if a
+                backup is lost.
             live_only: False copies the free blocks as well.
             progress: Called on this thread with (bytes done, total bytes), a few times a second while contents are copied,
                 and once at the end. It must not call pause or resume.

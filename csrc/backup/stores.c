@@ -3,15 +3,15 @@
 /* ---- the list ---- */
 
 void tms_backup_stores_add(tms_backup_stores_t *stores, const tms_backup_operations_t *operations, void *store,
-                           tms_backup_kind_t chosen_as, unsigned kinds) {
-    stores->list[stores->count++] = (tms_backup_store_t){operations, store, chosen_as, kinds};
+                           unsigned kinds) {
+    stores->list[stores->count++] = (tms_backup_store_t){operations, store, kinds};
 }
 
 tms_status_t tms_backup_stores_init(tms_backup_stores_t *stores, const tms_config_t *config, const tms_copying_t *copying,
                                     tms_error_t *error) {
     *stores = (tms_backup_stores_t){.copying = *copying};
     const tms_backup_store_t rows[] = {
-#define ROW(member, type, operations, chosen_as, kinds) {&(operations), &stores->member, (chosen_as), (kinds)},
+#define ROW(member, type, operations, kinds) {&(operations), &stores->member, (kinds)},
         TMS_BACKUP_STORE_ROWS(ROW)
 #undef ROW
     };
@@ -21,8 +21,7 @@ tms_status_t tms_backup_stores_init(tms_backup_stores_t *stores, const tms_confi
     tms_status_t status = TMS_OK;
     for (int i = 0; i < ROWS && status == TMS_OK; i++) {
         status = rows[i].operations->init(rows[i].store, &setup, error);
-        if (status == TMS_OK)
-            tms_backup_stores_add(stores, rows[i].operations, rows[i].store, rows[i].chosen_as, rows[i].kinds);
+        if (status == TMS_OK) tms_backup_stores_add(stores, rows[i].operations, rows[i].store, rows[i].kinds);
     }
     if (status == TMS_OK) return TMS_OK;
     tms_backup_stores_drain(stores);
@@ -36,17 +35,6 @@ const tms_backup_store_t *tms_backup_stores_find(const tms_backup_stores_t *stor
         if (stores->list[i].kinds & (uint64_t)1 << kind) return &stores->list[i];
     }
     return NULL;
-}
-
-bool tms_backup_stores_is_choice(const tms_backup_stores_t *stores, int32_t kind) {
-    const tms_backup_store_t *entry = tms_backup_stores_find(stores, (tms_backup_kind_t)kind);
-    return kind == TMS_BACKUP_NONE || (entry && entry->chosen_as == (tms_backup_kind_t)kind);
-}
-
-tms_backup_kind_t tms_backup_stores_choose(const tms_backup_stores_t *stores, tms_backup_kind_t choice,
-                                           tms_backup_kind_t own) {
-    const tms_backup_store_t *entry = tms_backup_stores_find(stores, choice);
-    return entry && entry == tms_backup_stores_find(stores, own) ? own : choice;
 }
 
 /* ---- all of them ---- */

@@ -13,23 +13,22 @@
 
 #define TMS_BACKUP_BIT(kind) (1u << TMS_BACKUP_##kind)
 
-/* One row for each store: its member of tms_backup_stores_t, the member's type, its operations, the kind by which a pause
- * selects it, and all kinds that it keeps. The host store comes first, because others may hold its memory. */
+/* One row for each store: its member of tms_backup_stores_t, the member's type, its operations, and the kinds that it keeps.
+ * The host store comes first, because others may hold its memory. */
 #define TMS_BACKUP_STORE_ROWS(X)                                                                                            \
-    X(host, tms_host_store_t, tms_host_operations, TMS_BACKUP_PINNED, TMS_BACKUP_BIT(PINNED) | TMS_BACKUP_BIT(MMAP))        \
-    X(disk, tms_disk_directory_t, tms_disk_operations, TMS_BACKUP_DISK, TMS_BACKUP_BIT(DISK))
+    X(host, tms_host_store_t, tms_host_operations, TMS_BACKUP_BIT(PINNED) | TMS_BACKUP_BIT(MMAP))                           \
+    X(disk, tms_disk_directory_t, tms_disk_operations, TMS_BACKUP_BIT(DISK))
 
 typedef struct tms_backup_store {
     const tms_backup_operations_t *operations;
     void *store;
-    tms_backup_kind_t chosen_as; /* one of `kinds` */
-    unsigned kinds;              /* TMS_BACKUP_BIT */
+    unsigned kinds; /* TMS_BACKUP_BIT */
 } tms_backup_store_t;
 
 /* Part of the saver. Each store has its own locks. */
 typedef struct tms_backup_stores {
     tms_copying_t copying;
-#define TMS_BACKUP_MEMBER(member, type, operations, chosen_as, kinds) type member;
+#define TMS_BACKUP_MEMBER(member, type, operations, kinds) type member;
     TMS_BACKUP_STORE_ROWS(TMS_BACKUP_MEMBER)
 #undef TMS_BACKUP_MEMBER
     tms_backup_store_t list[TMS_BACKUP_STORES_MOST]; /* those of the rows, then added ones */
@@ -47,15 +46,9 @@ tms_status_t tms_backup_stores_init(tms_backup_stores_t *stores, const tms_confi
                                     tms_error_t *error);
 /* For tests: adds an initialised store, before the first backup of one of its kinds. */
 void tms_backup_stores_add(tms_backup_stores_t *stores, const tms_backup_operations_t *operations, void *store,
-                           tms_backup_kind_t chosen_as, unsigned kinds);
-/* Returns the store of a kind, or NULL. */
+                           unsigned kinds);
+/* Returns the store of a kind, or NULL: there is no such kind, or it keeps nothing. */
 const tms_backup_store_t *tms_backup_stores_find(const tms_backup_stores_t *stores, tms_backup_kind_t kind);
-/* Whether a pause may select this kind: TMS_BACKUP_NONE, or the kind by which a store is selected. */
-bool tms_backup_stores_is_choice(const tms_backup_stores_t *stores, int32_t kind);
-/* The kind of backup for a pause that selected `choice`: the region's kind `own` if the same store keeps both, else
- * `choice`. */
-tms_backup_kind_t tms_backup_stores_choose(const tms_backup_stores_t *stores, tms_backup_kind_t choice,
-                                           tms_backup_kind_t own);
 /* Each of these calls the operation of the same name of every store. */
 void tms_backup_stores_drain(tms_backup_stores_t *stores);
 void tms_backup_stores_release(tms_backup_stores_t *stores);

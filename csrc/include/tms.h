@@ -134,9 +134,8 @@ typedef struct tms_selection {
      * can still be undone. A non-zero result ends the call with TMS_INTERRUPTED. It must not call pause or resume. */
     int32_t (*interrupted)(void *interrupt_context);
     void *interrupt_context;
-    /* pause: overrides the backup of the regions for this call: TMS_BACKUP_NONE, TMS_BACKUP_DISK, or TMS_BACKUP_PINNED (host
-     * memory; allocations with a backup of kind MMAP keep that). Read if has_backup. TMS_BACKUP_NONE also discards the
-     * backups of selected allocations that are paused already. */
+    /* pause: the kind of backup for this call, in place of the regions' choice. Read if has_backup. TMS_BACKUP_NONE also
+     * discards the backups of selected allocations that are paused already. */
     int32_t has_backup;
     int32_t backup;
     int32_t host_policy; /* resume: tms_host_policy_t for what this call resumes; TMS_HOST_DEFAULT: the policies of the

@@ -67,15 +67,15 @@ MUTANTS = (
     Mutant(
         "files-count-as-host-memory",
         "csrc/core/model/account.c",
-        "        if (account->stores->list[i].chosen_as == TMS_BACKUP_PINNED) change.host_backup_bytes += backup;",
-        "        if (account->stores->list[i].chosen_as != TMS_BACKUP_NONE) change.host_backup_bytes += backup;",
+        "        if (account->stores->list[i].kinds & TMS_BACKUP_BIT(PINNED)) change.host_backup_bytes += backup;",
+        "        change.host_backup_bytes += backup;",
         (_SHOWN,),
     ),
     Mutant(
         "another-store-counts-as-host-memory",
         "csrc/core/model/account.c",
-        "        if (account->stores->list[i].chosen_as == TMS_BACKUP_PINNED) change.host_backup_bytes += backup;",
-        "        if (account->stores->list[i].chosen_as != TMS_BACKUP_DISK) change.host_backup_bytes += backup;",
+        "        if (account->stores->list[i].kinds & TMS_BACKUP_BIT(PINNED)) change.host_backup_bytes += backup;",
+        "        if (!(account->stores->list[i].kinds & TMS_BACKUP_BIT(DISK))) change.host_backup_bytes += backup;",
         (_SHOWN,),
     ),
     Mutant(

@@ -40,8 +40,8 @@ static void change_page(const tms_account_t *account, const tms_segment_t *segme
                                        .damaged = (uint64_t)is_damaged(now) - (uint64_t)is_damaged(before)};
     for (int i = 0; i < account->stores->count; i++) {
         const uint64_t backup = now->backup_bytes[i] - before->backup_bytes[i];
-        if (account->stores->list[i].chosen_as == TMS_BACKUP_PINNED) change.host_backup_bytes += backup;
-        if (account->stores->list[i].chosen_as == TMS_BACKUP_DISK) change.disk_backup_bytes += backup;
+        if (account->stores->list[i].kinds & TMS_BACKUP_BIT(PINNED)) change.host_backup_bytes += backup;
+        if (account->stores->list[i].kinds & TMS_BACKUP_BIT(DISK)) change.disk_backup_bytes += backup;
     }
     tms_shared_page_change(account->page, segment->row, &change);
 }

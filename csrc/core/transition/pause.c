@@ -15,8 +15,7 @@
 /* The kind of backup that the call or the region chooses for a segment. */
 static tms_backup_kind_t chosen_kind(const tms_transition_t *t, const tms_segment_t *segment) {
     const tms_selection_t *selection = t->asked.selection;
-    if (!selection->has_backup) return segment->backup.kind;
-    return tms_backup_stores_choose(&t->saver->stores, (tms_backup_kind_t)selection->backup, segment->backup.kind);
+    return selection->has_backup ? (tms_backup_kind_t)selection->backup : segment->backup.kind;
 }
 
 /* The kind of backup of a segment in this pause. `live`: the result of find_live, or NULL. */

@@ -276,7 +276,8 @@ static int32_t poll(void *context) {
 static tms_status_t check_selection(const tms_transition_t *t, tms_error_t *error) {
     const tms_selection_t *selection = t->asked.selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    if (selection->has_backup && !tms_backup_stores_is_choice(&t->saver->stores, selection->backup))
+    if (selection->has_backup && selection->backup != TMS_BACKUP_NONE &&
+        !tms_backup_stores_find(&t->saver->stores, (tms_backup_kind_t)selection->backup))
         return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "there is no backup kind %d for one pause",
                              (int)selection->backup);
     if (selection->host_policy < TMS_HOST_DEFAULT || selection->host_policy > TMS_HOST_RETAIN)

@@ -288,21 +288,15 @@ static void resources_that_a_copier_cannot_release_are_quarantined(void **state)
     }
 }
 
-/* A pause chooses a store, of the kind that the region selected. */
-static void a_pause_chooses_a_store(void **state) {
+static void each_kind_has_a_store(void **state) {
     fixture_t *f = *state;
     const tms_backup_stores_t *stores = &f->saver.stores;
-    const tms_backup_kind_t kinds[] = {TMS_BACKUP_NONE, TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK, HEAP_BACKUP};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        assert_int_equal(tms_backup_stores_is_choice(stores, (int32_t)kinds[i]), kinds[i] != TMS_BACKUP_MMAP);
-        for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-            bool keeps = kinds[i] == TMS_BACKUP_PINNED && kinds[k] == TMS_BACKUP_MMAP;
-            if (kinds[i] == TMS_BACKUP_MMAP) continue;
-            assert_int_equal(tms_backup_stores_choose(stores, kinds[i], kinds[k]), keeps ? kinds[k] : kinds[i]);
-        }
-    }
-    const int32_t wrong[] = {-1, HEAP_BACKUP + 1, 31, 32, 64, INT32_MAX, INT32_MIN};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_false(tms_backup_stores_is_choice(stores, wrong[i]));
+    assert_ptr_equal(tms_backup_stores_find(stores, TMS_BACKUP_PINNED)->store, &stores->host);
+    assert_ptr_equal(tms_backup_stores_find(stores, TMS_BACKUP_MMAP)->store, &stores->host);
+    assert_ptr_equal(tms_backup_stores_find(stores, TMS_BACKUP_DISK)->store, &stores->disk);
+    const int32_t others[] = {TMS_BACKUP_NONE, -1, HEAP_BACKUP + 1, 31, 32, 64, INT32_MAX, INT32_MIN};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        assert_null(tms_backup_stores_find(stores, (tms_backup_kind_t)others[i]));
 }
 
 /* Whatever fails, nothing is in flight when the copier is closed: the targets of its copies may be released. */
@@ -340,7 +334,7 @@ int main(void) {
         ONE(a_copier_leaves_nothing_open),
         ONE(resources_that_a_copier_cannot_release_are_quarantined),
         ONE(a_closed_copier_copies_no_more),
-        ONE(a_pause_chooses_a_store),
+        ONE(each_kind_has_a_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -239,5 +239,5 @@ const tms_backup_operations_t heap_operations = {.place = "the heap",
 
 void heap_store_add(heap_store_t *heap, tms_backup_stores_t *stores) {
     *heap = (heap_store_t){.devices = stores->copying.devices, .quarantine = stores->copying.quarantine};
-    tms_backup_stores_add(stores, &heap_operations, heap, HEAP_BACKUP, 1u << HEAP_BACKUP);
+    tms_backup_stores_add(stores, &heap_operations, heap, 1u << HEAP_BACKUP);
 }
