@@ -19,7 +19,6 @@ static int32_t thread_number(void) {
 tms_status_t tms_events_init(tms_events_t *events, size_t capacity, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
     *events = (tms_events_t){.clock = tms_clock_nanoseconds};
-    if (capacity == 0) return TMS_OK;
     /* Not touched: pages of records that are never written take no memory. */
     events->records = calloc(capacity, sizeof *events->records);
     if (!events->records) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
@@ -29,39 +28,29 @@ tms_status_t tms_events_init(tms_events_t *events, size_t capacity, tms_error_t 
 }
 
 void tms_events_release(tms_events_t *events) {
-    if (tms_events_are_on(events)) pthread_mutex_destroy(&events->lock);
+    pthread_mutex_destroy(&events->lock);
     free(events->records);
     *events = (tms_events_t){.capacity = 0};
 }
 
-void tms_events_before_fork(tms_events_t *events) {
-    if (tms_events_are_on(events)) pthread_mutex_lock(&events->lock);
-}
+void tms_events_before_fork(tms_events_t *events) { pthread_mutex_lock(&events->lock); }
 
-void tms_events_after_fork_in_parent(tms_events_t *events) {
-    if (tms_events_are_on(events)) pthread_mutex_unlock(&events->lock);
-}
+void tms_events_after_fork_in_parent(tms_events_t *events) { pthread_mutex_unlock(&events->lock); }
 
 void tms_events_after_fork_in_child(tms_events_t *events) {
     own_thread = 0;
-    if (!tms_events_are_on(events)) return;
     pthread_mutex_init(&events->lock, NULL);
     events->recorded = events->calls = 0;
 }
 
-void tms_events_set_samples(tms_events_t *events, bool on) {
-    if (tms_events_are_on(events)) atomic_store_explicit(&events->samples, on, memory_order_relaxed);
-}
-
 uint64_t tms_events_begin_call(tms_events_t *events) {
-    if (!tms_events_are_on(events)) return 0;
     pthread_mutex_lock(&events->lock);
     uint64_t number = ++events->calls;
     pthread_mutex_unlock(&events->lock);
     return number;
 }
 
-void tms_events_write(tms_events_t *events, tms_event_t event) {
+void tms_events_record(tms_events_t *events, tms_event_t event) {
     if (event.ended == 0) event.ended = events->clock();
     if (event.began == 0) event.began = event.ended;
     event.thread = thread_number();
@@ -71,8 +60,6 @@ void tms_events_write(tms_events_t *events, tms_event_t event) {
 }
 
 size_t tms_events_copy(tms_events_t *events, tms_event_t *records, size_t room, uint64_t *recorded) {
-    *recorded = 0;
-    if (!tms_events_are_on(events)) return 0;
     pthread_mutex_lock(&events->lock);
     uint64_t held = events->recorded < events->capacity ? events->recorded : events->capacity;
     size_t count = held < room ? (size_t)held : room;

@@ -1,8 +1,7 @@
 /* The event ring: what the library did last, as records of a fixed size, the oldest of which are overwritten.
  *
- * Owns the records, in one array made at the start, which never grows. With capacity 0 the ring is off: nothing is recorded,
- * no clock is read, and no function writes to this struct. An event costs a reading of CLOCK_MONOTONIC, an uncontended lock
- * and a copy of the record.
+ * Owns the records, in one array made at the start, which never grows. An event costs a reading of CLOCK_MONOTONIC, an
+ * uncontended lock and a copy of the record.
  *
  * Any thread, with any lock held except the ring's own. `lock` is a leaf: it is held for the copy of one record, and by a
  * reader for the copy of all of them. A forked child begins with an empty ring.
@@ -24,7 +23,7 @@
 enum { TMS_EVENTS_KEPT = 1 << 14 }; /* records of 136 bytes; pages of the array that were never written take no memory */
 
 typedef struct tms_events {
-    size_t capacity;         /* constant; 0: off */
+    size_t capacity;         /* constant, at least 1 */
     tms_event_t *records;    /* number n is at n % capacity */
     uint64_t (*clock)(void); /* nanoseconds of CLOCK_MONOTONIC; tests count its calls */
     pthread_mutex_t lock;
@@ -41,23 +40,18 @@ void tms_events_before_fork(tms_events_t *events);
 void tms_events_after_fork_in_parent(tms_events_t *events);
 void tms_events_after_fork_in_child(tms_events_t *events);
 
-static inline bool tms_events_are_on(const tms_events_t *events) { return events->capacity > 0; }
-/* Does nothing with the ring off. */
-void tms_events_set_samples(tms_events_t *events, bool on);
+static inline void tms_events_set_samples(tms_events_t *events, bool on) {
+    atomic_store_explicit(&events->samples, on, memory_order_relaxed);
+}
 static inline bool tms_events_sample(const tms_events_t *events) {
-    return tms_events_are_on(events) && atomic_load_explicit(&events->samples, memory_order_relaxed);
+    return atomic_load_explicit(&events->samples, memory_order_relaxed);
 }
 
-/* The time; 0 with the ring off. */
-static inline uint64_t tms_events_now(const tms_events_t *events) { return tms_events_are_on(events) ? events->clock() : 0; }
-/* The number of a call that begins, from 1 on; 0 with the ring off. */
+static inline uint64_t tms_events_now(const tms_events_t *events) { return events->clock(); }
+/* The number of a call that begins, from 1 on. */
 uint64_t tms_events_begin_call(tms_events_t *events);
-/* tms_events_record with the ring on. */
-void tms_events_write(tms_events_t *events, tms_event_t event);
 /* Records a copy of the event, and fills its thread. `ended` 0 is now, `began` 0 the same as `ended`. */
-static inline void tms_events_record(tms_events_t *events, tms_event_t event) {
-    if (tms_events_are_on(events)) tms_events_write(events, event);
-}
+void tms_events_record(tms_events_t *events, tms_event_t event);
 
 /* Copies the latest records, up to `room`, from the oldest on, and returns their number. *recorded is the number of all
  * events so far. */

@@ -87,7 +87,7 @@ typedef struct tms_events_copy {
     tms_event_level_t *levels;      /* several rows may have the same tag and device, and add up */
     size_t level_room, level_count; /* `level_count` may be larger than the room; the rows are not complete then */
     uint64_t recorded;              /* events so far: the first one copied is number recorded - event_count */
-    uint64_t capacity;              /* most events that are kept; 0: the ring is off */
+    uint64_t capacity;              /* most events that are kept */
 } tms_events_copy_t;
 
 #endif

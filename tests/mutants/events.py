@@ -24,13 +24,6 @@ MUTANTS = (
         (_RING,),
     ),
     Mutant(
-        "a-ring-that-is-off-reads-the-clock",
-        "csrc/base/events.h",
-        "{ return tms_events_are_on(events) ? events->clock() : 0; }",
-        "{ return events->clock(); }",
-        (_RING, _PHASES),
-    ),
-    Mutant(
         "a-forked-child-keeps-its-parents-events",
         "csrc/base/events.c",
         "    events->recorded = events->calls = 0;",
@@ -61,8 +54,8 @@ MUTANTS = (
     Mutant(
         "samples-are-taken-without-being-asked-for",
         "csrc/base/events.h",
-        "    return tms_events_are_on(events) && atomic_load_explicit(&events->samples, memory_order_relaxed);",
-        "    return tms_events_are_on(events);",
+        "    return atomic_load_explicit(&events->samples, memory_order_relaxed);",
+        "    return events->capacity > 0;",
         (_PHASES,),
     ),
     Mutant(
@@ -138,13 +131,6 @@ MUTANTS = (
         "    tms_phases_pop(t);\n    tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);",
         "    if (copying.status == TMS_OK) tms_phases_pop(t);\n"
         "    tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);",
-        (_RANGES,),
-    ),
-    Mutant(
-        "ranges-depend-on-the-event-ring",
-        "csrc/core/transition/phases.c",
-        "    t->nvtx = tms_nvtx_attach(&t->saver->nvtx);",
-        "    t->nvtx = tms_events_are_on(events) ? tms_nvtx_attach(&t->saver->nvtx) : NULL;",
         (_RANGES,),
     ),
     Mutant(

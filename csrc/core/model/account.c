@@ -161,7 +161,6 @@ void tms_account_recount(tms_account_moves_t *moves, tms_segment_t *segment) {
 }
 
 void tms_account_record_moves(tms_account_moves_t *moves) {
-    if (!tms_events_are_on(moves->account->events)) return;
     for (size_t slot = 0; slot < TMS_ACCOUNT_SLOTS; slot++) empty(moves, slot);
 }
 

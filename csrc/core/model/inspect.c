@@ -267,7 +267,7 @@ void tms_saver_copy_events(tms_saver_t *saver, tms_events_copy_t *copy) {
     pthread_mutex_lock(&saver->lock);
     copy->event_count = tms_events_copy(&saver->events, copy->events, copy->event_room, &copy->recorded);
     /* A forked child holds nothing of its parent's. */
-    bool holds = tms_events_are_on(&saver->events) && !atomic_load(&saver->forked);
+    bool holds = !atomic_load(&saver->forked);
     for (tms_registry_node_t *node = holds ? saver->registry.first : NULL; node; node = node->next)
         add_level(copy, tms_segment_of(node), &tag, &device);
     pthread_mutex_unlock(&saver->lock);

@@ -1,8 +1,7 @@
 /* What a pause or resume tells of itself: its begin and end, its phases, and the free memory of its devices, as events; and
  * the call and its phases as NVTX ranges.
  *
- * On the thread of the call or of a device's part, with no lock held. With the ring off nothing is recorded and no clock is
- * read. Without a tool a range costs the test of a pointer. */
+ * On the thread of the call or of a device's part, with no lock held. Without a tool a range costs the test of a pointer. */
 #ifndef TMS_PHASES_H
 #define TMS_PHASES_H
 

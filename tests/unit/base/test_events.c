@@ -7,7 +7,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -96,33 +95,6 @@ static void calls_are_numbered(void **state) {
     tms_events_set_samples(&events, true);
     assert_true(tms_events_sample(&events));
     tms_events_release(&events);
-}
-
-/* The ring lies in memory that faults at a write, atomic or not, and its clock ends the process. */
-static uint64_t forbidden_clock(void) { end_child(3); }
-
-static void use_a_ring_that_is_off(void) {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    tms_event_t copy[1];
-    uint64_t recorded = 7;
-    tms_error_t error;
-    tms_events_t *events = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (events == MAP_FAILED || tms_events_init(events, 0, &error) != TMS_OK) end_child(1);
-    events->clock = forbidden_clock;
-    if (mprotect(events, page, PROT_READ) != 0) end_child(1);
-    for (int i = 0; i < 100; i++) record_number(events, 1);
-    tms_events_set_samples(events, true);
-    tms_events_before_fork(events);
-    tms_events_after_fork_in_parent(events);
-    tms_events_after_fork_in_child(events);
-    bool nothing = tms_events_begin_call(events) == 0 && tms_events_now(events) == 0 && !tms_events_sample(events) &&
-                   tms_events_copy(events, copy, 1, &recorded) == 0 && recorded == 0;
-    end_child(nothing ? 0 : 2);
-}
-
-static void off_neither_writes_nor_reads_the_clock(void **state) {
-    (void)state;
-    assert_exits(use_a_ring_that_is_off);
 }
 
 /* ---- threads ---- */
@@ -219,13 +191,9 @@ static void a_forked_child_begins_anew(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(events_come_back_in_order),
-        cmocka_unit_test(the_oldest_are_overwritten),
-        cmocka_unit_test(too_little_room_gets_the_latest),
-        cmocka_unit_test(calls_are_numbered),
-        cmocka_unit_test(off_neither_writes_nor_reads_the_clock),
-        cmocka_unit_test(writers_and_a_reader_at_once),
-        cmocka_unit_test(a_forked_child_begins_anew),
+        cmocka_unit_test(events_come_back_in_order),       cmocka_unit_test(the_oldest_are_overwritten),
+        cmocka_unit_test(too_little_room_gets_the_latest), cmocka_unit_test(calls_are_numbered),
+        cmocka_unit_test(writers_and_a_reader_at_once),    cmocka_unit_test(a_forked_child_begins_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -213,17 +213,6 @@ static void it_shows_slack_in_the_row_that_its_tag_has_now(void **state) {
     assert_int_equal(row_of(&page, name, 1)->slack_bytes, 0);
 }
 
-static void it_shows_the_events_too_if_the_ring_is_off(void **state) {
-    fixture_t *f = *state;
-    tms_error_t error;
-    tms_events_release(&f->saver.events);
-    ASSERT_OK(tms_events_init(&f->saver.events, 0, &error), error);
-    allocate(f, "weights", TMS_BACKUP_PINNED, 4 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    (void)compare(f);
-    assert_int_equal(look(f).rows[0].paused_bytes, 4 * MIB);
-}
-
 static void it_shows_a_pause_that_runs(void **state) {
     fixture_t *f = *state;
     held_pause_t held;
@@ -339,7 +328,6 @@ int main(void) {
         PAGE_TEST(it_shows_what_is_held),
         PAGE_TEST(it_shows_slack),
         PAGE_TEST(it_shows_slack_in_the_row_that_its_tag_has_now),
-        PAGE_TEST(it_shows_the_events_too_if_the_ring_is_off),
         PAGE_TEST(it_shows_a_pause_that_runs),
         PAGE_TEST(it_shows_a_free_that_waits),
         PAGE_TEST(it_counts_failures),

@@ -1,5 +1,5 @@
 /* Guards the NVTX ranges of pauses and resumes: names, nesting, order and bytes, also of calls that fail or are cancelled
- * and of several devices; and that a tool sees them with the event ring off. */
+ * and of several devices. */
 #include <stdio.h>
 #include <string.h>
 
@@ -182,17 +182,6 @@ static void a_cancelled_call_is_balanced(void **state) {
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(200 * MIB)), 0);
 }
 
-static void the_ring_may_be_off(void **state) {
-    fixture_t *f = *state;
-    tms_error_t error;
-    tms_events_release(&f->saver.events);
-    ASSERT_OK(tms_events_init(&f->saver.events, 0, &error), error);
-    begin_recording(f);
-    (void)allocate(f, "kv", TMS_BACKUP_NONE, 2 * MIB);
-    ASSERT_OK(pause_tag(f, "kv", NULL, &error), error);
-    number_of(nvtx_recorder_take(), "push", 5);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_cycle, setup_one_device, teardown),
@@ -201,7 +190,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(failures_end_their_ranges, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(every_failure_is_balanced, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(a_cancelled_call_is_balanced, setup_one_device, teardown),
-        cmocka_unit_test_setup_teardown(the_ring_may_be_off, setup_one_device, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

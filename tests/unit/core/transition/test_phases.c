@@ -294,46 +294,6 @@ static void samples_are_asked_for(void **state) {
     assert_int_equal(free_bytes[3], free_bytes[0]); /* resumed */
 }
 
-/* Exchanges the ring of the saver, which has no segments. */
-static void use_ring(fixture_t *f, size_t capacity) {
-    tms_error_t error;
-    seen = 0;
-    tms_events_release(&f->saver.events);
-    ASSERT_OK(tms_events_init(&f->saver.events, capacity, &error), error);
-}
-
-static uint64_t readings;
-
-static uint64_t counting_clock(void) { return ++readings; }
-
-static void off_costs_nothing_and_on_no_driver_call(void **state) {
-    fixture_t *f = *state;
-    static char with[16384], without[16384];
-    tms_events_t before;
-    atomic_store(&f->saver.host_policy, TMS_HOST_POOL); /* no thread unpins memory meanwhile */
-    cycle(f);                                           /* what is made once */
-    use_ring(f, 0);
-    f->saver.events.clock = counting_clock;
-    readings = 0;
-    memcpy(&before, &f->saver.events, sizeof before);
-    simulator()->trace(1);
-    simulator()->clear_counts();
-    cycle(f);
-    assert_true(simulator()->read_trace(without, sizeof without) < sizeof without);
-    assert_int_equal(readings, 0);
-    assert_memory_equal(&before, &f->saver.events, sizeof before);
-    assert_string_equal(told(f), "");
-    use_ring(f, 64);
-    f->saver.events.clock = counting_clock;
-    simulator()->clear_counts();
-    cycle(f);
-    assert_true(simulator()->read_trace(with, sizeof with) < sizeof with);
-    simulator()->trace(0);
-    assert_true(readings > 0);
-    assert_non_null(strstr(without, "cuMemUnmap"));
-    assert_string_equal(with, without);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(plain_calls, one_device, teardown),
@@ -344,7 +304,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_wait_for_memory_is_a_phase, one_device, teardown),
         cmocka_unit_test_setup_teardown(events_are_read_during_a_pause, one_device, teardown),
         cmocka_unit_test_setup_teardown(samples_are_asked_for, one_device, teardown),
-        cmocka_unit_test_setup_teardown(off_costs_nothing_and_on_no_driver_call, one_device, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
