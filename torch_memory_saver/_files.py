@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["default_role", "own_rank", "write_file", "write_text_file"]
+__all__ = ["copy_file", "default_role", "own_rank", "write_file", "write_text_file"]
 
 _COMMAND_LINE = "/proc/self/cmdline"
 
@@ -58,8 +58,10 @@ _MODE = 0o666
 _ATTEMPTS = 5
 
 
-def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
+def write_file(snapshot: dict[str, Any], target: Path, aside: Path, mode: int = _MODE) -> None:
     """Writes a snapshot under a hidden name in the folder `aside`, and renames it to `target`. Makes missing folders.
+
+    `mode` has the permissions, of which the process's umask takes some.
 
     Raises:
         OSError: It could not be written. Nothing is left behind.
@@ -70,17 +72,28 @@ def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
         aside,
         "write_snapshot",
         "the snapshot was",
+        mode,
     )
 
 
 def write_text_file(text: str, target: Path, operation: str, what: str, mode: int = _MODE) -> None:
     """Writes a text in the same way, in the folder of `target`. `operation` and `what` ("the events were") are for the
-    message of a failure. `mode`: the permissions, of which the process's umask takes some.
+    message of a failure.
 
     Raises:
         OSError: It could not be written. Nothing is left behind, and an existing file is unchanged.
     """
     _write(lambda file: file.write(text.encode()), target, target.parent, operation, what, mode)
+
+
+def copy_file(source: Path, target: Path, operation: str, what: str) -> None:
+    """Writes a copy of a file in the same way.
+
+    Raises:
+        OSError: See :func:`write_text_file`.
+    """
+    content = source.read_bytes()
+    _write(lambda file: file.write(content), target, target.parent, operation, what)
 
 
 def _write(

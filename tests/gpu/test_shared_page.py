@@ -15,6 +15,8 @@ from gpu_support import MIB, saver, torch
 from torch_memory_saver import _core
 from torch_memory_saver._diagnostics.processes.names import user_of
 from torch_memory_saver._diagnostics.processes.pages import Page, read_pages
+from torch_memory_saver._diagnostics.processes.requests import result_path
+from torch_memory_saver.memory import load_snapshot
 
 SIZE = 64 * MIB
 
@@ -80,6 +82,23 @@ def test_the_gpu_is_the_one_that_nvml_knows() -> None:
     assert gpu["used_bytes"] >= row["resident_bytes"] >= SIZE
     assert row["user"] == user_of(os.getpid())
     assert row["used_bytes"] is None or row["used_bytes"] >= row["resident_bytes"], "None: NVML does not list it"
+
+
+def test_a_snapshot_is_written_for_another_process() -> None:
+    with saver.region(tag="asked"):
+        kept = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
+    page = own_page()
+    with open(page.path, "r+b") as file:
+        _core.request_page(file.fileno(), _core.PAGE_REQUESTS.index("snapshot"))
+    saver.pause("asked")
+    path = result_path(page.path, "snapshot")
+    try:
+        snapshot = load_snapshot(path)
+    finally:
+        path.unlink()
+    assert snapshot.pid == os.getpid()
+    (segment,) = (segment for segment in snapshot.segments if segment.address == kept.untyped_storage().data_ptr())
+    assert (segment.tag, segment.state) == ("asked", "paused")
 
 
 def test_a_failed_allocation_is_counted() -> None:

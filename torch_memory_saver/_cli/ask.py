@@ -77,10 +77,10 @@ class Answer:
             target = self.output or taken.with_name(f"{taken.name.partition('.')[0]}{_TRACE_SUFFIX}")
             write_chrome_trace(target, log=load_events(taken))
             return target
-        from torch_memory_saver._files import write_text_file
+        from torch_memory_saver._files import copy_file
 
         assert self.output is not None
-        write_text_file(taken.read_text(encoding="utf-8"), self.output, "ask", "the file was")
+        copy_file(taken, self.output, "ask", "the file was")
         return self.output
 
 

@@ -170,7 +170,7 @@ class _Ask(Command):
     """Asks another process for a file, which it writes at its next pause or resume."""
 
     name = "ask"
-    help = "have another process write what it manages, or its latest events, at its next pause or resume"
+    help = "have another process write a snapshot of its memory, or its latest events, at its next pause or resume"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("pid", type=_process, metavar="PID", help="the process, as `top` shows it")
@@ -180,7 +180,7 @@ class _Ask(Command):
             dest="kind",
             action="store_const",
             const="snapshot",
-            help="what the process manages, allocation by allocation, as JSON",
+            help="its memory, allocation by allocation, for `compare` and PyTorch's memory_viz",
         )
         kind.add_argument("--events", dest="kind", action="store_const", const="events", help="its latest events")
         parser.add_argument(

@@ -318,7 +318,7 @@ def _start_of(pid: int) -> int | None:
 
 def _remove_results(directory: Path) -> None:
     """Removes files that ended processes wrote on request, or were writing when they were killed, a day later."""
-    for path in (*directory.glob("tms-*-*.json"), *directory.glob(".tms-*-*.tmp")):
+    for path in (*directory.glob("tms-*-*.json"), *directory.glob("tms-*-*.pickle"), *directory.glob(".tms-*-*.tmp")):
         with contextlib.suppress(OSError):
             page = path.with_name(f"{path.name.lstrip('.').partition('.')[0]}.page")
             if not page.exists() and time.time() - path.stat().st_mtime > _KEPT_RESULTS_S:

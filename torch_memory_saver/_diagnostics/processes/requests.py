@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch_memory_saver._diagnostics.processes.pages import (
     read_pages,
 )
 from torch_memory_saver._engine.background import after_call
-from torch_memory_saver._files import default_role, own_rank, write_text_file
+from torch_memory_saver._files import default_role, own_rank, write_file, write_text_file
 from torch_memory_saver._text import printable
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
@@ -33,7 +34,7 @@ __all__ = ["RESULT_SUFFIXES", "request_file", "result_path", "start_serving"]
 logger = logging.getLogger("torch_memory_saver")
 
 #: The end of the name of the file for each request, in place of ".page".
-RESULT_SUFFIXES = {"snapshot": ".snapshot.json", "events": ".events.json"}
+RESULT_SUFFIXES = {"snapshot": ".snapshot.pickle", "events": ".events.json"}
 #: How often the page is looked at.
 _PERIOD_S = 0.05
 _FILE_MODE = 0o600
@@ -221,8 +222,7 @@ def _serve(number: int, kind: str, page: Path) -> None:
     """Writes the file, and counts the request. A failure is told to those who wait, who show it, and is logged here."""
     target = result_path(page, kind)
     try:
-        text = json.dumps(_CONTENTS[kind](), separators=(",", ":"))
-        write_text_file(text, target, kind, "a file for another process was", mode=_FILE_MODE)
+        _WRITERS[kind](target)
     except Exception as error:
         logger.warning("a request of another process: %s could not be written", target, exc_info=True)
         _core.page_serve(number, False, getattr(error, "errno", None) or 0)
@@ -231,18 +231,21 @@ def _serve(number: int, kind: str, page: Path) -> None:
     logger.info("a request of another process: wrote %s", target)
 
 
-def _snapshot() -> object:
-    from torch_memory_saver.reports.usage import take_stats
+def _write_snapshot(target: Path) -> None:
+    from torch_memory_saver.memory.snapshots import take_snapshot
 
-    return take_stats().as_dict()
+    if "torch" not in sys.modules:
+        raise InvalidStateError("a snapshot shows PyTorch's memory, and this process does not use PyTorch")
+    write_file(take_snapshot(), target, aside=target.parent, mode=_FILE_MODE)
 
 
-def _events() -> object:
+def _write_events(target: Path) -> None:
     from torch_memory_saver.events.event_file import log_to_json
     from torch_memory_saver.events.log import events
 
-    return log_to_json(events())
+    text = json.dumps(log_to_json(events()), separators=(",", ":"))
+    write_text_file(text, target, "events", "a file for another process was", mode=_FILE_MODE)
 
 
-#: What is written for each request, as plain data.
-_CONTENTS: dict[str, Callable[[], object]] = {"snapshot": _snapshot, "events": _events}
+#: Writes the file of each request.
+_WRITERS: dict[str, Callable[[Path], None]] = {"snapshot": _write_snapshot, "events": _write_events}

@@ -1,5 +1,5 @@
 /* Guards phases.c and where it is called: the events of pauses and resumes, of failures, and of several devices; and that
- * events add no driver call. */
+ * only samples of the free memory add driver calls. */
 #include <stdio.h>
 #include <string.h>
 

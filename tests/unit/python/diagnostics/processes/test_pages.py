@@ -44,7 +44,7 @@ def test_the_page_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
         path = job.page
-        results = [path.with_suffix(suffix) for suffix in (".snapshot.json", ".events.json")]
+        results = [path.with_suffix(suffix) for suffix in (".snapshot.pickle", ".events.json")]
         results.append(path.with_name(f".{results[0].name}.1-2.tmp"))  # of a process that was killed while it wrote
         for result in results:
             result.write_text("{}")
@@ -138,7 +138,7 @@ def test_the_default_directory_must_be_this_users_alone(tmp_path: Path, monkeypa
     place, link = tmp_path / "place", tmp_path / "link"
     place.mkdir(mode=0o700)
     link.symlink_to(place)
-    result = place / "tms-1-0.snapshot.json"
+    result = place / "tms-1-0.snapshot.pickle"
     result.write_text("{}")
     os.utime(result, (0, 0))
     with Job(place) as job:

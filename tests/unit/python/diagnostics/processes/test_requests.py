@@ -46,11 +46,11 @@ def finish(command: subprocess.Popen[str]) -> tuple[int, str, str]:
     return command.returncode, out, error
 
 
-def test_a_snapshot_is_written_at_the_next_pause(tmp_path: Path) -> None:
+def test_a_request_is_served_once(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("weights", 4)
-        command = begin(job, "ask", "--snapshot", str(job.pid))
-        assert requested(tmp_path) == 1 << _core.PAGE_REQUESTS.index("snapshot")
+        command = begin(job, "ask", "--events", str(job.pid))
+        assert requested(tmp_path) == 1 << _core.PAGE_REQUESTS.index("events")
         job.do("module.pause()")
         assert requested(tmp_path) == 0
         status, out, error = finish(command)
@@ -58,15 +58,23 @@ def test_a_snapshot_is_written_at_the_next_pause(tmp_path: Path) -> None:
         path = Path(out.strip())
         assert path.parent == tmp_path
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        snapshot = json.loads(path.read_text())
-        assert snapshot["pid"] == job.pid
-        assert [(row["tag"], row["state"], row["bytes"]) for row in snapshot["allocations"]] == [
-            ("weights", "paused", 4 * MIB)
-        ]
+        written = path.read_bytes()
         job.do("module.resume()")  # nothing is requested any more
-        assert json.loads(path.read_text()) == snapshot
+        assert path.read_bytes() == written
         (page,) = read_pages(tmp_path).pages
-        assert page.served_total == (1, 0)
+        assert (page.served_total, page.unserved_total) == ((0, 1), (0, 0))
+
+
+def test_a_process_without_pytorch_has_no_snapshot(tmp_path: Path) -> None:
+    """tests/gpu/test_shared_page.py has one with it."""
+    with Job(tmp_path) as job:
+        job.allocate("a")
+        command = begin(job, "ask", "--snapshot", str(job.pid))
+        job.do("module.pause()")
+        status, out, error = finish(command)
+        assert (status, out) == (1, "") and "could not write a file" in error and "its log says why" in error
+        (page,) = read_pages(tmp_path).pages
+        assert (page.served_total, page.unserved_total) == ((0, 0), (1, 0))
 
 
 def test_events_go_where_they_are_wanted(tmp_path: Path) -> None:
@@ -91,13 +99,13 @@ def test_events_go_where_they_are_wanted(tmp_path: Path) -> None:
 def test_two_requests_at_once(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
-        commands = [begin(job, "ask", kind, str(job.pid)) for kind in ("--snapshot", "--events", "--snapshot")]
+        commands = [begin(job, "ask", kind, str(job.pid)) for kind in ("--events", "--snapshot", "--events")]
         job.do("module.pause()")
         results = [finish(command) for command in commands]
-        assert [status for status, _, _ in results] == [0, 0, 0]
+        assert [status for status, _, _ in results] == [0, 1, 0]
         assert results[0][1] == results[2][1]
         (page,) = read_pages(tmp_path).pages
-        assert page.served_total == (1, 1), "two requests for the same are one file"
+        assert (page.served_total, page.unserved_total) == ((0, 1), (1, 0)), "two requests for the same are one file"
 
 
 @pytest.mark.parametrize("arguments", [["--snapshot"], ["--events", "--format", "chrome"]])
@@ -127,19 +135,19 @@ def test_a_file_that_another_command_has_moved_is_requested_again(
 def test_a_file_that_cannot_be_moved_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written = tmp_path / "tms-1-0.snapshot.json"
-    written.write_text("{}")
+    written = tmp_path / "tms-1-0.snapshot.pickle"
+    written.write_bytes(b"\x80\x04}.")
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(ask, "request_file", lambda *_arguments, **_options: written)
     assert main(["ask", "--snapshot", "1", "-o", str(tmp_path / "file" / "x.json")]) == 1
     assert f"{tmp_path}/file/x.json: ask: File exists: the file was not written" in capsys.readouterr().err
-    assert written.read_text() == "{}"
+    assert written.read_bytes() == b"\x80\x04}."
 
 
 def test_a_request_that_cannot_be_written(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
-        command = begin(job, "ask", "--snapshot", str(job.pid))
+        command = begin(job, "ask", "--events", str(job.pid))
         job.do("import torch_memory_saver._diagnostics.processes.requests as s")
         job.do("def fail(*_, **__): raise OSError(28, 'full')")
         job.do("s.write_text_file = fail")
