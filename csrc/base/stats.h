@@ -1,7 +1,7 @@
 /* Counters. Each is updated with relaxed atomics where the counted event happens, and may be read at any time on any thread.
  * Derived numbers (damaged, quarantined, deferred) are computed by tms_saver_counters.
  *
- * A level has one writer at a time, which its owner ensures by a lock.
+ * A gauge has one writer at a time, which its owner ensures by a lock.
  */
 #ifndef TMS_STATS_H
 #define TMS_STATS_H
@@ -24,9 +24,9 @@ typedef struct tms_stats {
 } tms_stats_t;
 
 /* Bytes, and the most that there were. */
-typedef struct tms_level {
+typedef struct tms_gauge {
     _Atomic uint64_t now, peak;
-} tms_level_t;
+} tms_gauge_t;
 
 static inline void tms_stats_add(_Atomic uint64_t *counter, uint64_t amount) {
     atomic_fetch_add_explicit(counter, amount, memory_order_relaxed);
@@ -39,13 +39,13 @@ static inline uint64_t tms_stats_read(const _Atomic uint64_t *counter) {
 }
 
 /* `change`: a difference, modulo 2^64. */
-static inline void tms_level_change(tms_level_t *level, uint64_t change) {
-    uint64_t now = tms_stats_read(&level->now) + change;
-    atomic_store_explicit(&level->now, now, memory_order_relaxed);
-    if (now > tms_stats_read(&level->peak)) atomic_store_explicit(&level->peak, now, memory_order_relaxed);
+static inline void tms_gauge_change(tms_gauge_t *gauge, uint64_t change) {
+    uint64_t now = tms_stats_read(&gauge->now) + change;
+    atomic_store_explicit(&gauge->now, now, memory_order_relaxed);
+    if (now > tms_stats_read(&gauge->peak)) atomic_store_explicit(&gauge->peak, now, memory_order_relaxed);
 }
-static inline void tms_level_reset_peak(tms_level_t *level) {
-    atomic_store_explicit(&level->peak, tms_stats_read(&level->now), memory_order_relaxed);
+static inline void tms_gauge_reset_peak(tms_gauge_t *gauge) {
+    atomic_store_explicit(&gauge->peak, tms_stats_read(&gauge->now), memory_order_relaxed);
 }
 
 #endif

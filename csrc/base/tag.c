@@ -121,6 +121,6 @@ size_t tms_tag_list(tms_tag_table_t *table, tms_tag_row_t *rows, size_t capacity
 
 void tms_tag_reset_peaks(tms_tag_table_t *table) {
     pthread_mutex_lock(&table->lock);
-    for (tms_tag_t *tag = table->first; tag; tag = tag->next) tms_level_reset_peak(&tag->mapped);
+    for (tms_tag_t *tag = table->first; tag; tag = tag->next) tms_gauge_reset_peak(&tag->mapped);
     pthread_mutex_unlock(&table->lock);
 }

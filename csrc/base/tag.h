@@ -23,7 +23,7 @@ typedef struct tms_tag {
     _Atomic uint64_t pause_epoch; /* pauses that changed a segment of the tag; written under the saver's lock */
     _Atomic uint64_t discards;    /* times that a pause discarded the contents of a segment of the tag; likewise */
     struct tms_kind *kinds;       /* its address ranges (core/model/ranges.h); under the saver's lock */
-    tms_level_t mapped;           /* physical memory of its segments; written under the saver's lock */
+    tms_gauge_t mapped;           /* physical memory of its segments; written under the saver's lock */
     size_t row;                   /* its row in the last walk that listed tags; under the saver's lock */
     _Atomic bool used;            /* a segment of this tag was ever allocated */
     char name[];                  /* UTF-8, not empty */

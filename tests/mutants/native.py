@@ -308,7 +308,7 @@ _USAGE = (
     Mutant(
         "a-peak-falls-with-what-is-mapped",
         "csrc/base/stats.h",
-        "    if (now > tms_stats_read(&level->peak)) atomic_store_explicit",
+        "    if (now > tms_stats_read(&gauge->peak)) atomic_store_explicit",
         "    atomic_store_explicit",
         ("tests/unit/core/test_usage.c",),
     ),

@@ -8,7 +8,7 @@
 
 #include <sys/stat.h>
 
-#include "backup/disk/state.h"
+#include "backup/disk/types.h"
 
 /* A copy of `path` without trailing slashes, made absolute if the working directory is known. NULL: out of memory. */
 char *tms_disk_absolute_path(const char *path);

@@ -30,7 +30,7 @@
 #ifndef TMS_BACKUP_DISK_H
 #define TMS_BACKUP_DISK_H
 
-#include "backup/disk/state.h"
+#include "backup/disk/types.h"
 #include "device/wait.h"
 
 /* Copies `path` and accesses no file. `quarantine` and `host` are NULL and `staging_bytes` is 0; they may be set before the

@@ -5,7 +5,7 @@
 #ifndef TMS_HOST_BATCH_H
 #define TMS_HOST_BATCH_H
 
-#include "backup/host/state.h"
+#include "backup/host/types.h"
 #include "device/wait.h"
 
 /* ---- batches ---- */

@@ -1,9 +1,9 @@
 /* The system and driver calls on a block and its pieces. Any thread, without the store's lock. The caller has put the piece
- * into a state in which it owns the piece (backup/host/state.h). */
+ * into a state in which it owns the piece (backup/host/types.h). */
 #ifndef TMS_HOST_BLOCK_H
 #define TMS_HOST_BLOCK_H
 
-#include "backup/host/state.h"
+#include "backup/host/types.h"
 
 /* The bytes that a thread prefaults in one step. */
 #define TMS_HOST_PREFAULT_BYTES ((uint64_t)4 << 20)

@@ -11,7 +11,7 @@
 #ifndef TMS_HOST_GAPS_H
 #define TMS_HOST_GAPS_H
 
-#include "backup/host/state.h"
+#include "backup/host/types.h"
 
 /* A block was mapped, without gaps so far. */
 void tms_host_gaps_prepare(struct tms_host_block *block);

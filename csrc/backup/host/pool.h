@@ -2,7 +2,7 @@
 #ifndef TMS_HOST_POOL_H
 #define TMS_HOST_POOL_H
 
-#include "backup/host/state.h"
+#include "backup/host/types.h"
 
 /* Places a buffer in the pool, if that has room: links the buffer and sets its block, offset and memory, and `placed`.
  * TMS_OUT_OF_HOST_MEMORY. */

@@ -2,7 +2,7 @@
 #ifndef TMS_HOST_RELEASE_H
 #define TMS_HOST_RELEASE_H
 
-#include "backup/host/state.h"
+#include "backup/host/types.h"
 
 /* ---- under the store's lock ---- */
 

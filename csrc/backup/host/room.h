@@ -2,7 +2,7 @@
 #ifndef TMS_HOST_ROOM_H
 #define TMS_HOST_ROOM_H
 
-#include "backup/host/state.h"
+#include "backup/host/types.h"
 
 /* Whether `bytes` more may become resident in addition to the bytes in flight. *headroom: the tightest limit. */
 bool tms_host_store_fits(tms_host_store_t *store, uint64_t bytes, tms_host_headroom_t *headroom);

@@ -1,4 +1,4 @@
-/* The host store: the host memory of backups. backup/host/state.h has its shared state and the order of its files.
+/* The host store: the host memory of backups. backup/host/types.h has its shared state and the order of its files.
  *
  * Memory is allocated in blocks: one anonymous mapping each, aligned to huge pages, not inherited by a forked child, on the
  * NUMA node closest to its GPU. A block is divided into pieces of TMS_HOST_PIECE_BYTES, which are prefaulted, pinned

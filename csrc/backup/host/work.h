@@ -3,7 +3,7 @@
 #ifndef TMS_HOST_WORK_H
 #define TMS_HOST_WORK_H
 
-#include "backup/host/state.h"
+#include "backup/host/types.h"
 
 enum { TMS_HOST_PREFAULTING_THREADS = 15 };
 

@@ -53,9 +53,9 @@ static tms_footprint_t count(tms_account_t *account, tms_segment_t *segment, tms
                                     .paused_bytes = now.paused_bytes - before.paused_bytes,
                                     .backup_bytes = backup_bytes(&now) - backup_bytes(&before)};
     segment->counted = now;
-    tms_level_change(&account->mapped, change.resident_bytes);
-    tms_level_change(&account->by_device[segment->device], change.resident_bytes);
-    tms_level_change(&segment->tag->mapped, change.resident_bytes);
+    tms_gauge_change(&account->mapped, change.resident_bytes);
+    tms_gauge_change(&account->by_device[segment->device], change.resident_bytes);
+    tms_gauge_change(&segment->tag->mapped, change.resident_bytes);
     tms_stats_add(&account->paused_bytes, change.paused_bytes);
     account->damaged += (uint64_t)is_damaged(&now) - (uint64_t)is_damaged(&before);
     const int inactive = (now.state != TMS_SEGMENT_ACTIVE) - (before.state != TMS_SEGMENT_ACTIVE);
@@ -101,8 +101,8 @@ void tms_account_remove(tms_account_t *account, tms_segment_t *segment) {
 }
 
 void tms_account_reset_peaks(tms_account_t *account) {
-    tms_level_reset_peak(&account->mapped);
-    for (int device = 0; device < TMS_MAX_DEVICES; device++) tms_level_reset_peak(&account->by_device[device]);
+    tms_gauge_reset_peak(&account->mapped);
+    for (int device = 0; device < TMS_MAX_DEVICES; device++) tms_gauge_reset_peak(&account->by_device[device]);
 }
 
 /* ---- the changes of a call ---- */

@@ -23,8 +23,8 @@ enum { TMS_ACCOUNT_SLOTS = 64 };
 
 /* Part of the saver. */
 typedef struct tms_account {
-    tms_level_t mapped;
-    tms_level_t by_device[TMS_MAX_DEVICES];  /* of `mapped`; that of a tag is in the tag */
+    tms_gauge_t mapped;
+    tms_gauge_t by_device[TMS_MAX_DEVICES];  /* of `mapped`; that of a tag is in the tag */
     _Atomic uint64_t slack[TMS_MAX_DEVICES]; /* of runs, in no other total; written by kinds.c */
     _Atomic uint64_t paused_bytes;
     uint64_t damaged; /* segments that are DAMAGED or REPAIRING */

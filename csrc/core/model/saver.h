@@ -53,7 +53,7 @@ typedef struct tms_saver {
     bool transition_running;
     double callback_began; /* start of the running transition's callback, on tms_wait_now's clock; 0: it is in none */
     double callback_patience_seconds; /* TMS_CALLBACK_PATIENCE_SECONDS; tests use less */
-    uint64_t marks;                   /* the last mark that a transition has put on tags */
+    uint64_t marks;                   /* the last mark of a walk over tags or runs */
     uint64_t steps; /* segments and tags that transitions have visited under the lock; for complexity tests */
     tms_registry_t registry;
     tms_capture_t capture;

@@ -6,11 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* An event recorded after a device's last copy. */
-typedef struct mark {
+/* An event that is recorded after a device's last copy. */
+typedef struct last_copy {
     int device;
     CUevent event;
-} mark_t;
+} last_copy_t;
 
 struct tms_pending {
     tms_quarantined_t
@@ -26,9 +26,9 @@ struct tms_pending {
     tms_device_mask_t expected; /* devices that a stream must wait for; 0: not known yet, or no stream may rely on this
                                    attempt */
     tms_device_mask_t ready;    /* devices that are ready in this attempt */
-    tms_device_mask_t marked;   /* devices that have recorded their mark in this attempt */
-    int count;                  /* of `marks`, including those of earlier attempts */
-    mark_t marks[TMS_MAX_DEVICES];
+    tms_device_mask_t recorded; /* devices that have recorded their event in this attempt */
+    int count;                  /* of `last_copies`, including those of earlier attempts */
+    last_copy_t last_copies[TMS_MAX_DEVICES];
     bool promised; /* a stream relies on this attempt, which must not be undone */
     bool failed;   /* the attempt has failed, and no further stream may rely on it */
     bool finished;
@@ -40,23 +40,23 @@ struct tms_pending {
 
 /* ---- references ---- */
 
-/* Destroys the marks. False: the driver failed to destroy some. */
-static bool destroy_marks(tms_pending_t *pending) {
+/* Destroys the events. False: the driver failed to destroy some. */
+static bool destroy_events(tms_pending_t *pending) {
     tms_devices_t *devices = pending->saver->devices;
     const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
     int left = 0;
     for (int i = 0; i < pending->count; i++) {
         tms_error_t reason;
-        const tms_error_context_t context = {.operation = "resume", .device = pending->marks[i].device};
+        const tms_error_context_t context = {.operation = "resume", .device = pending->last_copies[i].device};
         tms_status_t status = tms_devices_enter(devices, context.device, &context, &reason);
         if (status == TMS_OK) {
-            status = TMS_DRIVER_CALL(driver, &context, &reason, cuEventDestroy, pending->marks[i].event);
+            status = TMS_DRIVER_CALL(driver, &context, &reason, cuEventDestroy, pending->last_copies[i].event);
             tms_devices_leave(devices, context.device);
         }
         if (status == TMS_OK || tms_driver_is_gone(&reason)) continue;
         tms_log_write(pending->saver->log, TMS_LOG_WARNING, "%s It is quarantined; later calls retry its release.",
                       reason.message);
-        pending->marks[left++] = pending->marks[i];
+        pending->last_copies[left++] = pending->last_copies[i];
     }
     pending->count = left;
     return left == 0;
@@ -71,7 +71,7 @@ static void destroy(tms_pending_t *pending) {
 
 static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     tms_pending_t *pending = (tms_pending_t *)node;
-    if (!destroy_marks(pending)) return node->holds;
+    if (!destroy_events(pending)) return node->holds;
     destroy(pending);
     return 0;
 }
@@ -83,7 +83,7 @@ static void drop_reference(tms_pending_t *pending) {
     if (!last) return;
     if (pending->status != TMS_OK && pending->status != TMS_INTERRUPTED && !pending->reported)
         tms_log_write(pending->saver->log, TMS_LOG_ERROR, "%s No call waited for this resume.", pending->error.message);
-    if (destroy_marks(pending)) {
+    if (destroy_events(pending)) {
         destroy(pending);
         return;
     }
@@ -171,25 +171,25 @@ void tms_pending_expect(tms_pending_t *pending, tms_device_mask_t devices) {
     if (!pending) return;
     pthread_mutex_lock(&pending->lock);
     pending->expected = devices;
-    pending->ready = pending->marked = 0;
+    pending->ready = pending->recorded = 0;
     pending->failed = false;
     pthread_cond_broadcast(&pending->changed);
     pthread_mutex_unlock(&pending->lock);
 }
 
-/* The device's mark, created unless an earlier attempt has created it. Called on this device's thread only. */
-static tms_status_t need_mark(tms_pending_t *pending, const tms_copier_t *copier, CUevent *event,
-                              const tms_error_context_t *context, tms_error_t *error) {
+/* The device's event, created unless an earlier attempt has created it. Called on this device's thread only. */
+static tms_status_t need_event(tms_pending_t *pending, const tms_copier_t *copier, CUevent *event,
+                               const tms_error_context_t *context, tms_error_t *error) {
     pthread_mutex_lock(&pending->lock);
     for (int i = 0; i < pending->count; i++) {
-        if (pending->marks[i].device == copier->device) *event = pending->marks[i].event;
+        if (pending->last_copies[i].device == copier->device) *event = pending->last_copies[i].event;
     }
     pthread_mutex_unlock(&pending->lock);
     if (*event) return TMS_OK;
     tms_status_t status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
     if (status != TMS_OK) return status;
     pthread_mutex_lock(&pending->lock);
-    pending->marks[pending->count++] = (mark_t){.device = copier->device, .event = *event};
+    pending->last_copies[pending->count++] = (last_copy_t){.device = copier->device, .event = *event};
     pthread_mutex_unlock(&pending->lock);
     return TMS_OK;
 }
@@ -200,13 +200,13 @@ tms_status_t tms_pending_ready(tms_pending_t *pending, int device, const tms_cop
     CUevent event = NULL;
     tms_status_t status = TMS_OK;
     if (!pending) return TMS_OK;
-    if (copier) status = need_mark(pending, copier, &event, context, error);
+    if (copier) status = need_event(pending, copier, &event, context, error);
     if (event && status == TMS_OK)
         status = TMS_DRIVER_CALL(copier->driver, context, error, cuEventRecord, event, copier->stream);
     if (status != TMS_OK) return status;
     pthread_mutex_lock(&pending->lock);
     pending->ready |= bit;
-    if (event) pending->marked |= bit;
+    if (event) pending->recorded |= bit;
     pthread_cond_broadcast(&pending->changed);
     pthread_mutex_unlock(&pending->lock);
     return TMS_OK;
@@ -294,7 +294,7 @@ static tms_status_t enter_if_outside(const tms_pending_t *pending, const void *s
     tms_device_mask_t active = 0;
     CUdevice current;
     bool by_default = is_default_stream(stream);
-    int device = by_default ? 0 : __builtin_ctzll(pending->marked);
+    int device = by_default ? 0 : __builtin_ctzll(pending->recorded);
     *entered = TMS_NO_DEVICE;
     CUresult result = driver->cuCtxGetDevice ? driver->cuCtxGetDevice(&current) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS) return TMS_OK;
@@ -309,16 +309,16 @@ static tms_status_t enter_if_outside(const tms_pending_t *pending, const void *s
     return status;
 }
 
-/* Makes the stream wait for the marks. With the lock held, when every device is ready. */
+/* Makes the stream wait for the events. With the lock held, when every device is ready. */
 static tms_status_t make_stream_wait(const tms_pending_t *pending, void *stream, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
     const tms_driver_table_t *driver = atomic_load(&pending->saver->devices->driver->table);
     int entered = TMS_NO_DEVICE;
-    if (pending->marked == 0) return TMS_OK; /* the memory is mapped, and nothing is copied into it */
+    if (pending->recorded == 0) return TMS_OK; /* the memory is mapped, and nothing is copied into it */
     tms_status_t status = enter_if_outside(pending, stream, &entered, &context, error);
     for (int i = 0; i < pending->count && status == TMS_OK; i++) {
-        if (!(pending->marked >> pending->marks[i].device & 1)) continue;
-        status = TMS_DRIVER_CALL(driver, &context, error, cuStreamWaitEvent, stream, pending->marks[i].event, 0);
+        if (!(pending->recorded >> pending->last_copies[i].device & 1)) continue;
+        status = TMS_DRIVER_CALL(driver, &context, error, cuStreamWaitEvent, stream, pending->last_copies[i].event, 0);
     }
     if (entered != TMS_NO_DEVICE) tms_devices_leave(pending->saver->devices, entered);
     return status;

@@ -1,8 +1,8 @@
 /* A look at resident memory: how much of given ranges still is TMS_GUARD_BYTE, which guard mode fills memory with that comes
  * back without contents.
  *
- * The call is a pause that never commits: take the turn; mark PAUSING -> synchronise every affected device -> copy the
- * ranges to host memory, all devices at once -> mark ACTIVE. So no other call pauses or unmaps the memory during the copy.
+ * The call is a pause that never commits: take the turn; set PAUSING -> synchronise every affected device -> copy the
+ * ranges to host memory, all devices at once -> set ACTIVE. So no other call pauses or unmaps the memory during the copy.
  * Kernels that other threads launch after the wait may still write to it. Segments that are freed during the call are
  * disposed of at its end. The copies are backups of the call's own: those of the
  * segments, retained ones included, are left alone. A failure changes nothing.

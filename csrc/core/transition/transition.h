@@ -1,15 +1,15 @@
 /* pause and resume: one call moves all selected segments, or none.
  *
- * pause:  take the turn; mark PAUSING -> synchronise every affected device -> ask what is live -> plan every backup -> save
- *         every backup, all devices at once -- commit point -- -> unmap and release each -> mark PAUSED.
- * resume: (take the devices' locks;) take the turn; mark RESUMING -> on all devices at once, those with most to copy first:
+ * pause:  take the turn; set PAUSING -> synchronise every affected device -> ask what is live -> plan every backup -> save
+ *         every backup, all devices at once -- commit point -- -> unmap and release each -> set PAUSED.
+ * resume: (take the devices' locks;) take the turn; set RESUMING -> on all devices at once, those with most to copy first:
  *         create, map and give access to runs of neighbours (layout.h), load each backup, and wait -- commit point -- ->
- * mark ACTIVE, discard the backups.
+ * set ACTIVE, discard the backups.
  *
  * A pause with backup="discard" also gives up the backups of selected segments that are PAUSED already (giving_up.h).
  *
  * A failure before the commit point undoes this call's work and leaves every segment unchanged, except in a pending resume
- * that a stream already waits for (pending.h). After it, pause continues with the rest, marks segments that the driver
+ * that a stream already waits for (pending.h). After it, pause continues with the rest, sets segments that the driver
  * failed to release DAMAGED, and reports them. Segments freed during the call are disposed of at the end.
  *
  * A failed call waits for its copies before it undoes anything. If a device cannot be synchronized, memory that it may still
@@ -24,13 +24,13 @@
  * undoes everything if it is cancelled.
  *
  * Any thread, but not from inside another of these calls on the same thread (`interrupted`, a signal handler, a finaliser).
- * Takes the saver's lock for marking only. This header declares the common part, for pause.c, resume.c and restore.c. */
+ * Takes the saver's lock to change states only. This header declares the common part, for pause.c, resume.c and restore.c. */
 #ifndef TMS_TRANSITION_H
 #define TMS_TRANSITION_H
 
 #include "core/transition/call.h"
 
-/* The frame of a call: checks, the turn, the list, the counters (`calls`), the report. */
+/* What each call does before and after its work: checks, the turn, the list, the counters (`calls`), the report. */
 tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_report_t *report, tms_error_t *error);
 /* One attempt: takes the turn, collects the list, acts, and releases the turn. */
 tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error);

@@ -125,8 +125,8 @@ def test_a_circle_of_files(tool: ModuleType, tmp_path: Path) -> None:
 BACKUP = {
     "backup/content.h": "",
     "backup/backup.h": "backup/content.h",
-    "backup/host/state.h": "",
-    "backup/host/store.h": "backup/host/state.h",
+    "backup/host/types.h": "",
+    "backup/host/store.h": "backup/host/types.h",
     "backup/host/operations.h": "backup/backup.h",
     "backup/disk/disk.h": "",
     "backup/disk/disk.c": "backup/disk/disk.h\nbackup/host/store.h",
@@ -144,7 +144,7 @@ BACKUP = {
         ("backup/content.c", "backup/host/store.h", ["content uses host", "backup/content.c"]),
         (
             "backup/disk/copy.c",
-            "backup/host/state.h",
+            "backup/host/types.h",
             ["disk may include of host only", "backup/host/store:", "backup/disk/copy.c"],
         ),
         (

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "backup/disk/disk.h"
-#include "backup/disk/state.h"
+#include "backup/disk/types.h"
 
 #define MIB           ((uint64_t)1 << 20)
 #define MOST_RESERVED (256 * MIB)

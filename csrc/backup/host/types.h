@@ -1,14 +1,14 @@
-/* The shared state of the host store: the store, its blocks, their pieces and buffers. Only backup/host includes this.
+/* The types of the host store: the store, its blocks, their pieces and buffers. Only backup/host includes this.
  *
  * A block is one mapping. A piece is the part of a block that is prefaulted, pinned and released as a unit. Fields change
  * under the store's lock. A piece in PREFAULTING, PINNING or RELEASING belongs to the thread that put it there, which makes
  * its system and driver calls without the lock. store.h describes the whole.
  *
- * Layers, each of which calls only those before it: map, limit, node; state; gaps; block; release; pool; room; work; batch;
+ * Layers, each of which calls only those before it: map, limit, node; types; gaps; block; release; pool; room; work; batch;
  * store.
  */
-#ifndef TMS_HOST_STATE_H
-#define TMS_HOST_STATE_H
+#ifndef TMS_HOST_TYPES_H
+#define TMS_HOST_TYPES_H
 
 #include <pthread.h>
 #include <stdatomic.h>

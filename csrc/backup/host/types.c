@@ -1,4 +1,4 @@
-#include "backup/host/state.h"
+#include "backup/host/types.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
-/* The shared state of backup/disk: the directory, its lock files and its backup files. backup/disk/disk.h describes them and
+/* The types of the disk store: the directory, its lock files and its backup files. backup/disk/disk.h describes them and
  * declares the calls. */
-#ifndef TMS_BACKUP_DISK_STATE_H
-#define TMS_BACKUP_DISK_STATE_H
+#ifndef TMS_BACKUP_DISK_TYPES_H
+#define TMS_BACKUP_DISK_TYPES_H
 
 #include <pthread.h>
 #include <stdatomic.h>
