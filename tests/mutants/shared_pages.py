@@ -104,7 +104,7 @@ MUTANTS = (
         _SOURCES + "requests.py",
         "_FILE_MODE = 0o600",
         "_FILE_MODE = 0o644",
-        (_PYTHON + "test_requests.py::test_a_snapshot_is_written_at_the_next_pause",),
+        (_PYTHON + "test_requests.py::test_a_request_is_served_once",),
     ),
     Mutant(
         "unmanaged-memory-counts-as-free",

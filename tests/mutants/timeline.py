@@ -8,7 +8,7 @@ __all__ = ["MUTANTS"]
 
 _SOURCES = "torch_memory_saver/"
 _TIMELINE = _SOURCES + "events/timeline/"
-_PAGES = _SOURCES + "_pages/"
+_HTML = _SOURCES + "_html/"
 _TESTS = "tests/unit/python/events/timeline/"
 _TEXT = _TESTS + "test_timeline_page.py::test_text_of_a_file_is_never_markup"
 _COMPARISON = "tests/unit/python/memory/test_comparison_page.py::"
@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-reduced-timeline-loses-its-peaks",
-        _TIMELINE + "page/document.py",
+        _TIMELINE + "html/document.py",
         "if stack not in best or total > best[stack][0]:",
         "if stack not in best:",
         (
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-reduced-timeline-separates-one-time",
-        _TIMELINE + "page/document.py",
+        _TIMELINE + "html/document.py",
         "            rows[stop][0] == rows[stop - 1][0]\n            or ",
         "            ",
         (_TESTS + "test_reduce.py::test_changes_of_one_time_are_one_moment",),
@@ -98,21 +98,21 @@ MUTANTS = (
     ),
     Mutant(
         "text-ends-the-data-of-a-page",
-        _PAGES + "document.py",
+        _HTML + "document.py",
         'encoded.replace("<", "\\\\u003c")',
         "encoded",
         (_TEXT, _COMPARISON + "test_text_of_a_snapshot_is_never_markup"),
     ),
     Mutant(
         "the-table-on-a-page-is-markup",
-        _PAGES + "document.py",
+        _HTML + "document.py",
         "html.escape(text)",
         "text",
         (_TEXT, _COMPARISON + "test_text_of_a_snapshot_is_never_markup"),
     ),
     Mutant(
         "any-script-may-run-on-a-page",
-        _PAGES + "document.py",
+        _HTML + "document.py",
         "script-src {_hash(script)}",
         "script-src 'unsafe-inline'",
         (_TESTS + "test_timeline_page.py::test_the_page_stands_alone", _COMPARISON + "test_the_page_stands_alone"),

@@ -10,8 +10,8 @@ from torch_memory_saver._files import write_text_file
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.events.event_file import load_events
 from torch_memory_saver.events.log import EventLog, events
+from torch_memory_saver.events.timeline.html import page
 from torch_memory_saver.events.timeline.merge import hosts_of, same_process
-from torch_memory_saver.events.timeline.page import page
 
 __all__ = ["read_logs", "write_timeline"]
 

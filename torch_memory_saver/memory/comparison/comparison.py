@@ -81,7 +81,7 @@ class Comparison:
     def html(self) -> str:
         """A page with the findings, a bar a segment and the active-memory timeline. It needs no other file and no
         network."""
-        from .page import page
+        from .html import page
 
         return page(self, self._series)
 

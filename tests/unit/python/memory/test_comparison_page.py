@@ -12,7 +12,7 @@ from planted import BURST, LEAK, MAIN, Program
 
 from torch_memory_saver.memory import Comparison, Snapshot, compare
 from torch_memory_saver.memory.comparison.drift import allocation_orders
-from torch_memory_saver.memory.comparison.page.pictures import OTHER, StackNumbers, bars, layers
+from torch_memory_saver.memory.comparison.html.pictures import OTHER, StackNumbers, bars, layers
 from torch_memory_saver.memory.loading import parse
 
 

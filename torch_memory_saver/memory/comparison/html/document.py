@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch_memory_saver._pages import Document
+from torch_memory_saver._html import Document
 from torch_memory_saver._stacks import CallStack
 
 from ..drift import Drift, allocation_orders

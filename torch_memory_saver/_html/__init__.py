@@ -7,6 +7,6 @@ becomes markup: scripts set it as text, and the policy of a page forbids every s
 Imports no torch and nothing else of the package.
 """
 
-from torch_memory_saver._pages.document import Document, resource
+from torch_memory_saver._html.document import Document, resource
 
 __all__ = ["Document", "resource"]

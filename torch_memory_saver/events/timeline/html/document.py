@@ -14,7 +14,7 @@ from heapq import nlargest, nsmallest
 from typing import Any
 
 from torch_memory_saver import _text
-from torch_memory_saver._pages import Document
+from torch_memory_saver._html import Document
 from torch_memory_saver.events.log import EventLog
 from torch_memory_saver.events.timeline.levels import KINDS, Call, calls_of, failures_of
 from torch_memory_saver.events.timeline.merge import OTHER, Gpu, Host, Row
