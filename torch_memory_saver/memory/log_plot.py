@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Sequence
 from typing import Any
 
+from torch_memory_saver._plot import write_picture
 from torch_memory_saver.errors import InvalidArgumentError
 
 from .log import MemoryRow
@@ -24,7 +24,6 @@ _LINES = (
 )
 _PHYSICAL, _PAUSED, _INK = "#bee3f8", "#a0aec0", "#4a5568"
 _WIDTH, _INCHES_PER_PANEL, _INCHES_AROUND = 10.0, 2.3, 0.9
-_DPI = 120
 #: With more marks in a panel their labels would cover each other: then there are only their lines.
 _MOST_LABELS = 24
 #: Of the height above the highest value, for the labels.
@@ -51,27 +50,8 @@ def plot_memory_log(path: str | os.PathLike[str], rows: Sequence[MemoryRow], *, 
     panels = _panels(rows)
     if not panels:
         raise InvalidArgumentError("there is nothing to draw: no row has a device")
-    matplotlib = _require()
-    suffix = os.path.splitext(os.fspath(path))[1].lstrip(".").lower()
     height = _INCHES_AROUND + _INCHES_PER_PANEL * len(panels)
-    with matplotlib.rc_context({"svg.hashsalt": "memory log", "svg.fonttype": "none", "font.family": "sans-serif"}):
-        # Without pyplot, so that the program's backend stays as it is.
-        figure = importlib.import_module("matplotlib.figure").Figure(figsize=(_WIDTH, height), layout="constrained")
-        if suffix not in figure.canvas.get_supported_filetypes():
-            raise InvalidArgumentError(f"matplotlib writes no file that ends in {suffix!r}: {os.fspath(path)}")
-        _draw(figure, panels, title)
-        figure.savefig(path, dpi=_DPI, metadata={"Date": None} if suffix == "svg" else None)
-
-
-def _require() -> Any:
-    """matplotlib."""
-    try:
-        importlib.import_module("matplotlib.figure")
-        return importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise InvalidArgumentError(
-            f"plot_memory_log needs matplotlib: pip install 'torch_memory_saver[plot]' ({error})"
-        ) from error
+    write_picture(path, "plot_memory_log", (_WIDTH, height), lambda figure: _draw(figure, panels, title))
 
 
 def _panels(rows: Sequence[MemoryRow]) -> list[tuple[str, list[MemoryRow]]]:

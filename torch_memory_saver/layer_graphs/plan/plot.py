@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver._plot import write_picture
 
 from .timeline import Timeline, run_orders
 
@@ -56,29 +56,10 @@ def plot_schedule(
         OSError: The file cannot be written.
     """
     timeline = run_orders(orders, forward, backward)
-    matplotlib = _require()
-    suffix = os.path.splitext(os.fspath(path))[1].lstrip(".").lower()
     height = _INCHES_AROUND + _INCHES_PER_RANK * len(timeline.ranks)
-    # The salt makes the ids of an SVG file the same every time. Text that stays text keeps the file small.
-    with matplotlib.rc_context({"svg.hashsalt": "schedule", "svg.fonttype": "none", "font.family": "sans-serif"}):
-        # Without pyplot, so that the program's backend stays as it is.
-        figure = importlib.import_module("matplotlib.figure").Figure(figsize=(_WIDTH, height), layout="constrained")
-        if suffix not in figure.canvas.get_supported_filetypes():
-            raise InvalidArgumentError(f"matplotlib writes no file that ends in {suffix!r}: {os.fspath(path)}")
-        _draw(figure, timeline, _title(timeline) if title is None else title)
-        figure.savefig(path, dpi=120, metadata={"Date": None} if suffix == "svg" else None)
+    heading = _title(timeline) if title is None else title
+    write_picture(path, "plot_schedule", (_WIDTH, height), lambda figure: _draw(figure, timeline, heading))
     return timeline
-
-
-def _require() -> Any:
-    """matplotlib."""
-    try:
-        importlib.import_module("matplotlib.figure")
-        return importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise InvalidArgumentError(
-            f"plot_schedule needs matplotlib: pip install 'torch_memory_saver[plot]' ({error})"
-        ) from error
 
 
 def _draw(figure: Any, timeline: Timeline, title: str) -> None:
