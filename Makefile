@@ -31,6 +31,10 @@ help: ## this list
 build: ## the four libraries, built in the source tree
 	$(PYTHON) setup.py -q build_ext --inplace
 
+.PHONY: stub
+stub: ## the functions in _core.pyi, written anew from csrc/include
+	$(PYTHON) tools/core_stub.py
+
 .PHONY: clean
 clean: ## removes everything that was built
 	rm -rf build dist *.egg-info *.so torch_memory_saver/*.so
@@ -163,6 +167,8 @@ C_SIMULATOR := $(patsubst %.c,$(C_BUILD)/%.o,$(shell find csrc/simulator -name '
 C_PROGRAMS := $(patsubst %.c,$(C_BUILD)/%,$(C_TESTS))
 C_DRIVER := $(C_BUILD)/_simulated_cuda.so
 
+$(C_BUILD)/csrc/abi/interface.o: C_FLAGS += -DTMS_INTERFACE=$(INTERFACE)
+$(C_BUILD)/csrc/abi/interface.o: torch_memory_saver/_core.pyi $(wildcard csrc/include/*)
 # Objects are made again when the flags or the compiler of this file change.
 $(C_BUILD)/%.o: %.c Makefile
 	@mkdir -p $(@D) && echo "  CC $@"
@@ -206,8 +212,6 @@ LINK_SHARED = mkdir -p $(@D) && echo "  LD $@" && $(CC) $(C_FLAGS_$(VARIANT)) -s
 COMMA := ,
 
 $(C_GLUE): C_FLAGS += -DPy_LIMITED_API=0x030A0000 -isystem $(PYTHON_INCLUDE)
-$(C_BUILD)/csrc/python/module.o: C_FLAGS += -DTMS_PY_INTERFACE=$(INTERFACE)
-$(C_BUILD)/csrc/python/module.o: torch_memory_saver/_core.pyi
 $(SITE_CORE): $(C_CORE) $(C_GLUE) csrc/python/exports.map
 	@$(LINK_SHARED)
 $(SITE_PRELOAD): $(C_CORE) $(C_PRELOAD) csrc/preload/exports.map
@@ -370,7 +374,7 @@ $(OLDEST_HEADERS)/nvidia/cuda_runtime/include/cuda.h:
 .PHONY: oldest-cuda
 oldest-cuda: $(OLDEST_HEADERS)/nvidia/cuda_runtime/include/cuda.h ## compiles all of the C against the oldest cuda.h that will do
 	@for file in $(filter-out tools/%,$(filter %.c,$(C_FILES))); do \
-		$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -DPy_LIMITED_API=0x030A0000 -Icsrc -Itests/unit/support -I$(PYTHON_INCLUDE) \
+		$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -DPy_LIMITED_API=0x030A0000 -DTMS_INTERFACE=0 -Icsrc -Itests/unit/support -I$(PYTHON_INCLUDE) \
 			-isystem $(<D) $$file || exit 1; \
 	done; echo "all of the C compiles with the cuda.h of CUDA $(OLDEST_CUDA)"
 

@@ -14,7 +14,6 @@ only: the CUDA driver is looked for when it is first needed.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from glob import glob
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from setuptools import Extension, find_packages, setup
@@ -35,7 +35,6 @@ PACKAGE = "torch_memory_saver"
 
 CORE = f"{PACKAGE}._core"
 DECLARATIONS = f"{PACKAGE}/_core.pyi"
-TABLE = "csrc/include/tms.h"
 PRELOAD = "torch_memory_saver_hook_mode_preload"
 LEDGER = f"{PRELOAD}_ledger"
 SIMULATOR = f"{PACKAGE}._simulated_cuda"
@@ -116,14 +115,12 @@ def fortify(compiler: list[str]) -> list[str]:
 
 
 def interface() -> int:
-    """The id of the interface between the Python files and the library, which the package compares at import: a checksum of
-    what declares the library's functions. Exits with one sentence if that names another function table than there is."""
-    text = Path(DECLARATIONS).read_bytes()
-    declared = re.search(rb"^API_VERSION: Final = (\d+)$", text, re.MULTILINE)
-    version = re.search(rb"^#define TMS_API_VERSION (\d+)u$", Path(TABLE).read_bytes(), re.MULTILINE)
-    if declared is None or version is None or declared[1] != version[1]:
-        raise SystemExit(f"error: API_VERSION in {DECLARATIONS} is not TMS_API_VERSION in {TABLE}: make them the same.")
-    return zlib.crc32(text)
+    """The number of the interface between the Python files and the library, which the package compares at import: a checksum
+    of what declares the library's functions. Exits with one sentence if that does not fit the C code."""
+    text = Path(DECLARATIONS).read_text(encoding="utf-8")
+    if text != run_path("tools/core_stub.py")["stub"]():
+        raise SystemExit(f"error: {DECLARATIONS} does not declare what csrc/include has: run 'make stub'.")
+    return zlib.crc32(text.encode())
 
 
 def sources(*folders: str) -> list[str]:
@@ -139,8 +136,13 @@ def native(name: str, *folders: str, link_flags: list[str]) -> Extension:
         name,
         sources=sources(*folders),
         include_dirs=["csrc"],
-        depends=["setup.py", DECLARATIONS, exports, *sorted(glob("csrc/**/*.h", recursive=True))],
-        define_macros=[("_GNU_SOURCE", None), ("Py_LIMITED_API", LIMITED_API), ("TMS_PY_INTERFACE", str(interface()))],
+        depends=[
+            "setup.py",
+            DECLARATIONS,
+            exports,
+            *sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/include/*.def")),
+        ],
+        define_macros=[("_GNU_SOURCE", None), ("Py_LIMITED_API", LIMITED_API), ("TMS_INTERFACE", str(interface()))],
         extra_compile_args=[*COMPILE_FLAGS, *warnings_are_errors],
         extra_link_args=[*LINK_FLAGS, *link_flags, f"-Wl,--version-script={exports}"],
         libraries=["dl", "rt"],

@@ -348,8 +348,6 @@ class _TableHead(ctypes.Structure):
     """The first members of tms_api_t."""
 
     _fields_ = (
-        ("version", ctypes.c_uint32),
-        ("size", ctypes.c_uint32),
         ("allocate", ctypes.c_void_p),
         ("free", ctypes.c_void_p),
     )
@@ -369,7 +367,7 @@ class CoreCalls:
         core = importlib.import_module("torch_memory_saver._core")
         get_api = ctypes.CDLL(core.library_path).tms_get_api
         get_api.restype = ctypes.POINTER(_TableHead)
-        head = get_api(ctypes.c_uint32(core.API_VERSION)).contents
+        head = get_api(ctypes.c_uint32(core.INTERFACE)).contents
         self._allocate, self._free = head.allocate, head.free
 
     def core(self, count: int, size: int) -> tuple[float, float]:

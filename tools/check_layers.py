@@ -127,7 +127,8 @@ def part_of(module: str) -> str:
 
 
 def read_includes(csrc: Path, sources: Sources) -> None:
-    files = sorted(path.relative_to(csrc).as_posix() for path in csrc.rglob("*.[ch]"))
+    paths = (path for ending in ("c", "h", "def") for path in csrc.rglob(f"*.{ending}"))
+    files = sorted(path.relative_to(csrc).as_posix() for path in paths)
     known = set(files)
     sources.modules.update(map(module_of, files))
     for file in files:

@@ -2,8 +2,8 @@
 match them.
 
 The library's ``INTERFACE`` is the CRC-32 of the ``_core.pyi`` that it was built with (setup.py). That file declares
-everything that the Python files use of the library, and the version of the function table (``TMS_API_VERSION``). So an
-editable install survives every edit of a Python file, and a library built from other sources is never called.
+everything that the Python files use of the library, and has a checksum of the headers of the function table. So an editable
+install survives every edit of a Python file, and a library built from other sources is never called.
 """
 
 from __future__ import annotations

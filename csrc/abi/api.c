@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "abi/page.h"
+#include "abi/entries.h"
+#include "abi/interface.h"
 #include "abi/process.h"
-#include "abi/queries.h"
 #include "abi/start.h"
 #include "core/allocation/allocation.h"
 #include "core/allocation/capture_end.h"
@@ -18,30 +18,30 @@
 #include "core/transition/resume.h"
 #include "device/uuid.h"
 
-static tms_status_t api_allocate(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error) {
+tms_status_t tms_api_allocate(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
     tms_region_t region = tms_saver_settings(&state->saver);
     return tms_saver_allocate(&state->saver, &region, bytes, device, address, error);
 }
 
-static tms_status_t api_free(uint64_t address, tms_error_t *error) {
+tms_status_t tms_api_free(uint64_t address, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_saver_free(&state->saver, address, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
-static tms_status_t api_region_enter(const tms_region_settings_t *settings, uint64_t *level, tms_error_t *error) {
+tms_status_t tms_api_region_enter(const tms_region_settings_t *settings, uint64_t *level, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
     return status == TMS_OK ? tms_region_enter(&state->regions, settings, level, error) : status;
 }
 
-static int32_t api_region_leave(uint64_t level) {
+int32_t tms_api_region_leave(uint64_t level) {
     tms_state_t *state = tms_state_if_made();
     return state ? tms_region_leave(&state->regions, level) : TMS_NO_SUCH_LEVEL;
 }
 
-static void api_region_current(tms_region_settings_t *settings, int32_t *depth) {
+void tms_api_region_current(tms_region_settings_t *settings, int32_t *depth) {
     tms_state_t *state = tms_state(NULL);
     if (!state) {
         *settings = (tms_region_settings_t){.tag = TMS_DEFAULT_TAG};
@@ -56,58 +56,60 @@ static void api_region_current(tms_region_settings_t *settings, int32_t *depth) 
                                         .own_handles = region.own_handles};
 }
 
-static tms_status_t api_region_set(const tms_region_settings_t *settings, tms_error_t *error) {
+tms_status_t tms_api_region_set(const tms_region_settings_t *settings, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_region_set(&state->regions, settings, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
-static tms_status_t api_pause(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
+tms_status_t tms_api_pause(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_transition_pause(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
-static tms_status_t api_resume(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
+tms_status_t tms_api_resume(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_transition_resume(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
-static tms_status_t api_host_backup(uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer, void **host,
-                                    tms_error_t *error) {
+tms_status_t tms_api_host_backup(uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer, void **host,
+                                 tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_saver_host_backup(&state->saver, address, bytes, buffer, host, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
-static void api_set_memory_margin(uint64_t bytes) {
+void tms_api_host_buffer_release(tms_host_buffer_t *buffer) { tms_host_buffer_drop(buffer); }
+
+void tms_api_set_memory_margin(uint64_t bytes) {
     tms_state_t *state = tms_state(NULL);
     if (state) atomic_store(&state->saver.memory_margin_bytes, bytes);
 }
 
-static uint64_t api_get_memory_margin(void) {
+uint64_t tms_api_get_memory_margin(void) {
     tms_state_t *state = tms_state(NULL);
     return state ? atomic_load(&state->saver.memory_margin_bytes) : 0;
 }
 
-static void api_set_guard(int32_t on) {
+void tms_api_set_guard(int32_t on) {
     tms_state_t *state = tms_state(NULL);
     if (state) atomic_store(&state->saver.guard.on, on != 0);
 }
 
-static int32_t api_get_guard(void) {
+int32_t tms_api_get_guard(void) {
     tms_state_t *state = tms_state(NULL);
     return state && atomic_load(&state->saver.guard.on);
 }
 
-static int32_t api_get_ledger(void) {
+int32_t tms_api_get_ledger(void) {
     tms_state_t *state = tms_state(NULL);
     return state && state->config.ledger;
 }
 
-static int32_t api_get_host_policy(void) {
+int32_t tms_api_get_host_policy(void) {
     tms_state_t *state = tms_state(NULL);
     return state ? atomic_load(&state->saver.host_policy) : TMS_HOST_RELEASE;
 }
 
-static tms_status_t api_set_host_policy(int32_t policy, tms_error_t *error) {
+tms_status_t tms_api_set_host_policy(int32_t policy, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "set host_memory", .device = TMS_NO_DEVICE};
     tms_state_t *state = tms_state(error);
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
@@ -117,10 +119,10 @@ static tms_status_t api_set_host_policy(int32_t policy, tms_error_t *error) {
     return TMS_OK;
 }
 
-static int32_t api_get_retain_backup(void) { return api_get_host_policy() == TMS_HOST_RETAIN; }
+int32_t tms_api_get_retain_backup(void) { return tms_api_get_host_policy() == TMS_HOST_RETAIN; }
 
 /* Turning it off restores the policy of the environment. */
-static void api_set_retain_backup(int32_t retain) {
+void tms_api_set_retain_backup(int32_t retain) {
     tms_state_t *state = tms_state(NULL);
     int on = TMS_HOST_RETAIN;
     if (!state) return;
@@ -132,7 +134,7 @@ static void api_set_retain_backup(int32_t retain) {
                                                                                           : state->config.host_policy);
 }
 
-static tms_status_t api_reserve_host_memory(uint64_t bytes, int32_t device, tms_error_t *error) {
+tms_status_t tms_api_reserve_host_memory(uint64_t bytes, int32_t device, tms_error_t *error) {
     tms_error_context_t context = {.operation = "reserve_host_memory", .device = device, .bytes = bytes};
     tms_state_t *state = tms_state(error);
     const tms_device_table_t *devices = NULL;
@@ -147,29 +149,48 @@ static tms_status_t api_reserve_host_memory(uint64_t bytes, int32_t device, tms_
     return tms_host_store_reserve(&state->saver.stores.host, device, bytes, error);
 }
 
-static void api_release_host_memory(void) {
+void tms_api_release_host_memory(void) {
     tms_state_t *state = tms_state_if_made();
     if (state) tms_host_store_trim(&state->saver.stores.host);
 }
 
-static void api_close(void) {
+void tms_api_close(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state || atomic_load(&state->saver.forked)) return;
     tms_late_devices_close(&state->late_devices, tms_wait_now() + TMS_EXIT_RELEASE_SECONDS);
     tms_process_end_threads(&state->saver);
 }
 
-static tms_status_t api_resume_begin(const tms_selection_t *selection, tms_pending_t **pending, tms_error_t *error) {
+tms_status_t tms_api_resume_begin(const tms_selection_t *selection, tms_pending_t **pending, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_pending_begin(&state->saver, selection, pending, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
-static tms_status_t api_set_disk_directory(const char *path, tms_error_t *error) {
+int32_t tms_api_pending_done(tms_pending_t *pending) { return tms_pending_done(pending); }
+
+tms_status_t tms_api_pending_await(tms_pending_t *pending, int32_t (*interrupted)(void *), void *context,
+                                   tms_error_t *error) {
+    return tms_pending_await(pending, interrupted, context, error);
+}
+
+tms_status_t tms_api_pending_wait(tms_pending_t *pending, int32_t (*interrupted)(void *), void *context,
+                                  tms_report_t *report, tms_error_t *error) {
+    return tms_pending_wait(pending, interrupted, context, report, error);
+}
+
+tms_status_t tms_api_pending_wait_stream(tms_pending_t *pending, void *stream, int32_t (*interrupted)(void *), void *context,
+                                         tms_error_t *error) {
+    return tms_pending_wait_stream(pending, stream, interrupted, context, error);
+}
+
+void tms_api_pending_release(tms_pending_t *pending) { tms_pending_release(pending); }
+
+tms_status_t tms_api_set_disk_directory(const char *path, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_disk_set_directory(&state->saver.stores.disk, path, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
-static tms_status_t api_capture_announce(const tms_region_settings_t *settings, uint64_t *identity, tms_error_t *error) {
+tms_status_t tms_api_capture_begin(const tms_region_settings_t *settings, uint64_t *identity, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     tms_region_t region;
     tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
@@ -178,16 +199,7 @@ static tms_status_t api_capture_announce(const tms_region_settings_t *settings, 
     return status;
 }
 
-static tms_status_t api_capture_begin(const tms_region_settings_t *settings, tms_error_t *error) {
-    return api_capture_announce(settings, NULL, error);
-}
-
-static void api_capture_end(void) {
-    tms_state_t *state = tms_state_if_made();
-    if (state) (void)tms_saver_capture_end(&state->saver, 0);
-}
-
-static tms_status_t api_capture_begin_on(void *stream, uint64_t *identity, tms_error_t *error) {
+tms_status_t tms_api_capture_begin_on(void *stream, uint64_t *identity, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     tms_capture_begun_t begun;
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
@@ -200,28 +212,28 @@ static tms_status_t api_capture_begin_on(void *stream, uint64_t *identity, tms_e
     return status;
 }
 
-static int32_t api_capture_retract(uint64_t identity, int32_t unless_it_goes_on) {
+int32_t tms_api_capture_end(uint64_t identity, int32_t unless_it_goes_on) {
     tms_state_t *state = tms_state_if_made();
-    if (!state || identity == 0) return 0;
-    if (unless_it_goes_on && tms_saver_capture_goes_on(&state->saver, identity)) {
+    if (!state) return 0;
+    if (identity && unless_it_goes_on && tms_saver_capture_goes_on(&state->saver, identity)) {
         tms_saver_capture_begun(&state->saver, identity);
         return 0;
     }
     return tms_saver_capture_end(&state->saver, identity);
 }
 
-static void api_capture_begun(uint64_t identity) {
+void tms_api_capture_begun(uint64_t identity) {
     tms_state_t *state = tms_state_if_made();
     if (state) tms_saver_capture_begun(&state->saver, identity);
 }
 
-static tms_status_t api_refresh_peers(tms_error_t *error) {
+tms_status_t tms_api_refresh_peers(tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
     return tms_saver_explain_loss(&state->saver, tms_saver_refresh_peers(&state->saver, error), error);
 }
 
-static tms_status_t api_listen_devices(tms_device_listener_t listener, void *context, uint64_t mask, tms_error_t *error) {
+tms_status_t tms_api_listen_devices(tms_device_listener_t listener, void *context, uint64_t mask, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
     tms_late_devices_listen(&state->late_devices, listener, context, mask);
@@ -239,7 +251,7 @@ static tms_status_t load_devices(const tms_error_context_t *context, tms_state_t
     return status;
 }
 
-static tms_status_t api_device_count(int32_t *count, tms_error_t *error) {
+tms_status_t tms_api_device_count(int32_t *count, tms_error_t *error) {
     tms_error_context_t context = {.operation = "device_count", .device = TMS_NO_DEVICE};
     tms_state_t *state = NULL;
     const tms_device_table_t *devices = NULL;
@@ -248,7 +260,7 @@ static tms_status_t api_device_count(int32_t *count, tms_error_t *error) {
     return status;
 }
 
-static tms_status_t api_active_devices(uint64_t *mask, tms_error_t *error) {
+tms_status_t tms_api_active_devices(uint64_t *mask, tms_error_t *error) {
     tms_error_context_t context = {.operation = "active_devices", .device = TMS_NO_DEVICE};
     tms_state_t *state = NULL;
     tms_status_t status = load_devices(&context, &state, NULL, NULL, error);
@@ -265,7 +277,7 @@ static tms_status_t load_device(const tms_error_context_t *context, tms_state_t 
     return status;
 }
 
-static tms_status_t api_device_info(int32_t device, tms_device_info_t *info, tms_error_t *error) {
+tms_status_t tms_api_device_info(int32_t device, tms_device_info_t *info, tms_error_t *error) {
     tms_error_context_t context = {.operation = "device_info", .device = device};
     tms_state_t *state = NULL;
     const tms_driver_table_t *driver = NULL;
@@ -280,7 +292,7 @@ static tms_status_t api_device_info(int32_t device, tms_device_info_t *info, tms
     return TMS_OK;
 }
 
-static tms_status_t api_device_memory(int32_t device, uint64_t *free_bytes, uint64_t *total_bytes, tms_error_t *error) {
+tms_status_t tms_api_device_memory(int32_t device, uint64_t *free_bytes, uint64_t *total_bytes, tms_error_t *error) {
     tms_error_context_t context = {.operation = "device_memory", .device = device};
     tms_state_t *state = NULL;
     const tms_driver_table_t *driver = NULL;
@@ -291,91 +303,28 @@ static tms_status_t api_device_memory(int32_t device, uint64_t *free_bytes, uint
     return tms_saver_explain_loss(&state->saver, status, error);
 }
 
-static void api_open_log(void) {
+void tms_api_open_log(void) {
     tms_state_t *state = tms_state(NULL);
     if (state) tms_log_queue_open(&state->log_queue);
 }
 
-static tms_log_line_t *api_close_log(void) {
+tms_log_line_t *tms_api_close_log(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state) return NULL;
     tms_log_queue_close(&state->log_queue);
     return tms_log_queue_take(&state->log_queue);
 }
 
-static void api_write_log(int32_t level, const char *text) {
+void tms_api_write_log(int32_t level, const char *text) {
     if (level >= TMS_LOG_ERROR && level <= TMS_LOG_DEBUG) tms_log_write_stderr((tms_log_level_t)level, text);
 }
 
-static int32_t api_in_transition(void) { return tms_turn_is_inside(); }
+int32_t tms_api_in_transition(void) { return tms_turn_is_inside(); }
 
-const tms_api_t *tms_get_api(uint32_t version) {
+const tms_api_t *tms_get_api(uint32_t interface) {
     static const tms_api_t api = {
-        .version = TMS_API_VERSION,
-        .size = sizeof(tms_api_t),
-        .allocate = api_allocate,
-        .free = api_free,
-        .region_current = api_region_current,
-        .region_set = api_region_set,
-        .pause = api_pause,
-        .resume = api_resume,
-        .host_backup = api_host_backup,
-        .host_buffer_release = tms_host_buffer_drop,
-        .set_memory_margin = api_set_memory_margin,
-        .get_memory_margin = api_get_memory_margin,
-        .set_retain_backup = api_set_retain_backup,
-        .get_retain_backup = api_get_retain_backup,
-        .set_disk_directory = api_set_disk_directory,
-        .capture_begin = api_capture_begin,
-        .capture_end = api_capture_end,
-        .capture_announce = api_capture_announce,
-        .capture_begin_on = api_capture_begin_on,
-        .capture_retract = api_capture_retract,
-        .refresh_peers = api_refresh_peers,
-        .device_count = api_device_count,
-        .active_devices = api_active_devices,
-        .device_memory = api_device_memory,
-        .device_info = api_device_info,
-        .segments = tms_query_segments,
-        .usage = tms_query_usage,
-        .reset_peaks = tms_query_reset_peaks,
-        .find = tms_query_find,
-        .tag_info = tms_query_tag_info,
-        .counters = tms_query_counters,
-        .resume_begin = api_resume_begin,
-        .pending_done = tms_pending_done,
-        .pending_await = tms_pending_await,
-        .pending_wait = tms_pending_wait,
-        .pending_wait_stream = tms_pending_wait_stream,
-        .pending_release = tms_pending_release,
-        .reserve_host_memory = api_reserve_host_memory,
-        .release_host_memory = api_release_host_memory,
-        .set_host_policy = api_set_host_policy,
-        .get_host_policy = api_get_host_policy,
-        .close = api_close,
-        .in_transition = api_in_transition,
-        .region_enter = api_region_enter,
-        .region_leave = api_region_leave,
-        .capture_begun = api_capture_begun,
-        .export_memory = tms_query_export_memory,
-        .listen_devices = api_listen_devices,
-        .set_guard = api_set_guard,
-        .get_guard = api_get_guard,
-        .tags = tms_query_tags,
-        .count_guard_bytes = tms_query_count_guard_bytes,
-        .read_backup = tms_query_read_backup,
-        .events = tms_query_events,
-        .set_event_samples = tms_query_set_event_samples,
-        .libraries = tms_query_libraries,
-        .page_role = tms_page_role,
-        .page_requests = tms_page_requests,
-        .page_serve = tms_page_serve,
-        .page_path = tms_page_path,
-        .page_directory = tms_page_directory,
-        .get_ledger = api_get_ledger,
-        .open_log = api_open_log,
-        .close_log = api_close_log,
-        .write_log = api_write_log,
+#define TMS_C_FUNCTION(result, name, parameters) .name = tms_api_##name,
+#include "include/tms_api.def"
     };
-    return version == TMS_API_VERSION ? &api : NULL;
+    return interface == tms_interface() ? &api : NULL;
 }

@@ -8,12 +8,13 @@
 
 #include <string.h>
 
+#include "abi/interface.h"
 #include "abi/start.h"
 
 /* The backend of this thread's CPU backups if the program chose one before it enabled them, else 0. */
 static _Thread_local tms_backup_kind_t chosen_backend;
 
-static const tms_api_t *api(void) { return tms_get_api(TMS_API_VERSION); }
+static const tms_api_t *api(void) { return tms_get_api(tms_interface()); }
 
 static void warn_once(const char *what) {
     tms_state_t *state = tms_state(NULL);

@@ -1,4 +1,9 @@
-#include "abi/queries.h"
+/* The functions of the table that tell what is managed: allocations, usage, tags, counters, events.
+ *
+ * None makes a driver call, except export_memory and count_guard_bytes. Each takes the lock of what it asks. Without a state
+ * nothing is managed. */
+
+#include "abi/entries.h"
 
 #include <string.h>
 
@@ -8,32 +13,32 @@
 #include "core/transition/reading.h"
 #include "core/transition/sample.h"
 
-size_t tms_query_segments(tms_segment_info_t *rows, size_t capacity) {
+size_t tms_api_segments(tms_segment_info_t *rows, size_t capacity) {
     tms_state_t *state = tms_state_if_made();
     return state ? tms_saver_segments(&state->saver, rows, capacity) : 0;
 }
 
-size_t tms_query_usage(const char *tag, int32_t device, tms_usage_info_t *rows, size_t capacity) {
+size_t tms_api_usage(const char *tag, int32_t device, tms_usage_info_t *rows, size_t capacity) {
     tms_state_t *state = tms_state_if_made();
     return state ? tms_saver_usage(&state->saver, tag, device, rows, capacity) : 0;
 }
 
-void tms_query_reset_peaks(void) {
+void tms_api_reset_peaks(void) {
     tms_state_t *state = tms_state_if_made();
     if (state) tms_saver_reset_peaks(&state->saver);
 }
 
-tms_status_t tms_query_find(uint64_t address, tms_segment_info_t *row) {
+tms_status_t tms_api_find(uint64_t address, tms_segment_info_t *row) {
     tms_state_t *state = tms_state_if_made();
     return state ? tms_saver_find(&state->saver, address, row) : TMS_NOT_MANAGED;
 }
 
-tms_status_t tms_query_export_memory(uint64_t address, tms_export_t *exported, tms_error_t *error) {
+tms_status_t tms_api_export_memory(uint64_t address, tms_export_t *exported, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_saver_export(&state->saver, address, exported, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
-void tms_query_tag_info(const char *tag, tms_tag_info_t *info) {
+void tms_api_tag_info(const char *tag, tms_tag_info_t *info) {
     tms_state_t *state = tms_state_if_made();
     tms_tag_t *found = state ? tms_tag_find(&state->regions.tags, tag) : NULL;
     *info = (tms_tag_info_t){0};
@@ -43,26 +48,26 @@ void tms_query_tag_info(const char *tag, tms_tag_info_t *info) {
     info->discards = atomic_load(&found->discards);
 }
 
-tms_status_t tms_query_read_backup(const tms_selection_t *selection, uint64_t address, uint64_t bytes, void *destination,
-                                   int32_t *found, tms_error_t *error) {
+tms_status_t tms_api_read_backup(const tms_selection_t *selection, uint64_t address, uint64_t bytes, void *destination,
+                                 int32_t *found, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_transition_read(&state->saver, selection, address, bytes, destination, found, error)
                  : TMS_OUT_OF_HOST_MEMORY;
 }
 
-tms_status_t tms_query_count_guard_bytes(const tms_selection_t *selection, const tms_live_range_t *ranges,
-                                         size_t range_count, uint64_t *counts, tms_error_t *error) {
+tms_status_t tms_api_count_guard_bytes(const tms_selection_t *selection, const tms_live_range_t *ranges, size_t range_count,
+                                       uint64_t *counts, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_transition_sample(&state->saver, selection, ranges, range_count, counts, error)
                  : TMS_OUT_OF_HOST_MEMORY;
 }
 
-size_t tms_query_tags(tms_tag_row_t *rows, size_t capacity) {
+size_t tms_api_tags(tms_tag_row_t *rows, size_t capacity) {
     tms_state_t *state = tms_state_if_made();
     return state ? tms_tag_list(&state->regions.tags, rows, capacity) : 0;
 }
 
-void tms_query_counters(tms_counters_t *counters) {
+void tms_api_counters(tms_counters_t *counters) {
     tms_state_t *state = tms_state_if_made();
     memset(counters, 0, sizeof *counters);
     if (!state) return;
@@ -70,7 +75,7 @@ void tms_query_counters(tms_counters_t *counters) {
     counters->uncounted_allocations_total = tms_ledger_uncounted(&state->ledger);
 }
 
-void tms_query_events(tms_events_copy_t *copy) {
+void tms_api_events(tms_events_copy_t *copy) {
     tms_state_t *state = tms_state(NULL);
     if (state)
         tms_saver_copy_events(&state->saver, copy);
@@ -78,12 +83,12 @@ void tms_query_events(tms_events_copy_t *copy) {
         copy->event_count = copy->level_count = copy->recorded = copy->capacity = 0;
 }
 
-void tms_query_set_event_samples(int32_t on) {
+void tms_api_set_event_samples(int32_t on) {
     tms_state_t *state = tms_state(NULL);
     if (state) tms_events_set_samples(&state->saver.events, on != 0);
 }
 
-size_t tms_query_libraries(tms_library_info_t *rows, size_t capacity) {
+size_t tms_api_libraries(tms_library_info_t *rows, size_t capacity) {
     tms_state_t *state = tms_state_if_made();
     return state ? tms_ledger_rows(&state->ledger, rows, capacity) : 0;
 }

@@ -5,40 +5,48 @@
 
 #include <stdint.h>
 
+/* The counters of the process: X(name). */
+#define TMS_COUNTERS(X)                                                                                                     \
+    X(allocations)          /* managed allocations alive, every state */                                                    \
+    X(allocations_total)    /* allocations ever made */                                                                     \
+    X(frees_total)          /* allocations ever freed */                                                                    \
+    X(resident_bytes)       /* physical bytes mapped now */                                                                 \
+    X(paused_bytes)         /* reserved bytes without physical memory now */                                                \
+    X(host_backup_bytes)    /* host memory held in backups now */                                                           \
+    X(disk_backup_bytes)    /* bytes of backup files now */                                                                 \
+    X(pauses_total)         /* pauses that succeeded */                                                                     \
+    X(resumes_total)        /* resumes that succeeded */                                                                    \
+    X(failures_total)       /* pauses, resumes and allocations that failed */                                               \
+    X(damaged)              /* allocations in state DAMAGED */                                                              \
+    X(quarantined_handles)  /* physical allocations that the driver failed to release; the next call tries again */         \
+    X(quarantined_ranges)   /* address ranges that the driver failed to free; the next call tries again */                  \
+    X(deferred_frees)       /* frees that wait for the end of a capture, or for a device that could not be synchronized */  \
+    X(visible_captures)     /* stream captures known to be active */                                                        \
+    X(quarantined_host)     /* pieces of host memory that could not be released; the next call tries again */               \
+    X(quarantined_other)    /* streams, events, context references and files that could not be released */                  \
+    X(host_resident_bytes)  /* host memory in use: backups, pool, what is being released, files on a tmpfs */               \
+    X(host_pooled_bytes)    /* part of host_resident_bytes: memory without contents, kept for later backups */              \
+    X(guard)                /* 1: guard mode is on (set_guard) */                                                           \
+    X(guarded_bytes)        /* reserved bytes of paused allocations at which a guard page is mapped now */                  \
+    X(guard_failures_total) /* allocations paused without a guard page although guard mode was on */                        \
+    X(resident_peak_bytes)  /* the most resident_bytes since the start, or since reset_peaks */                             \
+    X(failed_pauses_total)  /* part of failures_total */                                                                    \
+    X(failed_resumes_total) /* part of failures_total */                                                                    \
+    X(failed_allocations_total)    /* part of failures_total */                                                             \
+    X(pause_nanoseconds_total)     /* time of the pauses that succeeded */                                                  \
+    X(pause_bytes_total)           /* device memory that the pauses released */                                             \
+    X(pause_copied_bytes_total)    /* bytes that the pauses copied */                                                       \
+    X(resume_nanoseconds_total)    /* time of the resumes that succeeded */                                                 \
+    X(resume_bytes_total)          /* device memory that the resumes mapped */                                              \
+    X(resume_copied_bytes_total)   /* bytes that the resumes copied */                                                      \
+    X(uncounted_allocations_total) /* of other libraries (tms_library_info_t), for lack of host memory */                   \
+    X(slack_bytes)                 /* memory of freed allocations that their runs still hold; not in resident_bytes */      \
+    X(deferred_bytes)              /* mapped memory of deferred_frees; not in resident_bytes */
+
 typedef struct tms_counters {
-    uint64_t allocations;          /* managed allocations alive, every state */
-    uint64_t allocations_total;    /* ever made */
-    uint64_t frees_total;          /* ever freed */
-    uint64_t resident_bytes;       /* physical bytes mapped now */
-    uint64_t paused_bytes;         /* reserved bytes without physical memory now */
-    uint64_t host_backup_bytes;    /* host memory held in backups now */
-    uint64_t disk_backup_bytes;    /* bytes of backup files now */
-    uint64_t pauses_total;         /* calls that succeeded */
-    uint64_t resumes_total;        /* calls that succeeded */
-    uint64_t failures_total;       /* pauses, resumes and allocations that failed */
-    uint64_t damaged;              /* allocations in state DAMAGED */
-    uint64_t quarantined_handles;  /* physical allocations that the driver failed to release; retried by the next call */
-    uint64_t quarantined_ranges;   /* address ranges that the driver failed to free; retried likewise */
-    uint64_t deferred_frees;       /* frees that wait for the end of a stream capture, or for a device that could not be
-                                      synchronized */
-    uint64_t visible_captures;     /* stream captures known to be active */
-    uint64_t quarantined_host;     /* pieces of host memory that could not be released; retried likewise */
-    uint64_t quarantined_other;    /* streams, events, context references, files: likewise */
-    uint64_t host_resident_bytes;  /* host memory in use: backups, pool, memory being released, backup files on a tmpfs */
-    uint64_t host_pooled_bytes;    /* part of it that is kept for later backups, without contents */
-    uint64_t guard;                /* 1: guard mode is on (set_guard) */
-    uint64_t guarded_bytes;        /* reserved bytes of paused allocations at which a guard page is mapped now */
-    uint64_t guard_failures_total; /* allocations that were paused without a guard page although guard mode was on */
-    uint64_t resident_peak_bytes;  /* the most resident_bytes since the start, or since reset_peaks */
-    uint64_t failed_pauses_total, failed_resumes_total, failed_allocations_total; /* parts of failures_total */
-    /* Of all calls that succeeded: their time, the device memory that they released or mapped, and what they copied. */
-    uint64_t pause_nanoseconds_total, pause_bytes_total, pause_copied_bytes_total;
-    uint64_t resume_nanoseconds_total, resume_bytes_total, resume_copied_bytes_total;
-    uint64_t uncounted_allocations_total; /* of other libraries (tms_library_info_t), for lack of host memory */
-    uint64_t slack_bytes; /* physical memory of freed allocations that their runs still hold (core/model/run.h); not part of
-                             resident_bytes */
-    uint64_t deferred_bytes; /* physical memory of deferred_frees, which is mapped until they are carried out; not part of
-                                resident_bytes */
+#define TMS_COUNTER(name) uint64_t name;
+    TMS_COUNTERS(TMS_COUNTER)
+#undef TMS_COUNTER
 } tms_counters_t;
 
 /* The states of an allocation: TMS_SEGMENT_<state>, its number, its name. */

@@ -13,8 +13,8 @@ typedef struct tms_py_library {
     bool preloaded; /* not this extension */
 } tms_py_library_t;
 
-/* Needs the GIL. False with ImportError set if a library with another version of the function table is loaded: there must be
- * only one state in a process, so the import fails. */
+/* Needs the GIL. False with ImportError set if a library with another interface is loaded: there must be only one
+ * state in a process, so the import fails. */
 bool tms_py_library_find(tms_py_library_t *library);
 
 #endif

@@ -3,6 +3,7 @@
  * Multi-phase initialisation and per-interpreter state, within the limited API of Python 3.10, so one build serves every
  * later Python. The slots of later versions (Py_mod_multiple_interpreters, Py_mod_gil) are errors in 3.10 and 3.11, so they
  * are absent. Their defaults are correct: sub-interpreters that share the GIL are supported. */
+#include "abi/interface.h"
 #include "base/config.h"
 #include "base/nvtx.h"
 #include "functions.h"
@@ -12,19 +13,14 @@
 #include "state.h"
 
 static PyMethodDef methods[] = {
-#define TAKES(function, signature, text)                                                                                    \
-    {#function, (PyCFunction)(void (*)(void))tms_py_##function, METH_FASTCALL | METH_KEYWORDS,                              \
-     #function signature "\n--\n\n" text},
-#define BARE(function, signature, text) {#function, tms_py_##function, METH_NOARGS, #function signature "\n--\n\n" text},
-    TMS_PY_FUNCTIONS(TAKES, BARE)
+#define TAKES(name) (PyCFunction)(void (*)(void)) tms_py_##name, METH_FASTCALL | METH_KEYWORDS
+#define BARE(name)  tms_py_##name, METH_NOARGS
+#define TMS_PYTHON_FUNCTION(name, calling, signature, documentation)                                                        \
+    {#name, calling(name), #name signature "\n\n" documentation},
+#include "include/tms_api.def"
 #undef TAKES
 #undef BARE
-        {NULL, NULL, 0, NULL}};
-
-/* The CRC-32 of _core.pyi, passed by the build. */
-#ifndef TMS_PY_INTERFACE
-#define TMS_PY_INTERFACE 0
-#endif
+    {NULL, NULL, 0, NULL}};
 
 static const struct constant {
     const char *name;
@@ -45,14 +41,12 @@ static const struct constant {
                  {"CONTENTS_GUARD", TMS_CONTENTS_GUARD},
                  {"CONTENTS_UNDEFINED", TMS_CONTENTS_UNDEFINED},
                  {"GUARD_BYTE", TMS_GUARD_BYTE},
-                 {"NVTX", TMS_NVTX_IS_BUILT},
-                 {"API_VERSION", TMS_API_VERSION},
-                 {"INTERFACE", TMS_PY_INTERFACE}};
+                 {"NVTX", TMS_NVTX_IS_BUILT}};
 
 static int add_constants(PyObject *module) {
     for (size_t index = 0; index < sizeof(constants) / sizeof(constants[0]); index++)
         if (PyModule_AddIntConstant(module, constants[index].name, constants[index].value) < 0) return -1;
-    return 0;
+    return PyModule_AddIntConstant(module, "INTERFACE", tms_interface());
 }
 
 static const struct backup_kind {

@@ -23,7 +23,7 @@ PyObject *tms_py_set_page_role(PyObject *module, PyObject *const *arguments, Py_
         !tms_py_get_i32(&call, 1, &rank) || !tms_py_get_bool(&call, 2, &serves))
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    api->page_role(name, rank >= 0, rank, serves);
+    api->set_page_role(name, rank >= 0, rank, serves);
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }

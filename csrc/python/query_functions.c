@@ -276,46 +276,10 @@ static const struct counter {
     const char *name;
     size_t offset;
 } counters[] = {
-#define COUNTER(field) {#field, offsetof(tms_counters_t, field)}
-    COUNTER(allocations),
-    COUNTER(allocations_total),
-    COUNTER(frees_total),
-    COUNTER(resident_bytes),
-    COUNTER(paused_bytes),
-    COUNTER(host_backup_bytes),
-    COUNTER(disk_backup_bytes),
-    COUNTER(pauses_total),
-    COUNTER(resumes_total),
-    COUNTER(failures_total),
-    COUNTER(damaged),
-    COUNTER(quarantined_handles),
-    COUNTER(quarantined_ranges),
-    COUNTER(deferred_frees),
-    COUNTER(visible_captures),
-    COUNTER(quarantined_host),
-    COUNTER(quarantined_other),
-    COUNTER(host_resident_bytes),
-    COUNTER(host_pooled_bytes),
-    COUNTER(guard),
-    COUNTER(guarded_bytes),
-    COUNTER(guard_failures_total),
-    COUNTER(resident_peak_bytes),
-    COUNTER(failed_pauses_total),
-    COUNTER(failed_resumes_total),
-    COUNTER(failed_allocations_total),
-    COUNTER(pause_nanoseconds_total),
-    COUNTER(pause_bytes_total),
-    COUNTER(pause_copied_bytes_total),
-    COUNTER(resume_nanoseconds_total),
-    COUNTER(resume_bytes_total),
-    COUNTER(resume_copied_bytes_total),
-    COUNTER(uncounted_allocations_total),
-    COUNTER(slack_bytes),
-    COUNTER(deferred_bytes),
+#define COUNTER(name) {#name, offsetof(tms_counters_t, name)},
+    TMS_COUNTERS(COUNTER)
 #undef COUNTER
 };
-enum { COUNTER_COUNT = sizeof(counters) / sizeof(counters[0]) };
-_Static_assert(COUNTER_COUNT * sizeof(uint64_t) == sizeof(tms_counters_t), "every counter of tms_counters_t is named here");
 
 PyObject *tms_py_counters(PyObject *module, PyObject *unused) {
     const tms_api_t *api = tms_py_api(module);
@@ -327,7 +291,7 @@ PyObject *tms_py_counters(PyObject *module, PyObject *unused) {
     api->counters(&values);
     Py_END_ALLOW_THREADS;
     dictionary = PyDict_New();
-    for (size_t index = 0; dictionary && index < COUNTER_COUNT; index++) {
+    for (size_t index = 0; dictionary && index < sizeof(counters) / sizeof(counters[0]); index++) {
         uint64_t number = *(const uint64_t *)((const char *)&values + counters[index].offset);
         PyObject *value = PyLong_FromUnsignedLongLong(number);
         if (!value || PyDict_SetItemString(dictionary, counters[index].name, value) < 0) Py_CLEAR(dictionary);

@@ -86,7 +86,7 @@ PyObject *tms_py_capture_begin(PyObject *module, PyObject *const *arguments, Py_
     settings.own_handles = !runs;
     tms_error_clear(&error);
     Py_BEGIN_ALLOW_THREADS;
-    status = api->capture_announce(has_settings ? &settings : NULL, &identity, &error);
+    status = api->capture_begin(has_settings ? &settings : NULL, &identity, &error);
     Py_END_ALLOW_THREADS;
     return status == TMS_OK ? PyLong_FromUnsignedLongLong(identity) : tms_py_raise(&error);
 }
@@ -126,16 +126,13 @@ PyObject *tms_py_capture_end(PyObject *module, PyObject *const *arguments, Py_ss
     const tms_api_t *api = tms_py_api(module);
     tms_py_call_t call;
     uint64_t identity = 0;
-    bool unless = false, ended = true;
+    bool unless = false, ended;
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) ||
         (call.values[0] && !tms_py_get_u64(&call, 0, &identity)) || !tms_py_get_bool(&call, 1, &unless))
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    if (identity)
-        ended = api->capture_retract(identity, unless) != 0;
-    else
-        api->capture_end();
+    ended = api->capture_end(identity, unless) || !identity;
     Py_END_ALLOW_THREADS;
     return PyBool_FromLong(ended);
 }

@@ -157,10 +157,9 @@ TMS_SIM_EXPORT void tms_sim_free_answer(tms_sim_answer_t *answer);
  * PyTorch's generator, and its arguments become the draw. tms_sim_end_draw returns 0, or 1 if there was no such launch. */
 TMS_SIM_EXPORT void tms_sim_begin_draw(void);
 TMS_SIM_EXPORT int tms_sim_end_draw(tms_sim_draw_t *draw);
-/* The library that manages memory, by its tms_get_api: messages about inaccessible memory then name the tag and the time of
- * its pause. Its `find` is called without the simulator's lock, on streams' threads too. A reset keeps it. NULL: none. */
-typedef const tms_api_t *tms_sim_get_api_t(uint32_t version);
-TMS_SIM_EXPORT void tms_sim_set_manager(tms_sim_get_api_t *get_api);
+/* The function table of the library that manages memory: messages about inaccessible memory then name the tag and the time
+ * of its pause. Its `find` is called without the simulator's lock, on streams' threads too. A reset keeps it. NULL: none. */
+TMS_SIM_EXPORT void tms_sim_set_manager(const tms_api_t *manager);
 /* The workspace of a cublasHandle_t as an operand, for an operator that uses cuBLAS on a GPU. It has 0 bytes if the handle
  * has no workspace. */
 TMS_SIM_EXPORT tms_sim_operand_t tms_sim_blas_workspace(const void *handle);

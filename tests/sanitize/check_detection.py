@@ -19,8 +19,7 @@ from torch_memory_saver import _core
 
 class Table(ctypes.Structure):
     region_enter_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-    _fields_ = [("version", ctypes.c_uint32), ("size", ctypes.c_uint32), ("allocate", ctypes.c_void_p),
-                ("free", ctypes.c_void_p), ("region_enter", region_enter_type)]
+    _fields_ = [("allocate", ctypes.c_void_p), ("free", ctypes.c_void_p), ("region_enter", region_enter_type)]
 
 malloc = ctypes.CDLL(None).malloc
 malloc.restype = ctypes.c_void_p
@@ -28,7 +27,7 @@ get_api = ctypes.CDLL(_core.__file__).tms_get_api
 get_api.restype = ctypes.POINTER(Table)
 address = {address}
 ctypes.memset(address, 0, 4)
-get_api(_core.API_VERSION).contents.region_enter(address, None, None)
+get_api(ctypes.c_uint32(_core.INTERFACE)).contents.region_enter(address, None, None)
 """
 
 

@@ -34,9 +34,7 @@ void tms_sim_set_poison_limit(uint64_t bytes) {
 }
 
 /* Must not initialise the state, as tms_sim_attach_device_process. */
-void tms_sim_set_manager(tms_sim_get_api_t *get_api) {
-    atomic_store(&sim_state.manager, get_api ? get_api(TMS_API_VERSION) : NULL);
-}
+void tms_sim_set_manager(const tms_api_t *manager) { atomic_store(&sim_state.manager, manager); }
 
 int tms_sim_fail_after(const char *call, uint64_t succeed, uint64_t fail, int code) {
     if (!call || !sim_life_enter()) return 1;

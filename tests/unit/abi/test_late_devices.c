@@ -1,5 +1,6 @@
 /* Guards late_devices.c and the allocator for devices that are not in use yet, through the entry points and the table. */
 
+#include "abi/interface.h"
 #include "support.h"
 
 #include <cuda.h>
@@ -67,7 +68,7 @@ static int start(void **state) {
     simulator()->reset(DEVICES, 64 * MIB);
     pthread_mutex_init(&heard.lock, NULL);
     tms_wait_condition_init(&heard.changed);
-    api = tms_get_api(TMS_API_VERSION);
+    api = tms_get_api(tms_interface());
     return api ? 0 : -1;
 }
 

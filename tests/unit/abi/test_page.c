@@ -1,5 +1,5 @@
 /* Guards page.c: the functions of the table for the shared page, with and without a state and a page. */
-#include "abi/page.h"
+#include "abi/entries.h"
 
 #include <limits.h>
 #include <setjmp.h>
@@ -31,25 +31,25 @@ static void use_all(void) {
     char path[PATH_MAX];
     tms_private_directory_failure_t failure;
     const tms_shared_page_description_t description = {.device_count = 0};
-    CHECK(tms_page_requests() == 0 && strcmp(tms_page_path(), "") == 0);
-    tms_page_serve(0, 1, 0);
+    CHECK(tms_api_page_requests() == 0 && strcmp(tms_api_page_path(), "") == 0);
+    tms_api_page_serve(0, 1, 0);
     CHECK(tms_state_if_made() == NULL);
 
     setenv("TMS_SHARED_PAGE", base, 1);
-    CHECK(tms_page_directory(path, sizeof path) == 1 && strcmp(path, base) == 0);
-    CHECK(tms_page_directory(path, strlen(base)) == 0); /* without room for the NUL */
-    tms_page_role("trainer", 1, 3, 1);
+    CHECK(tms_api_page_directory(path, sizeof path) == 1 && strcmp(path, base) == 0);
+    CHECK(tms_api_page_directory(path, strlen(base)) == 0); /* without room for the NUL */
+    tms_api_set_page_role("trainer", 1, 3, 1);
     tms_shared_page_t *page = &tms_state_if_made()->saver.page;
     CHECK(tms_shared_page_open(page, &description, &failure));
-    CHECK(strncmp(tms_page_path(), base, strlen(base)) == 0 && access(tms_page_path(), F_OK) == 0);
+    CHECK(strncmp(tms_api_page_path(), base, strlen(base)) == 0 && access(tms_api_page_path(), F_OK) == 0);
     CHECK(page->image->process.rank == 3 && page->image->process.serves == 1);
     CHECK(strcmp((const char *)page->image->process.name, "trainer") == 0);
-    tms_page_role(NULL, 0, 3, 0);
+    tms_api_set_page_role(NULL, 0, 3, 0);
     CHECK(page->image->process.rank == 0 && strcmp((const char *)page->image->process.name, "test_page") == 0);
     CHECK(tms_shared_page_file_request(page->file.fd, TMS_SHARED_PAGE_EVENTS, false));
-    CHECK(tms_page_requests() == 1 << TMS_SHARED_PAGE_EVENTS);
-    tms_page_serve(TMS_SHARED_PAGE_EVENTS, 1, 0);
-    CHECK(tms_page_requests() == 0);
+    CHECK(tms_api_page_requests() == 1 << TMS_SHARED_PAGE_EVENTS);
+    tms_api_page_serve(TMS_SHARED_PAGE_EVENTS, 1, 0);
+    CHECK(tms_api_page_requests() == 0);
 }
 
 static void every_function(void **state) {

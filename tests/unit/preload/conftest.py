@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ HEADERS = REPOSITORY / "csrc"
 TIMEOUT_SECONDS = 120
 
 COMPILE_FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}"]
+#: The number of the interface, as setup.interface() computes it.
+COMPILE_FLAGS.append(f"-DTMS_INTERFACE={zlib.crc32((REPOSITORY / 'torch_memory_saver' / '_core.pyi').read_bytes())}u")
 #: Options of the caller's: the flag of a sanitizer, if the libraries under test have it.
 COMPILE_FLAGS += shlex.split(os.environ.get("CFLAGS", ""))
 

@@ -369,10 +369,7 @@ static tms_status_t find_managed(uint64_t address, tms_segment_info_t *row) {
     return TMS_OK;
 }
 
-static const tms_api_t *manager(uint32_t version) {
-    static const tms_api_t api = {.version = TMS_API_VERSION, .size = sizeof api, .find = find_managed};
-    return version == TMS_API_VERSION ? &api : NULL;
-}
+static const tms_api_t manager = {.find = find_managed};
 
 /* The text on stderr and of the error for an operator on memory without a mapping. */
 static void fail_on(const block_t *block, char *text, size_t bytes) {
@@ -390,7 +387,7 @@ static void a_message_names_the_operator_the_tag_and_the_time_of_the_pause(void 
     char text[TEXT_BYTES], expected[TEXT_BYTES];
     (void)state;
     managed = block.address;
-    CALL(set_manager, manager);
+    CALL(set_manager, &manager);
     unmap_block(&block);
     fail_on(&block, text, sizeof text);
     snprintf(expected, sizeof expected,
@@ -410,7 +407,7 @@ static void a_copy_of_paused_memory_is_explained_at_the_call(void **state) {
     char text[TEXT_BYTES], byte;
     (void)state;
     managed = block.address;
-    CALL(set_manager, manager);
+    CALL(set_manager, &manager);
     unmap_block(&block);
     captured_stderr_t captured = capture_begin();
     ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cuMemcpyDtoH_v2, &byte, block.address, 1));

@@ -37,12 +37,15 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = folder / "csrc" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f'#include "{line}"\n' if line.endswith(".h") else f"{line}\n" for line in text.split("\n")))
+        path.write_text(
+            "".join(f'#include "{line}"\n' if line.endswith((".h", ".def")) else f"{line}\n" for line in text.split("\n"))
+        )
     return folder / "csrc"
 
 
 IN_ORDER = {
-    "include/tms.h": "",
+    "include/tms.h": "include/tms_api.def",
+    "include/tms_api.def": "",
     "base/log.h": "include/tms.h",
     "base/log.c": "base/log.h",
     "device/driver.h": "base/log.h",

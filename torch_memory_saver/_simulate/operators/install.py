@@ -41,7 +41,7 @@ def install() -> None:
     from torch_memory_saver._simulate.operators import native, special
     from torch_memory_saver._simulate.operators.start import ensure_started
 
-    native.set_manager(_core.library_path)
+    native.set_manager(_core.library_path, _core.INTERFACE)
     _postpone_compiler()
     special.choose_simulated_paths()
     ensure_started()

@@ -59,6 +59,8 @@ _library.tms_sim_free_answer.argtypes = (ctypes.POINTER(_Answer),)
 _library.tms_sim_blas_workspace.argtypes = (ctypes.c_void_p,)
 _library.tms_sim_blas_workspace.restype = _Operand
 _library.tms_sim_free_answer.restype = None
+_library.tms_sim_set_manager.argtypes = (ctypes.c_void_p,)
+_library.tms_sim_set_manager.restype = None
 _library.tms_sim_begin_draw.argtypes = ()
 _library.tms_sim_begin_draw.restype = None
 _library.tms_sim_end_draw.argtypes = (ctypes.POINTER(Draw),)
@@ -104,9 +106,11 @@ def end_draw() -> Draw | None:
     return draw if _library.tms_sim_end_draw(ctypes.byref(draw)) == 0 else None
 
 
-def set_manager(library: str) -> None:
+def set_manager(library: str, interface: int) -> None:
     """Has messages about inaccessible memory name tags, which the core in this library knows."""
-    _library.tms_sim_set_manager(ctypes.CDLL(library).tms_get_api)
+    get_api = ctypes.CDLL(library).tms_get_api
+    get_api.restype = ctypes.c_void_p
+    _library.tms_sim_set_manager(get_api(ctypes.c_uint32(interface)))
 
 
 def blas_workspace(handle: int) -> Operand:

@@ -309,7 +309,7 @@ static void announced_settings(void) {
     const tms_region_settings_t region = {.managed = 1, .backup = TMS_BACKUP_NONE, .tag = "weights"};
     void *stream = new_stream(), *graph = NULL;
     uint64_t level = 0;
-    EQUAL(API()->capture_begin(&settings, NULL), TMS_OK);
+    EQUAL(API()->capture_begin(&settings, NULL, NULL), TMS_OK);
     EQUAL(cudaStreamBeginCapture(stream, CAPTURE_MODE_RELAXED), SUCCESS);
     EQUAL(captures(), 1); /* it is the announced one */
     void *pooled = from_another_thread(allocate_for_pool);
@@ -323,7 +323,7 @@ static void announced_settings(void) {
     /* Still announced, and no longer capturing: now the simulated cudaMalloc allows it as well. */
     void *ordinary = from_another_thread(allocate_for_itself);
     CHECK(!is_managed(ordinary));
-    API()->capture_end();
+    CHECK(API()->capture_end(0, 0));
     EQUAL(captures(), 0);
     EQUAL(cudaFree(ordinary), SUCCESS);
     EQUAL(cudaFree(inside), SUCCESS);

@@ -16,7 +16,7 @@ static void check_captures(uint64_t expected) {
     const tms_api_t *(*get_api)(uint32_t) = NULL;
     tms_counters_t counters;
     *(void **)&get_api = dlsym(RTLD_DEFAULT, "tms_get_api");
-    get_api(TMS_API_VERSION)->counters(&counters);
+    get_api(TMS_INTERFACE)->counters(&counters);
     if (counters.visible_captures == expected) return;
     fprintf(stderr, "%d captures, not %d\n", (int)counters.visible_captures, (int)expected);
     exit(1);

@@ -60,7 +60,7 @@ static inline void *find_function(const char *name) {
     exit(2);
 }
 #define TMS(name) ((__typeof__(&name))find_function(#name))
-#define API()     (TMS(tms_get_api)(TMS_API_VERSION))
+#define API()     (TMS(tms_get_api)(TMS_INTERFACE))
 
 #define CHECK(condition)                                                                                                    \
     do {                                                                                                                    \

@@ -58,7 +58,7 @@ static void captures(void) {
     FAILS(HOOK("cudaStreamEndCapture", (void *, void **))(stream, &graph));
     FAILS(HOOK("cudaStreamEndCapture_ptsz", (void *, void **))(stream, &graph));
     FAILS(HOOK("cudaStreamDestroy", (void *))(stream));
-    ((__typeof__(&tms_get_api))find("tms_get_api"))(TMS_API_VERSION)->counters(&counters);
+    ((__typeof__(&tms_get_api))find("tms_get_api"))(TMS_INTERFACE)->counters(&counters);
     if (counters.visible_captures) exit(1);
 }
 

@@ -54,8 +54,7 @@ static void functions(void) {
     REFUSED(api->set_host_policy(TMS_HOST_POOL, &error));
     REFUSED(api->reserve_host_memory(MIB, 0, &error));
     REFUSED(api->set_disk_directory("/", &error));
-    REFUSED(api->capture_begin(&region, &error));
-    REFUSED(api->capture_announce(&region, &number, &error));
+    REFUSED(api->capture_begin(&region, &number, &error));
     REFUSED(api->capture_begin_on(NULL, &number, &error));
     REFUSED(api->refresh_peers(&error));
     REFUSED(api->listen_devices(NULL, NULL, 0, &error));
@@ -74,9 +73,9 @@ static void functions(void) {
     api->set_retain_backup(1);
     EQUAL(api->get_retain_backup(), 0);
     EQUAL(api->get_host_policy(), TMS_HOST_RELEASE);
-    api->capture_end();
+    EQUAL(api->capture_end(0, 0), 0);
     api->capture_begun(1);
-    EQUAL(api->capture_retract(1, 0), 0);
+    EQUAL(api->capture_end(1, 0), 0);
     api->release_host_memory();
     api->close();
     EQUAL(counters().allocations_total, 0);

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import gc
 import importlib.util
-import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -38,14 +37,37 @@ def test_stub_and_module_name_the_same_things() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(stub_functions()))
-def test_signature_is_the_stub_s(name: str) -> None:
+def test_documentation_is_the_stub_s(name: str) -> None:
+    declared = stub_functions()[name]
+    documentation = ast.get_docstring(declared)
+    signature, _, text = getattr(_core, name).__doc__.partition("\n\n")
+    (given,) = ast.parse(f"def {signature}: ...").body
+    assert documentation is not None and text.split() == documentation.split()
+    assert isinstance(given, ast.FunctionDef)
+    declared.body = given.body
+    assert ast.unparse(given) == ast.unparse(declared)
+
+
+@pytest.mark.parametrize("name", sorted(stub_functions()))
+def test_parameters_are_the_stub_s(name: str) -> None:
     arguments = stub_functions()[name].args
-    defaults = [inspect.Parameter.empty] * (len(arguments.args) - len(arguments.defaults))
-    defaults += [ast.literal_eval(default) for default in arguments.defaults]
-    expected = list(zip([argument.arg for argument in arguments.args], defaults, strict=True))
-    signature = inspect.signature(getattr(_core, name))
-    assert [(parameter.name, parameter.default) for parameter in signature.parameters.values()] == expected
-    assert getattr(_core, name).__doc__
+    names = [argument.arg for argument in arguments.args]
+    required = names[: len(names) - len(arguments.defaults)]
+
+    def failure(*positional: Any, **keywords: Any) -> str:
+        with pytest.raises((TypeError, AttributeError)) as failed:
+            getattr(_core, name)(*positional, **keywords)
+        return str(failed.value)
+
+    if not names:
+        assert "takes no arguments" in failure(None)
+        return
+    assert f"{name}() takes at most {len(names)} arguments" in failure(None, *names)
+    for index, parameter in enumerate(names):
+        assert failure(*names[: index + 1], **{parameter: None}).endswith(f"multiple values for argument '{parameter}'")
+    if required:
+        assert f"missing required argument '{required[-1]}'" in failure(*required[:-1])
+        assert "missing" not in failure(*[object()] * len(required))
 
 
 def test_rows_have_the_fields_of_the_stub() -> None:

@@ -246,4 +246,3 @@ def test_the_library_was_built_for_these_declarations() -> None:
 
     declarations = Path(_core.__file__).with_name("_core.pyi")
     assert zlib.crc32(declarations.read_bytes()) == _core.INTERFACE
-    assert f"\nAPI_VERSION: Final = {_core.API_VERSION}\n" in declarations.read_text()

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zlib
 from pathlib import Path
 from types import ModuleType
 
@@ -124,6 +125,22 @@ def test_free_threaded_python_is_refused_in_one_sentence(setup_script: ModuleTyp
     assert ran == [True]
 
 
+@needs_source_tree
+def test_a_stub_that_does_not_fit_the_c_code_is_one_sentence(
+    setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("csrc/include", "torch_memory_saver", "tools"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    declarations = tmp_path / "torch_memory_saver" / "_core.pyi"
+    assert setup_script.interface() == zlib.crc32(declarations.read_bytes())
+    header = tmp_path / "csrc" / "include" / "tms.h"
+    header.write_text(header.read_text().replace("uint64_t unknown_tags;", "uint32_t unknown_tags;"))
+    with pytest.raises(SystemExit) as end:
+        setup_script.interface()
+    assert str(end.value).endswith("_core.pyi does not declare what csrc/include has: run 'make stub'.")
+
+
 # Compiling.
 
 
@@ -168,8 +185,9 @@ def test_each_file_is_compiled_once(tmp_path: Path) -> None:
     tree = tmp_path / "tree"  # a build puts its libraries beside the sources
     for name in ("csrc", "torch_memory_saver"):
         shutil.copytree(REPOSITORY / name, tree / name, ignore=shutil.ignore_patterns("*.so"))
-    for name in ("setup.py", "pyproject.toml", "README.md"):
-        shutil.copy(REPOSITORY / name, tree)
+    (tree / "tools").mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "tools/core_stub.py"):
+        shutil.copy(REPOSITORY / name, tree / name)
     folders = ("--build-temp", str(tmp_path / "objects"), "--build-lib", str(tmp_path / "libraries"))
     command = [sys.executable, "setup.py", "-q", "build_ext", "--force", *folders]
     environment = os.environ | {
@@ -259,7 +277,23 @@ def test_source_distribution_has_all_files_for_building_and_testing(tmp_path: Pa
     (archive,) = (tmp_path / "dist").iterdir()
     with tarfile.open(archive) as opened:
         packed = {name.partition("/")[2] for name in opened.getnames()}
-    endings = (".c", ".h", ".map", ".py", ".pyi", ".md", ".toml", ".in", ".json", ".txt", ".html", ".css", ".js", ".pickle")
+    endings = (
+        ".c",
+        ".h",
+        ".def",
+        ".map",
+        ".py",
+        ".pyi",
+        ".md",
+        ".toml",
+        ".in",
+        ".json",
+        ".txt",
+        ".html",
+        ".css",
+        ".js",
+        ".pickle",
+    )
     present = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file() and path.name.endswith(endings)}
     present = {path for path in present if not path.startswith(".") and ".egg-info" not in path}
     assert len(present) > 50

@@ -1,0 +1,11 @@
+/* The bodies of the table's functions (tms_api.def). Any thread; each gets the process's state. They are in api.c, in
+ * queries.c (what is managed, events) and in page.c (the shared page). */
+#ifndef TMS_ENTRIES_H
+#define TMS_ENTRIES_H
+
+#include "include/tms.h"
+
+#define TMS_C_FUNCTION(result, name, parameters) result tms_api_##name parameters;
+#include "include/tms_api.def"
+
+#endif
