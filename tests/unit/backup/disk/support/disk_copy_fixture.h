@@ -206,7 +206,9 @@ static inline void reset_faults(void) {
     memset(&fault, 0, sizeof fault);
     memset(&calls, 0, sizeof calls);
     fault.threads_after = fault.maps_after = fault.piped = NEVER;
-    fault.pipe_end = fault.release = calls.submits_before_wait = -1;
+    fault.pipe_end = -1;
+    fault.release = -1;
+    calls.submits_before_wait = -1;
     set_gate(false);
 }
 
