@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 from typing import Any
 
 import pytest
 from gpu_support import MIB, core, empty, is_managed, saver, torch
-from interruptions import Interruption, every_interruption
+from interruptions import Interruption, every_interruption, interrupted, places_of
 from other_threads import in_thread
+
+from torch_memory_saver._engine.process import ordinary_pools
+from torch_memory_saver._torch import layer
 
 #: The distance of two places at which an interruption is tried. The unit tests try every place.
 STEP = 60
-#: Where each try costs much (a capture collects garbage) or leaves pools that the next one looks at (a first region).
+#: Where each try costs much: a capture collects garbage.
 LONG_STEP = 211
+#: How many places are tried where each try leaves pools, so that the next one has more places.
+TRIES = 60
 
 
 def check(kept: Any, place: int) -> None:
@@ -59,7 +65,10 @@ def test_a_first_region_of_a_tag_on_every_device() -> None:
         with saver.region(f"interrupted {number}"):
             pass
 
-    for place in every_interruption(use, LONG_STEP):
+    places = places_of(use)
+    assert places > 100
+    for place in range(0, places, max(1, places // TRIES)):
+        assert interrupted(use, place), place
         assert core.region_current().depth == 0, place
         assert not is_managed(empty(MIB)), place
         assert torch.cuda.current_device() == device, place
@@ -79,6 +88,25 @@ def test_an_inner_region_and_disable() -> None:
             assert core.region_current()[:1] == ("interrupted",), place
             assert core.region_current().depth == 1, place
             assert is_managed(empty(MIB)), place
+    check(kept, -1)
+
+
+def test_memory_outside_regions() -> None:
+    """The workspaces of cuBLAS and the states of generators are made in a pool of their own, inside regions and captures."""
+    kept = make_kept()
+    found = layer.require()
+
+    def use() -> None:
+        core.within(ordinary_pools.routed(found, 0), functools.partial(empty, MIB))
+
+    with saver.region("interrupted", enable_cpu_backup=True):
+        use()
+        place = -1
+        for place in every_interruption(use):
+            assert core.region_current()[:1] == ("interrupted",), place
+            assert core.region_current().depth == 1, place
+            assert is_managed(empty(MIB)), place
+    assert place > 100
     check(kept, -1)
 
 

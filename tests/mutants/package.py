@@ -366,14 +366,14 @@ _TORCH_LAYER = (
     Mutant(
         "freed-workspaces-of-graphs-are-handed-out",
         _SOURCES + "_torch/kept_objects.py",
-        "                with self._pools.routed(torch, device):\n",
-        "                if True:\n",
+        "                _core.within(self._pools.routed(torch, device), torch.torch.cuda.current_blas_handle)\n",
+        "                torch.torch.cuda.current_blas_handle()\n",
         ("torch:tests/gpu/test_workspaces.py::test_a_graph_keeps_its_workspace_when_a_pause_frees_others",),
     ),
     Mutant(
         "the-generator-s-state-is-paused",
         _SOURCES + "_torch/kept_objects.py",
-        "                graph.register_generator_state(torch.torch.cuda.default_generators[device])\n",
+        "            _core.within(self._pools.routed(torch, device), graph.register_generator_state, generator)\n",
         "",
         ("torch:tests/gpu/test_workspaces.py::test_the_generator_s_state_for_graphs_is_not_in_a_region",),
     ),
@@ -408,7 +408,7 @@ _TORCH_LAYER = (
     Mutant(
         "garbage-is-collected-during-captures",
         _SOURCES + "_torch/graphs.py",
-        "            capture.begin(collector_stopped())\n",
+        "            capture.entered.enter(collector_stopped())\n",
         "",
         ("torch:tests/gpu/test_graphs.py::test_graphs_that_are_garbage_are_not_destroyed_during_a_capture",),
     ),

@@ -25,7 +25,7 @@ class Interruption(BaseException):
 
 
 class _Handler:
-    """Raises at the place with the given number."""
+    """Raises at the place with the given number, if it is 0 or more."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -50,18 +50,29 @@ class _Handler:
             raise Interruption
 
 
+def places_of(work: Callable[[], object]) -> int:
+    """Call `work` without an interruption. Returns the number of places at which there could be one."""
+    handler = _Handler(-1)
+    _trace(work, handler)
+    return handler.places
+
+
 def interrupted(work: Callable[[], object], at: int) -> bool:
     """Call `work` with an exception at the place with the number `at`. Returns whether it came to that."""
-    handler = _Handler(at)
+    try:
+        _trace(work, _Handler(at))
+    except Interruption:
+        return True
+    return False
+
+
+def _trace(work: Callable[[], object], handler: _Handler) -> None:
     before = sys.gettrace()
     sys.settrace(handler.call)
     try:
         work()
-    except Interruption:
-        return True
     finally:
         sys.settrace(before)
-    return False
 
 
 def every_interruption(work: Callable[[], object], step: int = 1) -> Iterator[int]:

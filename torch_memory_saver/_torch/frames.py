@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch_memory_saver._torch.elsewhere import Reading
-    from torch_memory_saver._torch.layer import TorchCuda
-    from torch_memory_saver._torch.pool_stock import Routing
+    from torch_memory_saver._torch.layer import Routing, TorchCuda
     from torch_memory_saver._torch.pools import Pool, Tags
     from torch_memory_saver.options import RegionOptions
 

@@ -22,7 +22,6 @@ The functions about tokens and the clean-up call torch, so they are called with 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -40,7 +39,7 @@ from torch_memory_saver._torch.frames import FunctionDecorator
 from torch_memory_saver._torch.kept_objects import BlasWorkspaces
 from torch_memory_saver._torch.layer import DEFAULT_POOL, PoolId, TorchCuda, eager_methods, pool_of
 from torch_memory_saver._torch.pools import Key, Pool, PoolStore
-from torch_memory_saver._torch.steps import call_each, move, record_each
+from torch_memory_saver._torch.steps import Entered, call_each
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import RegionOptions
 
@@ -245,6 +244,7 @@ class _Capture:
         outer_stream: The stream that was current before; None before it is known.
         graph_has_begun: PyTorch's begin of the capture was called.
         last_resort: The one call that ends a capture that PyTorch's exit has not ended.
+        entered: The context managers that are left at its end.
         is_over: The pool has been kept for the graph, or released.
     """
 
@@ -256,32 +256,13 @@ class _Capture:
         self.graph_has_begun = False
         self.last_resort: Iterator[tuple[()]] = iter([()])
         self.is_over = False
-        self._begun: list[tuple[Any, Iterator[tuple[None, None, None]]]] = []
-        self._left: list[tuple[Any, Iterator[tuple[None, None, None]]]] = []
-        self._returned: list[object] = []  # the results of the exits
-
-    def begin(self, manager: contextlib.AbstractContextManager[Any]) -> None:
-        """Enter a context manager whose exit also undoes an interrupted entry."""
-        self._begun.append((manager, iter([(None, None, None)])))
-        manager.__enter__()
+        self.entered = Entered()
 
     def begin_graph(self, graph: Any) -> None:
         """Enter torch.cuda.graph. If that fails, its exit is not called. What its entry begins is left after it."""
         self.graph_has_begun = True
         graph.__enter__()
-        self._begun.append((graph, iter([(None, None, None)])))
-
-    def end(self) -> None:
-        """Leave the context managers, the last one first, each once. May be repeated."""
-        while self._begun:
-            manager, calls = self._begun[-1]
-            record_each(self._returned, manager.__exit__, calls)
-            move(self._begun, self._left)
-
-    @property
-    def has_succeeded(self) -> bool:
-        """Whether all exits have returned."""
-        return len(self._left) == len(self._returned)
+        self.entered.add(graph)
 
 
 @eager_methods
@@ -327,37 +308,37 @@ class GraphCapture(_core.Scope, FunctionDecorator):
         stream = self._pools.capture_stream(torch, device) if self._stream is None else self._stream
         # During the capture this thread routes no other pool: torch first allocates the state of the device's random
         # generator, for all later graphs, which must not be paused with any tag.
-        capture.begin(self._store.routing_suspended(torch))
+        capture.entered.enter(self._store.routing_suspended(torch))
         pool = self._pools.acquire(torch, self._token, key, capture)
         # Not managed: allocations outside the pool are ordinary. Allocations of a pool with this package's allocator use
         # these settings in any case.
-        capture.begin(region_settings.RegionSettings(self._options.unmanaged()))
+        capture.entered.enter(region_settings.RegionSettings(self._options.unmanaged()))
         capture.outer_stream = torch.torch.cuda.current_stream()
         graph = torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
         self._store.note_entered(self._options.tag)
 
         def announce() -> None:
-            capture.begin(region_settings.AnnouncedCapture(self._options))
+            capture.entered.enter(region_settings.AnnouncedCapture(self._options))
             self._pools.check_resident(torch, pool, self._options.tag)
             self._workspaces.make_again(torch, device)
 
         def begin() -> None:
-            capture.begin(collector_stopped())
+            capture.entered.enter(collector_stopped())
             capture.begin_graph(graph)
 
         renewed = self._workspaces.renewed(torch, graph.capture_stream)
         _core.within(renewed, functools.partial(_core.within, announcing(announce), begin))
         if _core.preloaded and not isinstance(pool, _SharedPool):
             # torch calls cudaMalloc for such a pool, which uses the settings of its thread.
-            capture.begin(torch.autograd_on_this_thread())
-            capture.begin(region_settings.RegionSettings(self._options))
+            capture.entered.enter(torch.autograd_on_this_thread())
+            capture.entered.enter(region_settings.RegionSettings(self._options))
         self._captures.append(capture)
 
     def _leave(self, capture: _Capture) -> None:
-        capture.end()
+        capture.entered.leave()
         pool = capture.pool
         if pool is not None and not capture.is_over:
-            if capture in self._captures and capture.has_succeeded:
+            if capture in self._captures and capture.entered.has_succeeded:
                 self._pools.keep_with(self._graph, pool, capture.user)
             else:
                 self._pools.release(pool, capture.user)
@@ -441,8 +422,8 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
                 tag=options.tag,
             )
         if not found:
-            with region_settings.RegionSettings(options):
-                return torch.has_our_allocator(token, key.device)
+            probe = functools.partial(torch.has_our_allocator, token, key.device)
+            return _core.within(region_settings.RegionSettings(options), probe)
     return all(row.tag == options.tag and row.backup == options.backup for row in managed)
 
 

@@ -49,7 +49,7 @@ networks would access paused memory. So both are allocated in ordinary memory. E
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import gc
 import inspect
 import logging
@@ -58,14 +58,14 @@ import re
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch import region_settings
 from torch_memory_saver._torch.layer import TorchCuda, devices_in_use, eager, in_use
 from torch_memory_saver._torch.pools import Key, Pool, PoolStore, Tags, selects
-from torch_memory_saver._torch.steps import OneUse
+from torch_memory_saver._torch.steps import Entered, OneUse, move, record
 from torch_memory_saver.errors import TorchMemorySaverError
 from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
 
@@ -95,25 +95,37 @@ class OrdinaryPools:
         """Forgets the parent's pools, which a forked child cannot use."""
         self._idle = {}
 
-    @contextlib.contextmanager
-    def routed(self, torch: TorchCuda, device: int) -> Iterator[None]:
+    def routed(self, torch: TorchCuda, device: int) -> _OutsideRegions:
         """Inside, this thread's allocations on the device come from a pool of ordinary memory, and its regions are not in
         force."""
-        idle = self._idle.setdefault(device, [])
+        return _OutsideRegions(self._store, self._idle.setdefault(device, []), torch, device)
+
+
+class _OutsideRegions(OneUse):
+    """The context manager of :meth:`OrdinaryPools.routed`. `idle` are the pools of the device that no thread uses."""
+
+    def __init__(self, store: PoolStore, idle: list[Pool], torch: TorchCuda, device: int) -> None:
+        self._store = store
+        self._idle = idle
+        self._torch = torch
+        self._device = device
+        self._taken: list[Pool] = []
+        self._entered = Entered()
+
+    def _begin(self) -> None:
+        torch, device = self._torch, self._device
         try:
-            pool = idle.pop()
+            move(self._idle, self._taken)
         except IndexError:
-            pool = self._store.make_pool(torch, Key(_OPTIONS, device))
-        try:
-            with region_settings.RegionSettings(_OPTIONS), self._store.routing_suspended(torch):
-                torch.begin_routing(device, pool.id)
-                try:
-                    yield
-                finally:
-                    torch.end_routing(device, pool.id)
-                    torch.release_pool(device, pool.id)
-        finally:
-            idle.append(pool)
+            record(self._taken, self._store.make_pool, torch, Key(_OPTIONS, device))
+        self._entered.enter(region_settings.RegionSettings(_OPTIONS))
+        self._entered.enter(self._store.routing_suspended(torch))
+        self._entered.enter(torch.routed(device, self._taken[0].id))
+
+    def _end(self) -> None:
+        self._entered.leave()
+        if self._taken:
+            move(self._taken, self._idle)
 
 
 def workspace_sizes() -> frozenset[int]:
@@ -203,8 +215,7 @@ class BlasWorkspaces:
             if not _has_workspaces(torch):
                 torch.torch.cuda.current_blas_handle()
             elif _core.device_memory(device).free > 2 * max(workspace_sizes()):
-                with self._pools.routed(torch, device):
-                    torch.torch.cuda.current_blas_handle()
+                _core.within(self._pools.routed(torch, device), torch.torch.cuda.current_blas_handle)
         except (TorchMemorySaverError, RuntimeError) as error:
             logger.debug("PyTorch makes the workspace of cuBLAS itself: %s", error)
 
@@ -311,9 +322,9 @@ class RandomStates:
         if torch is None or not _core.region_current().managed:
             return None
         try:
-            with self._pools.routed(torch, device):
-                graph = torch.torch.cuda.CUDAGraph()
-                graph.register_generator_state(torch.torch.cuda.default_generators[device])
+            graph = torch.torch.cuda.CUDAGraph()
+            generator = torch.torch.cuda.default_generators[device]
+            _core.within(self._pools.routed(torch, device), graph.register_generator_state, generator)
             return graph
         except (AttributeError, TorchMemorySaverError, RuntimeError) as error:
             logger.debug("the state of the random generator for graphs may lie in managed memory: %s", error)
@@ -330,8 +341,8 @@ class RandomStates:
             found = in_use()
             if found is None or not _core.region_current().managed:
                 return allocate.redispatch(keys, *arguments, **keywords)
-            with self._pools.routed(found, _device_of(found, keywords.get("device"))):
-                return allocate.redispatch(keys, *arguments, **keywords)
+            call = functools.partial(allocate.redispatch, keys, *arguments, **keywords)
+            return _core.within(self._pools.routed(found, _device_of(found, keywords.get("device"))), call)
 
         try:
             self._library = _replace(torch, eager(allocate_state))

@@ -21,12 +21,13 @@ from typing import Any, TypeVar
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import watch_captures
-from torch_memory_saver._torch.steps import OneUse
+from torch_memory_saver._torch.steps import OneUse, call_each, record_each
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
 __all__ = [
     "DEFAULT_POOL",
     "PoolId",
+    "Routing",
     "TorchCuda",
     "at_first_use",
     "devices_in_use",
@@ -197,21 +198,27 @@ class TorchCuda:
         manager: contextlib.AbstractContextManager[None] = self.torch.autograd.set_multithreading_enabled(False)
         return manager
 
+    def routed(self, device: int, pool: PoolId) -> Routed:
+        """Inside, this thread's allocations on the device come from the pool."""
+        return Routed(Routing(self, [(device, pool)]))
+
     def has_our_allocator(self, pool: PoolId, device: int) -> bool:
-        """Whether memory of the pool with that id comes from this package's allocator. Tests it with an allocation. If
-        nothing else uses the pool, the next emptying removes it."""
+        """Whether memory of the pool with that id comes from this package's allocator. Tests it with an allocation, with
+        managed settings in force: the native core warns of our allocator outside regions. If nothing else uses the pool, the
+        next emptying removes it."""
+        routing = Routing(self, [(device, pool)])
+        probe = functools.partial(_core.within, self.on_device(device), self._allocates_managed)
         try:
-            self.begin_routing(device, pool)
-        except RuntimeError:  # routed already, or without users: a capture could not use it either
-            return False
-        try:
-            with self.on_device(device), _allocating_on_purpose():
-                address = self.torch.cuda.caching_allocator_alloc(1)
-                managed = _core.find(address) is not None
-                self.torch.cuda.caching_allocator_delete(address)
-        finally:
-            self.end_routing(device, pool)
-            self.release_pool(device, pool)
+            return _core.within(Routed(routing), probe)
+        except RuntimeError:
+            if routing.has_begun:
+                raise
+            return False  # routed already, or without users: a capture could not use it either
+
+    def _allocates_managed(self) -> bool:
+        address = self.torch.cuda.caching_allocator_alloc(1)
+        managed = _core.find(address) is not None
+        self.torch.cuda.caching_allocator_delete(address)
         return managed
 
     @staticmethod
@@ -303,16 +310,52 @@ class TorchCuda:
         return self._memory_snapshot(argument)
 
 
-@contextlib.contextmanager
-def _allocating_on_purpose() -> Iterator[None]:
-    """Enter a level of managed settings: the native core warns of the use of our allocator outside regions."""
-    level = _core.region_enter(
-        tag=_core.region_current().tag, backup=_core.BACKUP_NONE, managed=True, host_policy=_core.HOST_DEFAULT, runs=True
-    )
-    try:
-        yield
-    finally:
-        _core.region_leave(level)
+class Routing:
+    """The routing of one thread's allocations to some pools, one of each device. Begun once and ended once; both can be
+    interrupted by a signal handler that raises, and repeated."""
+
+    __slots__ = ("_begun", "_ends", "_pools", "_releases", "_torch")
+
+    def __init__(self, torch: TorchCuda, pools: list[tuple[int, PoolId]]) -> None:
+        self._torch = torch
+        self._pools = pools
+        self._begun: list[None] = []
+        self._ends: Iterator[tuple[int, PoolId]] | None = None
+        self._releases: Iterator[tuple[int, PoolId]] | None = None
+
+    @property
+    def is_ending(self) -> bool:
+        return self._ends is not None
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._begun)
+
+    def begin(self) -> None:
+        """Route the thread's allocations. If PyTorch refuses one of the pools, those before it stay routed."""
+        record_each(self._begun, self._torch.begin_routing, self._pools[len(self._begun) :])
+
+    def end(self) -> None:
+        """End what has begun, from any thread. If PyTorch refuses it for one pool, a repetition continues with the next."""
+        if self._ends is None:
+            self._ends = iter(self._pools[: len(self._begun)])
+        call_each(self._torch.end_routing, self._ends)
+        if self._releases is None:
+            self._releases = iter(self._pools[: len(self._begun)])
+        call_each(self._torch.release_pool, self._releases)
+
+
+class Routed(OneUse):
+    """The context manager of :meth:`TorchCuda.routed`."""
+
+    def __init__(self, routing: Routing) -> None:
+        self._routing = routing
+
+    def _begin(self) -> None:
+        self._routing.begin()
+
+    def _end(self) -> None:
+        self._routing.end()
 
 
 class OnDevice(OneUse):

@@ -19,8 +19,8 @@ Free blocks of a pool that no stream capture has used are dead (live.py). The st
 retired ones until torch has released their memory, and removes a pool permanently once a capture may have used it.
 
 Lock: `_lock` guards the bookkeeping below and is never held across a call of torch, because torch's allocator calls the
-native core with its own mutex held. pools.py, which decides what is routed where, uses the same lock. :class:`Routing` and
-:func:`retire` call PyTorch, so no lock is held then.
+native core with its own mutex held. pools.py, which decides what is routed where, uses the same lock.
+:func:`retire` calls PyTorch, so no lock is held then.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ from typing import Any, NamedTuple, Protocol
 from torch_memory_saver import _core
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
-from torch_memory_saver._torch.steps import OneUse, call_each, move, record_each
+from torch_memory_saver._torch.steps import OneUse, call_each, move
 from torch_memory_saver.options import RegionOptions
 
 __all__ = [
     "Key",
     "Pool",
     "PoolStock",
-    "Routing",
     "Tags",
     "TakenPools",
     "has_idle_segment",
@@ -404,37 +403,6 @@ class _Retirable(Protocol):
 
     @property
     def device(self) -> int: ...
-
-
-class Routing:
-    """The routing of one thread's allocations to some pools, one of each device. Begun once and ended once; both can be
-    interrupted by a signal handler that raises, and repeated."""
-
-    __slots__ = ("_begun", "_ends", "_pools", "_releases", "_torch")
-
-    def __init__(self, torch: TorchCuda, pools: list[tuple[int, PoolId]]) -> None:
-        self._torch = torch
-        self._pools = pools
-        self._begun: list[None] = []
-        self._ends: Iterator[tuple[int, PoolId]] | None = None
-        self._releases: Iterator[tuple[int, PoolId]] | None = None
-
-    @property
-    def is_ending(self) -> bool:
-        return self._ends is not None
-
-    def begin(self) -> None:
-        """Route the thread's allocations. If PyTorch refuses one of the pools, those before it stay routed."""
-        record_each(self._begun, self._torch.begin_routing, self._pools[len(self._begun) :])
-
-    def end(self) -> None:
-        """End what has begun, from any thread. If PyTorch refuses it for one pool, a repetition continues with the next."""
-        if self._ends is None:
-            self._ends = iter(self._pools[: len(self._begun)])
-        call_each(self._torch.end_routing, self._ends)
-        if self._releases is None:
-            self._releases = iter(self._pools[: len(self._begun)])
-        call_each(self._torch.release_pool, self._releases)
 
 
 def retire(torch: TorchCuda, pool: _Retirable) -> None:

@@ -21,8 +21,8 @@ from torch_memory_saver._torch.default_pool import SubstitutePools
 from torch_memory_saver._torch.elsewhere import Watch
 from torch_memory_saver._torch.entry_room import EntryRoom
 from torch_memory_saver._torch.frames import Frame, Pause, Stack, ThreadLife
-from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
-from torch_memory_saver._torch.pool_stock import Key, Pool, PoolStock, Routing, Tags, TakenPools, selects
+from torch_memory_saver._torch.layer import PoolId, Routing, TorchCuda, devices_in_use
+from torch_memory_saver._torch.pool_stock import Key, Pool, PoolStock, Tags, TakenPools, selects
 from torch_memory_saver._torch.steps import Notifier, OneUse, move
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.options import DEFAULT_TAG, RegionOptions

@@ -16,13 +16,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import starmap
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
 
-__all__ = ["Notifier", "OneUse", "call_each", "move", "record", "record_each"]
+__all__ = ["Entered", "Notifier", "OneUse", "call_each", "move", "record", "record_each"]
 
 _Item = TypeVar("_Item")
 
@@ -71,6 +72,37 @@ def call_each(function: Callable[..., Any], calls: Iterator[tuple[Any, ...]]) ->
     """Call a function with each remaining tuple of arguments. The iterator records which calls were made: repeating the step
     continues after the call that failed."""
     deque(starmap(function, calls), maxlen=0)
+
+
+class Entered:
+    """Context managers that were entered and are left together, as contextlib.ExitStack does. A signal handler that raises
+    leaves none of them in force."""
+
+    def __init__(self) -> None:
+        self._entered: list[tuple[AbstractContextManager[Any], Iterator[tuple[None, None, None]]]] = []
+        self._left: list[tuple[AbstractContextManager[Any], Iterator[tuple[None, None, None]]]] = []
+        self._returned: list[object] = []  # the results of the exits
+
+    def enter(self, manager: AbstractContextManager[Any]) -> None:
+        """Enter a context manager whose exit also undoes an interrupted entry."""
+        self.add(manager)
+        manager.__enter__()
+
+    def add(self, manager: AbstractContextManager[Any]) -> None:
+        """Add a context manager that the caller has entered, or enters next."""
+        self._entered.append((manager, iter([(None, None, None)])))
+
+    def leave(self) -> None:
+        """Leave the context managers, the last one first, each once. May be repeated."""
+        while self._entered:
+            manager, calls = self._entered[-1]
+            record_each(self._returned, manager.__exit__, calls)
+            move(self._entered, self._left)
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all exits have returned."""
+        return len(self._left) == len(self._returned)
 
 
 class Notifier:
