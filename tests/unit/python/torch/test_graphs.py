@@ -211,7 +211,7 @@ def test_bad_arguments(saver: TorchMemorySaver, fake_torch: FakeTorch, arguments
 def with_backend(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     module = ModuleType("torch")
     module.distributed = SimpleNamespace(  # type: ignore[attr-defined]
-        is_available=lambda: True, is_initialized=lambda: True, get_backend=lambda: backend
+        is_available=lambda: True, is_initialized=lambda: True, get_backend=lambda: backend, get_rank=lambda: 0
     )
     monkeypatch.setitem(sys.modules, "torch", module)
 
