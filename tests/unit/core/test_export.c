@@ -109,12 +109,12 @@ static void a_cycle_makes_the_same_calls_with_and_without(void **state) {
     uint64_t address = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
     for (int cycle = 0; cycle < 2; cycle++) {
         if (cycle == 1) (void)export(f, address);
-        simulator()->trace(1);
+        simulator()->trace(ON);
         simulator()->clear_counts();
         ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
         ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
         simulator()->read_trace(cycle == 0 ? without : with, sizeof with);
-        simulator()->trace(0);
+        simulator()->trace(OFF);
     }
     assert_non_null(strstr(without, "cuMemUnmap"));
     assert_string_equal(without, with);

@@ -51,11 +51,11 @@ static void an_allocation_makes_only_the_calls_it_needs(void **state) {
     char trace[512];
     /* The first one makes the shared page, which names the devices. */
     assert_int_equal(tms_saver_free(&f->saver, allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), NULL), TMS_OK);
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->read_trace(trace, sizeof trace);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(trace, "cuMemAddressReserve\ncuMemCreate\ncuMemMap\ncuMemSetAccess");
     assert_int_equal(tms_saver_free(&f->saver, address, NULL), TMS_OK);
 }

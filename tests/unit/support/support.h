@@ -56,6 +56,8 @@ typedef struct simulator {
 
 const simulator_t *simulator(void);
 
+enum { OFF, ON }; /* These are the arguments of simulator()->trace. */
+
 typedef struct fixture {
     tms_log_t log;
     tms_config_t config;

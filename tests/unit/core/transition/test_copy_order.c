@@ -56,11 +56,11 @@ static void the_longest_copies_come_first(void **state) {
         assert_string_equal(error.tag, order[i]);
         assert_int_equal(physical_bytes(0), 0);
     }
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     read_steps(steps);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(steps, "CHCHCHCHCHCC");
     for (uint32_t i = 1; i + 1 < COUNT; i++) assert_filled(addresses[i], sizes[i], i);
 }
@@ -76,11 +76,11 @@ static void the_rest_gets_memory_during_the_copies(void **state) {
     for (uint32_t i = 0; i < OTHERS; i++) fill(small[i] = allocate(f, tags[i], TMS_BACKUP_PINNED, MIB), MIB, i);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     hold_chunks(f, 1);
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
     read_steps(steps);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     /* At most two chunks are in flight: that is where it waits. */
     assert_string_equal(steps, "CHHCCCCCHHHHHHHHHHH");
     assert_filled(large, COPIED * MIB, 99);
@@ -119,11 +119,11 @@ static void a_pause_pins_during_the_copies(void **state) {
     prefaulting.query = f->cuda->cuEventQuery;
     writable(f)->cuEventQuery = query_after_prefaulting;
     hold_chunks(f, 2); /* the first is for the work of the program */
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
     read_steps(steps);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(steps, "DDLLDDDD");
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_filled(before, 4 * MIB, 1);
@@ -141,14 +141,14 @@ static void if_the_event_query_fails_it_waits(void **state) {
     allocate(f, "empty", TMS_BACKUP_NONE, MIB);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     hold_chunks(f, 1);
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     simulator()->fail_after("cuEventQuery", 0, 2, CUDA_ERROR_UNKNOWN);
     ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
     assert_int_equal(simulator()->calls("cuEventQuery"), 2);
     assert_int_equal(simulator()->calls("cuEventSynchronize"), 2);
     read_steps(steps);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(steps, "CHHHC");
     assert_filled(large, 3 * MIB, 1);
 }

@@ -316,7 +316,7 @@ static void off_costs_nothing_and_on_no_driver_call(void **state) {
     f->saver.events.clock = counting_clock;
     readings = 0;
     memcpy(&before, &f->saver.events, sizeof before);
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     cycle(f);
     assert_true(simulator()->read_trace(without, sizeof without) < sizeof without);
@@ -328,7 +328,7 @@ static void off_costs_nothing_and_on_no_driver_call(void **state) {
     simulator()->clear_counts();
     cycle(f);
     assert_true(simulator()->read_trace(with, sizeof with) < sizeof with);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_true(readings > 0);
     assert_non_null(strstr(without, "cuMemUnmap"));
     assert_string_equal(with, without);

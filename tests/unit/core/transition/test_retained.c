@@ -262,7 +262,7 @@ static void memory_with_copies_in_flight_is_reused_once_the_device_is_idle(void 
     assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
     assert_null(look(f, address).host);
     simulator()->clear_counts();
-    simulator()->trace(1);
+    simulator()->trace(ON);
     assert_renewed(f, address, view.host, 2);
     simulator()->read_trace(trace, sizeof trace);
     const char *wait = strstr(trace, "cuCtxSynchronize"), *copy = strstr(trace, "cuMemcpyDtoHAsync");

@@ -62,7 +62,7 @@ static void the_order_of_driver_calls_is_the_contract(void **state) {
     tms_error_t error;
     static char trace[1 << 16];
     for (int i = 0; i < 3; i++) allocate(f, "weights", i ? TMS_BACKUP_PINNED : TMS_BACKUP_NONE, 2 * MIB);
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     simulator()->read_trace(trace, sizeof trace);
@@ -81,7 +81,7 @@ static void the_order_of_driver_calls_is_the_contract(void **state) {
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     tms_host_store_settle(&f->saver.stores.host);
     simulator()->read_trace(trace, sizeof trace);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_int_equal(lines_of(trace, "cuMemCreate"), 3);
     assert_int_equal(lines_of(trace, "cuMemMap"), 3);
     assert_int_equal(lines_of(trace, "cuMemSetAccess"), 3);
@@ -95,11 +95,11 @@ static void a_pause_that_drops_everything_waits_for_the_device(void **state) {
     tms_error_t error;
     static char trace[1 << 12];
     for (int i = 0; i < 3; i++) allocate(f, "kv_cache", TMS_BACKUP_NONE, 2 * MIB);
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     simulator()->read_trace(trace, sizeof trace);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     const char *wait = strstr(trace, "cuCtxSynchronize"), *unmap = strstr(trace, "cuMemUnmap");
     assert_int_equal(lines_of(trace, "cuCtxSynchronize"), 1);
     assert_int_equal(lines_of(trace, "cuMemUnmap"), 3);
