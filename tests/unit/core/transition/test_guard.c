@@ -74,7 +74,7 @@ static void peers_read_the_page_as_well(void **state) {
     ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
     uint64_t there = allocate_on(f, 1, "kv", TMS_BACKUP_NONE, 2 * MIB);
-    set_guard(f, true);
+    turn_guard_on(f);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_int_equal(physical_bytes(0), PAGE);
     assert_int_equal(physical_bytes(1), PAGE); /* each device has its own */
@@ -238,14 +238,14 @@ static void the_mode_may_change_while_memory_is_paused(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    set_guard(f, false);
+    turn_guard_off(f);
     assert_guard_bytes(address, 4 * MIB); /* what is guarded stays so until its resume */
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     assert_poisoned(address, 4 * MIB);
     assert_int_equal(physical_bytes(0), 4 * MIB);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     assert_int_equal(physical_bytes(0), 0);
-    set_guard(f, true);
+    turn_guard_on(f);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error); /* contents are missing all the same */
     assert_guard_bytes(address, 4 * MIB);
 }
@@ -255,11 +255,11 @@ static void assert_trace(fixture_t *f, tms_status_t (*call)(fixture_t *, const c
                          const char *expected) {
     static char trace[TRACE_BYTES];
     tms_error_t error;
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     ASSERT_OK(call(f, NULL, NULL, &error), error);
     simulator()->read_trace(trace, sizeof trace);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(trace, expected);
 }
 
@@ -279,7 +279,7 @@ static void assert_trace(fixture_t *f, tms_status_t (*call)(fixture_t *, const c
 static void a_cycle_without_guard_makes_the_calls_that_it_always_made(void **state) {
     fixture_t *f = *state;
     for (int i = 0; i < 2; i++) allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
-    set_guard(f, false);
+    turn_guard_off(f);
     assert_trace(f, pause_tag, WAIT RELEASED "cuMemUnmap\ncuMemRelease");
     assert_trace(f, resume_tag, CREATED "cuMemCreate\ncuMemMap\ncuMemSetAccess");
 }

@@ -308,12 +308,15 @@ static void a_stream_cannot_wait_for_an_incomplete_resume(void **state) {
     destroy_and_leave(f, stream);
 }
 
-static void take_turn(fixture_t *f, bool taken) {
+static void set_running(fixture_t *f, bool running) {
     pthread_mutex_lock(&f->saver.lock);
-    f->saver.transition_running = taken;
+    f->saver.transition_running = running;
     pthread_cond_broadcast(&f->saver.turn);
     pthread_mutex_unlock(&f->saver.lock);
 }
+
+static void take_turn(fixture_t *f) { set_running(f, true); }
+static void end_turn(fixture_t *f) { set_running(f, false); }
 
 /* A caller that gets an error may rely on nothing: the work that the test does in place of a resume can be undone. */
 static void a_failed_stream_wait_guarantees_nothing(void **state) {
@@ -324,7 +327,7 @@ static void a_failed_stream_wait_guarantees_nothing(void **state) {
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 13);
     CUstream stream = enter_and_make_stream(f);
     ASSERT_OK(tms_copier_open(&copier, &f->saver.stores.copying, 0, NULL, &context, &error), error);
-    take_turn(f, true); /* its thread waits until the end */
+    take_turn(f); /* its thread waits until the end */
     tms_pending_t *pending = begin(f, "a");
     for (int promised = 0; promised < 2; promised++) {
         tms_pending_expect(pending, 1);
@@ -337,7 +340,7 @@ static void a_failed_stream_wait_guarantees_nothing(void **state) {
         assert_int_equal(tms_pending_wait_stream(pending, stream, at_once, NULL, &error), TMS_INTERRUPTED);
     }
     tms_copier_close(&copier);
-    take_turn(f, false);
+    end_turn(f);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
     assert_filled(address, BYTES, 13);
     tms_pending_release(pending);

@@ -103,7 +103,7 @@ static void two_devices(void **state) {
     tms_error_t error;
     uint64_t here = allocate_on(f, 0, "kv", TMS_BACKUP_NONE, BYTES), there = allocate_on(f, 1, "kv", TMS_BACKUP_NONE, BYTES);
     uint64_t counts[2];
-    set_guard(f, true);
+    turn_guard_on(f);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
     memset((void *)there, 0, PART / 2);
@@ -278,17 +278,17 @@ static void the_last_resume_says_where_contents_are_from(void **state) {
         bool guard;
         tms_contents_t kept, lost;
     } cycles[] = {
-        {NULL, NULL, true, TMS_CONTENTS_RESTORED, TMS_CONTENTS_GUARD},
-        {NULL, &zero, true, TMS_CONTENTS_RESTORED, TMS_CONTENTS_ZEROED},
-        {NULL, &zero, false, TMS_CONTENTS_RESTORED, TMS_CONTENTS_ZEROED},
-        {NULL, NULL, false, TMS_CONTENTS_RESTORED, TMS_CONTENTS_UNDEFINED},
-        {&discarding, NULL, true, TMS_CONTENTS_GUARD, TMS_CONTENTS_GUARD},
-        {&keeping, NULL, true, TMS_CONTENTS_RESTORED, TMS_CONTENTS_RESTORED},
+        {.guard = true, .kept = TMS_CONTENTS_RESTORED, .lost = TMS_CONTENTS_GUARD},
+        {.resume = &zero, .guard = true, .kept = TMS_CONTENTS_RESTORED, .lost = TMS_CONTENTS_ZEROED},
+        {.resume = &zero, .kept = TMS_CONTENTS_RESTORED, .lost = TMS_CONTENTS_ZEROED},
+        {.kept = TMS_CONTENTS_RESTORED, .lost = TMS_CONTENTS_UNDEFINED},
+        {.pause = &discarding, .guard = true, .kept = TMS_CONTENTS_GUARD, .lost = TMS_CONTENTS_GUARD},
+        {.pause = &keeping, .guard = true, .kept = TMS_CONTENTS_RESTORED, .lost = TMS_CONTENTS_RESTORED},
     };
     assert_int_equal(contents_of(f, kept), TMS_CONTENTS_OWN);
     for (size_t i = 0; i < sizeof cycles / sizeof cycles[0]; i++) {
         const tms_selection_t all = {.tags = NULL};
-        set_guard(f, cycles[i].guard);
+        (cycles[i].guard ? turn_guard_on : turn_guard_off)(f);
         ASSERT_OK(pause_selected(f, cycles[i].pause ? cycles[i].pause : &all, NULL, &error), error);
         ASSERT_OK(resume_selected(f, cycles[i].resume ? cycles[i].resume : &all, NULL, &error), error);
         if (contents_of(f, kept) != cycles[i].kept || contents_of(f, lost) != cycles[i].lost)
