@@ -8,7 +8,7 @@
 #include "captured_stderr.h"
 #include "device/synchronize.h"
 
-enum { FREES = 50, TEXT_BYTES = 1 << 15 };
+enum { FREES = 50, TEXT_BYTES = 1 << 15, LAST = true };
 enum { LOST = CUDA_ERROR_ILLEGAL_ADDRESS, GATE = 7, BOTH = 3 };
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = TMS_NO_DEVICE};
@@ -246,7 +246,7 @@ static void failures_of_each_context_entry_do_not_flood_the_log(void **state) {
             tms_devices_leave(&f->devices, 0);
             tms_devices_reclaim(&f->devices);
         }
-        tms_log_summarize(&f->log, true);
+        tms_log_summarize(&f->log, LAST);
         capture_end(captured, text, sizeof text);
         assert_int_equal(count_lines(text), 2);
         assert_non_null(strstr(text, calls[i]));

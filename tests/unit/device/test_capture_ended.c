@@ -7,6 +7,9 @@
 #include "simulated_cuda.h"
 
 /* Device 0's primary context, current on the test's thread, and a stream of it. */
+/* The call that was to destroy the stream has failed, or it has succeeded. */
+enum { STILL_THERE = false, GONE = true };
+
 static CUstream enter(void) {
     CUcontext context = NULL;
     CUstream stream = NULL;
@@ -183,13 +186,13 @@ static void a_stream_that_is_being_destroyed_is_not_queried(void **state) {
     uint64_t identity = begin(f, stream);
     assert_int_equal(tms_saver_capture_take(&f->saver, stream, TMS_NO_DEVICE, taken), 1);
     assert_int_equal(tms_saver_captures(&f->saver), 0);
-    tms_saver_capture_taken(&f->saver, taken, 1, false);
+    tms_saver_capture_taken(&f->saver, taken, 1, STILL_THERE);
     assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_false(tms_saver_capture_end(&f->saver, identity));
     assert_int_equal(tms_saver_capture_take(&f->saver, NULL, 1, taken), 0); /* of another device */
     assert_int_equal(tms_saver_capture_take(&f->saver, NULL, 0, taken), 1);
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
-    tms_saver_capture_taken(&f->saver, taken, 1, true);
+    tms_saver_capture_taken(&f->saver, taken, 1, GONE);
     ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
     leave();
 }
