@@ -37,10 +37,10 @@ static void a_malformed_limit_stops_the_first_use(void **state) {
     assert_int_equal(try_allocate(f, MIB, 0, &address, &error), TMS_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "TMS_HOST_MEMORY_LIMIT_MB='abc'"));
     assert_int_equal(address, 77);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_INVALID_ARGUMENT);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(pause_all(f, &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(resume_all(f, &error), TMS_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "TMS_HOST_MEMORY_LIMIT_MB='abc'"));
-    assert_int_equal(resume_tag(f, NULL, NULL, NULL), TMS_INVALID_ARGUMENT);
+    assert_int_equal(resume_all(f, NULL), TMS_INVALID_ARGUMENT);
     assert_int_equal(simulator()->calls("cuMemCreate"), 0);
     ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error); /* what needs no host memory continues */
     tms_error_clear(&f->config.malformed);

@@ -29,9 +29,9 @@ static uint64_t steps_of_a_cycle(fixture_t *f, const tms_selection_t *selection)
     tms_error_t error;
     tms_report_t report;
     uint64_t before = f->saver.steps;
-    ASSERT_OK(pause_selected(f, selection, &report, &error), error);
+    ASSERT_OK(pause_selected_with_report(f, selection, &report, &error), error);
     assert_int_equal(report.allocations, SEGMENTS);
-    ASSERT_OK(resume_selected(f, selection, &report, &error), error);
+    ASSERT_OK(resume_selected_with_report(f, selection, &report, &error), error);
     assert_int_equal(report.allocations, SEGMENTS);
     return f->saver.steps - before;
 }
@@ -71,10 +71,10 @@ static void every_pause_counts_once_for_each_tag_that_it_changed(void **state) {
     enum { CYCLES = 3 };
     for (int i = 0; i < SEGMENTS; i++) allocate(f, i % 2 ? "a" : "b", TMS_BACKUP_NONE, SMALL);
     for (int i = 0; i < CYCLES; i++) {
-        ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* the rest: b */
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* nothing */
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_tag(f, "a", &error), error);
+        ASSERT_OK(pause_all(f, &error), error); /* the rest: b */
+        ASSERT_OK(pause_all(f, &error), error); /* nothing */
+        ASSERT_OK(resume_all(f, &error), error);
     }
     assert_int_equal(tms_tag_find(&f->regions.tags, "a")->pause_epoch, CYCLES);
     assert_int_equal(tms_tag_find(&f->regions.tags, "b")->pause_epoch, CYCLES);
@@ -142,7 +142,7 @@ static void a_pause_makes_the_next_allocation_look_again(void **state) {
     use_device(f, 1);
     assert_int_equal(looks_of(f, 8), 3 + 1); /* the first, the third and the sixth; the first reaches `other` as well */
     assert_int_equal(tms_segment_accessible(segment_of(f, other)), 3);
-    ASSERT_OK(pause_tag(f, "b", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "b", &error), error);
     assert_int_equal(looks_of(f, 1), 1);
     restore_mapping(f, refused);
 }

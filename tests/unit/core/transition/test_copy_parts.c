@@ -67,13 +67,13 @@ static void make(world_t *world, fixture_t *f, int count) {
 static tms_status_t pause_thinned(world_t *world, tms_error_t *error) {
     const tms_selection_t selection = {.find_live = tell, .live_context = world};
     simulator()->clear_counts();
-    return pause_selected(world->fixture, &selection, NULL, error);
+    return pause_selected(world->fixture, &selection, error);
 }
 
 static tms_status_t pause_thinned_interruptibly(world_t *world, tms_error_t *error) {
     const tms_selection_t selection = {.find_live = tell, .live_context = world, .interrupted = never};
     simulator()->clear_counts();
-    return pause_selected(world->fixture, &selection, NULL, error);
+    return pause_selected(world->fixture, &selection, error);
 }
 
 static void assert_parts(const world_t *world, int count) {
@@ -121,7 +121,7 @@ static void parts_of_many_segments_are_copied_in_one_call(void **state) {
     ASSERT_OK(pause_thinned(&world, &error), error);
     assert_copies(calls, 0, 0);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(world.fixture, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(world.fixture, &error), error);
     assert_copies(calls, 0, 0);
     assert_only_parts(&world, SEGMENTS);
 }
@@ -136,7 +136,7 @@ static void enough_bytes_are_submitted_without_waiting_for_more(void **state) {
     for (int i = 0; i < LARGE; i++) fill(world.segments[i], 40 * MIB, (uint32_t)i);
     ASSERT_OK(pause_thinned(&world, &error), error);
     assert_copies(LARGE * 4 / 2, 0, 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_parts(&world, LARGE);
     for (int i = 0; i < LARGE; i++) fill(world.segments[i], 40 * MIB, (uint32_t)i);
     /* A part that is large enough is copied alone, like any single copy. */
@@ -144,7 +144,7 @@ static void enough_bytes_are_submitted_without_waiting_for_more(void **state) {
     ASSERT_OK(pause_thinned(&world, &error), error);
     assert_copies(0, LARGE * 2, 0);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_copies(0, 0, LARGE * 2);
     assert_parts(&world, LARGE);
 }
@@ -173,9 +173,9 @@ static void a_call_copies_parts_of_one_tag(void **state) {
     ASSERT_OK(pause_thinned(&world, &error), error);
     assert_copies(3, 0, 0);
     simulator()->fail_after("cuMemcpyBatchAsync", 1, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     for (int i = 0; i < COUNT; i++) assert_int_equal(state_of(f, world.segments[i]), TMS_SEGMENT_PAUSED);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     for (int i = 0; i < COUNT; i++) assert_filled_part(world.segments[i], STRIDE, PART_BYTES, 1);
 }
 
@@ -195,7 +195,7 @@ static void without_the_batch_call_parts_are_copied_one_by_one(void **state) {
         ASSERT_OK(pause_thinned(&world, &error), error);
         assert_copies(!lacks, COUNT * PARTS, 0);
         simulator()->clear_counts();
-        ASSERT_OK(resume_tag(world.fixture, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(world.fixture, &error), error);
         assert_copies(!lacks, 0, COUNT * PARTS);
         assert_only_parts(&world, COUNT);
     }
@@ -217,12 +217,12 @@ static void parts_in_unpinned_memory_are_copied_one_by_one(void **state) {
     ASSERT_OK(pause_thinned(&world, &error), error);
     assert_copies(0, PARTS, 0);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "a", &error), error);
     assert_copies(0, 0, PARTS);
     assert_only_parts(&world, 1);
     ASSERT_OK(pause_thinned(&world, &error), error); /* memory of the next pause can be pinned */
     assert_copies(1, 0, 0);
-    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "a", &error), error);
     assert_parts(&world, 1);
 }
 
@@ -240,7 +240,7 @@ static void a_chunk_ends_behind_its_parts(void **state) {
     assert_string_equal(steps, "BEBEBEBS"); /* 8, 8, 8 and 6 of 30 parts */
     const tms_selection_t selection = {.interrupted = never};
     simulator()->clear_counts();
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     read_steps(steps);
     simulator()->trace(OFF);
     assert_string_equal(steps, "BEBEBEBS");
@@ -281,7 +281,7 @@ static void whole_segments_are_copied_by_themselves(void **state) {
     read_steps(steps);
     simulator()->trace(OFF);
     assert_string_equal(steps, "DBS");
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_only_parts(&world, 1);
     assert_filled(whole, SEGMENT_BYTES, 7);
 }
@@ -311,7 +311,7 @@ static void memory_unmapped_by_the_program_is_an_error(void **state) {
     fill(world.segments[1], SEGMENT_BYTES, 1);
     ASSERT_OK(pause_thinned(&world, &error), error);
     assert_int_equal(simulator()->calls("cuMemGetAccess"), COUNT);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_only_parts(&world, COUNT);
 }
 
