@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 NONE, PINNED, MMAP, DISK = range(4)
 RELEASE, POOL, RETAIN = 1, 2, 3
-KINDS = {"none": NONE, "pinned": PINNED, "mmap": MMAP, "disk": DISK}
+#: Kinds of backup, by the end of a scenario's name.
+KINDS = {"without_backup": NONE, "with_pinned_backup": PINNED, "with_mmap_backup": MMAP, "with_disk_backup": DISK}
 
 #: Two pieces of physical memory for the large one; neither size is a whole number of pages.
 SMALL, LARGE = 1_000_003, (2 << 20) + 70_001

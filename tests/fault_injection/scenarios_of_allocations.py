@@ -26,13 +26,13 @@ def _(world: World) -> Step:
     return world.allocate_step(lambda: world.allocate(SMALL, NONE, device=1))
 
 
-@scenario("allocate_with_margin")
+@scenario("allocate_with_memory_margin")
 def _(world: World) -> Step:
     world.margin(1 << 20)
     return world.allocate_step(lambda: world.allocate(SMALL, NONE))
 
 
-@scenario("allocate_reclaiming")
+@scenario("allocate_after_reclaiming_refused_memory")
 def _(world: World) -> Step:
     """Out of memory at first; memory that the driver had failed to release makes room."""
     block = world.allocate(LARGE, NONE)
@@ -45,7 +45,7 @@ def _(world: World) -> Step:
     return step
 
 
-@scenario("first_allocation", fresh=True)
+@scenario("allocate_first_in_process", fresh=True)
 def _(world: World) -> Step:
     """Loads the driver, queries its devices, and creates everything that is created once."""
     step = world.allocate_step(lambda: world.allocate(SMALL, PINNED))
@@ -55,7 +55,7 @@ def _(world: World) -> Step:
     return step
 
 
-@scenario("first_pause", fresh=True)
+@scenario("pause_first_in_process", fresh=True)
 def _(world: World) -> Step:
     world.use_device(0)
     world.allocate(SMALL, DISK)
@@ -63,14 +63,14 @@ def _(world: World) -> Step:
     return world.pause_step()
 
 
-@scenario("new_tag", fresh=True)
+@scenario("allocate_with_new_tag", fresh=True)
 def _(world: World) -> Step:
     world.use_device(0)
     world.allocate(SMALL, NONE)
     return world.allocate_step(lambda: world.allocate(SMALL, NONE, "never seen"))
 
 
-@scenario("many_new_tags", fresh=True)
+@scenario("enter_regions_of_many_new_tags", fresh=True)
 def _(world: World) -> Step:
     """So many that their table grows; a test cannot see which of them exist."""
     world.use_device(0)
@@ -78,7 +78,7 @@ def _(world: World) -> Step:
     return world.other_step(world.make_tags)
 
 
-@scenario("refresh_peers", fresh=True)
+@scenario("refresh_peers_for_device_used_later", fresh=True)
 def _(world: World) -> Step:
     """A device that comes into use after something was allocated on another."""
     world.use_device(0)
@@ -98,12 +98,12 @@ def _export_step(world: World, block: Block) -> Step:
     return step
 
 
-@scenario("export")
+@scenario("export_memory")
 def _(world: World) -> Step:
     return _export_step(world, world.allocate(SMALL, PINNED))
 
 
-@scenario("export_again")
+@scenario("export_memory_again_after_resume")
 def _(world: World) -> Step:
     """After a pause and a resume, which closed the first descriptor."""
     block = world.allocate(SMALL, PINNED)
@@ -112,21 +112,21 @@ def _(world: World) -> Step:
     return _export_step(world, block)
 
 
-@scenario("pause_exported")
+@scenario("pause_exported_memory")
 def _(world: World) -> Step:
     world.export(world.allocate(SMALL, PINNED))
     world.export(world.allocate(LARGE, NONE))
     return world.pause_step()
 
 
-@scenario("free_exported")
+@scenario("free_exported_memory")
 def _(world: World) -> Step:
     block = world.allocate(SMALL, NONE)
     world.export(block)
     return world.free_step([block])
 
 
-@scenario("pause_unused", fresh=True)
+@scenario("pause_with_nothing_allocated", fresh=True)
 def _(world: World) -> Step:
     """Nothing was ever allocated."""
     return world.pause_step()
@@ -157,7 +157,7 @@ for _name, _kind in KINDS.items():
     scenario(f"free_paused_{_name}")(_free_paused(_kind))
 
 
-@scenario("free_active_after_disk")
+@scenario("free_active_with_backup_file")
 def _(world: World) -> Step:
     """The file of an allocation that was paused once is kept until it is freed."""
     blocks = [world.allocate(SMALL, DISK), world.allocate(SMALL, DISK)]
@@ -165,7 +165,7 @@ def _(world: World) -> Step:
     return world.free_step(blocks)
 
 
-@scenario("free_active_retained")
+@scenario("free_active_with_retained_backups")
 def _(world: World) -> Step:
     world.retain(True)
     blocks = [world.allocate(SMALL, PINNED), world.allocate(SMALL, MMAP)]
@@ -180,7 +180,7 @@ def _(world: World) -> Step:
     return world.free_step([block])
 
 
-@scenario("free_two_devices")
+@scenario("free_on_two_devices")
 def _(world: World) -> Step:
     return world.free_step([world.allocate(SMALL, NONE, device=device) for device in (1, 0)])
 
@@ -210,7 +210,7 @@ def _(world: World) -> Step:
     return world.free_in_transition(block, world.resume, world.hold_copies)
 
 
-@scenario("release_views")
+@scenario("release_backup_views_after_free")
 def _(world: World) -> Step:
     """Views of backups that outlive their allocations: the memory is released with them."""
     blocks = [world.allocate(SMALL, PINNED), world.allocate(SMALL, MMAP)]
@@ -224,7 +224,7 @@ def _(world: World) -> Step:
 # ---- captures ----
 
 
-@scenario("capture_end")
+@scenario("end_capture_with_deferred_frees")
 def _(world: World) -> Step:
     """The frees that a capture deferred."""
     blocks = [world.allocate(SMALL, NONE), world.allocate(SMALL, NONE, device=1)]
@@ -244,7 +244,7 @@ def _(world: World) -> Step:
     return world.allocate_step(lambda: world.allocate_outside(SMALL, "a"), out_of_memory=True)
 
 
-@scenario("capture_begin", fresh=True)
+@scenario("begin_capture", fresh=True)
 def _(world: World) -> Step:
     return world.other_step(lambda: world.capture_begin("graph"))
 
@@ -262,4 +262,4 @@ def _set_directory(remains: bool) -> Callable[[World], Step]:
 
 
 scenario("set_disk_directory")(_set_directory(False))
-scenario("set_disk_directory_with_remains")(_set_directory(True))
+scenario("set_disk_directory_with_files_of_dead_process")(_set_directory(True))

@@ -20,13 +20,13 @@ def _guarded(world: World) -> None:
     world.allocate(SMALL, PINNED, "other")
 
 
-@scenario("pause_guarded")
+@scenario("pause_in_guard_mode")
 def _(world: World) -> Step:
     _guarded(world)
     return world.pause_step(live=True)
 
 
-@scenario("pause_guarded_more")
+@scenario("pause_in_guard_mode_after_another_tag")
 def _(world: World) -> Step:
     """With the page of an earlier pause."""
     _guarded(world)
@@ -34,14 +34,14 @@ def _(world: World) -> Step:
     return world.pause_step()
 
 
-@scenario("resume_guarded")
+@scenario("resume_in_guard_mode")
 def _(world: World) -> Step:
     _guarded(world)
     world.pause(None, live=True)
     return world.resume_step()
 
 
-@scenario("resume_guarded_part")
+@scenario("resume_two_of_three_tags_in_guard_mode")
 def _(world: World) -> Step:
     """The pages stay for the rest."""
     _guarded(world)
@@ -50,14 +50,14 @@ def _(world: World) -> Step:
     return world.resume_step(("a", "other"), interruptible=True)
 
 
-@scenario("resume_guarded_pending")
+@scenario("resume_in_background_in_guard_mode")
 def _(world: World) -> Step:
     _guarded(world)
     world.pause(None)
     return world.pending_step(stream=True)
 
 
-@scenario("free_guarded")
+@scenario("free_paused_in_guard_mode")
 def _(world: World) -> Step:
     _guarded(world)
     world.pause(None)

@@ -21,13 +21,13 @@ def _pooled(world: World) -> None:
     world.allocate(SMALL, MMAP, "b")
 
 
-@scenario("pause_pool_cold")
+@scenario("pause_to_empty_pool")
 def _(world: World) -> Step:
     _pooled(world)
     return world.pause_step()
 
 
-@scenario("pause_pool_warm")
+@scenario("pause_to_filled_pool")
 def _(world: World) -> Step:
     _pooled(world)
     world.cycle()
@@ -35,7 +35,7 @@ def _(world: World) -> Step:
     return world.pause_step()
 
 
-@scenario("pause_pool_larger")
+@scenario("pause_to_pool_that_is_too_small")
 def _(world: World) -> Step:
     """Some of it is in the pool."""
     _pooled(world)
@@ -45,14 +45,14 @@ def _(world: World) -> Step:
     return world.pause_step()
 
 
-@scenario("resume_to_pool")
+@scenario("resume_keeping_host_memory_in_pool")
 def _(world: World) -> Step:
     _pooled(world)
     world.pause(None)
     return world.resume_step()
 
 
-@scenario("resume_pool_released")
+@scenario("resume_releasing_pooled_host_memory")
 def _(world: World) -> Step:
     _pooled(world)
     world.cycle()
@@ -60,7 +60,7 @@ def _(world: World) -> Step:
     return world.resume_step(host_policy=RELEASE)
 
 
-@scenario("resume_to_retain")
+@scenario("resume_retaining_host_memory")
 def _(world: World) -> Step:
     world.allocate(SMALL, PINNED)
     world.allocate(LARGE, MMAP)
@@ -80,14 +80,14 @@ def _(world: World) -> Step:
     return world.reserve_step(4 * LARGE)
 
 
-@scenario("pause_into_reserved")
+@scenario("pause_to_reserved_host_memory")
 def _(world: World) -> Step:
     world.allocate(LARGE, PINNED)
     world.reserve(2 * LARGE)
     return world.pause_step()
 
 
-@scenario("release_views_after_resume")
+@scenario("release_backup_views_after_resume")
 def _(world: World) -> Step:
     """Views of backups that the resume had to keep: the memory is released with them."""
     blocks = [world.allocate(SMALL, PINNED), world.allocate(SMALL, MMAP)]

@@ -22,20 +22,20 @@ def _thinned(world: World) -> None:
     world.allocate(SMALL, PINNED)
 
 
-@scenario("pause_live")
+@scenario("pause_saving_live_bytes")
 def _(world: World) -> Step:
     _thinned(world)
     return world.pause_step(live=True)
 
 
-@scenario("resume_live")
+@scenario("resume_live_bytes")
 def _(world: World) -> Step:
     _thinned(world)
     world.pause(None, live=True)
     return world.resume_step()
 
 
-@scenario("resume_live_zero")
+@scenario("resume_live_bytes_writing_zeros")
 def _(world: World) -> Step:
     _thinned(world)
     world.pause(None, live=True)
@@ -50,20 +50,20 @@ def _preserved(world: World) -> None:
     world.thin(world.allocate(SMALL, PINNED), (0, 4096))
 
 
-@scenario("pause_preserved")
+@scenario("pause_preserving_live_bytes")
 def _(world: World) -> Step:
     _preserved(world)
     return world.pause_step(live=True, preserves=True)
 
 
-@scenario("resume_preserved")
+@scenario("resume_preserved_bytes")
 def _(world: World) -> Step:
     _preserved(world)
     world.pause(None, live=True, preserves=True)
     return world.resume_step()
 
 
-@scenario("pause_live_retained")
+@scenario("pause_saving_live_bytes_to_retained_backup")
 def _(world: World) -> Step:
     """Into memory that holds all of an earlier pause."""
     world.retain(True)
@@ -74,7 +74,7 @@ def _(world: World) -> Step:
     return world.pause_step(live=True)
 
 
-@scenario("resume_zero")
+@scenario("resume_writing_zeros")
 def _(world: World) -> Step:
     world.allocate(SMALL, NONE)
     world.allocate(LARGE, NONE, device=1)

@@ -54,7 +54,7 @@ def _(world: World) -> Step:
     return _count_step(world)
 
 
-@scenario("count_guard_bytes_pooled")
+@scenario("count_guard_bytes_with_pooled_host_memory")
 def _(world: World) -> Step:
     """Into host memory that stays."""
     world.pool()
@@ -68,7 +68,7 @@ def _(world: World) -> Step:
     return _count_step(world, interruptible=True)
 
 
-@scenario("count_guard_bytes_beside_retained")
+@scenario("count_guard_bytes_beside_retained_backups")
 def _(world: World) -> Step:
     """The backups that the allocations have keep their contents."""
     world.retain(True)
@@ -103,7 +103,7 @@ def _(world: World) -> Step:
     return _read_step(world, interruptible=True)
 
 
-@scenario("tags")
+@scenario("list_tags")
 def _(world: World) -> Step:
     world.allocate(SMALL, NONE)
     world.make_tags()

@@ -52,12 +52,12 @@ def _resume(kind: int, **options: Any) -> Callable[[World], Step]:
 for _name, _kind in KINDS.items():
     scenario(f"pause_{_name}")(_pause(_kind))
     scenario(f"resume_{_name}")(_resume(_kind))
-scenario("pause_disk_again")(_pause_again(DISK))
+scenario("pause_with_disk_backup_again")(_pause_again(DISK))
 scenario("pause_interruptible")(_pause(PINNED, interruptible=True))
 scenario("resume_interruptible")(_resume(PINNED, interruptible=True))
 
 
-@scenario("pause_gives_up")
+@scenario("pause_discarding_earlier_backups")
 def _(world: World) -> Step:
     """The backups of what is paused already go, and memory that is resident is paused."""
     world.allocate(SMALL, PINNED)
@@ -67,17 +67,17 @@ def _(world: World) -> Step:
     return world.pause_step(backup=NONE)
 
 
-scenario("resume_timeout")(_resume(MMAP, timeout=0.05))
+scenario("resume_with_timeout")(_resume(MMAP, timeout=0.05))
 scenario("resume_exclusive")(_resume(PINNED, exclusive=True))
 
 
-@scenario("pause_retained")
+@scenario("pause_with_retained_backups")
 def _(world: World) -> Step:
     world.retain(True)
     return _pause_again(PINNED)(world)
 
 
-@scenario("resume_retained")
+@scenario("resume_with_retained_backups")
 def _(world: World) -> Step:
     world.retain(True)
     world.allocate(SMALL, PINNED)
@@ -87,7 +87,7 @@ def _(world: World) -> Step:
     return world.resume_step()
 
 
-@scenario("pause_exclusive")
+@scenario("pause_that_releases_device_lock")
 def _(world: World) -> Step:
     """The pause releases the lock of the device."""
     world.allocate(SMALL, NONE)
@@ -108,7 +108,7 @@ def _mixture(world: World) -> None:
         world.allocate(LARGE if number == DISK else SMALL, kind, "b", device=number % 2)
 
 
-@scenario("pause_mixture")
+@scenario("pause_mixed_backups_on_two_devices")
 def _(world: World) -> Step:
     _mixture(world)
     world.pause(("a",))
@@ -116,7 +116,7 @@ def _(world: World) -> Step:
     return world.pause_step()
 
 
-@scenario("resume_mixture")
+@scenario("resume_mixed_backups_on_two_devices")
 def _(world: World) -> Step:
     _mixture(world)
     world.pause(None)
@@ -127,14 +127,14 @@ def _(world: World) -> Step:
     return world.resume_step()
 
 
-@scenario("pause_with_damaged")
+@scenario("pause_with_damaged_memory")
 def _(world: World) -> Step:
     world.damage(world.allocate(SMALL, PINNED, "damaged"))
     world.allocate(SMALL, MMAP)
     return world.repairing(world.pause_step())
 
 
-@scenario("resume_with_damaged")
+@scenario("resume_with_damaged_memory")
 def _(world: World) -> Step:
     world.allocate(SMALL, MMAP)
     world.pause(None)
@@ -142,7 +142,7 @@ def _(world: World) -> Step:
     return world.repairing(world.resume_step())
 
 
-@scenario("resume_from_two_directories")
+@scenario("resume_from_two_disk_directories")
 def _(world: World) -> Step:
     world.allocate(SMALL, DISK)
     world.pause(None)
@@ -196,12 +196,12 @@ def _pause_retained_to(backup: int) -> Callable[[World], Step]:
 
 
 for _name, _kind in CHOICES.items():
-    scenario(f"pause_to_{_name}")(_pause_to(_kind))
-    scenario(f"resume_from_{_name}")(_resume_from(_kind))
-    scenario(f"pause_retained_to_{_name}")(_pause_retained_to(_kind))
+    scenario(f"pause_each_kind_to_{_name}")(_pause_to(_kind))
+    scenario(f"resume_after_pause_to_{_name}")(_resume_from(_kind))
+    scenario(f"pause_to_{_name}_with_retained_backups")(_pause_retained_to(_kind))
 
 
-@scenario("pause_disk_to_host_and_back")
+@scenario("pause_to_disk_after_pause_to_host")
 def _(world: World) -> Step:
     """A file of an earlier pause is there, and then host memory."""
     world.allocate(SMALL, DISK)
@@ -217,14 +217,14 @@ def _(world: World) -> Step:
 # ---- two devices ----
 
 
-@scenario("pause_two_devices")
+@scenario("pause_on_two_devices")
 def _(world: World) -> Step:
     world.allocate(SMALL, PINNED, device=0)
     world.allocate(SMALL, MMAP, device=1)
     return world.pause_step()
 
 
-@scenario("resume_two_devices")
+@scenario("resume_on_two_devices")
 def _(world: World) -> Step:
     world.allocate(SMALL, PINNED, device=0)
     world.allocate(SMALL, MMAP, device=1)

@@ -18,31 +18,31 @@ def _to_restore(world: World, *kinds: int) -> None:
     world.pause(None)
 
 
-@scenario("resume_pending")
+@scenario("resume_in_background")
 def _(world: World) -> Step:
     _to_restore(world, NONE, MMAP, DISK)
     return world.pending_step()
 
 
-@scenario("resume_pending_zero")
+@scenario("resume_in_background_writing_zeros")
 def _(world: World) -> Step:
     _to_restore(world, NONE)
     return world.pending_step(zero=True, host_policy=RETAIN)
 
 
-@scenario("resume_pending_stream")
+@scenario("resume_in_background_with_waiting_stream")
 def _(world: World) -> Step:
     _to_restore(world)
     return world.pending_step(stream=True)
 
 
-@scenario("resume_pending_stream_two_devices")
+@scenario("resume_in_background_on_two_devices_with_waiting_stream")
 def _(world: World) -> Step:
     _to_restore(world, NONE, PINNED, MMAP, MMAP)
     return world.pending_step(stream=True)
 
 
-@scenario("resume_pending_stream_nothing")
+@scenario("resume_in_background_with_nothing_to_copy")
 def _(world: World) -> Step:
     """There is nothing to copy."""
     world.allocate(SMALL, NONE)
@@ -50,7 +50,7 @@ def _(world: World) -> Step:
     return world.pending_step(stream=True)
 
 
-@scenario("resume_dropped")
+@scenario("resume_in_background_without_waiter")
 def _(world: World) -> Step:
     _to_restore(world, NONE, DISK)
     return world.dropped_step()

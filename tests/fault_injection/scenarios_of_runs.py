@@ -36,11 +36,12 @@ def _resume(kind: int) -> Callable[[World], Step]:
     return prepare
 
 
-for _name, _kind in {"none": NONE, "pinned": PINNED, "disk": DISK}.items():
-    scenario(f"resume_run_{_name}")(_resume(_kind))
+scenario("resume_run_without_backup")(_resume(NONE))
+scenario("resume_run_with_pinned_backup")(_resume(PINNED))
+scenario("resume_run_with_disk_backup")(_resume(DISK))
 
 
-@scenario("resume_runs_of_two_devices")
+@scenario("resume_runs_on_two_devices")
 def _(world: World) -> Step:
     for device in (0, 1):
         world.run(SEGMENTS, PINNED, "ab"[device], device)
@@ -48,7 +49,7 @@ def _(world: World) -> Step:
     return world.resume_step()
 
 
-@scenario("resume_run_without_memory")
+@scenario("resume_run_with_too_little_device_memory")
 def _(world: World) -> Step:
     """There is room for a part of it. Handles of each size are tried, and all of them are given back."""
     world.run(SEGMENTS, PINNED)
@@ -65,7 +66,7 @@ def _(world: World) -> Step:
     return step
 
 
-@scenario("resume_pending_run")
+@scenario("resume_run_in_background_with_waiting_stream")
 def _(world: World) -> Step:
     world.run(SEGMENTS, PINNED)
     world.pause(None)
@@ -83,15 +84,15 @@ def _pause(kind: int, slack: bool) -> Callable[[World], Step]:
     return prepare
 
 
-scenario("pause_run_none")(_pause(NONE, slack=False))
-scenario("pause_run_pinned")(_pause(PINNED, slack=False))
+scenario("pause_run_without_backup")(_pause(NONE, slack=False))
+scenario("pause_run_with_pinned_backup")(_pause(PINNED, slack=False))
 scenario("pause_run_with_slack")(_pause(PINNED, slack=True))
 
 
 # ---- frees and their slack ----
 
 
-@scenario("free_in_run")
+@scenario("free_part_of_run")
 def _(world: World) -> Step:
     return world.free_step(world.run(SEGMENTS, NONE)[1:3])
 
@@ -121,7 +122,7 @@ def _(world: World) -> Step:
     return step
 
 
-@scenario("allocate_beside_slack")
+@scenario("allocate_out_of_memory_beside_slack")
 def _(world: World) -> Step:
     """Another tag finds no memory: the message names the slack."""
     _run_with_slack(world, NONE)
@@ -137,7 +138,7 @@ def _(world: World) -> Step:
     return step
 
 
-@scenario("free_in_run_while_pausing")
+@scenario("free_part_of_run_while_pausing")
 def _(world: World) -> Step:
     block = world.run(SEGMENTS, PINNED)[1]
     step = world.free_in_transition(block, world.pause, lambda: world.hold(block))
@@ -146,7 +147,7 @@ def _(world: World) -> Step:
     return step
 
 
-@scenario("free_in_run_while_resuming")
+@scenario("free_part_of_run_while_resuming")
 def _(world: World) -> Step:
     block = world.run(SEGMENTS, PINNED)[1]
     world.pause(None)
@@ -155,7 +156,7 @@ def _(world: World) -> Step:
     return world.free_in_transition(block, world.resume, world.hold_copies, damaging)
 
 
-@scenario("capture_end_in_run")
+@scenario("end_capture_with_deferred_frees_in_runs")
 def _(world: World) -> Step:
     """The frees that a capture deferred: of a part of a run, and of all of another."""
     blocks = world.run(SEGMENTS, NONE)[1:3] + world.run(SEGMENTS, NONE, "b")
@@ -181,7 +182,7 @@ def _(world: World) -> Step:
     return world.repairing(world.pause_step())
 
 
-@scenario("free_in_damaged_run")
+@scenario("free_part_of_damaged_run")
 def _(world: World) -> Step:
     blocks = world.run(SEGMENTS, PINNED)
     world.damage(blocks[0])
@@ -191,7 +192,7 @@ def _(world: World) -> Step:
 # ---- exports ----
 
 
-@scenario("export_of_run")
+@scenario("export_memory_of_run")
 def _(world: World) -> Step:
     block = world.run(SEGMENTS, NONE)[1]
     step = world.other_step(lambda: world.export(block))
@@ -206,7 +207,7 @@ def _(world: World) -> Step:
     return world.pause_step()
 
 
-@scenario("resume_beside_exported")
+@scenario("resume_exported_run")
 def _(world: World) -> Step:
     """Memory of a kind that was exported gets a handle for each allocation."""
     world.export(world.run(SEGMENTS, PINNED)[1])
@@ -214,7 +215,7 @@ def _(world: World) -> Step:
     return world.resume_step()
 
 
-@scenario("free_in_exported_run")
+@scenario("free_part_of_exported_run")
 def _(world: World) -> Step:
     blocks = world.run(SEGMENTS, NONE)
     world.export(blocks[1])

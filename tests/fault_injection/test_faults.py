@@ -28,16 +28,16 @@ sys.path.insert(0, str(HERE))
 SCENARIOS = sorted(importlib.import_module("all_scenarios").SCENARIOS)
 #: These run also with the preload library loaded, which then holds the state in place of the package's own library.
 PRELOADED = [
-    *(
-        "capture_end",
-        "count_guard_bytes",
-        "first_allocation",
-        "free_while_resuming",
-        "pause_disk",
-        "pause_live",
-        "pause_pool_warm",
-    ),
-    *("resume_guarded", "resume_mixture", "resume_pending_stream"),
+    "allocate_first_in_process",
+    "count_guard_bytes",
+    "end_capture_with_deferred_frees",
+    "free_while_resuming",
+    "pause_saving_live_bytes",
+    "pause_to_filled_pool",
+    "pause_with_disk_backup",
+    "resume_in_background_with_waiting_stream",
+    "resume_in_guard_mode",
+    "resume_mixed_backups_on_two_devices",
 ]
 
 #: A worker ends itself long before, if an injection hangs.
@@ -127,30 +127,49 @@ class Run:
 
 #: Variants of scenarios that only `make faults` has the time for.
 ONLY_FULL_ALONE = {
-    "pause_disk_to_host_and_back",
-    "pause_into_reserved",
-    "pause_live_retained",
-    "pause_pool_larger",
-    "pause_retained_to_discard",
-    "pause_retained_to_disk",
+    "pause_saving_live_bytes_to_retained_backup",
+    "pause_to_discard_with_retained_backups",
+    "pause_to_disk_after_pause_to_host",
+    "pause_to_disk_with_retained_backups",
+    "pause_to_pool_that_is_too_small",
+    "pause_to_reserved_host_memory",
     "reserve_more_host_memory",
-    "resume_dropped",
-    "resume_live_zero",
-    "resume_pending_stream_two_devices",
-    "resume_pending_zero",
-    "resume_to_retain",
+    "resume_in_background_on_two_devices_with_waiting_stream",
+    "resume_in_background_without_waiter",
+    "resume_in_background_writing_zeros",
+    "resume_live_bytes_writing_zeros",
+    "resume_retaining_host_memory",
 }
-ONLY_FULL_PRELOADED = {"pause_disk", "pause_live", "resume_mixture"}
+ONLY_FULL_PRELOADED = {"pause_with_disk_backup", "pause_saving_live_bytes", "resume_mixed_backups_on_two_devices"}
 ONLY_FULL: set[Case] = {(name, False) for name in ONLY_FULL_ALONE} | {(name, True) for name in ONLY_FULL_PRELOADED}
 
 CASES: list[Case] = [(name, False) for name in SCENARIOS] + [(name, True) for name in PRELOADED]
 
 #: Scenarios of few calls, which every run of pytest includes; the others run in `make slow` and `make faults`.
 SHORT = {
-    *("allocate", "allocate_in_capture", "allocate_on_other_device", "allocate_reclaiming", "allocate_with_margin"),
-    *("capture_end", "free_active", "free_damaged", "free_paused_mmap", "free_paused_none", "free_paused_pinned"),
-    *("free_two_devices", "pause_exclusive", "pause_none", "pause_to_discard", "release_views", "reserve_host_memory"),
-    *("resume_from_discard", "resume_none", "allocate_from_slack", "free_in_run", "free_last_of_run", "pause_run_none"),
+    "allocate",
+    "allocate_after_reclaiming_refused_memory",
+    "allocate_from_slack",
+    "allocate_in_capture",
+    "allocate_on_other_device",
+    "allocate_with_memory_margin",
+    "end_capture_with_deferred_frees",
+    "free_active",
+    "free_damaged",
+    "free_last_of_run",
+    "free_on_two_devices",
+    "free_part_of_run",
+    "free_paused_with_mmap_backup",
+    "free_paused_with_pinned_backup",
+    "free_paused_without_backup",
+    "pause_each_kind_to_discard",
+    "pause_run_without_backup",
+    "pause_that_releases_device_lock",
+    "pause_without_backup",
+    "release_backup_views_after_free",
+    "reserve_host_memory",
+    "resume_after_pause_to_discard",
+    "resume_without_backup",
 }
 
 

@@ -49,7 +49,9 @@ static void intern(tms_tag_table_t *table, const char *name) {
     MUST(tms_tag_intern(table, name, &again, NULL) == TMS_OK && again == tag);
 }
 
-static void enter_or_set(tms_region_defaults_t *defaults, const char *name, bool enter, int backup, bool managed) {
+static void enter_or_set(tms_region_defaults_t *defaults, const char *name, operation_t operation, int backup,
+                         bool managed) {
+    const bool enter = operation == ENTER;
     tms_error_t error;
     const tms_region_settings_t settings = {.managed = managed, .backup = backup, .tag = name};
     bool good = *name && backup >= TMS_BACKUP_NONE && backup <= TMS_BACKUP_DISK;
@@ -111,8 +113,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         int backup = (int)(choice / OPERATIONS % BACKUPS_TRIED) - 1;
         switch ((operation_t)(choice % OPERATIONS)) {
         case INTERN: intern(&defaults.tags, name); break;
-        case ENTER: enter_or_set(&defaults, name, true, backup, choice & 1); break;
-        case SET: enter_or_set(&defaults, name, false, backup, choice & 1); break;
+        case ENTER: enter_or_set(&defaults, name, ENTER, backup, choice & 1); break;
+        case SET: enter_or_set(&defaults, name, SET, backup, choice & 1); break;
         case LEAVE: (void)tms_region_leave(&defaults, choice / OPERATIONS); break;
         case FAIL: fail(name, choice); break;
         case COMPATIBLE: compatible(name); break;

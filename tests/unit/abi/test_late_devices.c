@@ -43,12 +43,15 @@ static void wait_for(int count) {
     pthread_mutex_unlock(&heard.lock);
 }
 
-static void hold(bool held) {
+static void set_held(bool held) {
     pthread_mutex_lock(&heard.lock);
     heard.held = held;
     pthread_cond_broadcast(&heard.changed);
     pthread_mutex_unlock(&heard.lock);
 }
+
+static void hold_listener(void) { set_held(true); }
+static void release_listener(void) { set_held(false); }
 
 static void listen_to(tms_device_mask_t mask) {
     tms_error_t error;
@@ -132,14 +135,14 @@ static void a_managed_allocation_tells_as_well(void **state) {
 
 static void an_allocation_does_not_wait_for_the_listener(void **state) {
     (void)state;
-    hold(true);
+    hold_listener();
     listen_to(1 << LATE);
     void *ordinary = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
     assert_non_null(ordinary);
     wait_for(1);
     tms_late_devices_close(&tms_state(NULL)->late_devices, tms_wait_now()); /* gives up at the deadline */
     assert_int_equal(tms_state(NULL)->late_devices.running, 1);
-    hold(false);
+    release_listener();
     tms_torch_watch_free(ordinary, (ssize_t)MIB, LATE, NULL);
 }
 

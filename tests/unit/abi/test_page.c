@@ -17,6 +17,10 @@
 #include "own_process.h"
 #include "temporary.h"
 
+/* Arguments of tms_page_role, tms_page_serve and tms_shared_page_file_request. */
+enum { NO_RANK, HAS_RANK };
+enum { SERVES_NOTHING, SERVES_REQUESTS };
+enum { SERVED = 1, REQUEST = false };
 static char base[TEMPORARY_BYTES];
 
 #define CHECK(condition)                                                                                                    \
@@ -32,23 +36,23 @@ static void use_all(void) {
     tms_private_directory_failure_t failure;
     const tms_shared_page_description_t description = {.device_count = 0};
     CHECK(tms_api_page_requests() == 0 && strcmp(tms_api_page_path(), "") == 0);
-    tms_api_page_serve(0, 1, 0);
+    tms_api_page_serve(TMS_SHARED_PAGE_SNAPSHOT, SERVED, 0);
     CHECK(tms_state_if_made() == NULL);
 
     setenv("TMS_SHARED_PAGE", base, 1);
     CHECK(tms_api_page_directory(path, sizeof path) == 1 && strcmp(path, base) == 0);
     CHECK(tms_api_page_directory(path, strlen(base)) == 0); /* without room for the NUL */
-    tms_api_set_page_role("trainer", 1, 3, 1);
+    tms_api_set_page_role("trainer", HAS_RANK, 3, SERVES_REQUESTS);
     tms_shared_page_t *page = &tms_state_if_made()->saver.page;
     CHECK(tms_shared_page_open(page, &description, &failure));
     CHECK(strncmp(tms_api_page_path(), base, strlen(base)) == 0 && access(tms_api_page_path(), F_OK) == 0);
     CHECK(page->image->process.rank == 3 && page->image->process.serves == 1);
     CHECK(strcmp((const char *)page->image->process.name, "trainer") == 0);
-    tms_api_set_page_role(NULL, 0, 3, 0);
+    tms_api_set_page_role(NULL, NO_RANK, 3, SERVES_NOTHING);
     CHECK(page->image->process.rank == 0 && strcmp((const char *)page->image->process.name, "test_page") == 0);
-    CHECK(tms_shared_page_file_request(page->file.fd, TMS_SHARED_PAGE_EVENTS, false));
+    CHECK(tms_shared_page_file_request(page->file.fd, TMS_SHARED_PAGE_EVENTS, REQUEST));
     CHECK(tms_api_page_requests() == 1 << TMS_SHARED_PAGE_EVENTS);
-    tms_api_page_serve(TMS_SHARED_PAGE_EVENTS, 1, 0);
+    tms_api_page_serve(TMS_SHARED_PAGE_EVENTS, SERVED, 0);
     CHECK(tms_api_page_requests() == 0);
 }
 

@@ -14,6 +14,8 @@
 #define MIB     ((uint64_t)1 << 20)
 #define GRANULE (2 * MIB)
 enum { PIECES = 500, OPERATIONS = 50000, COMPARED_MOST = 16 };
+/* A listed piece can be taken at once. */
+enum { UNLISTED = false, LISTED = true };
 
 static uint32_t random_state;
 static uint32_t random_below(uint32_t limit) {
@@ -53,7 +55,7 @@ static void remove_if_bare(tms_range_t *range) {
 
 static void give_back(tms_piece_t *piece) {
     tms_range_t *range = piece->range;
-    tms_space_give_back(piece, NULL, true);
+    tms_space_give_back(piece, NULL, LISTED);
     remove_if_bare(range);
 }
 
@@ -175,10 +177,10 @@ static void backed_pieces_are_apart(void **state) {
     add(&space, 12 * MIB);
     for (int i = 0; i < 6; i++) pieces[i] = take(&space, 2 * MIB);
     tms_range_t *range = pieces[0]->range;
-    tms_space_give_back(pieces[0], &memory, true);
-    tms_space_give_back(pieces[2], NULL, true);
-    tms_space_give_back(pieces[1], &memory, true); /* one with the first, not with the third */
-    tms_space_give_back(pieces[3], &other, true);
+    tms_space_give_back(pieces[0], &memory, LISTED);
+    tms_space_give_back(pieces[2], NULL, LISTED);
+    tms_space_give_back(pieces[1], &memory, LISTED); /* one with the first, not with the third */
+    tms_space_give_back(pieces[3], &other, LISTED);
     assert_int_equal(space.backed_bytes, 6 * MIB);
     assert_int_equal(check_range(range), 4 * MIB);
     assert_null(tms_space_take_backed(&space, 6 * MIB, &space));
@@ -208,10 +210,10 @@ static void nobody_gets_a_held_piece(void **state) {
     add(&space, 8 * MIB);
     tms_piece_t *first = take(&space, 2 * MIB), *second = take(&space, 2 * MIB), *third = take(&space, 4 * MIB);
     tms_range_t *range = first->range;
-    tms_space_give_back(first, &memory, true);
+    tms_space_give_back(first, &memory, LISTED);
     tms_space_hold(first, third->end);
     assert_null(tms_space_take_backed(&space, 2 * MIB, &space));
-    tms_space_give_back(second, &memory, false); /* freed meanwhile */
+    tms_space_give_back(second, &memory, UNLISTED); /* freed meanwhile */
     assert_null(tms_space_take_backed(&space, 2 * MIB, &space));
     assert_int_equal(space.backed_bytes, 4 * MIB);
     tms_space_settle(first, third->end);

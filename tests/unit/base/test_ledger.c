@@ -16,6 +16,8 @@
 #include "own_process.h"
 
 enum { MOST_ROWS = 8, MANY = 5000, THREADS = 4 };
+/* The call that was to free something has failed, or it has succeeded. */
+enum { STILL_THERE = false, GONE = true };
 
 /* An address in this program, and one in the C library. */
 static const void *own_code(void) { return (const void *)(uintptr_t)own_code; }
@@ -53,16 +55,24 @@ static int end(void **state) {
     return 0;
 }
 
-static void free_address(tms_ledger_t *ledger, uint64_t address, bool gone) {
-    tms_ledger_settle(ledger, tms_ledger_take(ledger, address), gone);
+static void free_address(tms_ledger_t *ledger, uint64_t address) {
+    tms_ledger_settle(ledger, tms_ledger_take(ledger, address), GONE);
 }
 
-static void release(tms_ledger_t *ledger, uint64_t handle, bool gone) {
-    tms_ledger_settle(ledger, tms_ledger_take_handle(ledger, handle), gone);
+static void release(tms_ledger_t *ledger, uint64_t handle) {
+    tms_ledger_settle(ledger, tms_ledger_take_handle(ledger, handle), GONE);
 }
 
-static void unmap(tms_ledger_t *ledger, uint64_t address, uint64_t bytes, bool gone) {
-    tms_ledger_settle(ledger, tms_ledger_take_mappings(ledger, address, bytes), gone);
+static void fail_to_release(tms_ledger_t *ledger, uint64_t handle) {
+    tms_ledger_settle(ledger, tms_ledger_take_handle(ledger, handle), STILL_THERE);
+}
+
+static void unmap(tms_ledger_t *ledger, uint64_t address, uint64_t bytes) {
+    tms_ledger_settle(ledger, tms_ledger_take_mappings(ledger, address, bytes), GONE);
+}
+
+static void fail_to_unmap(tms_ledger_t *ledger, uint64_t address, uint64_t bytes) {
+    tms_ledger_settle(ledger, tms_ledger_take_mappings(ledger, address, bytes), STILL_THERE);
 }
 
 static void rows_are_by_library_and_device(void **state) {
@@ -84,7 +94,7 @@ static void rows_are_by_library_and_device(void **state) {
         assert_int_equal(rows[i].bytes, expected[i][1]);
         assert_int_equal(rows[i].allocations, expected[i][2]);
     }
-    free_address(ledger, 0x2000, true); /* whoever frees it */
+    free_address(ledger, 0x2000); /* whoever frees it */
     assert_int_equal(tms_ledger_rows(ledger, rows, MOST_ROWS), 2);
     assert_holds(ledger, 130, 3);
 }
@@ -101,12 +111,12 @@ static void code_in_no_library_has_no_path(void **state) {
 static void what_is_not_known_counts_nothing(void **state) {
     tms_ledger_t *ledger = *state;
     tms_ledger_add(ledger, own_code(), 0, 0x1000, 10);
-    free_address(ledger, 0x2000, true);
-    release(ledger, 0x1000, true); /* a handle with the number of an address */
-    unmap(ledger, 0x1000, 10, true);
+    free_address(ledger, 0x2000);
+    release(ledger, 0x1000); /* a handle with the number of an address */
+    unmap(ledger, 0x1000, 10);
     tms_ledger_retain_handle(ledger, 0x1000);
     tms_ledger_map(ledger, 0x1000, 10, 77); /* an import */
-    unmap(ledger, 0x1000, 10, true);
+    unmap(ledger, 0x1000, 10);
     assert_holds(ledger, 10, 1);
 }
 
@@ -115,10 +125,10 @@ static void a_free_that_fails_changes_nothing(void **state) {
     tms_ledger_add(ledger, own_code(), 0, 0x1000, 10);
     tms_ledger_taken_t taken = tms_ledger_take(ledger, 0x1000);
     assert_holds(ledger, 10, 1); /* the call is under way */
-    tms_ledger_settle(ledger, taken, false);
+    tms_ledger_settle(ledger, taken, STILL_THERE);
     assert_holds(ledger, 10, 1);
-    free_address(ledger, 0x1000, true);
-    free_address(ledger, 0x1000, true); /* twice */
+    free_address(ledger, 0x1000);
+    free_address(ledger, 0x1000); /* twice */
     assert_holds(ledger, 0, 0);
 }
 
@@ -128,11 +138,11 @@ static void an_address_may_be_allocated_again_during_its_free(void **state) {
     tms_ledger_taken_t taken = tms_ledger_take(ledger, 0x1000);
     tms_ledger_add(ledger, own_code(), 0, 0x1000, 20);
     assert_holds(ledger, 30, 2);
-    tms_ledger_settle(ledger, taken, true);
+    tms_ledger_settle(ledger, taken, GONE);
     assert_holds(ledger, 20, 1);
     taken = tms_ledger_take(ledger, 0x1000);
     tms_ledger_add(ledger, own_code(), 0, 0x1000, 40);
-    tms_ledger_settle(ledger, taken, false);
+    tms_ledger_settle(ledger, taken, STILL_THERE);
     assert_holds(ledger, 40, 1);
 }
 
@@ -153,15 +163,15 @@ static void physical_memory_counts_until_released_and_unmapped(void **state) {
         tms_ledger_map(ledger, 0x10000, 100, 5);
         tms_ledger_map(ledger, 0x20000, 100, 5);
         if (unmapped_first) {
-            unmap(ledger, 0x10000, 100, true);
-            unmap(ledger, 0x20000, 100, true);
+            unmap(ledger, 0x10000, 100);
+            unmap(ledger, 0x20000, 100);
             assert_holds(ledger, 100, 1);
-            release(ledger, 5, true);
+            release(ledger, 5);
         } else {
-            release(ledger, 5, true);
-            unmap(ledger, 0x20000, 100, true);
+            release(ledger, 5);
+            unmap(ledger, 0x20000, 100);
             assert_holds(ledger, 100, 1);
-            unmap(ledger, 0x10000, 100, true);
+            unmap(ledger, 0x10000, 100);
         }
         assert_holds(ledger, 0, 0);
     }
@@ -171,9 +181,9 @@ static void a_retained_handle_needs_more_releases(void **state) {
     tms_ledger_t *ledger = *state;
     tms_ledger_add_handle(ledger, own_code(), 0, 5, 100);
     tms_ledger_retain_handle(ledger, 5);
-    release(ledger, 5, true);
+    release(ledger, 5);
     assert_holds(ledger, 100, 1);
-    release(ledger, 5, true);
+    release(ledger, 5);
     assert_holds(ledger, 0, 0);
 }
 
@@ -181,12 +191,12 @@ static void a_handle_may_be_used_again_while_its_first_memory_is_mapped(void **s
     tms_ledger_t *ledger = *state;
     tms_ledger_add_handle(ledger, own_code(), 0, 5, 100);
     tms_ledger_map(ledger, 0x10000, 100, 5);
-    release(ledger, 5, true);
+    release(ledger, 5);
     tms_ledger_add_handle(ledger, own_code(), 0, 5, 200);
     assert_holds(ledger, 300, 2);
-    unmap(ledger, 0x10000, 100, true);
+    unmap(ledger, 0x10000, 100);
     assert_holds(ledger, 200, 1);
-    release(ledger, 5, true);
+    release(ledger, 5);
     assert_holds(ledger, 0, 0);
 }
 
@@ -196,12 +206,12 @@ static void one_unmap_ends_several_mappings(void **state) {
         tms_ledger_add_handle(ledger, own_code(), 0, handle, 0x100);
         /* The third is an import: a hole in what is known. */
         if (handle != 2) tms_ledger_map(ledger, 0x10000 + handle * 0x100, 0x100, handle);
-        release(ledger, handle, true);
+        release(ledger, handle);
     }
     assert_holds(ledger, 0x300, 3);
-    unmap(ledger, 0x10000, 0x400, false);
+    fail_to_unmap(ledger, 0x10000, 0x400);
     assert_holds(ledger, 0x300, 3);
-    unmap(ledger, 0x10000, 0x400, true);
+    unmap(ledger, 0x10000, 0x400);
     assert_holds(ledger, 0, 0);
 }
 
@@ -209,12 +219,12 @@ static void releases_and_unmaps_that_fail_change_nothing(void **state) {
     tms_ledger_t *ledger = *state;
     tms_ledger_add_handle(ledger, own_code(), 0, 5, 100);
     tms_ledger_map(ledger, 0x10000, 100, 5);
-    release(ledger, 5, false);
-    unmap(ledger, 0x10000, 100, false);
+    fail_to_release(ledger, 5);
+    fail_to_unmap(ledger, 0x10000, 100);
     assert_holds(ledger, 100, 1);
-    release(ledger, 5, true);
+    release(ledger, 5);
     assert_holds(ledger, 100, 1);
-    unmap(ledger, 0x10000, 100, true);
+    unmap(ledger, 0x10000, 100);
     assert_holds(ledger, 0, 0);
 }
 
@@ -227,7 +237,7 @@ static void two_releases_at_once(void **state) {
         tms_ledger_settle(ledger, first, succeeds & 1);
         tms_ledger_settle(ledger, second, succeeds & 2);
         assert_holds(ledger, succeeds == 3 ? 0 : 100, succeeds == 3 ? 0 : 1);
-        for (int left = (succeeds & 1 ? 0 : 1) + (succeeds & 2 ? 0 : 1); left > 0; left--) release(ledger, 5, true);
+        for (int left = (succeeds & 1 ? 0 : 1) + (succeeds & 2 ? 0 : 1); left > 0; left--) release(ledger, 5);
         assert_holds(ledger, 0, 0);
     }
 }
@@ -237,7 +247,7 @@ static void a_reset_device_has_nothing(void **state) {
     for (uint64_t i = 0; i < 10; i++) tms_ledger_add(ledger, own_code(), (int)(i % 2), 0x1000 + i, 1);
     tms_ledger_clear_device(ledger, 1);
     assert_holds(ledger, 5, 5);
-    free_address(ledger, 0x1001, true);
+    free_address(ledger, 0x1001);
     assert_holds(ledger, 5, 5);
 }
 
@@ -251,10 +261,10 @@ static void many_allocations(void **state) {
             tms_ledger_map(ledger, i << 21, 1 << 21, i << 21);
         }
         assert_holds(ledger, 3 * MANY, 2 * MANY);
-        for (uint64_t i = 0; i < MANY; i++) release(ledger, i << 21, true);
-        for (uint64_t i = MANY; i-- > 0;) free_address(ledger, i << 21, true);
+        for (uint64_t i = 0; i < MANY; i++) release(ledger, i << 21);
+        for (uint64_t i = MANY; i-- > 0;) free_address(ledger, i << 21);
         assert_holds(ledger, 2 * MANY, MANY);
-        unmap(ledger, 0, (uint64_t)MANY << 21, true);
+        unmap(ledger, 0, (uint64_t)MANY << 21);
         assert_holds(ledger, 0, 0);
     }
     assert_true(ledger->record_capacity < 4 * MANY); /* records are used again */
@@ -285,8 +295,8 @@ static void what_cannot_be_recorded_is_told(void **state) {
     ledger->record_capacity = capacity;
     assert_int_equal(tms_ledger_uncounted(ledger), 2);
     assert_holds(ledger, 10, 1);
-    free_address(ledger, 0x2000, true);
-    release(ledger, 5, true);
+    free_address(ledger, 0x2000);
+    release(ledger, 5);
     assert_holds(ledger, 10, 1);
 }
 
@@ -302,10 +312,10 @@ static void *work(void *argument) {
         tms_ledger_add(worker->ledger, worker->number % 2 ? own_code() : libc_code(), 0, base + i, 3);
         tms_ledger_add_handle(worker->ledger, own_code(), 1, base + i, 5);
         tms_ledger_map(worker->ledger, base + i, 1, base + i);
-        release(worker->ledger, base + i, i % 7 != 0);
-        if (i % 7 == 0) release(worker->ledger, base + i, true);
-        if (i > 0) free_address(worker->ledger, base + i - 1, true);
-        if (i > 0) unmap(worker->ledger, base + i - 1, 1, true);
+        if (i % 7 == 0) fail_to_release(worker->ledger, base + i);
+        release(worker->ledger, base + i);
+        if (i > 0) free_address(worker->ledger, base + i - 1);
+        if (i > 0) unmap(worker->ledger, base + i - 1, 1);
     }
     return NULL;
 }
@@ -329,7 +339,7 @@ static int look_in_the_child(void) {
     tms_library_info_t row;
     if (tms_ledger_rows(of_the_child, &row, 1) != 0) return 1;
     tms_ledger_add(of_the_child, own_code(), 0, 0x1000, 3);
-    tms_ledger_settle(of_the_child, tms_ledger_take(of_the_child, 0x2000), true); /* the parent's */
+    tms_ledger_settle(of_the_child, tms_ledger_take(of_the_child, 0x2000), GONE); /* the parent's */
     return tms_ledger_rows(of_the_child, &row, 1) == 1 && row.bytes == 3 ? 0 : 2;
 }
 

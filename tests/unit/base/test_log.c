@@ -121,8 +121,12 @@ static void test_a_broken_pipe_is_survived(void **state) {
     assert_int_equal(WTERMSIG(status), SIGPIPE);
 }
 
+/* The state of SIGPIPE before the write. */
+typedef enum pipe_signal { UNBLOCKED, BLOCKED, BLOCKED_AND_PENDING } pipe_signal_t;
+
 /* Runs in a child: the line's reader has gone */
-static void write_to_broken_pipe(bool blocked, bool pending) {
+static void write_to_broken_pipe(pipe_signal_t before) {
+    const bool blocked = before != UNBLOCKED, pending = before == BLOCKED_AND_PENDING;
     int ends[2];
     sigset_t pipe_signal, seen;
     tms_log_t log;
@@ -140,9 +144,9 @@ static void write_to_broken_pipe(bool blocked, bool pending) {
     if (sigismember(&seen, SIGPIPE) != blocked) exit(4);
 }
 
-static void write_with_the_signal_unblocked(void) { write_to_broken_pipe(false, false); }
-static void write_with_the_signal_blocked(void) { write_to_broken_pipe(true, false); }
-static void write_with_the_signal_pending(void) { write_to_broken_pipe(true, true); }
+static void write_with_the_signal_unblocked(void) { write_to_broken_pipe(UNBLOCKED); }
+static void write_with_the_signal_blocked(void) { write_to_broken_pipe(BLOCKED); }
+static void write_with_the_signal_pending(void) { write_to_broken_pipe(BLOCKED_AND_PENDING); }
 
 /* A signal of the program's own stays pending, and one that the write caused does not. */
 static void test_the_programs_own_signals_are_kept(void **state) {
@@ -210,9 +214,12 @@ static void recur(tms_log_t *log, int device, int result, uint64_t bytes) {
     tms_log_recurring(log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &error, "It is kept.");
 }
 
-static unsigned summarize(tms_log_t *log, bool last) {
+/* A summary is written when it is due, and the last one in any case. */
+typedef enum summary { WHEN_DUE = false, LAST = true } summary_t;
+
+static unsigned summarize(tms_log_t *log, summary_t summary) {
     captured_stderr_t captured = capture_begin();
-    tms_log_summarize(log, last);
+    tms_log_summarize(log, summary);
     capture_end(captured, output, sizeof(output));
     return count_lines(output);
 }
@@ -226,11 +233,11 @@ static void test_a_cause_is_logged_once_and_then_counted(void **state) {
     capture_end(captured, output, sizeof(output));
     assert_int_equal(count_lines(output), 1);
     assert_non_null(strstr(output, "warning: free: failed with 700 on 1. It is kept.\n"));
-    assert_int_equal(summarize(&log, false), 1);
+    assert_int_equal(summarize(&log, WHEN_DUE), 1);
     assert_non_null(strstr(output, "device 1: memory that was not taken back was quarantined: 4 more times since that was "
                                    "logged, 4096 bytes in all\n"));
-    assert_int_equal(summarize(&log, false), 0);
-    assert_int_equal(summarize(&log, true), 0);
+    assert_int_equal(summarize(&log, WHEN_DUE), 0);
+    assert_int_equal(summarize(&log, LAST), 0);
 }
 
 static void test_causes_are_distinguished(void **state) {
@@ -249,7 +256,7 @@ static void test_causes_are_distinguished(void **state) {
     capture_end(captured, output, sizeof(output));
     assert_int_equal(count_lines(output), 5);
     assert_non_null(strstr(output, "failed with 999 on 0."));
-    assert_int_equal(summarize(&log, true), 4);
+    assert_int_equal(summarize(&log, LAST), 4);
     assert_non_null(strstr(output, "warning: memory that was not taken back was quarantined: 1 more time since"));
     assert_non_null(strstr(output, "device 0: memory that was not taken back was quarantined: 1 more time since"));
 }
@@ -263,7 +270,7 @@ static void test_errors_that_alternate_do_not_flood(void **state) {
     for (int i = 0; i < 100; i++) recur(&log, 0, i % 2 ? 700 : 999, 1);
     capture_end(captured, output, sizeof(output));
     assert_int_equal(count_lines(output), 2);
-    assert_int_equal(summarize(&log, true), 1);
+    assert_int_equal(summarize(&log, LAST), 1);
     assert_non_null(strstr(output, ": 98 more times since"));
 }
 
@@ -278,10 +285,10 @@ static void test_summaries_become_rarer(void **state) {
     capture_end(captured, output, sizeof(output));
     for (int i = 0; i < CALLS; i++) {
         recur(&log, 0, 700, 1);
-        lines += summarize(&log, false);
+        lines += summarize(&log, WHEN_DUE);
     }
     assert_int_equal(lines, MOST);
-    assert_int_equal(summarize(&log, true), 1); /* the rest, at the end */
+    assert_int_equal(summarize(&log, LAST), 1); /* the rest, at the end */
     assert_non_null(strstr(output, ": 1000 more times since"));
 }
 
@@ -293,7 +300,7 @@ static void test_nothing_is_omitted_at_level_debug(void **state) {
     for (int i = 0; i < 5; i++) recur(&log, 1, 700, 1024);
     capture_end(captured, output, sizeof(output));
     assert_int_equal(count_lines(output), 5);
-    assert_int_equal(summarize(&log, true), 0);
+    assert_int_equal(summarize(&log, LAST), 0);
 }
 
 static void test_a_child_reports_nothing_of_its_parent(void **state) {
@@ -304,7 +311,7 @@ static void test_a_child_reports_nothing_of_its_parent(void **state) {
     for (int i = 0; i < 3; i++) recur(&log, 0, 700, 1);
     capture_end(captured, output, sizeof(output));
     tms_log_after_fork_in_child(&log);
-    assert_int_equal(summarize(&log, true), 0);
+    assert_int_equal(summarize(&log, LAST), 0);
 }
 
 int main(void) {

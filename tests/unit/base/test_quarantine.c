@@ -22,6 +22,7 @@ typedef struct thing {
     bool *freed;
 } thing_t;
 
+enum { ALL_BUT_HOST_MEMORY = false, HOST_MEMORY = true };
 static tms_quarantine_t quarantine;
 
 static thing_t *thing_of(tms_quarantined_t *node) { return (thing_t *)(void *)((char *)node - offsetof(thing_t, node)); }
@@ -116,22 +117,22 @@ static void host_memory_is_retried_by_itself(void **state) {
     bool freed[3];
     thing_t *rest = add(2, 0, &freed[0]), *host = add_thing((thing_t){.host_refusals = 3}, &freed[1]);
     thing_t *mixed = add_thing((thing_t){.host_refusals = 1, .handle_refusals = 2}, &freed[2]);
-    tms_quarantine_retry_part(&quarantine, true);
+    tms_quarantine_retry_part(&quarantine, HOST_MEMORY);
     assert_int_equal(rest->tries, 0);
     assert_int_equal(host->tries, 1);
     assert_int_equal(mixed->tries, 1);
     assert_int_equal(tms_quarantine_held(&quarantine, TMS_QUARANTINE_HOST),
                      1); /* the other has none left: it counts as "other" */
     assert_int_equal(tms_quarantine_held(&quarantine, TMS_QUARANTINE_HANDLE), 2);
-    tms_quarantine_retry_part(&quarantine, false);
+    tms_quarantine_retry_part(&quarantine, ALL_BUT_HOST_MEMORY);
     assert_int_equal(host->tries, 1);
     assert_true(freed[2]);
     assert_int_equal(rest->tries, 1);
-    tms_quarantine_retry_part(&quarantine, false);
+    tms_quarantine_retry_part(&quarantine, ALL_BUT_HOST_MEMORY);
     assert_true(freed[0]);
-    tms_quarantine_retry_part(&quarantine, false); /* nothing to do */
+    tms_quarantine_retry_part(&quarantine, ALL_BUT_HOST_MEMORY); /* nothing to do */
     assert_int_equal(host->tries, 1);
-    tms_quarantine_retry_part(&quarantine, true);
+    tms_quarantine_retry_part(&quarantine, HOST_MEMORY);
     assert_false(freed[1]);
     tms_quarantine_retry(&quarantine); /* all of it */
     assert_true(freed[1]);

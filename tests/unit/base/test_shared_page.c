@@ -11,6 +11,9 @@
 #include "base/identity.h"
 #include "own_process.h"
 
+enum { REQUEST = false }; /* The call makes a request, and does not withdraw one. */
+enum { UNSERVED = false, SERVED = true };
+
 static void release_bytes(tms_shared_row_t row, uint64_t bytes) {
     tms_shared_page_change(&page, row, &(tms_shared_page_change_t){.resident_bytes = 0 - bytes});
     tms_shared_page_remove_allocation(&page, row);
@@ -155,19 +158,19 @@ static void a_request_is_served_once(void **state) {
     (void)state;
     int fd = open(page.file.path, O_RDWR);
     assert_int_equal(tms_shared_page_requests(&page), 0);
-    assert_true(tms_shared_page_file_request(fd, TMS_SHARED_PAGE_EVENTS, false));
-    assert_true(tms_shared_page_file_request(fd, TMS_SHARED_PAGE_SNAPSHOT, false));
+    assert_true(tms_shared_page_file_request(fd, TMS_SHARED_PAGE_EVENTS, REQUEST));
+    assert_true(tms_shared_page_file_request(fd, TMS_SHARED_PAGE_SNAPSHOT, REQUEST));
     assert_int_equal(tms_shared_page_requests(&page), 3);
-    tms_shared_page_serve(&page, TMS_SHARED_PAGE_EVENTS, true, 0);
+    tms_shared_page_serve(&page, TMS_SHARED_PAGE_EVENTS, SERVED, 0);
     assert_int_equal(tms_shared_page_requests(&page), 1 << TMS_SHARED_PAGE_SNAPSHOT);
-    tms_shared_page_serve(&page, TMS_SHARED_PAGE_SNAPSHOT, false, 28);
+    tms_shared_page_serve(&page, TMS_SHARED_PAGE_SNAPSHOT, UNSERVED, 28);
     assert_int_equal(tms_shared_page_requests(&page), 0);
     const tms_shared_page_contents_t now = look();
     assert_int_equal(now.served_total[TMS_SHARED_PAGE_EVENTS], 1);
     assert_int_equal(now.served_total[TMS_SHARED_PAGE_SNAPSHOT], 0);
     assert_int_equal(now.unserved_total[TMS_SHARED_PAGE_SNAPSHOT], 1);
     assert_int_equal(now.serve_error[TMS_SHARED_PAGE_SNAPSHOT], 28);
-    tms_shared_page_serve(&page, TMS_SHARED_PAGE_KINDS, true, 0); /* no such request */
+    tms_shared_page_serve(&page, TMS_SHARED_PAGE_KINDS, SERVED, 0); /* no such request */
     close(fd);
 }
 
@@ -184,20 +187,20 @@ static void use_without_page(void) {
     tms_shared_page_end_moves(&page);
     tms_shared_page_fail_allocation(&page, 0);
     tms_shared_page_set_role(&page, &role);
-    tms_shared_page_serve(&page, TMS_SHARED_PAGE_EVENTS, true, 0);
+    tms_shared_page_serve(&page, TMS_SHARED_PAGE_EVENTS, SERVED, 0);
     assert_int_equal(tms_shared_page_requests(&page), 0);
 }
 
 static void without_a_page_nothing_is_done(void **state) {
     (void)state;
     tms_shared_page_release(&page);
-    init(false);
+    init(PAGE_OFF);
     assert_true(open_page()); /* turned off is no failure */
     assert_false(tms_shared_page_is_open(&page));
     use_without_page();
 
     tms_shared_page_release(&page);
-    init(true);
+    init(PAGE_ON);
     page.directory = "relative";
     assert_false(open_page());
     assert_true(open_page()); /* reported once, and not tried again */
@@ -214,7 +217,7 @@ static void at_exit_the_name_goes_and_none_is_made(void **state) {
     assert_int_equal(access(path, F_OK), -1);
     allocate("a", 0, MIB); /* a handler that runs later may still allocate */
     tms_shared_page_release(&page);
-    init(true);
+    init(PAGE_ON);
     tms_shared_page_at_exit(&page);
     assert_true(open_page());
     assert_false(tms_shared_page_is_open(&page));

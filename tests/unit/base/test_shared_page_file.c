@@ -23,6 +23,7 @@
 #include "temporary.h"
 
 static char base[TEMPORARY_BYTES], directory[TEMPORARY_BYTES + 8];
+enum { REQUEST = false }; /* The call makes a request, and does not withdraw one. */
 
 static int make(void **state) {
     (void)state;
@@ -125,7 +126,7 @@ static void a_reader_takes_only_whole_pages_of_its_format(void **state) {
     assert_int_equal(tms_shared_page_file_read(file.fd, &copy), TMS_SHARED_PAGE_BUSY);
     assert_int_equal(ftruncate(file.fd, TMS_SHARED_PAGE_BYTES - 1), 0); /* no access beyond the end */
     assert_int_equal(tms_shared_page_file_read(file.fd, &copy), TMS_SHARED_PAGE_FOREIGN);
-    assert_false(tms_shared_page_file_request(file.fd, 0, false));
+    assert_false(tms_shared_page_file_request(file.fd, TMS_SHARED_PAGE_SNAPSHOT, REQUEST));
     tms_shared_page_file_close(&file);
     assert_int_equal(tms_shared_page_file_read(-1, &copy), TMS_SHARED_PAGE_FAILED);
 }

@@ -156,10 +156,13 @@ static void test_each_status_names_a_remedy(void **state) {
         const char *advice;
         bool with_detail;
     } cases[] = {
-        {TMS_OUT_OF_DEVICE_MEMORY, "Pause other tags", true}, {TMS_OUT_OF_HOST_MEMORY, "Free host memory", false},
-        {TMS_BACKUP_IO, "TMS_DISK_BACKUP_DIR", true},         {TMS_DRIVER_UNAVAILABLE, "nvidia-smi", true},
-        {TMS_DEVICE_LOST, "Restart the process", true},       {TMS_CAPTURE_IN_PROGRESS, "End the capture first", false},
-        {TMS_FORKED, "spawn or forkserver", false},
+        {TMS_OUT_OF_DEVICE_MEMORY, "Pause other tags", .with_detail = true},
+        {TMS_OUT_OF_HOST_MEMORY, "Free host memory", .with_detail = false},
+        {TMS_BACKUP_IO, "TMS_DISK_BACKUP_DIR", .with_detail = true},
+        {TMS_DRIVER_UNAVAILABLE, "nvidia-smi", .with_detail = true},
+        {TMS_DEVICE_LOST, "Restart the process", .with_detail = true},
+        {TMS_CAPTURE_IN_PROGRESS, "End the capture first", .with_detail = false},
+        {TMS_FORKED, "spawn or forkserver", .with_detail = false},
     };
     const tms_error_context_t context = {.operation = "pause", .device = TMS_NO_DEVICE};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

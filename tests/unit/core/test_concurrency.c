@@ -218,7 +218,7 @@ static void threads_do_everything_at_once(void **state) {
     tms_pendings_close(&saver->pendings, INFINITY);
     if (shared.unexpected[0]) fail_msg("%s", shared.unexpected);
     tms_counters_t counters;
-    ASSERT_OK(resume_tag(shared.f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(shared.f, &error), error);
     tms_saver_reclaim(saver);
     tms_saver_counters(saver, &counters);
     assert_int_equal(counters.allocations, 0); /* each thread has freed its own, also during a transition */

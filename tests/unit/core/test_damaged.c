@@ -19,7 +19,7 @@ static void allocate_damaged(fixture_t *f, const char *const *tags, uint64_t *ad
     tms_error_t error;
     for (uint32_t i = 0; i < 2; i++) addresses[i] = allocate_filled(f, tags[i], i + 1);
     simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     for (int i = 0; i < 2; i++) assert_int_equal(state_of(f, addresses[i]), TMS_SEGMENT_DAMAGED);
 }
 
@@ -28,7 +28,7 @@ static uint64_t allocate_one_damaged(fixture_t *f) {
     tms_error_t error;
     uint64_t address = allocate_filled(f, "a", 1);
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, "a", NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_tag(f, "a", &error), TMS_DRIVER);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
     return address;
 }
@@ -38,11 +38,11 @@ static void a_resume_that_skips_damaged_segments_fails(void **state) {
     tms_error_t error;
     tms_counters_t before, after;
     uint64_t whole = allocate_filled(f, "a", 3), damaged[2];
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     allocate_damaged(f, (const char *[]){"a", "a"}, damaged);
     tms_saver_counters(&f->saver, &before);
     simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_tag(f, "a", NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_tag(f, "a", &error), TMS_DRIVER);
     assert_string_equal(error.operation, "resume");
     assert_string_equal(error.call, "cuMemUnmap");
     assert_int_equal(error.driver_result, CUDA_ERROR_UNKNOWN);
@@ -58,7 +58,7 @@ static void a_resume_that_skips_damaged_segments_fails(void **state) {
     assert_int_equal(after.resumes_total, before.resumes_total);
     assert_int_equal(after.damaged, 2);
 
-    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "a", &error), error);
     for (uint32_t i = 0; i < 2; i++) assert_filled(damaged[i], 2 * MIB, i + 1);
 }
 
@@ -67,10 +67,10 @@ static void a_resume_of_other_segments_does_not_fail(void **state) {
     tms_error_t error;
     tms_report_t report;
     allocate(f, "other", TMS_BACKUP_NONE, 2 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     uint64_t damaged = allocate_one_damaged(f);
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
-    ASSERT_OK(resume_tag(f, "other", &report, &error), error);
+    ASSERT_OK(resume_with_report(f, "other", &report, &error), error);
     assert_int_equal(report.allocations, 1);
     assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
 }
@@ -84,7 +84,7 @@ static void a_resume_with_a_timeout_does_not_wait_for_damaged_segments(void **st
     for (size_t i = 0; i < 2; i++) {
         tms_selection_t selection = {.timeout_seconds = 600};
         simulator()->fail_after("cuMemUnmap", 0, 1, results[i]);
-        assert_int_equal(resume_selected(f, &selection, NULL, &error), i == 0 ? TMS_DRIVER : TMS_OUT_OF_DEVICE_MEMORY);
+        assert_int_equal(resume_selected(f, &selection, &error), i == 0 ? TMS_DRIVER : TMS_OUT_OF_DEVICE_MEMORY);
         assert_int_equal(error.driver_result, results[i]);
         assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
     }
@@ -96,7 +96,7 @@ static void the_last_failed_driver_call_is_named(void **state) {
     tms_error_t error;
     uint64_t damaged = allocate_one_damaged(f);
     simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_INVALID_VALUE);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     assert_string_equal(error.call, "cuCtxSynchronize");
     assert_int_equal(error.driver_result, CUDA_ERROR_INVALID_VALUE);
     assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
@@ -111,14 +111,14 @@ static void an_exclusive_resume_that_skips_damaged_segments_keeps_no_lock(void *
     uint64_t damaged = allocate_one_damaged(f);
     tms_selection_t selection = {.exclusive = 1};
     simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_DRIVER);
     assert_int_equal(f->saver.device_locks.device[0].count, 0);
     /* This call tries the repair twice, and the second try succeeds: the segment is resumed under the lock. */
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_filled(damaged, 2 * MIB, 1);
     assert_int_equal(f->saver.device_locks.device[0].count, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(remove_temporary_directory(directory), 0);
 }
 
@@ -132,7 +132,7 @@ static void a_pause_of_damaged_segments_logs_once(void **state) {
     simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
     char text[8192];
     captured_stderr_t captured = capture_begin();
-    tms_status_t status = pause_tag(f, NULL, &report, &error);
+    tms_status_t status = pause_with_report(f, ALL_TAGS, &report, &error);
     capture_end(captured, text, sizeof text);
     ASSERT_OK(status, error);
     assert_int_equal(report.allocations, 1);
@@ -143,7 +143,7 @@ static void a_pause_of_damaged_segments_logs_once(void **state) {
     assert_non_null(strstr(logged, "cuMemUnmap"));
     assert_non_null(strstr(logged, "2 allocations of 4194304 bytes with the tag 'a' and others are still damaged"));
     assert_null(strstr(logged + 1, "error: pause: "));
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     for (uint32_t i = 0; i < 2; i++) assert_filled(damaged[i], 2 * MIB, i + 1);
 }
 

@@ -90,12 +90,12 @@ static void act(fixture_t *f, uint32_t *random, uint64_t *addresses) {
     const uint32_t slot = next_random(random) % SEGMENTS, what = next_random(random) % 5;
     const char *tag = next_random(random) % 4 ? tags[next_random(random) % TAGS] : NULL;
     if (what == 0) {
-        ASSERT_OK(pause_tag(f, tag, NULL, &error), error);
+        ASSERT_OK(pause_tag(f, tag, &error), error);
     } else if (what == 1) {
-        ASSERT_OK(resume_tag(f, tag, NULL, &error), error);
+        ASSERT_OK(resume_tag(f, tag, &error), error);
     } else if (what == 2) {
         const tms_selection_t selection = {.tags = tag ? &tag : NULL, .tag_count = tag != NULL, .has_backup = 1};
-        ASSERT_OK(pause_selected(f, &selection, NULL, &error), error); /* gives up the backups of what is paused */
+        ASSERT_OK(pause_selected(f, &selection, &error), error); /* gives up the backups of what is paused */
     } else if (addresses[slot]) {
         ASSERT_OK(tms_saver_free(&f->saver, addresses[slot], &error), error);
         addresses[slot] = 0;
@@ -140,7 +140,7 @@ static void damage_is_told(void **state) {
     (void)allocate(f, "weights", TMS_BACKUP_PINNED, 2 * MIB);
     (void)allocate(f, "kv_cache", TMS_BACKUP_NONE, 4 * MIB);
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     tms_events_copy_t copy = copy_all(f);
     held_t held = held_after(&copy), nothing = {0}, before = held_before(&copy);
     tms_saver_counters(&f->saver, &counters);
@@ -149,7 +149,7 @@ static void damage_is_told(void **state) {
     assert_int_equal(held.of[0][0].paused_bytes, 0);
     assert_int_equal(held.of[1][0].paused_bytes, 4 * MIB);
     assert_memory_equal(&before, &nothing, sizeof nothing);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     copy = copy_all(f);
     held = held_after(&copy);
     held_t now = held_now(f);
@@ -176,7 +176,7 @@ static void many_tags_are_all_told(void **state) {
         ASSERT_OK(tms_tag_intern(&f->regions.tags, name, &region.tag, &error), error);
         ASSERT_OK(tms_saver_allocate(&f->saver, &region, 1, 0, &address, &error), error);
     }
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     tms_events_copy_t copy = {.events = many, .event_room = 8 * MANY, .levels = levels, .level_room = LEVELS};
     tms_saver_copy_events(&f->saver, &copy);
     for (size_t i = 0; i < copy.event_count; i++) {
@@ -188,11 +188,11 @@ static void many_tags_are_all_told(void **state) {
     assert_int_equal(paused, 2 * MANY * 2 * MIB);
     assert_in_range(rows, MANY, 2 * MANY);
     /* 3 tags of 30 segments each in turn are 3 events. */
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     while (f->saver.registry.first) ASSERT_OK(tms_saver_free(&f->saver, f->saver.registry.first->begin, &error), error);
     for (int i = 0; i < 90; i++) (void)allocate(f, tags[i % TAGS], TMS_BACKUP_NONE, 1);
     uint64_t begin = f->saver.events.recorded;
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(f->saver.events.recorded - begin, 6 + TAGS);
     copy.level_room = 1; /* too few: the number says so */
     copy.levels = levels;

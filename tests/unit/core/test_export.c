@@ -83,11 +83,11 @@ static void an_importer_keeps_what_was_shared(void **state) {
     fill(imported.address, 4 * MIB, 2);
     assert_filled(address, 4 * MIB, 2); /* the same memory */
 
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_false(is_open(first.descriptor));
     assert_int_equal(physical_bytes(0), 4 * MIB); /* the importer's */
     assert_filled(imported.address, 4 * MIB, 2);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(physical_bytes(0), 8 * MIB);
     fill(address, 4 * MIB, 3);
     assert_filled(imported.address, 4 * MIB, 2);
@@ -109,12 +109,12 @@ static void a_cycle_makes_the_same_calls_with_and_without(void **state) {
     uint64_t address = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
     for (int cycle = 0; cycle < 2; cycle++) {
         if (cycle == 1) (void)export(f, address);
-        simulator()->trace(1);
+        simulator()->trace(ON);
         simulator()->clear_counts();
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         simulator()->read_trace(cycle == 0 ? without : with, sizeof with);
-        simulator()->trace(0);
+        simulator()->trace(OFF);
     }
     assert_non_null(strstr(without, "cuMemUnmap"));
     assert_string_equal(without, with);
@@ -149,7 +149,7 @@ static void memory_that_stays_damaged_is_refused(void **state) {
     uint64_t address = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
     int descriptor = export(f, address).descriptor;
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
     assert_false(is_open(descriptor)); /* the pause was committed */
     assert_int_equal(tms_saver_export(&f->saver, address, &exported, &error), TMS_INVALID_STATE);
@@ -164,7 +164,7 @@ static void a_pause_that_is_undone_keeps_the_descriptor(void **state) {
     uint64_t address = allocate(f, "weights", TMS_BACKUP_PINNED, 2 * MIB);
     tms_export_t before = export(f, address);
     simulator()->fail_after("cuMemcpyDtoHAsync_v2", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     tms_export_t after = export(f, address);
     assert_memory_equal(&before, &after, sizeof before);
     assert_true(is_open(before.descriptor));

@@ -24,7 +24,7 @@ static void allocate_tags(fixture_t *f, const char *const *tags, size_t count, s
     tms_error_t error;
     const tms_selection_t selection = {.tags = tags, .tag_count = paused};
     for (size_t i = 0; i < count; i++) allocate(f, tags[i], TMS_BACKUP_NONE, 2 * MIB * (i + 1));
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
 }
 
 static void a_pause_and_a_resume_name_the_paused_memory(void **state) {
@@ -34,15 +34,15 @@ static void a_pause_and_a_resume_name_the_paused_memory(void **state) {
     allocate_tags(f, (const char *[]){"kv_cache", "weights", "resident"}, 3, 2);
     allocate(f, "kv_cache", TMS_BACKUP_NONE, 2 * MIB); /* resident although others of its tag are paused */
     lose_the_device();
-    assert_int_equal(pause_tag(f, "resident", NULL, &error), TMS_DEVICE_LOST);
+    assert_int_equal(pause_tag(f, "resident", &error), TMS_DEVICE_LOST);
     assert_int_equal(error.driver_result, CUDA_ERROR_ILLEGAL_ADDRESS);
     assert_said(&error, "CUDA_LAUNCH_BLOCKING=1");
     assert_said(&error, " 6291456 bytes (6.0 MiB) of managed memory were paused when this was found");
     assert_said(&error, "is_paused(tensor)");
     assert_ends_with(&error, "'kv_cache' 2097152 bytes (2.0 MiB), 'weights' 4194304 bytes (4.0 MiB).");
-    assert_int_equal(resume_selected(f, &zeroed, NULL, &error), TMS_DEVICE_LOST);
+    assert_int_equal(resume_selected(f, &zeroed, &error), TMS_DEVICE_LOST);
     assert_ends_with(&error, "'kv_cache' 2097152 bytes (2.0 MiB), 'weights' 4194304 bytes (4.0 MiB).");
-    assert_int_equal(pause_tag(f, "resident", NULL, NULL), TMS_DEVICE_LOST);
+    assert_int_equal(pause_tag(f, "resident", NULL), TMS_DEVICE_LOST);
 }
 
 static void an_allocation_names_the_paused_memory(void **state) {
@@ -79,7 +79,7 @@ static void only_some_tags_are_named(void **state) {
     allocate_tags(f, (const char *[]){"a", "b", "c", "d", "e", "f", "resident"}, 7, 6);
     allocate_tags(f, (const char *[]){"a"}, 1, 1); /* counts for a tag that is named */
     lose_the_device();
-    assert_int_equal(pause_tag(f, "resident", NULL, &error), TMS_DEVICE_LOST);
+    assert_int_equal(pause_tag(f, "resident", &error), TMS_DEVICE_LOST);
     assert_said(&error, " 46137344 bytes (44.0 MiB) of managed memory");
     assert_said(&error, "'a' 4194304 bytes (4.0 MiB), 'b' 4194304 bytes (4.0 MiB), ");
     assert_ends_with(&error, "'d' 8388608 bytes (8.0 MiB), others 23068672 bytes (22.0 MiB).");
@@ -90,7 +90,7 @@ static void nothing_was_paused(void **state) {
     tms_error_t error;
     allocate_tags(f, (const char *[]){"resident"}, 1, 0);
     lose_the_device();
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DEVICE_LOST);
+    assert_int_equal(pause_all(f, &error), TMS_DEVICE_LOST);
     assert_ends_with(&error, " No managed memory was paused when this was found.");
 }
 

@@ -102,9 +102,9 @@ static void only_our_addresses_are_freed_and_only_once(void **state) {
         assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
         assert_int_equal(simulator()->calls("cuMemAddressFree"), 0);
         assert_int_equal(state_of(f, kept), paused ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_ACTIVE);
-        if (!paused) ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        if (!paused) ASSERT_OK(pause_all(f, &error), error);
     }
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(kept, 3 * MIB, 1);
 }
 
@@ -148,7 +148,7 @@ static uint64_t allocate_filled(fixture_t *f, const char *tag, tms_backup_kind_t
 static void assert_resume_refused(fixture_t *f, uint64_t address, int os_error, const char *text) {
     tms_error_t error;
     uint64_t physical = physical_bytes(0);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_BACKUP_IO);
+    assert_int_equal(resume_all(f, &error), TMS_BACKUP_IO);
     assert_int_equal(error.os_error, os_error);
     assert_int_equal(error.device, 0);
     assert_string_equal(error.operation, "resume");
@@ -174,7 +174,7 @@ static void a_changed_backup_never_reaches_the_device(void **state) {
     uint64_t pinned = allocate_filled(f, "pinned", TMS_BACKUP_PINNED, 1);
     uint64_t address = allocate_filled(f, "disk", TMS_BACKUP_DISK, 2);
     static const off_t places[] = {0, 2 * MIB, 5 * MIB + 32};
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         change_byte(file_of(f, address), places[i], 1);
         simulator()->clear_counts();
@@ -184,7 +184,7 @@ static void a_changed_backup_never_reaches_the_device(void **state) {
         assert_int_equal(state_of(f, pinned), TMS_SEGMENT_PAUSED);
         change_byte(file_of(f, address), places[i], -1);
     }
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(pinned, BYTES, 1);
     assert_filled(address, BYTES, 2);
 }
@@ -195,15 +195,15 @@ static void a_truncated_backup_stays_paused(void **state) {
     char copy[2 * PATH_BYTES];
     uint64_t address = allocate_filled(f, "disk", TMS_BACKUP_DISK, 3),
              other = allocate_filled(f, "mmap", TMS_BACKUP_MMAP, 4);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     snprintf(copy, sizeof copy, "%s/copy", base);
     run("cp '%s' '%s'", file_of(f, address), copy);
     assert_int_equal(truncate(file_of(f, address), 4 * MIB), 0);
     assert_resume_refused(f, address, 0, "was changed or truncated");
-    ASSERT_OK(resume_tag(f, "mmap", NULL, &error), error); /* the rest of the job can continue */
+    ASSERT_OK(resume_tag(f, "mmap", &error), error); /* the rest of the job can continue */
     assert_filled(other, BYTES, 4);
     run("cat '%s' > '%s'", copy, file_of(f, address));
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, BYTES, 3);
 }
 
@@ -212,15 +212,15 @@ static void files_missing_while_paused_are_an_error_until_restored(void **state)
     tms_error_t error;
     char moved[2 * PATH_BYTES];
     uint64_t address = allocate_filled(f, "disk", TMS_BACKUP_DISK, 5);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     snprintf(moved, sizeof moved, "%s/moved", base);
     assert_int_equal(rename(file_of(f, address), moved), 0);
     assert_resume_refused(f, address, ENOENT, file_of(f, address));
     assert_int_equal(rename(moved, file_of(f, address)), 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, BYTES, 5);
 
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     run("rm -rf '%s'%s", directory, "");
     assert_resume_refused(f, address, ENOENT, file_of(f, address));
     ASSERT_OK(tms_saver_free(&f->saver, address, &error), error); /* lost, but nothing else is */
@@ -231,9 +231,9 @@ static void a_directory_removed_between_two_pauses_is_recreated(void **state) {
     tms_error_t error;
     uint64_t address = allocate_filled(f, "disk", TMS_BACKUP_DISK, 6);
     for (int round = 0; round < 4; round++) {
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         assert_int_equal(atomic_load(&f->saver.stores.disk.total), BYTES);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         assert_filled(address, BYTES, 6);
         if (round == 0) run("rm -rf '%s'%s", directory, "");
         if (round == 1) assert_int_equal(unlink(file_of(f, address)), 0);
@@ -246,14 +246,14 @@ static void a_file_that_replaced_a_backup_is_left_alone(void **state) {
     tms_error_t error;
     char path[2 * PATH_BYTES];
     uint64_t address = allocate_filled(f, "disk", TMS_BACKUP_DISK, 7);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     snprintf(path, sizeof path, "%s", file_of(f, address));
     run("mv '%s' '%s/moved'", path, base); /* keeps its inode number from being reused */
     run("echo precious > '%s'%s", path, "");
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_string_not_equal(file_of(f, address), path);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, BYTES, 7);
     run("test \"$(cat '%s')\" = precious%s", path, "");
     ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
@@ -266,7 +266,7 @@ static void a_full_disk_leaves_everything_active(void **state) {
     uint64_t address = allocate_filled(f, "disk", TMS_BACKUP_DISK, 8), other = allocate_filled(f, "a", TMS_BACKUP_MMAP, 9);
     uint64_t physical = physical_bytes(0);
     fallocate_error = ENOSPC;
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_BACKUP_IO);
+    assert_int_equal(pause_all(f, &error), TMS_BACKUP_IO);
     assert_int_equal(error.os_error, ENOSPC);
     assert_string_equal(error.operation, "pause");
     assert_string_equal(error.tag, "disk");
@@ -276,9 +276,9 @@ static void a_full_disk_leaves_everything_active(void **state) {
     assert_int_equal(atomic_load(&f->saver.stores.disk.total), 0);
     assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes), 0);
     fallocate_error = 0;
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(physical_bytes(0), 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, BYTES, 8);
     assert_filled(other, BYTES, 9);
 }

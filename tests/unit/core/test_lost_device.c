@@ -8,7 +8,7 @@
 #include "captured_stderr.h"
 #include "device/synchronize.h"
 
-enum { FREES = 50, TEXT_BYTES = 1 << 15 };
+enum { FREES = 50, TEXT_BYTES = 1 << 15, LAST = true };
 enum { LOST = CUDA_ERROR_ILLEGAL_ADDRESS, GATE = 7, BOTH = 3 };
 
 static const tms_error_context_t CONTEXT = {.operation = "test", .device = TMS_NO_DEVICE};
@@ -197,8 +197,8 @@ static void many_frees_on_a_lost_device_log_a_line_and_a_summary(void **state) {
     assert_int_equal(count_lines(text), 1);
     assert_non_null(strstr(text, "The memory is freed nevertheless."));
     captured = capture_begin();
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DEVICE_LOST);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DEVICE_LOST);
+    assert_int_equal(pause_all(f, &error), TMS_DEVICE_LOST);
+    assert_int_equal(pause_all(f, &error), TMS_DEVICE_LOST);
     capture_end(captured, text, sizeof text);
     assert_int_equal(count_lines(text), 1);
     snprintf(
@@ -219,13 +219,13 @@ static void repeatedly_deferred_frees_do_not_flood_the_log(void **state) {
     simulator()->fail_after("cuCtxSynchronize", 0, 3 * FREES, CUDA_ERROR_UNKNOWN);
     captured_stderr_t captured = capture_begin();
     for (int i = 0; i < FREES; i++) assert_int_equal(tms_saver_free(&f->saver, addresses[i], &error), TMS_OK);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* the first summary */
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* and too few more for another one */
+    ASSERT_OK(pause_all(f, &error), error); /* the first summary */
+    ASSERT_OK(pause_all(f, &error), error); /* and too few more for another one */
     capture_end(captured, text, sizeof text);
     assert_int_equal(count_lines(text), 2);
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.deferred_frees, FREES);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_nothing_waits(&f->saver);
 }
 
@@ -246,7 +246,7 @@ static void failures_of_each_context_entry_do_not_flood_the_log(void **state) {
             tms_devices_leave(&f->devices, 0);
             tms_devices_reclaim(&f->devices);
         }
-        tms_log_summarize(&f->log, true);
+        tms_log_summarize(&f->log, LAST);
         capture_end(captured, text, sizeof text);
         assert_int_equal(count_lines(text), 2);
         assert_non_null(strstr(text, calls[i]));
@@ -262,7 +262,7 @@ static void a_pause_with_a_lost_device_fails_and_unmaps_nothing(void **state) {
     uint64_t shared = allocate_shared(f, TMS_BACKUP_NONE), kept = allocate_on(f, 1, "b", TMS_BACKUP_PINNED, 2 * MIB);
     simulator()->lose_device(0, LOST);
     simulator()->clear_counts();
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DEVICE_LOST);
+    assert_int_equal(pause_all(f, &error), TMS_DEVICE_LOST);
     assert_int_equal(error.device, 0);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 0);

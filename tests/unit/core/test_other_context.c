@@ -42,7 +42,7 @@ static void *run(void *argument) {
     tms_error_t error;
     assert_int_equal(call->fixture->cuda->cuCtxPushCurrent(call->current), CUDA_SUCCESS);
     call->status = call->address ? tms_saver_free(&call->fixture->saver, call->address, &error)
-                                 : pause_selected(call->fixture, &call->selection, NULL, &error);
+                                 : pause_selected(call->fixture, &call->selection, &error);
     return NULL;
 }
 
@@ -79,9 +79,9 @@ static void a_pause_waits_for_the_current_context(void **state) {
     call_t call = {.fixture = f, .current = create_context(0)};
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->clear_counts();
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_waits_for_a_kernel(&call, address);
 }
 
@@ -91,9 +91,9 @@ static void an_interruptible_pause_waits_for_its_threads_context(void **state) {
     call_t call = {.fixture = f, .current = create_context(0), .selection = {.interrupted = never_stop}};
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->clear_counts();
-    ASSERT_OK(pause_selected(f, &call.selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &call.selection, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_waits_for_a_kernel(&call, address);
 }
 
@@ -133,7 +133,7 @@ static void a_primary_context_is_waited_for_once(void **state) {
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &CONTEXT, &error), error);
     (void)allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->clear_counts();
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 1);
     tms_devices_leave(&f->devices, 0);
 }
@@ -144,7 +144,7 @@ static void a_context_of_a_device_without_access_is_left_alone(void **state) {
     CUcontext own = create_context(1);
     (void)allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->clear_counts();
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 1);
     destroy_context(own);
 }
@@ -163,7 +163,7 @@ static void a_destroyed_context_runs_nothing(void **state) {
     assert_int_equal(pthread_create(&thread, NULL, destroy_elsewhere, create_context(0)), 0);
     assert_int_equal(pthread_join(thread, NULL), 0);
     simulator()->clear_counts();
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 1);
     assert_int_equal(f->cuda->cuCtxPopCurrent(&popped), CUDA_SUCCESS);
 }
@@ -192,7 +192,7 @@ static void a_failed_wait_for_a_context_fails_the_pause(void **state) {
         CUcontext now = NULL;
         simulator()->clear_counts();
         simulator()->fail_after(calls[i], before[i], 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_int_equal(pause_all(f, &error), TMS_DRIVER);
         assert_string_equal(error.call, calls[i]);
         assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
@@ -222,8 +222,8 @@ static void the_limit_is_reported_once(void **state) {
     (void)allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     captured_stderr_t captured = capture_begin();
     for (int i = 0; i < 2; i++) {
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
     }
     capture_end(captured, text, sizeof text);
     assert_int_equal(count_lines(text), 1);

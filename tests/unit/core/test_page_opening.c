@@ -50,7 +50,7 @@ static void it_is_made_at_the_first_allocation(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     assert_int_equal(count_files(), 0);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(count_files(), 0);
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     assert_int_equal(count_files(), 1);
@@ -84,8 +84,8 @@ static void a_page_that_cannot_be_made_is_one_warning(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     fill(address, 2 * MIB, 5);
     allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     capture_end(captured, output, sizeof output);
     assert_filled(address, 2 * MIB, 5);
     const char *warning = strstr(output, "'/proc/no/such/directory' cannot be made: mkdir failed");
@@ -157,12 +157,12 @@ static void it_shows_what_is_held(void **state) {
         const uint32_t slot = next_random(&random) % SEGMENTS, what = next_random(&random) % 5;
         const char *tag = next_random(&random) % 4 ? tags[next_random(&random) % TAGS] : NULL;
         if (what == 0) {
-            ASSERT_OK(pause_tag(f, tag, NULL, &error), error);
+            ASSERT_OK(pause_tag(f, tag, &error), error);
         } else if (what == 1) {
-            ASSERT_OK(resume_tag(f, tag, NULL, &error), error);
+            ASSERT_OK(resume_tag(f, tag, &error), error);
         } else if (what == 2) {
             const tms_selection_t selection = {.tags = tag ? &tag : NULL, .tag_count = tag != NULL, .has_backup = 1};
-            ASSERT_OK(pause_selected(f, &selection, NULL, &error), error); /* gives up the backups of what is paused */
+            ASSERT_OK(pause_selected(f, &selection, &error), error); /* gives up the backups of what is paused */
         } else if (addresses[slot]) {
             ASSERT_OK(tms_saver_free(&f->saver, addresses[slot], &error), error);
             addresses[slot] = 0;
@@ -185,7 +185,7 @@ static void it_shows_slack(void **state) {
     assert_int_equal(compare(f), 2 * NEIGHBOUR_BYTES);
     (void)allocate(f, "weights", TMS_BACKUP_NONE, NEIGHBOUR_BYTES);
     assert_int_equal(compare(f), NEIGHBOUR_BYTES);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(compare(f), 0);
 }
 
@@ -218,7 +218,7 @@ static void it_shows_a_pause_that_runs(void **state) {
     held_pause_t held;
     uint64_t address = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = launch_behind_gate(f, GATE, address);
-    begin_pause(&held, f, NULL);
+    begin_pause(&held, f, ALL_TAGS);
     tms_shared_page_contents_t page = look(f);
     assert_int_equal(page.process.running, TMS_SHARED_PAGE_PAUSE);
     assert_true(page.process.running_since >= page.process.made);
@@ -275,9 +275,9 @@ static void it_counts_failures(void **state) {
     ASSERT_OK(tms_tag_intern(&f->regions.tags, "kv_cache", &tag, &error), error);
     const tms_region_t region = {.tag = tag, .managed = true};
     assert_int_equal(tms_saver_allocate(&f->saver, &region, 4 * GIB, 1, &address, &error), TMS_OUT_OF_DEVICE_MEMORY);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
     (void)compare(f);
     const tms_shared_page_contents_t page = look(f);
     assert_int_equal(page.process.failed_allocations_total, 1);
@@ -292,7 +292,7 @@ static void it_shows_damaged_allocations(void **state) {
     tms_error_t error;
     allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_not_equal(pause_tag(f, NULL, NULL, &error), TMS_OK);
+    assert_int_not_equal(pause_all(f, &error), TMS_OK);
     assert_int_equal(look(f).rows[0].damaged, 1);
     tms_saver_reclaim(&f->saver); /* repairs it: it is paused */
     assert_int_equal(look(f).rows[0].damaged, 0);
@@ -306,7 +306,7 @@ static void backups_are_shown_by_store(void **state) {
     uint64_t host = 0, disk = 0, paused = 0;
     const uint64_t addresses[] = {allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB), allocate(f, "a", TMS_BACKUP_DISK, 4 * MIB),
                                   allocate(f, "b", HEAP_BACKUP, 8 * MIB)};
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     const tms_shared_page_contents_t page = look(f);
     for (uint64_t i = 0; i < page.process.row_count; i++) {
         host += page.rows[i].host_backup_bytes;

@@ -38,16 +38,16 @@ static void memory_refused_again_stays_quarantined(void **state) {
     simulator()->fail_after("cuMemRelease", 0, 2, CUDA_ERROR_UNKNOWN);
     simulator()->fail_after("cuMemAddressFree", 0, 2, CUDA_ERROR_UNKNOWN);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_handles, 1);
     assert_int_equal(counters.quarantined_ranges, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_handles, 0);
     assert_int_equal(counters.quarantined_ranges, 0);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_NOT_MANAGED); /* no longer has an owner */
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_nothing_waits(&f->saver);
 }
 
@@ -69,7 +69,7 @@ static void a_free_is_deferred_while_the_device_wait_fails(void **state) {
         tms_saver_counters(&f->saver, &counters);
         assert_int_equal(counters.deferred_frees, 1);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_NOT_MANAGED);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         assert_int_equal(physical_bytes(0), 0);
         assert_nothing_waits(&f->saver);
     }
@@ -114,7 +114,7 @@ static void a_damaged_segment_can_be_freed(void **state) {
         tms_counters_t counters;
         uint64_t address = allocate(f, "a", TMS_BACKUP_MMAP, 2 * MIB);
         simulator()->fail_after(calls[i], 0, 2, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_int_equal(pause_all(f, &error), TMS_DRIVER);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
         tms_saver_counters(&f->saver, &counters);
@@ -154,7 +154,7 @@ static void a_damaged_segment_is_repaired_without_the_lock_and_may_be_freed_mean
         uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
         fill(address, 2 * MIB, 7);
         simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_int_equal(pause_all(f, &error), TMS_DRIVER);
         watched.fixture = f;
         watched.unmap = f->cuda->cuMemUnmap;
         watched.address = address;
@@ -169,7 +169,7 @@ static void a_damaged_segment_is_repaired_without_the_lock_and_may_be_freed_mean
         assert_nothing_waits(&f->saver);
         if (freeing) continue;
         assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         assert_filled(address, 2 * MIB, 7);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     }
@@ -191,7 +191,7 @@ static void an_allocation_that_cannot_be_undone_is_not_repeated(void **state) {
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_handles, 1);
     assert_int_equal(counters.quarantined_ranges, 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(physical_bytes(0), 0);
     assert_nothing_waits(&f->saver);
 }

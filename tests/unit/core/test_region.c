@@ -26,11 +26,14 @@ static int release(void **state) {
     return 0;
 }
 
-static tms_region_settings_t settings_of(const char *tag, int backup, int managed) {
+/* Every number but 0 means that allocations are managed. */
+typedef enum management { UNMANAGED = 0, MANAGED = 1, MANAGED_BY_ANOTHER_NUMBER = 7 } management_t;
+
+static tms_region_settings_t settings_of(const char *tag, int backup, management_t managed) {
     return (tms_region_settings_t){.managed = managed, .backup = backup, .tag = tag};
 }
 
-static void assert_region(const char *tag, tms_backup_kind_t backup, bool managed, int expected_depth) {
+static void assert_region(const char *tag, tms_backup_kind_t backup, management_t managed, int expected_depth) {
     int depth = -1;
     tms_region_t region = tms_region_current(&defaults, &depth);
     assert_string_equal(region.tag->name, tag);
@@ -39,7 +42,7 @@ static void assert_region(const char *tag, tms_backup_kind_t backup, bool manage
     assert_int_equal(depth, expected_depth);
 }
 
-static uint64_t enter(const char *tag, int backup, int managed) {
+static uint64_t enter(const char *tag, int backup, management_t managed) {
     uint64_t level = 0;
     tms_region_settings_t settings = settings_of(tag, backup, managed);
     assert_int_equal(tms_region_enter(&defaults, &settings, &level, &error), TMS_OK);
@@ -49,34 +52,35 @@ static uint64_t enter(const char *tag, int backup, int managed) {
 
 static void test_nesting(void **state) {
     (void)state;
-    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
-    uint64_t a = enter("a", TMS_BACKUP_PINNED, 1), b = enter("b", TMS_BACKUP_DISK, 7);
-    assert_region("b", TMS_BACKUP_DISK, true, 2);
-    uint64_t again = enter("a", TMS_BACKUP_NONE, 0);
-    assert_region("a", TMS_BACKUP_NONE, false, 3);
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 0);
+    uint64_t a = enter("a", TMS_BACKUP_PINNED, MANAGED), b = enter("b", TMS_BACKUP_DISK, MANAGED_BY_ANOTHER_NUMBER);
+    assert_region("b", TMS_BACKUP_DISK, MANAGED, 2);
+    uint64_t again = enter("a", TMS_BACKUP_NONE, UNMANAGED);
+    assert_region("a", TMS_BACKUP_NONE, UNMANAGED, 3);
     assert_int_equal(tms_region_leave(&defaults, again), 0);
-    assert_region("b", TMS_BACKUP_DISK, true, 2);
+    assert_region("b", TMS_BACKUP_DISK, MANAGED, 2);
     assert_int_equal(tms_region_leave(&defaults, again), TMS_NO_SUCH_LEVEL);
-    assert_region("b", TMS_BACKUP_DISK, true, 2);
+    assert_region("b", TMS_BACKUP_DISK, MANAGED, 2);
     assert_int_equal(tms_region_leave(&defaults, b), 0);
     assert_int_equal(tms_region_leave(&defaults, a), 0);
-    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 0);
     assert_string_equal(tms_region_current(&defaults, NULL).tag->name, TMS_DEFAULT_TAG);
 }
 
 static void test_levels_are_left_in_any_order(void **state) {
     (void)state;
-    uint64_t a = enter("a", TMS_BACKUP_PINNED, 1), b = enter("b", TMS_BACKUP_NONE, 0), c = enter("c", TMS_BACKUP_DISK, 1);
+    uint64_t a = enter("a", TMS_BACKUP_PINNED, MANAGED), b = enter("b", TMS_BACKUP_NONE, UNMANAGED),
+             c = enter("c", TMS_BACKUP_DISK, MANAGED);
     assert_int_equal(tms_region_leave(&defaults, a), 2); /* tasks on this thread leave in any order */
-    assert_region("c", TMS_BACKUP_DISK, true, 2);
+    assert_region("c", TMS_BACKUP_DISK, MANAGED, 2);
     assert_int_equal(tms_region_leave(&defaults, a), TMS_NO_SUCH_LEVEL);
-    uint64_t d = enter("d", TMS_BACKUP_MMAP, 1);
+    uint64_t d = enter("d", TMS_BACKUP_MMAP, MANAGED);
     assert_int_equal(tms_region_leave(&defaults, c), 1);
-    assert_region("d", TMS_BACKUP_MMAP, true, 2);
+    assert_region("d", TMS_BACKUP_MMAP, MANAGED, 2);
     assert_int_equal(tms_region_leave(&defaults, d), 0);
-    assert_region("b", TMS_BACKUP_NONE, false, 1);
+    assert_region("b", TMS_BACKUP_NONE, UNMANAGED, 1);
     assert_int_equal(tms_region_leave(&defaults, b), 0);
-    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 0);
     assert_int_equal(tms_region_leave(&defaults, b), TMS_NO_SUCH_LEVEL);
     assert_int_equal(tms_region_leave(&defaults, 0), TMS_NO_SUCH_LEVEL); /* the initial level stays */
 }
@@ -84,18 +88,19 @@ static void test_levels_are_left_in_any_order(void **state) {
 static void test_a_left_level_makes_room_for_another(void **state) {
     (void)state;
     uint64_t level[TMS_REGION_MAX_DEPTH];
-    for (int i = 0; i < TMS_REGION_MAX_DEPTH; i++) level[i] = enter(i == TMS_REGION_MAX_DEPTH - 1 ? "last" : "a", i % 4, 1);
+    for (int i = 0; i < TMS_REGION_MAX_DEPTH; i++)
+        level[i] = enter(i == TMS_REGION_MAX_DEPTH - 1 ? "last" : "a", i % 4, MANAGED);
     assert_int_equal(tms_region_leave(&defaults, level[0]), TMS_REGION_MAX_DEPTH - 1);
-    assert_region("last", (TMS_REGION_MAX_DEPTH - 1) % 4, true, TMS_REGION_MAX_DEPTH - 1);
-    uint64_t one_more = enter("b", TMS_BACKUP_NONE, 1);
+    assert_region("last", (TMS_REGION_MAX_DEPTH - 1) % 4, MANAGED, TMS_REGION_MAX_DEPTH - 1);
+    uint64_t one_more = enter("b", TMS_BACKUP_NONE, MANAGED);
     assert_int_equal(tms_region_leave(&defaults, one_more), 0);
     for (int i = 1; i < TMS_REGION_MAX_DEPTH; i++)
         assert_int_equal(tms_region_leave(&defaults, level[i]), TMS_REGION_MAX_DEPTH - 1 - i);
-    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, false, 0);
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 0);
 }
 
 static void *leave_a_level_of_another_thread(void *argument) {
-    uint64_t own = enter("own", TMS_BACKUP_NONE, 1);
+    uint64_t own = enter("own", TMS_BACKUP_NONE, MANAGED);
     int left = tms_region_leave(&defaults, *(const uint64_t *)argument);
     return (void *)(intptr_t)(left == TMS_NO_SUCH_LEVEL && tms_region_leave(&defaults, own) == 0);
 }
@@ -104,36 +109,37 @@ static void test_a_level_belongs_to_its_thread(void **state) {
     (void)state;
     pthread_t thread;
     void *as_expected = NULL;
-    uint64_t level = enter("a", TMS_BACKUP_PINNED, 1);
+    uint64_t level = enter("a", TMS_BACKUP_PINNED, MANAGED);
     assert_int_equal(pthread_create(&thread, NULL, leave_a_level_of_another_thread, &level), 0);
     pthread_join(thread, &as_expected);
     assert_non_null(as_expected);
-    assert_region("a", TMS_BACKUP_PINNED, true, 1);
+    assert_region("a", TMS_BACKUP_PINNED, MANAGED, 1);
 }
 
 static void test_depth_is_bounded(void **state) {
     (void)state;
     uint64_t level = 0;
-    tms_region_settings_t settings = settings_of("one too many", TMS_BACKUP_NONE, 1);
-    for (int i = 1; i <= TMS_REGION_MAX_DEPTH; i++) (void)enter("a", TMS_BACKUP_NONE, 1);
+    tms_region_settings_t settings = settings_of("one too many", TMS_BACKUP_NONE, MANAGED);
+    for (int i = 1; i <= TMS_REGION_MAX_DEPTH; i++) (void)enter("a", TMS_BACKUP_NONE, MANAGED);
     assert_int_equal(tms_region_enter(&defaults, &settings, &level, &error), TMS_INVALID_STATE);
     assert_int_equal(level, 0);
     assert_non_null(strstr(error.message, "64 nested regions"));
     assert_null(tms_tag_find(&defaults.tags, "one too many"));
-    assert_region("a", TMS_BACKUP_NONE, true, TMS_REGION_MAX_DEPTH);
+    assert_region("a", TMS_BACKUP_NONE, MANAGED, TMS_REGION_MAX_DEPTH);
 }
 
 static void test_bad_settings_change_nothing(void **state) {
     (void)state;
-    const tms_region_settings_t bad[] = {settings_of(NULL, TMS_BACKUP_NONE, 1), settings_of("", TMS_BACKUP_NONE, 1),
-                                         settings_of("x", -1, 1), settings_of("x", TMS_BACKUP_DISK + 1, 1)};
-    (void)enter("a", TMS_BACKUP_PINNED, 1);
+    const tms_region_settings_t bad[] = {settings_of(NULL, TMS_BACKUP_NONE, MANAGED),
+                                         settings_of("", TMS_BACKUP_NONE, MANAGED), settings_of("x", -1, MANAGED),
+                                         settings_of("x", TMS_BACKUP_DISK + 1, MANAGED)};
+    (void)enter("a", TMS_BACKUP_PINNED, MANAGED);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         uint64_t level = 0;
         assert_int_equal(tms_region_enter(&defaults, &bad[i], &level, &error), TMS_INVALID_ARGUMENT);
         assert_int_equal(level, 0);
         assert_int_equal(tms_region_set(&defaults, &bad[i], &error), TMS_INVALID_ARGUMENT);
-        assert_region("a", TMS_BACKUP_PINNED, true, 1);
+        assert_region("a", TMS_BACKUP_PINNED, MANAGED, 1);
     }
     uint64_t level = 0;
     assert_int_equal(tms_region_enter(&defaults, NULL, &level, NULL), TMS_INVALID_ARGUMENT);
@@ -142,13 +148,13 @@ static void test_bad_settings_change_nothing(void **state) {
 
 static void test_set_replaces_the_innermost_level(void **state) {
     (void)state;
-    tms_region_settings_t settings = settings_of("changed", TMS_BACKUP_MMAP, 1);
-    (void)enter("a", TMS_BACKUP_PINNED, 1);
-    uint64_t inner = enter("b", TMS_BACKUP_NONE, 1);
+    tms_region_settings_t settings = settings_of("changed", TMS_BACKUP_MMAP, MANAGED);
+    (void)enter("a", TMS_BACKUP_PINNED, MANAGED);
+    uint64_t inner = enter("b", TMS_BACKUP_NONE, MANAGED);
     assert_int_equal(tms_region_set(&defaults, &settings, &error), TMS_OK);
-    assert_region("changed", TMS_BACKUP_MMAP, true, 2);
+    assert_region("changed", TMS_BACKUP_MMAP, MANAGED, 2);
     assert_int_equal(tms_region_leave(&defaults, inner), 0);
-    assert_region("a", TMS_BACKUP_PINNED, true, 1);
+    assert_region("a", TMS_BACKUP_PINNED, MANAGED, 1);
 }
 
 static void *look_at_initial_level(void *argument) {
@@ -160,9 +166,9 @@ static void test_setting_the_initial_level_affects_this_thread_only(void **state
     (void)state;
     pthread_t thread;
     tms_region_t seen;
-    tms_region_settings_t settings = settings_of("mine", TMS_BACKUP_DISK, 1);
+    tms_region_settings_t settings = settings_of("mine", TMS_BACKUP_DISK, MANAGED);
     assert_int_equal(tms_region_set(&defaults, &settings, &error), TMS_OK);
-    assert_region("mine", TMS_BACKUP_DISK, true, 0);
+    assert_region("mine", TMS_BACKUP_DISK, MANAGED, 0);
     assert_string_equal(defaults.initial.tag->name, TMS_DEFAULT_TAG);
     assert_int_equal(pthread_create(&thread, NULL, look_at_initial_level, &seen), 0);
     pthread_join(thread, NULL);
@@ -176,14 +182,14 @@ static void test_configuration_gives_the_initial_level(void **state) {
     tms_region_defaults_t other;
     const tms_config_t config = {
         .init_enable = true, .init_enable_cpu_backup = true, .init_cpu_backup_backend = TMS_BACKUP_MMAP};
-    (void)enter("a", TMS_BACKUP_PINNED, 1);
+    (void)enter("a", TMS_BACKUP_PINNED, MANAGED);
     assert_int_equal(tms_region_init(&other, &config, &error), TMS_OK);
     tms_region_t region = tms_region_current(&other, NULL);
     assert_true(region.managed);
     assert_int_equal(region.backup, TMS_BACKUP_MMAP);
     assert_ptr_equal(region.tag, tms_tag_find(&other.tags, TMS_DEFAULT_TAG));
     /* Created again at the same address: this thread may keep nothing of the previous one. */
-    tms_region_settings_t settings = settings_of("old", TMS_BACKUP_NONE, 1);
+    tms_region_settings_t settings = settings_of("old", TMS_BACKUP_NONE, MANAGED);
     assert_int_equal(tms_region_set(&other, &settings, &error), TMS_OK);
     tms_region_release(&other);
     assert_int_equal(tms_region_init(&other, &config, &error), TMS_OK);
@@ -225,7 +231,7 @@ static void *work(void *argument) {
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t levels[8];
         for (int level = 0; level < 8; level++) {
-            tms_region_settings_t settings = settings_of(own, level % 4, level % 2);
+            tms_region_settings_t settings = settings_of(own, level % 4, level % 2 ? MANAGED : UNMANAGED);
             if (tms_region_enter(&defaults, &settings, &levels[level], NULL) != TMS_OK) worker->faults++;
         }
         for (int level = 7; level >= 0; level--) {
@@ -245,7 +251,7 @@ static void test_threads(void **state) {
     (void)state;
     static worker_t workers[THREADS];
     size_t tags = 0;
-    (void)enter("main", TMS_BACKUP_PINNED, 1);
+    (void)enter("main", TMS_BACKUP_PINNED, MANAGED);
     for (int i = 0; i < THREADS; i++) {
         workers[i].number = i;
         assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
@@ -257,7 +263,7 @@ static void test_threads(void **state) {
     }
     for (const tms_tag_t *tag = defaults.tags.first; tag; tag = tag->next) tags++;
     assert_int_equal(tags, 2 + THREADS + ROUNDS); /* "default" and "main" */
-    assert_region("main", TMS_BACKUP_PINNED, true, 1);
+    assert_region("main", TMS_BACKUP_PINNED, MANAGED, 1);
 }
 
 int main(void) {

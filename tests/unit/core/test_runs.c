@@ -106,7 +106,7 @@ static void a_pause_takes_slack_and_its_addresses_are_used_again(void **state) {
     uint64_t at[NEIGHBOURS];
     make_run(f, "a", TMS_BACKUP_PINNED, at);
     free_at(f, at[1]);
-    ASSERT_OK(pause_tag(f, "a", &report, &error), error);
+    ASSERT_OK(pause_with_report(f, "a", &report, &error), error);
     assert_int_equal(report.bytes, (NEIGHBOURS - 1) * NEIGHBOUR_BYTES);
     assert_int_equal(physical_bytes(0), 0);
     assert_int_equal(slack_bytes(f), 0);
@@ -114,7 +114,7 @@ static void a_pause_takes_slack_and_its_addresses_are_used_again(void **state) {
     assert_int_equal(allocate(f, "a", TMS_BACKUP_PINNED, NEIGHBOUR_BYTES), at[1]);
     assert_int_equal(simulator()->calls("cuMemAddressReserve"), 0);
     assert_int_equal(simulator()->calls("cuMemCreate"), 1);
-    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "a", &error), error);
     assert_filled(at[0], NEIGHBOUR_BYTES, 0);
     assert_filled(at[2], NEIGHBOUR_BYTES, 2);
     assert_filled(at[3], NEIGHBOUR_BYTES, 3);
@@ -183,13 +183,13 @@ static void slack_of_an_owned_run_is_not_handed_out(void **state) {
     free_at(f, at[0]); /* slack before the pause begins */
     meanwhile_t meanwhile = {.fixture = f, .freed = at[1]};
     const tms_selection_t selection = {.find_live = free_meanwhile, .live_context = &meanwhile};
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     assert_true(meanwhile.done);
     assert_true(meanwhile.got < at[0] || meanwhile.got > at[3]);
     fill(meanwhile.got, NEIGHBOUR_BYTES, 9);
     assert_int_equal(slack_bytes(f), 0);
     assert_int_equal(physical_bytes(0), NEIGHBOUR_BYTES);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(meanwhile.got, NEIGHBOUR_BYTES, 9);
     assert_filled(at[2], NEIGHBOUR_BYTES, 2);
     assert_filled(at[3], NEIGHBOUR_BYTES, 3);
@@ -222,13 +222,13 @@ static void the_owner_of_a_run_ends_frees(void **state) {
         meanwhile_t meanwhile = {.fixture = f};
         const tms_selection_t selection = {.find_live = reclaim_meanwhile, .live_context = &meanwhile};
         if (fails) simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_selected(f, &selection, NULL, &error), fails ? TMS_DRIVER : TMS_OK);
+        assert_int_equal(pause_selected(f, &selection, &error), fails ? TMS_DRIVER : TMS_OK);
         assert_true(meanwhile.done);
         tms_saver_counters(&f->saver, &counters);
         assert_int_equal(counters.deferred_frees, 0);
         assert_int_equal(slack_bytes(f), fails ? 2 * NEIGHBOUR_BYTES : 0);
         assert_int_equal(physical_bytes(0), fails ? NEIGHBOURS * NEIGHBOUR_BYTES : 0);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         assert_filled(at[2], NEIGHBOUR_BYTES, 2);
         free_at(f, at[0]);
         free_at(f, at[2]);
@@ -287,7 +287,7 @@ static void damage_is_of_a_run_and_so_is_its_repair(void **state) {
     free_at(f, at[0]);
     simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
     simulator()->clear_counts();
-    assert_int_equal(pause_tag(f, "a", NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_tag(f, "a", &error), TMS_DRIVER);
     assert_non_null(strstr(error.message, "3 allocations of 6291456 bytes"));
     assert_int_equal(simulator()->calls("cuMemUnmap"), 1);
     for (int i = 1; i < NEIGHBOURS; i++) assert_int_equal(state_of(f, at[i]), TMS_SEGMENT_DAMAGED);
@@ -308,7 +308,7 @@ static void damage_is_of_a_run_and_so_is_its_repair(void **state) {
     assert_int_equal(state_of(f, at[3]), TMS_SEGMENT_PAUSED);
     assert_int_equal(slack_bytes(f), 0);
     assert_nothing_waits(&f->saver);
-    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "a", &error), error);
     assert_filled(at[2], NEIGHBOUR_BYTES, 2);
     assert_filled(at[3], NEIGHBOUR_BYTES, 3);
 }

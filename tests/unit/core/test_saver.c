@@ -37,10 +37,10 @@ static void a_malformed_limit_stops_the_first_use(void **state) {
     assert_int_equal(try_allocate(f, MIB, 0, &address, &error), TMS_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "TMS_HOST_MEMORY_LIMIT_MB='abc'"));
     assert_int_equal(address, 77);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_INVALID_ARGUMENT);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(pause_all(f, &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(resume_all(f, &error), TMS_INVALID_ARGUMENT);
     assert_non_null(strstr(error.message, "TMS_HOST_MEMORY_LIMIT_MB='abc'"));
-    assert_int_equal(resume_tag(f, NULL, NULL, NULL), TMS_INVALID_ARGUMENT);
+    assert_int_equal(resume_all(f, NULL), TMS_INVALID_ARGUMENT);
     assert_int_equal(simulator()->calls("cuMemCreate"), 0);
     ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error); /* what needs no host memory continues */
     tms_error_clear(&f->config.malformed);
@@ -51,11 +51,11 @@ static void an_allocation_makes_only_the_calls_it_needs(void **state) {
     char trace[512];
     /* The first one makes the shared page, which names the devices. */
     assert_int_equal(tms_saver_free(&f->saver, allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), NULL), TMS_OK);
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->read_trace(trace, sizeof trace);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(trace, "cuMemAddressReserve\ncuMemCreate\ncuMemMap\ncuMemSetAccess");
     assert_int_equal(tms_saver_free(&f->saver, address, NULL), TMS_OK);
 }

@@ -29,9 +29,9 @@ static uint64_t steps_of_a_cycle(fixture_t *f, const tms_selection_t *selection)
     tms_error_t error;
     tms_report_t report;
     uint64_t before = f->saver.steps;
-    ASSERT_OK(pause_selected(f, selection, &report, &error), error);
+    ASSERT_OK(pause_selected_with_report(f, selection, &report, &error), error);
     assert_int_equal(report.allocations, SEGMENTS);
-    ASSERT_OK(resume_selected(f, selection, &report, &error), error);
+    ASSERT_OK(resume_selected_with_report(f, selection, &report, &error), error);
     assert_int_equal(report.allocations, SEGMENTS);
     return f->saver.steps - before;
 }
@@ -71,10 +71,10 @@ static void every_pause_counts_once_for_each_tag_that_it_changed(void **state) {
     enum { CYCLES = 3 };
     for (int i = 0; i < SEGMENTS; i++) allocate(f, i % 2 ? "a" : "b", TMS_BACKUP_NONE, SMALL);
     for (int i = 0; i < CYCLES; i++) {
-        ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* the rest: b */
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* nothing */
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_tag(f, "a", &error), error);
+        ASSERT_OK(pause_all(f, &error), error); /* the rest: b */
+        ASSERT_OK(pause_all(f, &error), error); /* nothing */
+        ASSERT_OK(resume_all(f, &error), error);
     }
     assert_int_equal(tms_tag_find(&f->regions.tags, "a")->pause_epoch, CYCLES);
     assert_int_equal(tms_tag_find(&f->regions.tags, "b")->pause_epoch, CYCLES);
@@ -94,14 +94,14 @@ static tms_segment_t *segment_of(fixture_t *f, uint64_t address) {
 }
 
 /* Other code unmaps one, so that every attempt to share it fails. */
-static void take_mapping(fixture_t *f, uint64_t address, bool away) {
+static void take_mapping(fixture_t *f, uint64_t address) {
+    assert_int_equal(f->cuda->cuMemUnmap(address, SMALL), CUDA_SUCCESS);
+}
+
+static void restore_mapping(fixture_t *f, uint64_t address) {
     const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
                                     .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     const tms_segment_t *segment = segment_of(f, address);
-    if (away) {
-        assert_int_equal(f->cuda->cuMemUnmap(address, SMALL), CUDA_SUCCESS);
-        return;
-    }
     assert_int_equal(f->cuda->cuMemMap(address, SMALL, 0, segment->run->handle, 0), CUDA_SUCCESS);
     assert_int_equal(f->cuda->cuMemSetAccess(address, SMALL, &access, 1), CUDA_SUCCESS);
 }
@@ -119,7 +119,7 @@ static void a_segment_that_cannot_be_shared_is_retried_less_and_less(void **stat
     enum { ALLOCATIONS = 62, LOOKS = 5 }; /* after 1, 2, 4, 8, 16 searches that have skipped it */
     uint64_t refused = allocate(f, "a", TMS_BACKUP_NONE, SMALL);
     tms_log_init(&f->log, TMS_LOG_SILENT);
-    take_mapping(f, refused, true);
+    take_mapping(f, refused);
     use_device(f, 1);
     assert_int_equal(looks_of(f, 1), 1);
     assert_int_equal(looks_of(f, ALLOCATIONS), LOOKS);
@@ -127,7 +127,7 @@ static void a_segment_that_cannot_be_shared_is_retried_less_and_less(void **stat
     for (int i = 0; i < 2; i++) assert_int_equal(tms_saver_refresh_peers(&f->saver, &error), TMS_DRIVER);
     assert_int_equal(error.address, refused);
     assert_int_equal(looks_of(f, 2), 1);
-    take_mapping(f, refused, false);
+    restore_mapping(f, refused);
     ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
     assert_int_equal(tms_segment_accessible(segment_of(f, refused)), 3);
     assert_int_equal(looks_of(f, 2), 0); /* nothing is new */
@@ -138,13 +138,13 @@ static void a_pause_makes_the_next_allocation_look_again(void **state) {
     tms_error_t error;
     uint64_t refused = allocate(f, "a", TMS_BACKUP_NONE, SMALL), other = allocate(f, "b", TMS_BACKUP_NONE, SMALL);
     tms_log_init(&f->log, TMS_LOG_SILENT);
-    take_mapping(f, refused, true);
+    take_mapping(f, refused);
     use_device(f, 1);
     assert_int_equal(looks_of(f, 8), 3 + 1); /* the first, the third and the sixth; the first reaches `other` as well */
     assert_int_equal(tms_segment_accessible(segment_of(f, other)), 3);
-    ASSERT_OK(pause_tag(f, "b", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "b", &error), error);
     assert_int_equal(looks_of(f, 1), 1);
-    take_mapping(f, refused, false);
+    restore_mapping(f, refused);
 }
 
 /* One call a device queries every allocation on it, not one call a segment. */

@@ -99,13 +99,13 @@ static void runs_cost_as_much_as_their_number(void **state) {
     for (int cycle = 0; cycle < 2; cycle++) {
         simulator()->clear_counts();
         uint64_t steps = f->saver.steps;
-        ASSERT_OK(resume_tag(f, "a", &report, &error), error);
+        ASSERT_OK(resume_with_report(f, "a", &report, &error), error);
         assert_int_equal(report.allocations, MANY);
         assert_int_equal(physical_bytes(0), MANY * SMALL);
         assert_true(simulator()->calls("cuMemCreate") <= runs);
         assert_int_equal(simulator()->calls("cuMemSetAccess"), simulator()->calls("cuMemCreate"));
         if (cycle == 0) {
-            ASSERT_OK(pause_tag(f, "a", &report, &error), error);
+            ASSERT_OK(pause_with_report(f, "a", &report, &error), error);
             assert_int_equal(report.allocations, MANY);
             assert_int_equal(simulator()->calls("cuMemUnmap"), simulator()->calls("cuMemCreate"));
         }

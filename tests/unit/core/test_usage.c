@@ -24,12 +24,12 @@ static void a_peak_is_the_most_that_was_mapped_at_once(void **state) {
     uint64_t first = allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB);
     (void)allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
     assert_int_equal(peak_of_all(f), 6 * MIB);
-    assert_int_equal(pause_tag(f, "a", NULL, NULL), TMS_OK);
+    assert_int_equal(pause_tag(f, "a", NULL), TMS_OK);
     (void)allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
     assert_int_equal(peak_of_all(f), 6 * MIB); /* never more than 6 at once */
     assert_int_equal(peak_of_tag(f, "a"), 4 * MIB);
     assert_int_equal(peak_of_tag(f, "b"), 4 * MIB);
-    assert_int_equal(resume_tag(f, "a", NULL, NULL), TMS_OK);
+    assert_int_equal(resume_tag(f, "a", NULL), TMS_OK);
     assert_int_equal(peak_of_all(f), 8 * MIB);
     assert_int_equal(tms_saver_free(&f->saver, first, NULL), TMS_OK);
     assert_int_equal(peak_of_all(f), 8 * MIB);
@@ -43,12 +43,12 @@ static void a_peak_is_the_most_that_was_mapped_at_once(void **state) {
 static void a_resume_that_is_undone_raises_no_peak(void **state) {
     fixture_t *f = *state;
     (void)allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB);
-    assert_int_equal(pause_tag(f, NULL, NULL, NULL), TMS_OK);
+    assert_int_equal(pause_all(f, NULL), TMS_OK);
     tms_saver_reset_peaks(&f->saver);
     simulator()->fail_after("cuMemSetAccess", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_tag(f, NULL, NULL, NULL), TMS_DRIVER);
+    assert_int_equal(resume_all(f, NULL), TMS_DRIVER);
     assert_int_equal(peak_of_all(f), 0);
-    assert_int_equal(resume_tag(f, NULL, NULL, NULL), TMS_OK);
+    assert_int_equal(resume_all(f, NULL), TMS_OK);
     assert_int_equal(peak_of_all(f), 4 * MIB);
 }
 
@@ -56,7 +56,7 @@ static void a_pause_that_fails_raises_no_peak(void **state) {
     fixture_t *f = *state;
     (void)allocate(f, "a", TMS_BACKUP_PINNED, 4 * MIB);
     simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, NULL), TMS_DRIVER);
+    assert_int_equal(pause_all(f, NULL), TMS_DRIVER);
     assert_int_equal(peak_of_all(f), 4 * MIB);
     assert_int_equal(peak_of_tag(f, "a"), 4 * MIB);
 }
@@ -67,7 +67,7 @@ static void rows_are_tags_and_then_devices(void **state) {
     (void)allocate_on(f, 0, "a", TMS_BACKUP_PINNED, 3 * MIB);
     (void)allocate_on(f, 1, "a", TMS_BACKUP_NONE, 2 * MIB);
     (void)allocate_on(f, 0, "b", TMS_BACKUP_NONE, 2 * MIB);
-    assert_int_equal(pause_tag(f, "a", NULL, NULL), TMS_OK);
+    assert_int_equal(pause_tag(f, "a", NULL), TMS_OK);
     assert_int_equal(tms_saver_usage(&f->saver, NULL, TMS_NO_DEVICE, rows, ROWS), 4);
     assert_string_equal(rows[0].tag, "a");
     assert_int_equal(rows[0].allocations, 2);
@@ -122,7 +122,7 @@ static void damaged_memory_is_neither_resident_nor_paused(void **state) {
     tms_usage_info_t rows[ROWS];
     (void)allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, NULL), TMS_DRIVER);
+    assert_int_equal(pause_all(f, NULL), TMS_DRIVER);
     assert_int_equal(tms_saver_usage(&f->saver, NULL, TMS_NO_DEVICE, rows, ROWS), 2);
     assert_int_equal(rows[0].damaged_bytes, 2 * MIB);
     assert_int_equal(rows[0].resident_bytes + rows[0].paused_bytes, 0);
@@ -135,11 +135,11 @@ static void calls_are_summed_up(void **state) {
     uint64_t address = 0;
     (void)allocate(f, "a", TMS_BACKUP_PINNED, 4 * MIB);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(pause_tag(f, NULL, NULL, NULL), TMS_OK);
-        assert_int_equal(resume_tag(f, NULL, NULL, NULL), TMS_OK);
+        assert_int_equal(pause_all(f, NULL), TMS_OK);
+        assert_int_equal(resume_all(f, NULL), TMS_OK);
     }
     simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_not_equal(pause_tag(f, NULL, NULL, &error), TMS_OK);
+    assert_int_not_equal(pause_all(f, &error), TMS_OK);
     tms_region_t region = tms_saver_settings(&f->saver);
     assert_int_not_equal(tms_saver_allocate(&f->saver, &region, UINT64_MAX, 0, &address, &error), TMS_OK);
     tms_saver_counters(&f->saver, &counters);
@@ -170,7 +170,7 @@ static void memory_of_deferred_frees_is_counted(void **state) {
                                      allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), allocate(f, "b", TMS_BACKUP_NONE, 6 * MIB)};
     uint64_t paused = allocate(f, "paused", TMS_BACKUP_NONE, 2 * MIB);
     (void)allocate(f, "b", TMS_BACKUP_NONE, 8 * MIB);
-    ASSERT_OK(pause_tag(f, "paused", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "paused", &error), error);
     ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &capture, &error), error);
     for (size_t i = 0; i < 3; i++) ASSERT_OK(tms_saver_free(&f->saver, freed[i], &error), error);
     ASSERT_OK(tms_saver_free(&f->saver, paused, &error), error); /* holds no memory */

@@ -14,14 +14,16 @@ static uint64_t announce(tms_capture_t *capture, const tms_region_t *region) {
 
 static tms_capture_stream_t stream_of(uintptr_t key) { return (tms_capture_stream_t){.key = key, .device = TMS_NO_DEVICE}; }
 
-static uint64_t begin_on(tms_capture_t *capture, uintptr_t key, bool expect_known) {
+typedef enum expected { NEW_CAPTURE, KNOWN_CAPTURE } expected_t;
+
+static uint64_t begin_on(tms_capture_t *capture, uintptr_t key, expected_t expected) {
     const tms_capture_stream_t where = stream_of(key);
     tms_error_t error;
     uint64_t identity = 0;
-    bool known = !expect_known;
+    bool known = expected != KNOWN_CAPTURE;
     ASSERT_OK(tms_capture_begin_on(capture, &where, &identity, &known, &CONTEXT, &error), error);
     assert_int_not_equal(identity, 0);
-    assert_int_equal(known, expect_known);
+    assert_int_equal(known, expected == KNOWN_CAPTURE);
     return identity;
 }
 
@@ -51,7 +53,7 @@ static void too_many_captures_are_an_error_and_change_nothing(void **state) {
     bool known = false;
     const tms_capture_stream_t where = stream_of(1);
     tms_capture_init(&capture);
-    for (int i = 0; i < TMS_CAPTURE_MAX_NESTED; i++) begin_on(&capture, (uintptr_t)i + 2, false);
+    for (int i = 0; i < TMS_CAPTURE_MAX_NESTED; i++) begin_on(&capture, (uintptr_t)i + 2, NEW_CAPTURE);
     assert_int_equal(tms_capture_begin(&capture, NULL, &identity, &CONTEXT, &error), TMS_INVALID_STATE);
     assert_int_equal(tms_capture_begin_on(&capture, &where, &identity, &known, &CONTEXT, &error), TMS_INVALID_STATE);
     assert_int_equal(identity, 0);
@@ -82,7 +84,7 @@ static void a_capture_announced_and_begun_counts_once(void **state) {
     for (int announced_first = 0; announced_first < 2; announced_first++) {
         tms_capture_t capture;
         tms_capture_init(&capture);
-        uint64_t announced = announce(&capture, &settings), begun = begin_on(&capture, 7, false);
+        uint64_t announced = announce(&capture, &settings), begun = begin_on(&capture, 7, NEW_CAPTURE);
         assert_int_not_equal(announced, begun);
         assert_int_equal(tms_capture_visible(&capture), 1);
         assert_true(tms_capture_end(&capture, announced_first ? announced : begun));
@@ -105,8 +107,8 @@ static void a_capture_announced_by_another_thread_is_another_capture(void **stat
     tms_capture_init(&capture);
     assert_int_equal(pthread_create(&thread, NULL, announce_there, &capture), 0);
     assert_int_equal(pthread_join(thread, NULL), 0);
-    begin_on(&capture, 7, false);
-    begin_on(&capture, 8, false);
+    begin_on(&capture, 7, NEW_CAPTURE);
+    begin_on(&capture, 8, NEW_CAPTURE);
     assert_int_equal(tms_capture_visible(&capture), 3);
 }
 
@@ -114,8 +116,8 @@ static void a_stream_has_one_capture(void **state) {
     (void)state;
     tms_capture_t capture;
     tms_capture_init(&capture);
-    uint64_t first = begin_on(&capture, 7, false), other = begin_on(&capture, 8, false);
-    assert_int_equal(begin_on(&capture, 7, true), first);
+    uint64_t first = begin_on(&capture, 7, NEW_CAPTURE), other = begin_on(&capture, 8, NEW_CAPTURE);
+    assert_int_equal(begin_on(&capture, 7, KNOWN_CAPTURE), first);
     assert_int_equal(tms_capture_visible(&capture), 2);
     assert_int_equal(tms_capture_find(&capture, 8), other);
     assert_int_equal(tms_capture_find(&capture, 9), 0);
@@ -136,8 +138,8 @@ static void an_ended_capture_is_dropped_whole(void **state) {
     int asked = 0;
     tms_capture_init(&capture);
     uint64_t announced = announce(&capture, NULL);
-    begin_on(&capture, 7, false);
-    begin_on(&capture, 8, false);
+    begin_on(&capture, 7, NEW_CAPTURE);
+    begin_on(&capture, 8, NEW_CAPTURE);
     announce(&capture, NULL); /* has no stream to query */
     assert_int_equal(tms_capture_drop(&capture, is_seven, &asked), 1);
     assert_int_equal(asked, 2);

@@ -7,6 +7,9 @@
 #include "simulated_cuda.h"
 
 /* Device 0's primary context, current on the test's thread, and a stream of it. */
+/* The call that was to destroy the stream has failed, or it has succeeded. */
+enum { STILL_THERE = false, GONE = true };
+
 static CUstream enter(void) {
     CUcontext context = NULL;
     CUstream stream = NULL;
@@ -44,11 +47,11 @@ static void an_end_through_the_driver_is_detected(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = enter();
     uint64_t identity = begin(f, stream);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS); /* it continues */
+    assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS); /* it continues */
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     end_by_driver(stream);
     assert_int_equal(tms_capture_visible(&f->saver.capture), 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
     assert_false(tms_saver_capture_end(&f->saver, identity)); /* a late end ends no other capture */
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
@@ -65,11 +68,11 @@ static void each_stream_is_queried(void **state) {
     begin(f, one);
     uint64_t identity = begin(f, other);
     end_by_driver(one);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(tms_capture_visible(&f->saver.capture), 1);
     end_by_driver(other);
     assert_true(tms_saver_capture_end(&f->saver, identity));
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, one));
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, other));
     leave();
@@ -86,7 +89,7 @@ static void *free_and_pause(void *argument) {
     beside_t *beside = argument;
     tms_error_t error;
     beside->status = tms_saver_free(&beside->fixture->saver, beside->freed, &error);
-    if (beside->status == TMS_OK) beside->status = pause_tag(beside->fixture, NULL, NULL, &error);
+    if (beside->status == TMS_OK) beside->status = pause_all(beside->fixture, &error);
     return NULL;
 }
 
@@ -130,7 +133,7 @@ static void an_abandoned_begin_is_detected_by_its_thread(void **state) {
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = enter();
     ASSERT_OK(tms_saver_capture_begin_on(&f->saver, stream, &begun, &error), error);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
     leave();
@@ -147,7 +150,7 @@ static void a_deferred_free_need_not_wait_for_it(void **state) {
     end_by_driver(stream);
     assert_int_equal(tms_saver_free(&f->saver, second, &error), TMS_OK);
     assert_int_equal(physical_bytes(0), 2 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(physical_bytes(0), 0);
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
     leave();
@@ -163,7 +166,7 @@ static void a_stream_destroyed_with_its_context_is_not_queried(void **state) {
         ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
         if (again) ASSERT_CUDA(CALL(cuStreamDestroy_v2, enter())); /* the handle of the context is the same again */
         simulator()->clear_counts();
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         assert_int_equal(simulator()->calls("cuStreamIsCapturing"), 0);
         assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
@@ -183,14 +186,14 @@ static void a_stream_that_is_being_destroyed_is_not_queried(void **state) {
     uint64_t identity = begin(f, stream);
     assert_int_equal(tms_saver_capture_take(&f->saver, stream, TMS_NO_DEVICE, taken), 1);
     assert_int_equal(tms_saver_captures(&f->saver), 0);
-    tms_saver_capture_taken(&f->saver, taken, 1, false);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    tms_saver_capture_taken(&f->saver, taken, 1, STILL_THERE);
+    assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_false(tms_saver_capture_end(&f->saver, identity));
     assert_int_equal(tms_saver_capture_take(&f->saver, NULL, 1, taken), 0); /* of another device */
     assert_int_equal(tms_saver_capture_take(&f->saver, NULL, 0, taken), 1);
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
-    tms_saver_capture_taken(&f->saver, taken, 1, true);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    tms_saver_capture_taken(&f->saver, taken, 1, GONE);
+    ASSERT_OK(pause_all(f, &error), error);
     leave();
 }
 
@@ -205,10 +208,10 @@ static void a_capture_that_cannot_be_queried_counts(void **state) {
         simulator()->fail_after(missing[i], 0, 1, CUDA_ERROR_UNKNOWN);
         uint64_t identity = begin(f, stream);
         end_by_driver(stream);
-        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+        assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
         assert_true(tms_saver_capture_end(&f->saver, identity));
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
     }
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
     leave();
@@ -225,7 +228,7 @@ static void a_stream_whose_query_fails_counts(void **state) {
     uint64_t identity = begin(f, stream);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         simulator()->fail_after(refused[i], 0, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+        assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
         assert_int_equal(simulator()->failures_fired(), i + 1);
     }
     end_by_driver(stream);

@@ -48,7 +48,7 @@ static void a_graph_replays_what_was_captured(void **state) {
     CUgraphExec executable = NULL;
     (void)state;
     ASSERT_CUDA(CALL(cuMemsetD8Async, block.address, 10, GRANULE, stream));
-    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE / 2, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE / 2, 1, NO_GATE));
     ASSERT_CUDA(CALL(cuMemcpyDtoDAsync_v2, block.address + GRANULE - 8, block.address, 8, stream));
     ASSERT_CUDA(CALL(cuStreamEndCapture, stream, &graph));
     assert_bytes(block.address, GRANULE, TMS_SIM_POISON); /* nothing has run */
@@ -81,7 +81,7 @@ static void nodes_can_be_counted_during_the_capture(void **state) {
     size_t count = 0;
     (void)state;
     ASSERT_CUDA(CALL(cuMemsetD8Async, block.address, 10, GRANULE, stream));
-    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE / 2, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE / 2, 1, NO_GATE));
     ASSERT_CUDA(CALL(cuMemcpyDtoDAsync_v2, block.address + GRANULE - 8, block.address, 8, stream));
     ASSERT_CUDA(CALL(cuStreamGetCaptureInfo_v2, stream, &status, NULL, &graph, NULL, NULL));
     assert_int_equal(status, CU_STREAM_CAPTURE_STATUS_ACTIVE);
@@ -105,7 +105,7 @@ static void replaying_over_unmapped_memory_faults(void **state) {
     CUgraph graph = NULL;
     CUgraphExec executable = NULL;
     (void)state;
-    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, NO_GATE));
     ASSERT_CUDA(CALL(cuStreamEndCapture, stream, &graph));
     ASSERT_CUDA(CALL(cuGraphInstantiateWithFlags, &executable, graph, 0));
     unmap_block(&block);
@@ -136,9 +136,9 @@ static void synchronizing_the_context_invalidates(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
         CUstream stream = begin(modes[i]);
-        ASSERT_CUDA(CALL(launch_add, stream, block.address, 1, 1, 0));
+        ASSERT_CUDA(CALL(launch_add, stream, block.address, 1, 1, NO_GATE));
         ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CALL(cuCtxSynchronize));
-        ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CALL(launch_add, stream, block.address, 1, 1, 0));
+        ASSERT_RESULT(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, CALL(launch_add, stream, block.address, 1, 1, NO_GATE));
         end(stream, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     }
     ASSERT_CUDA(CALL(cuCtxSynchronize));
@@ -234,11 +234,11 @@ static void modes_select_the_watched_threads(void **state) {
         CUstreamCaptureMode capture, thread;
         bool allowed;
     } cases[] = {
-        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_GLOBAL, false},
-        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, true},
-        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED, true},
-        {CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_GLOBAL, true},
-        {CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_GLOBAL, true},
+        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_GLOBAL, .allowed = false},
+        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, .allowed = true},
+        {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED, .allowed = true},
+        {CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_GLOBAL, .allowed = true},
+        {CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_GLOBAL, .allowed = true},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -283,7 +283,7 @@ static void streams_join_by_events(void **state) {
     ASSERT_CUDA(CALL(cuEventRecord, fork_event, stream));
     ASSERT_CUDA(CALL(cuStreamWaitEvent, side, fork_event, 0));
     assert_int_equal(status_of(side), CU_STREAM_CAPTURE_STATUS_ACTIVE);
-    ASSERT_CUDA(CALL(launch_add, side, block.address, 1, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, side, block.address, 1, 1, NO_GATE));
     ASSERT_CUDA(CALL(cuEventRecord, join_event, side));
     ASSERT_CUDA(CALL(cuStreamWaitEvent, stream, join_event, 0));
     end(stream, CUDA_SUCCESS);
@@ -293,7 +293,7 @@ static void streams_join_by_events(void **state) {
     stream = begin(CU_STREAM_CAPTURE_MODE_GLOBAL);
     ASSERT_CUDA(CALL(cuEventRecord, fork_event, stream));
     ASSERT_CUDA(CALL(cuStreamWaitEvent, side, fork_event, 0));
-    ASSERT_CUDA(CALL(launch_add, side, block.address, 1, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, side, block.address, 1, 1, NO_GATE));
     end(stream, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
 
     CUgraph graph = NULL;
@@ -334,7 +334,7 @@ static void the_runtime_captures_into_graphs(void **state) {
     for (int i = 0; i < 2; i++) {
         ASSERT_CUDA(CALL(cudaStreamBeginCaptureToGraph, stream, graph, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_GLOBAL));
         ASSERT_RESULT(CUDA_ERROR_INVALID_VALUE, CALL(cudaGraphDestroy, graph));
-        ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, 0));
+        ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, NO_GATE));
         ASSERT_CUDA(CALL(cudaStreamEndCapture_ptsz, stream, &ended));
         assert_ptr_equal(ended, graph);
     }

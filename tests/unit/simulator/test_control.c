@@ -8,6 +8,7 @@
 #include "simulated_cuda.h"
 
 enum { CHILD_FAILED = 3 };
+enum { OFF, ON }; /* These are the arguments of CALL(trace). */
 
 static void failures_are_injected_and_counted_down(void **state) {
     CUmemGenericAllocationHandle handle = 0;
@@ -62,10 +63,10 @@ static void the_trace_is_in_order(void **state) {
     (void)state;
     block_t before = make_block(0, GRANULE);
     CALL(clear_counts);
-    CALL(trace, 1);
+    CALL(trace, ON);
     block_t block = make_block(0, GRANULE);
     drop_block(&block);
-    CALL(trace, 0);
+    CALL(trace, OFF);
     drop_block(&before);
     const char *expected = "cuMemAddressReserve\ncuMemCreate\ncuMemMap\ncuMemSetAccess\ncuMemUnmap\ncuMemRelease\n"
                            "cuMemAddressFree";

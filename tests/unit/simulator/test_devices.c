@@ -113,7 +113,7 @@ static void peers_need_access(void **state) {
     ASSERT_CUDA(CALL(cuCtxSynchronize));
     assert_bytes(local, 16, TMS_SIM_POISON);
     ASSERT_CUDA(CALL(cuMemcpyHtoDAsync_v2, block.address, host, 16, stream));
-    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, NO_GATE));
     ASSERT_CUDA(CALL(cuStreamSynchronize, stream));
     assert_bytes(block.address, 16, 1);
     assert_bytes(block.address + 16, GRANULE - 16, TMS_SIM_POISON + 1);
@@ -127,7 +127,7 @@ static void a_kernel_without_access_faults(void **state) {
     CUcontext second = retain_primary(1);
     (void)state;
     ASSERT_CUDA(CALL(cuCtxPushCurrent_v2, second));
-    ASSERT_CUDA(CALL(launch_add, NULL, block.address, 1, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, NULL, block.address, 1, 1, NO_GATE));
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuCtxSynchronize));
     ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, NULL));
     ASSERT_CUDA(CALL(cuCtxSynchronize)); /* the owner is not affected */
@@ -146,7 +146,7 @@ static void enabled_peers_touch_allocations(void **state) {
     ASSERT_CUDA(CALL(cuMemcpyDtoH_v2, host, memory, 16)); /* copies go through the host if need be */
     ASSERT_CUDA(CALL(cuCtxEnablePeerAccess, first, 0));
     ASSERT_RESULT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CALL(cuCtxEnablePeerAccess, first, 0));
-    ASSERT_CUDA(CALL(launch_add, NULL, memory, 16, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, NULL, memory, 16, 1, NO_GATE));
     ASSERT_CUDA(CALL(cuCtxSynchronize));
     assert_bytes(memory, 16, TMS_SIM_POISON + 1);
     ASSERT_CUDA(CALL(cuMemFree_v2, memory));

@@ -97,7 +97,7 @@ static int list_processes(void) {
         return CHILD_FAILED + 2;
     if (used_by(getpid(), &count) != 2 * MIB || count != 2) return CHILD_FAILED + 3;
     if (used_by(holder.pid, &count) != 12 * MIB || used_of_device() != 14 * MIB) return CHILD_FAILED + 4;
-    end_holder(&holder, true);
+    kill_holder(&holder);
     if (used_by(holder.pid, &count) != 0 || count != 1) return CHILD_FAILED + 5;
     CALL(cuMemRelease, handle);
     return used_by(getpid(), &count) == 0 && count == 0 ? 0 : CHILD_FAILED + 6;

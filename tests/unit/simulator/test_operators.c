@@ -73,8 +73,8 @@ static void operators_take_their_turn_in_the_stream(void **state) {
     (void)state;
     ASSERT_CUDA(CALL(cuMemsetD8Async, block.address, 1, GRANULE, stream));
     ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 2, GATE));
-    ASSERT_CUDA(double_bytes(stream, &block, 0));
-    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, 0));
+    ASSERT_CUDA(double_bytes(stream, &block, NO_GATE));
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, GRANULE, 1, NO_GATE));
     CALL(open_gate, GATE);
     ASSERT_CUDA(CALL(cuStreamSynchronize, stream));
     assert_bytes(block.address, GRANULE, 7);
@@ -90,7 +90,7 @@ static void a_gate_holds_an_operator_back(void **state) {
     ASSERT_CUDA(CALL(cuMemsetD8_v2, block.address, 1, GRANULE));
     ASSERT_CUDA(double_bytes(waiting, &block, GATE));
     for (int i = 0; i < 20; i++) {
-        ASSERT_CUDA(double_bytes(passing, &other, 0));
+        ASSERT_CUDA(double_bytes(passing, &other, NO_GATE));
         ASSERT_CUDA(CALL(cuStreamSynchronize, passing));
     }
     assert_int_equal(requests_of(&process), 20);
@@ -112,7 +112,7 @@ static void a_graph_makes_the_request_at_every_launch(void **state) {
     (void)state;
     ASSERT_CUDA(CALL(cuMemsetD8_v2, block.address, 1, GRANULE));
     ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    ASSERT_CUDA(double_bytes(stream, &block, 0));
+    ASSERT_CUDA(double_bytes(stream, &block, NO_GATE));
     ASSERT_CUDA(CALL(cuStreamEndCapture, stream, &graph));
     assert_int_equal(requests_of(&process), 0);
     ASSERT_CUDA(CALL(cuGraphInstantiateWithFlags, &executable, graph, 0));
@@ -132,9 +132,9 @@ static void an_operand_that_is_not_mapped_is_an_illegal_access(void **state) {
     block_t block = make_block(0, GRANULE);
     (void)state;
     unmap_block(&block);
-    ASSERT_CUDA(double_bytes(NULL, &block, 0));
+    ASSERT_CUDA(double_bytes(NULL, &block, NO_GATE));
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuCtxSynchronize));
-    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, double_bytes(NULL, &block, 0));
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, double_bytes(NULL, &block, NO_GATE));
     assert_int_equal(requests_of(&process), 0);
     forget_everything();
 }
@@ -195,14 +195,14 @@ static void a_file_is_sent_once_to_each_device_process(void **state) {
     block_t block = make_block(0, GRANULE), other = make_block(0, GRANULE);
     (void)state;
     for (int i = 0; i < 3; i++) {
-        ASSERT_CUDA(double_bytes(NULL, &block, 0));
-        ASSERT_CUDA(double_bytes(NULL, &other, 0));
+        ASSERT_CUDA(double_bytes(NULL, &block, NO_GATE));
+        ASSERT_CUDA(double_bytes(NULL, &other, NO_GATE));
     }
     ASSERT_CUDA(CALL(cuCtxSynchronize));
     assert_int_equal(requests_of(&process), 6);
     assert_int_equal(files_of(&process), 1); /* both blocks are in the device's file */
     start_device_process(&successor);
-    ASSERT_CUDA(double_bytes(NULL, &block, 0));
+    ASSERT_CUDA(double_bytes(NULL, &block, NO_GATE));
     ASSERT_CUDA(CALL(cuCtxSynchronize));
     assert_int_equal(requests_of(&process), 6);
     assert_int_equal(requests_of(&successor), 1);
@@ -291,7 +291,7 @@ static void a_reset_drops_queued_work_and_keeps_the_process(void **state) {
     ASSERT_RESULT(CUDA_ERROR_INVALID_HANDLE, run_with((CUstream)&block, "say nowhere", NULL));
     block = make_block(0, GRANULE);
     ASSERT_CUDA(CALL(cuMemsetD8_v2, block.address, 3, GRANULE));
-    ASSERT_CUDA(double_bytes(NULL, &block, 0));
+    ASSERT_CUDA(double_bytes(NULL, &block, NO_GATE));
     ASSERT_CUDA(CALL(cuCtxSynchronize));
     assert_bytes(block.address, GRANULE, 6);
     drop_block(&block);

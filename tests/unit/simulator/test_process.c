@@ -161,7 +161,7 @@ static int share(void) {
         if (CALL(cuMemCreate, &handle, 6 * MIB, &properties, 0) != CUDA_ERROR_OUT_OF_MEMORY) return CHILD_FAILED + 2;
         if (CALL(cuMemCreate, &handle, 4 * MIB, &properties, 0) != CUDA_SUCCESS) return CHILD_FAILED + 3;
         if (available_now() != 0) return CHILD_FAILED + 4;
-        end_holder(&holder, killed);
+        killed ? kill_holder(&holder) : end_holder(&holder);
         CALL(cuMemRelease, handle);
         /* The whole budget, without a query of what is available first. */
         if (CALL(cuMemCreate, &handle, 16 * MIB, &properties, 0) != CUDA_SUCCESS) return CHILD_FAILED + 5;

@@ -35,7 +35,7 @@ static void a_capture_knows_its_nodes_and_edges(void **state) {
     ASSERT_CUDA(CALL(cudaStreamGetCaptureInfo_v2, side, &status, &id_of_side, NULL, &tails, &count));
     assert_int_equal(id_of_side, id);
     assert_int_equal(count, 1);
-    ASSERT_CUDA(CALL(launch_add, stream, (uintptr_t)memory, 4, 5, 0));
+    ASSERT_CUDA(CALL(launch_add, stream, (uintptr_t)memory, 4, 5, NO_GATE));
     ASSERT_CUDA(CALL(cudaStreamEndCapture, stream, &ended));
     assert_ptr_equal(ended, graph);
     ASSERT_CUDA(CALL(cudaGraphGetNodes, graph, NULL, &count));
@@ -106,7 +106,7 @@ static void a_graph_calls_functions_and_records_events(void **state) {
     seen_t seen = {.memory = memory};
     (void)state;
     ASSERT_CUDA(CALL(cudaStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
-    ASSERT_CUDA(CALL(launch_add, stream, (uintptr_t)memory, 1, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, stream, (uintptr_t)memory, 1, 1, NO_GATE));
     ASSERT_CUDA(CALL(cudaLaunchHostFunc, stream, look, &seen));
     ASSERT_CUDA(CALL(cudaEventRecordWithFlags, event, stream, EXTERNAL));
     CUgraphExec executable = instantiate(stream);
@@ -202,7 +202,7 @@ static void a_graph_is_printed(void **state) {
     assert_true(file >= 0);
     ASSERT_CUDA(CALL(cudaStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED));
     ASSERT_CUDA(CALL(cudaMemsetAsync, memory, 1, 1, stream));
-    ASSERT_CUDA(CALL(launch_add, stream, (uintptr_t)memory, 1, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, stream, (uintptr_t)memory, 1, 1, NO_GATE));
     ASSERT_CUDA(CALL(cudaStreamEndCapture, stream, &graph));
     ASSERT_CUDA(CALL(cudaGraphDebugDotPrint, graph, path, 0));
     assert_true(read(file, text, sizeof text - 1) > 0);

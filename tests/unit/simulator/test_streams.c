@@ -8,7 +8,7 @@ static void work_waits_for_its_gate(void **state) {
     (void)state;
     assert_int_equal(usage_of(0).streams, 1);
     ASSERT_CUDA(CALL(launch_add, stream, block.address, block.bytes, 1, GATE));
-    ASSERT_CUDA(CALL(launch_add, stream, block.address, block.bytes, 2, 0));
+    ASSERT_CUDA(CALL(launch_add, stream, block.address, block.bytes, 2, NO_GATE));
     ASSERT_RESULT(CUDA_ERROR_NOT_READY, CALL(cuStreamQuery, stream));
     assert_bytes(block.address, block.bytes, TMS_SIM_POISON);
     CALL(open_gate, GATE);
@@ -56,7 +56,7 @@ static void unmapping_under_work_is_a_fault(void **state) {
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuCtxSynchronize));
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuMemGetInfo_v2, &available, &total));
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuMemHostAlloc, &host, 1, 0));
-    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(launch_add, stream, block.address, 1, 1, 0));
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(launch_add, stream, block.address, 1, 1, NO_GATE));
     ASSERT_CUDA(CALL(cuMemAddressFree, block.address, GRANULE)); /* needs no context */
     ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
     ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuDevicePrimaryCtxRetain, &context, 0)); /* not retained again */
@@ -139,9 +139,9 @@ static void the_legacy_stream_orders_blocking_streams(void **state) {
     CUstream blocking = make_stream(CU_STREAM_DEFAULT), free_stream = make_stream(CU_STREAM_NON_BLOCKING);
     (void)state;
     ASSERT_CUDA(CALL(launch_add, blocking, block.address, 1, 1, GATE));
-    ASSERT_CUDA(CALL(cuMemsetD8Async, block.address, 100, 1, NULL)); /* after the add */
-    ASSERT_CUDA(CALL(launch_add, blocking, block.address, 1, 5, 0)); /* after the fill */
-    ASSERT_CUDA(CALL(launch_add, free_stream, block.address + 1, 1, 1, 0));
+    ASSERT_CUDA(CALL(cuMemsetD8Async, block.address, 100, 1, NULL));       /* after the add */
+    ASSERT_CUDA(CALL(launch_add, blocking, block.address, 1, 5, NO_GATE)); /* after the fill */
+    ASSERT_CUDA(CALL(launch_add, free_stream, block.address + 1, 1, 1, NO_GATE));
     ASSERT_CUDA(CALL(cuStreamSynchronize, free_stream)); /* waits for neither */
     assert_bytes(block.address, 1, TMS_SIM_POISON);
     CALL(open_gate, GATE);

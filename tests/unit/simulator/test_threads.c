@@ -39,7 +39,7 @@ static void only_busy_streams_have_threads(void **state) {
     CUstream streams[STREAMS];
     block_t block = make_block(0, GRANULE);
     (void)state;
-    ASSERT_CUDA(CALL(launch_add, NULL, block.address + 1, 1, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, NULL, block.address + 1, 1, 1, NO_GATE));
     ASSERT_CUDA(CALL(cuStreamSynchronize, NULL)); /* a first thread, and the one that a sanitizer starts */
     unsigned before = count_threads();
     for (int i = 0; i < STREAMS; i++) ASSERT_CUDA(CALL(cuStreamCreate, &streams[i], CU_STREAM_NON_BLOCKING));
@@ -47,7 +47,7 @@ static void only_busy_streams_have_threads(void **state) {
     assert_int_equal(count_threads(), before);
     for (int i = 0; i < STREAMS; i++) ASSERT_CUDA(CALL(cuStreamSynchronize, streams[i])); /* without work */
     assert_int_equal(count_threads(), before);
-    ASSERT_CUDA(CALL(launch_add, streams[1], block.address, 1, 1, 0));
+    ASSERT_CUDA(CALL(launch_add, streams[1], block.address, 1, 1, NO_GATE));
     ASSERT_CUDA(CALL(cuStreamSynchronize, streams[1]));
     assert_bytes(block.address, 1, TMS_SIM_POISON + 1);
     assert_int_equal(count_threads(), before + 1);

@@ -35,7 +35,10 @@ static tms_status_t check(heap_store_t *heap, heap_failure_t where, const tms_er
 
 /* ---- blocks ---- */
 
-static tms_status_t pin(heap_block_t *block, bool pinned, const tms_error_context_t *context, tms_error_t *error) {
+typedef enum pinning { PAGEABLE, PINNED } pinning_t;
+
+static tms_status_t pin(heap_block_t *block, pinning_t wanted, const tms_error_context_t *context, tms_error_t *error) {
+    const bool pinned = wanted == PINNED;
     tms_devices_t *devices = block->heap->devices;
     const tms_driver_table_t *driver;
     if (block->pinned == pinned) return TMS_OK;
@@ -57,7 +60,7 @@ static tms_quarantine_mask_t give_back(tms_quarantined_t *node) {
     heap_block_t *block = (heap_block_t *)node;
     heap_store_t *heap = block->heap;
     tms_error_t reason;
-    if (fails(heap, HEAP_GIVE_BACK) || pin(block, false, &context, &reason) != TMS_OK) return TMS_QUARANTINE_BIT(OTHER);
+    if (fails(heap, HEAP_GIVE_BACK) || pin(block, PAGEABLE, &context, &reason) != TMS_OK) return TMS_QUARANTINE_BIT(OTHER);
     free(block);
     atomic_fetch_sub(&heap->blocks, 1);
     return 0;
@@ -120,7 +123,7 @@ static tms_status_t plan(void *store, void *batch, tms_backup_t *backup, tms_bac
     *fresh = (heap_block_t){.heap = heap, .references = 1, .device = request->device, .bytes = content->bytes};
     atomic_fetch_add(&heap->blocks, 1);
     slot->fresh = fresh;
-    return heap->pins ? pin(fresh, true, context, error) : TMS_OK;
+    return heap->pins ? pin(fresh, PINNED, context, error) : TMS_OK;
 }
 
 /* ---- copies ---- */

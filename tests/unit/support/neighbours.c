@@ -12,9 +12,9 @@ void make_run(fixture_t *fixture, const char *tag, tms_backup_kind_t backup, uin
     tms_error_t error;
     make_neighbours(fixture, tag, backup, addresses);
     for (int cycle = 0; cycle < 2; cycle++) { /* if the test has freed memory of the tag, the first resume makes no run */
-        ASSERT_OK(pause_tag(fixture, tag, NULL, &error), error);
+        ASSERT_OK(pause_tag(fixture, tag, &error), error);
         simulator()->clear_counts();
-        ASSERT_OK(resume_tag(fixture, tag, NULL, &error), error);
+        ASSERT_OK(resume_tag(fixture, tag, &error), error);
     }
     assert_int_equal(simulator()->calls("cuMemCreate"), 1);
     assert_int_equal(tms_run_bytes(run_at(fixture, addresses[0])), NEIGHBOURS * NEIGHBOUR_BYTES);

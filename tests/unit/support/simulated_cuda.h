@@ -19,6 +19,8 @@
 #define GRANULE       ((uint64_t)TMS_SIM_GRANULARITY)
 #define DEVICE_MEMORY (64 * MIB)
 
+enum { NO_GATE = 0 }; /* A kernel or an operator with this gate does not wait. */
+
 /* The control functions used here; the types are those of simulator.h. */
 #define SIMULATED_CONTROLS(X)                                                                                               \
     X(reset)                                                                                                                \

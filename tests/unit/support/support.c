@@ -155,23 +155,43 @@ static tms_selection_t selection_of(const char **tag) {
     return (tms_selection_t){.tags = *tag ? tag : NULL, .tag_count = *tag ? 1 : 0};
 }
 
-tms_status_t pause_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error) {
+tms_status_t pause_with_report(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error) {
     tms_selection_t selection = selection_of(&tag);
     return tms_transition_pause(&fixture->saver, &selection, report, error);
 }
 
-tms_status_t resume_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error) {
+tms_status_t resume_with_report(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error) {
     tms_selection_t selection = selection_of(&tag);
     return tms_transition_resume(&fixture->saver, &selection, report, error);
 }
 
-tms_status_t pause_selected(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
+tms_status_t pause_selected_with_report(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report,
+                                        tms_error_t *error) {
     return tms_transition_pause(&fixture->saver, selection, report, error);
 }
 
-tms_status_t resume_selected(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report,
-                             tms_error_t *error) {
+tms_status_t resume_selected_with_report(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report,
+                                         tms_error_t *error) {
     return tms_transition_resume(&fixture->saver, selection, report, error);
+}
+
+tms_status_t pause_tag(fixture_t *fixture, const char *tag, tms_error_t *error) {
+    return pause_with_report(fixture, tag, NULL, error);
+}
+
+tms_status_t resume_tag(fixture_t *fixture, const char *tag, tms_error_t *error) {
+    return resume_with_report(fixture, tag, NULL, error);
+}
+
+tms_status_t pause_all(fixture_t *fixture, tms_error_t *error) { return pause_tag(fixture, ALL_TAGS, error); }
+tms_status_t resume_all(fixture_t *fixture, tms_error_t *error) { return resume_tag(fixture, ALL_TAGS, error); }
+
+tms_status_t pause_selected(fixture_t *fixture, const tms_selection_t *selection, tms_error_t *error) {
+    return pause_selected_with_report(fixture, selection, NULL, error);
+}
+
+tms_status_t resume_selected(fixture_t *fixture, const tms_selection_t *selection, tms_error_t *error) {
+    return resume_selected_with_report(fixture, selection, NULL, error);
 }
 
 CUstream launch_behind_gate(fixture_t *fixture, int gate, uint64_t address) {
@@ -196,7 +216,7 @@ void destroy_stream(fixture_t *fixture, CUstream stream) {
 
 static void *run_pause(void *argument) {
     held_pause_t *held = argument;
-    held->status = pause_tag(held->fixture, held->tag, NULL, &held->error);
+    held->status = pause_tag(held->fixture, held->tag, &held->error);
     atomic_store(&held->ended, true);
     return NULL;
 }

@@ -56,6 +56,8 @@ typedef struct simulator {
 
 const simulator_t *simulator(void);
 
+enum { OFF, ON }; /* These are the arguments of simulator()->trace. */
+
 typedef struct fixture {
     tms_log_t log;
     tms_config_t config;
@@ -101,13 +103,22 @@ void assert_ok(tms_status_t status, const tms_error_t *error, const char *file, 
 /* An allocation on device 0 with a tag and a backup. */
 uint64_t allocate(fixture_t *fixture, const char *tag, tms_backup_kind_t backup, uint64_t bytes);
 uint64_t allocate_on(fixture_t *fixture, int device, const char *tag, tms_backup_kind_t backup, uint64_t bytes);
-/* pause or resume of one tag, NULL for all; no stream. */
-tms_status_t pause_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error);
-tms_status_t resume_tag(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error);
 
-/* The same for a selection of the caller's: every tag, unless it names some. */
-tms_status_t pause_selected(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
-tms_status_t resume_selected(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
+#define ALL_TAGS ((const char *)NULL)
+/* These pause or resume all segments, those of one tag, or those of a selection, which are all unless it names tags. */
+tms_status_t pause_all(fixture_t *fixture, tms_error_t *error);
+tms_status_t resume_all(fixture_t *fixture, tms_error_t *error);
+tms_status_t pause_tag(fixture_t *fixture, const char *tag, tms_error_t *error);
+tms_status_t resume_tag(fixture_t *fixture, const char *tag, tms_error_t *error);
+tms_status_t pause_selected(fixture_t *fixture, const tms_selection_t *selection, tms_error_t *error);
+tms_status_t resume_selected(fixture_t *fixture, const tms_selection_t *selection, tms_error_t *error);
+/* These do the same and fill in a report. The first two take one tag or ALL_TAGS. */
+tms_status_t pause_with_report(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error);
+tms_status_t resume_with_report(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error);
+tms_status_t pause_selected_with_report(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report,
+                                        tms_error_t *error);
+tms_status_t resume_selected_with_report(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report,
+                                         tms_error_t *error);
 
 /* Work on `stream`, made here on device 0, that adds 1 to the first MiB at `address` once the gate is open. */
 CUstream launch_behind_gate(fixture_t *fixture, int gate, uint64_t address);

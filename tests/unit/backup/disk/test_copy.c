@@ -19,7 +19,10 @@ static void count_pieces(uint64_t bytes, int *pieces, int *direct, int *rests) {
     }
 }
 
-static void assert_calls(way_t way, bool saving, uint64_t bytes) {
+typedef enum direction { SAVING, LOADING } direction_t;
+
+static void assert_calls(way_t way, direction_t direction, uint64_t bytes) {
+    const bool saving = direction == SAVING;
     int pieces, direct, rests;
     count_pieces(bytes, &pieces, &direct, &rests);
     int direct_calls = saving ? calls.direct_writes : calls.direct_reads;
@@ -58,13 +61,13 @@ static void round_trip(fixture_t *f, way_t way, uint64_t bytes, uint64_t chunk) 
     fill(address, bytes, seed);
     clear_calls();
     save_one(f, &backup, address);
-    assert_calls(way, true, bytes);
+    assert_calls(way, SAVING, bytes);
     assert_nothing_held();
     assert_file(disk_file_of(f, &backup)->path, bytes, seed);
     memset((void *)address, 0, bytes);
     clear_calls();
     ASSERT_OK(load_one(f, &backup, address, &error), error);
-    assert_calls(way, false, bytes);
+    assert_calls(way, LOADING, bytes);
     assert_filled(address, bytes, seed);
     assert_nothing_held();
     tms_backup_destroy(&backup, &f->saver.stores);

@@ -20,10 +20,10 @@ static void a_save_does_not_wait_for_its_writes(void **state) {
     fill(address, BUFFER, 1);
     for (int i = 0; i < IN_FLIGHT_MOST; i++) backups[i] = prepared(f, BUFFER);
     open_copier(f, &copier, NULL);
-    set_gate(true);
+    close_gate();
     for (int i = 0; i < IN_FLIGHT_MOST; i++)
         ASSERT_OK(tms_backup_save(&backups[i], &f->saver.stores, &copier, address, &CONTEXT, &error), error);
-    set_gate(false);
+    open_gate();
     ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
     tms_copier_close(&copier);
     for (int i = 0; i < IN_FLIGHT_MOST; i++) {
@@ -151,7 +151,7 @@ static int32_t stop_and_release(void *context) {
     const char bytes[IN_FLIGHT_MOST] = {0};
     asker->asked++;
     if (asker->release >= 0) assert_int_equal(write(asker->release, bytes, sizeof bytes), sizeof bytes);
-    set_gate(false);
+    open_gate();
     return 1;
 }
 
@@ -173,7 +173,7 @@ static void a_call_is_cancelled_while_the_disk_is_stalled(void **state) {
             if (way == BY_URING) assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
             asker_t asker = {.release = ends[1]};
             fault.pipe_end = ends[0];
-            set_gate(true);
+            close_gate();
             clear_calls();
             if (saving) plan(f, &backup);
             tms_wait_begin(&wait, stop_and_release, &asker, 0);
@@ -210,7 +210,7 @@ static int32_t fork_once(void *context) {
         return 0;
     }
     int ended = -1;
-    set_gate(false);
+    open_gate();
     assert_int_equal(waitpid(child, &ended, 0), child);
     assert_int_equal(ended, 0);
     return 0;
@@ -229,7 +229,7 @@ static void a_child_forked_during_a_copy_changes_nothing(void **state) {
     pid_t parent = getpid();
     set_way(f, BY_THREADS);
     fill(address, bytes, 8);
-    set_gate(true);
+    close_gate();
     tms_wait_begin(&wait, fork_once, &asker, 0);
     open_copier(f, &copier, &wait);
     tms_status_t status = tms_backup_save(&backup, &f->saver.stores, &copier, address, &CONTEXT, &error);

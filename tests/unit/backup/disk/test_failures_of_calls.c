@@ -96,11 +96,11 @@ static void a_failed_driver_call_is_an_error_and_leaves_nothing(void **state) {
     static const struct {
         const char *call;
         bool saving, loading;
-    } points[] = {{"cuMemcpyDtoHAsync", true, false},
-                  {"cuMemcpyHtoDAsync", false, true},
-                  {"cuEventCreate", true, true},
-                  {"cuEventRecord", true, true},
-                  {"cuEventSynchronize", true, true}};
+    } points[] = {{"cuMemcpyDtoHAsync", .saving = true},
+                  {"cuMemcpyHtoDAsync", .loading = true},
+                  {"cuEventCreate", .saving = true, .loading = true},
+                  {"cuEventRecord", .saving = true, .loading = true},
+                  {"cuEventSynchronize", .saving = true, .loading = true}};
     uint64_t address = allocate_filled(f, 11);
     tms_backup_t backup = prepared(f, BYTES);
     save_one(f, &backup, address);

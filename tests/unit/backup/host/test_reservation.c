@@ -7,13 +7,13 @@ enum { TEXT_BYTES = 8192 };
 
 static void a_reservation_fills_the_pool_in_the_background(void **state) {
     host_fixture_t *f = *state;
-    hold_registering(true);
+    hold_registering();
     reserve(f, 0, 6 * PIECE); /* returns */
     await_held(1);
     assert_int_equal(pooled(f), 0);
     assert_int_equal(f->store.pool_limit_bytes, 6 * PIECE);
     reserve(f, 0, 4 * PIECE); /* that much is in flight already */
-    hold_registering(false);
+    release_registering();
     await_reserved(f);
     assert_int_equal(pooled(f), 6 * PIECE);
     assert_int_equal(registrations().count, 6);
@@ -32,11 +32,11 @@ static void a_batch_waits_for_the_reservation_in_flight(void **state) {
     host_fixture_t *f = *state;
     const uint64_t bytes[] = {5 * PIECE, 3 * PIECE};
     tms_host_buffer_t *buffers[2];
-    hold_registering(true);
+    hold_registering();
     reserve(f, 0, 8 * PIECE);
     await_held(1);
     struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, bytes, 2, TMS_HOST_POOL, buffers);
-    hold_registering(false);
+    release_registering();
     await_all(buffers[0]);
     await_all(buffers[1]);
     tms_host_batch_destroy(batch);
@@ -53,12 +53,12 @@ static void returned_memory_leaves_room_for_the_reservation_in_flight(void **sta
     host_fixture_t *f = *state;
     tms_host_store_set_pool_limit(&f->store, 8 * PIECE);
     tms_host_buffer_t *buffer = pinned(f, 4 * PIECE, TMS_HOST_POOL);
-    hold_registering(true);
+    hold_registering();
     reserve(f, 0, 6 * PIECE);
     await_held(1);
     tms_host_buffer_drop(buffer);
     assert_int_equal(pooled(f), 2 * PIECE);
-    hold_registering(false);
+    release_registering();
     await_reserved(f);
     assert_int_equal(pooled(f), 8 * PIECE);
     tms_host_store_settle(&f->store);
@@ -89,13 +89,13 @@ static void a_reservation_that_fails_later_is_logged_and_keeps_its_memory(void *
     uint64_t part = 0;
     captured_stderr_t captured = capture_begin();
     CALL(fail_after, "cuMemHostRegister", 2, 1, CUDA_ERROR_DEINITIALIZED);
-    hold_registering(true);
+    hold_registering();
     reserve(f, 0, 6 * PIECE);
     await_held(1);
     const uint64_t bytes = 6 * PIECE;
     tms_host_buffer_t *buffer;
     struct tms_host_batch *batch = start_batch(f, TMS_BACKUP_PINNED, &bytes, 1, TMS_HOST_RELEASE, &buffer);
-    hold_registering(false);
+    release_registering();
     assert_int_equal(tms_host_buffer_await(buffer, 5 * PIECE, NULL, &part, &CONTEXT, &error), TMS_DRIVER_UNAVAILABLE);
     tms_host_batch_destroy(batch);
     await_reserved(f);

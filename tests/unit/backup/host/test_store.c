@@ -41,13 +41,13 @@ static void another_thread_releases_memory(void **state) {
     host_fixture_t *f = *state;
     tms_host_buffer_t *buffer = pinned(f, 4 * PIECE, TMS_HOST_RELEASE);
     char *memory = buffer->memory;
-    hold_unregistering(true);
+    hold_unregistering();
     tms_host_buffer_drop(buffer); /* returns */
     await_held(1);
     assert_int_equal(atomic_load(&f->store.buffer_bytes), 0);
     assert_int_equal(resident(f), 4 * PIECE);
     assert_true(is_mapped(memory));
-    hold_unregistering(false);
+    release_unregistering();
     await_thread(f); /* the thread ends by itself */
     assert_false(is_mapped(memory));
     assert_int_equal(registrations().unregistered, 4);
@@ -98,11 +98,11 @@ static void releasing_now_waits_for_memory_of_kind_mmap_only(void **state) {
     tms_host_buffer_t *mmapped = make_buffer(f, TMS_BACKUP_MMAP, 2 * PIECE, TMS_HOST_RELEASE);
     tms_host_buffer_t *other = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
     char *memory = mmapped->memory;
-    hold_unregistering(true);
+    hold_unregistering();
     tms_host_buffer_drop(other);
     await_held(1);                         /* the thread is working on one of its pieces, and keeps it */
     tms_host_store_release_now(&f->store); /* returns: there is nothing of kind MMAP */
-    hold_unregistering(false);
+    release_unregistering();
     tms_host_buffer_drop(mmapped);
     tms_host_store_release_now(&f->store);
     assert_false(is_mapped(memory));
@@ -200,14 +200,14 @@ static void a_retry_does_not_wait_for_the_device(void **state) {
     assert_int_equal(quarantined(f), 2); /* the next call retries */
     started = calls_made(CALL_THREAD);
 
-    hold_unregistering(true);
+    hold_unregistering();
     tms_host_store_retry(&f->store);
     await_held(1);
     tms_host_store_retry(&f->store); /* one thread does it */
     assert_int_equal(calls_made(CALL_THREAD), started + 1);
     assert_int_equal(f->store.threads, 1);
     assert_true(is_mapped(memory));
-    hold_unregistering(false);
+    release_unregistering();
     await_thread(f);
     assert_int_equal(quarantined(f), 0);
     assert_false(is_mapped(memory));
@@ -244,7 +244,7 @@ static void closing_waits_for_the_call_in_flight_and_allows_no_other(void **stat
     uint64_t part = 0;
     tms_host_buffer_t *buffer = pinned(f, 4 * PIECE, TMS_HOST_RELEASE), *other = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
     const uint64_t bytes = 2 * PIECE;
-    hold_unregistering(true);
+    hold_unregistering();
     tms_host_buffer_drop(buffer);
     await_held(1);
     assert_int_equal(pthread_create(&thread, NULL, close_store, &f->store), 0);
@@ -254,7 +254,7 @@ static void closing_waits_for_the_call_in_flight_and_allows_no_other(void **stat
     pthread_mutex_unlock(&f->store.lock);
     for (int i = 0; i < 1000; i++) sched_yield(); /* one that does not wait has returned by now, most likely */
     assert_false(atomic_load(&closed));
-    hold_unregistering(false);
+    release_unregistering();
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_int_equal(registrations().unregistered, 1);
     tms_host_buffer_drop(other); /* as the interpreter does, later still */
@@ -274,7 +274,7 @@ static void closing_waits_for_the_call_in_flight_and_allows_no_other(void **stat
 static void closing_gives_up_on_a_call_that_does_not_return(void **state) {
     host_fixture_t *f = *state;
     tms_host_buffer_t *buffer = pinned(f, 2 * PIECE, TMS_HOST_RELEASE);
-    hold_unregistering(true);
+    hold_unregistering();
     tms_host_buffer_drop(buffer);
     await_held(1);
     tms_host_store_close(&f->store, tms_wait_now());
@@ -284,7 +284,7 @@ static void closing_gives_up_on_a_call_that_does_not_return(void **state) {
     assert_int_equal(f->store.abandoned_calls, 1);
     pthread_mutex_unlock(&f->store.lock);
     tms_host_store_close(&f->store, INFINITY); /* it has been abandoned for good */
-    hold_unregistering(false);
+    release_unregistering();
     await_thread(f);
     assert_int_equal(registrations().unregistered, 1); /* and no other call is begun */
     assert_int_equal(f->store.calls, 0);

@@ -22,7 +22,9 @@ static char base[TEMPORARY_BYTES];
 static tms_shared_page_t page;
 static tms_tag_table_t tags;
 
-static inline void init(bool wanted) {
+typedef enum page_choice { PAGE_OFF = false, PAGE_ON = true } page_choice_t;
+
+static inline void init(page_choice_t wanted) {
     tms_error_t error;
     memset(&page, 0, sizeof page);
     assert_int_equal(tms_shared_page_init(&page, wanted, base, &error), TMS_OK);
@@ -39,7 +41,7 @@ static inline int make(void **state) {
     (void)state;
     if (!make_temporary_directory(base, "page")) return -1;
     tms_tag_table_init(&tags);
-    init(true);
+    init(PAGE_ON);
     return open_page() ? 0 : -1;
 }
 

@@ -34,7 +34,7 @@ static void every_operation_of_a_pause_may_fail(void **state) {
             tms_error_t error;
             atomic_store(&f->heap.fail_in[points[i]], call);
             simulator()->clear_counts();
-            assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_BACKUP_IO);
+            assert_int_equal(pause_all(f, &error), TMS_BACKUP_IO);
             assert_non_null(strstr(error.message, "made to fail"));
             assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
             assert_int_equal(atomic_load(&f->heap.fail_in[points[i]]), 0);
@@ -51,10 +51,10 @@ static void every_operation_of_a_pause_may_fail(void **state) {
         }
         tms_error_t error; /* and the same call can be repeated */
         tms_report_t report;
-        ASSERT_OK(pause_tag(f, NULL, &report, &error), error);
+        ASSERT_OK(pause_with_report(f, ALL_TAGS, &report, &error), error);
         assert_int_equal(report.copied_bytes, 4 * BYTES);
         assert_at_rest(f, 2);
-        ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+        ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
         assert_int_equal(report.copied_bytes, 4 * BYTES);
         for (uint32_t k = 0; k < 2; k++) assert_filled(others[k], BYTES, 1 + k);
         for (uint32_t k = 0; k < 2; k++) assert_filled(own[k], BYTES, 3 + k);
@@ -69,15 +69,15 @@ static void every_operation_of_a_resume_may_fail(void **state) {
     const heap_failure_t points[] = {HEAP_LOAD, HEAP_LOADED, HEAP_WAIT};
     const uint64_t addresses[] = {allocate_filled(f, "a", HEAP_BACKUP, 1), allocate_filled(f, "a", TMS_BACKUP_PINNED, 2),
                                   allocate_filled(f, "a", HEAP_BACKUP, 3), allocate_filled(f, "a", TMS_BACKUP_DISK, 4)};
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
         atomic_store(&f->heap.fail_in[points[i]], 1);
-        assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_BACKUP_IO);
+        assert_int_equal(resume_all(f, &error), TMS_BACKUP_IO);
         assert_at_rest(f, 2); /* every backup is as before */
         assert_int_equal(physical_bytes(0), 0);
         for (int k = 0; k < 4; k++) assert_int_equal(state_of(f, addresses[k]), TMS_SEGMENT_PAUSED);
     }
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     for (uint32_t k = 0; k < 4; k++) assert_filled(addresses[k], BYTES, 1 + k);
     assert_at_rest(f, 0);
 }
@@ -93,13 +93,13 @@ static void resources_that_a_store_cannot_release_are_quarantined(void **state) 
         atomic_store(&f->heap.fail_in[HEAP_GIVE_BACK], 1);
         if (end == 0) { /* cancel */
             atomic_store(&f->heap.fail_in[HEAP_START], 1);
-            assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_BACKUP_IO);
+            assert_int_equal(pause_all(f, &error), TMS_BACKUP_IO);
         } else {
             if (end == 3) atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN);
-            ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-            if (end != 2) ASSERT_OK(resume_tag(f, NULL, NULL, &error), error); /* discard, unless it is retained */
+            ASSERT_OK(pause_all(f, &error), error);
+            if (end != 2) ASSERT_OK(resume_all(f, &error), error); /* discard, unless it is retained */
             if (end == 2) assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK); /* destroy */
-            if (end == 3) ASSERT_OK(pause_selected(f, &to_host, NULL, &error), error);          /* commit */
+            if (end == 3) ASSERT_OK(pause_selected(f, &to_host, &error), error);                /* commit */
         }
         tms_saver_counters(&f->saver, &counters);
         assert_int_equal(counters.quarantined_other, 1);
@@ -107,7 +107,7 @@ static void resources_that_a_store_cannot_release_are_quarantined(void **state) 
         tms_saver_reclaim(&f->saver);
         assert_at_rest(f, 0);
         atomic_store(&f->saver.host_policy, TMS_HOST_RELEASE);
-        if (end == 3) ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        if (end == 3) ASSERT_OK(resume_all(f, &error), error);
         if (end != 2) assert_filled(address, BYTES, 1);
         if (end != 2) assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     }
@@ -117,11 +117,11 @@ static void a_free_of_paused_memory_releases_its_backup(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t first = allocate_filled(f, "a", HEAP_BACKUP, 1), second = allocate_filled(f, "a", HEAP_BACKUP, 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_at_rest(f, 2);
     assert_int_equal(tms_saver_free(&f->saver, first, &error), TMS_OK);
     assert_at_rest(f, 1);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(second, BYTES, 2);
     assert_at_rest(f, 0);
 }
@@ -138,7 +138,7 @@ static void a_free_during_a_pause_is_carried_out_at_its_end(void **state) {
     simulator()->open_gate(1);
     join_pause(&held);
     assert_at_rest(f, 1);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(kept, BYTES, 2);
     destroy_stream(f, stream);
 }
@@ -150,23 +150,23 @@ static void a_failed_pause_with_retained_backups(void **state) {
     uint64_t address = allocate_filled(f, "a", HEAP_BACKUP, 1);
     tms_backup_t *backup = &tms_segment_of(tms_registry_find(&f->saver.registry, address))->backup;
     atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     const char *copy = tms_backup_find(backup, &f->saver.stores, 0, BYTES, NULL);
     assert_filled((uint64_t)copy, BYTES, 1);
     fill(address, BYTES, 2);
     atomic_store(&f->heap.fail_in[HEAP_SAVE], 1);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_BACKUP_IO);
+    assert_int_equal(pause_all(f, &error), TMS_BACKUP_IO);
     assert_ptr_equal(tms_backup_find(backup, &f->saver.stores, 0, BYTES, NULL), copy);
     assert_filled((uint64_t)copy, BYTES, 1);
     atomic_store(&f->heap.fail_in[HEAP_SAVED], 1);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_BACKUP_IO);
+    assert_int_equal(pause_all(f, &error), TMS_BACKUP_IO);
     assert_null(tms_backup_find(backup, &f->saver.stores, 0, BYTES, NULL));
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_ptr_equal(tms_backup_find(backup, &f->saver.stores, 0, BYTES, NULL), copy); /* at its address */
     atomic_store(&f->heap.fail_in[HEAP_FIND], 1);
     assert_null(tms_backup_find(backup, &f->saver.stores, 0, BYTES, NULL));
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, BYTES, 2);
     atomic_store(&f->saver.host_policy, TMS_HOST_RELEASE);
 }

@@ -3,7 +3,7 @@
 
 static void *pause_others(void *argument) {
     other_t *other = argument;
-    other->status = pause_tag(other->fixture, "other", NULL, &other->error);
+    other->status = pause_tag(other->fixture, "other", &other->error);
     return NULL;
 }
 
@@ -35,14 +35,14 @@ static void a_capture_waits_for_the_call_in_flight(void **state) {
     CUstream stream = launch_behind_gate(f, GATE, address);
     script_t script = {.capture = {.fixture = f, .address = address}};
     tms_selection_t selection = {.interrupted = play, .interrupt_context = &script};
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     assert_true(script.asked >= 2); /* it has waited for the device */
     assert_int_equal(pthread_join(script.capture.thread, NULL), 0);
     ASSERT_OK(script.capture.status, script.capture.error);
     assert_int_equal(script.capture.state, TMS_SEGMENT_PAUSED); /* and not still PAUSING */
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(resume_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
     (void)tms_saver_capture_end(&f->saver, 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     destroy_stream(f, stream);
 }
 
@@ -56,7 +56,7 @@ static void a_waiting_capture_does_not_hold_the_turn(void **state) {
     script_t script = {.capture = {.fixture = f, .address = held}, .pause = {.fixture = f}, .with_pause = true};
     const char *const tags[] = {"held"};
     tms_selection_t selection = {.tags = tags, .tag_count = 1, .interrupted = play, .interrupt_context = &script};
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     assert_true(script.asked >= 3);
     assert_int_equal(pthread_join(script.capture.thread, NULL), 0);
     assert_int_equal(pthread_join(script.pause.thread, NULL), 0);
@@ -67,7 +67,7 @@ static void a_waiting_capture_does_not_hold_the_turn(void **state) {
     if (!paused) assert_int_equal(script.pause.status, TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(state_of(f, other), paused ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_ACTIVE);
     (void)tms_saver_capture_end(&f->saver, 0);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     destroy_stream(f, stream);
 }
 
@@ -125,14 +125,14 @@ static void a_capture_does_not_wait_for_a_callback_that_waits_for_it(void **stat
         fill(address, 2 * MIB, 1);
         CUstream stream = i == 0 ? launch_behind_gate(f, GATE, allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB)) : NULL;
         needy[i] = (needy_t){.capture = {.fixture = f, .address = address}, .on_stream = {.fixture = f}};
-        ASSERT_OK(pause_selected(f, &selections[i], NULL, &error), error);
+        ASSERT_OK(pause_selected(f, &selections[i], &error), error);
         assert_true(needy[i].called > 0);
         assert_int_equal(needy[i].capture.status, TMS_INVALID_STATE);
         assert_non_null(strstr(needy[i].capture.error.message, "GIL"));
         assert_int_equal(needy[i].on_stream.status, TMS_INVALID_STATE);
         assert_true(needy[i].on_stream.must_not_begin);
         assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         assert_filled(address, 2 * MIB, 1);
         if (stream) destroy_stream(f, stream);
     }
@@ -153,7 +153,7 @@ static void a_capture_from_a_callback_is_refused(void **state) {
     CUstream stream = launch_behind_gate(f, GATE, address);
     other_t other = {.fixture = f};
     tms_selection_t selection = {.interrupted = begin_inside, .interrupt_context = &other};
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     assert_int_equal(other.status, TMS_INVALID_STATE);
     assert_string_equal(other.error.operation, "capture_begin");
     assert_non_null(strstr(other.error.message, "inside pause() or resume()"));
@@ -177,17 +177,17 @@ static void a_capture_while_a_resume_waits_for_memory(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB);
     fill(address, 40 * MIB, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(simulator()->take_memory(0, 250 * MIB), 0);
     simulator()->clear_counts();
     script_t script = {.capture = {.fixture = f, .address = address}};
     tms_selection_t selection = {
         .interrupted = capture_elsewhere_and_make_room, .interrupt_context = &script, .timeout_seconds = LONG_SECONDS};
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_CAPTURE_IN_PROGRESS);
     ASSERT_OK(script.capture.status, script.capture.error);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
     (void)tms_saver_capture_end(&f->saver, 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, 40 * MIB, 1);
 }
 

@@ -31,7 +31,7 @@ static void *pause_late(void *argument) {
     const char *const tags[] = {"late"};
     const tms_selection_t selection = {
         .tags = tags, .tag_count = 1, .interrupted = capture_and_end_the_other, .interrupt_context = late};
-    late->pause_status = pause_selected(late->fixture, &selection, NULL, &late->error);
+    late->pause_status = pause_selected(late->fixture, &selection, &late->error);
     return NULL;
 }
 
@@ -50,7 +50,7 @@ static void a_capture_that_began_while_a_pause_waited_for_its_turn(void **state)
     late_t late = {.fixture = f};
     const char *const tags[] = {"held"};
     tms_selection_t selection = {.tags = tags, .tag_count = 1, .interrupted = start_late_pause, .interrupt_context = &late};
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     assert_true(late.started);
     assert_int_equal(pthread_join(late.thread, NULL), 0);
     assert_true(late.asked >= 1);
@@ -94,7 +94,7 @@ static void *pause_second(void *argument) {
     const char *const tags[] = {"second"};
     const tms_selection_t selection = {
         .tags = tags, .tag_count = 1, .interrupted = ask_while_waiting, .interrupt_context = turns};
-    turns->status = pause_selected(turns->fixture, &selection, NULL, &turns->error);
+    turns->status = pause_selected(turns->fixture, &selection, &turns->error);
     return NULL;
 }
 
@@ -125,7 +125,7 @@ static void a_call_waiting_for_its_turn_hides_no_callback(void **state) {
     const char *const tags[] = {"held"};
     tms_selection_t selection = {
         .tags = tags, .tag_count = 1, .interrupted = hold_up_a_capture, .interrupt_context = &turns};
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     assert_int_equal(pthread_join(turns.waiting, NULL), 0);
     alarm(0);
     ASSERT_OK(turns.status, turns.error);
@@ -158,7 +158,7 @@ static void a_callback_of_a_call_that_waits_for_its_turn_does_not_count(void **s
     const char *const tags[] = {"second"};
     tms_selection_t selection = {
         .tags = tags, .tag_count = 1, .interrupted = ask_once_and_end_the_other, .interrupt_context = &turns};
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     join_pause(&first);
     assert_int_equal(state_of(f, second), TMS_SEGMENT_PAUSED);
     assert_int_equal(sem_destroy(&turns.asked), 0);
@@ -184,12 +184,12 @@ static void the_callers_stream_is_queried_even_if_only_a_free_waits(void **state
     simulator()->clear_counts();
     driver->cuStreamIsCapturing = say_capturing;
     tms_selection_t selection = {.has_stream = 1};
-    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(pause_selected(f, &selection, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
     assert_int_equal(physical_bytes(0), 2 * MIB);
     selection.has_stream = 0;
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     assert_int_equal(physical_bytes(0), 0);
 }
 

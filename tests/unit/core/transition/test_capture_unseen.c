@@ -36,10 +36,10 @@ static void a_resume_beside_a_capture_spares_it(void **state) {
     for (int chunked = 0; chunked < 2; chunked++) {
         capturer_t capturer;
         tms_selection_t selection = {.zero = 1, .interrupted = chunked ? never : NULL};
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         begin_unseen(&capturer, CU_STREAM_CAPTURE_MODE_GLOBAL);
         simulator()->clear_counts();
-        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        ASSERT_OK(resume_selected(f, &selection, &error), error);
         assert_int_equal(own_mode(), CU_STREAM_CAPTURE_MODE_GLOBAL); /* as before */
         assert_true(simulator()->calls("cuStreamSynchronize") > 0);
         assert_true(simulator()->calls("cuEventSynchronize") > 0);
@@ -60,7 +60,7 @@ static void a_pause_beside_a_capture_changes_nothing(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     fill(address, 2 * MIB, 1);
     begin_unseen(&capturer, CU_STREAM_CAPTURE_MODE_RELAXED);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_string_equal(error.call, "cuCtxSynchronize");
     assert_int_equal(own_mode(), CU_STREAM_CAPTURE_MODE_GLOBAL);
     assert_int_equal(end_unseen(&capturer), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);

@@ -17,14 +17,14 @@ static void a_pause_may_choose_another_place(void **state) {
             uint64_t address = allocate(f, "a", regions[i], 2 * MIB);
             bool kept = choices[k] != TMS_BACKUP_NONE;
             fill(address, 2 * MIB, i * 5 + k);
-            ASSERT_OK(pause_selected(f, &chosen, &report, &error), error);
+            ASSERT_OK(pause_selected_with_report(f, &chosen, &report, &error), error);
             assert_int_equal(report.copied_bytes, kept ? 2 * MIB : 0);
             assert_int_equal(atomic_load(&f->saver.stores.disk.total) > 0, choices[k] == TMS_BACKUP_DISK);
             assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes) > 0,
                              choices[k] == TMS_BACKUP_PINNED || choices[k] == TMS_BACKUP_MMAP);
             ASSERT_OK(tms_saver_find(&f->saver, address, &row), error);
             assert_int_equal(row.backup, regions[i]); /* the region's setting stays */
-            ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+            ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
             if (kept)
                 assert_filled(address, 2 * MIB, i * 5 + k);
             else
@@ -34,9 +34,9 @@ static void a_pause_may_choose_another_place(void **state) {
                              choices[k] == TMS_BACKUP_DISK && regions[i] == TMS_BACKUP_DISK);
 
             fill(address, 2 * MIB, 50 + i); /* the next pause obeys the region's setting */
-            ASSERT_OK(pause_tag(f, NULL, &report, &error), error);
+            ASSERT_OK(pause_with_report(f, ALL_TAGS, &report, &error), error);
             assert_int_equal(report.copied_bytes, regions[i] == TMS_BACKUP_NONE ? 0 : 2 * MIB);
-            ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+            ASSERT_OK(resume_all(f, &error), error);
             if (regions[i] != TMS_BACKUP_NONE) assert_filled(address, 2 * MIB, 50 + i);
             assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
             assert_int_equal(counters_of(f).disk_backup_bytes, 0);
@@ -50,8 +50,8 @@ static uint64_t allocate_retained(fixture_t *f, uint32_t seed) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN);
     fill(address, 2 * MIB, seed);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     return address;
 }
 
@@ -63,11 +63,11 @@ static void a_discarded_pause_drops_retained_backups(void **state) {
     tms_selection_t discard = {.has_backup = 1, .backup = TMS_BACKUP_NONE};
     uint64_t address = allocate_retained(f, 1);
     assert_int_equal(counters_of(f).host_backup_bytes, 2 * MIB);
-    ASSERT_OK(pause_selected(f, &discard, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &discard, &error), error);
     ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
     assert_null(host);
     assert_int_equal(counters_of(f).host_resident_bytes, 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_poisoned(address, 2 * MIB);
 }
 
@@ -80,7 +80,7 @@ static void a_failed_pause_keeps_retained_backups(void **state) {
     uint64_t address = allocate_retained(f, 1);
     fill(address, 2 * MIB, 2);
     simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_selected(f, &to_disk, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_selected(f, &to_disk, &error), TMS_DRIVER);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
     assert_filled((uint64_t)host, 2 * MIB, 1);
@@ -95,7 +95,7 @@ static void choices_are_checked(void **state) {
         {.has_backup = 1, .backup = 9}, {.has_backup = 1, .backup = -1}, {.host_policy = 4}, {.host_policy = -1}};
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        assert_int_equal(pause_selected(f, &wrong[i], NULL, &error), TMS_INVALID_ARGUMENT);
+        assert_int_equal(pause_selected(f, &wrong[i], &error), TMS_INVALID_ARGUMENT);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     }
 }
@@ -110,8 +110,8 @@ static void memory_without_contents_can_come_back_zeroed(void **state) {
     uint64_t dropped = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB - 100), kept = allocate(f, "a", TMS_BACKUP_MMAP, 2 * MIB);
     fill(dropped, 2 * MIB - 100, 1);
     fill(kept, 2 * MIB, 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_selected(f, &zero, &report, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_selected_with_report(f, &zero, &report, &error), error);
     assert_int_equal(report.copied_bytes, 2 * MIB);
     assert_filled(kept, 2 * MIB, 2);
     for (uint64_t i = 0; i < 2 * MIB; i++) assert_int_equal(((uint8_t *)dropped)[i], 0);
@@ -144,8 +144,8 @@ static void the_narrowest_policy_counts(void **state) {
         ASSERT_OK(tms_region_from_settings(&f->regions, &settings, &region, &error), error);
         ASSERT_OK(tms_saver_allocate(&f->saver, &region, 2 * MIB, 0, &address, &error), error);
         fill(address, 2 * MIB, 1);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
+        ASSERT_OK(resume_selected(f, &selection, &error), error);
         assert_filled(address, 2 * MIB, 1);
         tms_counters_t counters = counters_of(f);
         assert_int_equal(counters.host_backup_bytes, cases[i].backup);
@@ -184,7 +184,7 @@ static void progress_is_reported_to_the_end(void **state) {
     f->saver.stores.copying.chunk_bytes = MIB / 2;
     for (int resume = 0; resume < 2; resume++) {
         watcher = (watcher_t){0};
-        ASSERT_OK((resume ? resume_selected : pause_selected)(f, &selection, NULL, &error), error);
+        ASSERT_OK((resume ? resume_selected : pause_selected)(f, &selection, &error), error);
         assert_true(watcher.calls >= 1);
         assert_false(watcher.backwards);
         assert_int_equal(watcher.total, 8 * MIB);
@@ -201,10 +201,10 @@ static void both_devices_copy(void **state) {
         allocate_on(f, 1, "a", TMS_BACKUP_DISK, 2 * MIB), allocate_on(f, 0, "a", TMS_BACKUP_NONE, 2 * MIB)};
     for (int cycle = 0; cycle < 3; cycle++) {
         for (uint32_t i = 0; i < 3; i++) fill(addresses[i], i == 2 ? 2 * MIB : 4 * MIB, i);
-        ASSERT_OK(pause_tag(f, NULL, &report, &error), error);
+        ASSERT_OK(pause_with_report(f, ALL_TAGS, &report, &error), error);
         assert_int_equal(report.copied_bytes, 10 * MIB);
         assert_int_equal(physical_bytes(0) + physical_bytes(1), 0);
-        ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+        ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
         assert_int_equal(report.copied_bytes, 10 * MIB);
         for (uint32_t i = 0; i < 3; i++) assert_filled(addresses[i], i == 2 ? 2 * MIB : 4 * MIB, i);
     }
@@ -222,15 +222,15 @@ static void a_failure_on_one_device_fails_the_call_on_all(void **state) {
                                     allocate_on(f, 1, "a", TMS_BACKUP_PINNED, 2 * MIB)};
             bool at_resume = i >= 3;
             for (uint32_t k = 0; k < 2; k++) fill(addresses[k], 2 * MIB, k);
-            if (at_resume) ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+            if (at_resume) ASSERT_OK(pause_all(f, &error), error);
             simulator()->fail_after(calls[i], occurrence, 1, CUDA_ERROR_UNKNOWN);
-            assert_int_equal((at_resume ? resume_tag : pause_tag)(f, NULL, NULL, &error), TMS_DRIVER);
+            assert_int_equal((at_resume ? resume_all : pause_all)(f, &error), TMS_DRIVER);
             assert_string_equal(error.call, calls[i]);
             for (int k = 0; k < 2; k++)
                 assert_int_equal(state_of(f, addresses[k]), at_resume ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_ACTIVE);
             assert_int_equal(physical_bytes(0) + physical_bytes(1), at_resume ? 0 : 4 * MIB);
-            if (!at_resume) ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-            ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+            if (!at_resume) ASSERT_OK(pause_all(f, &error), error);
+            ASSERT_OK(resume_all(f, &error), error);
             for (uint32_t k = 0; k < 2; k++) {
                 assert_filled(addresses[k], 2 * MIB, k);
                 assert_int_equal(tms_saver_free(&f->saver, addresses[k], &error), TMS_OK);

@@ -21,7 +21,7 @@ static int32_t tell(void *context, tms_live_t *live) {
 static tms_status_t pause_knowing(fixture_t *f, knowledge_t *knowledge, tms_report_t *report, tms_error_t *error) {
     tms_selection_t selection = {.find_live = tell, .live_context = knowledge};
     simulator()->clear_counts();
-    return pause_selected(f, &selection, report, error);
+    return pause_selected_with_report(f, &selection, report, error);
 }
 
 static void only_live_bytes_are_kept(void **state) {
@@ -52,7 +52,7 @@ static void only_live_bytes_are_kept(void **state) {
         tms_host_buffer_drop(buffer);
         ASSERT_OK(tms_saver_host_backup(&f->saver, thinned + 100, 128 * KIB, &buffer, &host, &error), error);
         assert_null(host); /* not kept whole */
-        ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+        ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
         assert_int_equal(report.copied_bytes, kept + bytes);
         assert_filled(whole, bytes, 2);
         assert_filled_part(thinned, 0, 128 * KIB, 1);
@@ -91,7 +91,7 @@ static void only_live_bytes_reach_the_disk(void **state) {
         uint64_t copies = 1 + PARTS + at_borders + bytes / TMS_DISK_BLOCK_BYTES;
         assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), copies);
         assert_int_equal(counters_of(f).disk_backup_bytes, 2 * bytes); /* room for everything, where there is anything */
-        ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+        ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
         assert_int_equal(report.copied_bytes, kept + bytes);
         assert_filled(whole, bytes, 2);
         for (size_t i = 0; i <= PARTS; i++) {
@@ -103,9 +103,9 @@ static void only_live_bytes_reach_the_disk(void **state) {
     }
     const tms_selection_t everything = {0};
     fill(thinned, bytes, 3);
-    ASSERT_OK(pause_selected(f, &everything, &report, &error), error); /* no caller reports what is live */
+    ASSERT_OK(pause_selected_with_report(f, &everything, &report, &error), error); /* no caller reports what is live */
     assert_int_equal(report.copied_bytes, 3 * bytes);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(thinned, bytes, 3);
 }
 
@@ -123,7 +123,7 @@ static void ranges_are_cut_to_the_segment(void **state) {
         fill(address, 4 * MIB, 1);
         ASSERT_OK(pause_knowing(f, &knowledge, &report, &error), error);
         assert_int_equal(report.copied_bytes, 2 * MIB);
-        ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+        ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
         assert_int_equal(report.copied_bytes, 2 * MIB);
         assert_filled_part(address, 0, MIB, 1);
         assert_poisoned(address + MIB, 2 * MIB);
@@ -147,7 +147,7 @@ static void live_bytes_beyond_4_gib(void **state) {
     assert_int_equal(report.bytes, bytes);
     assert_int_equal(report.copied_bytes, 4 * MIB);
     assert_int_equal(physical_bytes(0), 0);
-    ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+    ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
     for (uint32_t i = 0; i < 3; i++) assert_filled(ranges[i].begin, ranges[i].end - ranges[i].begin, i);
 }
 
@@ -164,7 +164,7 @@ static void without_live_bytes_nothing_is_kept(void **state) {
     assert_int_equal(report.copied_bytes, 0);
     assert_int_equal(counters_of(f).host_resident_bytes, 0);
     tms_selection_t zero = {.zero = 1};
-    ASSERT_OK(resume_selected(f, &zero, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &zero, &error), error);
     for (uint64_t i = 0; i < 2 * MIB; i++) assert_int_equal(((uint8_t *)address)[i], 0);
 }
 
@@ -177,7 +177,7 @@ static void without_an_answer_everything_is_kept(void **state) {
     fill(address, 2 * MIB, 1);
     ASSERT_OK(pause_knowing(f, &knowledge, &report, &error), error);
     assert_int_equal(report.copied_bytes, 2 * MIB);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, 2 * MIB, 1);
 }
 
@@ -195,12 +195,12 @@ static void listed_memory_without_a_backup_keeps_its_ranges(void **state) {
         fill(listed, bytes, 1);
         fill(other, bytes, 2);
         simulator()->clear_counts();
-        ASSERT_OK(pause_selected(f, &selection, &report, &error), error);
+        ASSERT_OK(pause_selected_with_report(f, &selection, &report, &error), error);
         assert_int_equal(knowledge.asked, cycle + 1);
         assert_int_equal(report.bytes, 2 * bytes);
         assert_int_equal(report.copied_bytes, kept);
         assert_int_equal(physical_bytes(0), 0);
-        ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+        ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
         assert_int_equal(report.copied_bytes, kept);
         assert_filled_part(listed, 512, 4096, 1);
         assert_filled_part(listed, 3 * MIB, MIB, 1);
@@ -211,9 +211,9 @@ static void listed_memory_without_a_backup_keeps_its_ranges(void **state) {
     tms_selection_t discard = {
         .find_live = tell, .live_context = &knowledge, .preserves = 1, .has_backup = 1, .backup = TMS_BACKUP_NONE};
     fill(listed, bytes, 1);
-    ASSERT_OK(pause_selected(f, &discard, &report, &error), error);
+    ASSERT_OK(pause_selected_with_report(f, &discard, &report, &error), error);
     assert_int_equal(report.copied_bytes, 0); /* discard means all of it */
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_poisoned(listed, bytes);
 }
 

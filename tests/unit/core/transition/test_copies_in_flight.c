@@ -28,12 +28,12 @@ static void a_resume_keeps_the_targets_of_copies_in_flight_mapped(void **state) 
     tms_error_t error;
     tms_counters_t counters;
     uint64_t first = allocate_filled(f, TMS_BACKUP_PINNED, 1), second = allocate_filled(f, TMS_BACKUP_PINNED, 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->fail_after("cuCtxSynchronize", 0, DEVICE_WAITS, CUDA_ERROR_UNKNOWN);
     leave_a_copy_in_flight("cuMemcpyHtoDAsync", CUDA_ERROR_UNKNOWN);
     simulator()->clear_counts();
     f->log.level = TMS_LOG_SILENT;
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     assert_string_equal(error.call, "cuMemcpyHtoDAsync");
     assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
     assert_int_equal(simulator()->calls("cuStreamDestroy"), 0);
@@ -45,7 +45,7 @@ static void a_resume_keeps_the_targets_of_copies_in_flight_mapped(void **state) 
     assert_int_equal(counters.host_backup_bytes, 2 * BYTES); /* nothing is lost */
     assert_int_equal(counters.quarantined_other, 1);         /* the stream */
     release_copies();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(first, BYTES, 1);
     assert_filled(second, BYTES, 2);
     assert_nothing_waits(&f->saver);
@@ -61,14 +61,14 @@ static void other_devices_are_undone(void **state) {
         fill(addresses[device], BYTES, (uint32_t)device);
     }
     uint64_t rest = allocate_on(f, 1, "a", TMS_BACKUP_NONE, BYTES);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     f->log.level = TMS_LOG_SILENT;
     hold_copies();
     /* One device gets a copy, the other does not, and both would wait for their streams. Only one of these has work. */
     simulator()->fail_after("cuMemcpyHtoDAsync", 1, 1, CUDA_ERROR_UNKNOWN);
     simulator()->fail_after("cuStreamSynchronize", 0, 2 * STREAM_WAITS + 1, CUDA_ERROR_UNKNOWN);
     simulator()->fail_after("cuCtxSynchronize", 0, 2 * DEVICE_WAITS, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     /* The first device's failed wait may have ended the call before the second device copied: that failure is left. */
     simulator()->fail_after("cuMemcpyHtoDAsync", 0, 0, 0);
     simulator()->fail_after("cuStreamSynchronize", 0, 0, 0);
@@ -82,7 +82,7 @@ static void other_devices_are_undone(void **state) {
     }
     assert_true(damaged > 0);
     release_copies();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     for (int device = 0; device < 2; device++) assert_filled(addresses[device], BYTES, (uint32_t)device);
     assert_int_equal(state_of(f, rest), TMS_SEGMENT_ACTIVE);
     assert_nothing_waits(&f->saver);
@@ -93,15 +93,15 @@ static void waiting_for_copies_does_not_break_a_capture(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t first = allocate_filled(f, TMS_BACKUP_PINNED, 1), second = allocate_filled(f, TMS_BACKUP_PINNED, 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     leave_a_copy_in_flight("cuMemcpyHtoDAsync", CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     simulator()->clear_counts();
     f->log.level = TMS_LOG_SILENT;
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
     release_copies();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(first, BYTES, 1);
     assert_filled(second, BYTES, 2);
 }
@@ -112,11 +112,11 @@ static void a_lost_device_is_undone(void **state) {
     tms_error_t error;
     uint64_t first = allocate_filled(f, TMS_BACKUP_PINNED, 1);
     allocate_filled(f, TMS_BACKUP_PINNED, 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->fail_after("cuMemcpyHtoDAsync", 0, 1, CUDA_ERROR_UNKNOWN);
     simulator()->fail_after("cuStreamSynchronize", 0, STREAM_WAITS, CUDA_ERROR_ILLEGAL_ADDRESS);
     simulator()->clear_counts();
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     assert_int_equal(simulator()->calls("cuStreamSynchronize"), 1);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 1);
     assert_int_equal(state_of(f, first), TMS_SEGMENT_PAUSED);
@@ -136,7 +136,7 @@ static void a_pause_keeps_host_memory_with_copies_in_flight(void **state) {
         uint64_t first = allocate_filled(f, TMS_BACKUP_PINNED, 1), second = allocate_filled(f, TMS_BACKUP_PINNED, 2);
         simulator()->fail_after("cuCtxSynchronize", 1, DEVICE_WAITS, CUDA_ERROR_UNKNOWN); /* after that of the pause */
         leave_a_copy_in_flight("cuMemcpyDtoHAsync", CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_int_equal(pause_all(f, &error), TMS_DRIVER);
         assert_int_equal(state_of(f, first), TMS_SEGMENT_ACTIVE);
         assert_filled(second, BYTES, 2);
         tms_saver_counters(&f->saver, &counters);
@@ -149,8 +149,8 @@ static void a_pause_keeps_host_memory_with_copies_in_flight(void **state) {
         assert_nothing_waits(&f->saver);
         tms_saver_counters(&f->saver, &counters);
         assert_int_equal(counters.host_backup_bytes, 0);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         assert_filled(first, BYTES, 1);
         assert_filled(second, BYTES, 2);
         assert_int_equal(tms_saver_free(&f->saver, first, &error), TMS_OK);
@@ -172,7 +172,7 @@ static void memory_of_any_store_stays_while_copies_are_in_flight(void **state) {
     leave_a_copy_in_flight("cuMemcpyDtoHAsync", CUDA_ERROR_UNKNOWN);
     simulator()->set_bandwidth(8 * BYTES); /* premature release would cost an eighth of a second, not a hang */
     simulator()->clear_counts();
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_string_equal(error.call, "cuMemcpyDtoHAsync");
     assert_int_equal(state_of(f, first), TMS_SEGMENT_ACTIVE);
     assert_int_equal(state_of(f, second), TMS_SEGMENT_ACTIVE);
@@ -194,8 +194,8 @@ static void memory_of_any_store_stays_while_copies_are_in_flight(void **state) {
     assert_int_equal(atomic_load(&f->heap.blocks), 0);
     assert_int_equal(atomic_load(&f->heap.relays), 0);
     assert_int_equal(simulator()->calls("cuMemHostUnregister"), 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(first, BYTES, 1);
     assert_filled(second, BYTES, 2);
 }
@@ -213,7 +213,7 @@ static void the_disks_staging_buffers_stay_while_they_are_in_use(void **state) {
     simulator()->fail_after("cuCtxSynchronize", 1, DEVICE_WAITS, CUDA_ERROR_UNKNOWN);
     leave_a_copy_in_flight("cuMemcpyDtoHAsync", CUDA_ERROR_UNKNOWN);
     simulator()->clear_counts();
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     tms_saver_counters(&f->saver, &counters);
@@ -225,8 +225,8 @@ static void the_disks_staging_buffers_stay_while_they_are_in_use(void **state) {
     assert_nothing_waits(&f->saver);
     simulator()->usage(0, &usage);
     assert_int_equal(usage.host_bytes, 0);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, BYTES, 1);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     assert_int_equal(remove_temporary_directory(directory), 0);
@@ -239,7 +239,7 @@ static void a_call_that_succeeds_waits_once(void **state) {
     allocate_filled(f, TMS_BACKUP_PINNED, 1);
     simulator()->clear_counts();
     simulator()->fail_after("cuStreamSynchronize", 1, STREAM_WAITS, CUDA_ERROR_UNKNOWN);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuStreamSynchronize"), 1);
     simulator()->fail_after("cuStreamSynchronize", 0, 0, 0);
 }

@@ -48,19 +48,19 @@ static void the_longest_copies_come_first(void **state) {
         addresses[i] = allocate(f, tags[i], empty ? TMS_BACKUP_NONE : TMS_BACKUP_PINNED, sizes[i]);
         fill(addresses[i], sizes[i], i);
     }
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     const char *const order[] = {"6", "3", "3 again", "2", "1", "empty", "empty"};
     for (uint64_t i = 0; i < COUNT; i++) {
         simulator()->fail_after("cuMemCreate", i, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_int_equal(resume_all(f, &error), TMS_DRIVER);
         assert_string_equal(error.tag, order[i]);
         assert_int_equal(physical_bytes(0), 0);
     }
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     read_steps(steps);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(steps, "CHCHCHCHCHCC");
     for (uint32_t i = 1; i + 1 < COUNT; i++) assert_filled(addresses[i], sizes[i], i);
 }
@@ -74,13 +74,13 @@ static void the_rest_gets_memory_during_the_copies(void **state) {
     fill(large, COPIED * MIB, 99);
     const char *const tags[OTHERS] = {"a", "b", "c", "d", "e"}; /* one tag would be one run */
     for (uint32_t i = 0; i < OTHERS; i++) fill(small[i] = allocate(f, tags[i], TMS_BACKUP_PINNED, MIB), MIB, i);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     hold_chunks(f, 1);
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     read_steps(steps);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     /* At most two chunks are in flight: that is where it waits. */
     assert_string_equal(steps, "CHHCCCCCHHHHHHHHHHH");
     assert_filled(large, COPIED * MIB, 99);
@@ -111,21 +111,21 @@ static void a_pause_pins_during_the_copies(void **state) {
     atomic_store(&f->saver.host_policy, TMS_HOST_POOL);
     uint64_t before = allocate(f, "before", TMS_BACKUP_PINNED, 4 * MIB);
     fill(before, 4 * MIB, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     uint64_t after = allocate(f, "after", TMS_BACKUP_PINNED, 2 * MIB);
     fill(after, 2 * MIB, 2);
     prefaulting.store = &f->saver.stores.host;
     prefaulting.query = f->cuda->cuEventQuery;
     writable(f)->cuEventQuery = query_after_prefaulting;
     hold_chunks(f, 2); /* the first is for the work of the program */
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     read_steps(steps);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(steps, "DDLLDDDD");
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(before, 4 * MIB, 1);
     assert_filled(after, 2 * MIB, 2);
 }
@@ -139,16 +139,16 @@ static void if_the_event_query_fails_it_waits(void **state) {
     uint64_t large = allocate(f, "large", TMS_BACKUP_PINNED, 3 * MIB);
     fill(large, 3 * MIB, 1);
     allocate(f, "empty", TMS_BACKUP_NONE, MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     hold_chunks(f, 1);
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     simulator()->fail_after("cuEventQuery", 0, 2, CUDA_ERROR_UNKNOWN);
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_int_equal(simulator()->calls("cuEventQuery"), 2);
     assert_int_equal(simulator()->calls("cuEventSynchronize"), 2);
     read_steps(steps);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(steps, "CHHHC");
     assert_filled(large, 3 * MIB, 1);
 }
@@ -161,11 +161,11 @@ static void a_failure_ahead_of_the_copies_undoes_everything(void **state) {
     uint64_t second = allocate(f, "second", TMS_BACKUP_PINNED, MIB), third = allocate(f, "third", TMS_BACKUP_NONE, MIB);
     fill(first, COPIED * MIB, 1);
     fill(second, MIB, 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     hold_chunks(f, 1); /* for the end of its copies */
     simulator()->clear_counts();
     simulator()->fail_after("cuMemCreate", 2, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_string_equal(error.tag, "third");
     assert_string_equal(error.call, "cuMemCreate");
     assert_non_null(strstr(error.message, "have been given back"));
@@ -173,7 +173,7 @@ static void a_failure_ahead_of_the_copies_undoes_everything(void **state) {
     assert_int_equal(physical_bytes(0), 0);
     const uint64_t addresses[] = {first, second, third};
     for (size_t i = 0; i < 3; i++) assert_int_equal(state_of(f, addresses[i]), TMS_SEGMENT_PAUSED);
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_filled(first, COPIED * MIB, 1);
     assert_filled(second, MIB, 2);
 }

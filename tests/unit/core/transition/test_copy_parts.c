@@ -64,11 +64,16 @@ static void make(world_t *world, fixture_t *f, int count) {
     for (int i = 0; i < count; i++) fill(world->segments[i], SEGMENT_BYTES, (uint32_t)i);
 }
 
-static tms_status_t pause_thinned(world_t *world, bool interruptible, tms_error_t *error) {
-    tms_selection_t selection = {.find_live = tell, .live_context = world};
-    if (interruptible) selection.interrupted = never;
+static tms_status_t pause_thinned(world_t *world, tms_error_t *error) {
+    const tms_selection_t selection = {.find_live = tell, .live_context = world};
     simulator()->clear_counts();
-    return pause_selected(world->fixture, &selection, NULL, error);
+    return pause_selected(world->fixture, &selection, error);
+}
+
+static tms_status_t pause_thinned_interruptibly(world_t *world, tms_error_t *error) {
+    const tms_selection_t selection = {.find_live = tell, .live_context = world, .interrupted = never};
+    simulator()->clear_counts();
+    return pause_selected(world->fixture, &selection, error);
 }
 
 static void assert_parts(const world_t *world, int count) {
@@ -113,10 +118,10 @@ static void parts_of_many_segments_are_copied_in_one_call(void **state) {
     tms_error_t error;
     make(&world, *state, SEGMENTS);
     const uint64_t calls = (RANGES + TMS_GATHERED_COPIES - 1) / TMS_GATHERED_COPIES;
-    ASSERT_OK(pause_thinned(&world, false, &error), error);
+    ASSERT_OK(pause_thinned(&world, &error), error);
     assert_copies(calls, 0, 0);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(world.fixture, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(world.fixture, &error), error);
     assert_copies(calls, 0, 0);
     assert_only_parts(&world, SEGMENTS);
 }
@@ -129,17 +134,17 @@ static void enough_bytes_are_submitted_without_waiting_for_more(void **state) {
     for (int i = 0; i < LARGE; i++) world.segments[i] = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB);
     know(&world, LARGE, 4, TMS_GATHERED_BYTES / 2, 10 * MIB);
     for (int i = 0; i < LARGE; i++) fill(world.segments[i], 40 * MIB, (uint32_t)i);
-    ASSERT_OK(pause_thinned(&world, false, &error), error);
+    ASSERT_OK(pause_thinned(&world, &error), error);
     assert_copies(LARGE * 4 / 2, 0, 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_parts(&world, LARGE);
     for (int i = 0; i < LARGE; i++) fill(world.segments[i], 40 * MIB, (uint32_t)i);
     /* A part that is large enough is copied alone, like any single copy. */
     know(&world, LARGE, 2, TMS_GATHERED_BYTES, 20 * MIB);
-    ASSERT_OK(pause_thinned(&world, false, &error), error);
+    ASSERT_OK(pause_thinned(&world, &error), error);
     assert_copies(0, LARGE * 2, 0);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_copies(0, 0, LARGE * 2);
     assert_parts(&world, LARGE);
 }
@@ -156,7 +161,7 @@ static void a_call_copies_parts_of_one_tag(void **state) {
     know(&world, COUNT, PARTS, PART_BYTES, STRIDE);
     for (int failing = 0; failing < 3; failing++) {
         simulator()->fail_after("cuMemcpyBatchAsync", (uint64_t)failing, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_thinned(&world, false, &error), TMS_DRIVER);
+        assert_int_equal(pause_thinned(&world, &error), TMS_DRIVER);
         assert_string_equal(error.call, "cuMemcpyBatchAsync");
         assert_string_equal(error.tag, tags[failing + (failing > 0)]);
         assert_int_equal(error.bytes, (failing == 0 ? 2 : 1) * PARTS * PART_BYTES);
@@ -165,12 +170,12 @@ static void a_call_copies_parts_of_one_tag(void **state) {
             assert_filled(world.segments[i], SEGMENT_BYTES, 1);
         }
     }
-    ASSERT_OK(pause_thinned(&world, false, &error), error);
+    ASSERT_OK(pause_thinned(&world, &error), error);
     assert_copies(3, 0, 0);
     simulator()->fail_after("cuMemcpyBatchAsync", 1, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     for (int i = 0; i < COUNT; i++) assert_int_equal(state_of(f, world.segments[i]), TMS_SEGMENT_PAUSED);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     for (int i = 0; i < COUNT; i++) assert_filled_part(world.segments[i], STRIDE, PART_BYTES, 1);
 }
 
@@ -187,15 +192,15 @@ static void without_the_batch_call_parts_are_copied_one_by_one(void **state) {
         else
             simulator()->fail_after("cuMemcpyBatchAsync", 0, 2, CUDA_ERROR_NOT_SUPPORTED);
         for (int i = 0; i < COUNT; i++) fill(world.segments[i], SEGMENT_BYTES, (uint32_t)i);
-        ASSERT_OK(pause_thinned(&world, false, &error), error);
+        ASSERT_OK(pause_thinned(&world, &error), error);
         assert_copies(!lacks, COUNT * PARTS, 0);
         simulator()->clear_counts();
-        ASSERT_OK(resume_tag(world.fixture, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(world.fixture, &error), error);
         assert_copies(!lacks, 0, COUNT * PARTS);
         assert_only_parts(&world, COUNT);
     }
     simulator()->fail_after("cuMemcpyDtoHAsync", 1, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_thinned(&world, false, &error), TMS_DRIVER);
+    assert_int_equal(pause_thinned(&world, &error), TMS_DRIVER);
     assert_string_equal(error.call, "cuMemcpyDtoHAsync");
     assert_copies(0, 2, 0);
     for (int i = 0; i < COUNT; i++) assert_int_equal(state_of(world.fixture, world.segments[i]), TMS_SEGMENT_ACTIVE);
@@ -209,15 +214,15 @@ static void parts_in_unpinned_memory_are_copied_one_by_one(void **state) {
     make(&world, f, 1);
     tms_log_init(&f->log, TMS_LOG_SILENT);
     simulator()->fail_after("cuMemHostRegister", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    ASSERT_OK(pause_thinned(&world, false, &error), error);
+    ASSERT_OK(pause_thinned(&world, &error), error);
     assert_copies(0, PARTS, 0);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "a", &error), error);
     assert_copies(0, 0, PARTS);
     assert_only_parts(&world, 1);
-    ASSERT_OK(pause_thinned(&world, false, &error), error); /* memory of the next pause can be pinned */
+    ASSERT_OK(pause_thinned(&world, &error), error); /* memory of the next pause can be pinned */
     assert_copies(1, 0, 0);
-    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "a", &error), error);
     assert_parts(&world, 1);
 }
 
@@ -229,15 +234,15 @@ static void a_chunk_ends_behind_its_parts(void **state) {
     fixture_t *f = *state;
     make(&world, f, COUNT);
     f->saver.stores.copying.chunk_bytes = 8 * PART_BYTES;
-    simulator()->trace(1);
-    ASSERT_OK(pause_thinned(&world, true, &error), error);
+    simulator()->trace(ON);
+    ASSERT_OK(pause_thinned_interruptibly(&world, &error), error);
     read_steps(steps);
     assert_string_equal(steps, "BEBEBEBS"); /* 8, 8, 8 and 6 of 30 parts */
     const tms_selection_t selection = {.interrupted = never};
     simulator()->clear_counts();
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     read_steps(steps);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(steps, "BEBEBEBS");
     assert_only_parts(&world, COUNT);
 }
@@ -250,13 +255,13 @@ static void the_mark_of_a_pending_resume_is_behind_all_parts(void **state) {
     tms_pending_t *pending = NULL;
     const tms_selection_t everything = {0};
     make(&world, *state, SEGMENTS);
-    ASSERT_OK(pause_thinned(&world, false, &error), error);
-    simulator()->trace(1);
+    ASSERT_OK(pause_thinned(&world, &error), error);
+    simulator()->trace(ON);
     simulator()->clear_counts();
     ASSERT_OK(tms_pending_begin(&world.fixture->saver, &everything, &pending, &error), error);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
     read_steps(steps);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     tms_pending_release(pending);
     assert_string_equal(steps, "BBBES");
     assert_only_parts(&world, SEGMENTS);
@@ -271,12 +276,12 @@ static void whole_segments_are_copied_by_themselves(void **state) {
     make(&world, f, 1);
     uint64_t whole = allocate(f, "a", TMS_BACKUP_PINNED, SEGMENT_BYTES);
     fill(whole, SEGMENT_BYTES, 7);
-    simulator()->trace(1);
-    ASSERT_OK(pause_thinned(&world, false, &error), error);
+    simulator()->trace(ON);
+    ASSERT_OK(pause_thinned(&world, &error), error);
     read_steps(steps);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(steps, "DBS");
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_only_parts(&world, 1);
     assert_filled(whole, SEGMENT_BYTES, 7);
 }
@@ -293,7 +298,7 @@ static void memory_unmapped_by_the_program_is_an_error(void **state) {
                                             .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     const CUmemAccessDesc access = {.location = properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     assert_int_equal(f->cuda->cuMemUnmap(world.segments[1], SEGMENT_BYTES), CUDA_SUCCESS);
-    assert_int_equal(pause_thinned(&world, false, &error), TMS_DRIVER);
+    assert_int_equal(pause_thinned(&world, &error), TMS_DRIVER);
     assert_string_equal(error.call, "cuMemGetAccess");
     assert_int_equal(error.address, world.segments[1]);
     assert_copies(0, 0, 0);
@@ -304,9 +309,9 @@ static void memory_unmapped_by_the_program_is_an_error(void **state) {
     assert_int_equal(f->cuda->cuMemSetAccess(world.segments[1], SEGMENT_BYTES, &access, 1), CUDA_SUCCESS);
     assert_int_equal(f->cuda->cuMemRelease(other), CUDA_SUCCESS);
     fill(world.segments[1], SEGMENT_BYTES, 1);
-    ASSERT_OK(pause_thinned(&world, false, &error), error);
+    ASSERT_OK(pause_thinned(&world, &error), error);
     assert_int_equal(simulator()->calls("cuMemGetAccess"), COUNT);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_only_parts(&world, COUNT);
 }
 

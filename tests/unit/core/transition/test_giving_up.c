@@ -13,18 +13,22 @@ static tms_segment_t *segment_at(fixture_t *f, uint64_t address) {
     return tms_segment_of(tms_registry_find(&f->saver.registry, address));
 }
 
-static tms_status_t discard(fixture_t *f, const char *tag, tms_report_t *report, tms_error_t *error) {
+static tms_status_t discard_with_report(fixture_t *f, const char *tag, tms_report_t *report, tms_error_t *error) {
     tms_selection_t selection = discarding;
     if (tag) selection.tags = &tag;
     selection.tag_count = tag != NULL;
-    return pause_selected(f, &selection, report, error);
+    return pause_selected_with_report(f, &selection, report, error);
+}
+
+static tms_status_t discard(fixture_t *f, const char *tag, tms_error_t *error) {
+    return discard_with_report(f, tag, NULL, error);
 }
 
 static uint64_t allocate_paused(fixture_t *f, const char *tag, tms_backup_kind_t kind, uint32_t seed) {
     tms_error_t error;
     uint64_t address = allocate(f, tag, kind, BYTES);
     fill(address, BYTES, seed);
-    ASSERT_OK(pause_tag(f, tag, NULL, &error), error);
+    ASSERT_OK(pause_tag(f, tag, &error), error);
     return address;
 }
 
@@ -41,7 +45,7 @@ static void assert_given_up(fixture_t *f, uint64_t address) {
     tms_report_t report;
     tms_segment_info_t info;
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
-    ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+    ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
     assert_int_equal(report.copied_bytes, 0);
     assert_poisoned(address, BYTES);
     assert_int_equal(tms_saver_find(&f->saver, address, &info), TMS_OK);
@@ -56,15 +60,15 @@ static void every_kind_of_backup_is_given_up(void **state) {
         tms_report_t report;
         uint64_t address = allocate_paused(f, "a", kinds[i], 1);
         simulator()->clear_counts();
-        ASSERT_OK(discard(f, "a", &report, &error), error);
+        ASSERT_OK(discard_with_report(f, "a", &report, &error), error);
         assert_int_equal(report.allocations + report.bytes + report.copied_bytes, 0);
         assert_int_equal(simulator()->calls("cuCtxSynchronize") + simulator()->calls("cuMemUnmap"), 0);
         assert_no_backups(f);
         assert_given_up(f, address);
         /* The next pause keeps contents again. */
         fill(address, BYTES, 2);
-        ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
-        ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+        ASSERT_OK(pause_tag(f, "a", &error), error);
+        ASSERT_OK(resume_tag(f, "a", &error), error);
         assert_filled(address, BYTES, 2);
         ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
     }
@@ -82,10 +86,10 @@ static void a_lost_file_is_given_up(void **state) {
         else
             assert_int_equal(truncate(path, 1000), 0);
         for (int i = 0; i < 2; i++) {
-            assert_int_equal(resume_tag(f, "a", NULL, &error), TMS_BACKUP_IO);
+            assert_int_equal(resume_tag(f, "a", &error), TMS_BACKUP_IO);
             assert_non_null(strstr(error.message, "pause(tag, backup=\"discard\")"));
         }
-        ASSERT_OK(discard(f, "a", NULL, &error), error);
+        ASSERT_OK(discard(f, "a", &error), error);
         assert_no_backups(f);
         assert_given_up(f, address);
         ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
@@ -97,9 +101,9 @@ static void the_memory_may_be_zeroed_or_freed(void **state) {
     tms_error_t error;
     const tms_selection_t zeroing = {.zero = 1};
     uint64_t freed = allocate_paused(f, "a", TMS_BACKUP_PINNED, 1), kept = allocate_paused(f, "a", TMS_BACKUP_DISK, 2);
-    ASSERT_OK(discard(f, NULL, NULL, &error), error);
+    ASSERT_OK(discard(f, ALL_TAGS, &error), error);
     ASSERT_OK(tms_saver_free(&f->saver, freed, &error), error);
-    ASSERT_OK(resume_selected(f, &zeroing, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &zeroing, &error), error);
     for (uint64_t i = 0; i < BYTES; i++) assert_int_equal(((const unsigned char *)kept)[i], 0);
 }
 
@@ -107,9 +111,9 @@ static void other_tags_keep_theirs(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t kept = allocate_paused(f, "kept", TMS_BACKUP_PINNED, 1), gone = allocate_paused(f, "a", TMS_BACKUP_PINNED, 2);
-    ASSERT_OK(discard(f, "a", NULL, &error), error);
-    ASSERT_OK(discard(f, "no such tag", NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(discard(f, "a", &error), error);
+    ASSERT_OK(discard(f, "no such tag", &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(kept, BYTES, 1);
     assert_poisoned(gone, BYTES);
 }
@@ -121,9 +125,8 @@ static void only_a_discard_gives_up(void **state) {
         {.has_backup = 0}, {.has_backup = 1, .backup = TMS_BACKUP_PINNED}, {.has_backup = 1, .backup = TMS_BACKUP_DISK}};
     tms_error_t error;
     uint64_t address = allocate_paused(f, "a", TMS_BACKUP_PINNED, 1);
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        ASSERT_OK(pause_selected(f, &others[i], NULL, &error), error);
-    ASSERT_OK(resume_selected(f, &discarding, NULL, &error), error); /* of a resume the fields mean nothing */
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) ASSERT_OK(pause_selected(f, &others[i], &error), error);
+    ASSERT_OK(resume_selected(f, &discarding, &error), error); /* of a resume the fields mean nothing */
     assert_filled(address, BYTES, 1);
 }
 
@@ -133,7 +136,7 @@ static void the_report_counts_what_was_resident(void **state) {
     tms_report_t report;
     uint64_t paused = allocate_paused(f, "a", TMS_BACKUP_PINNED, 1);
     uint64_t resident = allocate(f, "a", TMS_BACKUP_DISK, 2 * BYTES);
-    ASSERT_OK(discard(f, "a", &report, &error), error);
+    ASSERT_OK(discard_with_report(f, "a", &report, &error), error);
     assert_int_equal(report.allocations, 1);
     assert_int_equal(report.bytes, 2 * BYTES);
     assert_int_equal(state_of(f, resident), TMS_SEGMENT_PAUSED);
@@ -148,11 +151,11 @@ static void a_retained_copy_is_given_up(void **state) {
     void *host = NULL;
     atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN);
     uint64_t address = allocate_paused(f, "a", TMS_BACKUP_PINNED, 1);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &buffer, &host, &error), error);
     assert_non_null(host);
-    ASSERT_OK(discard(f, NULL, NULL, &error), error);
+    ASSERT_OK(discard(f, ALL_TAGS, &error), error);
     assert_filled((uint64_t)host, BYTES, 1);
     tms_host_buffer_drop(buffer);
     ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &buffer, &host, &error), error);
@@ -174,8 +177,8 @@ static void preserved_blocks_are_given_up(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BYTES);
     const tms_selection_t preserving = {.preserves = 1, .find_live = preserve_first_mebibyte, .live_context = &address};
-    ASSERT_OK(pause_selected(f, &preserving, NULL, &error), error);
-    ASSERT_OK(discard(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &preserving, &error), error);
+    ASSERT_OK(discard(f, ALL_TAGS, &error), error);
     assert_no_backups(f);
     assert_given_up(f, address);
 }
@@ -187,17 +190,17 @@ static void a_failed_pause_gives_nothing_up(void **state) {
     uint64_t paused = allocate_paused(f, "a", TMS_BACKUP_PINNED, 1), resident = allocate(f, "a", TMS_BACKUP_NONE, BYTES);
     fill(resident, BYTES, 2);
     simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(discard(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(discard(f, ALL_TAGS, &error), TMS_DRIVER);
     assert_int_equal(state_of(f, resident), TMS_SEGMENT_ACTIVE);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(paused, BYTES, 1);
     assert_filled(resident, BYTES, 2);
     uint64_t capture = 0;
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &capture, &error), error);
-    assert_int_equal(discard(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(discard(f, ALL_TAGS, &error), TMS_CAPTURE_IN_PROGRESS);
     (void)tms_saver_capture_end(&f->saver, capture);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(paused, BYTES, 1);
 }
 
@@ -209,11 +212,11 @@ static void damaged_memory_gives_its_contents_up(void **state) {
     fill(address, BYTES, 1);
     tms_log_init(&f->log, TMS_LOG_SILENT);
     simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_int_equal(unlink(disk_file_of(f, &segment_at(f, address)->backup)->path), 0);
-    ASSERT_OK(discard(f, NULL, NULL, &error), error);
+    ASSERT_OK(discard(f, ALL_TAGS, &error), error);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* repairs it */
+    ASSERT_OK(pause_all(f, &error), error); /* repairs it */
     assert_given_up(f, address);
 }
 

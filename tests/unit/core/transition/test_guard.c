@@ -13,7 +13,7 @@ static void late_reads_find_the_guard_byte(void **state) {
     uint64_t small = allocate(f, "weights", TMS_BACKUP_PINNED, 1 * MIB), large = allocate(f, "kv", TMS_BACKUP_NONE, 7 * MIB);
     fill(small, 1 * MIB, 1);
     fill(large, 7 * MIB, 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_guard_bytes(small, 2 * MIB);
     assert_guard_bytes(large, 8 * MIB);
     assert_int_equal(physical_bytes(0), PAGE); /* all of them show the same page */
@@ -21,7 +21,7 @@ static void late_reads_find_the_guard_byte(void **state) {
     assert_int_equal(counters_of(f).guard, 1);
     assert_int_equal(counters_of(f).paused_bytes, 10 * MIB);
     assert_int_equal(counters_of(f).resident_bytes, 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(small, 1 * MIB, 1);
     assert_guard_bytes(large, 8 * MIB);
     assert_int_equal(physical_bytes(0), 10 * MIB);
@@ -36,7 +36,7 @@ static void late_copies_fail_and_leave_the_context_whole(void **state) {
     const tms_error_context_t context = {.operation = "test", .device = 0};
     static uint8_t host[4096];
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB), other = allocate(f, "other", TMS_BACKUP_NONE, 2 * MIB);
-    ASSERT_OK(pause_tag(f, "kv", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "kv", &error), error);
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
     for (uint64_t at = address; at < address + 4 * MIB; at += MIB) {
         assert_int_equal(f->cuda->cuMemcpyHtoDAsync(at, host, sizeof host, NULL), CUDA_ERROR_INVALID_VALUE);
@@ -49,7 +49,7 @@ static void late_copies_fail_and_leave_the_context_whole(void **state) {
     assert_int_equal(f->cuda->cuCtxSynchronize(), CUDA_SUCCESS);
     tms_devices_leave(&f->devices, 0);
     assert_guard_bytes(address, 4 * MIB);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
 }
 
 static void a_late_kernel_that_writes_loses_the_context(void **state) {
@@ -57,12 +57,12 @@ static void a_late_kernel_that_writes_loses_the_context(void **state) {
     tms_error_t error;
     const tms_error_context_t context = {.operation = "test", .device = 0};
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 2 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
     assert_int_equal(simulator()->launch_add(NULL, address, 4096, 1, 0), CUDA_SUCCESS);
     assert_int_equal(f->cuda->cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
     tms_devices_leave(&f->devices, 0);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DEVICE_LOST); /* it waits for late reads */
+    assert_int_equal(resume_all(f, &error), TMS_DEVICE_LOST); /* it waits for late reads */
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
 }
 
@@ -74,15 +74,15 @@ static void peers_read_the_page_as_well(void **state) {
     ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
     uint64_t there = allocate_on(f, 1, "kv", TMS_BACKUP_NONE, 2 * MIB);
-    set_guard(f, true);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    turn_guard_on(f);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(physical_bytes(0), PAGE);
     assert_int_equal(physical_bytes(1), PAGE); /* each device has its own */
     assert_int_equal(f->cuda->cuMemcpyDtoHAsync(host, address + 3 * MIB, sizeof host, NULL), CUDA_SUCCESS);
     assert_int_equal(f->cuda->cuCtxSynchronize(), CUDA_SUCCESS);
     assert_guard_bytes((uint64_t)host, sizeof host);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2); /* both may have read */
     tms_devices_leave(&f->devices, 1);
     assert_guard_bytes(address, 4 * MIB);
@@ -111,9 +111,9 @@ static void what_is_not_kept_comes_back_as_the_guard_byte(void **state) {
             .live = {.allocations = &address, .allocation_count = 1, .ranges = ranges, .range_count = 2}};
         const tms_selection_t selection = {.find_live = tell, .live_context = &knowledge};
         fill(address, 6 * MIB, 1);
-        ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+        ASSERT_OK(pause_selected(f, &selection, &error), error);
         assert_guard_bytes(address, 6 * MIB);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         assert_guard_bytes(address, MIB);
         assert_filled_part(address, MIB, MIB, 1);
         assert_guard_bytes(address + 2 * MIB, MIB);
@@ -128,8 +128,8 @@ static void zeros_win_where_the_caller_asks_for_them(void **state) {
     tms_error_t error;
     const tms_selection_t zero = {.zero = 1};
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_selected(f, &zero, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_selected(f, &zero, &error), error);
     assert_bytes(address, 4 * MIB, 0);
 }
 
@@ -139,7 +139,7 @@ static void a_resume_in_the_background_fills_before_streams_go_on(void **state) 
     tms_pending_t *pending = NULL;
     const tms_selection_t all = {.tags = NULL};
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     ASSERT_OK(tms_pending_begin(&f->saver, &all, &pending, &error), error);
     ASSERT_OK(tms_pending_wait_stream(pending, NULL, NULL, NULL, &error), error);
     const tms_error_context_t context = {.operation = "test", .device = 0};
@@ -160,7 +160,7 @@ typedef struct resuming {
 
 static void *run_resume(void *argument) {
     resuming_t *resuming = argument;
-    resuming->status = resume_tag(resuming->fixture, NULL, NULL, &resuming->error);
+    resuming->status = resume_all(resuming->fixture, &resuming->error);
     return NULL;
 }
 
@@ -171,7 +171,7 @@ static void a_resume_waits_for_late_reads(void **state) {
     pthread_t thread;
     resuming_t resuming = {.fixture = f};
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB), other = allocate(f, "other", TMS_BACKUP_NONE, 8 * MIB);
-    ASSERT_OK(pause_tag(f, "kv", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "kv", &error), error);
     CUstream stream = launch_behind_gate(f, GATE, other);
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
     assert_int_equal(f->cuda->cuMemcpyDtoHAsync((void *)(other + 4 * MIB), address, 4 * MIB, stream), CUDA_SUCCESS);
@@ -193,11 +193,11 @@ static void the_page_lives_as_long_as_something_is_guarded(void **state) {
     tms_error_t error;
     uint64_t a = allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB), b = allocate(f, "b", TMS_BACKUP_PINNED, 2 * MIB);
     uint64_t c = allocate(f, "c", TMS_BACKUP_NONE, 2 * MIB);
-    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "a", &error), error);
     assert_int_equal(physical_bytes(0), 4 * MIB + PAGE);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(physical_bytes(0), PAGE);
-    ASSERT_OK(resume_tag(f, "b", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "b", &error), error);
     assert_guard_bytes(a, 4 * MIB);
     simulator()->clear_counts();
     assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
@@ -207,9 +207,9 @@ static void the_page_lives_as_long_as_something_is_guarded(void **state) {
     assert_int_equal(tms_saver_free(&f->saver, c, &error), TMS_OK);
     assert_int_equal(physical_bytes(0), 2 * MIB);
     assert_null(f->saver.guard.of[0].page);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* a new one */
+    ASSERT_OK(pause_all(f, &error), error); /* a new one */
     assert_guard_bytes(b, 2 * MIB);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(physical_bytes(0), 2 * MIB);
 }
 
@@ -219,14 +219,14 @@ static void a_resume_of_everything_needs_no_room_for_the_page(void **state) {
     tms_error_t error;
     const tms_selection_t patient = {.timeout_seconds = 10};
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 64 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(simulator()->take_memory(0, (int64_t)(256 * MIB - 64 * MIB)), 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_guard_bytes(address, 64 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     /* An attempt fails; what is free with the page given back suffices for the next. */
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    ASSERT_OK(resume_selected(f, &patient, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &patient, &error), error);
     assert_int_equal(physical_bytes(0), 64 * MIB);
     simulator()->take_memory(0, -(int64_t)(256 * MIB - 64 * MIB));
 }
@@ -237,29 +237,28 @@ static void the_mode_may_change_while_memory_is_paused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    set_guard(f, false);
+    ASSERT_OK(pause_all(f, &error), error);
+    turn_guard_off(f);
     assert_guard_bytes(address, 4 * MIB); /* what is guarded stays so until its resume */
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_poisoned(address, 4 * MIB);
     assert_int_equal(physical_bytes(0), 4 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(physical_bytes(0), 0);
-    set_guard(f, true);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error); /* contents are missing all the same */
+    turn_guard_on(f);
+    ASSERT_OK(resume_all(f, &error), error); /* contents are missing all the same */
     assert_guard_bytes(address, 4 * MIB);
 }
 
 /* Every driver call of a cycle, in order. */
-static void assert_trace(fixture_t *f, tms_status_t (*call)(fixture_t *, const char *, tms_report_t *, tms_error_t *),
-                         const char *expected) {
+static void assert_trace(fixture_t *f, tms_status_t (*call)(fixture_t *, tms_error_t *), const char *expected) {
     static char trace[TRACE_BYTES];
     tms_error_t error;
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
-    ASSERT_OK(call(f, NULL, NULL, &error), error);
+    ASSERT_OK(call(f, &error), error);
     simulator()->read_trace(trace, sizeof trace);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_string_equal(trace, expected);
 }
 
@@ -279,16 +278,16 @@ static void assert_trace(fixture_t *f, tms_status_t (*call)(fixture_t *, const c
 static void a_cycle_without_guard_makes_the_calls_that_it_always_made(void **state) {
     fixture_t *f = *state;
     for (int i = 0; i < 2; i++) allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
-    set_guard(f, false);
-    assert_trace(f, pause_tag, WAIT RELEASED "cuMemUnmap\ncuMemRelease");
-    assert_trace(f, resume_tag, CREATED "cuMemCreate\ncuMemMap\ncuMemSetAccess");
+    turn_guard_off(f);
+    assert_trace(f, pause_all, WAIT RELEASED "cuMemUnmap\ncuMemRelease");
+    assert_trace(f, resume_all, CREATED "cuMemCreate\ncuMemMap\ncuMemSetAccess");
 }
 
 static void a_cycle_with_guard_makes_these_calls(void **state) {
     fixture_t *f = *state;
     for (int i = 0; i < 2; i++) allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
-    assert_trace(f, pause_tag, WAIT RELEASED PAGE_MADE GUARDED RELEASED "cuMemMap\ncuMemMap\ncuMemSetAccess");
-    assert_trace(f, resume_tag,
+    assert_trace(f, pause_all, WAIT RELEASED PAGE_MADE GUARDED RELEASED "cuMemMap\ncuMemMap\ncuMemSetAccess");
+    assert_trace(f, resume_all,
                  WAIT "cuMemUnmap\ncuMemUnmap\n" RELEASED "cuMemAddressFree\n"
                       "cuCtxGetDevice\n" ENTERED "cuMemGetInfo\n" LEFT ENTERED "cuStreamCreate\n" CREATED
                       "cuMemsetD8Async\n" CREATED "cuMemsetD8Async\ncuStreamSynchronize\ncuStreamDestroy\n" LEFT_LAST);

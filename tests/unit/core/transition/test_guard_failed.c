@@ -29,7 +29,7 @@ static void free_both(fixture_t *f, const uint64_t *addresses) {
 /* The segments are active again, with their contents. */
 static void assert_resumed(fixture_t *f, const uint64_t *addresses) {
     tms_error_t error;
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_guard_bytes(addresses[0], BYTES);
     assert_filled(addresses[1], BYTES, 1);
     assert_int_equal(counters_of(f).guarded_bytes, 0);
@@ -59,7 +59,7 @@ static void a_pause_does_not_fail_because_of_the_guard(void **state) {
         for (int s = 0; s < SEGMENTS; s++) addresses[s] = allocate(f, "kv", TMS_BACKUP_NONE, BYTES);
         uint64_t fired = simulator()->failures_fired();
         simulator()->fail_after(calls[i].call, calls[i].succeed, 1, CUDA_ERROR_UNKNOWN);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         if (simulator()->failures_fired() != fired + 1) fail_msg("%s was not called so often", calls[i].call);
         assert_int_equal(counters_of(f).guard_failures_total, before + 1);
         for (int s = 0; s < SEGMENTS; s++) {
@@ -70,7 +70,7 @@ static void a_pause_does_not_fail_because_of_the_guard(void **state) {
         }
         assert_int_equal(guarded, BYTES); /* the other one */
         assert_int_equal(counters_of(f).guarded_bytes, guarded);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         for (int s = 0; s < SEGMENTS; s++) assert_guard_bytes(addresses[s], BYTES);
         free_both(f, addresses);
     }
@@ -82,12 +82,12 @@ static void a_pause_without_room_for_the_page_is_a_pause(void **state) {
     uint64_t addresses[SEGMENTS];
     allocate_both(f, addresses);
     simulator()->fail_after("cuMemCreate", 0, 2, CUDA_ERROR_OUT_OF_MEMORY);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(physical_bytes(0), 0);
     assert_int_equal(counters_of(f).guard_failures_total, 2);
     assert_null(f->saver.guard.of[0].page);
     assert_resumed(f, addresses);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* the next one tries again */
+    ASSERT_OK(pause_all(f, &error), error); /* the next one tries again */
     assert_guard_bytes(addresses[0], BYTES);
     assert_guard_bytes(addresses[1], BYTES);
     assert_resumed(f, addresses);
@@ -100,11 +100,11 @@ static void a_part_that_could_not_be_undone_is_unmapped_later(void **state) {
         uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES);
         simulator()->fail_after("cuMemMap", 2, 1, CUDA_ERROR_UNKNOWN);
         simulator()->fail_after("cuMemUnmap", 1, 1, CUDA_ERROR_UNKNOWN);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
         assert_int_equal(tms_segment_of(tms_registry_find(&f->saver.registry, address))->guarded, PAGE);
         assert_int_equal(counters_of(f).guarded_bytes, PAGE);
-        if (!freed) ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        if (!freed) ASSERT_OK(resume_all(f, &error), error);
         if (!freed) assert_guard_bytes(address, BYTES);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
         assert_int_equal(physical_bytes(0), 0);
@@ -123,9 +123,9 @@ static void a_failed_resume_leaves_everything_guarded(void **state) {
         tms_error_t error;
         uint64_t addresses[SEGMENTS];
         allocate_both(f, addresses);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         simulator()->fail_after(calls[i].call, calls[i].succeed, 1, CUDA_ERROR_UNKNOWN);
-        if (resume_tag(f, NULL, NULL, &error) != TMS_DRIVER) fail_msg("%s was not called so often", calls[i].call);
+        if (resume_all(f, &error) != TMS_DRIVER) fail_msg("%s was not called so often", calls[i].call);
         assert_int_equal(counters_of(f).guarded_bytes, SEGMENTS * BYTES); /* before memory is read that may not be there */
         for (int s = 0; s < SEGMENTS; s++) {
             assert_int_equal(state_of(f, addresses[s]), TMS_SEGMENT_PAUSED);
@@ -154,15 +154,15 @@ static void a_cancelled_resume_leaves_everything_guarded(void **state) {
     both.tags = tags;
     both.tag_count = 2;
     allocate_both(f, addresses);
-    ASSERT_OK(pause_tag(f, "kv", NULL, &error), error);
-    ASSERT_OK(pause_tag(f, "weights", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "kv", &error), error);
+    ASSERT_OK(pause_tag(f, "weights", &error), error);
     CUstream stream = launch_behind_gate(f, 1, other);
-    assert_int_equal(resume_selected(f, &both, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(resume_selected(f, &both, &error), TMS_INTERRUPTED);
     assert_true(asked > 0);
     for (int s = 0; s < SEGMENTS; s++) assert_guard_bytes(addresses[s], BYTES);
     simulator()->open_gate(1);
     destroy_stream(f, stream);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(addresses[1], BYTES, 1);
 }
 
@@ -173,11 +173,11 @@ static void a_page_that_is_not_released_is_quarantined(void **state) {
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
         uint64_t addresses[SEGMENTS];
         allocate_both(f, addresses);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         simulator()->fail_after(calls[i].call, calls[i].succeed, 1, CUDA_ERROR_UNKNOWN);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         assert_int_equal(counters_of(f).quarantined_handles + counters_of(f).quarantined_ranges, i == 0 ? 2 : 1);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error); /* releases it, and makes another */
+        ASSERT_OK(pause_all(f, &error), error); /* releases it, and makes another */
         assert_int_equal(counters_of(f).quarantined_handles + counters_of(f).quarantined_ranges, 0);
         assert_int_equal(physical_bytes(0), PAGE);
         assert_resumed(f, addresses);
@@ -189,7 +189,7 @@ static void a_free_that_cannot_unmap_the_page_is_retried(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     assert_int_equal(counters_of(f).quarantined_ranges, 1);
@@ -205,7 +205,7 @@ static void a_free_during_a_capture_is_deferred(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t identity = 0, address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &identity, &error), error);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     assert_int_equal(counters_of(f).deferred_frees, 1);
@@ -222,13 +222,13 @@ static void a_page_that_may_be_written_is_not_unmapped(void **state) {
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES);
     simulator()->fail_after("cuStreamSynchronize", 0, 1000, CUDA_ERROR_UNKNOWN);
     simulator()->fail_after("cuCtxSynchronize", 1, 1000, CUDA_ERROR_UNKNOWN);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(counters_of(f).guard_failures_total, 1);
     assert_int_equal(counters_of(f).deferred_frees, 1);
     assert_int_equal(physical_bytes(0), PAGE);
     simulator()->fail_after("cuStreamSynchronize", 0, 0, 0);
     simulator()->fail_after("cuCtxSynchronize", 0, 0, 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(physical_bytes(0), BYTES);
     assert_guard_bytes(address, BYTES);
     assert_nothing_waits(&f->saver);

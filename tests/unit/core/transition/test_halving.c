@@ -23,9 +23,9 @@ static void the_first_to_be_restored_may_be_in_the_last_half(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t addresses[SEGMENTS], total = allocate_with_contents_in_the_last(f, addresses);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(physical_bytes(0), total);
     for (uint32_t i = 0; i < SEGMENTS; i++) assert_filled(addresses[i], i + 1 < SEGMENTS ? 2 * MIB : 6 * MIB, i);
 }

@@ -19,7 +19,7 @@ static void a_pause_that_waits_for_the_gpu_can_be_cancelled(void **state) {
     CUstream stream = launch_behind_gate(f, GATE, addresses[3]);
 
     simulator()->clear_counts();
-    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
     /* On a GPU these two would have waited for the work, and could not have been cancelled. */
     assert_int_equal(simulator()->calls("cuMemHostRegister"), 0);
     assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
@@ -32,10 +32,10 @@ static void a_pause_that_waits_for_the_gpu_can_be_cancelled(void **state) {
 
     simulator()->open_gate(GATE);
     asker.stop = false;
-    ASSERT_OK(pause_selected(f, &selection, &report, &error), error);
+    ASSERT_OK(pause_selected_with_report(f, &selection, &report, &error), error);
     assert_int_equal(report.allocations, 4);
     assert_int_equal(physical_bytes(0), 0);
-    ASSERT_OK(resume_selected(f, &selection, &report, &error), error);
+    ASSERT_OK(resume_selected_with_report(f, &selection, &report, &error), error);
     for (uint32_t i = 0; i < 3; i++) assert_filled(addresses[i], 2 * MIB, i);
     destroy_stream(f, stream);
 }
@@ -49,10 +49,10 @@ static void a_pause_whose_callback_does_not_cancel_continues(void **state) {
     fill(address, 2 * MIB, 1);
     uint8_t before = *(uint8_t *)address;
     CUstream stream = launch_behind_gate(f, GATE, address);
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error); /* the callback opens the gate */
+    ASSERT_OK(pause_selected(f, &selection, &error), error); /* the callback opens the gate */
     assert_true(asker.asked >= 1);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(*(uint8_t *)address, (uint8_t)(before + 1)); /* the backup was made after the work */
     destroy_stream(f, stream);
 }
@@ -66,7 +66,7 @@ static void calls_from_a_callback_are_refused(void **state) {
     tms_selection_t selection = asking(&asker);
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = launch_behind_gate(f, GATE, address);
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     assert_true(asker.asked >= 1);
     assert_int_equal(asker.results[0], TMS_INVALID_STATE);
     assert_int_equal(asker.results[1], TMS_INVALID_STATE);
@@ -85,13 +85,13 @@ static void a_free_from_a_callback_is_finished_at_the_end(void **state) {
         CUstream stream = launch_behind_gate(f, gate, kept);
         asker_t asker = {.fixture = f, .address = freed, .gate = gate, .stop = stop};
         tms_selection_t selection = asking(&asker);
-        assert_int_equal(pause_selected(f, &selection, NULL, &error), stop ? TMS_INTERRUPTED : TMS_OK);
+        assert_int_equal(pause_selected(f, &selection, &error), stop ? TMS_INTERRUPTED : TMS_OK);
         assert_int_equal(asker.results[0], TMS_OK);
         assert_false(tms_saver_owns(&f->saver, freed));
         /* A cancelled call does not wait for the device; the next call frees the memory. */
         assert_int_equal(physical_bytes(0), stop ? 4 * MIB : 0);
         asker.stop = false;
-        ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+        ASSERT_OK(pause_selected(f, &selection, &error), error);
         assert_int_equal(physical_bytes(0), 0);
         assert_int_equal(tms_saver_free(&f->saver, kept, &error), TMS_OK);
         destroy_stream(f, stream);
@@ -111,15 +111,15 @@ static void a_call_that_waits_for_its_turn_can_be_cancelled(void **state) {
 
     asker_t asker = {.stop = true};
     tms_selection_t selection = asking(&asker);
-    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
     assert_int_equal(asker.asked, 1);
     asker = (asker_t){.stop = true};
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_INTERRUPTED);
     assert_int_equal(state_of(f, mine), TMS_SEGMENT_ACTIVE);
     assert_int_equal(state_of(f, held), TMS_SEGMENT_PAUSING);
 
     asker = (asker_t){.gate = GATE}; /* and one that continues gets the turn after the other */
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     join_pause(&other);
     assert_int_equal(physical_bytes(0), 0);
     destroy_stream(f, stream);
@@ -138,7 +138,7 @@ static void a_copy_is_cancelled_between_chunks(void **state) {
         fill(address, COPIED * MIB + 5, i);
         copy_slowly(f, MIB);
         simulator()->clear_counts();
-        assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+        assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
         assert_true(simulator()->calls("cuMemcpyDtoHAsync") < COPIED);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
         assert_filled(address, COPIED * MIB + 5, i);
@@ -146,18 +146,18 @@ static void a_copy_is_cancelled_between_chunks(void **state) {
 
         release_copies();
         asker.stop = false;
-        ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+        ASSERT_OK(pause_selected(f, &selection, &error), error);
         copy_slowly(f, MIB);
         asker = (asker_t){.after = "cuMemcpyHtoDAsync", .stop = true};
         simulator()->clear_counts();
-        assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+        assert_int_equal(resume_selected(f, &selection, &error), TMS_INTERRUPTED);
         assert_true(simulator()->calls("cuMemcpyHtoDAsync") < COPIED);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
         assert_int_equal(physical_bytes(0), 0);
 
         release_copies();
         asker.stop = false;
-        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        ASSERT_OK(resume_selected(f, &selection, &error), error);
         assert_filled(address, COPIED * MIB + 5, i);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     }
@@ -174,7 +174,7 @@ static void a_cancelled_call_unpins_no_staging_memory(void **state) {
                                   allocate_on(f, 1, "a", TMS_BACKUP_DISK, COPIED * MIB)};
     copy_slowly(f, TMS_DISK_BLOCK_BYTES);
     simulator()->clear_counts();
-    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
     assert_true(simulator()->calls("cuMemHostRegister") > 0);
     assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
     release_copies();
@@ -195,18 +195,18 @@ static void copies_wait_no_more_than_they_must(void **state) {
     f->saver.stores.copying.chunk_bytes = 4 * MIB;
     for (uint32_t i = 0; i < COUNT; i++) fill(addresses[i] = allocate(f, "a", TMS_BACKUP_PINNED, MIB), MIB, i);
     simulator()->clear_counts();
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
     assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), COUNT);
     assert_int_equal(simulator()->calls("cuEventRecord"), 4);
     assert_int_equal(simulator()->calls("cuEventCreate"), 2);
     assert_int_equal(simulator()->calls("cuEventDestroy"), 2);
     assert_int_equal(simulator()->calls("cuEventSynchronize"), 3);
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     for (uint32_t i = 0; i < COUNT; i++) assert_filled(addresses[i], MIB, i);
 
     simulator()->clear_counts();
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuEventCreate"), 0);
     assert_int_equal(simulator()->calls("cuEventRecord"), 0);
     for (uint32_t i = 0; i < COUNT; i++) assert_filled(addresses[i], MIB, i);
@@ -219,18 +219,18 @@ static void check_failure_on_one_device(fixture_t *f, tms_backup_kind_t kind, ui
     uint64_t addresses[] = {allocate_on(f, 0, "a", TMS_BACKUP_NONE, 2 * MIB), allocate_on(f, 1, "a", kind, COPIED * MIB),
                             allocate_on(f, 2, "a", TMS_BACKUP_NONE, 2 * MIB)};
     fill(addresses[1], COPIED * MIB, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(simulator()->take_memory(2, (int64_t)(256 * MIB)), 0);
     copy_slowly(f, chunk_bytes);
     simulator()->clear_counts();
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_int_equal(error.device, 2);
     assert_true(simulator()->calls("cuMemcpyHtoDAsync") < COPIED * MIB / chunk_bytes);
     release_copies();
     assert_nothing_waits(&f->saver);
     assert_states(f, addresses, 3, TMS_SEGMENT_PAUSED);
     assert_int_equal(simulator()->take_memory(2, -(int64_t)(256 * MIB)), 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(addresses[1], COPIED * MIB, 1);
 }
 
@@ -253,7 +253,7 @@ static void a_failure_in_the_middle_of_chunks_undoes_everything(void **state) {
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         tms_error_t error;
         simulator()->fail_after(calls[i], 1, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_DRIVER);
+        assert_int_equal(pause_selected(f, &selection, &error), TMS_DRIVER);
         assert_string_equal(error.call, calls[i]);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
         assert_filled(address, COPIED * MIB, 1);
@@ -271,14 +271,14 @@ static void a_resume_that_waits_for_memory_can_be_cancelled(void **state) {
     selection.timeout_seconds = INFINITY;
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB);
     fill(address, 40 * MIB, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(simulator()->take_memory(0, (int64_t)(230 * MIB)), 0);
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_INTERRUPTED);
     assert_int_equal(asker.results[0], TMS_INVALID_STATE); /* also while another call has the turn */
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
     assert_int_equal(physical_bytes(0), 0);
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(230 * MIB)), 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, 40 * MIB, 1);
 }
 

@@ -13,14 +13,14 @@ static void a_free_does_not_delay_cancellation(void **state) {
     for (int call = 0; call < 2; call++) { /* the second one finds what the first has deferred */
         asker_t asker = {.fixture = f, .address = call == 0 ? freed : 0, .stop = true};
         tms_selection_t selection = asking(&asker);
-        assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+        assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
         tms_saver_counters(&f->saver, &counters);
         assert_int_equal(counters.deferred_frees, 1);
         assert_int_equal(state_of(f, kept), TMS_SEGMENT_ACTIVE);
         assert_int_equal(physical_bytes(0), 4 * MIB);
     }
     simulator()->open_gate(GATE);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(physical_bytes(0), 0);
     destroy_stream(f, stream);
 }
@@ -33,19 +33,19 @@ static void quarantined_host_memory_does_not_delay_cancellation(void **state) {
     tms_log_init(&f->log, TMS_LOG_SILENT);
     uint64_t kept = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), other = allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
     uint64_t backed = allocate(f, "c", TMS_BACKUP_PINNED, 2 * MIB);
-    ASSERT_OK(pause_tag(f, "c", NULL, &error), error);
-    ASSERT_OK(pause_tag(f, "b", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "c", &error), error);
+    ASSERT_OK(pause_tag(f, "b", &error), error);
     simulator()->fail_after("cuMemHostUnregister", 0, 1, CUDA_ERROR_UNKNOWN);
-    ASSERT_OK(resume_tag(f, "c", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "c", &error), error);
     settle_host_memory(&f->saver);
     CUstream stream = launch_behind_gate(f, GATE, kept);
 
     asker_t asker = {.stop = true};
     tms_selection_t selection = asking(&asker);
-    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
     tms_saver_counters(&f->saver, &counters);
-    assert_int_equal(counters.quarantined_host, 1);     /* a thread waits with it */
-    ASSERT_OK(resume_tag(f, "b", NULL, &error), error); /* needs no resource of the device */
+    assert_int_equal(counters.quarantined_host, 1); /* a thread waits with it */
+    ASSERT_OK(resume_tag(f, "b", &error), error);   /* needs no resource of the device */
     assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
     assert_int_equal(state_of(f, backed), TMS_SEGMENT_ACTIVE);
     simulator()->open_gate(GATE);
@@ -64,18 +64,18 @@ static void staging_memory_does_not_delay_cancellation(void **state) {
     uint64_t busy = allocate(f, "busy", TMS_BACKUP_NONE, 2 * MIB), address = allocate(f, "a", TMS_BACKUP_DISK, COPIED * MIB);
     const char *const tags[] = {"a"};
     fill(address, COPIED * MIB, 1);
-    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "a", &error), error);
     CUstream stream = launch_behind_gate(f, GATE, busy);
     copy_slowly(f, MIB);
     selection.tags = tags;
     selection.tag_count = 1;
     simulator()->clear_counts();
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_INTERRUPTED);
     assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
     simulator()->open_gate(GATE);
     release_copies();
-    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "a", &error), error);
     assert_filled(address, COPIED * MIB, 1);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK); /* its file stays until then */
     assert_nothing_held(f);
@@ -103,12 +103,12 @@ static void a_child_forked_during_a_copy_does_not_call_the_driver(void **state) 
     fill(address, COPIED * MIB, 1);
     pid_t parent = getpid();
     copy_slowly(f, MIB);
-    tms_status_t status = pause_selected(f, &selection, NULL, &error);
+    tms_status_t status = pause_selected(f, &selection, &error);
     if (getpid() != parent) end_child(status != TMS_FORKED ? 1 : simulator()->calls_in_child() != 0 ? 2 : 0);
     ASSERT_OK(status, error);
     assert_true(asker.asked >= 1);
     release_copies();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, COPIED * MIB, 1);
 }
 
@@ -131,11 +131,11 @@ static void a_child_forked_by_the_search_for_live_bytes_does_not_call_the_driver
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, COPIED * MIB);
     fill(address, COPIED * MIB, 1);
     pid_t parent = getpid();
-    tms_status_t status = pause_selected(f, &selection, NULL, &error);
+    tms_status_t status = pause_selected(f, &selection, &error);
     if (getpid() != parent) end_child(status != TMS_FORKED ? 1 : simulator()->calls_in_child() != 0 ? 2 : 0);
     ASSERT_OK(status, error);
     assert_int_equal(asker.asked, 1);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, COPIED * MIB, 1);
 }
 
@@ -160,7 +160,7 @@ static void a_device_that_comes_into_use_meanwhile_gets_access(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 1);
     CUstream stream = launch_behind_gate(f, GATE, address);
-    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
     assert_int_equal(asker.results[0], CUDA_SUCCESS);
     assert_int_equal(asker.results[1], TMS_OK);
     simulator()->open_gate(GATE);
@@ -184,9 +184,9 @@ static void a_resume_looks_for_peers_once_more_when_it_ends(void **state) {
     asker_t asker = {.fixture = f, .after = "cuMemcpyHtoDAsync"};
     tms_selection_t selection = {.interrupted = only_use_second_device, .interrupt_context = &asker};
     uint64_t address = allocate(f, "a", TMS_BACKUP_MMAP, COPIED * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     copy_slowly(f, MIB);
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     release_copies();
     assert_true(asker.asked >= 1);
     assert_int_equal(asker.results[0], CUDA_SUCCESS);
@@ -199,9 +199,9 @@ static void a_device_that_comes_into_use_during_a_resume_gets_access(void **stat
     asker_t asker = {.fixture = f, .after = "cuMemcpyHtoDAsync"};
     tms_selection_t selection = {.interrupted = use_second_device, .interrupt_context = &asker};
     uint64_t address = allocate(f, "a", TMS_BACKUP_MMAP, COPIED * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     copy_slowly(f, MIB);
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     release_copies();
     assert_true(asker.asked >= 1);
     assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 3);

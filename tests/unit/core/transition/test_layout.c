@@ -12,9 +12,9 @@
 /* Pauses and resumes all, and returns how many handles the resume has made. */
 static uint64_t handles_of_cycle(fixture_t *f) {
     tms_error_t error;
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuMemMap"), simulator()->calls("cuMemCreate"));
     return simulator()->calls("cuMemCreate");
 }
@@ -31,7 +31,7 @@ static void neighbours_share_a_run(void **state) {
     assert_int_equal(usage.reservations, 1);
     assert_int_equal(handles_of_cycle(f), 1);
     simulator()->clear_counts();
-    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "a", &error), error);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 1);
     assert_int_equal(simulator()->calls("cuMemRelease"), 1);
     assert_int_equal(handles_of_cycle(f), 1);
@@ -43,10 +43,10 @@ static void a_hole_divides_a_run(void **state) {
     uint64_t at[NEIGHBOURS];
     tms_error_t error;
     make_neighbours(f, "a", TMS_BACKUP_NONE, at);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     free_at(f, at[1]);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuMemCreate"), 2);
     assert_int_equal(tms_run_bytes(run_at(f, at[0])), NEIGHBOUR_BYTES);
     assert_int_equal(tms_run_bytes(run_at(f, at[2])), 2 * NEIGHBOUR_BYTES);
@@ -75,11 +75,11 @@ static void a_run_is_of_what_comes_back_together(void **state) {
     uint64_t at[NEIGHBOURS];
     tms_error_t error;
     make_neighbours(f, "a", TMS_BACKUP_NONE, at);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     free_at(f, at[1]);
     assert_int_equal(allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES), at[1]); /* ACTIVE between paused ones */
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuMemCreate"), 2);
     assert_int_equal(handles_of_cycle(f), 1);
 }
@@ -138,10 +138,10 @@ static void a_run_that_does_not_fit_is_tried_with_half_of_it(void **state) {
     tms_error_t error;
     uint64_t at[NEIGHBOURS];
     make_run(f, "a", TMS_BACKUP_PINNED, at);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->fail_after("cuMemCreate", 0, 2, CUDA_ERROR_OUT_OF_MEMORY);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     /* 4: refused, 2: refused, then 1, 1 and 2. */
     assert_int_equal(simulator()->calls("cuMemCreate"), 2 + 3);
     assert_int_equal(tms_run_bytes(run_at(f, at[0])), NEIGHBOUR_BYTES);
@@ -157,10 +157,10 @@ static void a_resume_that_finds_too_little_memory_leaves_no_run(void **state) {
     uint64_t at[NEIGHBOURS], other[NEIGHBOURS];
     make_run(f, "a", TMS_BACKUP_PINNED, at);
     make_run(f, "b", TMS_BACKUP_NONE, other);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->usage(0, &usage);
     assert_int_equal(simulator()->take_memory(0, (int64_t)(256 * MIB - 7 * NEIGHBOUR_BYTES)), 0); /* room for 7 of 8 */
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_int_equal(physical_bytes(0), 0);
     for (int i = 0; i < NEIGHBOURS; i++) {
         assert_int_equal(state_of(f, at[i]), TMS_SEGMENT_PAUSED);
@@ -168,7 +168,7 @@ static void a_resume_that_finds_too_little_memory_leaves_no_run(void **state) {
         assert_null(run_at(f, other[i]));
     }
     assert_int_equal(simulator()->take_memory(0, -(int64_t)NEIGHBOUR_BYTES), 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error); /* now it fits exactly, as with a handle a segment */
+    ASSERT_OK(resume_all(f, &error), error); /* now it fits exactly, as with a handle a segment */
     for (int i = 0; i < NEIGHBOURS; i++) assert_filled(at[i], NEIGHBOUR_BYTES, (uint32_t)i);
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(256 * MIB - 8 * NEIGHBOUR_BYTES)), 0);
 }
@@ -181,13 +181,13 @@ static void a_failed_resume_undoes_its_runs(void **state) {
     make_run(f, "b", TMS_BACKUP_PINNED, other);
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         tms_error_t error;
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         simulator()->fail_after(calls[i], 1, 1, CUDA_ERROR_UNKNOWN); /* of the second run */
-        assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_int_equal(resume_all(f, &error), TMS_DRIVER);
         assert_string_equal(error.call, calls[i]);
         assert_int_equal(physical_bytes(0), 0);
         assert_null(run_at(f, at[0]));
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         for (int k = 0; k < NEIGHBOURS; k++) assert_filled(at[k], NEIGHBOUR_BYTES, (uint32_t)k);
         assert_nothing_waits(&f->saver);
     }
@@ -197,7 +197,7 @@ static void a_failed_resume_undoes_its_runs(void **state) {
 static void pause_a_run_that_cannot_be_undone(fixture_t *f, uint64_t at[NEIGHBOURS], CUresult result) {
     tms_error_t error;
     make_run(f, "a", TMS_BACKUP_PINNED, at);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     tms_log_init(&f->log, TMS_LOG_SILENT);
     simulator()->fail_after("cuMemSetAccess", 0, 1, result);
     simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN); /* by the mapping, and by the call */
@@ -208,10 +208,10 @@ static void a_run_that_cannot_be_undone_is_damaged(void **state) {
     tms_error_t error;
     uint64_t at[NEIGHBOURS];
     pause_a_run_that_cannot_be_undone(f, at, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     for (int i = 0; i < NEIGHBOURS; i++) assert_int_equal(state_of(f, at[i]), TMS_SEGMENT_DAMAGED);
     assert_int_equal(physical_bytes(0), NEIGHBOURS * NEIGHBOUR_BYTES);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error); /* repaired, then resumed */
+    ASSERT_OK(resume_all(f, &error), error); /* repaired, then resumed */
     for (int i = 0; i < NEIGHBOURS; i++) assert_filled(at[i], NEIGHBOUR_BYTES, (uint32_t)i);
     assert_nothing_waits(&f->saver);
 }
@@ -223,11 +223,11 @@ static void a_run_that_cannot_be_undone_is_not_halved(void **state) {
     uint64_t at[NEIGHBOURS];
     pause_a_run_that_cannot_be_undone(f, at, CUDA_ERROR_OUT_OF_MEMORY);
     simulator()->clear_counts();
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_int_equal(simulator()->calls("cuMemCreate"), 1);
     for (int i = 0; i < NEIGHBOURS; i++) assert_int_equal(state_of(f, at[i]), TMS_SEGMENT_DAMAGED);
     assert_int_equal(physical_bytes(0), NEIGHBOURS * NEIGHBOUR_BYTES);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     for (int i = 0; i < NEIGHBOURS; i++) assert_filled(at[i], NEIGHBOUR_BYTES, (uint32_t)i);
     assert_nothing_waits(&f->saver);
 }
@@ -257,11 +257,11 @@ static void a_resume_that_fails_forgets_no_frees(void **state) {
     uint64_t at[NEIGHBOURS];
     make_run(f, "a", TMS_BACKUP_NONE, at);
     free_at(f, at[3]);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuMemCreate"), 3);
 }
 
@@ -272,10 +272,10 @@ static void other_frees_do_not_count(void **state) {
     uint64_t at[NEIGHBOURS];
     make_run(f, "a", TMS_BACKUP_NONE, at);
     free_at(f, allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOURS * NEIGHBOUR_BYTES));
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     free_at(f, at[3]);
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuMemCreate"), 1);
 }
 
@@ -318,13 +318,13 @@ static void a_resume_names_the_slack_of_others(void **state) {
     make_run(f, "a", TMS_BACKUP_NONE, at);
     const uint64_t large = 256 * MIB - physical_bytes(0);
     (void)allocate(f, "b", TMS_BACKUP_NONE, large);
-    ASSERT_OK(pause_tag(f, "b", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "b", &error), error);
     assert_int_equal(simulator()->take_memory(0, NEIGHBOUR_BYTES), 0);
     free_at(f, at[1]);
-    assert_int_equal(resume_tag(f, "b", NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(resume_tag(f, "b", &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_non_null(strstr(error.message, "2097152 bytes (2.0 MiB) are slack"));
-    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
-    ASSERT_OK(resume_tag(f, "b", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "a", &error), error);
+    ASSERT_OK(resume_tag(f, "b", &error), error);
     assert_int_equal(simulator()->take_memory(0, -(int64_t)NEIGHBOUR_BYTES), 0);
 }
 
@@ -336,14 +336,14 @@ static void a_resume_that_leaves_damage_names_slack(void **state) {
     make_run(f, "a", TMS_BACKUP_NONE, at);
     first = allocate(f, "b", TMS_BACKUP_NONE, NEIGHBOUR_BYTES);
     large = allocate(f, "c", TMS_BACKUP_NONE, 128 * MIB);
-    ASSERT_OK(pause_tag(f, "b", NULL, &error), error);
-    ASSERT_OK(pause_tag(f, "c", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "b", &error), error);
+    ASSERT_OK(pause_tag(f, "c", &error), error);
     free_at(f, at[1]);
     const int64_t taken = (int64_t)(128 * MIB);
     assert_int_equal(simulator()->take_memory(0, taken), 0);
     tms_log_init(&f->log, TMS_LOG_SILENT);
     simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN); /* undoing the first of them */
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_int_equal(state_of(f, first), TMS_SEGMENT_DAMAGED);
     assert_int_equal(state_of(f, large), TMS_SEGMENT_PAUSED);
     assert_non_null(strstr(error.message, "2097152 bytes (2.0 MiB) are slack"));

@@ -30,7 +30,7 @@ static void a_cycle(void **state) {
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 2 * MIB);
     assert_string_equal(nvtx_recorder_take(), "");
-    ASSERT_OK(pause_tag(f, "kv", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "kv", &error), error);
     assert_string_equal(nvtx_recorder_take(), "push 10 - pause kv\n"
                                               "push 1 - *turn\npop\n"
                                               "push 2 6291456 *synchronize\npop\n"
@@ -38,7 +38,7 @@ static void a_cycle(void **state) {
                                               "push 7 6291456 *unmap\npop\n"
                                               "mark 10 6291456 moved\n"
                                               "pop\n");
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_string_equal(nvtx_recorder_take(), "push 10 - resume\n"
                                               "push 1 - *turn\npop\n"
                                               "push 4 4194304 *create\npop\n"
@@ -56,7 +56,7 @@ static void contents_are_copied(void **state) {
     tms_error_t error;
     begin_recording(f);
     fill(allocate(f, "weights", TMS_BACKUP_PINNED, 3 * MIB), 3 * MIB, 1);
-    ASSERT_OK(pause_tag(f, "weights", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "weights", &error), error);
     assert_string_equal(nvtx_recorder_take(), "push 10 - pause weights\n"
                                               "push 1 - *turn\npop\n"
                                               "push 2 4194304 *synchronize\npop\n"
@@ -65,7 +65,7 @@ static void contents_are_copied(void **state) {
                                               "push 7 4194304 *unmap\npop\n"
                                               "mark 10 4194304 moved\n"
                                               "pop\n");
-    ASSERT_OK(resume_tag(f, "weights", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "weights", &error), error);
     assert_string_equal(nvtx_recorder_take(), "push 10 - resume weights\n"
                                               "push 1 - *turn\npop\n"
                                               "push 6 3145728 *copy\n"
@@ -83,14 +83,14 @@ static void devices_have_ranges_on_their_threads(void **state) {
     begin_recording(f);
     for (int device = 0; device < 2; device++)
         fill(allocate_on(f, device, "weights", TMS_BACKUP_PINNED, (uint64_t)(2 + 2 * device) * MIB), 2 * MIB, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     const char *record = nvtx_recorder_take();
     assert_int_equal(nvtx_recorder_threads(), 2);
     number_of(record, "push 6 2097152 *copy\n", 1);
     number_of(record, "push 6 4194304 *copy\n", 1);
     number_of(record, "push", 7);
     number_of(record, "pop", 7);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     record = nvtx_recorder_take();
     assert_int_equal(nvtx_recorder_threads(), 2);
     number_of(record, "push 4 2097152 *create\n", 1);
@@ -105,16 +105,16 @@ static void failures_end_their_ranges(void **state) {
     begin_recording(f);
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_string_equal(nvtx_recorder_take(), "push 10 - pause\n"
                                               "push 1 - *turn\npop\n"
                                               "push 2 2097152 *synchronize\npop\n"
                                               "mark 10 - failed: DRIVER\n"
                                               "pop\n");
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     (void)nvtx_recorder_take();
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_string_equal(nvtx_recorder_take(), "push 10 - resume\n"
                                               "push 1 - *turn\npop\n"
                                               "push 4 2097152 *create\npop\n"
@@ -122,11 +122,11 @@ static void failures_end_their_ranges(void **state) {
                                               "mark 10 - failed: OUT_OF_DEVICE_MEMORY\n"
                                               "pop\n");
     simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     const char *record = nvtx_recorder_take();
     number_of(record, "push", 5);
     number_of(record, "pop", 5);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
 }
 
 static int32_t cancel(void *context) {
@@ -155,12 +155,12 @@ static void every_failure_is_balanced(void **state) {
     for (uint64_t succeed = 0, made = 1; succeed < made; succeed++) {
         simulator()->clear_counts();
         simulator()->fail_after("*", succeed, 1, CUDA_ERROR_UNKNOWN);
-        failures += pause_tag(f, NULL, NULL, &error) != TMS_OK;
-        failures += resume_tag(f, NULL, NULL, &error) != TMS_OK;
+        failures += pause_all(f, &error) != TMS_OK;
+        failures += resume_all(f, &error) != TMS_OK;
         made = simulator()->calls("*");
         simulator()->fail_after("*", 0, 0, CUDA_SUCCESS);
         assert_balanced(nvtx_recorder_take());
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         assert_balanced(nvtx_recorder_take());
     }
     assert_true(failures > 5);
@@ -172,10 +172,10 @@ static void a_cancelled_call_is_balanced(void **state) {
     const tms_selection_t selection = {.interrupted = cancel, .timeout_seconds = LONG_SECONDS};
     begin_recording(f);
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 128 * MIB);
-    ASSERT_OK(pause_tag(f, "kv", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "kv", &error), error);
     assert_int_equal(simulator()->take_memory(0, (int64_t)(200 * MIB)), 0);
     (void)nvtx_recorder_take();
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_INTERRUPTED);
     const char *record = nvtx_recorder_take();
     assert_balanced(record);
     number_of(record, "failed: INTERRUPTED\npop\n", 1);

@@ -65,7 +65,7 @@ static void a_handle_may_be_released_before_the_end(void **state) {
     simulator()->wait_until_synchronizing(); /* for its copies: it has the turn */
     release_copies();
     /* Another call waits for its turn, and finds it completed. */
-    ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "a", &error), error);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     assert_filled(address, BYTES, 2);
     join_resumes(f);
@@ -109,7 +109,7 @@ static void a_failure_is_reported_by_wait_and_undone(void **state) {
         tms_pending_release(pending);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
         assert_int_equal(physical_bytes(0), 0);
-        ASSERT_OK(resume_tag(f, "a", NULL, &error), error);
+        ASSERT_OK(resume_tag(f, "a", &error), error);
         assert_filled(address, BYTES, 4);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     }
@@ -132,8 +132,8 @@ static void copies_that_a_stream_waits_for_are_not_undone(void **state) {
     assert_int_equal(tms_pending_wait(pending, NULL, NULL, NULL, &error), TMS_DRIVER);
     assert_string_equal(error.call, "cuStreamSynchronize");
     assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
-    assert_true(physical_bytes(0) > 0);                 /* kernels may be using it */
-    ASSERT_OK(resume_tag(f, "a", NULL, &error), error); /* repairs it, and brings the contents back */
+    assert_true(physical_bytes(0) > 0);           /* kernels may be using it */
+    ASSERT_OK(resume_tag(f, "a", &error), error); /* repairs it, and brings the contents back */
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     assert_filled(address, BYTES, 5);
     tms_pending_release(pending);
@@ -169,7 +169,7 @@ enum { MANY = 24 };
 static hoard_t pause_many(fixture_t *f, int device, uint64_t addresses[MANY]) {
     tms_error_t error;
     for (int i = 0; i < MANY; i++) addresses[i] = allocate_on(f, device, "cache", TMS_BACKUP_NONE, BYTES);
-    ASSERT_OK(pause_tag(f, "cache", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "cache", &error), error);
     return take_all_but(device, (MANY - 1) * BYTES);
 }
 
@@ -275,7 +275,7 @@ static void out_of_memory_is_undone_although_a_stream_is_to_wait(void **state) {
     for (int i = 0; i < MANY; i++) assert_int_equal(state_of(f, empty[i]), TMS_SEGMENT_PAUSED);
     assert_int_equal(physical_bytes(0) + physical_bytes(1), 0);
     (void)give_it_back(&hoard);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(filled, BYTES, 11);
     tms_pending_release(pending);
     destroy_and_leave(f, stream);
@@ -288,7 +288,7 @@ static void a_stream_cannot_wait_for_an_incomplete_resume(void **state) {
     uint64_t filled = paused(f, "a", TMS_BACKUP_PINNED, 12), damaged = allocate(f, "b", TMS_BACKUP_NONE, BYTES);
     CUstream stream = enter_and_make_stream(f);
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, "b", NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_tag(f, "b", &error), TMS_DRIVER);
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN); /* in the resume, which tries first to repair it */
     hold_copies();
     simulator()->clear_counts();
@@ -308,12 +308,15 @@ static void a_stream_cannot_wait_for_an_incomplete_resume(void **state) {
     destroy_and_leave(f, stream);
 }
 
-static void take_turn(fixture_t *f, bool taken) {
+static void set_running(fixture_t *f, bool running) {
     pthread_mutex_lock(&f->saver.lock);
-    f->saver.transition_running = taken;
+    f->saver.transition_running = running;
     pthread_cond_broadcast(&f->saver.turn);
     pthread_mutex_unlock(&f->saver.lock);
 }
+
+static void take_turn(fixture_t *f) { set_running(f, true); }
+static void end_turn(fixture_t *f) { set_running(f, false); }
 
 /* A caller that gets an error may rely on nothing: the work that the test does in place of a resume can be undone. */
 static void a_failed_stream_wait_guarantees_nothing(void **state) {
@@ -324,7 +327,7 @@ static void a_failed_stream_wait_guarantees_nothing(void **state) {
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 13);
     CUstream stream = enter_and_make_stream(f);
     ASSERT_OK(tms_copier_open(&copier, &f->saver.stores.copying, 0, NULL, &context, &error), error);
-    take_turn(f, true); /* its thread waits until the end */
+    take_turn(f); /* its thread waits until the end */
     tms_pending_t *pending = begin(f, "a");
     for (int promised = 0; promised < 2; promised++) {
         tms_pending_expect(pending, 1);
@@ -337,7 +340,7 @@ static void a_failed_stream_wait_guarantees_nothing(void **state) {
         assert_int_equal(tms_pending_wait_stream(pending, stream, at_once, NULL, &error), TMS_INTERRUPTED);
     }
     tms_copier_close(&copier);
-    take_turn(f, false);
+    end_turn(f);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
     assert_filled(address, BYTES, 13);
     tms_pending_release(pending);
@@ -381,7 +384,7 @@ static void a_default_stream_of_a_device_that_is_not_in_use_is_refused(void **st
     ASSERT_OK(tms_devices_enter(&f.devices, 1, &context, &error), error);
     uint64_t address = allocate_on(&f, 1, "a", TMS_BACKUP_PINNED, BYTES);
     fill(address, BYTES, 15);
-    ASSERT_OK(pause_tag(&f, "a", NULL, &error), error);
+    ASSERT_OK(pause_tag(&f, "a", &error), error);
     tms_devices_leave(&f.devices, 1);
     hold_copies();
     tms_pending_t *pending = begin(&f, "a");

@@ -77,7 +77,7 @@ static void plain_calls(void **state) {
     assert_int_equal(events[0].address, address);
     assert_int_equal(events[0].bytes, 3 * MIB);
     assert_int_equal(events[0].change.resident_bytes, 4 * MIB);
-    ASSERT_OK(pause_tag(f, "kv", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "kv", &error), error);
     assert_string_equal(told(f), "begin turn synchronize plan unmap move:kv@0 end");
     const tms_event_t *end = &events[6], *move = &events[5];
     assert_int_equal(end->allocations, 2);
@@ -92,7 +92,7 @@ static void plain_calls(void **state) {
         if (i > 0) assert_true(events[i - 1].ended <= events[i].ended);
     }
     for (int i = 2; i < 5; i++) assert_true(events[i - 1].ended <= events[i].began); /* one after the other */
-    ASSERT_OK(resume_tag(f, "kv", NULL, &error), error);
+    ASSERT_OK(resume_tag(f, "kv", &error), error);
     assert_string_equal(told(f), "begin turn create@0 map@0 discard move:kv@0 end");
     assert_int_equal(events[2].allocations, 2);
     assert_int_equal(events[2].bytes, 6 * MIB);
@@ -101,7 +101,7 @@ static void plain_calls(void **state) {
     assert_true(events[2].began < events[3].began && events[2].ended < events[3].ended); /* they alternate */
     for (int i = 0; i < 7; i++) assert_string_equal(events[i].operation, "resume");
     assert_int_equal(events[6].call, 2);
-    ASSERT_OK(resume_tag(f, "kv", NULL, &error), error); /* nothing to do */
+    ASSERT_OK(resume_tag(f, "kv", &error), error); /* nothing to do */
     assert_string_equal(told(f), "begin turn end");
     ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
     assert_string_equal(told(f), "free:kv@0");
@@ -116,7 +116,7 @@ static void contents_are_copied(void **state) {
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 2 * MIB);
     fill(address, 3 * MIB, 1);
     (void)new_events(f);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     size_t count = new_events(f);
     const tms_event_t *copy = find_kind(count, TMS_EVENT_PHASE, TMS_PHASE_COPY, 0);
     const tms_event_t *end = find_kind(count, TMS_EVENT_END, TMS_PHASE_NONE, -1);
@@ -129,7 +129,7 @@ static void contents_are_copied(void **state) {
         else
             assert_int_equal(events[i].change.backup_bytes, 0);
     }
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     count = new_events(f);
     copy = find_kind(count, TMS_EVENT_PHASE, TMS_PHASE_COPY, 0);
     assert_int_equal(copy->bytes, 3 * MIB);
@@ -144,7 +144,7 @@ static void phases_name_their_device(void **state) {
     for (int device = 0; device < 2; device++)
         fill(allocate_on(f, device, "weights", TMS_BACKUP_PINNED, (uint64_t)(2 + 2 * device) * MIB), 2 * MIB, 1);
     (void)new_events(f);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     size_t count = new_events(f);
     for (int device = 0; device < 2; device++) {
         uint64_t bytes = (uint64_t)(2 + 2 * device) * MIB;
@@ -153,7 +153,7 @@ static void phases_name_their_device(void **state) {
     }
     assert_true(find_kind(count, TMS_EVENT_PHASE, TMS_PHASE_COPY, 0)->thread !=
                 find_kind(count, TMS_EVENT_PHASE, TMS_PHASE_COPY, 1)->thread);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     count = new_events(f);
     for (int device = 0; device < 2; device++) {
         uint64_t bytes = (uint64_t)(2 + 2 * device) * MIB;
@@ -179,20 +179,20 @@ static void failures_are_events(void **state) {
     assert_int_equal(events[0].change.resident_bytes, 0);
 
     simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_string_equal(told(f), "begin turn synchronize!7 end!7");
     assert_int_equal(events[3].driver_result, CUDA_ERROR_UNKNOWN);
 
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     (void)new_events(f);
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_string_equal(told(f), "begin turn create@0!4 unmap end!4"); /* nothing has moved */
     assert_int_equal(events[4].driver_result, CUDA_ERROR_OUT_OF_MEMORY);
     simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     assert_string_equal(told(f), "begin turn create@0 map@0!7 unmap end!7");
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
 }
 
 static void damage_and_repair(void **state) {
@@ -201,12 +201,12 @@ static void damage_and_repair(void **state) {
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 2 * MIB);
     (void)new_events(f);
     simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_string_equal(told(f), "begin turn synchronize plan unmap!7 end!7"); /* it stays resident */
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);                        /* tries again, and fails */
+    ASSERT_OK(pause_all(f, &error), error);                                    /* tries again, and fails */
     assert_string_equal(told(f), "begin turn repair:kv@0!7 end");
     assert_int_equal(events[2].driver_result, CUDA_ERROR_UNKNOWN);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_string_equal(told(f), "begin turn repair:kv@0 end");
     assert_true(events[2].change.resident_bytes == 0 - 2 * MIB);
     assert_int_equal(events[2].change.paused_bytes, 2 * MIB);
@@ -229,11 +229,11 @@ static void a_wait_for_memory_is_a_phase(void **state) {
     const tms_selection_t selection = {
         .interrupted = make_room, .interrupt_context = &taken, .timeout_seconds = LONG_SECONDS};
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 128 * MIB);
-    ASSERT_OK(pause_tag(f, "kv", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "kv", &error), error);
     assert_int_equal(simulator()->take_memory(0, taken), 0);
     (void)new_events(f);
     simulator()->clear_counts();
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_string_equal(told(f), "begin turn create@0!4 unmap wait turn create@0 map@0 discard move:kv@0 end");
 }
 
@@ -263,8 +263,8 @@ static void events_are_read_during_a_pause(void **state) {
 static void cycle(fixture_t *f) {
     tms_error_t error;
     uint64_t kept = allocate(f, "weights", TMS_BACKUP_PINNED, 2 * MIB), dropped = allocate(f, "kv", TMS_BACKUP_NONE, MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     ASSERT_OK(tms_saver_free(&f->saver, kept, &error), error);
     ASSERT_OK(tms_saver_free(&f->saver, dropped, &error), error);
     settle_host_memory(&f->saver);

@@ -44,23 +44,23 @@ static void an_exclusive_resume_waits_for_the_lock(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     fill(address, 2 * MIB, 1);
     begin_other(f, &other);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(try_lock(&other), TMS_OK);
 
     tms_selection_t selection = {.exclusive = 1};
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DEVICE_LOCKED);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_DEVICE_LOCKED);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error); /* a call without the option does not wait for it */
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error); /* a call without the option does not wait for it */
+    ASSERT_OK(pause_all(f, &error), error);
 
     others_t others = {.fixture = f, .let_go = &other};
     selection = waiting(&others, LONG_SECONDS);
     selection.exclusive = 1;
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_int_equal(others.asked > 0, 1);
     assert_filled(address, 2 * MIB, 1);
     assert_int_equal(try_lock(&other), TMS_DEVICE_LOCKED);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(try_lock(&other), TMS_OK);
     tms_device_locks_release(&other, 1);
     tms_device_locks_destroy(&other);
@@ -73,12 +73,12 @@ static void the_lock_is_released_with_the_last_resumed_segment(void **state) {
     uint64_t a = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
     begin_other(f, &other);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     tms_selection_t selection = {.exclusive = 1};
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
     assert_int_equal(try_lock(&other), TMS_DEVICE_LOCKED);
-    ASSERT_OK(pause_tag(f, "b", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "b", &error), error);
     assert_int_equal(try_lock(&other), TMS_OK);
     tms_device_locks_release(&other, 1);
     tms_device_locks_destroy(&other);
@@ -91,12 +91,12 @@ static void the_lock_is_released_after_the_memory(void **state) {
         tms_error_t error;
         uint64_t addresses[] = {allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB)};
         tms_selection_t selection = {.exclusive = 1};
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
+        ASSERT_OK(resume_selected(f, &selection, &error), error);
         unlocking.count = 0;
         unlocking.held_bytes = 0;
         unlocking.watched = true;
-        if (!is_free) ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        if (!is_free) ASSERT_OK(pause_all(f, &error), error);
         for (size_t i = 0; i < 2; i++) assert_int_equal(tms_saver_free(&f->saver, addresses[i], &error), TMS_OK);
         unlocking.watched = false;
         assert_int_equal(unlocking.count, 1);
@@ -106,7 +106,7 @@ static void the_lock_is_released_after_the_memory(void **state) {
 
 /* Pauses what is on the second device while the call waits for the lock of the first. */
 static void *pause_late(void *argument) {
-    assert_int_equal(pause_tag(argument, "late", NULL, NULL), TMS_OK);
+    assert_int_equal(pause_tag(argument, "late", NULL), TMS_OK);
     return NULL;
 }
 
@@ -127,12 +127,12 @@ static void only_devices_that_are_locked_are_resumed(void **state) {
     tms_device_locks_t other;
     uint64_t a = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), late = allocate_on(f, 1, "late", TMS_BACKUP_NONE, 2 * MIB);
     begin_other(f, &other);
-    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "a", &error), error);
     assert_int_equal(try_lock(&other), TMS_OK);
     others_t others = {.fixture = f, .let_go = &other};
     tms_selection_t selection = {
         .exclusive = 1, .interrupted = pause_late_and_let_go, .interrupt_context = &others, .timeout_seconds = LONG_SECONDS};
-    ASSERT_OK(resume_selected(f, &selection, &report, &error), error);
+    ASSERT_OK(resume_selected_with_report(f, &selection, &report, &error), error);
     assert_int_equal(report.allocations, 1);
     assert_int_equal(state_of(f, a), TMS_SEGMENT_ACTIVE);
     assert_int_equal(state_of(f, late), TMS_SEGMENT_PAUSED);
@@ -145,18 +145,18 @@ static void a_failed_resume_keeps_no_lock(void **state) {
     tms_device_locks_t other;
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     begin_other(f, &other);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     tms_selection_t selection = {.exclusive = 1};
     simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_DRIVER);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
     assert_int_equal(try_lock(&other), TMS_OK);
     tms_device_locks_release(&other, 1);
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     assert_int_equal(try_lock(&other), TMS_OK);
     tms_device_locks_release(&other, 1);
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error); /* nothing to resume: no lock is taken */
+    ASSERT_OK(resume_selected(f, &selection, &error), error); /* nothing to resume: no lock is taken */
     assert_int_equal(try_lock(&other), TMS_OK);
     tms_device_locks_release(&other, 1);
     tms_device_locks_destroy(&other);
@@ -177,19 +177,19 @@ static void a_segment_has_one_share_at_most(void **state) {
     uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     const tms_selection_t selection = {.exclusive = 1};
     allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_shares(f, 2);
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_shares(f, 2);
     allocate(f, "c", TMS_BACKUP_NONE, 2 * MIB); /* was not resumed */
-    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "a", &error), error);
     assert_shares(f, 1);
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_shares(f, 2);
     tms_saver_retain_lock(&f->saver, tms_segment_of(tms_registry_find(&f->saver.registry, a)));
     assert_shares(f, 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_shares(f, 0);
 }
 
@@ -202,17 +202,17 @@ static void damaged_segments_have_no_share(void **state) {
     allocate(f, "b", TMS_BACKUP_NONE, 4 * MIB);
     tms_log_init(&f->log, TMS_LOG_SILENT);
     for (int refusals = 1; refusals < 5; refusals++) { /* by the pause, and by the attempts of the resume to repair */
-        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        ASSERT_OK(resume_selected(f, &selection, &error), error);
         simulator()->fail_after("cuMemUnmap", 0, refusals, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_int_equal(pause_all(f, &error), TMS_DRIVER);
         assert_shares(f, 0);
-        tms_status_t status = resume_selected(f, &selection, NULL, &error);
+        tms_status_t status = resume_selected(f, &selection, &error);
         assert_shares(f, status == TMS_OK ? 2 : state_of(f, a) == TMS_SEGMENT_ACTIVE);
         simulator()->fail_after("cuMemUnmap", 0, 0, 0);
-        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        ASSERT_OK(resume_selected(f, &selection, &error), error);
         assert_shares(f, 2);
     }
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_shares(f, 0);
 }
 
@@ -225,12 +225,12 @@ static void a_resume_that_is_undone_takes_no_share(void **state) {
     allocate(f, "b", TMS_BACKUP_NONE, 4 * MIB);
     tms_log_init(&f->log, TMS_LOG_SILENT);
     for (int kept = 0; kept < 2; kept++) {
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         simulator()->fail_after("cuMemMap", 1, 1, CUDA_ERROR_UNKNOWN);
         if (kept) simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DRIVER);
+        assert_int_equal(resume_selected(f, &selection, &error), TMS_DRIVER);
         assert_shares(f, 0);
-        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        ASSERT_OK(resume_selected(f, &selection, &error), error);
         assert_shares(f, 2);
     }
 }

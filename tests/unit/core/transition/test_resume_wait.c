@@ -17,12 +17,12 @@ static void it_continues_when_the_memory_is_free(void **state) {
     uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_DISK, 40 * MIB);
     fill(a, 40 * MIB, 1);
     fill(b, 40 * MIB, 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     take(TAKEN);
     simulator()->clear_counts();
     others_t others = {.fixture = f, .give_back = TAKEN * MIB};
     tms_selection_t selection = waiting(&others, LONG_SECONDS);
-    ASSERT_OK(resume_selected(f, &selection, &report, &error), error);
+    ASSERT_OK(resume_selected_with_report(f, &selection, &report, &error), error);
     /* One attempt that failed at its second allocation, none while it could not succeed, and one that succeeded. */
     assert_int_equal(others.creates_when_asked, 2);
     assert_int_equal(simulator()->calls("cuMemCreate"), 4);
@@ -45,10 +45,10 @@ static void a_timeout_reports_the_missing_memory(void **state) {
         char expected[128];
         uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_NONE, 40 * MIB);
         fill(a, 40 * MIB, 1);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         take(TAKEN);
         tms_selection_t selection = {.timeout_seconds = timeouts[i]};
-        assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+        assert_int_equal(resume_selected(f, &selection, &error), TMS_OUT_OF_DEVICE_MEMORY);
         assert_int_equal(error.status, TMS_OUT_OF_DEVICE_MEMORY);
         assert_string_equal(error.call, "cuMemCreate");
         snprintf(expected, sizeof expected,
@@ -61,7 +61,7 @@ static void a_timeout_reports_the_missing_memory(void **state) {
         assert_int_equal(state_of(f, b), TMS_SEGMENT_PAUSED);
         assert_int_equal(physical_bytes(0), 0);
         assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         assert_filled(a, 40 * MIB, 1);
         assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
         assert_int_equal(tms_saver_free(&f->saver, b, &error), TMS_OK);
@@ -74,12 +74,12 @@ static void memory_freed_meanwhile_is_no_longer_needed(void **state) {
     tms_report_t report;
     uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_PINNED, 40 * MIB);
     fill(a, 40 * MIB, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     take(TAKEN);
     simulator()->clear_counts();
     others_t others = {.fixture = f, .free_address = b};
     tms_selection_t selection = waiting(&others, LONG_SECONDS);
-    ASSERT_OK(resume_selected(f, &selection, &report, &error), error);
+    ASSERT_OK(resume_selected_with_report(f, &selection, &report, &error), error);
     assert_int_equal(report.allocations, 1);
     assert_filled(a, 40 * MIB, 1);
     assert_false(tms_saver_owns(&f->saver, b));
@@ -92,11 +92,11 @@ static void a_refusal_without_a_shortage_is_retried(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     fill(address, 2 * MIB, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->fail_after("cuMemCreate", 0, 3, CUDA_ERROR_OUT_OF_MEMORY);
     simulator()->clear_counts();
     tms_selection_t selection = {.timeout_seconds = INFINITY};
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_int_equal(simulator()->calls("cuMemCreate"), 4);
     assert_filled(address, 2 * MIB, 1);
 }
@@ -118,13 +118,13 @@ static void failed_frees_are_retried_during_the_wait(void **state) {
     tms_log_init(&f->log, TMS_LOG_SILENT);
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), held = allocate(f, "b", TMS_BACKUP_NONE, 40 * MIB);
     fill(address, 40 * MIB, 1);
-    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "a", &error), error);
     take(190);
     simulator()->clear_counts();
     others_t others = {.fixture = f, .free_address = held};
     tms_selection_t selection = {
         .interrupted = free_and_be_refused, .interrupt_context = &others, .timeout_seconds = LONG_SECONDS};
-    ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+    ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_int_equal(simulator()->failures_fired(), 1);
     assert_filled(address, 40 * MIB, 1);
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(190 * MIB)), 0);
@@ -136,18 +136,18 @@ static void damage_during_undo_ends_the_wait(void **state) {
     tms_error_t error;
     tms_log_init(&f->log, TMS_LOG_SILENT);
     uint64_t a = allocate(f, "a", TMS_BACKUP_NONE, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_NONE, 40 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     take(TAKEN);
     simulator()->clear_counts();
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
     others_t others = {.fixture = f, .give_back = TAKEN * MIB};
     tms_selection_t selection = waiting(&others, LONG_SECONDS);
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_int_equal(others.asked, 0); /* it has not waited */
     assert_int_equal(state_of(f, a), TMS_SEGMENT_DAMAGED);
     assert_int_equal(state_of(f, b), TMS_SEGMENT_PAUSED);
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(state_of(f, a), TMS_SEGMENT_ACTIVE);
 }
 
@@ -155,11 +155,11 @@ static void any_other_failure_ends_the_wait(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 100 * MIB);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     take(TAKEN);
     simulator()->fail_after("cuMemGetInfo", 0, 1, CUDA_ERROR_UNKNOWN);
     tms_selection_t selection = {.timeout_seconds = INFINITY};
-    assert_int_equal(resume_selected(f, &selection, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_selected(f, &selection, &error), TMS_DRIVER);
     assert_string_equal(error.call, "cuMemGetInfo");
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
@@ -170,10 +170,10 @@ static void with_enough_memory_it_does_not_wait(void **state) {
     tms_error_t error;
     for (int copies = 0; copies < 2; copies++) {
         allocate(f, "a", copies ? TMS_BACKUP_PINNED : TMS_BACKUP_NONE, 2 * MIB);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         simulator()->clear_counts();
         tms_selection_t selection = {.timeout_seconds = LONG_SECONDS};
-        ASSERT_OK(resume_selected(f, &selection, NULL, &error), error);
+        ASSERT_OK(resume_selected(f, &selection, &error), error);
         /* Whether memory and contents can be restored in turns is queried once. */
         assert_int_equal(simulator()->calls("cuMemGetInfo"), copies);
         assert_int_equal(simulator()->calls("cuEventCreate"), 0);

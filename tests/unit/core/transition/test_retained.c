@@ -29,8 +29,8 @@ static uint64_t allocate_retained(fixture_t *f, const char *tag, tms_backup_kind
     uint64_t address = allocate(f, tag, backup, BYTES);
     atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN);
     fill(address, BYTES, seed);
-    ASSERT_OK(pause_tag(f, tag, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, tag, NULL, &error), error);
+    ASSERT_OK(pause_tag(f, tag, &error), error);
+    ASSERT_OK(resume_tag(f, tag, &error), error);
     return address;
 }
 
@@ -45,9 +45,9 @@ static void assert_copy(fixture_t *f, uint64_t address, const void *where, uint3
 static void assert_renewed(fixture_t *f, uint64_t address, const void *where, uint32_t seed) {
     tms_error_t error;
     fill(address, BYTES, seed);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_copy(f, address, where, seed);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, BYTES, seed);
     assert_copy(f, address, where, seed);
 }
@@ -67,7 +67,7 @@ static void a_pause_that_fails_before_it_copies_keeps_the_contents(void **state)
         for (size_t j = 0; j < sizeof calls / sizeof *calls; j++) {
             fill(address, BYTES, 2);
             simulator()->fail_after(calls[j], 0, 1, CUDA_ERROR_UNKNOWN);
-            assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+            assert_int_equal(pause_all(f, &error), TMS_DRIVER);
             assert_string_equal(error.call, calls[j]);
             assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
             assert_copy(f, address, view.host, 1);
@@ -86,7 +86,7 @@ static void a_copy_that_fails_with_its_device_counts_as_begun(void **state) {
     uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
     view_t view = look(f, address);
     simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_ILLEGAL_ADDRESS);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DEVICE_LOST);
+    assert_int_equal(pause_all(f, &error), TMS_DEVICE_LOST);
     assert_null(look(f, address).host);
     assert_renewed(f, address, view.host, 2);
     tms_host_buffer_drop(view.buffer);
@@ -100,7 +100,7 @@ static void a_pause_that_finds_no_host_memory_for_others_keeps_the_contents(void
     uint64_t other = allocate(f, "b", TMS_BACKUP_PINNED, BYTES);
     fill(address, BYTES, 2);
     f->saver.stores.host.limits.cap_bytes = BYTES;
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_OUT_OF_HOST_MEMORY);
+    assert_int_equal(pause_all(f, &error), TMS_OUT_OF_HOST_MEMORY);
     f->saver.stores.host.limits.cap_bytes = UINT64_MAX;
     assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
     assert_copy(f, address, view.host, 1);
@@ -121,7 +121,7 @@ static void a_pause_that_fails_among_its_copies_keeps_those_that_it_has_not_begu
     fill(first, BYTES, 3);
     fill(second, BYTES, 4);
     simulator()->fail_after("cuMemcpyDtoHAsync", 1, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_null(look(f, first).host);
     assert_copy(f, second, views[1].host, 2);
     assert_int_equal(buffer_bytes(f), 2 * BYTES); /* the memory of both stays */
@@ -137,7 +137,7 @@ static void a_pause_that_fails_at_the_end_of_its_copies_moves_nothing(void **sta
     view_t view = look(f, address);
     for (uint32_t i = 0; i < 2; i++) { /* the second has no contents to begin with */
         simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_int_equal(pause_all(f, &error), TMS_DRIVER);
         assert_null(look(f, address).host);
         assert_int_equal(buffer_bytes(f), BYTES);
     }
@@ -160,7 +160,7 @@ static void a_pause_cancelled_among_its_copies_moves_nothing(void **state) {
     fill(address, BYTES, 2);
     copy_slowly(f, MIB);
     simulator()->clear_counts();
-    assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_INTERRUPTED);
+    assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
     release_copies();
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     assert_null(look(f, address).host);
@@ -193,7 +193,7 @@ static void a_pause_of_live_bytes_does_the_same(void **state) {
     for (int i = 0; i < 2; i++) {
         fill(address, BYTES, 2);
         simulator()->fail_after(calls[i], 0, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_selected(f, &selection, NULL, &error), TMS_DRIVER);
+        assert_int_equal(pause_selected(f, &selection, &error), TMS_DRIVER);
         assert_string_equal(error.call, calls[i]);
         if (i == 0)
             assert_copy(f, address, view.host, 1);
@@ -212,12 +212,12 @@ static void memory_without_contents_is_released_with_its_policy_or_its_allocatio
         tms_error_t error;
         uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
         simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_int_equal(pause_all(f, &error), TMS_DRIVER);
         assert_int_equal(buffer_bytes(f), BYTES);
         if (!freed) {
             atomic_store(&f->saver.host_policy, TMS_HOST_RELEASE);
-            ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-            ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+            ASSERT_OK(pause_all(f, &error), error);
+            ASSERT_OK(resume_all(f, &error), error);
             assert_filled(address, BYTES, 1);
             assert_int_equal(buffer_bytes(f), 0);
         }
@@ -238,10 +238,10 @@ static void memory_without_contents_is_released_when_a_pause_saves_elsewhere(voi
         const tms_selection_t selection = {.has_backup = 1, .backup = choices[i]};
         uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
         simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
-        ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
+        assert_int_equal(pause_all(f, &error), TMS_DRIVER);
+        ASSERT_OK(pause_selected(f, &selection, &error), error);
         assert_int_equal(buffer_bytes(f), 0);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         if (choices[i] == TMS_BACKUP_DISK) assert_filled(address, BYTES, 1);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     }
@@ -259,10 +259,10 @@ static void memory_with_copies_in_flight_is_reused_once_the_device_is_idle(void 
     tms_log_init(&f->log, TMS_LOG_SILENT);
     simulator()->fail_after("cuStreamSynchronize", 0, 3, CUDA_ERROR_UNKNOWN);
     simulator()->fail_after("cuCtxSynchronize", 1, 1, CUDA_ERROR_UNKNOWN); /* not the wait that a pause begins with */
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_null(look(f, address).host);
     simulator()->clear_counts();
-    simulator()->trace(1);
+    simulator()->trace(ON);
     assert_renewed(f, address, view.host, 2);
     simulator()->read_trace(trace, sizeof trace);
     const char *wait = strstr(trace, "cuCtxSynchronize"), *copy = strstr(trace, "cuMemcpyDtoHAsync");

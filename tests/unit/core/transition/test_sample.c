@@ -35,8 +35,8 @@ static void ranges_are_counted(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES - 100), counts[6];
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     memset((void *)(address + MIB + 10), 0, 20);
     memset((void *)(address + 2 * MIB), 7, MIB);
     const tms_live_range_t ranges[] = {part(address, 0, PART),       part(address, PART, 1),
@@ -46,9 +46,9 @@ static void ranges_are_counted(void **state) {
     const uint64_t expected[] = {PART, 1, PART - 20, PART, 4096, PART};
     for (int i = 0; i < 6; i++) assert_int_equal(counts[i], expected[i]);
     const tms_live_range_t whole = part(address, 0, BYTES - 100);
-    ASSERT_OK(sample(f, NULL, &whole, 1, counts, &error), error);
+    ASSERT_OK(sample(f, ALL_TAGS, &whole, 1, counts, &error), error);
     assert_int_equal(counts[0], BYTES - 100 - 20 - MIB);
-    ASSERT_OK(sample(f, NULL, NULL, 0, NULL, &error), error);
+    ASSERT_OK(sample(f, ALL_TAGS, NULL, 0, NULL, &error), error);
 }
 
 static void what_is_not_resident_is_said(void **state) {
@@ -56,7 +56,7 @@ static void what_is_not_resident_is_said(void **state) {
     tms_error_t error;
     enum { SEGMENTS = 4 };
     uint64_t paused = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), freed = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
-    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "a", &error), error);
     uint64_t active = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), other = allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
     uint64_t addresses[SEGMENTS] = {active, other, paused, freed}, counts[2 * SEGMENTS];
     tms_live_range_t ranges[2 * SEGMENTS];
@@ -85,14 +85,14 @@ static void many_ranges_of_many_segments(void **state) {
     uint64_t addresses[SEGMENTS];
     for (int i = 0; i < SEGMENTS; i++) addresses[i] = allocate(f, "kv", TMS_BACKUP_NONE, 2 * MIB);
     qsort(addresses, SEGMENTS, sizeof *addresses, by_address);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     for (size_t i = 0; i < COUNT; i++) {
         ranges[i] = part(addresses[i / RANGES], i % RANGES * STRIDE, PART);
         if (i % 3 == 0) memset((void *)ranges[i].begin, 0, i % PART);
     }
     simulator()->clear_counts();
-    ASSERT_OK(sample(f, NULL, ranges, COUNT, counts, &error), error);
+    ASSERT_OK(sample(f, ALL_TAGS, ranges, COUNT, counts, &error), error);
     for (size_t i = 0; i < COUNT; i++) assert_int_equal(counts[i], PART - (i % 3 == 0 ? i % PART : 0));
     assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync_v2"), 0);
     assert_int_equal(simulator()->calls("cuMemcpyBatchAsync_v2"), (COUNT + TMS_GATHERED_COPIES - 1) / TMS_GATHERED_COPIES);
@@ -103,13 +103,13 @@ static void two_devices(void **state) {
     tms_error_t error;
     uint64_t here = allocate_on(f, 0, "kv", TMS_BACKUP_NONE, BYTES), there = allocate_on(f, 1, "kv", TMS_BACKUP_NONE, BYTES);
     uint64_t counts[2];
-    set_guard(f, true);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    turn_guard_on(f);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     memset((void *)there, 0, PART / 2);
     bool swapped = there < here;
     const tms_live_range_t ranges[] = {part(swapped ? there : here, 0, PART), part(swapped ? here : there, 0, PART)};
-    ASSERT_OK(sample(f, NULL, ranges, 2, counts, &error), error);
+    ASSERT_OK(sample(f, ALL_TAGS, ranges, 2, counts, &error), error);
     assert_int_equal(counts[swapped], PART);
     assert_int_equal(counts[!swapped], PART / 2);
 }
@@ -126,7 +126,7 @@ typedef struct sampling {
 
 static void *run_sample(void *argument) {
     sampling_t *s = argument;
-    s->status = sample(s->fixture, NULL, &s->range, 1, &s->count, &s->error);
+    s->status = sample(s->fixture, ALL_TAGS, &s->range, 1, &s->count, &s->error);
     return NULL;
 }
 
@@ -135,8 +135,8 @@ static void work_in_flight_is_waited_for(void **state) {
     tms_error_t error;
     pthread_t thread;
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES), doomed = allocate(f, "kv", TMS_BACKUP_NONE, BYTES);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     CUstream stream = launch_behind_gate(f, GATE, address);
     sampling_t sampling = {.fixture = f, .range = part(address, 0, PART)};
     assert_int_equal(pthread_create(&thread, NULL, run_sample, &sampling), 0);
@@ -163,12 +163,12 @@ static void retained_backups_are_left_alone(void **state) {
     uint64_t address = allocate(f, "kv", TMS_BACKUP_PINNED, BYTES), count;
     atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN);
     fill(address, BYTES, 1);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &buffer, &before, &error), error);
     memset((void *)address, TMS_GUARD_BYTE, BYTES);
     const tms_live_range_t whole = part(address, 0, BYTES);
-    ASSERT_OK(sample(f, NULL, &whole, 1, &count, &error), error);
+    ASSERT_OK(sample(f, ALL_TAGS, &whole, 1, &count, &error), error);
     assert_int_equal(count, BYTES);
     tms_host_buffer_drop(buffer);
     ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &buffer, &after, &error), error);
@@ -184,11 +184,11 @@ static void a_capture_is_said_before_anything_happens(void **state) {
     const tms_live_range_t range = part(address, 0, PART);
     ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &identity, &error), error);
     simulator()->clear_counts();
-    assert_int_equal(sample(f, NULL, &range, 1, &count, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(sample(f, ALL_TAGS, &range, 1, &count, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_string_equal(error.operation, "check_fresh");
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
     assert_true(tms_saver_capture_end(&f->saver, identity));
-    ASSERT_OK(sample(f, NULL, &range, 1, &count, &error), error);
+    ASSERT_OK(sample(f, ALL_TAGS, &range, 1, &count, &error), error);
     assert_int_equal(count, 0);
 }
 
@@ -208,7 +208,7 @@ static void a_cancelled_call_changes_nothing(void **state) {
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     simulator()->open_gate(GATE);
     destroy_stream(f, stream);
-    ASSERT_OK(sample(f, NULL, &range, 1, &count, &error), error);
+    ASSERT_OK(sample(f, ALL_TAGS, &range, 1, &count, &error), error);
 }
 
 static void every_failure_changes_nothing(void **state) {
@@ -222,12 +222,12 @@ static void every_failure_changes_nothing(void **state) {
         tms_error_t error;
         uint64_t fired = simulator()->failures_fired(), failures = counters_of(f).failures_total;
         simulator()->fail_after(calls[i], 0, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(sample(f, NULL, ranges, 2, counts, &error), TMS_DRIVER);
+        assert_int_equal(sample(f, ALL_TAGS, ranges, 2, counts, &error), TMS_DRIVER);
         if (simulator()->failures_fired() != fired + 1) fail_msg("%s was not called", calls[i]);
         assert_string_equal(error.operation, "check_fresh");
         assert_int_equal(counters_of(f).failures_total, failures); /* of pauses, resumes and allocations */
         assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
-        ASSERT_OK(sample(f, NULL, ranges, 2, counts, &error), error);
+        ASSERT_OK(sample(f, ALL_TAGS, ranges, 2, counts, &error), error);
         settle_host_memory(&f->saver);
         assert_int_equal(counters_of(f).host_backup_bytes, 0);
         assert_nothing_waits(&f->saver);
@@ -236,7 +236,7 @@ static void every_failure_changes_nothing(void **state) {
     tms_error_t error;
     simulator()->fail_after("cuMemHostRegister_v2", 0, 1000, CUDA_ERROR_UNKNOWN);
     simulator()->clear_counts();
-    ASSERT_OK(sample(f, NULL, ranges, 2, counts, &error), error);
+    ASSERT_OK(sample(f, ALL_TAGS, ranges, 2, counts, &error), error);
     assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync_v2"), 2);
     simulator()->fail_after("cuMemHostRegister_v2", 0, 0, 0);
     assert_filled(address, BYTES, 1);
@@ -249,11 +249,11 @@ static void copies_need_the_host_memory_that_is_allowed(void **state) {
     const tms_live_range_t range = part(address, 0, BYTES);
     const uint64_t before = f->saver.stores.host.limits.cap_bytes;
     f->saver.stores.host.limits.cap_bytes = 2 * MIB;
-    assert_int_equal(sample(f, NULL, &range, 1, &count, &error), TMS_OUT_OF_HOST_MEMORY);
+    assert_int_equal(sample(f, ALL_TAGS, &range, 1, &count, &error), TMS_OUT_OF_HOST_MEMORY);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     assert_int_equal(counters_of(f).host_backup_bytes, 0);
     f->saver.stores.host.limits.cap_bytes = before;
-    ASSERT_OK(sample(f, NULL, &range, 1, &count, &error), error);
+    ASSERT_OK(sample(f, ALL_TAGS, &range, 1, &count, &error), error);
 }
 
 /* ---- where contents are from ---- */
@@ -278,19 +278,19 @@ static void the_last_resume_says_where_contents_are_from(void **state) {
         bool guard;
         tms_contents_t kept, lost;
     } cycles[] = {
-        {NULL, NULL, true, TMS_CONTENTS_RESTORED, TMS_CONTENTS_GUARD},
-        {NULL, &zero, true, TMS_CONTENTS_RESTORED, TMS_CONTENTS_ZEROED},
-        {NULL, &zero, false, TMS_CONTENTS_RESTORED, TMS_CONTENTS_ZEROED},
-        {NULL, NULL, false, TMS_CONTENTS_RESTORED, TMS_CONTENTS_UNDEFINED},
-        {&discarding, NULL, true, TMS_CONTENTS_GUARD, TMS_CONTENTS_GUARD},
-        {&keeping, NULL, true, TMS_CONTENTS_RESTORED, TMS_CONTENTS_RESTORED},
+        {.guard = true, .kept = TMS_CONTENTS_RESTORED, .lost = TMS_CONTENTS_GUARD},
+        {.resume = &zero, .guard = true, .kept = TMS_CONTENTS_RESTORED, .lost = TMS_CONTENTS_ZEROED},
+        {.resume = &zero, .kept = TMS_CONTENTS_RESTORED, .lost = TMS_CONTENTS_ZEROED},
+        {.kept = TMS_CONTENTS_RESTORED, .lost = TMS_CONTENTS_UNDEFINED},
+        {.pause = &discarding, .guard = true, .kept = TMS_CONTENTS_GUARD, .lost = TMS_CONTENTS_GUARD},
+        {.pause = &keeping, .guard = true, .kept = TMS_CONTENTS_RESTORED, .lost = TMS_CONTENTS_RESTORED},
     };
     assert_int_equal(contents_of(f, kept), TMS_CONTENTS_OWN);
     for (size_t i = 0; i < sizeof cycles / sizeof cycles[0]; i++) {
         const tms_selection_t all = {.tags = NULL};
-        set_guard(f, cycles[i].guard);
-        ASSERT_OK(pause_selected(f, cycles[i].pause ? cycles[i].pause : &all, NULL, &error), error);
-        ASSERT_OK(resume_selected(f, cycles[i].resume ? cycles[i].resume : &all, NULL, &error), error);
+        (cycles[i].guard ? turn_guard_on : turn_guard_off)(f);
+        ASSERT_OK(pause_selected(f, cycles[i].pause ? cycles[i].pause : &all, &error), error);
+        ASSERT_OK(resume_selected(f, cycles[i].resume ? cycles[i].resume : &all, &error), error);
         if (contents_of(f, kept) != cycles[i].kept || contents_of(f, lost) != cycles[i].lost)
             fail_msg("cycle %zu: %d and %d", i, contents_of(f, kept), contents_of(f, lost));
     }
@@ -308,14 +308,14 @@ static void live_blocks_are_all_and_preserved_ones_are_not(void **state) {
     qsort(ranges, 3, sizeof *ranges, by_address);
     knowledge_t knowledge = {.live = {.allocations = listed, .allocation_count = 4, .ranges = ranges, .range_count = 3}};
     const tms_selection_t selection = {.find_live = tell, .live_context = &knowledge, .preserves = 1};
-    ASSERT_OK(pause_selected(f, &selection, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_selected(f, &selection, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(contents_of(f, backed), TMS_CONTENTS_RESTORED);
     assert_int_equal(contents_of(f, bare), TMS_CONTENTS_GUARD);
     assert_int_equal(contents_of(f, empty), TMS_CONTENTS_RESTORED);
     assert_int_equal(contents_of(f, whole), TMS_CONTENTS_RESTORED); /* nothing of it is missing */
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(contents_of(f, whole), TMS_CONTENTS_GUARD);
 }
 
@@ -323,11 +323,11 @@ static void a_failed_resume_says_nothing_new(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
     assert_int_equal(contents_of(f, address), TMS_CONTENTS_OWN);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(contents_of(f, address), TMS_CONTENTS_GUARD);
 }
 

@@ -19,13 +19,13 @@ static void memory_is_released_and_restored_at_the_same_address(void **state) {
     tms_report_t report;
     uint64_t address = allocate(f, "kv_cache", TMS_BACKUP_NONE, 5 * MIB);
     fill(address, 5 * MIB, 1);
-    ASSERT_OK(pause_tag(f, "kv_cache", &report, &error), error);
+    ASSERT_OK(pause_with_report(f, "kv_cache", &report, &error), error);
     assert_int_equal(report.allocations, 1);
     assert_int_equal(report.bytes, 6 * MIB);
     assert_int_equal(report.copied_bytes, 0);
     assert_int_equal(physical_bytes(0), 0);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
-    ASSERT_OK(resume_tag(f, "kv_cache", &report, &error), error);
+    ASSERT_OK(resume_with_report(f, "kv_cache", &report, &error), error);
     assert_int_equal(report.bytes, 6 * MIB);
     assert_int_equal(physical_bytes(0), 6 * MIB);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
@@ -44,10 +44,10 @@ static void contents_survive_in_every_backup(void **state) {
         uint64_t address = allocate(f, "weights", kinds[i], bytes);
         for (uint32_t cycle = 0; cycle < 3; cycle++) {
             fill(address, bytes, i * 10 + cycle);
-            ASSERT_OK(pause_tag(f, "weights", &report, &error), error);
+            ASSERT_OK(pause_with_report(f, "weights", &report, &error), error);
             assert_int_equal(report.copied_bytes, bytes);
             assert_int_equal(physical_bytes(0), 0);
-            ASSERT_OK(resume_tag(f, "weights", &report, &error), error);
+            ASSERT_OK(resume_with_report(f, "weights", &report, &error), error);
             assert_int_equal(report.copied_bytes, bytes);
             assert_filled(address, bytes, i * 10 + cycle);
         }
@@ -62,9 +62,9 @@ static void the_order_of_driver_calls_is_the_contract(void **state) {
     tms_error_t error;
     static char trace[1 << 16];
     for (int i = 0; i < 3; i++) allocate(f, "weights", i ? TMS_BACKUP_PINNED : TMS_BACKUP_NONE, 2 * MIB);
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->read_trace(trace, sizeof trace);
     const char *lock = strstr(trace, "cuMemHostRegister"), *wait = strstr(trace, "cuCtxSynchronize");
     const char *copy = strstr(trace, "cuMemcpyDtoHAsync"), *copied = copy ? strstr(copy, "cuStreamSynchronize") : NULL;
@@ -78,10 +78,10 @@ static void the_order_of_driver_calls_is_the_contract(void **state) {
     assert_int_equal(lines_of(trace, "cuMemAddressFree"), 0);
 
     simulator()->clear_counts();
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     tms_host_store_settle(&f->saver.stores.host);
     simulator()->read_trace(trace, sizeof trace);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     assert_int_equal(lines_of(trace, "cuMemCreate"), 3);
     assert_int_equal(lines_of(trace, "cuMemMap"), 3);
     assert_int_equal(lines_of(trace, "cuMemSetAccess"), 3);
@@ -95,11 +95,11 @@ static void a_pause_that_drops_everything_waits_for_the_device(void **state) {
     tms_error_t error;
     static char trace[1 << 12];
     for (int i = 0; i < 3; i++) allocate(f, "kv_cache", TMS_BACKUP_NONE, 2 * MIB);
-    simulator()->trace(1);
+    simulator()->trace(ON);
     simulator()->clear_counts();
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     simulator()->read_trace(trace, sizeof trace);
-    simulator()->trace(0);
+    simulator()->trace(OFF);
     const char *wait = strstr(trace, "cuCtxSynchronize"), *unmap = strstr(trace, "cuMemUnmap");
     assert_int_equal(lines_of(trace, "cuCtxSynchronize"), 1);
     assert_int_equal(lines_of(trace, "cuMemUnmap"), 3);
@@ -113,22 +113,22 @@ static void tags_are_independent_and_repeats_do_nothing(void **state) {
     uint64_t weights = allocate(f, "weights", TMS_BACKUP_PINNED, 2 * MIB),
              cache = allocate(f, "kv_cache", TMS_BACKUP_NONE, 4 * MIB);
     fill(weights, 2 * MIB, 3);
-    ASSERT_OK(pause_tag(f, "kv_cache", &report, &error), error);
+    ASSERT_OK(pause_with_report(f, "kv_cache", &report, &error), error);
     assert_int_equal(report.allocations, 1);
     assert_filled(weights, 2 * MIB, 3);
-    ASSERT_OK(pause_tag(f, "kv_cache", &report, &error), error);
+    ASSERT_OK(pause_with_report(f, "kv_cache", &report, &error), error);
     assert_int_equal(report.allocations, 0);
-    ASSERT_OK(pause_tag(f, NULL, &report, &error), error);
+    ASSERT_OK(pause_with_report(f, ALL_TAGS, &report, &error), error);
     assert_int_equal(report.allocations, 1);
     assert_int_equal(physical_bytes(0), 0);
-    ASSERT_OK(resume_tag(f, "weights", &report, &error), error);
+    ASSERT_OK(resume_with_report(f, "weights", &report, &error), error);
     assert_filled(weights, 2 * MIB, 3);
     assert_int_equal(state_of(f, cache), TMS_SEGMENT_PAUSED);
-    ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+    ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
     assert_int_equal(report.allocations, 1);
-    ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+    ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
     assert_int_equal(report.allocations, 0);
-    ASSERT_OK(pause_tag(f, "never used", &report, &error), error);
+    ASSERT_OK(pause_with_report(f, "never used", &report, &error), error);
     assert_int_equal(report.allocations, 0);
     assert_int_equal(report.unknown_tags, 1);
 }
@@ -156,7 +156,7 @@ static void counters_and_tags_report_what_is_paused(void **state) {
     tms_counters_t counters;
     uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 3 * MIB);
     allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
-    ASSERT_OK(pause_tag(f, "a", NULL, &error), error);
+    ASSERT_OK(pause_tag(f, "a", &error), error);
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.resident_bytes, 2 * MIB);
     assert_int_equal(counters.paused_bytes, 4 * MIB);
@@ -183,8 +183,8 @@ static void a_pause_waits_for_every_stream(void **state) {
         assert_int_equal(f->cuda->cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
         assert_int_equal(simulator()->launch_add(streams[i], address + (uint64_t)i * MIB, MIB, 1, 0), CUDA_SUCCESS);
     }
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     for (uint64_t i = 0; i < 2 * MIB; i++) assert_int_equal(((uint8_t *)address)[i], 6);
     for (int i = 0; i < 2; i++) assert_int_equal(f->cuda->cuStreamDestroy(streams[i]), CUDA_SUCCESS);
     tms_devices_leave(&f->devices, 0);
@@ -225,8 +225,8 @@ static void retained_backups_keep_their_address_and_are_renewed(void **state) {
         tms_host_buffer_t *buffer = NULL;
         void *host = NULL;
         fill(address, 2 * MIB, cycle);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
         assert_non_null(host);
         if (!first) first = host;
@@ -235,8 +235,8 @@ static void retained_backups_keep_their_address_and_are_renewed(void **state) {
         tms_host_buffer_drop(buffer);
     }
     atomic_store(&f->saver.host_policy, TMS_HOST_RELEASE); /* read at resume: the next one releases */
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes), 0);
 }
 
@@ -249,11 +249,11 @@ static void a_view_of_a_backup_outlives_the_resume(void **state) {
     fill(address, 2 * MIB, 7);
     ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
     assert_null(buffer); /* active and never paused: there is none */
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(tms_saver_host_backup(&f->saver, address + MIB, 2 * MIB, &buffer, &host, &error), TMS_INVALID_ARGUMENT);
     assert_int_equal(tms_saver_host_backup(&f->saver, 4096, 1, &buffer, &host, &error), TMS_NOT_MANAGED);
     ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     assert_filled((uint64_t)host, 2 * MIB, 7);
     tms_host_buffer_drop(buffer);
@@ -266,7 +266,7 @@ static void frees_of_paused_memory_use_no_device(void **state) {
     const tms_backup_kind_t kinds[] = {TMS_BACKUP_NONE, TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK, HEAP_BACKUP};
     for (size_t i = 0; i < 5; i++) {
         uint64_t address = allocate(f, "a", kinds[i], 2 * MIB);
-        ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(pause_all(f, &error), error);
         simulator()->clear_counts();
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
         assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
@@ -288,11 +288,11 @@ static void two_devices_pause_and_resume_together(void **state) {
     fill(a, 2 * MIB, 1);
     fill(b, 4 * MIB, 2);
     simulator()->clear_counts();
-    ASSERT_OK(pause_tag(f, NULL, &report, &error), error);
+    ASSERT_OK(pause_with_report(f, ALL_TAGS, &report, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
     assert_int_equal(physical_bytes(0), 0);
     assert_int_equal(physical_bytes(1), 0);
-    ASSERT_OK(resume_tag(f, NULL, &report, &error), error);
+    ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
     assert_filled(a, 2 * MIB, 1);
     assert_filled(b, 4 * MIB, 2);
     assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, a))), 3);
@@ -311,7 +311,7 @@ static void a_pause_waits_for_every_device_with_access(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     assert_int_equal(tms_segment_accessible(tms_segment_of(tms_registry_find(&f->saver.registry, address))), 3);
     simulator()->clear_counts();
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
 }
 
@@ -320,8 +320,8 @@ static void a_forked_child_gets_an_error(void **state) {
     tms_error_t error;
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     atomic_store(&f->saver.forked, true);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_FORKED);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_FORKED);
+    assert_int_equal(pause_all(f, &error), TMS_FORKED);
+    assert_int_equal(resume_all(f, &error), TMS_FORKED);
     atomic_store(&f->saver.forked, false);
     assert_int_equal(physical_bytes(0), 2 * MIB);
 }

@@ -12,25 +12,25 @@ static void a_capture_forbids_both_before_anything_changes(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     simulator()->clear_counts();
     ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, NULL, &error), error);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
+    assert_int_equal(resume_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
     (void)tms_saver_capture_end(&f->saver, 0);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
     assert_int_equal(simulator()->calls("cuMemHostRegister"), 0);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
 }
 
 /* Fails each driver call of an operation in turn, once, and checks that nothing changed and that a repeated call succeeds.
  */
-typedef tms_status_t (*operation_t)(fixture_t *, const char *, tms_report_t *, tms_error_t *);
+typedef tms_status_t (*operation_t)(fixture_t *, tms_error_t *);
 
 static void fail_each(fixture_t *f, const char *call, uint64_t occurrence, operation_t operation, tms_segment_state_t before,
                       const uint64_t *addresses, size_t count) {
     tms_error_t error;
     uint64_t physical = physical_bytes(0), fired = simulator()->failures_fired();
     simulator()->fail_after(call, occurrence, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(operation(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(operation(f, &error), TMS_DRIVER);
     assert_int_equal(simulator()->failures_fired(), fired + 1);
     assert_string_equal(error.operation, before == TMS_SEGMENT_ACTIVE ? "pause" : "resume");
     assert_int_equal(physical_bytes(0), physical);
@@ -51,7 +51,7 @@ static void a_failed_pause_changes_nothing(void **state) {
                   {"cuStreamSynchronize", 1}, {"cuDevicePrimaryCtxRetain", 1}};
     for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
         for (uint64_t occurrence = 0; occurrence < points[i].occurrences; occurrence++) {
-            fail_each(f, points[i].call, occurrence, pause_tag, TMS_SEGMENT_ACTIVE, addresses, 4);
+            fail_each(f, points[i].call, occurrence, pause_all, TMS_SEGMENT_ACTIVE, addresses, 4);
             assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes), 0);
             assert_int_equal(atomic_load(&f->saver.stores.disk.total), 0);
             for (uint32_t k = 0; k < 4; k++) assert_filled(addresses[k], 2 * MIB, k);
@@ -59,9 +59,9 @@ static void a_failed_pause_changes_nothing(void **state) {
     }
     const tms_tag_t *tag = tms_tag_find(&f->regions.tags, "a");
     assert_int_equal(tag->pause_epoch, 0);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(tag->pause_epoch, 1);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     for (uint32_t k = 0; k < 3; k++) assert_filled(addresses[k], 2 * MIB, k);
 }
 
@@ -83,12 +83,12 @@ static void a_failed_resume_changes_nothing(void **state) {
                   {"cuEventCreate", 1}, {"cuEventRecord", 1}, {"cuEventSynchronize", 1}, {"cuStreamSynchronize", 1}};
     for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
         for (uint64_t occurrence = 0; occurrence < points[i].occurrences; occurrence++) {
-            fail_each(f, points[i].call, occurrence, resume_tag, TMS_SEGMENT_PAUSED, addresses, 4);
+            fail_each(f, points[i].call, occurrence, resume_all, TMS_SEGMENT_PAUSED, addresses, 4);
             assert_int_equal(state_of(f, active), TMS_SEGMENT_ACTIVE);
             assert_filled(active, 2 * MIB, 99);
         }
     }
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     for (uint32_t k = 0; k < 3; k++) assert_filled(addresses[k], 2 * MIB, k);
 }
 
@@ -98,17 +98,17 @@ static void a_resume_without_memory_can_be_repeated(void **state) {
     uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 40 * MIB), b = allocate(f, "b", TMS_BACKUP_PINNED, 40 * MIB);
     fill(a, 40 * MIB, 1);
     fill(b, 40 * MIB, 2);
-    ASSERT_OK(pause_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(simulator()->take_memory(0, (int64_t)(200 * MIB)), 0);
     simulator()->clear_counts();
-    assert_int_equal(resume_tag(f, NULL, NULL, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 0); /* the lack of memory is known before it copies */
     assert_string_equal(error.call, "cuMemCreate");
     assert_string_equal(error.tag, "b");
     assert_int_equal(state_of(f, a), TMS_SEGMENT_PAUSED);
     assert_int_equal(state_of(f, b), TMS_SEGMENT_PAUSED);
     assert_int_equal(simulator()->take_memory(0, -(int64_t)(200 * MIB)), 0);
-    ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
     assert_filled(a, 40 * MIB, 1);
     assert_filled(b, 40 * MIB, 2);
 }
@@ -122,7 +122,7 @@ static void a_refused_release_damages_one_and_heals(void **state) {
         uint64_t addresses[3];
         for (uint32_t k = 0; k < 3; k++) fill(addresses[k] = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB), 2 * MIB, k);
         simulator()->fail_after(calls[i], 1, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+        assert_int_equal(pause_all(f, &error), TMS_DRIVER);
         assert_string_equal(error.call, calls[i]);
         assert_non_null(strstr(error.message, "damaged"));
         assert_int_equal(state_of(f, addresses[0]), TMS_SEGMENT_PAUSED);
@@ -132,7 +132,7 @@ static void a_refused_release_damages_one_and_heals(void **state) {
         assert_int_equal(counters.damaged, 1);
         assert_int_equal(counters.resident_bytes, i == 0 ? 2 * MIB : 0);
         /* The next call retries. The segment is PAUSED then, so the same call resumes it with its contents. */
-        ASSERT_OK(resume_tag(f, NULL, NULL, &error), error);
+        ASSERT_OK(resume_all(f, &error), error);
         for (uint32_t k = 0; k < 3; k++) {
             assert_filled(addresses[k], 2 * MIB, k);
             assert_int_equal(tms_saver_free(&f->saver, addresses[k], &error), TMS_OK);
@@ -150,7 +150,7 @@ static void a_damaged_segment_can_be_freed(void **state) {
     tms_counters_t counters;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_tag(f, NULL, NULL, &error), TMS_DRIVER);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     tms_saver_counters(&f->saver, &counters);
     assert_int_equal(counters.damaged, 0);

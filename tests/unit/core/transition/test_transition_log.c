@@ -30,7 +30,7 @@ static void each_call_is_one_line(void **state) {
     const tms_selection_t some = {.tags = (const char *[]){"weights", "optimizer", "kv_cache"}, .tag_count = 3};
 
     captured_stderr_t captured = capture_begin();
-    tms_status_t status = pause_selected(f, &some, NULL, &error);
+    tms_status_t status = pause_selected(f, &some, &error);
     assert_logged(captured, " info: pause: 4 allocations, 16777216 bytes (16.0 MiB), in ",
                   ", 4194304 bytes (4.0 MiB) of contents to host memory, 4194304 bytes (4.0 MiB) of contents to disk, "
                   "8388607 bytes (8.0 MiB) of contents dropped; now 2097152 bytes (2.0 MiB) are resident and 16777216 bytes "
@@ -39,13 +39,13 @@ static void each_call_is_one_line(void **state) {
     ASSERT_OK(status, error);
 
     captured = capture_begin();
-    status = pause_selected(f, &some, NULL, &error);
+    status = pause_selected(f, &some, &error);
     assert_logged(captured, " info: pause: 0 allocations, 0 bytes, in ",
                   "; now 2097152 bytes (2.0 MiB) are resident and 16777216 bytes (16.0 MiB) paused\n");
     ASSERT_OK(status, error);
 
     captured = capture_begin();
-    status = resume_tag(f, "weights", NULL, &error);
+    status = resume_tag(f, "weights", &error);
     assert_logged(
         captured, " info: resume: 2 allocations, 4194304 bytes (4.0 MiB), in ",
         ", 4194304 bytes (4.0 MiB) of contents from backups; now 6291456 bytes (6.0 MiB) are resident and 12582912 "
@@ -58,10 +58,10 @@ static void a_failure_and_lower_levels_are_silent(void **state) {
     tms_error_t error;
     allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
     captured_stderr_t captured = capture_begin();
-    tms_status_t quiet = pause_tag(f, NULL, NULL, &error);
+    tms_status_t quiet = pause_all(f, &error);
     tms_log_init(&f->log, TMS_LOG_INFO);
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    tms_status_t failed = resume_tag(f, NULL, NULL, &error);
+    tms_status_t failed = resume_all(f, &error);
     capture_end(captured, output, sizeof output);
     assert_int_equal(quiet, TMS_OK);
     assert_int_equal(failed, TMS_OUT_OF_DEVICE_MEMORY);

@@ -40,12 +40,16 @@ static holder_t start_holder(void) {
     return holder;
 }
 
-static void end_holder(const holder_t *holder, bool killed) {
+static void end_holder(const holder_t *holder) {
     int status = 0;
-    if (killed) kill(holder->pid, SIGKILL);
     close(holder->input);
     close(holder->output);
     waitpid(holder->pid, &status, 0);
+}
+
+static void kill_holder(const holder_t *holder) {
+    kill(holder->pid, SIGKILL);
+    end_holder(holder);
 }
 
 static int hold(void) {

@@ -60,14 +60,17 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t opened;
     bool closed;
-} gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+} gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER};
 
-static inline void set_gate(bool closed) {
+static inline void set_closed(bool closed) {
     pthread_mutex_lock(&gate.lock);
     gate.closed = closed;
     pthread_cond_broadcast(&gate.opened);
     pthread_mutex_unlock(&gate.lock);
 }
+
+static inline void close_gate(void) { set_closed(true); }
+static inline void open_gate(void) { set_closed(false); }
 
 static inline void pass_gate(void) {
     pthread_mutex_lock(&gate.lock);
@@ -209,7 +212,7 @@ static inline void reset_faults(void) {
     fault.pipe_end = -1;
     fault.release = -1;
     calls.submits_before_wait = -1;
-    set_gate(false);
+    open_gate();
 }
 
 /* Starts counting; the test's own calls are not counted. */

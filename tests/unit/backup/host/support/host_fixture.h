@@ -39,8 +39,10 @@ typedef struct registrations {
 } registrations_t;
 UNUSED static registrations_t registrations(void);
 /* Registering or unregistering blocks until it is released; how many calls block now. */
-UNUSED static void hold_registering(bool hold);
-UNUSED static void hold_unregistering(bool hold);
+UNUSED static void hold_registering(void);
+UNUSED static void release_registering(void);
+UNUSED static void hold_unregistering(void);
+UNUSED static void release_unregistering(void);
 UNUSED static void await_held(int calls);
 
 /* A store on one or two devices whose primary contexts are active; teardown_host fails the test if memory, threads or
@@ -179,8 +181,10 @@ static void set(bool *flag, bool value) {
     pthread_mutex_unlock(&watched.lock);
 }
 
-static void hold_registering(bool hold) { set(&watched.hold_registering, hold); }
-static void hold_unregistering(bool hold) { set(&watched.hold_unregistering, hold); }
+static void hold_registering(void) { set(&watched.hold_registering, true); }
+static void release_registering(void) { set(&watched.hold_registering, false); }
+static void hold_unregistering(void) { set(&watched.hold_unregistering, true); }
+static void release_unregistering(void) { set(&watched.hold_unregistering, false); }
 
 static void await_held(int calls) {
     pthread_mutex_lock(&watched.lock);
@@ -267,8 +271,8 @@ static int teardown_host(void **state) {
     host_fixture_t *f = *state;
     for (int i = 0; i < HOST_CALLS; i++) fail_call((host_call_t)i, 0, 0);
     /* A failed test may have left them blocked. */
-    hold_registering(false);
-    hold_unregistering(false);
+    release_registering();
+    release_unregistering();
     tms_host_store_release(&f->store);
     assert_null(f->store.blocks);
     assert_int_equal(f->store.threads, 0);

@@ -8,7 +8,8 @@
 
 enum { PAGE = TMS_SIM_GRANULARITY, TRACE_BYTES = 1 << 16 };
 
-static void set_guard(fixture_t *f, bool on) { atomic_store(&f->saver.guard.on, on); }
+static inline void turn_guard_on(fixture_t *f) { atomic_store(&f->saver.guard.on, true); }
+static inline void turn_guard_off(fixture_t *f) { atomic_store(&f->saver.guard.on, false); }
 
 static tms_counters_t counters_of(fixture_t *f) {
     tms_counters_t counters;
@@ -27,7 +28,7 @@ static inline void assert_guard_bytes(uint64_t address, uint64_t bytes) { assert
 
 static int setup_guarded_device(void **state) {
     int status = setup_one_device(state);
-    set_guard(*state, true);
+    turn_guard_on(*state);
     return status;
 }
 

@@ -39,8 +39,8 @@ static int32_t ask(void *context) {
     if (!begins(asker)) return false;
     if (asker->nested) {
         assert_true(tms_turn_is_inside());
-        asker->results[0] = pause_tag(asker->fixture, NULL, NULL, &asker->error);
-        asker->results[1] = resume_tag(asker->fixture, NULL, NULL, &asker->error);
+        asker->results[0] = pause_all(asker->fixture, &asker->error);
+        asker->results[1] = resume_all(asker->fixture, &asker->error);
     }
     if (asker->address && asker->asked == 1)
         asker->results[0] = tms_saver_free(&asker->fixture->saver, asker->address, NULL);

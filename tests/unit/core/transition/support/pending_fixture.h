@@ -15,7 +15,7 @@ static uint64_t paused(fixture_t *f, const char *tag, tms_backup_kind_t backup, 
     tms_error_t error;
     uint64_t address = allocate(f, tag, backup, BYTES);
     fill(address, BYTES, seed);
-    ASSERT_OK(pause_tag(f, tag, NULL, &error), error);
+    ASSERT_OK(pause_tag(f, tag, &error), error);
     return address;
 }
 
