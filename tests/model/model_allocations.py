@@ -56,9 +56,7 @@ class PauseChoice:
         return self.kind_without_preserving(allocation)
 
     def kind_without_preserving(self, allocation: Allocation) -> int:
-        if self.backup is None or (self.backup == _core.BACKUP_PINNED and allocation.backup == _core.BACKUP_MMAP):
-            return allocation.backup
-        return self.backup
+        return allocation.backup if self.backup is None else self.backup
 
     def kept(self, allocation: Allocation) -> Ranges:
         """What the pause keeps of it."""
@@ -123,6 +121,7 @@ class Allocation:
     runs: bool = True  # it may be in a run with others
     state: int = ACTIVE
     buffer: int = 0  # bytes of its host buffer
+    buffer_kind: int = _core.BACKUP_NONE  # of the last one
     saved: int = _core.BACKUP_NONE  # where its contents are, or are retained
     kept: Ranges = field(default_factory=list)  # of them, if saved
     copy: bytes | None = None  # the contents that `kept` are parts of, if they are in host memory
@@ -171,9 +170,9 @@ class Allocation:
             self.contents = None
         to_disk = self.saved == _core.BACKUP_DISK and bytes_kept > 0
         self.file = to_disk or (self.file and self.backup == _core.BACKUP_DISK)
-        if on_host and 0 < bytes_kept <= self.buffer:
+        if on_host and 0 < bytes_kept <= self.buffer and self.buffer_kind == self.saved:
             return False
-        self.buffer = bytes_kept if on_host else 0
+        self.buffer, self.buffer_kind = bytes_kept if on_host else 0, self.saved
         return True
 
     def becomes_active(self, choice: ResumeChoice, process_policy: int) -> bool:

@@ -16,7 +16,12 @@ from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
 
 #: The arguments `backup` of pause() and `host_memory` of resume() and region().
-BACKUPS_BY_NAME = {"host": _core.BACKUP_PINNED, "disk": _core.BACKUP_DISK, "discard": _core.BACKUP_NONE}
+BACKUPS_BY_NAME = {
+    "host": _core.BACKUP_PINNED,
+    "mmap": _core.BACKUP_MMAP,
+    "disk": _core.BACKUP_DISK,
+    "discard": _core.BACKUP_NONE,
+}
 NAMES_OF_BACKUPS: dict[int | None, Any] = {number: name for name, number in BACKUPS_BY_NAME.items()}
 POLICIES = {"release": _core.HOST_RELEASE, "pool": _core.HOST_POOL, "retain": _core.HOST_RETAIN}
 

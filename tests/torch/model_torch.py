@@ -61,7 +61,7 @@ def pause(world: TorchWorld, choose: Any) -> bool:
     selected = world.selected(tags, True)
     options: dict[str, Any] = {}
     if choose.integer(0, 2) == 0:
-        options["backup"] = choose.pick(("host", "disk", "discard"))
+        options["backup"] = choose.pick(("host", "mmap", "disk", "discard"))
     if choose.integer(0, 2) == 0:
         options["live_only"] = False
     world.pausing = options
