@@ -21,8 +21,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "shared"))
 
+from core_regions import leave_all_regions
 from garbage import set_survivors_aside
-from levels import leave_all_levels
 from settling import wait_for_host_memory
 
 PACKAGE = "torch_memory_saver"
@@ -322,7 +322,7 @@ def _release_managed(core: Any) -> None:
     """Resets the native core of this process and this thread almost to its state before the first use."""
     while core.counters()["visible_captures"]:
         core.capture_end()
-    leave_all_levels(core)
+    leave_all_regions(core)
     core.set_memory_margin(0)
     core.set_retain_backup(False)
     core.set_guard(False)

@@ -1,8 +1,8 @@
 /* The C functions of the C++ package, on top of the function table. Nothing else in the library depends on them.
  *
- * The setters change the calling thread's innermost level in place; on a thread outside every region that is its initial
- * level, for this thread only. A failure is logged once, because these functions return no error. Managed allocations have
- * one kind of backup here: if a program enables both CPU and disk backups, the last one wins. */
+ * The setters change the settings of the calling thread's innermost region in place; outside every region those are the
+ * initial settings, for this thread only. A failure is logged once, because these functions return no error. Managed
+ * allocations have one kind of backup here: if a program enables both CPU and disk backups, the last one wins. */
 
 #include "abi/compat.h"
 

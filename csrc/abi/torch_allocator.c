@@ -27,7 +27,7 @@ static void report_failure(tms_state_t *state, tms_status_t status, const tms_er
     tms_log_write(&state->log, level, "%s", error->message);
 }
 
-/* The package routes pools to this allocator only inside a level of settings. So the program has made this pool. */
+/* The package routes pools to this allocator only inside a region. So the program has made this pool. */
 static void warn_outside_regions(tms_state_t *state, const tms_region_t *region, ssize_t size) {
     int depth = 0;
     (void)tms_region_current(state->saver.regions, &depth);

@@ -177,7 +177,7 @@ typedef struct tms_host_buffer tms_host_buffer_t;
 /* Called on a thread of the library, with no lock held. */
 typedef void (*tms_device_listener_t)(void *context, int32_t device);
 
-enum { TMS_NO_SUCH_LEVEL = -1 }; /* of region_leave */
+enum { TMS_NO_SUCH_REGION = -1 }; /* of region_leave */
 
 /* What guard mode shows in place of contents: NaN in every floating type that has it. */
 enum { TMS_GUARD_BYTE = 0xFF };

@@ -30,21 +30,21 @@ PyObject *tms_py_region_enter(PyObject *module, PyObject *const *arguments, Py_s
     tms_region_settings_t settings;
     tms_py_call_t call;
     tms_error_t error;
-    uint64_t level;
+    uint64_t region;
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !get_settings(&call, &settings)) return NULL;
     tms_error_clear(&error);
-    if (tms_py_api(module)->region_enter(&settings, &level, &error) != TMS_OK) return tms_py_raise(&error);
-    return PyLong_FromUnsignedLongLong(level);
+    if (tms_py_api(module)->region_enter(&settings, &region, &error) != TMS_OK) return tms_py_raise(&error);
+    return PyLong_FromUnsignedLongLong(region);
 }
 
 PyObject *tms_py_region_leave(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"region_leave", 1, 1, {"level"}};
+    static const tms_py_signature_t signature = {"region_leave", 1, 1, {"region"}};
     tms_py_call_t call;
-    uint64_t level;
+    uint64_t region;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &level)) return NULL;
-    return PyLong_FromLong(tms_py_api(module)->region_leave(level));
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &region)) return NULL;
+    return PyLong_FromLong(tms_py_api(module)->region_leave(region));
 }
 
 PyObject *tms_py_region_current(PyObject *module, PyObject *unused) {

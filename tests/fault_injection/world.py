@@ -27,7 +27,7 @@ from blocks import (
     Block,
     pattern,
 )
-from levels import level
+from core_regions import core_region
 from machine import Machine
 from scenario import SMALL
 
@@ -71,7 +71,7 @@ class World:
     # ---- allocations ----
 
     def allocate(self, size: int, kind: int, tag: str = "a", device: int = 0) -> Block:
-        with level(self.name_of(tag), kind, True):
+        with core_region(self.name_of(tag), kind, True):
             address = core.allocate(size, device)
         return self.adopt(address, size, kind, self.name_of(tag), device)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from core_regions import core_region
 from gpu_support import MIB, assert_close_to, core, errors, free_bytes, hold_stream, saver, tensor_at, torch
-from levels import level
 
 from torch_memory_saver import memory
 
@@ -296,7 +296,7 @@ def test_pools_of_graphs_are_a_class() -> None:
 
 
 def test_memory_of_other_libraries() -> None:
-    with level("w", core.BACKUP_NONE, True):
+    with core_region("w", core.BACKUP_NONE, True):
         address = core.allocate(3 * MIB, 0)
     cycle()
     (block,) = saver.check_fresh().unwritten

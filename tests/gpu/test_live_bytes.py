@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_regions import core_region
 from gpu_support import (
     MIB,
     SIMULATED,
@@ -26,7 +27,6 @@ from gpu_support import (
     tensor_at,
     torch,
 )
-from levels import level
 
 #: Bytes; each segment of PyTorch's gets several, or one and a rest.
 SIZES = [64 << 10, 200_000, MIB - 512, 3 * MIB, 64 << 10, 8 * MIB, 512, 5 * MIB + 512, 640 << 10, 2 * MIB] * 3
@@ -131,7 +131,7 @@ def test_a_block_that_a_stream_still_uses_is_live() -> None:
 def test_memory_that_torch_does_not_know_is_copied_whole() -> None:
     tensors = with_holes("weights", enable_cpu_backup=True)
     sums = [checksum(tensor) for tensor in tensors]
-    with level("weights", core.BACKUP_PINNED, True):
+    with core_region("weights", core.BACKUP_PINNED, True):
         address = core.allocate(6 * MIB, 0)
     outside = tensor_at(address, 6 * MIB)
     fill_random(outside, 99)

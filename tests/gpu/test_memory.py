@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from core_regions import core_region
 from gpu_support import (
     GIB,
     GRANULARITY,
@@ -25,7 +26,6 @@ from gpu_support import (
     torch,
     write_and_check,
 )
-from levels import level
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_memory_of_deleted_tensors_is_released_to_the_driver() -> None:
 )
 def test_physical_memory_comes_in_multiples_of_two_mebibytes(size: int, physical: int) -> None:
     before = free_bytes()
-    with level("granularity", core.BACKUP_NONE, True):
+    with core_region("granularity", core.BACKUP_NONE, True):
         addresses = [core.allocate(size) for _ in range(64)]
     assert all(address % GRANULARITY == 0 for address in addresses)
     for address in addresses:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import model_runs as runs
-from levels import leave_all_levels
+from core_regions import leave_all_regions
 from model_actors import Actor, Level, Worker
 from model_allocations import (
     ACTIVE,
@@ -296,7 +296,7 @@ class World:
     def abandon(self) -> None:
         """Resets the process, whatever happened."""
         for actor in self.actors:
-            actor.call(lambda: leave_all_levels(_core))
+            actor.call(lambda: leave_all_regions(_core))
             if actor.worker is not None:
                 actor.worker.end()
         found = self._found_settings

@@ -226,7 +226,7 @@ _REGIONS = (
         "settings-of-an-outer-region-that-was-left-stay",
         "csrc/core/model/region.c",
         "    stack->depth--;\n    return later;",
-        "    stack->depth--;\n    if (later) stack->level[stack->depth] = stack->level[at - 1];\n    return later;",
+        "    stack->depth--;\n    if (later) stack->entry[stack->depth] = stack->entry[at - 1];\n    return later;",
         ("tests/unit/core/test_region.c",),
     ),
 )
@@ -324,7 +324,7 @@ _TORCH_LAYER = (
     Mutant(
         "a-failed-entry-leaves-its-settings",
         _SOURCES + "_engine/region.py",
-        "            region_settings.leave_region(frame.levels)",
+        "            region_settings.leave_region(frame.ids)",
         "            pass",
         (_TESTS + "torch/test_pools.py::test_a_failed_entry_restores_everything",),
     ),

@@ -1,8 +1,8 @@
 """The context manager of region() and disable(), and functions that are bound to a region. The context manager is a class
 rather than a generator, because entering a region must take microseconds.
 
-It enters a level of settings of the native core and, if torch is used, routes pools. Leaving removes only that level; later
-levels on the same thread stay in force (frames.py).
+It enters a region of the native core and, if torch is used, routes pools. Leaving removes only that one; later
+regions of the same thread stay in force (frames.py).
 
 A signal handler may raise between any two bytecodes of an entry or exit. An entry is then undone, and an exit is completed,
 before the exception goes on: ``_core.Scope`` repeats ``_leave``, and each of its steps can be repeated (steps.py).
@@ -38,7 +38,7 @@ logger = logging.getLogger("torch_memory_saver")
 
 @eager_methods
 class Region(_core.Scope, FunctionDecorator):
-    """The context manager that region() and disable() return: one level of settings. An object may be entered again, even
+    """The context manager that region() and disable() return: one region each. An object may be entered again, even
     while it is entered, on any thread. ``_core.Scope`` calls its methods."""
 
     def __init__(self, store: PoolStore, find_torch: Callable[[], TorchCuda | None], options: RegionOptions) -> None:
@@ -53,7 +53,7 @@ class Region(_core.Scope, FunctionDecorator):
     def _enter(self, frame: Frame) -> None:
         torch = frame.torch
         self._frames.append(frame)
-        region_settings.enter_region(frame.levels, self._options)
+        region_settings.enter_region(frame.ids, self._options)
         self._store.enter(frame)
         if torch is not None:
             if not self._store.single_device:
@@ -68,7 +68,7 @@ class Region(_core.Scope, FunctionDecorator):
         if not frame.used:
             frame.used = tuple(frame.pools)
         if frame.stack is self._store.stack():
-            region_settings.leave_region(frame.levels)
+            region_settings.leave_region(frame.ids)
         self._store.leave(frame)
         if frame in self._frames:
             self._frames.remove(frame)

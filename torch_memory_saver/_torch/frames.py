@@ -95,7 +95,7 @@ class Frame:
         torch: None: only the native core's settings apply.
         options: The region's.
         stack: The frames of the thread that entered, outermost first.
-        levels: The native core's id of the entry's settings; empty before they are in force.
+        ids: The native core's id of the region; empty before its settings are in force.
         later: The frames of the thread that were entered later and stay, once the frame has been left.
         used: The pools that the frame had when it was left, if they are needed for a comparison of memory.
         outer: The innermost frame of this context at the entry.
@@ -111,7 +111,7 @@ class Frame:
         "closed",
         "inner",
         "later",
-        "levels",
+        "ids",
         "options",
         "outer",
         "over",
@@ -128,7 +128,7 @@ class Frame:
         self.torch = torch
         self.options = options
         self.stack = stack
-        self.levels: list[int] = []
+        self.ids: list[int] = []
         self.later: Sequence[Frame] = ()
         self.used: Sequence[Pool] = ()
         self.outer: Frame | None = None

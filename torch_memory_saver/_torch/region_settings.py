@@ -14,15 +14,15 @@ from torch_memory_saver.options import RegionOptions
 __all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "leave_region"]
 
 
-def enter_region(levels: list[int], options: RegionOptions) -> None:
-    """Enter a level of settings on this thread, and append its id to `levels`, as one step (steps.py)."""
-    record(levels, _core.region_enter, options.tag, options.backup, options.managed, options.host_policy, options.runs)
+def enter_region(ids: list[int], options: RegionOptions) -> None:
+    """Enter a region of the native core on this thread, and append its id to `ids`, as one step (steps.py)."""
+    record(ids, _core.region_enter, options.tag, options.backup, options.managed, options.host_policy, options.runs)
 
 
-def leave_region(levels: list[int]) -> None:
-    """Leave the levels of this thread that :func:`enter_region` has appended. May be repeated."""
-    for level in levels:
-        _core.region_leave(level)
+def leave_region(ids: list[int]) -> None:
+    """Leave the regions of this thread whose ids :func:`enter_region` has appended. May be repeated."""
+    for region in ids:
+        _core.region_leave(region)
 
 
 class RegionSettings(OneUse):
@@ -30,13 +30,13 @@ class RegionSettings(OneUse):
 
     def __init__(self, options: RegionOptions) -> None:
         self._options = options
-        self._levels: list[int] = []
+        self._ids: list[int] = []
 
     def _begin(self) -> None:
-        enter_region(self._levels, self._options)
+        enter_region(self._ids, self._options)
 
     def _end(self) -> None:
-        leave_region(self._levels)
+        leave_region(self._ids)
 
 
 class AnnouncedCapture(OneUse):

@@ -7,8 +7,8 @@
 typedef struct region_stack {
     const tms_region_defaults_t *owner;
     int depth;
-    tms_region_t level[TMS_REGION_MAX_DEPTH + 1]; /* [0]: the initial level */
-    uint64_t id[TMS_REGION_MAX_DEPTH + 1];        /* of each level; [0]: 0 */
+    tms_region_t entry[TMS_REGION_MAX_DEPTH + 1]; /* [0]: the initial settings */
+    uint64_t id[TMS_REGION_MAX_DEPTH + 1];        /* of each entry; [0]: 0 */
 } region_stack_t;
 
 static _Thread_local region_stack_t thread_stack;
@@ -34,7 +34,7 @@ tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t
                                        .backup = tms_config_init_backup(config),
                                        .own_handles = defaults->own_handles,
                                        .managed = config->init_enable};
-    atomic_init(&defaults->last_level, 0);
+    atomic_init(&defaults->last_id, 0);
     return TMS_OK;
 }
 
@@ -48,7 +48,7 @@ static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
     if (__builtin_expect(stack->owner != defaults, 0)) {
         stack->owner = defaults;
         stack->depth = 0;
-        stack->level[0] = defaults->initial;
+        stack->entry[0] = defaults->initial;
         stack->id[0] = 0;
     }
     return stack;
@@ -86,7 +86,7 @@ tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms
     return TMS_OK;
 }
 
-tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, uint64_t *level,
+tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, uint64_t *id,
                               tms_error_t *error) {
     region_stack_t *stack = stack_of_thread(defaults);
     if (stack->depth == TMS_REGION_MAX_DEPTH) {
@@ -96,18 +96,18 @@ tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_
     tms_region_t region;
     tms_status_t status = tms_region_from_settings(defaults, settings, &region, error);
     if (status != TMS_OK) return status;
-    stack->level[++stack->depth] = region;
-    *level = stack->id[stack->depth] = atomic_fetch_add_explicit(&defaults->last_level, 1, memory_order_relaxed) + 1;
+    stack->entry[++stack->depth] = region;
+    *id = stack->id[stack->depth] = atomic_fetch_add_explicit(&defaults->last_id, 1, memory_order_relaxed) + 1;
     return TMS_OK;
 }
 
-int tms_region_leave(tms_region_defaults_t *defaults, uint64_t level) {
+int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id) {
     region_stack_t *stack = stack_of_thread(defaults);
     int at = stack->depth;
-    while (at > 0 && stack->id[at] != level) at--;
-    if (at == 0) return TMS_NO_SUCH_LEVEL;
+    while (at > 0 && stack->id[at] != id) at--;
+    if (at == 0) return TMS_NO_SUCH_REGION;
     int later = stack->depth - at;
-    memmove(&stack->level[at], &stack->level[at + 1], (size_t)later * sizeof(stack->level[0]));
+    memmove(&stack->entry[at], &stack->entry[at + 1], (size_t)later * sizeof(stack->entry[0]));
     memmove(&stack->id[at], &stack->id[at + 1], (size_t)later * sizeof(stack->id[0]));
     stack->depth--;
     return later;
@@ -116,10 +116,10 @@ int tms_region_leave(tms_region_defaults_t *defaults, uint64_t level) {
 tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth) {
     const region_stack_t *stack = stack_of_thread(defaults);
     if (depth) *depth = stack->depth;
-    return stack->level[stack->depth];
+    return stack->entry[stack->depth];
 }
 
 tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error) {
     region_stack_t *stack = stack_of_thread(defaults);
-    return tms_region_from_settings(defaults, settings, &stack->level[stack->depth], error);
+    return tms_region_from_settings(defaults, settings, &stack->entry[stack->depth], error);
 }

@@ -3,7 +3,7 @@
  * Settings are per thread: a fixed stack in thread-local storage whose bottom entry is, until the thread enters a region,
  * the process's initial settings (TMS_INIT_*). Nothing here allocates except interning a tag never seen before (base/tag.h).
  *
- * Each level has an id that is unique in the process, so that levels can be left in any order: tasks of an event loop and
+ * Each entry has an id that is unique in the process, so that regions can be left in any order: tasks of an event loop and
  * generators share a thread and interleave.
  *
  * Any thread. Lock: none; the stack belongs to its thread, and the tag table has its own lock. */
@@ -19,24 +19,24 @@ enum { TMS_REGION_MAX_DEPTH = 64 };
 
 typedef struct tms_region_defaults {
     tms_tag_table_t tags;
-    tms_region_t initial;        /* from the TMS_INIT_* variables */
-    bool own_handles;            /* every allocation has a handle of its own (TMS_RUNS=0) */
-    _Atomic uint64_t last_level; /* the id of the last level entered, on any thread */
+    tms_region_t initial;     /* from the TMS_INIT_* variables */
+    bool own_handles;         /* every allocation has a handle of its own (TMS_RUNS=0) */
+    _Atomic uint64_t last_id; /* of the last region entered, on any thread */
 } tms_region_defaults_t;
 
 /* TMS_OUT_OF_HOST_MEMORY if the default tag cannot be created. */
 tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t *config, tms_error_t *error);
 void tms_region_release(tms_region_defaults_t *defaults);
 
-/* All act on the calling thread. Depth 0 is the initial level, which is never left. */
-/* `level` is the id of the new innermost level; never 0. */
-tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, uint64_t *level,
+/* All act on the calling thread. Depth 0 is the initial settings, which are never left. */
+/* `id` is that of the new innermost region; never 0. */
+tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, uint64_t *id,
                               tms_error_t *error);
-/* Leaves that level only. Returns the number of later levels that stay, or TMS_NO_SUCH_LEVEL if this thread has no level
- * with that id. */
-int tms_region_leave(tms_region_defaults_t *defaults, uint64_t level);
+/* Leaves that region only. Returns the number of later ones that stay, or TMS_NO_SUCH_REGION if this thread is in none with
+ * that id. */
+int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id);
 tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth); /* `depth` may be NULL */
-/* Replaces the innermost level (also the initial one, for this thread only). */
+/* Replaces the innermost settings (also the initial ones, for this thread only). */
 tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error);
 
 /* Checks a caller's settings and interns their tag. */

@@ -43,8 +43,8 @@ static void a_region_gives_its_settings_to_allocations(void **state) {
     tms_region_settings_t settings = {.managed = 1, .backup = TMS_BACKUP_PINNED, .tag = "weights"}, current;
     tms_segment_info_t rows[4];
     int32_t seen = -1;
-    uint64_t address = 0, outside = 0, level = 0;
-    ASSERT_OK(api->region_enter(&settings, &level, &error), error);
+    uint64_t address = 0, outside = 0, region = 0;
+    ASSERT_OK(api->region_enter(&settings, &region, &error), error);
     api->region_current(&current, &seen);
     assert_int_equal(seen, 1);
     assert_string_equal(current.tag, "weights");
@@ -54,7 +54,7 @@ static void a_region_gives_its_settings_to_allocations(void **state) {
     api->region_current(&current, NULL);
     assert_string_equal(current.tag, "other");
     assert_false(current.managed);
-    assert_int_equal(api->region_leave(level), 0);
+    assert_int_equal(api->region_leave(region), 0);
     ASSERT_OK(api->allocate(MIB, 0, &outside, &error), error);
     assert_int_equal(api->segments(rows, 4), 2);
     assert_string_equal(rows[0].tag, "weights");
@@ -69,7 +69,7 @@ static void a_region_gives_its_settings_to_allocations(void **state) {
         assert_int_equal(tags[i].used, i > 0);
     }
     settings.tag = "";
-    assert_int_equal(api->region_enter(&settings, &level, &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(api->region_enter(&settings, &region, &error), TMS_INVALID_ARGUMENT);
     ASSERT_OK(api->free(address, &error), error);
     ASSERT_OK(api->free(outside, &error), error);
     assert_int_equal(api->free(outside, &error), TMS_NOT_MANAGED);
@@ -89,7 +89,7 @@ static void an_outer_region_can_be_left_before_an_inner_one(void **state) {
     assert_string_equal(current.tag, "inner");
     assert_int_equal(depth, 1);
     assert_int_equal(api->region_leave(second), 0);
-    assert_int_equal(api->region_leave(second), TMS_NO_SUCH_LEVEL);
+    assert_int_equal(api->region_leave(second), TMS_NO_SUCH_REGION);
     inner.tag = NULL;
     assert_int_equal(api->region_enter(&inner, &second, &error), TMS_INVALID_ARGUMENT);
 }
@@ -101,13 +101,13 @@ static void contents_come_back_through_the_table(void **state) {
     tms_tag_info_t info;
     tms_host_buffer_t *buffer = NULL;
     void *host = NULL;
-    uint64_t address = 0, level = 0;
+    uint64_t address = 0, region = 0;
     const char *tag = "kept";
     tms_region_settings_t settings = {.managed = 1, .backup = TMS_BACKUP_MMAP, .tag = tag};
     tms_selection_t selection = {.tags = &tag, .tag_count = 1};
-    ASSERT_OK(api->region_enter(&settings, &level, &error), error);
+    ASSERT_OK(api->region_enter(&settings, &region, &error), error);
     ASSERT_OK(api->allocate(2 * MIB, 0, &address, &error), error);
-    assert_int_equal(api->region_leave(level), 0);
+    assert_int_equal(api->region_leave(region), 0);
     fill(address, 2 * MIB, 4);
     ASSERT_OK(api->pause(&selection, &report, &error), error);
     assert_int_equal(report.copied_bytes, 2 * MIB);

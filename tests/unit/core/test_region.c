@@ -43,11 +43,11 @@ static void assert_region(const char *tag, tms_backup_kind_t backup, management_
 }
 
 static uint64_t enter(const char *tag, int backup, management_t managed) {
-    uint64_t level = 0;
+    uint64_t id = 0;
     tms_region_settings_t settings = settings_of(tag, backup, managed);
-    assert_int_equal(tms_region_enter(&defaults, &settings, &level, &error), TMS_OK);
-    assert_int_not_equal(level, 0);
-    return level;
+    assert_int_equal(tms_region_enter(&defaults, &settings, &id, &error), TMS_OK);
+    assert_int_not_equal(id, 0);
+    return id;
 }
 
 static void test_nesting(void **state) {
@@ -59,7 +59,7 @@ static void test_nesting(void **state) {
     assert_region("a", TMS_BACKUP_NONE, UNMANAGED, 3);
     assert_int_equal(tms_region_leave(&defaults, again), 0);
     assert_region("b", TMS_BACKUP_DISK, MANAGED, 2);
-    assert_int_equal(tms_region_leave(&defaults, again), TMS_NO_SUCH_LEVEL);
+    assert_int_equal(tms_region_leave(&defaults, again), TMS_NO_SUCH_REGION);
     assert_region("b", TMS_BACKUP_DISK, MANAGED, 2);
     assert_int_equal(tms_region_leave(&defaults, b), 0);
     assert_int_equal(tms_region_leave(&defaults, a), 0);
@@ -73,7 +73,7 @@ static void test_levels_are_left_in_any_order(void **state) {
              c = enter("c", TMS_BACKUP_DISK, MANAGED);
     assert_int_equal(tms_region_leave(&defaults, a), 2); /* tasks on this thread leave in any order */
     assert_region("c", TMS_BACKUP_DISK, MANAGED, 2);
-    assert_int_equal(tms_region_leave(&defaults, a), TMS_NO_SUCH_LEVEL);
+    assert_int_equal(tms_region_leave(&defaults, a), TMS_NO_SUCH_REGION);
     uint64_t d = enter("d", TMS_BACKUP_MMAP, MANAGED);
     assert_int_equal(tms_region_leave(&defaults, c), 1);
     assert_region("d", TMS_BACKUP_MMAP, MANAGED, 2);
@@ -81,36 +81,36 @@ static void test_levels_are_left_in_any_order(void **state) {
     assert_region("b", TMS_BACKUP_NONE, UNMANAGED, 1);
     assert_int_equal(tms_region_leave(&defaults, b), 0);
     assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 0);
-    assert_int_equal(tms_region_leave(&defaults, b), TMS_NO_SUCH_LEVEL);
-    assert_int_equal(tms_region_leave(&defaults, 0), TMS_NO_SUCH_LEVEL); /* the initial level stays */
+    assert_int_equal(tms_region_leave(&defaults, b), TMS_NO_SUCH_REGION);
+    assert_int_equal(tms_region_leave(&defaults, 0), TMS_NO_SUCH_REGION); /* the initial settings stay */
 }
 
 static void test_a_left_level_makes_room_for_another(void **state) {
     (void)state;
-    uint64_t level[TMS_REGION_MAX_DEPTH];
+    uint64_t ids[TMS_REGION_MAX_DEPTH];
     for (int i = 0; i < TMS_REGION_MAX_DEPTH; i++)
-        level[i] = enter(i == TMS_REGION_MAX_DEPTH - 1 ? "last" : "a", i % 4, MANAGED);
-    assert_int_equal(tms_region_leave(&defaults, level[0]), TMS_REGION_MAX_DEPTH - 1);
+        ids[i] = enter(i == TMS_REGION_MAX_DEPTH - 1 ? "last" : "a", i % 4, MANAGED);
+    assert_int_equal(tms_region_leave(&defaults, ids[0]), TMS_REGION_MAX_DEPTH - 1);
     assert_region("last", (TMS_REGION_MAX_DEPTH - 1) % 4, MANAGED, TMS_REGION_MAX_DEPTH - 1);
     uint64_t one_more = enter("b", TMS_BACKUP_NONE, MANAGED);
     assert_int_equal(tms_region_leave(&defaults, one_more), 0);
     for (int i = 1; i < TMS_REGION_MAX_DEPTH; i++)
-        assert_int_equal(tms_region_leave(&defaults, level[i]), TMS_REGION_MAX_DEPTH - 1 - i);
+        assert_int_equal(tms_region_leave(&defaults, ids[i]), TMS_REGION_MAX_DEPTH - 1 - i);
     assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 0);
 }
 
-static void *leave_a_level_of_another_thread(void *argument) {
+static void *leave_a_region_of_another_thread(void *argument) {
     uint64_t own = enter("own", TMS_BACKUP_NONE, MANAGED);
     int left = tms_region_leave(&defaults, *(const uint64_t *)argument);
-    return (void *)(intptr_t)(left == TMS_NO_SUCH_LEVEL && tms_region_leave(&defaults, own) == 0);
+    return (void *)(intptr_t)(left == TMS_NO_SUCH_REGION && tms_region_leave(&defaults, own) == 0);
 }
 
 static void test_a_level_belongs_to_its_thread(void **state) {
     (void)state;
     pthread_t thread;
     void *as_expected = NULL;
-    uint64_t level = enter("a", TMS_BACKUP_PINNED, MANAGED);
-    assert_int_equal(pthread_create(&thread, NULL, leave_a_level_of_another_thread, &level), 0);
+    uint64_t id = enter("a", TMS_BACKUP_PINNED, MANAGED);
+    assert_int_equal(pthread_create(&thread, NULL, leave_a_region_of_another_thread, &id), 0);
     pthread_join(thread, &as_expected);
     assert_non_null(as_expected);
     assert_region("a", TMS_BACKUP_PINNED, MANAGED, 1);
@@ -118,11 +118,11 @@ static void test_a_level_belongs_to_its_thread(void **state) {
 
 static void test_depth_is_bounded(void **state) {
     (void)state;
-    uint64_t level = 0;
+    uint64_t id = 0;
     tms_region_settings_t settings = settings_of("one too many", TMS_BACKUP_NONE, MANAGED);
     for (int i = 1; i <= TMS_REGION_MAX_DEPTH; i++) (void)enter("a", TMS_BACKUP_NONE, MANAGED);
-    assert_int_equal(tms_region_enter(&defaults, &settings, &level, &error), TMS_INVALID_STATE);
-    assert_int_equal(level, 0);
+    assert_int_equal(tms_region_enter(&defaults, &settings, &id, &error), TMS_INVALID_STATE);
+    assert_int_equal(id, 0);
     assert_non_null(strstr(error.message, "64 nested regions"));
     assert_null(tms_tag_find(&defaults.tags, "one too many"));
     assert_region("a", TMS_BACKUP_NONE, MANAGED, TMS_REGION_MAX_DEPTH);
@@ -135,14 +135,14 @@ static void test_bad_settings_change_nothing(void **state) {
                                          settings_of("x", TMS_BACKUP_DISK + 1, MANAGED)};
     (void)enter("a", TMS_BACKUP_PINNED, MANAGED);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        uint64_t level = 0;
-        assert_int_equal(tms_region_enter(&defaults, &bad[i], &level, &error), TMS_INVALID_ARGUMENT);
-        assert_int_equal(level, 0);
+        uint64_t id = 0;
+        assert_int_equal(tms_region_enter(&defaults, &bad[i], &id, &error), TMS_INVALID_ARGUMENT);
+        assert_int_equal(id, 0);
         assert_int_equal(tms_region_set(&defaults, &bad[i], &error), TMS_INVALID_ARGUMENT);
         assert_region("a", TMS_BACKUP_PINNED, MANAGED, 1);
     }
-    uint64_t level = 0;
-    assert_int_equal(tms_region_enter(&defaults, NULL, &level, NULL), TMS_INVALID_ARGUMENT);
+    uint64_t id = 0;
+    assert_int_equal(tms_region_enter(&defaults, NULL, &id, NULL), TMS_INVALID_ARGUMENT);
     assert_null(tms_tag_find(&defaults.tags, "x"));
 }
 
@@ -229,17 +229,17 @@ static void *work(void *argument) {
     char own[32], shared[32];
     snprintf(own, sizeof(own), "thread-%d", worker->number);
     for (int round = 0; round < ROUNDS; round++) {
-        uint64_t levels[8];
-        for (int level = 0; level < 8; level++) {
-            tms_region_settings_t settings = settings_of(own, level % 4, level % 2 ? MANAGED : UNMANAGED);
-            if (tms_region_enter(&defaults, &settings, &levels[level], NULL) != TMS_OK) worker->faults++;
+        uint64_t ids[8];
+        for (int i = 0; i < 8; i++) {
+            tms_region_settings_t settings = settings_of(own, i % 4, i % 2 ? MANAGED : UNMANAGED);
+            if (tms_region_enter(&defaults, &settings, &ids[i], NULL) != TMS_OK) worker->faults++;
         }
-        for (int level = 7; level >= 0; level--) {
+        for (int i = 7; i >= 0; i--) {
             int depth = -1;
             tms_region_t region = tms_region_current(&defaults, &depth);
-            worker->faults += depth != level + 1 || strcmp(region.tag->name, own) != 0 || (int)region.backup != level % 4 ||
-                              region.managed != (level % 2 == 1);
-            worker->faults += tms_region_leave(&defaults, levels[level]) != 0;
+            worker->faults += depth != i + 1 || strcmp(region.tag->name, own) != 0 || (int)region.backup != i % 4 ||
+                              region.managed != (i % 2 == 1);
+            worker->faults += tms_region_leave(&defaults, ids[i]) != 0;
         }
         snprintf(shared, sizeof(shared), "shared-%d", round);
         if (tms_tag_intern(&defaults.tags, shared, &worker->shared[round], NULL) != TMS_OK) worker->faults++;

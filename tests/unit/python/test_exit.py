@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import levels
+import core_regions
 import pytest
 from processes import TIMEOUT_S, environment
 
@@ -193,11 +193,11 @@ def test_a_forked_child_leaves_its_parents_resources(start: Start, tmp_path: Pat
 
 SPAWNED = """
 import ctypes, multiprocessing, os, sys
-from levels import level
+from core_regions import core_region
 from torch_memory_saver import _core, torch_memory_saver as saver
 MIB = 1 << 20
 def use(value):
-    with level("weights", _core.BACKUP_DISK, True):
+    with core_region("weights", _core.BACKUP_DISK, True):
         address = _core.allocate(2 * MIB, 0)
     ctypes.memset(address, value, 2 * MIB)
     assert saver.pause().allocations == 1
@@ -224,7 +224,7 @@ def test_spawned_children_use_the_gpu(tmp_path: Path) -> None:
     program = tmp_path / "spawned.py"
     program.write_text(SPAWNED)
     variables = environment(False, TMS_DISK_BACKUP_DIR=str(tmp_path / "backups"))
-    variables["PYTHONPATH"] += f"{os.pathsep}{Path(levels.__file__).parent}"
+    variables["PYTHONPATH"] += f"{os.pathsep}{Path(core_regions.__file__).parent}"
     done = subprocess.run(
         [sys.executable, str(program)],
         env=variables,

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from levels import level
+from core_regions import core_region
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.pending import PendingResume
@@ -27,7 +27,7 @@ PATTERN = bytes(range(256)) * (SIZE // 256)
 @pytest.fixture
 def address(simulator: Any) -> Iterator[int]:
     """A paused allocation with contents."""
-    with level("pending", _core.BACKUP_PINNED, True):
+    with core_region("pending", _core.BACKUP_PINNED, True):
         made = _core.allocate(SIZE, 0)
     simulator.write(made, PATTERN)
     _core.pause(("pending",), None)
@@ -75,7 +75,7 @@ def test_a_stream_waits_for_the_contents(simulator: Any, address: int, context: 
 @pytest.fixture
 def cache(simulator: Any) -> Iterator[list[int]]:
     """Paused allocations without contents, enough of them for the driver to be busy when a stream is to wait."""
-    with level("cache", _core.BACKUP_NONE, True):
+    with core_region("cache", _core.BACKUP_NONE, True):
         made = [_core.allocate(SIZE, 0) for _ in range(32)]
     _core.pause(("cache",), None)
     yield made

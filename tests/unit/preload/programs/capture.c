@@ -262,10 +262,10 @@ static void begin_with_what_a_callback_needs(void) {
     const tms_region_settings_t region = {.managed = 1, .backup = TMS_BACKUP_PINNED, .tag = "a"};
     void *stream = new_stream(), *graph = NULL;
     pthread_t thread;
-    uint64_t level = 0;
-    EQUAL(API()->region_enter(&region, &level, NULL), TMS_OK);
+    uint64_t entered = 0;
+    EQUAL(API()->region_enter(&region, &entered, NULL), TMS_OK);
     void *address = allocate(2 * MIB);
-    EQUAL(API()->region_leave(level), 0);
+    EQUAL(API()->region_leave(entered), 0);
     EQUAL(pthread_barrier_init(&in_callback, NULL, 2), 0);
     EQUAL(pthread_mutex_lock(&gil), 0);
     EQUAL(pthread_create(&thread, NULL, pause_everything, NULL), 0);
@@ -308,17 +308,17 @@ static void announced_settings(void) {
     const tms_region_settings_t settings = {.managed = 1, .backup = TMS_BACKUP_MMAP, .tag = "cuda_graph"};
     const tms_region_settings_t region = {.managed = 1, .backup = TMS_BACKUP_NONE, .tag = "weights"};
     void *stream = new_stream(), *graph = NULL;
-    uint64_t level = 0;
+    uint64_t entered = 0;
     EQUAL(API()->capture_begin(&settings, NULL, NULL), TMS_OK);
     EQUAL(cudaStreamBeginCapture(stream, CAPTURE_MODE_RELAXED), SUCCESS);
     EQUAL(captures(), 1); /* it is the announced one */
     void *pooled = from_another_thread(allocate_for_pool);
     EQUAL(strcmp(segment_of(pooled).tag, "cuda_graph"), 0);
     EQUAL(segment_of(pooled).backup, TMS_BACKUP_MMAP);
-    EQUAL(API()->region_enter(&region, &level, NULL), TMS_OK);
+    EQUAL(API()->region_enter(&region, &entered, NULL), TMS_OK);
     void *inside = allocate(2 * MIB);
     EQUAL(strcmp(segment_of(inside).tag, "weights"), 0);
-    EQUAL(API()->region_leave(level), 0);
+    EQUAL(API()->region_leave(entered), 0);
     EQUAL(cudaStreamEndCapture(stream, &graph), SUCCESS);
     /* Still announced, and no longer capturing: now the simulated cudaMalloc allows it as well. */
     void *ordinary = from_another_thread(allocate_for_itself);

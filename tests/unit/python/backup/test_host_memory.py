@@ -7,8 +7,8 @@ import ctypes
 from typing import Any
 
 import pytest
+from core_regions import core_region
 from fake_torch import FakeTorch
-from levels import level
 from processes import Program
 
 from torch_memory_saver import _core, errors
@@ -169,7 +169,7 @@ wait_for(lambda: (pooled(), resident()) == {{"release": (0, 0), "pool": (held, h
 
 def test_a_failed_pause_leaves_a_retained_copy_at_its_address(simulator: Any) -> None:
     """With its contents where nothing had been copied, else without; a view stays valid in any case."""
-    with level("retained", _core.BACKUP_PINNED, True, _core.HOST_RETAIN):
+    with core_region("retained", _core.BACKUP_PINNED, True, _core.HOST_RETAIN):
         address = _core.allocate(MIB, 0)
     simulator.write(address, b"1" * MIB)
     _core.pause(None, None)

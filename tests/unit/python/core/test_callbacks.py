@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from levels import level
+from core_regions import core_region
 
 from torch_memory_saver import _core, errors
 
@@ -18,7 +18,7 @@ CONTENT = bytes(range(1, 256)) * (SIZE // 255 + 1)
 
 
 def allocate(simulator: Any, tag: str = "a", backup: int = _core.BACKUP_PINNED, device: int = 0, size: int = SIZE) -> int:
-    with level(tag, backup, True):
+    with core_region(tag, backup, True):
         address = _core.allocate(size, device)
     simulator.write(address, CONTENT[:size])
     return address

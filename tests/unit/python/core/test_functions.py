@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levels import level
+from core_regions import core_region
+from threads import in_thread
 
 from torch_memory_saver import _core, errors
 
@@ -27,7 +28,7 @@ MIB = 1 << 20
 def test_pause_and_resume_with_bytes_through_the_module(simulator: Any) -> None:
     size = 3 * MIB
     reserved = 4 * MIB
-    with level("module bytes", _core.BACKUP_PINNED, True):
+    with core_region("module bytes", _core.BACKUP_PINNED, True):
         address = _core.allocate(size, 1)
     content = bytes(range(256)) * (size // 256)
     simulator.write(address, content)
@@ -158,10 +159,13 @@ def test_devices(simulator: Any) -> None:
 
 
 def test_without_the_preload_library_no_other_library_is_counted(simulator: Any) -> None:
-    address = ctypes.c_void_p()
-    assert simulator.library.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(MIB)) == 0
-    assert _core.libraries() == []
-    assert simulator.library.cudaFree(address) == 0
+    def allocate() -> None:
+        address = ctypes.c_void_p()
+        assert simulator.library.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(MIB)) == 0
+        assert _core.libraries() == []
+        assert simulator.library.cudaFree(address) == 0
+
+    in_thread(allocate)  # cudaMalloc leaves the device's context current
 
 
 def test_guard_bytes_are_counted(simulator: Any) -> None:
@@ -187,7 +191,7 @@ def test_guard_bytes_are_counted(simulator: Any) -> None:
 
 def test_the_tags_of_regions_and_allocations(simulator: Any) -> None:
     _core.region_leave(_core.region_enter("listed: entered", _core.BACKUP_NONE, True))
-    with level("listed: allöcated", _core.BACKUP_NONE, True):
+    with core_region("listed: allöcated", _core.BACKUP_NONE, True):
         _core.free(_core.allocate(MIB, 0))
     tags = {tag: used for tag, used in _core.tags().items() if tag.startswith("listed: ")}
     assert list(tags.items()) == [("listed: entered", False), ("listed: allöcated", True)]
@@ -217,8 +221,8 @@ def test_counters_follow(simulator: Any) -> None:
 
 def test_regions_nest_and_belong_to_their_thread() -> None:
     outside = _core.region_current()
-    with level("outer", _core.BACKUP_MMAP):
-        with level("inn\u00e9r", _core.BACKUP_NONE, managed=False, runs=False):
+    with core_region("outer", _core.BACKUP_MMAP):
+        with core_region("inn\u00e9r", _core.BACKUP_NONE, managed=False, runs=False):
             assert _core.region_current() == ("inn\u00e9r", _core.BACKUP_NONE, False, 2, False)
             seen: list[Any] = []
             thread = threading.Thread(target=lambda: seen.append(_core.region_current()))
@@ -246,7 +250,7 @@ def test_regions_are_left_in_any_order_on_their_thread() -> None:
     assert seen == [-1]
     assert _core.region_leave(outer) == 1
     assert _core.region_current() == ("inner", _core.BACKUP_NONE, False, 1, False)
-    assert _core.region_leave(level=inner) == 0
+    assert _core.region_leave(region=inner) == 0
     assert _core.region_leave(inner) == -1
     assert _core.region_current() == outside
 
@@ -287,7 +291,7 @@ def test_each_capture_ends_by_its_own_name(simulator: Any) -> None:
 
 def test_events_come_with_what_is_held_after_them(simulator: Any) -> None:
     before = _core.events()
-    with level("module events", _core.BACKUP_PINNED, True):
+    with core_region("module events", _core.BACKUP_PINNED, True):
         addresses = [_core.allocate(size, 0) for size in (3 * MIB, 2 * MIB)]
     _core.pause(("module events",), None)
     copy = _core.events()
@@ -310,7 +314,7 @@ def test_events_come_with_what_is_held_after_them(simulator: Any) -> None:
 
 
 def test_the_free_memory_of_devices_is_sampled_on_request(simulator: Any) -> None:
-    with level("module samples", _core.BACKUP_NONE, True):
+    with core_region("module samples", _core.BACKUP_NONE, True):
         address = _core.allocate(2 * MIB, 1)
     _core.pause(("module samples",), None)
     _core.resume(("module samples",), None)

@@ -160,8 +160,8 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("region_enter", ("a", 4, True), ValueError, "backup"),
         ("region_enter", ("a", 0, 1), TypeError, "managed must be a bool"),
         ("region_set", ("", 0, True), ValueError, r"region_set\(\): a tag"),
-        ("region_leave", ("1",), TypeError, "level must be an int"),
-        ("region_leave", (-1,), (ValueError, OverflowError), "level"),
+        ("region_leave", ("1",), TypeError, "region must be an int"),
+        ("region_leave", (-1,), (ValueError, OverflowError), "region"),
         ("pause", ("weights", None), TypeError, "tags must be a tuple of str or None, not <class 'str'>"),
         ("pause", (["weights"], None), TypeError, "tags must be a tuple of str or None, not <class 'list'>"),
         ("pause", (("a", 1), None), TypeError, "tags must be a tuple of str or None, not <class 'int'>"),
@@ -282,4 +282,4 @@ def test_arguments_may_be_keywords_and_what_is_an_integer(simulator: Any) -> Non
     assert row is not None and row.bytes == MIB
     identity = _core.region_enter(managed=True, tag="keywords", runs=False, backup=_core.BACKUP_NONE)
     assert _core.region_current() == ("keywords", _core.BACKUP_NONE, True, 1, False)
-    assert _core.region_leave(level=identity) == 0
+    assert _core.region_leave(region=identity) == 0

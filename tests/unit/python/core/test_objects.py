@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levels import level
+from core_regions import core_region
 from processes import wait_until
 
 from torch_memory_saver import _core, errors
@@ -39,7 +39,7 @@ def test_state_names() -> None:
 
 
 def test_host_buffer_outlives_its_allocation(simulator: Any) -> None:
-    with level("weights", _core.BACKUP_PINNED, True):
+    with core_region("weights", _core.BACKUP_PINNED, True):
         address = _core.allocate(MIB, 0)
     simulator.write(address, b"\x5a" * MIB)
     assert _core.host_backup(address, MIB) is None
@@ -65,7 +65,7 @@ def test_host_buffers_are_made_by_host_backup_only(simulator: Any) -> None:
 
 
 def test_host_buffer_s_type_is_freed_with_the_last_object(simulator: Any) -> None:
-    with level("weights", _core.BACKUP_MMAP, True):
+    with core_region("weights", _core.BACKUP_MMAP, True):
         address = _core.allocate(MIB, 0)
     _core.pause(None, None)
     before = sys.getrefcount(_core.HostBuffer)
@@ -82,7 +82,7 @@ def test_host_buffer_s_type_is_freed_with_the_last_object(simulator: Any) -> Non
 def test_errors_carry_what_the_core_knows(simulator: Any) -> None:
     simulator.fail_after("cuMemCreate", 0, 100, OUT_OF_MEMORY)
     raised = pytest.raises(errors.OutOfMemoryError, match="cuMemCreate")
-    with level("kv_cache", _core.BACKUP_NONE, True), raised as failure:
+    with core_region("kv_cache", _core.BACKUP_NONE, True), raised as failure:
         _core.allocate(3 * MIB, 1)
     error = failure.value
     assert (error.operation, error.driver_call, error.error_name) == ("allocate", "cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY")
@@ -99,7 +99,7 @@ def test_system_errors_carry_errno(tmp_path: Path) -> None:
 def test_a_tag_cut_in_the_middle_of_a_character_is_still_text(simulator: Any) -> None:
     simulator.fail_after("cuMemCreate", 0, 100, OUT_OF_MEMORY)
     tag = "x" + "\u00e9" * 100  # two bytes a character: the error value's field ends inside one
-    with level(tag, _core.BACKUP_NONE, True), pytest.raises(errors.OutOfMemoryError) as failure:
+    with core_region(tag, _core.BACKUP_NONE, True), pytest.raises(errors.OutOfMemoryError) as failure:
         _core.allocate(MIB, 0)
     assert failure.value.tag.startswith("x\u00e9\u00e9")
 

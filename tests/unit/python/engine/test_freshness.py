@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from core_regions import core_region
 from fake_torch import CAPTURE_STREAM, FakeGraph, FakeTorch
 from fresh_checks import FREE, LIVE, MIB, PENDING, cycle, in_region, places
-from levels import level
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver._engine import freshness
@@ -98,7 +98,7 @@ def test_where_memory_was_allocated_is_said_if_it_was_recorded(saver: TorchMemor
 
 
 def test_memory_that_torch_does_not_know_is_a_block(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
-    with level("w", _core.BACKUP_NONE, True):
+    with core_region("w", _core.BACKUP_NONE, True):
         address = _core.allocate(3 * MIB, 0)
     cycle(saver)
     assert places(saver.check_fresh().unwritten) == [(address, 3 * MIB)]
@@ -255,7 +255,7 @@ def test_two_devices(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: 
 def test_memory_that_another_thread_frees_meanwhile_is_no_finding(
     saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with level("w", _core.BACKUP_NONE, True):
+    with core_region("w", _core.BACKUP_NONE, True):
         freed, kept = _core.allocate(2 * MIB, 0), _core.allocate(2 * MIB, 0)
     cycle(saver)
     count = _core.count_guard_bytes

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from core_regions import core_region
 from fake_torch import FakeTorch, another_thread_inside
-from levels import level
 
 from torch_memory_saver import _core, options
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
@@ -32,7 +32,7 @@ def allocate(simulator: Any) -> Iterator[Any]:
 
     def make(*tags: str) -> list[int]:
         for tag in tags:
-            with level(tag, _core.BACKUP_NONE, True):
+            with core_region(tag, _core.BACKUP_NONE, True):
                 addresses.append(_core.allocate(2 * MIB, 0))
         return addresses[-len(tags) :]
 
@@ -120,7 +120,7 @@ def test_what_is_no_selection_is_refused(wrong: Any) -> None:
 
 
 def test_a_tag_stays_known_after_its_memory_is_gone(simulator: Any, space: str) -> None:
-    with level(f"{space}*", _core.BACKUP_NONE, True):
+    with core_region(f"{space}*", _core.BACKUP_NONE, True):
         address = _core.allocate(2 * MIB, 0)
     _core.free(address)
     assert select_tags(f"{space}*") == (f"{space}*",)

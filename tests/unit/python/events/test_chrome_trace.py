@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levels import level
+from core_regions import core_region
 from trace_rules import check_trace
 
 from torch_memory_saver import _core, events
@@ -107,7 +107,7 @@ def test_counters_show_the_levels(tmp_path: Path) -> None:
 def test_a_real_log_keeps_the_rules(tmp_path: Path, simulator: Any) -> None:
     addresses = []
     for device in (0, 1):
-        with level(f"trace {device}", _core.BACKUP_PINNED, True):
+        with core_region(f"trace {device}", _core.BACKUP_PINNED, True):
             addresses += [_core.allocate(size * MIB, device) for size in (1, 3, 5)]
     for _ in range(3):
         _core.pause(None, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levels import level
+from core_regions import core_region
 
 from torch_memory_saver import _core, events
 from torch_memory_saver.errors import InvalidArgumentError
@@ -45,7 +45,7 @@ def test_a_log_comes_back_whole(tmp_path: Path) -> None:
 
 
 def test_the_header_is_plain(tmp_path: Path, simulator: Any) -> None:
-    with level("file", _core.BACKUP_NONE, True):
+    with core_region("file", _core.BACKUP_NONE, True):
         address = _core.allocate(1, 0)
     data = json.loads(events.write_events(tmp_path / "events.json").read_text())
     _core.free(address)

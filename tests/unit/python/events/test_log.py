@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from levels import level
+from core_regions import core_region
 
 from torch_memory_saver import _core, events
 from torch_memory_saver.events import Device, Event, EventLog, Level
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def allocate(tag: str, size: int, device: int = 0, backup: int = _core.BACKUP_NONE) -> int:
-    with level(tag, backup, True):
+    with core_region(tag, backup, True):
         return _core.allocate(size, device)
 
 

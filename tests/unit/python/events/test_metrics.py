@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levels import level
+from core_regions import core_region
 
 from torch_memory_saver import _core, events
 from torch_memory_saver.events.metrics import format_metrics
@@ -91,7 +91,7 @@ def test_prometheus_reads_it() -> None:
 
 
 def test_the_numbers_are_those_of_the_process(simulator: Any, tmp_path: Path) -> None:
-    with level("metrics", _core.BACKUP_PINNED, True):
+    with core_region("metrics", _core.BACKUP_PINNED, True):
         address = _core.allocate(3 * MIB, 1)
     _core.pause(("metrics",), None)
     lines = events.write_metrics(tmp_path / "new" / "metrics.prom").read_text().splitlines()

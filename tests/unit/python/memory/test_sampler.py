@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from levels import level
+from core_regions import core_region
 from recording_torch import RecordingTorch
 
 from torch_memory_saver import _core, _files
@@ -50,7 +50,7 @@ def torch(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> RecordingTorch:
 @pytest.fixture
 def segment(simulator: Any) -> Any:
     """The address of a managed allocation of 3 MiB."""
-    with level("weights", 0, True):
+    with core_region("weights", 0, True):
         address = _core.allocate(3 * MIB, 0)
     yield address
     _core.free(address)

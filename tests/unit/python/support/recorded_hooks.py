@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from levels import level
+from core_regions import core_region
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
@@ -54,7 +54,7 @@ class Recorder:
         """Allocates 2 MiB with each tag."""
         made = []
         for name in names:
-            with level(self.tag(name), backup, True):
+            with core_region(self.tag(name), backup, True):
                 made.append(_core.allocate(SIZE, device))
         self.addresses += made
         return made

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from levels import level
+from core_regions import core_region
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import capture_gate, watch_captures
@@ -216,7 +216,7 @@ def test_more_captures_than_there_is_room_for_go_on_unseen(torch: SimpleNamespac
 
 def test_a_capture_inside_a_pause_of_its_own_thread_is_an_error(torch: SimpleNamespace) -> None:
     graph, caught = torch._C._CUDAGraph(), []
-    with level("a", _core.BACKUP_PINNED, True):
+    with core_region("a", _core.BACKUP_PINNED, True):
         address = _core.allocate(1 << 20, 0)
 
     def find_live() -> None:

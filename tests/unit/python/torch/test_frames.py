@@ -261,7 +261,7 @@ def test_leaving_on_another_thread_ends_the_routing(
 ) -> None:
     region = saver.region("a")
     region.__enter__()
-    level = store.stack()[0].levels[0]
+    level = store.stack()[0].ids[0]
 
     def leave() -> None:
         with pytest.warns(RuntimeWarning, match=r"region\(tag='a'\) is left on another thread"):
