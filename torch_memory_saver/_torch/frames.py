@@ -109,9 +109,9 @@ class Frame:
 
     __slots__ = (
         "closed",
+        "ids",
         "inner",
         "later",
-        "ids",
         "options",
         "outer",
         "over",
