@@ -184,7 +184,7 @@ $(C_PROGRAMS): %: %.o $(C_CORE) $(C_SUPPORT)
 
 .PHONY: ctest-build ctest
 ctest-build: $(C_PROGRAMS) $(C_DRIVER)
-ctest: ctest-build ## the C unit tests (C_TESTS=tests/unit/core/test_region.c for one)
+ctest: ctest-build ## the C unit tests (C_TESTS=tests/unit/core/model/test_region.c for one)
 	@failed=""; for program in $(C_PROGRAMS); do \
 		if TMS_CUDA_DRIVER="$(abspath $(C_DRIVER))" timeout $(C_TEST_SECONDS) $$program >$$program.log 2>&1; then \
 			echo "$$program: $$(grep -E 'PASSED|SKIPPED' $$program.log)"; \

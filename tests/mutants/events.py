@@ -7,7 +7,7 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _RING = "tests/unit/base/test_events.c"
-_COPY = "tests/unit/core/test_event_copy.c"
+_COPY = "tests/unit/core/model/test_account.c"
 _PHASES = "tests/unit/core/transition/test_phases.c"
 _NVTX = "tests/unit/base/test_nvtx.c"
 _RANGES = "tests/unit/core/transition/test_nvtx_ranges.c"

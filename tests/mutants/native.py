@@ -310,14 +310,14 @@ _USAGE = (
         "csrc/base/stats.h",
         "    if (now > tms_stats_read(&gauge->peak)) atomic_store_explicit",
         "    atomic_store_explicit",
-        ("tests/unit/core/test_usage.c",),
+        ("tests/unit/core/model/test_usage.c",),
     ),
     Mutant(
         "mapped-memory-is-counted-again",
         "csrc/core/model/account.c",
         "    const tms_holding_t before = segment->counted;\n",
         "    tms_holding_t before = segment->counted;\n    before.resident_bytes = 0;\n",
-        ("tests/unit/core/test_usage.c", "tests/unit/core/transition/test_transition_failed.c"),
+        ("tests/unit/core/model/test_usage.c", "tests/unit/core/transition/test_transition_failed.c"),
     ),
     Mutant(
         "paused-segments-of-a-tag-are-not-counted",
@@ -331,14 +331,14 @@ _USAGE = (
         "csrc/core/model/inspect.c",
         " && (device == TMS_NO_DEVICE || segment->device == device);",
         ";",
-        ("tests/unit/core/test_usage.c",),
+        ("tests/unit/core/model/test_usage.c",),
     ),
     Mutant(
         "memory-of-deferred-frees-is-counted-nowhere",
         "csrc/core/model/inspect.c",
         "        if (row) row->deferred_bytes += deferred_bytes(segment);\n",
         "",
-        ("tests/unit/core/test_usage.c",),
+        ("tests/unit/core/model/test_usage.c",),
     ),
 )
 

@@ -227,7 +227,7 @@ _REGIONS = (
         "csrc/core/model/region.c",
         "    stack->depth--;\n    return later;",
         "    stack->depth--;\n    if (later) stack->entry[stack->depth] = stack->entry[at - 1];\n    return later;",
-        ("tests/unit/core/test_region.c",),
+        ("tests/unit/core/model/test_region.c",),
     ),
 )
 

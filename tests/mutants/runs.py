@@ -11,7 +11,7 @@ _FREE = "csrc/core/allocation/free.c"
 _KINDS = "csrc/core/model/kinds.c"
 _LAYOUT = "csrc/core/transition/layout.c"
 _RESTORE = "csrc/core/transition/restore.c"
-_TEST_RUNS = "tests/unit/core/test_runs.c"
+_TEST_RUNS = "tests/unit/core/allocation/test_runs.c"
 _TEST_LAYOUT = "tests/unit/core/transition/test_layout.c"
 _FULL_DEVICE = "tests/model/test_full_device.py"
 _CHURNS = f"{_FULL_DEVICE}::test_a_churning_tag_has_no_slack_from_its_second_cycle_on"
@@ -43,7 +43,7 @@ _SLACK = (
         _FREE,
         "    if (!left) *users = tms_segment_accessible(segment);",
         "    if (!left) *users = segment->run && segment->run->segments > 1 ? 0 : tms_segment_accessible(segment);",
-        ("tests/unit/core/test_slack_in_use.c",),
+        ("tests/unit/core/allocation/test_slack_in_use.c",),
     ),
     Mutant(
         "an-allocation-with-a-handle-of-its-own-gets-slack",
@@ -88,14 +88,14 @@ _FREES = (
         _KINDS,
         "    if (before == 0) kind->row =",
         "    if (!kind->row) kind->row =",
-        ("tests/unit/core/test_page_opening.c",),
+        ("tests/unit/core/model/test_shown_rows.c",),
     ),
     Mutant(
         "a-free-ignores-access-that-a-device-got-since-the-wait",
         _FREE,
         "run->mapped && !tms_quiesced_covers(quiesced, run->accessible)) {",
         "run->mapped && run->accessible == 0) {",
-        ("tests/unit/core/test_slack_in_use.c",),
+        ("tests/unit/core/allocation/test_slack_in_use.c",),
     ),
     Mutant(
         "only-one-freed-segment-of-an-owned-run-is-retired",
@@ -120,14 +120,14 @@ _REPAIRS = (
         _RECLAIM,
         "    tms_devices_reclaim(saver->devices);\n",
         "",
-        ("tests/unit/core/test_reclaim.c",),
+        ("tests/unit/core/allocation/test_reclaim.c",),
     ),
     Mutant(
         "a-reference-to-a-context-is-nothing-to-reclaim",
         _RECLAIM,
         " || tms_devices_unreleased(saver->devices) > 0",
         "",
-        ("tests/unit/core/test_reclaim.c",),
+        ("tests/unit/core/allocation/test_reclaim.c",),
     ),
     Mutant(
         "repaired-memory-is-still-counted",
@@ -164,7 +164,7 @@ _ADDRESSES = (
         "csrc/core/model/ranges.c",
         "status != TMS_OUT_OF_HOST_MEMORY && wanted > bytes)",
         "status != TMS_OUT_OF_HOST_MEMORY && wanted < bytes)",
-        ("tests/unit/core/test_ranges.c",),
+        ("tests/unit/core/model/test_ranges.c",),
     ),
     Mutant(
         "addresses-come-from-the-first-hole-that-fits",
@@ -210,7 +210,7 @@ _PLACES = (
         "csrc/core/model/region.c",
         " || defaults->own_handles,",
         ",",
-        ("tests/unit/core/test_region.c",),
+        ("tests/unit/core/model/test_region.c",),
     ),
     Mutant(
         "memory-beside-what-was-sent-in-one-run",

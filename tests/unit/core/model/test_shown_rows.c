@@ -1,4 +1,4 @@
-/* Guards page_opening.c, and that the shared page shows at every moment what the saver's own rows show. */
+/* Guards the opening of the shared page, and that the page shows at every moment what the rows of the saver show. */
 
 #include <dirent.h>
 #include <fcntl.h>
