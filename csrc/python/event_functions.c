@@ -4,8 +4,8 @@
 
 #include "convert.h"
 #include "functions.h"
+#include "module_state.h"
 #include "rows.h"
-#include "state.h"
 
 static void drop(tms_events_copy_t *copy) {
     free(copy->events);

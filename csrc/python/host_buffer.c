@@ -4,7 +4,7 @@
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
-#include "state.h"
+#include "module_state.h"
 
 typedef struct host_buffer {
     PyObject_HEAD const tms_api_t *api;

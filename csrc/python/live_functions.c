@@ -8,7 +8,7 @@
 #include "convert.h"
 #include "copies.h"
 #include "functions.h"
-#include "state.h"
+#include "module_state.h"
 
 /* ---- kept_allocations ---- */
 

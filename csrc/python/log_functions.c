@@ -4,7 +4,7 @@
 
 #include "convert.h"
 #include "functions.h"
-#include "state.h"
+#include "module_state.h"
 
 /* Appends a line to the list, or writes it to stderr if that fails. */
 static void keep_line(const tms_api_t *api, PyObject *list, const tms_log_line_t *line) {

@@ -3,7 +3,7 @@
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
-#include "state.h"
+#include "module_state.h"
 
 PyObject *tms_py_allocate(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"allocate", 1, 2, {"size", "device"}};

@@ -9,8 +9,8 @@
 #include "functions.h"
 #include "include/tms_shared_page.h"
 #include "library.h"
+#include "module_state.h"
 #include "rows.h"
-#include "state.h"
 
 static PyMethodDef methods[] = {
 #define TAKES(name) (PyCFunction)(void (*)(void)) tms_py_##name, METH_FASTCALL | METH_KEYWORDS

@@ -9,7 +9,7 @@
 #include "base/shared_page_file.h"
 #include "convert.h"
 #include "functions.h"
-#include "state.h"
+#include "module_state.h"
 
 PyObject *tms_py_set_page_role(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"set_page_role", 3, 3, {"name", "rank", "serves"}};

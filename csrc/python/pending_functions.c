@@ -5,8 +5,8 @@
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
+#include "module_state.h"
 #include "rows.h"
-#include "state.h"
 
 /* Longer waits have no end. */
 #define MOST_SECONDS 1e9

@@ -8,8 +8,8 @@
 #include "copies.h"
 #include "errors.h"
 #include "functions.h"
+#include "module_state.h"
 #include "rows.h"
-#include "state.h"
 
 PyObject *tms_py_refresh_peers(PyObject *module, PyObject *unused) {
     const tms_api_t *api = tms_py_api(module);

@@ -5,8 +5,8 @@
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
+#include "module_state.h"
 #include "rows.h"
-#include "state.h"
 
 #define SETTINGS "tag", "backup", "managed", "host_policy", "runs"
 

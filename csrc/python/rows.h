@@ -7,7 +7,7 @@
 #include <stdbool.h>
 
 #include "include/tms.h"
-#include "state.h"
+#include "module_state.h"
 
 /* Creates the types, as new references, and adds them to the module. False with an exception set on failure; the types
  * created so far stay in the array and are released with the module. */

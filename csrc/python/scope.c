@@ -17,7 +17,7 @@
 
 #include "convert.h"
 #include "functions.h"
-#include "state.h"
+#include "module_state.h"
 
 /* How often a method is repeated. Each repetition needs another signal, or is progress. */
 enum { MOST_ATTEMPTS = 100 };

@@ -9,8 +9,8 @@
 #include "convert.h"
 #include "errors.h"
 #include "functions.h"
+#include "module_state.h"
 #include "rows.h"
-#include "state.h"
 
 typedef tms_status_t (*transition_t)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
 

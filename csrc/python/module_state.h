@@ -1,6 +1,6 @@
 /* The extension's state for each interpreter that imports it. The module owns it. Used with the GIL held. */
-#ifndef TMS_PYTHON_STATE_H
-#define TMS_PYTHON_STATE_H
+#ifndef TMS_PYTHON_MODULE_STATE_H
+#define TMS_PYTHON_MODULE_STATE_H
 
 #include <Python.h>
 
