@@ -146,7 +146,7 @@ def pause_of_an_inhabited_tag(world: TorchWorld, choose: Any) -> bool:
     inside.wait()
     world.say(f"pause({tag}), in which another thread is")
     try:
-        saver.pause(tag)
+        saver.pause(tag, timeout=0)
     except errors.InvalidStateError:
         return True
     finally:
