@@ -159,7 +159,8 @@ class Engine(Process):
     def _capture(self, batch: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """The graph, and its logits: they stay in the graphs' pool, because the next replay writes them there."""
         graph = torch.cuda.CUDAGraph()
-        with torch_memory_saver.cuda_graph(graph, pool=self.pool, tag=GRAPHS):
+        # Without gradients a capture needs no workspace of cuBLAS for autograd's thread, which a pause would not release.
+        with torch.no_grad(), torch_memory_saver.cuda_graph(graph, pool=self.pool, tag=GRAPHS):
             logits = self._step(batch)
         return graph, logits
 
