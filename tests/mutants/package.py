@@ -15,14 +15,14 @@ _POOLS = (
         _SOURCES + "_torch/default_pool.py",
         'pool_of(segment) == self._substitutes.target(segment["device"])',
         "pool_of(segment) == DEFAULT_POOL",
-        (_TESTS + "torch/test_default_pool.py",),
+        ("torch:tests/gpu/test_paused_default_pool.py::test_scenario[cycles]",),
     ),
     Mutant(
         "a-substitute-takes-precedence-over-a-region",
         _SOURCES + "_torch/default_pool.py",
         "            with self._store.routing_suspended(torch):\n",
         "            with contextlib.nullcontext():\n",
-        (_TESTS + "torch/test_default_pool.py",),
+        ("torch:tests/gpu/test_paused_default_pool.py::test_scenario[regions]",),
     ),
     Mutant(
         "a-cache-is-emptied-while-other-threads-get-paused-blocks",
@@ -36,7 +36,7 @@ _POOLS = (
         _SOURCES + "_torch/default_pool.py",
         "            if self._pools and torch.uses_of(memory_pool) == 1:",
         "            if not self._pools and torch.uses_of(memory_pool) == 1:",
-        (_TESTS + "torch/test_default_pool.py",),
+        ("torch:tests/gpu/test_paused_default_pool.py::test_scenario[dropped_pools]",),
     ),
     Mutant(
         "a-pool-with-paused-memory-is-entered",
@@ -274,7 +274,7 @@ _LIVE = (
         _SOURCES + "_torch/pools.py",
         "if torch.uses_of(pool.memory_pool) > uses]",
         "if torch.uses_of(pool.memory_pool) > uses + 1]",
-        (_TESTS + "torch/test_live.py::test_a_pool_that_the_program_captures_into_by_its_id",),
+        ("torch:tests/torch/test_live.py::test_a_pool_that_the_program_captures_into_by_its_id",),
     ),
 )
 

@@ -135,7 +135,7 @@ def test_tasks_that_do_not_await_inside_are_right(no_warning: None) -> None:
         return tensors
 
     async def main() -> list[list[torch.Tensor]]:
-        return await asyncio.gather(load("a"), load("b"))
+        return list(await asyncio.gather(load("a"), load("b")))
 
     assert [[tag_of(tensor) for tensor in tensors] for tensors in asyncio.run(main())] == [["a"] * 3, ["b"] * 3]
 
