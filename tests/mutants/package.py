@@ -333,21 +333,21 @@ _TORCH_LAYER = (
         _SOURCES + "_torch/graphs.py",
         "        self._store.empty_cache(torch)",
         "",
-        (_TESTS + "torch/test_graphs.py",),
+        ("torch:tests/torch/test_graphs.py::test_a_capture_begins_with_an_empty_cache",),
     ),
     Mutant(
         "a-failed-capture-keeps-its-pool",
         _SOURCES + "_torch/graphs.py",
         "                self._pools.release(pool, capture.user)\n",
         "",
-        (_TESTS + "torch/test_graphs.py::test_memory_of_a_failed_capture_is_released",),
+        ("torch:tests/gpu/test_captures.py::test_a_capture_that_fails_leaves_nothing_behind",),
     ),
     Mutant(
         "a-paused-graph-pool-is-captured-into",
         _SOURCES + "_torch/graphs.py",
         "if info.paused and pool.epoch != info.epoch:",
         "if info.paused and pool.epoch > info.epoch:",
-        (_TESTS + "torch/test_graphs.py::test_a_paused_pool_is_an_error_until_it_is_resumed",),
+        ("torch:tests/gpu/test_graph_tokens.py::test_a_paused_pool_is_not_captured_into",),
     ),
     Mutant(
         "a-pause-unmaps-workspaces",
@@ -382,7 +382,7 @@ _TORCH_LAYER = (
         _SOURCES + "_torch/graphs.py",
         "            self._pools.check_resident(torch, pool, self._options.tag)\n",
         "",
-        (_TESTS + "torch/test_graphs.py::test_a_pool_that_is_paused_before_the_begin_is_not_captured_into",),
+        ("torch:tests/gpu/test_captures.py::test_a_pool_that_is_paused_before_the_begin_is_not_captured_into",),
     ),
     Mutant(
         "workspaces-that-a-pause-freed-before-the-begin-are-not-made-again",
@@ -396,7 +396,7 @@ _TORCH_LAYER = (
         _SOURCES + "_torch/graphs.py",
         "        _core.within(renewed, functools.partial(_core.within, announcing(announce), begin))",
         "        announce()\n        _core.within(renewed, begin)",
-        (_TESTS + "torch/test_graphs.py::test_a_capture_is_one_from_its_begin_on",),
+        ("torch:tests/gpu/test_captures.py::test_a_capture_is_one_from_its_begin_on",),
     ),
     Mutant(
         "a-workspace-may-lie-in-a-graph-s-pool",

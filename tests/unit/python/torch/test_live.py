@@ -1,5 +1,5 @@
-"""Guards what is read from PyTorch's list of segments: the bytes that a pause copies, the record of blocks that were live at
-the beginning of a resume, and the blocks that managed memory has. Which of PyTorch's pools are read is in tests/torch/test_live.py."""
+"""Guards what is read from PyTorch's list of segments: the bytes that a pause copies, the record of live blocks that a
+resume makes, and the blocks that managed memory has. Which of PyTorch's pools are read is in tests/torch/test_live.py."""
 
 from __future__ import annotations
 
