@@ -227,6 +227,19 @@ def test_pytorchs_cache_goes_when_the_last_thread_leaves_its_region(tag: str) ->
     theirs.clear()
 
 
+def test_a_release_inside_a_region_returns_pytorchs_cache(tag: str) -> None:
+    from torch_memory_saver.memory import release_cached
+
+    with saver.region(tag):  # the first region of a tag, which returns a large cache
+        pass
+    empty(2 * SIZE)
+    with saver.region(tag):
+        kept = empty(SIZE)
+        assert release_cached().freed_bytes == 2 * SIZE
+        assert tag_of(empty(SIZE)) == tag
+    assert tag_of(kept) == tag
+
+
 def test_a_full_cache_of_another_tag_is_emptied_at_the_entry(tag: str) -> None:
     free, _ = torch.cuda.mem_get_info()
     taken = free * 3 // 5 // MIB
