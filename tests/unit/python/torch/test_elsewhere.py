@@ -71,7 +71,7 @@ def test_a_look_that_is_always_disturbed_reports_nothing(
 
     def look(device: int) -> int:
         looks.append(device)
-        fake_torch.rows.append(FakeSegment((0, 9), device, _core.allocate(20 * MIB, device), 20 * MIB, 0, True))
+        fake_torch.rows.append(FakeSegment((0, 9), device, _core.allocate(20 * MIB, device), 20 * MIB, True))
         return reserved_bytes(device)
 
     with saver.region("a"):
