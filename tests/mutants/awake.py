@@ -116,7 +116,7 @@ _FRESH = (
         _BLOCKS,
         "known = torch is not None and _core.knows_blocks(",
         "known = torch is not None or _core.knows_blocks(",
-        (_BLOCK_TESTS, _FRESH_TESTS, _ON_GPU),
+        ("torch:tests/torch/test_live.py::test_all_blocks_of_a_pool_that_a_capture_has_used", _FRESH_TESTS, _ON_GPU),
     ),
     Mutant(
         "what-waits-for-another-stream-is-live",

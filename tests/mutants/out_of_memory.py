@@ -62,7 +62,7 @@ MUTANTS = (
         "torch_memory_saver/_engine/pending.py",
         "if next(self._failures) == 0:",
         "if next(self._failures) >= 0:",
-        (_REPORTER + "test_a_resume_in_the_background_makes_one_report",),
+        ("torch:tests/gpu/test_oom_report.py::test_a_resume_in_the_background_makes_one_however_often_it_is_awaited",),
     ),
     Mutant(
         "an-attempt-that-is-repeated-is-reported",

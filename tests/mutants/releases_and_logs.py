@@ -67,8 +67,7 @@ _RELEASES = (
         "        return self.reserved - self.paused\n",
         "        return self.reserved\n",
         (
-            _RELEASE + "test_paused_segments_that_are_freed_give_no_physical_memory",
-            _LOG + "test_a_pause_lowers_what_is_physical_and_not_what_torch_counts",
+            "torch:tests/gpu/test_memory_release.py::test_paused_memory_that_is_freed_was_no_physical_memory",
             "torch:tests/gpu/test_memory_log.py::test_a_pause_lowers_what_is_physical_and_not_torchs_counters",
         ),
     ),

@@ -4,10 +4,12 @@ simulate`` started (``make torch-test``), and nowhere else."""
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -51,3 +53,36 @@ def on_the_simulated_gpu() -> None:
     names = {torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())}
     assert names, "torch sees no simulated GPU"
     assert all(name.startswith(_DEVICE_NAME) for name in names), names
+
+
+@pytest.fixture
+def tag(request: pytest.FixtureRequest) -> str:
+    """A tag that no other test of this process has."""
+    return str(request.node.name)
+
+
+@pytest.fixture
+def store() -> Any:
+    """The pools of this process."""
+    from torch_memory_saver._engine.process import pool_store
+
+    return pool_store
+
+
+@pytest.fixture
+def clean_device() -> Iterator[None]:
+    """Each test begins with empty caches, and leaves no region in force, no routing and no managed memory."""
+    import torch
+
+    import torch_memory_saver
+    from torch_memory_saver import _core
+    from torch_memory_saver._engine.process import pool_store
+
+    torch.zeros(1, device="cuda")
+    torch_memory_saver.empty_cache()
+    yield
+    assert (_core.region_current().depth, pool_store.stack(), pool_store._frames) == (0, [], {})
+    gc.collect()
+    torch_memory_saver.torch_memory_saver.resume()
+    torch_memory_saver.empty_cache()
+    assert _core.segments() == []

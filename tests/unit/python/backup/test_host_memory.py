@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from core_regions import core_region
-from fake_torch import FakeTorch
 from processes import Program
 
 from torch_memory_saver import _core, errors
@@ -216,9 +215,9 @@ def test_the_policy_of_the_process(saver: TorchMemorySaver, simulator: Any) -> N
     assert saver.host_memory == "release"
 
 
-def test_bad_choices_are_refused_before_anything_changes(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    with saver.region("a", enable_cpu_backup=True):
-        fake_torch.allocate(2 * MIB)
+def test_bad_choices_are_refused_before_anything_changes(saver: TorchMemorySaver, simulator: Any) -> None:
+    with core_region("a", _core.BACKUP_PINNED, True):
+        _core.allocate(2 * MIB, 0)
     for call in (
         lambda: saver.region("a", host_memory="keep"),
         lambda: saver.cuda_graph(None, host_memory="keep"),

@@ -7,25 +7,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from planted import Program
+from snapshots import MIB, block, recorded_files, segment, snapshot, write
 
 from torch_memory_saver._cli.main import main
 
 
 @pytest.fixture
-def leaking(tmp_path: Path) -> list[str]:
-    program, files = Program(leak=True), []
-    for step in range(3):
-        program.step()
-        files.append(str(program.allocator.write(tmp_path / f"{step}.pickle", role="engine", pid=7, step=step)))
-    return files
+def leaking() -> list[str]:
+    """Recorded moments of a program that leaks."""
+    return [str(path) for path in recorded_files()[:3]]
 
 
 def test_the_table(leaking: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["compare", *leaking]) == 0
     text = capsys.readouterr().out
-    assert "leak: engine, pid 7, device 0" in text and text.endswith("\n")
+    assert "leak: trainer, pid " in text and text.endswith("\n")
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -39,9 +36,13 @@ def test_a_page_is_written(leaking: list[str], tmp_path: Path, capsys: pytest.Ca
 def test_json(leaking: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *leaking, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [leak["blocks"] for leak in found["leaks"]] == [[6, 12, 18]]
-    assert found["leaks"][0]["stack"]["frames"][0] == {"filename": "/srv/engine/images.py", "line": 88, "name": "to_gpu"}
-    assert found["processes"][0]["process"]["role"] == "engine"
+    assert [leak["blocks"] for leak in found["leaks"]] == [[4, 8, 12]]
+    assert found["leaks"][0]["stack"]["frames"][0] == {
+        "filename": "/program/record_snapshots.py",
+        "line": 46,
+        "name": "numbers",
+    }
+    assert found["processes"][0]["process"]["role"] == "trainer"
 
 
 def test_a_leak_can_fail_a_job(leaking: list[str]) -> None:
@@ -72,11 +73,9 @@ def test_no_pytorch_is_needed(leaking: list[str], tmp_path: Path, monkeypatch: p
 
 
 def test_names_that_the_terminal_cannot_show(tmp_path: Path, command: object) -> None:
-    program = Program()
-    program.allocator.alloc(1 << 20, ("/srv/größe.py", 1, "f"))
     for step in range(3):
-        program.allocator.alloc(1 << 20, ("/srv/größe.py", 1, "f"))
-        program.allocator.write(tmp_path / f"{step}.pickle", step=step)
+        row = segment(1 << 40, *[block(MIB, ("/srv/größe.py", 1, "f"))] * (step + 1))
+        write(tmp_path / f"{step}.pickle", snapshot(row, step=step))
     files = sorted(map(str, tmp_path.iterdir()))
     done = command("compare", *files, PYTHONIOENCODING="ascii")  # type: ignore[operator]
     assert "gr\\xf6\\xdfe.py" in done.stdout

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fake_torch import FakeTorch, another_thread_inside
+from fake_torch import FakeTorch
 from recorded_hooks import SIZE, Recorder
+from threads import InsideRegion
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
@@ -352,7 +353,7 @@ def test_a_capture_that_has_ended_unseen_does_not_prevent_hooks(
 
 def test_a_region_of_another_thread_calls_no_hook(hooks: Recorder, fake_torch: FakeTorch) -> None:
     hooks.on_pause("p")
-    with another_thread_inside(hooks.saver, fake_torch, hooks.tag("a")):
+    with InsideRegion(hooks.saver, hooks.tag("a"), fake_torch):
         with pytest.raises(InvalidStateError, match="is still inside region"):
             hooks.saver.pause(hooks.tag("a"), timeout=None)
         assert hooks.take_events() == []

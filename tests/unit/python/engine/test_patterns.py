@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from core_regions import core_region
-from fake_torch import FakeTorch, another_thread_inside
+from fake_torch import FakeTorch
+from threads import InsideRegion
 
 from torch_memory_saver import _core, options
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
@@ -149,7 +150,7 @@ def test_a_region_of_a_tag_that_matches_is_in_the_way_as_by_name(
 ) -> None:
     """A thread inside it would allocate paused memory. One that has allocated nothing yet is not selected."""
     allocate(f"{space}/a")
-    with another_thread_inside(saver, fake_torch, f"{space}/b"):
+    with InsideRegion(saver, f"{space}/b", fake_torch):
         with pytest.raises(InvalidStateError, match=f"{space}/b"):
             saver.pause(f"{space}/*")
         assert saver.pause(f"{space}/[a]").allocations == 1

@@ -3,11 +3,10 @@ program's frames."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import pytest
-from caching_allocator import MIB, CachingAllocator
-from planted import TORCH, Program
+from snapshots import MIB, RECORDED, Row, block, free, segment, snapshot
 
 from torch_memory_saver._stacks import own_frames, title
 from torch_memory_saver._text import mebibytes, signed_mebibytes
@@ -16,72 +15,60 @@ from torch_memory_saver.memory.loading import parse
 from torch_memory_saver.memory.model import CallStack, Frame, Origin
 
 LONG = f"/srv/{'very/' * 30}long/path.py"
+TORCH = "/opt/env/lib/python3.11/site-packages/torch"
+BASE = 1 << 40
 
 
-def results(*, steps: int = 4, **planted: Any) -> Comparison:
-    program = Program(**planted)
-    snapshots = []
-    for _ in range(steps):
-        program.step()
-        snapshots.append(parse(program.allocator.snapshot(role="engine", rank=1, pid=7), ""))
-    return compare(*snapshots)
+def moments(segments: Iterable[Row]) -> Comparison:
+    """One segment at each moment."""
+    return compare(*(parse(snapshot(row, role="engine", rank=1, pid=7), "") for row in segments))
+
+
+def growing(*blocks: Row) -> Comparison:
+    """The blocks are leaked once more in each of three moments."""
+    return moments(segment(BASE, *blocks * step) for step in (1, 2, 3))
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_no_line_is_longer_than_the_terminal(width: int) -> None:
-    everything = results(leak=True, adam=True, cache=True, fragmentation=True, offloaded=True)
-    lines = everything.table(width, varying=True).splitlines()
+    lines = compare(RECORDED).table(width, varying=True).splitlines()
     assert max(map(len, lines)) <= width
     assert not any("\x1b" in line or "\N{NO-BREAK SPACE}" in line for line in lines)
 
 
 def test_a_long_file_name_keeps_its_end() -> None:
-    allocator, snapshots = CachingAllocator(), []
-    for _ in range(3):
-        allocator.alloc(MIB, (LONG, 12, "load"))
-        snapshots.append(parse(allocator.snapshot(), ""))
-    (line,) = [line for line in compare(*snapshots).table(80).splitlines() if "load" in line and " at " in line]
+    text = growing(block(MIB, (LONG, 12, "load"))).table(80)
+    (line,) = [line for line in text.splitlines() if "load" in line and " at " in line]
     assert len(line) <= 80
     assert line.strip().startswith("at .../") and line.endswith("long/path.py:12 load")
 
 
 def test_a_leak_names_its_process_bytes_and_frames() -> None:
-    text = str(results(leak=True))
-    assert "leak: engine, rank 1, pid 7, device 0: +3.5 in 1 call stack; the largest: images.py:88 to_gpu" in text
-    assert "+3.5  (+1.2 +1.2 +1.2)  6 -> 24 blocks" in text
+    text = str(growing(block(5 * MIB // 4, ("/srv/engine/images.py", 88, "to_gpu"))))
+    assert "leak: engine, rank 1, pid 7, device 0: +2.5 in 1 call stack; the largest: images.py:88 to_gpu" in text
+    assert "+2.5  (+1.2 +1.2)  1 -> 3 blocks" in text
     assert "at /srv/engine/images.py:88 to_gpu" in text
 
 
 def test_the_frame_of_pytorch_and_those_of_the_program() -> None:
-    lines = [line.strip() for line in str(results(adam=True)).splitlines()]
+    lines = [line.strip() for line in str(compare(RECORDED)).splitlines()]
     at = lines.index("in torch/optim/adam.py:182 _init_group")
-    assert lines[at + 1 : at + 3] == ["at /srv/trainer/step.py:33 optimizer_step", "by /srv/engine/main.py:10 main"]
+    assert lines[at + 1 : at + 3] == ["at /program/record_snapshots.py:95 train", "by /program/record_snapshots.py:69 step"]
 
 
 def test_nothing_found_is_said() -> None:
-    lines = str(results()).splitlines()
+    lines = str(moments([segment(BASE, block(MIB))] * 3)).splitlines()
     assert lines[lines.index("Findings") + 1] == "  none"
 
 
 def test_rows_that_are_left_out_are_counted() -> None:
-    allocator, snapshots = CachingAllocator(), []
-    for _ in range(3):
-        for line in range(5):
-            allocator.alloc(MIB, ("/srv/a.py", line, "leak"))
-        snapshots.append(parse(allocator.snapshot(), ""))
-    text = compare(*snapshots).table(100, top=2)
+    text = growing(*(block(MIB, ("/srv/a.py", line, "leak")) for line in range(5))).table(100, top=2)
     assert text.count("/srv/a.py") == 2
     assert "and 3 more" in text
 
 
 def test_what_varies_is_listed_on_request_only() -> None:
-    allocator, snapshots = CachingAllocator(), []
-    for number in (1, 3, 2):
-        blocks = [allocator.alloc(MIB, ("/srv/a.py", 1, "vary")) for _ in range(number)]
-        snapshots.append(parse(allocator.snapshot(), ""))
-        for block in blocks:
-            allocator.free(block)
-    compared = compare(*snapshots)
+    compared = moments(segment(BASE, *[block(MIB, ("/srv/a.py", 1, "vary"))] * number) for number in (1, 3, 2))
     assert "vary" not in compared.table(100)
     assert "at /srv/a.py:1 vary" in compared.table(100, varying=True)
 
@@ -108,18 +95,13 @@ def test_a_comprehension_is_its_function_s() -> None:
 
 
 def test_what_a_release_gives_back_is_said() -> None:
-    text = str(results(bursts=True))
-    assert "of it cached 420.0 (release_cached() gives it back), held 0.0" in text
+    text = str(moments(segment(BASE, free(step * 40 * MIB)) for step in (1, 2, 3)))
+    assert "of it cached 120.0 (release_cached() gives it back), held 0.0" in text
 
 
 def test_cpp_frames_are_counted() -> None:
-    allocator, snapshots = CachingAllocator(), []
     native = (("??", 0, "torch::unwind::unwind()"), ("??", 0, "at::native::empty()"))
-    for _ in range(3):
-        allocator.alloc(MIB, *native, ("/srv/a.py", 3, "mixed"))
-        allocator.alloc(MIB, *native)
-        snapshots.append(parse(allocator.snapshot(), ""))
-    text = str(compare(*snapshots))
+    text = str(growing(block(MIB, *native, ("/srv/a.py", 3, "mixed")), block(MIB, *native)))
     assert text.count("(C++ frames: 2)") == 2
     assert "at C++ at::native::empty()" in text
     assert "unwind" not in text

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from caching_allocator import MIB
 from hypothesis import given
 from hypothesis import strategies as st
+from snapshots import MIB
 
 from torch_memory_saver.memory import Snapshot, compare
 from torch_memory_saver.memory.comparison.fragmentation import units

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from caching_allocator import KIB, MIB, CachingAllocator, frames_of
+from snapshots import KIB, MIB, Call, allocation, block, frames_of, free, recorded_files, segment, snapshot
 
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.memory import Snapshot, load_snapshot
 from torch_memory_saver.memory.model import BlockState, Origin
 
+BASE = 1 << 40
 CALL = ("/srv/main.py", 3, "main")
 NATIVE = (("??", 0, "torch::unwind::unwind()"), ("Python/ceval.c", 4769, "_PyEval_EvalFrameDefault"))
 
@@ -46,8 +47,13 @@ class Runs:
         return os.mkdir, (str(self.folder),)
 
 
+def one_block(*calls: Call) -> dict[str, Any]:
+    """A snapshot with one block of 1 KiB."""
+    return snapshot(segment(BASE, block(KIB, *calls or (CALL,)), free(2 * MIB - KIB)))
+
+
 def snapshot_with(value: object) -> dict[str, Any]:
-    return CachingAllocator().snapshot() | {"external_annotations": [value]}
+    return snapshot() | {"external_annotations": [value]}
 
 
 def test_a_function_is_not_called(tmp_path: Path) -> None:
@@ -64,9 +70,7 @@ def test_every_class_is_refused(tmp_path: Path, value: object) -> None:
 
 
 def test_a_file_that_is_cut_off_says_so(tmp_path: Path) -> None:
-    allocator = CachingAllocator()
-    allocator.alloc(KIB, CALL)
-    whole = pickle.dumps(allocator.snapshot(), protocol=4)
+    whole = pickle.dumps(one_block(), protocol=4)
     # Where an instruction ends, and in its middle.
     ends = {position for _, _, position in pickletools.genops(whole) if position}
     path = tmp_path / "cut.pickle"
@@ -104,31 +108,25 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_state_that_is_not_known_is_named(tmp_path: Path) -> None:
-    allocator = CachingAllocator()
-    allocator.alloc(KIB, CALL)
-    content = allocator.snapshot()
+    content = one_block()
     content["segments"][0]["blocks"][0]["state"] = "active_elsewhere"
     assert "'active_elsewhere'" in refused(write(tmp_path / "a.pickle", content))
 
 
-def test_the_blocks_of_a_segment(tmp_path: Path) -> None:
-    allocator = CachingAllocator()
-    first = allocator.alloc(1000, CALL)
-    allocator.free(allocator.alloc(KIB, CALL))
-    snapshot = load(tmp_path, allocator.snapshot())
-    (segment,) = snapshot.segments
-    assert (segment.bytes, segment.live_bytes, segment.device) == (2 * MIB, KIB, 0)
-    live, rest = segment.blocks
-    assert (live.address, live.bytes, live.requested_bytes, live.state) == (first, KIB, 1000, BlockState.ALLOCATED)
-    assert (rest.address, rest.bytes, rest.live) == (first + KIB, 2 * MIB - KIB, False)
-    assert live.stack.frames == (CALL,)
-    assert [event.action for event in snapshot.events[0]] == [
-        "segment_alloc",
-        "alloc",
-        "alloc",
-        "free_requested",
-        "free_completed",
-    ]
+def test_the_blocks_of_a_segment() -> None:
+    """As PyTorch wrote them."""
+    read = load_snapshot(recorded_files()[0])
+    segment = read.segments[-1]
+    assert (segment.bytes, segment.live_bytes, segment.device, segment.pool) == (20 * MIB, 39 * MIB // 4, 0, (0, 0))
+    live, rest = segment.blocks[:2]
+    assert (live.address, live.bytes, live.state) == (segment.address, 4 * MIB, BlockState.ALLOCATED)
+    assert (rest.address, rest.bytes, rest.live) == (segment.address + 4 * MIB, 9 * MIB, False)
+    assert live.stack.frames[0].name == "__init__"
+    rounded = read.segments[3].blocks[-1]
+    assert (rounded.bytes, rounded.requested_bytes) == (2 * MIB, 5 * MIB // 4)
+    assert [(row.tag, row.paused) for row in read.segments if row.pool != (0, 0)] == [("kv_cache", True)]
+    actions = [event.action for event in read.events[0]][2:6]
+    assert actions == ["segment_alloc", "alloc", "free_requested", "free_completed"]
 
 
 def test_a_snapshot_of_pytorch_2_0(tmp_path: Path) -> None:
@@ -154,53 +152,49 @@ def test_a_snapshot_of_pytorch_2_0(tmp_path: Path) -> None:
 
 
 def test_cpp_frames_are_folded(tmp_path: Path) -> None:
-    allocator = CachingAllocator()
-    for native in ((), NATIVE, NATIVE * 2):
-        allocator.alloc(KIB, *native, CALL)
-    blocks = list(load(tmp_path, allocator.snapshot()).live_blocks(0))
+    content = snapshot(segment(BASE, *(block(KIB, *native, CALL) for native in ((), NATIVE, NATIVE * 2))))
+    blocks = list(load(tmp_path, content).live_blocks(0))
     assert len({block.stack for block in blocks}) == 1
     assert [block.stack.frames for block in blocks] == [(CALL,)] * 3
 
 
 def test_a_stack_of_cpp_frames_only(tmp_path: Path) -> None:
-    allocator = CachingAllocator()
-    allocator.alloc(KIB, *NATIVE)
-    (block,) = load(tmp_path, allocator.snapshot()).live_blocks(0)
+    (block,) = load(tmp_path, one_block(*NATIVE)).live_blocks(0)
     assert (block.stack.origin, block.stack.native_frames) == (Origin.NATIVE, 2)
 
 
 def test_frames_that_are_python(tmp_path: Path) -> None:
     calls = (("<string>", 1, "<module>"), ("/tmp/ipykernel_1/2.py", 3, "<module>"), ("/usr/bin/torchrun", 8, "<module>"))
-    allocator = CachingAllocator()
-    allocator.alloc(KIB, *calls)
-    (block,) = load(tmp_path, allocator.snapshot()).live_blocks(0)
+    (block,) = load(tmp_path, one_block(*calls)).live_blocks(0)
     assert block.stack.frames == calls
 
 
 def test_what_is_known_of_a_block_without_a_stack(tmp_path: Path) -> None:
-    allocator = CachingAllocator()
-    allocator.recording = False
-    allocator.alloc(KIB, CALL)
-    allocator.recording = True
-    allocator.alloc(2 * KIB)  # a thread without Python frames
-    early, late = load(tmp_path, allocator.snapshot()).live_blocks(0)
+    """A block from before the recording, and one of a thread without Python frames."""
+    content = snapshot(segment(BASE, block(KIB), block(2 * KIB)), events=[allocation(BASE + KIB, 2 * KIB)])
+    early, late = load(tmp_path, content).live_blocks(0)
     assert (early.stack.origin, late.stack.origin) == (Origin.UNRECORDED, Origin.NO_FRAMES)
 
 
 def test_the_key_of_this_package(tmp_path: Path) -> None:
-    allocator = CachingAllocator()
-    address = allocator.alloc(KIB, CALL)
-    allocator.alloc(12 * MIB, CALL)
-    managed = {"address": address, "bytes": 2 * MIB, "reserved_bytes": 2 * MIB, "device": 0, "state": "paused", "tag": "kv"}
-    own = {"role": "trainer", "rank": 3, "pid": 77, "step": 5, "tag": "after", "segments": [managed | {"backup": "none"}]}
-    snapshot = load(tmp_path, allocator.snapshot(**own))
-    assert (snapshot.role, snapshot.rank, snapshot.pid, snapshot.step, snapshot.tag) == ("trainer", 3, 77, 5, "after")
-    assert [(row.state, row.tag, row.paused) for row in snapshot.segments] == [("paused", "kv", True), ("", "", False)]
-    assert snapshot.history_enabled is True
-    without = load(tmp_path, allocator.snapshot())
+    segments = segment(BASE, block(2 * MIB, CALL)), segment(BASE + 64 * MIB, block(12 * MIB, CALL))
+    managed = {"address": BASE, "bytes": 2 * MIB, "reserved_bytes": 2 * MIB, "device": 0, "state": "paused", "tag": "kv"}
+    own: dict[str, Any] = {
+        "role": "trainer",
+        "rank": 3,
+        "pid": 77,
+        "step": 5,
+        "tag": "after",
+        "segments": [managed | {"backup": "none"}],
+    }
+    read = load(tmp_path, snapshot(*segments, **own))
+    assert (read.role, read.rank, read.pid, read.step, read.tag) == ("trainer", 3, 77, 5, "after")
+    assert [(row.state, row.tag, row.paused) for row in read.segments] == [("paused", "kv", True), ("", "", False)]
+    assert read.history_enabled is True
+    without = load(tmp_path, snapshot(*segments))
     assert (without.role, without.rank, without.pid, without.history_enabled) == ("", None, None, None)
 
 
 def test_values_that_are_none(tmp_path: Path) -> None:
-    content = CachingAllocator().snapshot(rank=None, step=None) | {"device_traces": None}
+    content = snapshot(rank=None, step=None) | {"device_traces": None}
     assert load(tmp_path, content).rank is None

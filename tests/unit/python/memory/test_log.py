@@ -83,20 +83,6 @@ def test_a_row_has_the_bytes(saver: TorchMemorySaver, fake_torch: FakeTorch, mon
     saver.resume()
 
 
-def test_a_pause_lowers_what_is_physical_and_not_what_torch_counts(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    with saver.region("a"):
-        fake_torch.allocate(8 * MIB)
-    log = MemoryLog("engine")
-    ((before,), _, (after,)) = log.mark(), saver.pause(), log.mark()
-    assert before.device_used is not None and after.device_used is not None
-    assert (before.physical, after.physical) == (8 * MIB, 0)
-    assert (before.resident, before.paused, after.resident, after.paused) == (8 * MIB, 0, 0, 8 * MIB)
-    assert (before.reserved, before.allocated) == (after.reserved, after.allocated) == (8 * MIB, 8 * MIB)
-    assert before.device_used - after.device_used == 8 * MIB
-    assert (after.process, after.other_processes) == (None, None)
-    saver.resume()
-
-
 def test_a_summary_at_marks_only(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     with MemoryLog("engine", summary=True, interval=1000) as log:
         (row,) = log.mark("now")
@@ -279,13 +265,6 @@ def test_rows_of_methods_and_coroutines(saver: TorchMemorySaver) -> None:
         "before wake_up",
         "after wake_up (KeyError)",
     ]
-
-
-def test_with_a_release(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    logged = log_memory(role="engine", release=True)
-    logged(lambda: fake_torch.free(fake_torch.allocate(2 * MIB)))()
-    assert labels(logged.log) == ["before <lambda>", "after <lambda>", "released after <lambda>"]
-    assert [row.reserved for row in logged.log.rows] == [0, 2 * MIB, 0]
 
 
 def test_a_row_that_cannot_be_taken_does_not_end_the_call(

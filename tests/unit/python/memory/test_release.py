@@ -46,34 +46,13 @@ def cache(fake_torch: FakeTorch, size: int, device: int = 0) -> None:
 # What it does
 
 
-def test_both_kinds_of_pools_are_emptied_and_reported(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any
-) -> None:
-    with saver.region("a"):
-        managed, paused = fake_torch.allocate(4 * MIB), fake_torch.allocate(8 * MIB)
-    kept = fake_torch.allocate(2 * MIB)
-    cache(fake_torch, 6 * MIB)
-    fake_torch.free(managed)
-    physical = simulator.usage().physical_bytes
+def test_the_report_and_its_text(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    fake_torch.allocate(2 * MIB)
+    cache(fake_torch, 4 * MIB)
     report = release_cached()
-    assert physical - simulator.usage().physical_bytes == 4 * MIB
-    assert [row.address for row in fake_torch.rows] == [paused, kept]
-    (device,) = report.devices
-    assert (device.device, device.reserved_before, device.reserved_after) == (0, 20 * MIB, 10 * MIB)
-    assert (device.allocated_before, device.allocated_after) == (10 * MIB, 10 * MIB)
-    assert (report.pid, report.freed_bytes, report.rounds, report.skipped) == (os.getpid(), 10 * MIB, 1, None)
-    assert "released 10.0 MiB" in str(report) and "reserved 20.0 -> 10.0 MiB" in str(report)
+    assert (report.pid, report.freed_bytes, report.rounds, report.skipped) == (os.getpid(), 4 * MIB, 1, None)
+    assert "released 4.0 MiB" in str(report) and "reserved 6.0 -> 2.0 MiB" in str(report)
     assert f"process {os.getpid()}" in str(report) and "other processes keep their caches" in str(report)
-
-
-def test_paused_segments_that_are_freed_give_no_physical_memory(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    with saver.region("a"):
-        gone = fake_torch.allocate(8 * MIB)
-    saver.pause()
-    fake_torch.free(gone)
-    report = release_cached()
-    assert (report.devices[0].reserved_before, report.devices[0].reserved_after) == (8 * MIB, 0)
-    assert report.freed_bytes == 0
 
 
 def test_memory_that_becomes_slack_was_not_freed(
@@ -95,31 +74,6 @@ def test_the_cache_is_emptied_last(saver: TorchMemorySaver, fake_torch: FakeTorc
     last = fake_torch.calls.index("empty_cache")
     assert fake_torch.calls[:last] == ["ipc_collect", "synchronize 0"]
     assert "empty_host_cache" not in fake_torch.calls
-
-
-def test_garbage_is_collected_before(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    class Tensor:
-        def __init__(self) -> None:
-            self.itself = self
-            self.address = fake_torch.allocate(2 * MIB)
-
-        def __del__(self) -> None:
-            fake_torch.free(self.address)
-
-    gc.collect()
-    Tensor()
-    report = release_cached()
-    assert (report.devices[0].allocated_before, report.devices[0].allocated_after) == (2 * MIB, 0)
-    assert report.freed_bytes == 2 * MIB
-
-
-def test_inside_a_region(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    cache(fake_torch, 4 * MIB)
-    with saver.region("a"):
-        kept = fake_torch.allocate(2 * MIB)
-        assert release_cached().freed_bytes == 4 * MIB
-        assert _core.find(fake_torch.allocate(2 * MIB)) is not None
-    assert _core.find(kept) is not None
 
 
 class Finalizers:

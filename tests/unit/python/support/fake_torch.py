@@ -14,11 +14,9 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import announce_capture
 from torch_memory_saver._torch.layer import leak_reference
-from torch_memory_saver.saver import TorchMemorySaver
 
 PoolId = tuple[int, int]
 DEFAULT: PoolId = (0, 0)
-DEFAULT_STREAM, CAPTURE_STREAM = 0, 7
 #: By how many bytes the peaks that it reports are above what is in use.
 PEAK_ABOVE = 1 << 20
 
@@ -28,13 +26,12 @@ Block = tuple[int, str] | tuple[int, str, dict[str, Any]]
 
 
 class FakeSegment:
-    def __init__(self, pool: PoolId, device: int, address: int, size: int, stream: int, managed: bool) -> None:
+    def __init__(self, pool: PoolId, device: int, address: int, size: int, managed: bool) -> None:
         self.pool = pool
         self.managed = managed
         self.device = device
         self.address = address
         self.size = size
-        self.stream = stream
         self.in_use = True
         self.blocks: list[Block] | None = None  # as the test sets it; None: one, of the one tensor
 
@@ -93,7 +90,6 @@ class FakeTorch:
         self.emptied = 0
         self.freed = 0  # blocks
         self.calls: list[str] = []  # of functions that only matter by their order
-        self.expandable_segments = False
         self.next = 0
         self.unmanaged_address = 1 << 60
         self.stream: object = "main stream"
@@ -199,7 +195,7 @@ class FakeTorch:
         return bool(self.capturing)
 
     def settings(self) -> dict[str, Any]:
-        return {"expandable_segments": self.expandable_segments}
+        return {}
 
     def has_our_allocator(self, pool: PoolId, device: int) -> bool:
         return self.managed.get(pool, False)
@@ -242,7 +238,7 @@ class FakeTorch:
                 "device": row.device,
                 "total_size": row.size,
                 "segment_pool_id": row.pool,
-                "stream": row.stream,
+                "stream": 0,
                 "allocated_size": row.size if row.in_use else 0,
                 "active_size": row.size if row.in_use else 0,
                 "blocks": [
@@ -275,8 +271,7 @@ class FakeTorch:
             address = _core.allocate(size, device)
         else:
             address = self.unmanaged_address = self.unmanaged_address + size
-        stream = CAPTURE_STREAM if self.capturing else DEFAULT_STREAM
-        self.rows.append(FakeSegment(pool, device, address, size, stream, managed))
+        self.rows.append(FakeSegment(pool, device, address, size, managed))
         return address
 
     def free(self, address: int) -> None:
@@ -305,14 +300,10 @@ class FakeTorch:
         context.capture_stream = SimpleNamespace(device_index=self.device)
         return context
 
-    def before_capture_begin(self) -> None:
-        """What torch.cuda.graph does first: it synchronizes and empties caches."""
-
     @contextlib.contextmanager
     def capture(self, graph: FakeGraph, pool: PoolId, stream: object, capture_error_mode: str) -> Iterator[None]:
         """What it is. Ending it after an exception fails, as it does in torch when the capture was invalidated."""
         before = self.stream
-        self.before_capture_begin()
         self.stream = "capture stream"
         announce_capture()  # by capture_begin, which the package has wrapped
         self.begin_routing(self.device, pool)
@@ -324,24 +315,3 @@ class FakeTorch:
             self.capturing.pop()
             self.end_routing(self.device, pool)
             self.stream = before
-
-
-@contextlib.contextmanager
-def another_thread_inside(saver: TorchMemorySaver, fake_torch: FakeTorch, tag: str) -> Iterator[None]:
-    """A second thread is in a region of the tag, where it has allocated 2 MiB."""
-    inside, leave = threading.Event(), threading.Event()
-
-    def work() -> None:
-        with saver.region(tag):
-            fake_torch.allocate(2 << 20)
-            inside.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        assert inside.wait(60)
-        yield
-    finally:
-        leave.set()
-        thread.join()

@@ -30,7 +30,7 @@ def in_thread(function: Callable[[], object]) -> None:
 
 
 class InsideRegion:
-    """A thread that stays inside a region until it is released."""
+    """A thread that stays inside a region, where it has allocated 2 MiB, until it is released or a block ends."""
 
     def __init__(self, saver: TorchMemorySaver, tag: str, fake_torch: FakeTorch) -> None:
         self.address = 0
@@ -49,3 +49,9 @@ class InsideRegion:
     def leave(self) -> None:
         self._leave.set()
         self._thread.join()
+
+    def __enter__(self) -> InsideRegion:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.leave()

@@ -1,30 +1,26 @@
-"""Guards live bytes: which of torch's segments are thinned, and which of their bytes a pause copies. Guards the record of
-the blocks that were live when a resume began, and which blocks managed memory has.
-"""
+"""Guards what is read from PyTorch's list of segments: the bytes that a pause copies, the record of live blocks that a
+resume makes, and the blocks that managed memory has. Which of PyTorch's pools are read is in tests/torch/test_live.py."""
 
 from __future__ import annotations
 
-import gc
 import itertools
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_torch import CAPTURE_STREAM, DEFAULT, FakeGraph, FakeTorch, another_thread_inside
+from core_regions import core_region
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import pool_stock
-from torch_memory_saver._torch.live import Live, ManagedBlock, ResumedBlocks, live_finder, managed_blocks
+from torch_memory_saver._torch.live import Live, ResumedBlocks, live_finder, managed_blocks
 from torch_memory_saver._torch.pools import PoolStore
-from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
 ALLOCATED, PENDING, FREE = "active_allocated", "active_pending_free", "inactive"
 BASE = 1 << 40
+DEFAULT = (0, 0)
 
 
 #: The sizes of a managed allocation: bytes requested, and bytes reserved.
@@ -102,7 +98,7 @@ def test_segments_that_are_not_thinned(row: dict[str, Any], sizes: Sizes, thinne
 
 
 def test_streams_that_a_capture_may_have_used() -> None:
-    rows = [segment(BASE, (MIB, FREE)), segment(BASE + 2 * MIB, (MIB, FREE), stream=CAPTURE_STREAM)]
+    rows = [segment(BASE, (MIB, FREE)), segment(BASE + 2 * MIB, (MIB, FREE), stream=7)]
     managed = {row["address"]: (MIB, 2 * MIB) for row in rows}
     assert decoded(live_ranges(rows, managed, {DEFAULT}))[0] == [BASE, BASE + 2 * MIB]
     assert decoded(live_ranges(rows, managed, {DEFAULT}, default_stream_only=True))[0] == [BASE]
@@ -155,11 +151,15 @@ def test_ranges_hold_exactly_the_live_bytes(segments: list[Blocks]) -> None:
 # The allocations that a pause may keep.
 
 
-def test_allocations_that_a_pause_keeps(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+def allocate(tag: str, size: int = 2 * MIB, backup: int = _core.BACKUP_NONE) -> int:
+    with core_region(tag, backup, True):
+        return _core.allocate(size, 0)
+
+
+def test_allocations_that_a_pause_keeps(simulator: Any) -> None:
     made: dict[str, list[int]] = {}
-    for tag, backup in (("b", "host"), ("a", None), ("c", "disk"), ("b", "host")):
-        with saver.region(tag, enable_cpu_backup=backup == "host", enable_disk_backup=backup == "disk"):
-            made.setdefault(tag, []).append(fake_torch.allocate(MIB + 512))
+    for tag, backup in (("b", _core.BACKUP_PINNED), ("a", _core.BACKUP_NONE), ("c", _core.BACKUP_DISK)):
+        made[tag] = [allocate(tag, MIB + 512, backup) for _ in range(2 if tag == "b" else 1)]
     assert kept_by(None, False) == sorted(made["b"] + made["c"])
     assert kept_by(None, True) == sorted(itertools.chain(*made.values()))
     assert kept_by(("b", "a"), False) == sorted(made["b"])
@@ -174,313 +174,55 @@ def kept_by(tags: tuple[str, ...] | None, every_backup: bool) -> list[int]:
     return list(numbers[::3])
 
 
-# From torch's pools.
-
-
-@pytest.fixture
-def find(fake_torch: FakeTorch, store: PoolStore) -> Any:
-    """The addresses that a pause of the tags would thin."""
-
-    def addresses(*tags: str, every_backup: bool = True) -> list[int]:
-        finder = live_finder(fake_torch, store, tags or None, every_backup)  # type: ignore[arg-type]
-        assert finder is not None
-        live = finder()
-        return [] if live is None else decoded(live)[0]
-
-    return addresses
-
-
 def test_without_torch_everything_is_live(store: PoolStore) -> None:
     assert live_finder(None, store, None, True) is None
 
 
-def test_pools_of_regions_are_thinned(saver: TorchMemorySaver, fake_torch: FakeTorch, find: Any) -> None:
-    made = {}
-    for tag in ("a", "b", "on disk"):
-        with saver.region(tag, enable_cpu_backup=tag == "a", enable_disk_backup=tag == "on disk"):
-            made[tag] = fake_torch.allocate(2 * MIB)
-            assert find(tag) == [made[tag]], "also while it is routed"
-    assert find() == sorted(made.values())
-    assert find("a") == [made["a"]]
-    assert find(every_backup=False) == sorted((made["a"], made["on disk"])), "what has no backup is not asked about"
-    assert find("b", every_backup=False) == []
+# The record of a resume, and the blocks of managed memory. PyTorch's list of segments is written by hand.
 
 
-def test_memory_of_a_retired_pool_is_thinned_until_torch_has_given_it_back(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, find: Any
-) -> None:
-    with saver.region("a"):
-        kept, gone = fake_torch.allocate(2 * MIB), fake_torch.allocate(2 * MIB)
-    fake_torch.free(gone)
-    saver.empty_cache()
-    assert store.idle_pools() == [], "it was retired"
-    assert find() == [kept]
-    assert store.retired_pools()
-    fake_torch.free(kept)
-    saver.empty_cache()
-    assert find() == []
-    with saver.region("b"):
-        fake_torch.allocate(2 * MIB)
-    find()
-    assert store.retired_pools() == frozenset(), "forgotten"
+def listing(*segments: dict[str, Any]) -> Any:
+    return SimpleNamespace(segments=lambda: list(segments), captures_join_regions=False)
 
 
-def test_too_many_retired_pools_are_forgotten(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, find: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_stock, "_MOST_RETIRED", 2)
-    for _ in range(3):
-        with saver.region("a"):
-            kept, gone = fake_torch.allocate(2 * MIB), fake_torch.allocate(2 * MIB)
-        fake_torch.free(gone)
-        saver.empty_cache()
-    assert len(store.retired_pools()) == 1
-    assert find() == [kept], "the others' memory is copied whole"
-
-
-def test_pools_of_captures_are_not_thinned(saver: TorchMemorySaver, fake_torch: FakeTorch, find: Any) -> None:
-    graph = FakeGraph()
-    with saver.cuda_graph(graph):
-        fake_torch.allocate(2 * MIB)
-    assert find() == []
-    with saver.region("a"):
-        address = fake_torch.allocate(2 * MIB)
-    assert find() == [address]
-
-
-def test_a_region_inside_a_capture_spoils_its_pool_for_good(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, find: Any
-) -> None:
-    with saver.region("a"):
-        fake_torch.allocate(2 * MIB)
-    (pool,) = store.idle_pools()
-    with saver.cuda_graph(FakeGraph()), saver.region("a"):
-        fake_torch.allocate(2 * MIB)
-        assert pool.id not in store.pools_without_captures(fake_torch, ())  # type: ignore[arg-type]
-    assert store.idle_pools() == [pool]
-    assert find("a") == []
-    saver.empty_cache()
-    assert find("a") == []
-    with saver.region("b"):
-        address = fake_torch.allocate(2 * MIB)
-    assert find() == [address]
-
-
-@contextmanager
-def capture(fake_torch: FakeTorch, pool: Any) -> Iterator[FakeGraph]:
-    """torch.cuda.graph, unknown to the package."""
-    graph = FakeGraph()
-    with fake_torch.capture(graph, pool, None, "global"):
-        yield graph
-
-
-def test_a_capture_that_is_begun_inside_a_region(saver: TorchMemorySaver, fake_torch: FakeTorch, find: Any) -> None:
-    """Before PyTorch 2.11 its memory may come from the region's pool: it lies in segments of the capture's stream."""
-    fake_torch.uses[(5, 0)] = 1
-    with saver.region("a"):
-        before = fake_torch.allocate(2 * MIB)
-        with capture(fake_torch, (5, 0)):
-            captured = fake_torch.allocate(2 * MIB)
-    assert (captured in [row.address for row in _core.segments()]) == fake_torch.captures_join_regions
-    assert find() == [before]
-
-
-def test_a_region_that_is_left_inside_a_capture(saver: TorchMemorySaver, fake_torch: FakeTorch, find: Any) -> None:
-    fake_torch.uses[(5, 0)] = 1
-    with capture(fake_torch, (5, 0)), saver.region("b"):
-        pass
-    region = saver.region("a")
-    region.__enter__()
-    address = fake_torch.allocate(2 * MIB)
-    assert find() == [address]
-    with capture(fake_torch, (5, 0)):
-        region.__exit__(None, None, None)
-    assert find() == []
-
-
-def test_a_pool_that_the_program_captures_into_by_its_id(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, find: Any
-) -> None:
-    with saver.region("a"):
-        fake_torch.allocate(2 * MIB)
-    (pool,) = store.idle_pools()
-    with capture(fake_torch, pool.id) as graph:
-        pass
-    fake_torch.release_pool(0, pool.id)  # A real graph keeps one use, not two.
-    fake_torch.uses[pool.id] += 1
-    assert find() == []
-    del graph
-    gc.collect()
-    assert find() == [], "for good"
-
-
-def test_other_pools_are_not_thinned(saver: TorchMemorySaver, fake_torch: FakeTorch, find: Any) -> None:
-    """One of the program's own, with managed memory as cudaMalloc gives it in a region; and torch's default pool."""
-    theirs = fake_torch.new_id()
-    fake_torch.uses[theirs] = 1
-    fake_torch.managed[theirs] = True
-    fake_torch.begin_routing(0, theirs)
-    fake_torch.allocate(2 * MIB)
-    fake_torch.end_routing(0, theirs)
-    assert find() == []
-    fake_torch.managed[DEFAULT] = True
-    address = fake_torch.allocate(2 * MIB)
-    assert find() == [address]
-
-
-def test_another_threads_region_does_not_affect_a_pause(saver: TorchMemorySaver, fake_torch: FakeTorch, find: Any) -> None:
-    with saver.region("a"):
-        address = fake_torch.allocate(2 * MIB)
-    with another_thread_inside(saver, fake_torch, "b"):
-        assert find("a") == [address]
-
-
-def test_regions_with_different_host_memory_share_no_pool(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
-) -> None:
-    for _ in range(2):
-        for host_memory in (None, "pool", "retain"):
-            with saver.region("a", enable_cpu_backup=True, host_memory=host_memory):
-                pass
-    policies = {pool.key.options.host_policy for pool in store.idle_pools()}
-    assert policies == {_core.HOST_DEFAULT, _core.HOST_POOL, _core.HOST_RETAIN}
-    assert len(store.idle_pools()) == 3
-
-
-# Through pause().
-
-
-def test_a_pause_copies_live_bytes(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
-    with saver.region("a", enable_cpu_backup=True):
-        address = fake_torch.allocate(4 * MIB)
-    fake_torch.split(address, (MIB, ALLOCATED), (2 * MIB, FREE), (MIB, PENDING))
-    simulator.write(address, b"\1" * MIB + b"\2" * 2 * MIB + b"\3" * MIB)
-    assert saver.pause("a").copied_bytes == 2 * MIB
-    assert saver.resume("a").copied_bytes == 2 * MIB
-    assert simulator.read(address, MIB) == b"\1" * MIB
-    assert simulator.read(address + 3 * MIB, MIB) == b"\3" * MIB
-    assert saver.pause("a", live_only=False).copied_bytes == 4 * MIB
-    assert saver.resume().copied_bytes == 4 * MIB
-
-
-@pytest.mark.parametrize(("backup", "copied"), [(None, 0), ("host", 1), ("discard", 0)])
-def test_a_pause_chooses_where_contents_go(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any, backup: str | None, copied: int
-) -> None:
-    with saver.region("a"):
-        address = fake_torch.allocate(2 * MIB)
-    fake_torch.split(address, (MIB, ALLOCATED), (MIB, FREE))
-    simulator.write(address, b"\7" * 2 * MIB)
-    for _ in range(2):
-        assert saver.pause("a", backup=backup).copied_bytes == copied * MIB
-        assert saver.resume("a").copied_bytes == copied * MIB
-        if copied:
-            assert simulator.read(address, MIB) == b"\7" * MIB
-    assert saver.pause("a").copied_bytes == 0, "the choice was for that pause only"
-
-
-def test_contents_to_be_kept_can_be_discarded(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
-    with saver.region("a", enable_cpu_backup=True):
-        address = fake_torch.allocate(2 * MIB)
-    simulator.write(address, b"\7" * 2 * MIB)
-    assert saver.pause("a", backup="discard").copied_bytes == 0
-    assert saver.resume("a", zero=True).copied_bytes == 0
-    assert simulator.read(address, 2 * MIB) == bytes(2 * MIB)
-
-
-def test_idle_segments_of_a_retired_pool_are_released(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    """They were in use when the pool was given up, and torch has not emptied its cache since."""
-    with saver.region("a", enable_cpu_backup=True):
-        gone, kept, idle = (fake_torch.allocate(2 * MIB) for _ in range(3))
-    fake_torch.free(idle)
-    saver.empty_cache()
-    assert saver.stats().total.allocations == 2
-    fake_torch.free(gone)
-    report = saver.pause("a")
-    assert (report.allocations, report.bytes) == (1, 2 * MIB)
-    assert [row.address for row in saver.stats().allocations] == [kept]
-
-
-LIVE, FREE, PENDING = "active_allocated", "inactive", "active_awaiting_free"
-
-
-def allocate(saver: TorchMemorySaver, fake_torch: FakeTorch, tag: str = "w", size: int = 2 * MIB) -> int:
-    with saver.region(tag):
-        return fake_torch.allocate(size)
-
-
-def blocks(torch: Any, store: PoolStore, resumed: ResumedBlocks) -> list[ManagedBlock]:
-    return managed_blocks(torch, store, resumed, _core.segments())
-
-
-def test_the_record_is_of_segments_that_are_about_to_be_resumed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    first, second = allocate(saver, fake_torch, "a"), allocate(saver, fake_torch, "b")
-    fake_torch.split(first, (MIB, LIVE), (512, FREE), (512, PENDING), (MIB - 1024, LIVE))
-    resumed = ResumedBlocks()
-    segments = {row["address"]: row for row in fake_torch.segments()}
-    resumed.note(fake_torch, None)  # type: ignore[arg-type]
-    assert resumed.live_in(segments[first]) is None, "it is active"
-    saver.pause("a")
-    resumed.note(fake_torch, ("b",))  # type: ignore[arg-type]
-    assert resumed.live_in(segments[first]) is None
-    resumed.note(None, None)
-    assert resumed.live_in(segments[first]) is None
-    resumed.note(fake_torch, ("a",))  # type: ignore[arg-type]
-    assert resumed.live_in(segments[first]) == {(first, MIB), (first + MIB + 1024, MIB - 1024)}
-    assert resumed.live_in(segments[second]) is None
-    assert resumed.live_in(segments[first] | {"total_size": 4 * MIB}) is None, "another segment has its address"
-    saver.resume()
-    saver.pause("b")
-    resumed.note(fake_torch, None)  # type: ignore[arg-type]
-    assert resumed.live_in(segments[first]) is not None, "its own resume is still the last"
-    fake_torch.split(first)
-    fake_torch.free(first)
-    saver.empty_cache()
-    resumed.note(fake_torch, None)  # type: ignore[arg-type]
-    assert resumed.live_in(segments[first]) is None, "it is gone"
-    saver.resume()
-    resumed.after_fork_in_child()
-    assert resumed.live_in(segments[second]) is None
-
-
-def test_an_allocation_that_is_not_torchs_is_one_block(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
-) -> None:
-    """One of another library, and one whose address torch lists with another size: an older segment was there."""
-    first = allocate(saver, fake_torch)
-    other = _core.allocate(3 * MIB, 0)
-    fake_torch.split(first, (MIB, LIVE), (MIB, FREE))
-    resumed = ResumedBlocks()
-    found = blocks(fake_torch, store, resumed)
-    assert {(block.address, block.bytes) for block in found} == {(first, MIB), (other, 3 * MIB)}
-    assert [(block.address, block.bytes) for block in blocks(None, store, resumed)] == sorted(
-        [(first, 2 * MIB), (other, 3 * MIB)]
-    )
-    fake_torch.rows[0].size = 8 * MIB
-    assert {(block.address, block.bytes) for block in blocks(fake_torch, store, resumed)} == {
-        (first, 2 * MIB),
-        (other, 3 * MIB),
-    }
-    fake_torch.rows[0].size = 2 * MIB
-    _core.free(other)
-
-
-def test_all_blocks_of_a_pool_that_a_capture_has_used(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
-) -> None:
-    with saver.cuda_graph(FakeGraph(), tag="graph"):  # type: ignore[arg-type]
-        address = fake_torch.allocate(2 * MIB)
-    fake_torch.split(address, (MIB, LIVE, {"requested_size": 100}), (MIB, FREE, {"requested_size": 7}))
-    found = blocks(fake_torch, store, ResumedBlocks())
-    assert [(block.address, block.bytes, block.of_graphs) for block in found] == [
-        (address, 100, True),
-        (address + MIB, MIB, True),
+def test_the_record_is_of_segments_that_are_about_to_be_resumed(simulator: Any) -> None:
+    first, second = allocate("a"), allocate("b")
+    rows = [
+        segment(first, (MIB, ALLOCATED), (512, FREE), (512, "active_awaiting_free"), (MIB - 1024, ALLOCATED)),
+        segment(second, (2 * MIB, ALLOCATED)),
     ]
-    fake_torch.free(address)
+    torch, resumed = listing(*rows), ResumedBlocks()
+    resumed.note(torch, None)
+    assert resumed.live_in(rows[0]) is None, "it is active"
+    _core.pause(("a",), None)
+    resumed.note(torch, ("b",))
+    assert resumed.live_in(rows[0]) is None
+    resumed.note(None, None)
+    assert resumed.live_in(rows[0]) is None
+    resumed.note(torch, ("a",))
+    assert resumed.live_in(rows[0]) == {(first, MIB), (first + MIB + 1024, MIB - 1024)}
+    assert resumed.live_in(rows[1]) is None
+    assert resumed.live_in(rows[0] | {"total_size": 4 * MIB}) is None, "another segment has its address"
+    _core.resume(None, None)
+    _core.pause(("b",), None)
+    resumed.note(torch, None)
+    assert resumed.live_in(rows[0]) is not None, "its own resume is still the last"
+    assert _core.free(first)
+    resumed.note(torch, None)
+    assert resumed.live_in(rows[0]) is None, "it is gone"
+    _core.resume(None, None)
+    resumed.after_fork_in_child()
+    assert resumed.live_in(rows[1]) is None
 
 
-def test_frames_of_a_block(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
-    address = allocate(saver, fake_torch)
-    frames = [{"filename": "a.py", "line": 1, "name": "f"}]
-    fake_torch.split(address, (MIB, LIVE, {"frames": frames}), (MIB, LIVE, {"frames": []}))
-    assert [block.frames for block in blocks(fake_torch, store, ResumedBlocks())] == [frames, None]
+def test_an_allocation_that_is_not_torchs_is_one_block(store: PoolStore, simulator: Any) -> None:
+    """One of another library, and one whose address torch lists with another size: an older segment was there."""
+
+    def blocks(torch: Any) -> set[tuple[int, int]]:
+        return {(block.address, block.bytes) for block in managed_blocks(torch, store, ResumedBlocks(), _core.segments())}
+
+    first, other = allocate("a"), allocate("b", 4 * MIB)
+    row = segment(first, (MIB, ALLOCATED), (MIB, FREE))
+    assert blocks(listing(row)) == {(first, MIB), (other, 4 * MIB)}
+    assert blocks(listing(row | {"total_size": 8 * MIB})) == {(first, 2 * MIB), (other, 4 * MIB)}
+    assert blocks(None) == {(first, 2 * MIB), (other, 4 * MIB)}

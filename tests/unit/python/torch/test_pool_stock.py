@@ -1,6 +1,5 @@
-"""Guards the idle memory of pools: when it is released to the driver, and what a region takes from the cache; the rule by
-which a pool is retired, which weighs what that returns against what it strands; and the end of pools.
-"""
+"""Guards the rule by which a pool is retired, which weighs the memory that this returns against the memory that it strands,
+and the end of pools. When idle memory goes back is in tests/torch/test_pools.py and tests/gpu/test_idle_memory.py."""
 
 from __future__ import annotations
 
@@ -10,11 +9,9 @@ from typing import Any
 
 import pytest
 from fake_torch import FakeTorch
-from threads import InsideRegion
 
 from torch_memory_saver._torch.layer import leak_reference
 from torch_memory_saver._torch.pool_stock import Fill, is_worth_retiring, measure_fill, retire
-from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -23,89 +20,6 @@ MIB = 1 << 20
 def resident(saver: TorchMemorySaver, tag: str) -> int:
     tags = saver.stats().tags
     return tags[tag].resident_bytes if tag in tags else 0
-
-
-def test_empty_cache_releases_unused_memory(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
-    with saver.region("a"):
-        gone, kept = fake_torch.allocate(4 * MIB), fake_torch.allocate(2 * MIB)
-    fake_torch.free(gone)
-    before = simulator.usage().physical_bytes
-    saver.empty_cache()
-    assert before - simulator.usage().physical_bytes == 4 * MIB
-    assert [row.address for row in saver.stats().allocations] == [kept]
-
-
-def test_empty_cache_keeps_pools_without_idle_memory(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
-) -> None:
-    with saver.region("a"):
-        fake_torch.allocate(2 * MIB)
-    pools = store.idle_pools()
-    fake_torch.free(fake_torch.allocate(2 * MIB))  # so that the pools are looked at
-    saver.empty_cache()
-    assert store.idle_pools() == pools
-
-
-def test_memory_is_released_with_the_last_tensor_of_a_retired_pool(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    with saver.region("a"):
-        gone, kept = fake_torch.allocate(4 * MIB), fake_torch.allocate(2 * MIB)
-    fake_torch.free(gone)
-    saver.empty_cache()
-    fake_torch.free(kept)
-    saver.empty_cache()
-    assert saver.stats().total.allocations == 0
-    assert fake_torch.alive == set()
-    assert all(uses == 0 for uses in fake_torch.uses.values())
-
-
-def test_empty_cache_inside_regions(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    with saver.region("a"):
-        outer = fake_torch.allocate(4 * MIB)
-        with saver.region("b"):
-            inner, kept = fake_torch.allocate(4 * MIB), fake_torch.allocate(2 * MIB)
-            fake_torch.free(outer)
-            fake_torch.free(inner)
-            saver.empty_cache()
-            assert [row.address for row in saver.stats().allocations] == [kept]
-            again = fake_torch.allocate(2 * MIB)
-        last = fake_torch.allocate(2 * MIB)
-    tags = {row.address: row.tag for row in saver.stats().allocations}
-    assert tags == {kept: "b", again: "b", last: "a"}
-    assert fake_torch.pool_of(again) != fake_torch.pool_of(last), (
-        "the inner region's pool is in force again, not the outer one's"
-    )
-
-
-def test_empty_cache_while_another_thread_is_in_a_region(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
-) -> None:
-    other = InsideRegion(saver, "b", fake_torch)
-    with saver.region("a"):
-        fake_torch.free(fake_torch.allocate(4 * MIB))
-    saver.empty_cache()
-    other.leave()
-    assert resident(saver, "a") == 0, "the last thread to leave empties what could not be emptied before"
-
-
-def test_a_full_cache_is_emptied_at_entry(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
-    with saver.region("a"):
-        idle = fake_torch.allocate(300 * MIB)
-    fake_torch.free(idle)
-    with saver.region("b"):
-        fake_torch.allocate(300 * MIB)
-    assert resident(saver, "a") == 0
-
-
-def test_with_room_the_cache_stays(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    with saver.region("b"):
-        pass
-    with saver.region("a"):
-        idle = fake_torch.allocate(100 * MIB)
-    fake_torch.free(idle)
-    with saver.region("b"):
-        pass
-    assert resident(saver, "a") == 100 * MIB
-    assert fake_torch.emptied == 0
 
 
 def test_nothing_is_emptied_during_a_capture(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
@@ -154,28 +68,6 @@ def test_the_fill_of_segments() -> None:
     assert measure_fill(segments) == Fill(idle=4, free=9, live=True)
     assert measure_fill(segments[:1]) == Fill(idle=4, free=0, live=False)
     assert measure_fill([]) == Fill(idle=0, free=0, live=False)
-
-
-def test_what_is_stranded_is_of_the_tag_and_the_device(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
-) -> None:
-    for tag in ("a", "b"):
-        with saver.region(tag):
-            kept, idle = fake_torch.allocate(20 * MIB), fake_torch.allocate(64 * MIB)
-            fake_torch.split(kept, (4 * MIB, "active_allocated"), (16 * MIB, "inactive"))
-            fake_torch.free(idle)
-    assert store.stranded_bytes(fake_torch, "a", 0) == 16 * MIB  # type: ignore[arg-type]
-    assert store.stranded_bytes(fake_torch, "a", 1) == 0  # type: ignore[arg-type]
-    assert store.stranded_bytes(fake_torch) == 32 * MIB  # type: ignore[arg-type]
-    assert saver.stats().stranded_bytes == 32 * MIB
-
-
-def test_pools_without_memory_are_not_remembered(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
-    for _ in range(100):
-        with saver.region("a"):
-            fake_torch.free(fake_torch.allocate(2 * MIB))
-    assert store.retired_pools() == frozenset()
-    assert len(fake_torch.alive) <= 2, "one for the next region, and one that is routed while others are emptied"
 
 
 POOL = (0, 7)

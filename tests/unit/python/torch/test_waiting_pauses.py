@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import re
 import threading
@@ -221,23 +220,6 @@ def _end_inside(saver: TorchMemorySaver, fake_torch: FakeTorch, tag: str = "a") 
     return regions[0]
 
 
-def test_a_region_of_an_ended_thread_is_left(
-    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    _end_inside(saver, fake_torch)
-    assert saver.pause("a", timeout=None).bytes == 2 * MIB
-    assert fake_torch.routings == []
-    assert store._frames == {}
-    assert len(store.idle_pools()) == 1
-    saver.resume("a")
-    saver.pause("a")
-    saver.resume("a")
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.getMessage() for record in warnings] == [
-        "a thread ended inside region(tag='a'), which is left now: leave a region on its thread, with a with statement"
-    ]
-
-
 def test_a_thread_with_the_number_of_an_ended_one(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
     """Its regions are not mistaken for those of the ended one."""
     _end_inside(saver, fake_torch)
@@ -272,20 +254,3 @@ def test_a_pause_learns_that_a_thread_ends(
     saver.pause("a", timeout=60)
     thread.join()
     assert fake_torch.routings == []
-
-
-def test_cached_memory_is_returned_after_a_thread_ended_inside(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    _end_inside(saver, fake_torch)
-    fake_torch.free(fake_torch.allocate(4 * MIB))
-    saver.empty_cache()
-    assert [row.size for row in fake_torch.rows] == [2 * MIB]
-
-
-def test_the_region_of_an_ended_thread_may_be_left_nevertheless(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    region = _end_inside(saver, fake_torch)
-    saver.pause("a", timeout=None)
-    with pytest.warns(RuntimeWarning, match="left on another thread"):
-        region.__exit__(None, None, None)
-    saver.resume()
-    with region:
-        pass

@@ -96,24 +96,6 @@ def test_without_a_folder_the_message_has_the_largest_holder_only(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_attempts_of_a_resume_make_one_report(short_of_memory: TorchMemorySaver, folder: Path) -> None:
-    with pytest.raises(errors.OutOfMemoryError):
-        short_of_memory.resume("a", timeout=0.05)
-    (report,) = reports(folder)
-    assert "missing after" in report["failure"]["message"]
-
-
-def test_a_resume_in_the_background_makes_one_report(short_of_memory: TorchMemorySaver, folder: Path) -> None:
-    pending = short_of_memory.resume("a", wait=False)
-    messages = set()
-    for wait in (pending.wait, pending.wait, lambda: pending.wait_stream(0)):
-        with pytest.raises(errors.OutOfMemoryError) as caught:
-            wait()
-        messages.add(str(caught.value).rsplit(" Report: ", 1)[1])
-    assert messages == {str(folder / name) for name in names(folder)}
-    assert len(messages) == 1
-
-
 def test_a_resume_that_succeeds_after_the_cache_is_emptied_makes_none(
     saver: TorchMemorySaver, fake_torch: FakeTorch, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,93 @@
+"""Tensors in regions, and what PyTorch and the core say about their memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torch_memory_saver import _core
+from torch_memory_saver import torch_memory_saver as saver
+
+MIB = 1 << 20
+DEFAULT_POOL = (0, 0)
+
+
+def empty(size: int, device: int = 0) -> torch.Tensor:
+    """An uninitialised tensor of `size` bytes. PyTorch gives one of 20 MiB or more a segment of its own."""
+    return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def tag_of(tensor: torch.Tensor) -> str | None:
+    """The tag of managed memory; None: the memory is ordinary."""
+    found = _core.find(tensor.data_ptr())
+    return None if found is None else found.tag
+
+
+def is_active(tensor: torch.Tensor) -> bool:
+    found = _core.find(tensor.data_ptr())
+    assert found is not None, "not managed"
+    return found.state == _core.STATE_ACTIVE
+
+
+def pool_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The id of the pool that PyTorch has allocated the tensor from."""
+    address = tensor.data_ptr()
+    for segment in torch.cuda.memory_snapshot():
+        if segment["address"] <= address < segment["address"] + segment["total_size"]:
+            return tuple(segment["segment_pool_id"])
+    raise AssertionError("PyTorch does not list the tensor")
+
+
+def resident(tag: str) -> int:
+    """Managed bytes of the tag that hold device memory."""
+    tags = saver.stats().tags
+    return tags[tag].resident_bytes if tag in tags else 0
+
+
+def addresses(*tags: str) -> list[int]:
+    """The managed allocations of the tags."""
+    return sorted(row.address for row in _core.segments() if row.tag in tags)
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    """Runs `work` on another thread and raises its exception here."""
+    failures: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the thread hangs"
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def another_thread_inside(tag: str, size: int = 20 * MIB) -> Iterator[list[Any]]:
+    """Another thread is in a region of the tag, where it has allocated a tensor, which the result holds."""
+    inside, leave = threading.Event(), threading.Event()
+    tensors: list[Any] = []
+
+    def work() -> None:
+        with saver.region(tag):
+            tensors.append(empty(size))
+            inside.set()
+            assert leave.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        yield tensors
+    finally:
+        leave.set()
+        thread.join(60)
