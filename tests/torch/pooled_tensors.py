@@ -17,12 +17,12 @@ DEFAULT_POOL = (0, 0)
 
 
 def empty(size: int, device: int = 0) -> torch.Tensor:
-    """An uninitialised tensor of `size` bytes. PyTorch gives one of 20 MiB or more a segment of its own."""
+    """Allocate an uninitialised tensor of `size` bytes. PyTorch gives one of 20 MiB or more a segment of its own."""
     return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
 
 
 def tag_of(tensor: torch.Tensor) -> str | None:
-    """The tag of managed memory; None: the memory is ordinary."""
+    """Return the tag of the tensor's memory, or None if that is not managed."""
     found = _core.find(tensor.data_ptr())
     return None if found is None else found.tag
 
@@ -34,7 +34,7 @@ def is_active(tensor: torch.Tensor) -> bool:
 
 
 def pool_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The id of the pool that PyTorch has allocated the tensor from."""
+    """Return the id of the pool that PyTorch has allocated the tensor from."""
     address = tensor.data_ptr()
     for segment in torch.cuda.memory_snapshot():
         if segment["address"] <= address < segment["address"] + segment["total_size"]:
@@ -43,18 +43,18 @@ def pool_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def resident(tag: str) -> int:
-    """Managed bytes of the tag that hold device memory."""
+    """Return the managed bytes of the tag that hold device memory."""
     tags = saver.stats().tags
     return tags[tag].resident_bytes if tag in tags else 0
 
 
 def addresses(*tags: str) -> list[int]:
-    """The managed allocations of the tags."""
+    """Return the addresses of the managed allocations of the tags."""
     return sorted(row.address for row in _core.segments() if row.tag in tags)
 
 
 def in_thread(work: Callable[[], object]) -> None:
-    """Runs `work` on another thread and raises its exception here."""
+    """Run `work` on another thread and raise its exception here."""
     failures: list[BaseException] = []
 
     def body() -> None:
@@ -73,7 +73,7 @@ def in_thread(work: Callable[[], object]) -> None:
 
 @contextmanager
 def another_thread_inside(tag: str, size: int = 20 * MIB) -> Iterator[list[Any]]:
-    """Another thread is in a region of the tag, where it has allocated a tensor, which the result holds."""
+    """Keep another thread in a region of the tag, and yield a list with the tensor that it has allocated there."""
     inside, leave = threading.Event(), threading.Event()
     tensors: list[Any] = []
 

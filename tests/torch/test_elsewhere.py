@@ -22,14 +22,14 @@ TAKEN, NOTHING = "no region manages", "managed nothing"
 
 @pytest.fixture
 def reports(caplog: pytest.LogCaptureFixture) -> Reports:
-    """The messages with the words."""
+    """Return the messages with the words."""
     caplog.set_level(logging.INFO, logger="torch_memory_saver")
     return lambda words: [record.getMessage() for record in caplog.records if words in record.getMessage()]
 
 
 @pytest.fixture
 def elsewhere() -> Iterator[Callable[[], None]]:
-    """Another thread, which is in no region, allocates a tensor that stays until the end of the test."""
+    """Have another thread, which is in no region, allocate a tensor that stays until the end of the test."""
     tensors: list[torch.Tensor] = []
     yield lambda: in_thread(lambda: tensors.append(empty(SIZE)))
     tensors.clear()

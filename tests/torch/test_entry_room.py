@@ -16,7 +16,7 @@ from torch_memory_saver._torch.entry_room import EntryRoom
 
 pytestmark = pytest.mark.usefixtures("clean_device")
 
-#: The memory of the device, as the package is told.
+#: Bytes of memory that the device appears to have.
 TOTAL = 1000 * MIB
 
 
@@ -37,13 +37,13 @@ class Device:
 
     @property
     def cached(self) -> int:
-        """Ordinary memory that PyTorch has taken since the test began. No test keeps an ordinary tensor."""
+        """Return the ordinary memory that PyTorch has taken since the test began. No test keeps an ordinary tensor."""
         counters = _core.counters()
         managed = counters["resident_bytes"] + counters["paused_bytes"]
         return layer.require().reserved_bytes(0) - managed - self._before
 
     def cache(self, size: int) -> None:
-        """Has PyTorch cache that many bytes outside of regions."""
+        """Have PyTorch cache that many bytes outside of regions."""
         if self.cached != size:
             torch._C._cuda_emptyCache()
             empty(size)
@@ -54,7 +54,9 @@ class Device:
 def device(store: Any, monkeypatch: pytest.MonkeyPatch) -> Device:
     found = layer.require()
     made = Device()
-    real = found.empty_cache
+    real, releasable = found.empty_cache, found.releasable_bytes
+    # Pools of workspaces, which earlier tests have made, keep idle memory that no emptying returns.
+    kept = releasable(0)
 
     def empty_cache() -> None:
         before = made.cached
@@ -62,6 +64,7 @@ def device(store: Any, monkeypatch: pytest.MonkeyPatch) -> Device:
         made.returns += made.cached < before
 
     monkeypatch.setattr(found, "empty_cache", empty_cache)
+    monkeypatch.setattr(found, "releasable_bytes", lambda device: releasable(device) - (kept if device == 0 else 0))
     monkeypatch.setattr(_core, "device_memory", made.memory)
     monkeypatch.setattr(store, "room", EntryRoom())
     return made
@@ -69,7 +72,7 @@ def device(store: Any, monkeypatch: pytest.MonkeyPatch) -> Device:
 
 @pytest.fixture(params=["region", "disable"])
 def enter(request: pytest.FixtureRequest, tag: str, device: Device) -> Callable[[], int]:
-    """Enters a region of the tag, or disable() in a region. Returns how often the cache has been returned before the end,
+    """Enter a region of the tag, or disable() in a region. Return how often the cache has been returned before the end,
     because the end of disable() returns it as well."""
 
     def enter() -> int:

@@ -106,7 +106,7 @@ def test_tasks_of_an_event_loop() -> None:
     with pytest.warns(RuntimeWarning, match=message) as caught:
         asyncio.run(main())
     assert [warning.filename for warning in caught] == [__file__], "one warning for the pair, at the program's line"
-    # Allocations of `a` while `b` was open belong to b, and are reported as such. Those of b are right throughout.
+    # Allocations of `a` while `b` was open belong to b, and are reported as such. Allocations of b are right throughout.
     assert {name: tag_of(tensor) for name, tensor in found.items()} == {"a1": "a", "a2": "b", "b1": "b", "b2": "b"}
     row = _core.find(found["b2"].data_ptr())
     assert row is not None and row.backup == _core.BACKUP_PINNED

@@ -24,7 +24,7 @@ def source() -> torch.Tensor:
 
 
 def captured(source: torch.Tensor, **options: Any) -> torch.cuda.CUDAGraph:
-    """A graph whose result is deleted, so that the next capture into its pool uses the same memory."""
+    """Capture a graph and delete its result, so that the next capture into its pool uses the same memory."""
     graph = torch.cuda.CUDAGraph()
     with saver.cuda_graph(graph, **options):
         source + 1

@@ -132,10 +132,10 @@ def test_pools_of_the_program_are_copied_whole() -> None:
     del first, pool
 
 
-# Which pools are thinned
+# Pools of which a pause copies live blocks only
 
 SIZE = 20 * MIB
-#: The addresses of the allocations whose blocks a pause of these tags would look at.
+#: Returns the addresses of the allocations of which a pause of the tags would copy live blocks only.
 Find = Callable[..., list[int]]
 
 

@@ -104,7 +104,7 @@ def test_idle_memory_of_other_tags_stays(tag: str) -> None:
 
 
 def test_a_pause_inside_the_region_changes_its_pool(tag: str, store: Any) -> None:
-    """Also the pools of the outer region, while an inner one is in force."""
+    """The pools of the outer region change as well, while an inner one is in force."""
     with saver.region(tag):
         used, idle = empty(SIZE), empty(2 * SIZE)
         with saver.region(f"{tag}/b"):

@@ -19,12 +19,12 @@ SIZE = 20 * MIB
 
 
 def multithreaded() -> bool:
-    """Whether a backward() of this thread runs on autograd's own threads."""
+    """Return whether a backward() of this thread runs on autograd's own threads."""
     return bool(torch._C._is_multithreading_enabled())
 
 
 def made_in(*tags: str, device: int = 0, **options: Any) -> list[torch.Tensor]:
-    """A tensor from a region of each tag."""
+    """Allocate one tensor in a region of each tag."""
     tensors = []
     for tag in tags:
         with saver.region(tag, **options):
@@ -194,7 +194,7 @@ def test_backward_runs_as_before_after_a_region_that_another_thread_left(tag: st
 
 
 def idle(tag: str, *sizes: int) -> list[int]:
-    """Deleted tensors of the tag, whose segments PyTorch keeps. Their addresses."""
+    """Allocate tensors of the tag and delete them, so that PyTorch keeps their segments. Return their addresses."""
     with saver.region(tag):
         tensors = [empty(size * MIB) for size in sizes]
     return [tensor.data_ptr() for tensor in tensors]
@@ -314,7 +314,7 @@ def test_idle_memory_of_a_retired_pool_is_released_by_a_pause(tag: str) -> None:
 @pytest.fixture
 def ended_inside(tag: str) -> Callable[[], Any]:
     def end() -> tuple[Any, torch.Tensor]:
-        """A thread enters a region, allocates in it and ends. The region and the tensor."""
+        """Have a thread enter a region, allocate in it and end. Return the region and the tensor."""
         results: list[Any] = []
 
         def work() -> None:

@@ -1,6 +1,8 @@
-"""A stand-in for layer.TorchCuda: torch's pools with their recorded behaviour, over managed memory of the simulated GPU.
+"""A stand-in for layer.TorchCuda, for tests that inject errors of PyTorch, note its calls or interrupt at any bytecode.
 
-Each segment holds one tensor. A call that would end a process with torch is recorded in `crashes` instead.
+It has PyTorch's pools with their recorded behaviour, over managed memory of the simulated GPU. A test whose result depends
+on that behaviour belongs to tests/torch. Each segment holds one tensor. A call that would end a process with PyTorch is
+recorded in `crashes` instead.
 """
 
 from __future__ import annotations
@@ -62,9 +64,6 @@ class FakeGraph:
     def __del__(self) -> None:
         if self.torch is not None and self.pool_id is not None:
             self.torch.release_pool(0, self.pool_id)
-
-    def pool(self) -> PoolId | None:
-        return self.pool_id
 
 
 class FakeTorch:
@@ -196,9 +195,6 @@ class FakeTorch:
 
     def settings(self) -> dict[str, Any]:
         return {}
-
-    def has_our_allocator(self, pool: PoolId, device: int) -> bool:
-        return self.managed.get(pool, False)
 
     def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

@@ -19,7 +19,7 @@ ALLOCATED, AWAITING_FREE, INACTIVE = "active_allocated", "active_awaiting_free",
 
 #: File, line and function; the innermost call first in a stack.
 Call = tuple[str, int, str]
-#: A segment, a block, an event or a whole snapshot.
+#: A row is a segment, a block, an event or a whole snapshot.
 Row = dict[str, Any]
 
 
@@ -28,7 +28,7 @@ def frames_of(*calls: Call) -> list[Row]:
 
 
 def block(size: int, *calls: Call, requested: int | None = None, state: str = ALLOCATED) -> Row:
-    """A block, which gets its address from its segment. `calls`: the stack, the innermost call first."""
+    """Return a block, which gets its address from its segment. `calls`: the stack, the innermost call first."""
     return {
         "size": size,
         "requested_size": size if requested is None else requested,
@@ -42,7 +42,7 @@ def free(size: int) -> Row:
 
 
 def segment(address: int, *blocks: Row, device: int = 0, **others: Any) -> Row:
-    """A segment that consists of `blocks`, in the order of their addresses."""
+    """Return a segment that consists of `blocks`, in the order of their addresses."""
     placed, end = [], address
     for each in blocks:
         placed.append(each | {"address": end})
@@ -60,18 +60,18 @@ def segment(address: int, *blocks: Row, device: int = 0, **others: Any) -> Row:
 
 
 def allocation(address: int, size: int, *calls: Call) -> Row:
-    """The event of an allocation."""
+    """Return the event of an allocation."""
     return {"action": "alloc", "addr": address, "size": size, "stream": 0, "frames": frames_of(*calls)}
 
 
 def deletion(address: int, size: int) -> list[Row]:
-    """The two events of a deleted tensor."""
+    """Return the two events of a deleted tensor."""
     row = {"addr": address, "size": size, "stream": 0, "frames": []}
     return [row | {"action": action} for action in ("free_requested", "free_completed")]
 
 
 def snapshot(*segments: Row, events: Iterable[Row] = (), recording: bool = True, **own: Any) -> Row:
-    """The result of `torch.cuda.memory._snapshot()`. `own`: values of this package's key, which is absent without any."""
+    """Return what `torch.cuda.memory._snapshot()` would. `own`: values of this package's key. Without, it is absent."""
     content: Row = {"segments": list(segments), "device_traces": [list(events)], "external_annotations": []}
     if own:
         content["torch_memory_saver"] = {
@@ -92,10 +92,10 @@ def write(path: Path, content: Row) -> Path:
 
 
 def recorded_files(folder: Path = RECORDED) -> list[Path]:
-    """The files of a recording, in the order of time."""
+    """Return the files of a recording, in the order of time."""
     return sorted(folder.glob("*/*.pickle"))
 
 
 def recorded() -> list[Row]:
-    """The snapshots of a recording, which a test may change."""
+    """Return the snapshots of a recording, which a test may change."""
     return [pickle.loads(path.read_bytes()) for path in recorded_files()]
