@@ -177,7 +177,7 @@ def test_backward_runs_as_before_when_the_last_region_is_left(tag: str) -> None:
 def test_backward_runs_as_before_after_a_region_that_another_thread_left(tag: str, store: Any) -> None:
     region = saver.region(tag)
     region.__enter__()
-    level = store.stack()[0].levels[0]
+    level = store.stack()[0].ids[0]
 
     def leave() -> None:
         with pytest.warns(RuntimeWarning, match="another thread"):
