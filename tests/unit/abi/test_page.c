@@ -17,7 +17,7 @@
 #include "own_process.h"
 #include "temporary.h"
 
-/* Arguments of tms_page_role, tms_page_serve and tms_shared_page_file_request. */
+/* Arguments of tms_api_set_page_role, tms_api_page_serve and tms_shared_page_file_request. */
 enum { NO_RANK, HAS_RANK };
 enum { SERVES_NOTHING, SERVES_REQUESTS };
 enum { SERVED = 1, REQUEST = false };

@@ -1,4 +1,5 @@
-/* Guards account.c and the copy of the events: what the events say is held is what is held, also once the ring has wrapped. */
+/* Guards account.c and the copy of the events: what the events say is held is what is held, also once the ring has wrapped.
+ */
 #include "core/model/inspect.h"
 
 #include <stdio.h>

@@ -67,7 +67,7 @@ static void functions(void) {
     api->region_current(&current, &depth);
     CHECK(!current.managed && current.backup == TMS_BACKUP_NONE && strcmp(current.tag, "default") == 0 && depth == 0);
     api->region_current(&current, NULL);
-    EQUAL(api->region_leave(1), TMS_NO_SUCH_LEVEL);
+    EQUAL(api->region_leave(1), TMS_NO_SUCH_REGION);
     api->set_memory_margin(MIB);
     EQUAL(api->get_memory_margin(), 0);
     api->set_retain_backup(1);
