@@ -182,9 +182,12 @@ def _pass_gate(graph_class: Any, device_of: Callable[[], int]) -> None:
     @functools.wraps(begin)
     def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
         _kept = [callback(device_of()) for callback in before_capture]
-        with capture_gate.held():
+
+        def announce_and_begin() -> Any:
             announce_capture()
             return begin(graph, *arguments, **keywords)
+
+        return _core.within(capture_gate.held(), announce_and_begin)
 
     setattr(capture_begin, _WRAPPER, True)
     graph_class.capture_begin = capture_begin
