@@ -99,7 +99,7 @@ class _Begin(OneUse):
 
     Attributes:
         result: The result of `begin`.
-        identity: The core's number of the capture.
+        identity: The core's number of the capture. 0: the core has no room for it.
     """
 
     def __init__(self, begin: Callable[[], object], find_stream: Callable[[], int]) -> None:
@@ -125,7 +125,7 @@ class _Begin(OneUse):
 
     def _end(self) -> None:
         if not self._is_complete:
-            for identity in self._identities:
+            for identity in filter(None, self._identities):  # 0 would end the last one that was announced
                 _core.capture_end(identity, unless_it_goes_on=True)
 
 

@@ -69,6 +69,18 @@ def test_a_capture_is_known_from_before_its_begin_to_its_end(torch: SimpleNamesp
     assert torch.seen == [("begin", 1, "pool", "relaxed"), ("end", 1)]
 
 
+def test_a_begin_that_fails_while_too_many_are_under_way_ends_no_other_capture(torch: SimpleNamespace) -> None:
+    identities = [_core.capture_begin(None, _core.BACKUP_NONE) for _ in range(16)]
+    running = [_core.capture_begin_on(STREAM + 1 + number) for number in range(16)]  # none is only announced
+    torch.fails = True
+    with pytest.raises(Failure):
+        torch._C._CUDAGraph().capture_begin()
+    assert visible() == 16
+    for identity in (*identities, *running):
+        assert _core.capture_end(identity)
+    assert visible() == 0
+
+
 def test_the_first_of_two_steps_ends_a_capture(torch: SimpleNamespace) -> None:
     graph = torch._C._CUDAGraph()
     graph.capture_begin()
