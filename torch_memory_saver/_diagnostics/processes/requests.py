@@ -234,8 +234,9 @@ def _serve(number: int, kind: str, page: Path) -> None:
 def _write_snapshot(target: Path) -> None:
     from torch_memory_saver.memory.snapshots import take_snapshot
 
-    if "torch" not in sys.modules:
-        raise InvalidStateError("a snapshot shows PyTorch's memory, and this process does not use PyTorch")
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():  # to look must not make PyTorch begin to use a device
+        raise InvalidStateError("a snapshot shows PyTorch's memory, and PyTorch uses no device in this process")
     write_file(take_snapshot(), target, aside=target.parent, mode=_FILE_MODE)
 
 

@@ -65,10 +65,13 @@ def test_a_request_is_served_once(tmp_path: Path) -> None:
         assert (page.served_total, page.unserved_total) == ((0, 1), (0, 0))
 
 
-def test_a_process_without_pytorch_has_no_snapshot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torch", [None, "SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))"])
+def test_a_process_in_which_pytorch_uses_no_device_has_no_snapshot(tmp_path: Path, torch: str | None) -> None:
     """tests/gpu/test_shared_page.py has one with it."""
     with Job(tmp_path) as job:
         job.allocate("a")
+        if torch is not None:
+            job.do(f"from types import SimpleNamespace; sys.modules['torch'] = {torch}")
         command = begin(job, "ask", "--snapshot", str(job.pid))
         job.do("module.pause()")
         status, out, error = finish(command)
