@@ -184,7 +184,7 @@ void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, tms_h
     bool retained = false;
     for (int i = 0; i < stores->count; i++) {
         const tms_backup_store_t *entry = &stores->list[i];
-        /* Also called for the store of empty held contents, which may retain them. */
+        /* The store of empty held contents is called as well, because it may retain them. */
         if (entry == holder || !is_empty(&backup->slots[i]))
             retained |= entry->operations->discard(entry->store, backup, &backup->slots[i], policy);
     }

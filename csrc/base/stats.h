@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* Of all pauses, or of all resumes. Time and bytes are those of the calls that succeeded. */
+/* The counters of all pauses, or of all resumes. Time and bytes are those of the calls that succeeded. */
 typedef struct tms_calls {
     _Atomic uint64_t successes, failures;
     _Atomic uint64_t nanoseconds;

@@ -29,7 +29,7 @@ void tms_tag_table_release(tms_tag_table_t *table) {
 
 void tms_tag_table_after_fork_in_child(tms_tag_table_t *table) { pthread_mutex_init(&table->lock, NULL); }
 
-/* ---- the index: all under the table's lock ---- */
+/* ---- the index; the caller holds the table's lock ---- */
 
 enum { FIRST_SLOTS = 16 };
 

@@ -152,7 +152,7 @@ typedef struct tms_selection {
     void *on_progress_context;
 } tms_selection_t;
 
-/* What one pause or resume did. */
+/* The report of one pause or resume. */
 typedef struct tms_report {
     uint64_t allocations;  /* that changed state */
     uint64_t bytes;        /* physical bytes released or mapped */
@@ -181,7 +181,7 @@ enum { TMS_NO_SUCH_REGION = -1 }; /* of region_leave */
 
 /* What guard mode shows in place of contents: NaN in every floating type that has it. */
 enum { TMS_GUARD_BYTE = 0xFF };
-/* Of count_guard_bytes. */
+/* count_guard_bytes returns it for a range that is not on the device. */
 #define TMS_NOT_RESIDENT UINT64_MAX
 
 typedef struct tms_api {
@@ -192,8 +192,8 @@ typedef struct tms_api {
 /* The table of the library that exports it, or NULL if that library was built with another interface (abi/interface.h). */
 TMS_EXPORT const tms_api_t *tms_get_api(uint32_t interface);
 
-/* For torch.cuda.memory.CUDAPluggableAllocator: any thread, in or out of a region. NULL on failure, which torch turns into
- * torch.OutOfMemoryError. */
+/* The functions for torch.cuda.memory.CUDAPluggableAllocator. Any thread may call them, in or out of a region. A failure
+ * returns NULL, which torch turns into torch.OutOfMemoryError. */
 TMS_EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream);
 TMS_EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream);
 /* The same for ordinary memory, which is not managed. The device gets access to managed memory of the others before the

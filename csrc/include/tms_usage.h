@@ -64,7 +64,7 @@ typedef enum tms_segment_state {
 #undef TMS_SEGMENT_STATE
 } tms_segment_state_t;
 
-/* Where the contents of an allocation are from. */
+/* The origin of the contents of an allocation. */
 typedef enum tms_contents {
     TMS_CONTENTS_OWN = 0,      /* it was not resumed yet; also during a resume */
     TMS_CONTENTS_RESTORED = 1, /* the last resume has restored all that was live at the pause */

@@ -13,11 +13,9 @@
 #undef TMS_PY_TAKES
 #undef TMS_PY_BARE
 
-/* The type HostBuffer: a new reference, for the module's state. */
+/* Each returns a new reference to a type, or NULL with an exception set. */
 PyObject *tms_py_host_buffer_type(PyObject *module);
-/* The type Pending, likewise. */
 PyObject *tms_py_pending_type(PyObject *module);
-/* The type Scope: a new reference. */
 PyObject *tms_py_scope_type(PyObject *module);
 
 #endif

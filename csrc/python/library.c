@@ -14,8 +14,8 @@ static PyObject *absolute_path(const char *name) {
     return PyUnicode_DecodeFSDefault(realpath(name, resolved) ? resolved : name);
 }
 
-/* The `tms_get_api` of another library in the global scope, or NULL. The search includes the scope of the caller, so without
- * a preload library it finds this extension. */
+/* Returns the `tms_get_api` of another library in the global scope, or NULL. The search includes the scope of the caller, so
+ * without a preload library it finds this extension. */
 static get_api_t find_foreign(const Dl_info *own, Dl_info *foreign) {
     get_api_t get_api = (get_api_t)dlsym(RTLD_DEFAULT, "tms_get_api");
 

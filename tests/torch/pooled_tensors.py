@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,24 +51,6 @@ def resident(tag: str) -> int:
 def addresses(*tags: str) -> list[int]:
     """Return the addresses of the managed allocations of the tags."""
     return sorted(row.address for row in _core.segments() if row.tag in tags)
-
-
-def in_thread(work: Callable[[], object]) -> None:
-    """Run `work` on another thread and raise its exception here."""
-    failures: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            work()
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive(), "the thread hangs"
-    if failures:
-        raise failures[0]
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from core_regions import core_region
-from pooled_tensors import MIB, another_thread_inside, empty, in_thread
+from other_threads import in_thread
+from pooled_tensors import MIB, another_thread_inside, empty
 
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver

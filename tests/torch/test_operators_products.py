@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_memory_saver._simulate.operators.compute import compute
+from torch_memory_saver._simulate.operators.table import functional
 
 _Tensor = torch.Tensor
 PRODUCTS: dict[str, tuple[Callable[..., _Tensor], tuple[tuple[int, ...], ...]]] = {
@@ -23,10 +23,10 @@ PRODUCTS: dict[str, tuple[Callable[..., _Tensor], tuple[tuple[int, ...], ...]]] 
     "mv": (torch.mv, ((5, 8), (8,))),
     "addmv": (torch.addmv, ((5,), (5, 8), (8,))),
     "dot": (torch.dot, ((8,), (8,))),
-    "linear": (functional.linear, ((5, 8), (3, 8), (3,))),
-    "conv1d": (functional.conv1d, ((2, 3, 8), (4, 3, 3), (4,))),
-    "conv2d": (functional.conv2d, ((2, 3, 6, 6), (4, 3, 3, 3), (4,))),
-    "conv_transpose2d": (functional.conv_transpose2d, ((2, 3, 6, 6), (3, 4, 3, 3))),
+    "linear": (nn.functional.linear, ((5, 8), (3, 8), (3,))),
+    "conv1d": (nn.functional.conv1d, ((2, 3, 8), (4, 3, 3), (4,))),
+    "conv2d": (nn.functional.conv2d, ((2, 3, 6, 6), (4, 3, 3, 3), (4,))),
+    "conv_transpose2d": (nn.functional.conv_transpose2d, ((2, 3, 6, 6), (3, 4, 3, 3))),
 }
 WITH_OUTPUTS = ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot")
 HALVES = [torch.float16, torch.bfloat16]
@@ -132,12 +132,13 @@ class Computed(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", HALVES)
 def test_the_device_process_multiplies_in_float32(dtype: torch.dtype) -> None:
     """Without certain instructions the CPU's own kernels for halves take a hundred times as long."""
-    computed = Computed()
-
-    def multiply() -> None:
-        with computed:
-            assert compute(torch.ops.aten.mm.default, values("mm", dtype), {}).dtype == dtype
-
-    with ThreadPoolExecutor(1) as thread:  # what other tests have left of PyTorch's modes is of this thread
-        thread.submit(multiply).result()
+    with Computed() as computed:
+        assert compute(torch.ops.aten.mm.default, values("mm", dtype), {}).dtype == dtype
     assert computed.types == [torch.float32, torch.float32]
+
+
+def test_pytorch_keeps_its_objects_of_overloads() -> None:
+    """Its modes compare them by identity."""
+    before = [getattr(torch.ops.aten.mm, name) for name in torch.ops.aten.mm.overloads()]
+    assert functional(torch.ops.aten.mm.out) is torch.ops.aten.mm.default
+    assert all(getattr(torch.ops.aten.mm, each._overloadname) is each for each in before)

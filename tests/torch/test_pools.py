@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from pooled_tensors import DEFAULT_POOL, MIB, addresses, another_thread_inside, empty, in_thread, pool_of, resident, tag_of
+from other_threads import in_thread
+from pooled_tensors import DEFAULT_POOL, MIB, addresses, another_thread_inside, empty, pool_of, resident, tag_of
 
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver

@@ -17,7 +17,7 @@
  *
  * Files have mode 0600, are created with O_EXCL and O_NOFOLLOW, and are addressed relative to the opened directory. A file
  * is written or removed only if it is still the same file (device and inode), and data that is read must have the checksum
- * of the data written. Of dead processes only regular files of the same user are removed. All files of the process are
+ * of the data written. The clean-up removes only regular files of the same user. All files of the process are
  * removed at exit (process.h), never in a forked child.
  *
  * Files on a file system in memory (tmpfs, often /tmp) are host memory: they are claimed from the host store before space is
@@ -40,8 +40,8 @@ tms_status_t tms_disk_init(tms_disk_directory_t *directory, const char *path, co
  * there. On failure the former directory stays in force. */
 tms_status_t tms_disk_set_directory(tms_disk_directory_t *directory, const char *path, tms_error_t *error);
 /* Creates a file with `bytes` of space reserved on the disk. If the file system cannot reserve, its free space is checked,
- * and a disk that fills up later fails the write. TMS_BACKUP_IO, TMS_OUT_OF_HOST_MEMORY; TMS_INTERRUPTED if `wait` was
- * cancelled, which may be NULL. */
+ * and a disk that fills up later fails the write. `wait` may be NULL. TMS_BACKUP_IO, TMS_OUT_OF_HOST_MEMORY;
+ * TMS_INTERRUPTED if `wait` was cancelled. */
 tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t bytes, tms_disk_file_t **file, tms_wait_t *wait,
                                   const tms_error_context_t *context, tms_error_t *error);
 /* Whether the file still exists, is the same file, and has its size, so that another backup can be written to it. */

@@ -189,7 +189,7 @@ def functional(operator: Any) -> Any:
     """The overload of an out= operator that returns new tensors instead, or None."""
     wanted = [(each.name, str(each.type)) for each in operator._schema.arguments if not each.is_out]
     packet = getattr(torch.ops.aten, operator._schema.name.partition("::")[2])
-    for other in map(packet.__getattr__, packet.overloads()):
+    for other in [getattr(packet, name) for name in packet.overloads()]:
         arguments = other._schema.arguments
         new = all(each.alias_info is None for each in (*arguments, *other._schema.returns))
         if new and [(each.name, str(each.type)) for each in arguments] == wanted:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from core_regions import core_region
-from threads import in_thread
+from other_threads import in_thread
 
 from torch_memory_saver import _core, errors
 

@@ -1,32 +1,14 @@
-"""Other threads of the tests: one that runs a function and ends, and one that stays in a region."""
+"""Another thread of a test, which stays in a region."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from fake_torch import FakeTorch
 
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
-
-
-def in_thread(function: Callable[[], object]) -> None:
-    """Runs it on another thread, and raises its exception here."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
 
 
 class InsideRegion:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fake_torch import FakeTorch
-from threads import in_thread
+from other_threads import in_thread
 
 import torch_memory_saver
 from torch_memory_saver import _core, errors

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_torch import FakeTorch
 from interruptions import every_interruption
-from threads import in_thread
+from other_threads import in_thread
 
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.default_pool import DefaultPool

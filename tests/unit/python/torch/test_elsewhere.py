@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from fake_torch import FakeSegment, FakeTorch
-from threads import in_thread
+from other_threads import in_thread
 
 from torch_memory_saver import _core
 from torch_memory_saver.saver import TorchMemorySaver

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_torch import FakeTorch
-from threads import in_thread
+from other_threads import in_thread
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.pools import PoolStore

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from fake_torch import DEFAULT, FakeTorch
-from threads import InsideRegion, in_thread
+from other_threads import in_thread
+from threads import InsideRegion
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver._engine import hooks as hooks_module

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-def in_thread(work: Callable[[], None]) -> None:
+def in_thread(work: Callable[[], object]) -> None:
     """Runs `work` on another thread and hands its exception on."""
     failures: list[BaseException] = []
 
