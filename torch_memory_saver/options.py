@@ -20,7 +20,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._text import warn_once
@@ -247,9 +247,9 @@ def select_tags(tags: object) -> tuple[str, ...] | None:
 Progress = Callable[[int, int], Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RegionOptions:
-    """The checked options of a region, of memory or of a graph, which apply to allocations inside.
+class RegionOptions(NamedTuple):
+    """The checked options of a region, of memory or of a graph, which apply to allocations inside. A tuple is made and
+    compared by C code, and every entry of a region does both.
 
     Attributes:
         tag: The name by which pause and resume select.
@@ -298,7 +298,7 @@ class RegionOptions:
 
     def unmanaged(self) -> RegionOptions:
         """The same for ordinary memory."""
-        return dataclasses.replace(self, managed=False)
+        return self._replace(managed=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -820,14 +820,13 @@ class TorchMemorySaver:
 
 
 def _given(**options: tuple[Any, Any]) -> dict[str, Any]:
-    """Of options, each with its default, those that differ from it: programs install implementations that know no others."""
-    return {name: value for name, (value, default) in options.items() if not _equals(value, default)}
-
-
-def _equals(value: Any, default: Any) -> bool:
-    """Return whether an option has its default. Objects whose comparison may return or raise anything are not compared: the
-    check of the option names them."""
-    return value is default or (isinstance(value, (int, str)) and value == default)
+    """Of options, each with its default, those that differ from it: programs install implementations that know no others.
+    Objects whose comparison may return or raise anything are not compared: the check of the option names them."""
+    return {
+        name: value
+        for name, (value, default) in options.items()
+        if value is not default and not (isinstance(value, (int, str)) and value == default)
+    }
 
 
 def _register(operation: str, tag: _Tag, when: Any, callback: Any, cancelled: _Cancelled) -> Any:

@@ -94,6 +94,8 @@ class Frame:
     Attributes:
         torch: None: only the native core's settings apply.
         options: The region's.
+        tag: Its tag.
+        managed: Whether allocations inside are managed; False in disable().
         stack: The frames of the thread that entered, outermost first.
         ids: The native core's id of the region; empty before its settings are in force.
         later: The frames of the thread that were entered later and stay, once the frame has been left.
@@ -107,46 +109,24 @@ class Frame:
         closed: It has been left.
     """
 
-    __slots__ = (
-        "closed",
-        "ids",
-        "inner",
-        "later",
-        "options",
-        "outer",
-        "over",
-        "pools",
-        "reading",
-        "routed",
-        "routing",
-        "stack",
-        "torch",
-        "used",
-    )
+    later: Sequence[Frame] = ()
+    used: Sequence[Pool] = ()
+    outer: Frame | None = None
+    over: Frame | None = None
+    reading: Reading | None = None
+    routing: Routing | None = None
+    routed = False
+    closed = False
 
     def __init__(self, torch: TorchCuda | None, options: RegionOptions, stack: Stack) -> None:
         self.torch = torch
         self.options = options
+        self.tag = options.tag
+        self.managed = options.managed
         self.stack = stack
         self.ids: list[int] = []
-        self.later: Sequence[Frame] = ()
-        self.used: Sequence[Pool] = ()
-        self.outer: Frame | None = None
-        self.over: Frame | None = None
         self.pools: list[Pool] = []
-        self.reading: Reading | None = None
         self.inner: set[Pool] = set()
-        self.routing: Routing | None = None
-        self.routed = False
-        self.closed = False
-
-    @property
-    def tag(self) -> str:
-        return self.options.tag
-
-    @property
-    def managed(self) -> bool:
-        return self.options.managed
 
     def __str__(self) -> str:
         return f"region(tag={self.tag!r})" if self.managed else "disable()"

@@ -132,7 +132,7 @@ class PoolStore(PoolStock):
             self._end_routing(torch, outer)
         self._begin_routing(torch, frame)
         stack.append(frame)
-        self._settle_autograd(torch)
+        self._settle_autograd(torch, stack)
 
     def _register(self, frame: Frame) -> bool:
         """Add a frame, unless it has to wait for a pause. The caller holds the lock."""
@@ -165,7 +165,7 @@ class PoolStore(PoolStock):
         if torch is not None:
             is_own = stack is self.stack()
             if is_own:
-                self._settle_autograd(torch)
+                self._settle_autograd(torch, stack)
             if frame.pools and _may_be_capturing(torch):
                 self._strike_off(frame.pools)
             self._end_routing(torch, frame)
@@ -253,10 +253,9 @@ class PoolStore(PoolStock):
         if _core.active_devices() >> pool.device & 1:
             self.room.note(pool.key, sum(segment["total_size"] for segment in torch.segments(pool.id)))
 
-    def _settle_autograd(self, torch: TorchCuda) -> None:
-        """Makes backward() run on the calling thread inside regions. On torch's own threads gradients would be outside every
-        region. May be repeated."""
-        stack = self.stack()
+    def _settle_autograd(self, torch: TorchCuda, stack: Stack) -> None:
+        """Makes backward() run on the calling thread, whose frames are `stack`, inside regions. On torch's own threads
+        gradients would be outside every region. May be repeated."""
         before: bool | None = getattr(self._local, "autograd_threads", None)
         if stack and (stack[-1].torch is not None or [frame for frame in stack if frame.torch is not None]):
             if before is None:

@@ -60,7 +60,7 @@ def move(source: list[_Item], target: list[_Item] | deque[_Item], index: int = -
 
 def record(results: list[Any], function: Callable[..., Any], *arguments: Any) -> None:
     """Call a function and append its result to a list."""
-    results.extend(map(function, *[(argument,) for argument in arguments]))
+    results.extend(starmap(function, (arguments,)))
 
 
 def record_each(results: list[Any], function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> None:

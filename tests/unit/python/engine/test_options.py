@@ -52,9 +52,9 @@ def test_options_are_checked_values_that_stay() -> None:
     assert ResumeOptions(("a",), math.inf, True, _core.HOST_POOL, True, tell, True) == RESUME
     options: Any
     for options in (REGION, PAUSE, RESUME):
-        for field in dataclasses.fields(options):
-            with pytest.raises(dataclasses.FrozenInstanceError):
-                setattr(options, field.name, None)
+        for name in type(options).__annotations__:
+            with pytest.raises(AttributeError):
+                setattr(options, name, None)
 
 
 @pytest.mark.parametrize(
