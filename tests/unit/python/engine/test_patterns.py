@@ -152,7 +152,7 @@ def test_a_region_of_a_tag_that_matches_is_in_the_way_as_by_name(
     allocate(f"{space}/a")
     with InsideRegion(saver, f"{space}/b", fake_torch):
         with pytest.raises(InvalidStateError, match=f"{space}/b"):
-            saver.pause(f"{space}/*")
+            saver.pause(f"{space}/*", timeout=0)
         assert saver.pause(f"{space}/[a]").allocations == 1
     assert saver.resume(f"{space}/*").allocations == 1
 

@@ -59,7 +59,10 @@ with module.region(tag="weights", enable_cpu_backup=True):
     weights = cuda_malloc(6 * MIB)
 with module.region(tag="kv"):
     kv = [cuda_malloc(4 * MIB) for _ in range(3)]
-for _ in range(800):
+with module.region(tag="weights"):
+    for _ in range(8100):
+        cuda_free(cuda_malloc(2 * MIB))
+for _ in range(30):
     module.pause(); module.resume("weights"); module.pause("weights"); module.resume()
 cuda_free(kv[0])
 module.pause("weights")
