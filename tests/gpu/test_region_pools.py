@@ -88,7 +88,7 @@ def test_pausing_while_another_thread_is_in_the_region_is_refused() -> None:
     def pause() -> None:
         assert inside.wait(60)
         try:
-            saver.pause("a")
+            saver.pause("a", timeout=0)
         except BaseException as error:
             caught.append(error)
         finally:

@@ -107,7 +107,7 @@ def test_a_region_of_another_thread() -> None:
         write_and_check(held[0], 3)
         saver.resume("r/*")
         with pytest.raises(errors.InvalidStateError, match="r/late"):
-            saver.pause("r/*")
+            saver.pause("r/*", timeout=0)
         assert state_of(first) == core.STATE_ACTIVE
     finally:
         go_on.set()

@@ -21,7 +21,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from torch_memory_saver import _core
@@ -95,23 +95,20 @@ def announce_capture() -> None:
 
 class _Begin(OneUse):
     """The begin of a capture that is reported to the native core. If it fails, or a signal handler raises, the report is
-    withdrawn, unless the capture goes on.
+    withdrawn, unless the capture goes on. `note` is told of the core's number of a capture that goes on; 0: the core has no
+    room for it.
 
     Attributes:
         result: The result of `begin`.
-        identity: The core's number of the capture. 0: the core has no room for it.
     """
 
-    def __init__(self, begin: Callable[[], object], find_stream: Callable[[], int]) -> None:
+    def __init__(self, begin: Callable[[], object], find_stream: Callable[[], int], note: Callable[[int], object]) -> None:
         self._begin_capture = begin
         self._find_stream = find_stream
+        self._note = note
         self._identities: list[int] = []
         self._is_complete = False
         self.result: object = None
-
-    @property
-    def identity(self) -> int:
-        return self._identities[0]
 
     def _report(self) -> None:
         announce_capture()
@@ -120,13 +117,37 @@ class _Begin(OneUse):
     def _begin(self) -> None:
         _core.within(capture_gate.held(), self._report)
         self.result = self._begin_capture()
-        _core.capture_begun(self.identity)
+        for identity in self._identities:
+            _core.capture_begun(identity)
+            self._note(identity)
         self._is_complete = True
 
     def _end(self) -> None:
         if not self._is_complete:
             for identity in filter(None, self._identities):  # 0 would end the last one that was announced
-                _core.capture_end(identity, unless_it_goes_on=True)
+                if not _core.capture_end(identity, unless_it_goes_on=True):
+                    self._note(identity)
+
+
+class _End(OneUse):
+    """The end of a graph's capture. It is reported to the native core, unless it fails and the capture goes on.
+    `under_way` has the core's number of each graph's capture."""
+
+    def __init__(self, end: Callable[[], object], under_way: MutableMapping[Any, int], graph: Any) -> None:
+        self._end_capture = end
+        self._under_way = under_way
+        self._graph = graph
+        self._may_go_on = True
+
+    def end(self) -> object:
+        result = self._end_capture()
+        self._may_go_on = False
+        return result
+
+    def _end(self) -> None:
+        identity = self._under_way.get(self._graph, 0)
+        if identity and (_core.capture_end(identity, unless_it_goes_on=self._may_go_on) or not self._may_go_on):
+            self._under_way.pop(self._graph, None)
 
 
 def watch_captures(torch: Any) -> None:
@@ -146,26 +167,18 @@ def watch_captures(torch: Any) -> None:
     def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
         _kept = [callback(device_of()) for callback in before_capture]
         begin_this = functools.partial(begin, graph, *arguments, **keywords)
-        begun = _Begin(begin_this, lambda: stream_of(device_of()))
+        begun = _Begin(begin_this, lambda: stream_of(device_of()), lambda identity: under_way.__setitem__(graph, identity))
         try:
             begun.__enter__()
         except ForkedProcessError:
             return begin_this()  # PyTorch raises the error.
-        under_way[graph] = begun.identity
         return begun.result
 
     def ending(end: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(end)
         def capture_end(graph: Any, *arguments: Any, **keywords: Any) -> Any:
-            goes_on = True
-            try:
-                result = end(graph, *arguments, **keywords)
-                goes_on = False
-                return result
-            finally:
-                identity = under_way.get(graph, 0)
-                if identity and (_core.capture_end(identity, unless_it_goes_on=goes_on) or not goes_on):
-                    under_way.pop(graph, None)
+            ended = _End(functools.partial(end, graph, *arguments, **keywords), under_way, graph)
+            return _core.within(ended, ended.end)
 
         return capture_end
 

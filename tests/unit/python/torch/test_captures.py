@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from core_regions import core_region
+from interruptions import every_interruption
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import capture_gate, watch_captures
@@ -78,6 +79,54 @@ def test_a_begin_that_fails_while_too_many_are_under_way_ends_no_other_capture(t
     assert visible() == 16
     for identity in (*identities, *running):
         assert _core.capture_end(identity)
+    assert visible() == 0
+
+
+def test_a_begin_that_was_interrupted_when_the_capture_had_begun_is_ended_with_its_graph(
+    torch: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, graphs = _core.capture_end, []
+
+    def goes_on() -> bool:
+        return bool(torch.seen) and torch.seen[-1][0] == "begin"
+
+    def end_unless(identity: int, unless_it_goes_on: bool = False) -> bool:
+        return not (unless_it_goes_on and goes_on()) and end(identity)
+
+    def use() -> None:
+        graphs.append(torch._C._CUDAGraph())
+        graphs[-1].capture_begin()
+
+    monkeypatch.setattr(_core, "capture_end", end_unless)
+    begun = []
+    for place in every_interruption(use):
+        begun.append(goes_on())
+        assert visible() == begun[-1], place
+        if begun[-1]:
+            graphs[-1].capture_end()
+        assert visible() == 0, place
+        torch.seen.clear()
+    assert begun.count(True) > 5 and begun.count(False) > 20
+
+
+def test_an_end_that_was_interrupted_when_the_capture_had_ended_is_reported(torch: SimpleNamespace) -> None:
+    graphs = []
+
+    def use() -> None:
+        graphs[-1].capture_end()
+
+    def begin() -> None:
+        graphs.append(torch._C._CUDAGraph())
+        graphs[-1].capture_begin()
+        torch.seen.clear()
+
+    begin()
+    ended = []
+    for place in every_interruption(use):
+        ended.append(bool(torch.seen))
+        assert not visible() or not ended[-1], place
+        begin()
+    assert ended.count(True) > 5 and ended.count(False) > 5
     assert visible() == 0
 
 
