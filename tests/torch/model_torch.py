@@ -64,6 +64,7 @@ def pause(world: TorchWorld, choose: Any) -> bool:
         options["backup"] = choose.pick(("host", "mmap", "disk", "discard"))
     if choose.integer(0, 2) == 0:
         options["live_only"] = False
+    paused = world.selected(tags, False) if options.get("backup") == "discard" else []
     world.pausing = options
     call = f"pause({tags}, {options})"
     try:
@@ -71,10 +72,15 @@ def pause(world: TorchWorld, choose: Any) -> bool:
     except errors.TorchMemorySaverError as error:
         world.say(f"{call} -> {error}")
         assert world.rule is not None, error
+        for each in paused:
+            if saver.get_cpu_backup(each.tensor) is None:
+                world.gave_up(each)
         world.observe()
         return True
     world.say(f"{call} -> {report}")
     assert bool(report.allocations) >= bool(selected)
+    for each in paused:
+        world.gave_up(each)
     for each in selected:
         world.paused(each)
     return True

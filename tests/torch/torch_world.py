@@ -35,6 +35,7 @@ class Managed:
     contents: bytes | None
     active: bool = True
     memory: str | None = None  # the region's host_memory
+    place: str = ""  # of the last pause's contents
     copy: bytes | None = None  # the result of get_cpu_backup
     inherits: bool = True  # until its first pause: a retained backup of its segment is from before it was made
 
@@ -88,17 +89,22 @@ class TorchWorld:
 
     def paused(self, each: Managed) -> None:
         each.active = each.inherits = False
-        place = self.pausing.get("backup") or {"none": "discard"}.get(each.backup, "kept")
-        each.copy = None if place == "discard" else each.contents
-        if place == "discard":
+        each.place = self.pausing.get("backup") or {"none": "discard"}.get(each.backup, each.backup)
+        each.copy = None if each.place == "discard" else each.contents
+        if each.place == "discard":
             each.contents = None
+
+    def gave_up(self, each: Managed) -> None:
+        """A pause that discards was told of a tensor that was paused already."""
+        each.copy = each.contents = None
 
     def resumed(self, each: Managed) -> None:
         each.active = True
         if each.contents is None:
             size = each.tensor.numel()
             each.contents = bytes(size) if self.resuming.get("zero") else poison(size)
-        if (self.resuming.get("host_memory") or each.memory or self.memory) != "retain":
+        policy = self.resuming.get("host_memory") or each.memory or self.memory
+        if policy != "retain" or each.place == "disk":  # a file is removed
             each.copy = None
 
     def observe(self) -> None:
