@@ -27,6 +27,7 @@ from torch_memory_saver._text import warn_once
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = [
+    "BACKUPS",
     "DEFAULT_TAG",
     "HOST_MEMORY",
     "PAUSE_TIMEOUT_S",
@@ -53,8 +54,8 @@ __all__ = [
 DEFAULT_TAG = "default"
 
 #: The public names of the kinds of backups, and what a pause can select instead of them.
-_BACKUPS = {"host": _core.BACKUP_PINNED, "mmap": _core.BACKUP_MMAP, "disk": _core.BACKUP_DISK}
-_PAUSE_BACKUPS = {**_BACKUPS, "discard": _core.BACKUP_NONE}
+BACKUPS = {"host": _core.BACKUP_PINNED, "mmap": _core.BACKUP_MMAP, "disk": _core.BACKUP_DISK}
+_PAUSE_BACKUPS = {**BACKUPS, "discard": _core.BACKUP_NONE}
 #: The C++ package's names of those in host memory.
 _BACKENDS = {"pinned": "host", "mmap": "mmap"}
 #: The default timeout of a pause, in seconds.
@@ -109,9 +110,9 @@ def choose_backup(backup: object) -> int:
     """The core's number for the backup of a region; None keeps nothing."""
     if backup is None:
         return _core.BACKUP_NONE
-    if not isinstance(backup, str) or backup not in _BACKUPS:
-        raise InvalidArgumentError(f"backup must be None, {_one_of(_BACKUPS)}, not {backup!r}")
-    return _BACKUPS[backup]
+    if not isinstance(backup, str) or backup not in BACKUPS:
+        raise InvalidArgumentError(f"backup must be None, {_one_of(BACKUPS)}, not {backup!r}")
+    return BACKUPS[backup]
 
 
 def backup_of_aliases(enable_cpu_backup: object, enable_disk_backup: object, cpu_backup_backend: object) -> str | None:
@@ -248,21 +249,21 @@ Progress = Callable[[int, int], Any]
 
 
 class RegionOptions(NamedTuple):
-    """The checked options of a region, of memory or of a graph, which apply to allocations inside. A tuple is made and
-    compared by C code, and every entry of a region does both.
+    """The checked options of a region, of memory or of a graph, which apply to allocations inside. They are the arguments of
+    ``_core.region_enter``.
 
     Attributes:
         tag: The name by which pause and resume select.
         backup: The core's number for the kind of backup.
-        host_policy: The core's number for the policy for the backups' host memory after a resume.
         managed: False: allocations inside are ordinary.
+        host_policy: The core's number for the policy for the backups' host memory after a resume.
         runs: False: each allocation keeps a physical handle of its own.
     """
 
     tag: str
     backup: int
-    host_policy: int
     managed: bool
+    host_policy: int
     runs: bool = True
 
     @classmethod
@@ -286,15 +287,15 @@ class RegionOptions(NamedTuple):
         return cls(
             check_tag(tag),
             choose_backup(alias if backup is None else backup),
+            True,
             choose_host_policy(host_memory),
-            managed=True,
-            runs=check_switch("runs", runs),
+            check_switch("runs", runs),
         )
 
     @classmethod
     def disabled(cls, tag: str) -> RegionOptions:
         """The options of disable() in a region of the tag."""
-        return cls(tag, _core.BACKUP_NONE, _core.HOST_DEFAULT, managed=False)
+        return cls(tag, _core.BACKUP_NONE, managed=False, host_policy=_core.HOST_DEFAULT)
 
     def unmanaged(self) -> RegionOptions:
         """The same for ordinary memory."""

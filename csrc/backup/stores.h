@@ -2,8 +2,8 @@
  * the list. Threads and locks are those of the operations (backup/backup.h).
  *
  * To add a store: write a .c and a .h with its operations (backup/backup.h), and add its row below, its kind to
- * TMS_BACKUP_KINDS (include/tms.h), from which Python gets the name and number, and its public name (options.py). The
- * account (core/model/account.c) says in which column of the shared page its bytes are shown, if in any. */
+ * TMS_BACKUP_KINDS (include/tms.h), from which Python gets the name and number, and its public name (BACKUPS in options.py).
+ * The account (core/model/account.c) says in which column of the shared page its bytes are shown, if in any. */
 #ifndef TMS_BACKUP_STORES_H
 #define TMS_BACKUP_STORES_H
 

@@ -131,12 +131,25 @@ def is_worth_retiring(fill: Fill, stranded: int) -> bool:
 class Pool:
     """One torch.cuda.MemPool with its key and state."""
 
-    __slots__ = ("blocks", "bytes", "epoch", "fruitless", "id", "key", "live", "memory_pool", "retirement", "unseen")
+    __slots__ = (
+        "blocks",
+        "bytes",
+        "epoch",
+        "fruitless",
+        "id",
+        "key",
+        "live",
+        "memory_pool",
+        "retirement",
+        "route",
+        "unseen",
+    )
 
     def __init__(self, memory_pool: Any, key: Key) -> None:
         self.memory_pool = memory_pool
         self.id: PoolId = memory_pool.id
         self.key = key
+        self.route = key.device, self.id  # what PyTorch's routing functions take
         self.retirement: Iterator[tuple[Callable[[], object]]] | None = None  # the remaining steps
         self.epoch = 0  # number of pauses of the tag when this pool was last entered
         self.bytes = self.blocks = 0  # of its segments, and their blocks, at the last look for idle ones
@@ -162,27 +175,13 @@ class PoolStock:
         self._uncaptured: set[PoolId] = set()  # pools of regions that no capture has used
         self._retired: dict[PoolId, Key] = {}  # retired pools whose memory PyTorch may still hold
 
-    def _check_out_all(self, torch: TorchCuda, frame: Frame, devices: Sequence[int]) -> None:
-        """Assigns a pool of each device to a new frame."""
+    def _take_idle(self, frame: Frame, devices: Sequence[int]) -> None:
+        """Assigns an idle pool of each device to a new frame, until there is none. The caller holds the lock."""
         options = frame.options
-        if options.managed and len(devices) > 1:
-            info = _core.tag_info(options.tag)
-            if not info.paused:
-                # Once for all devices, so that an entry stays cheap with many.
-                _core.within(self._lock, self._check_out_idle, (frame.pools, options, devices, info.epoch))
-                devices = devices[len(frame.pools) :]
+        info = _core.tag_info(options.tag)
         for device in devices:
-            self._check_out(torch, Key(options, device), frame.pools)
-
-    def _check_out_idle(self, wanted: tuple[list[Pool], RegionOptions, Sequence[int], int]) -> None:
-        """Appends an idle pool of each device, until there is none. The caller holds the lock."""
-        pools, options, devices, epoch = wanted
-        for device in devices:
-            idle = self._idle.get(Key(options, device))
-            if not idle:
+            if not self._take_fitting(Key(options, device), info, frame.pools):
                 return
-            move(idle, pools)
-            pools[-1].epoch = epoch
 
     def check_out(self, torch: TorchCuda, key: Key) -> Pool:
         """A pool that is not in use and does not allocate from paused memory: an idle one, or a new one."""
@@ -197,7 +196,7 @@ class PoolStock:
             return
         info = _core.tag_info(key.options.tag)
         before = len(pools)
-        _core.within(self._lock, self._take_idle, (key, info, pools))
+        _core.within(self._lock, functools.partial(self._take_fitting, key, info), pools)
         if len(pools) == before and info.paused:
             # An empty pool has no paused memory.
             for pool in self.idle_pools((key.options.tag,)):
@@ -209,18 +208,21 @@ class PoolStock:
             pools.append(made)
         pools[-1].epoch = info.epoch
 
-    def _take_idle(self, wanted: tuple[Key, _core.TagInfo, list[Pool]]) -> None:
-        """Appends an idle pool that certainly has no paused memory, if there is one. The caller holds the lock."""
-        key, info, pools = wanted
+    def _take_fitting(self, key: Key, info: _core.TagInfo, pools: list[Pool]) -> bool:
+        """Appends an idle pool that certainly has no paused memory. Returns whether there is one. The caller holds the
+        lock."""
         idle = self._idle.get(key)
         if not idle:
-            return
-        if not info.paused:
-            move(idle, pools)
-            return
-        current = [pool for pool in idle if pool.epoch == info.epoch]
-        if current:
-            move(idle, pools, idle.index(current[-1]))
+            return False
+        index = -1
+        if info.paused:
+            current = [pool for pool in idle if pool.epoch == info.epoch]
+            if not current:
+                return False
+            index = idle.index(current[-1])
+        move(idle, pools, index)
+        pools[-1].epoch = info.epoch
+        return True
 
     def _take_one(self, wanted: tuple[Pool, list[Pool]]) -> None:
         """Appends the pool, if it is still idle. The caller holds the lock."""

@@ -123,9 +123,10 @@ class PoolStore(PoolStock):
         if not stack or not frame.managed:
             self._make_room(torch, frame.options, devices)
         outer = stack[-1] if stack and not torch.last_routed_wins else None
-        while not _core.within(self._lock, self._register, frame):
+        while not _core.within(self._lock, self._admit, frame):
             self._changed.wait_until(lambda: not self._must_wait(frame), math.inf)
-        self._check_out_all(torch, frame, devices)
+        for device in devices[len(frame.pools) :]:
+            self._check_out(torch, Key(frame.options, device), frame.pools)
         if _may_be_capturing(torch):
             self._strike_off(frame.pools)
         if outer is not None:
@@ -134,12 +135,14 @@ class PoolStore(PoolStock):
         stack.append(frame)
         self._settle_autograd(torch, stack)
 
-    def _register(self, frame: Frame) -> bool:
-        """Add a frame, unless it has to wait for a pause. The caller holds the lock."""
+    def _admit(self, frame: Frame) -> bool:
+        """Add a frame with the idle pools that there are, unless it has to wait for a pause. The caller holds the lock."""
         if self._pauses and self._must_wait(frame):
             return False
         self._frames[id(frame)] = frame
         self._entered.add(frame.tag)
+        if frame.managed:
+            self._take_idle(frame, self._devices)
         return True
 
     def _must_wait(self, frame: Frame) -> bool:
@@ -195,10 +198,8 @@ class PoolStore(PoolStock):
 
     def _make_room(self, torch: TorchCuda, options: RegionOptions, devices: Sequence[int]) -> None:
         """Returns PyTorch's cache if a region that is about to be entered needs room (entry_room.py)."""
-        needed = False
-        for device in devices if len(devices) == 1 else devices_in_use():
-            needed |= self.room.is_needed(torch, options, device)
-        if needed:
+        devices = devices if len(devices) == 1 else devices_in_use()
+        if [device for device in devices if self.room.is_needed(torch, options, device)]:
             self.empty_cache(torch)
 
     def return_idle_of(self, frame: Frame, pools: Sequence[Pool]) -> None:
@@ -346,7 +347,7 @@ class PoolStore(PoolStock):
         if frame.routing is not None and frame.routing.is_ending:
             self._end_routing(torch, frame)
         if frame.routing is None:
-            frame.routing = Routing(torch, [(pool.key.device, pool.id) for pool in frame.pools])
+            frame.routing = Routing(torch, [pool.route for pool in frame.pools])
         frame.routing.begin()
         frame.routed = True
 

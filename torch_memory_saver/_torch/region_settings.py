@@ -8,7 +8,7 @@ the wrong argument. Neither would work with attributes that C looks up by name.
 from __future__ import annotations
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.steps import OneUse, record
+from torch_memory_saver._torch.steps import OneUse, record, record_each
 from torch_memory_saver.options import RegionOptions
 
 __all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "leave_region"]
@@ -16,7 +16,7 @@ __all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "leave_region"]
 
 def enter_region(ids: list[int], options: RegionOptions) -> None:
     """Enter a region of the native core on this thread, and append its id to `ids`, as one step (steps.py)."""
-    record(ids, _core.region_enter, options.tag, options.backup, options.managed, options.host_policy, options.runs)
+    record_each(ids, _core.region_enter, [options])
 
 
 def leave_region(ids: list[int]) -> None:

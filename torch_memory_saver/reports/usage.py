@@ -13,16 +13,12 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._text import mebibytes, table
+from torch_memory_saver.options import BACKUPS
 
 __all__ = ["Allocation", "CallTotals", "PreservedBlock", "Stats", "Usage", "take_stats"]
 
 #: The public names of the kinds of backups, by the core's numbers.
-_BACKUPS = {
-    _core.BACKUP_NONE: "none",
-    _core.BACKUP_PINNED: "host",
-    _core.BACKUP_MMAP: "mmap",
-    _core.BACKUP_DISK: "disk",
-}
+_BACKUPS = {_core.BACKUP_NONE: "none"} | {number: name for name, number in BACKUPS.items()}
 _ALL_DEVICES = -1
 _NANOSECONDS = 1_000_000_000
 #: Of :meth:`Stats.as_dict`. A change that breaks a reader makes it larger.

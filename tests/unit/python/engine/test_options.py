@@ -46,7 +46,7 @@ class Core:
 
 
 def test_options_are_checked_values_that_stay() -> None:
-    assert RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=True, runs=False) == REGION
+    assert RegionOptions("a", _core.BACKUP_MMAP, True, _core.HOST_POOL, runs=False) == REGION
     assert RegionOptions.check("a", "mmap", "pool") != REGION, "pools are kept by the options"
     assert PauseOptions(("a", "b"), _core.BACKUP_PINNED, True, tell, "wait", PAUSE.deadline) == PAUSE
     assert ResumeOptions(("a",), math.inf, True, _core.HOST_POOL, True, tell, True) == RESUME
@@ -78,8 +78,8 @@ def test_a_region_that_makes_no_sense_has_no_options(arguments: tuple[Any, ...])
 
 
 def test_options_of_ordinary_memory() -> None:
-    assert REGION.unmanaged() == RegionOptions("a", _core.BACKUP_MMAP, _core.HOST_POOL, managed=False, runs=False)
-    assert RegionOptions.disabled("a") == RegionOptions("a", _core.BACKUP_NONE, _core.HOST_DEFAULT, managed=False)
+    assert REGION.unmanaged() == RegionOptions("a", _core.BACKUP_MMAP, False, _core.HOST_POOL, runs=False)
+    assert RegionOptions.disabled("a") == RegionOptions("a", _core.BACKUP_NONE, False, _core.HOST_DEFAULT)
 
 
 def test_a_pause_that_keeps_nothing_requests_no_live_bytes() -> None:
