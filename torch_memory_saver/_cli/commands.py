@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import argparse
 import math
+import shutil
 from pathlib import Path
 
 from torch_memory_saver import simulate
@@ -20,6 +21,7 @@ __all__ = ["COMMANDS", "SORT_KEYS", "Command"]
 SORT_KEYS = ("memory", "paused", "pid", "name", "failures")
 _SHORTEST_INTERVAL_S, _DEFAULT_INTERVAL_S = 0.1, 2.0
 _DEFAULT_ROWS = 10
+_FEWEST_MOMENTS = 3
 _DEFAULT_PAGE = "timeline.html"
 
 
@@ -124,7 +126,7 @@ class _Run(Command):
     def run(self, arguments: argparse.Namespace) -> int:
         from torch_memory_saver._cli import child_environment
 
-        command = _program_of(arguments)
+        command = _program_of(arguments, self.name)
         if arguments.print_env is not None:
             if command:
                 raise InvalidArgumentError("--print-env runs nothing: leave the command out", operation="run")
@@ -240,6 +242,12 @@ class _Compare(Command):
         from torch_memory_saver.memory import compare
 
         comparison = compare(*arguments.snapshots)
+        if arguments.fail_on_leak and len(comparison.moments) < _FEWEST_MOMENTS:
+            raise InvalidArgumentError(
+                f"compare: --fail-on-leak needs snapshots of three moments or more, because fewer cannot tell a leak from a "
+                f"warm-up; these are of {len(comparison.moments)}.",
+                operation="compare",
+            )
         if arguments.output:
             try:
                 Path(arguments.output).write_text(comparison.html(), encoding="utf-8")
@@ -279,6 +287,9 @@ class _Timeline(Command):
         from torch_memory_saver.events.timeline import read_logs, write_timeline
 
         logs = read_logs(arguments.files)
+        folder = Path(arguments.output).parent
+        if not folder.is_dir():
+            raise InvalidArgumentError(f"timeline: there is no folder {folder}: make it first.", operation="timeline")
         try:
             path = write_timeline(arguments.output, logs=logs)
         except OSError as error:
@@ -323,7 +334,7 @@ class _Simulate(Command):
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        command = _program_of(arguments)
+        command = _program_of(arguments, self.name)
         if not command:
             raise InvalidArgumentError("there is no command to run: use simulate [options] -- python script.py ...")
         simulate.check_imports(command)
@@ -342,10 +353,20 @@ class _Simulate(Command):
 COMMANDS: tuple[type[Command], ...] = (_Demo, _Doctor, _Run, _Top, _Ask, _Compare, _Timeline, _Simulate)
 
 
-def _program_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the program and its arguments, without the `--` before them."""
+def _program_of(arguments: argparse.Namespace, operation: str) -> list[str]:
+    """Return the program and its arguments, without the `--` before them.
+
+    Raises:
+        InvalidArgumentError: The program is a Python script that the system cannot run.
+    """
     command: list[str] = arguments.command
-    return command[1:] if command[:1] == ["--"] else command
+    command = command[1:] if command[:1] == ["--"] else command
+    script = command[0] if command else ""
+    if script.endswith(".py") and shutil.which(script) is None:
+        raise InvalidArgumentError(
+            f"{script} is no program but a Python script: write {operation} -- python {script}", operation=operation
+        )
+    return command
 
 
 def _size(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 import traceback
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 from torch_memory_saver import __version__
 from torch_memory_saver._cli.commands import COMMANDS
-from torch_memory_saver.errors import TorchMemorySaverError
+from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
 __all__ = ["MODULE", "SCRIPT", "main"]
 
@@ -18,11 +19,12 @@ __all__ = ["MODULE", "SCRIPT", "main"]
 SCRIPT, MODULE = "torch-memory-saver", "python -m torch_memory_saver"
 
 #: Exit statuses. Those after Ctrl-C and after the reader of the output has gone are those that shells give.
-_FAILED, _INTERRUPTED, _BROKEN_PIPE = 1, 130, 141
+_FAILED, _WRONG_USE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
 
 
 def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
-    """Runs the command that `argv` (default: the process's arguments) names and returns the exit status.
+    """Runs the command that `argv` (default: the process's arguments) names and returns the exit status. Without a command
+    it prints the help.
 
     A failure is one sentence on stderr, and the traceback before it with ``--debug``. `program` is what the user has called.
 
@@ -32,7 +34,10 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
     arguments = argparse.Namespace(debug=False)
     try:
         try:
-            _parser(program).parse_args(argv, arguments)
+            parser = _parser(program)
+            words = sys.argv[1:] if argv is None else argv
+            _check_command(parser, words)
+            parser.parse_args(words or ["--help"], arguments)
             status: int = arguments.run(arguments)
         finally:
             _flush_output()
@@ -45,7 +50,19 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
         if arguments.debug:
             traceback.print_exc()
         print(f"{program}: {_sentence(error, arguments.debug)}", file=sys.stderr)
-        return _FAILED
+        return _WRONG_USE if isinstance(error, InvalidArgumentError) else _FAILED
+
+
+def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Ends the program if there is no command of that name, and names one that is like it. No option of the parser takes a
+    value, so the first other word is the command."""
+    known = [command.name for command in COMMANDS]
+    name = next((word for word in words if not word.startswith("-")), None)
+    if name is None or name in known:
+        return
+    like = difflib.get_close_matches(name, known, 1)
+    advice = f"did you mean {like[0]!r}?" if like else f"there are {', '.join(known)}"
+    parser.error(f"there is no command {name!r}: {advice}")
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
@@ -69,7 +86,7 @@ def _sentence(error: Exception, debug: bool) -> str:
     """What has failed, on one line. The messages of this package's errors are complete."""
     text = " ".join(str(error).split())
     if isinstance(error, TorchMemorySaverError):
-        return f"{type(error).__name__}: {text}"
+        return text
     if isinstance(error, OSError) and error.strerror:
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
     hint = "" if debug else "; --debug prints the traceback"

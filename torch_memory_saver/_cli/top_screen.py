@@ -31,7 +31,20 @@ _ESCAPE_DELAY_MS = 25
 #: How often the size of the terminal is looked at.
 _TICK_S = 0.25
 _STYLES = {"gpu": curses.A_BOLD, "heading": curses.A_REVERSE, "tag": curses.A_DIM}
-_HELP = "q quit  s sort  / filter  + - interval  arrows scroll"
+_HELP = "q quit  s sort  / filter  + - interval  arrows scroll  ? help"
+#: What the help key shows instead of the processes, until the next key.
+_KEYS = f"""
+q        quit
+s        sort the processes by the next of {", ".join(SORT_KEYS)}
+/        show only processes whose number, name or a tag contains the text that follows; Enter ends it, Esc clears it
++ -      look less often, or more often
+arrows, Page Up, Page Down, Home, End   scroll
+?        this help; any key ends it
+
+A GPU's line says what is in use on it and who holds it. Below a process are its tags.
+resident   memory that is on the GPU        paused   memory that was released and keeps its addresses
+backups    host memory and files with the contents of what is paused
+""".strip().splitlines()
 #: The first line and the last.
 _FRAME_LINES = 2
 _TERMINATED = 128
@@ -88,7 +101,7 @@ class _Screen:
         self._interval = interval
         self._sort = sort
         self._pattern = pattern
-        self._typing = False
+        self._typing = self._helping = False
         self._top = 0
         with contextlib.suppress(curses.error):  # a terminal that cannot hide the cursor
             curses.curs_set(0)
@@ -139,7 +152,10 @@ class _Screen:
 
     def _draw(self, view: View) -> None:
         height, width = self._window.getmaxyx()
-        lines = lines_of(view, width, sort=self._sort, pattern=self._pattern)
+        if self._helping:
+            lines = [Line(text, "") for text in _KEYS]
+        else:
+            lines = lines_of(view, width, sort=self._sort, pattern=self._pattern)
         self._top = max(min(self._top, len(lines) - (height - _FRAME_LINES)), 0)
         title = f"torch_memory_saver top  {time.strftime('%H:%M:%S')}  every {self._interval:g} s  sorted by {self._sort}"
         shown = lines[self._top : self._top + max(height - _FRAME_LINES, 0)]
@@ -170,6 +186,8 @@ class _Screen:
             self._window.clear()
         elif self._typing:
             self._type(key)
+        elif self._helping or key == "?":
+            self._helping = not self._helping
         elif key in ("q", "Q"):
             return False
         elif key == "s":

@@ -17,7 +17,7 @@ from processes import ELSEWHERE, Program, environment
 
 import torch_memory_saver
 from torch_memory_saver._cli import commands, main
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 
@@ -30,9 +30,13 @@ def test_help_and_version(command: Program) -> None:
     assert command("--version").stdout == f"torch_memory_saver {torch_memory_saver.__version__}\n"
 
 
+def test_no_command_is_a_request_for_help(command: Program) -> None:
+    assert command().stdout == command("--help").stdout
+
+
 def test_bad_commands(command: Program) -> None:
-    assert "usage" in command(status=2).stderr
-    assert "nonsense" in command("nonsense", status=2).stderr
+    assert "there is no command 'doctr': did you mean 'doctor'?\n" in command("doctr", status=2).stderr
+    assert "there is no command 'nonsense': there are demo, doctor," in command("--debug", "nonsense", status=2).stderr
     command("demo", "--device", "other", status=2)
 
 
@@ -70,20 +74,21 @@ def test_ctrl_c_in_a_command_is_a_status(raising: type[Raising]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("error", "status", "sentence"),
     [
-        (InvalidArgumentError("the tag is wrong:\n  use another"), "InvalidArgumentError: the tag is wrong: use another"),
-        (FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/a file"), "/a file: No such file or directory"),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device"),
-        (RuntimeError("a\nb"), "unexpected RuntimeError: a b; --debug prints the traceback"),
-        (MemoryError(), "unexpected MemoryError: no message; --debug prints the traceback"),
+        (InvalidArgumentError("the tag is wrong:\n  use another"), 2, "the tag is wrong: use another"),
+        (InvalidStateError("a capture is under way"), 1, "a capture is under way"),
+        (FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/a file"), 1, "/a file: No such file or directory"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 1, "No space left on device"),
+        (RuntimeError("a\nb"), 1, "unexpected RuntimeError: a b; --debug prints the traceback"),
+        (MemoryError(), 1, "unexpected MemoryError: no message; --debug prints the traceback"),
     ],
 )
 def test_an_error_is_one_sentence(
-    raising: type[Raising], capsys: pytest.CaptureFixture[str], error: Exception, sentence: str
+    raising: type[Raising], capsys: pytest.CaptureFixture[str], error: Exception, status: int, sentence: str
 ) -> None:
     raising.error = error
-    assert main.main(["raising"]) == 1
+    assert main.main(["raising"]) == status
     assert capsys.readouterr() == ("", f"torch-memory-saver: {sentence}\n")
 
 

@@ -45,18 +45,23 @@ def test_json(leaking: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert found["processes"][0]["process"]["role"] == "trainer"
 
 
-def test_a_leak_can_fail_a_job(leaking: list[str]) -> None:
+def test_a_leak_can_fail_a_job(leaking: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *leaking, "--fail-on-leak"]) == 1
-    assert main(["compare", *leaking[:2], "--fail-on-leak"]) == 0
+    assert main(["compare", *[leaking[0]] * 3, "--fail-on-leak"]) == 0
+    capsys.readouterr()
+    assert main(["compare", *leaking[:2], "--fail-on-leak"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "needs snapshots of three moments or more" in shown.err and shown.err.endswith("these are of 2.\n")
 
 
 def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(tmp_path / "no.pickle")]) == 1
+    assert main(["compare", str(tmp_path / "no.pickle")]) == 2
     assert "no.pickle cannot be read" in capsys.readouterr().err
 
 
 def test_a_page_that_cannot_be_written(leaking: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", *leaking, "-o", str(tmp_path)]) == 1
+    assert main(["compare", *leaking, "-o", str(tmp_path)]) == 2
     assert f"{tmp_path} cannot be written" in capsys.readouterr().err
 
 

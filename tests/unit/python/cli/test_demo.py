@@ -58,8 +58,8 @@ def test_the_demo_draws_with_what_the_terminal_has(command: Program) -> None:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("cuMemCreate:2:100:2", "OutOfMemoryError"),  # After weights and cache were made.
-        ("cuCtxSynchronize:0:100:719", "DeviceLostError"),
+        ("cuMemCreate:2:100:2", "too little free memory"),  # After weights and cache were made.
+        ("cuCtxSynchronize:0:100:719", "CUDA_ERROR_LAUNCH_FAILED"),
     ],
 )
 def test_a_failed_demo_reports_it(command: Program, fault: str, words: str) -> None:

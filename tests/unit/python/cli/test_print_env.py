@@ -84,13 +84,13 @@ def test_the_ledger() -> None:
 
 
 def test_nothing_to_print_is_an_error(command: Program) -> None:
-    done = command("run", "--print-env", status=1)
+    done = command("run", "--print-env", status=2)
     assert "there is nothing to set: give --preload" in done.stderr
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
     assert "invalid choice" in command("run", "--preload", "--print-env", "yaml", status=2).stderr
 
 
 def test_it_runs_nothing(command: Program) -> None:
-    done = command("run", "--preload", "--print-env", "--", "echo", "ran", status=1)
+    done = command("run", "--preload", "--print-env", "--", "echo", "ran", status=2)
     assert "--print-env runs nothing: leave the command out" in done.stderr
     assert done.stdout == ""

@@ -91,12 +91,12 @@ def assert_refused(done: subprocess.CompletedProcess[str], words: str) -> None:
 
 def test_what_cannot_be_done_is_one_sentence(command: Program, tmp_path: Path) -> None:
     program = ("--", "echo", "started")
-    assert_refused(command("run", status=1), "there is no command to run")
-    assert_refused(command("run", "--preload", "--", status=1), "there is no command to run")
+    assert_refused(command("run", status=2), "there is no command to run")
+    assert_refused(command("run", "--preload", "--", status=2), "there is no command to run")
     (tmp_path / "file").touch()
     for folder in ("/proc/none", f"{tmp_path}/file", f"{tmp_path}/file/below"):
         assert_refused(
-            command("run", "--record", "events", "--directory", folder, *program, status=1),
+            command("run", "--record", "events", "--directory", folder, *program, status=2),
             f"{folder}: it cannot be written to: ",
         )
     on = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -159,6 +159,9 @@ def test_signals_are_the_program_s(command: Program, number: int) -> None:
 
 
 def test_a_program_that_cannot_be_started(command: Program, tmp_path: Path) -> None:
+    assert_refused(
+        command("run", "--", "train.py", status=2), "train.py is no program but a Python script: write run -- python"
+    )
     done = command("run", "--", "no-such-program", status=127)
     assert done.stderr == "run: no-such-program could not be started: No such file or directory\n"
     (tmp_path / "text").write_text("text")

@@ -33,7 +33,7 @@ def test_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     event_file(tmp_path / "events" / "pid2.json", 2)
     event_file(tmp_path / "events" / "pid3.json", 3)
     (tmp_path / "events" / "notes.txt").touch()
-    page = tmp_path / "new" / "out.html"
+    page = tmp_path / "out.html"
     assert main(["timeline", str(single), str(tmp_path / "events"), "-o", str(page)]) == 0
     assert pids(page) == ["engine, pid 1", "engine, pid 2", "engine, pid 3"]
     assert capsys.readouterr().out == f"{page}: 9 events of 3 processes\n"
@@ -84,7 +84,7 @@ def test_what_cannot_be_drawn_is_one_sentence(
     path = event_file(tmp_path / "events.json")
     change(path)
     page = tmp_path / "out.html"
-    assert main(["timeline", str(path), "-o", str(page)]) == 1
+    assert main(["timeline", str(path), "-o", str(page)]) == 2
     captured = capsys.readouterr()
     assert sentence in captured.err
     assert captured.err.count("\n") == 1 and captured.out == ""
@@ -93,10 +93,15 @@ def test_what_cannot_be_drawn_is_one_sentence(
 
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = event_file(tmp_path / "events.json")
-    assert main(["timeline", str(path), "-o", str(path / "out.html")]) == 1
-    captured = capsys.readouterr()
-    assert str(path / "out.html") in captured.err and "the page was not written" in captured.err
-    assert captured.err.count("\n") == 1
+    for page, sentence in (
+        (tmp_path / "new" / "out.html", f"there is no folder {tmp_path / 'new'}: make it first"),
+        (tmp_path, f"{tmp_path}: "),
+    ):
+        assert main(["timeline", str(path), "-o", str(page)]) == 2
+        captured = capsys.readouterr()
+        assert sentence in captured.err
+        assert captured.err.count("\n") == 1
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["events.json"]
 
 
 def test_it_needs_neither_pytorch_nor_a_gpu(command: Any, tmp_path: Path) -> None:

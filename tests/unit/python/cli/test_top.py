@@ -24,6 +24,7 @@ from jobs import Job, start_command
 from processes import ELSEWHERE, TIMEOUT_S, environment
 
 from torch_memory_saver._cli import top_screen
+from torch_memory_saver._diagnostics.processes.view import View
 
 MIB = 1 << 20
 #: What a terminal is sent to leave the screen of a program, by terminfo's entry of xterm.
@@ -253,6 +254,22 @@ def test_the_interval_has_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         assert screen._obey(key)
         intervals.append(screen._interval)
     assert intervals == [1.0, 0.5, 0.2, 0.1, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0]
+
+
+def test_the_help_key_shows_the_keys_until_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("curses.curs_set", lambda _: None)
+    window = Mock()
+    window.getmaxyx.return_value = (24, 100)
+    screen = top_screen._Screen(window, Mock(), 1.5, "memory", "")
+    view = View((), ())
+    shown = []
+    for key in ("?", "q"):
+        assert screen._obey(key)
+        screen._draw(view)
+        shown.append("\n".join(call.args[2].rstrip() for call in window.addstr.call_args_list))
+        window.addstr.reset_mock()
+    assert "s        sort the processes by the next of memory, paused, pid, name, failures" in shown[0]
+    assert "sort the processes" not in shown[1] and not screen._obey("q")
 
 
 def test_the_keys_of_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,9 +236,14 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> 
     assert done.stdout == ""
 
 
+def test_a_script_is_no_program(run_simulate: Program) -> None:
+    done = run_simulate("--", "train.py", "--steps", "3", status=2)
+    assert_one_sentence(done, "train.py is no program but a Python script: write simulate -- python train.py")
+
+
 def test_a_trace_that_cannot_be_written(run_simulate: Program, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no" / "such"):
-        done = run_simulate("--trace", str(path), "--", "python", "-c", "print('started')", status=1)
+        done = run_simulate("--trace", str(path), "--", "python", "-c", "print('started')", status=2)
         assert_one_sentence(done, f"the trace cannot be written to {path}")
 
 
@@ -265,8 +270,8 @@ def test_a_script_that_imports_a_torch_that_is_not_there(run_simulate: Program, 
         (["--memory", "8GB", "--", "python"], 2, "'8GB' is not a size"),
         (["--bandwidth", "fast", "--", "python"], 2, "'fast' is not a size"),
         (["--devices", "9", "--", "python"], 2, "invalid choice"),
-        ([], 1, "there is no command to run"),
-        (["--"], 1, "there is no command to run"),
+        ([], 2, "there is no command to run"),
+        (["--"], 2, "there is no command to run"),
     ],
 )
 def test_usage_errors(run_simulate: Program, arguments: list[str], status: int, words: str) -> None:

@@ -192,7 +192,7 @@ def test_a_process_that_never_serves(tmp_path: Path) -> None:
         job.do("_core.region_enter('a', 0, True); cuda_malloc(MIB)")  # the native library alone
         wait_until(lambda: len(read_pages(tmp_path).pages) == 1)
         status, _, error = finish(start_command("ask", "--snapshot", str(job.pid), directory=tmp_path))
-        assert status == 1 and "serves no requests" in error
+        assert status == 2 and "serves no requests" in error
 
 
 @pytest.fixture
@@ -246,5 +246,5 @@ def test_wrong_arguments(arguments: list[str], tmp_path: Path) -> None:
 
 
 def test_a_snapshot_is_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ask", "--snapshot", "1", "--format", "chrome"]) == 1
+    assert main(["ask", "--snapshot", "1", "--format", "chrome"]) == 2
     assert "--format chrome is a form of events: ask with --events" in capsys.readouterr().err
