@@ -385,8 +385,11 @@ format: ## the C and Python files, rewritten in their format
 
 ##@ Release
 .PHONY: docs
-docs: ## the documentation, in build/docs (PYTHON has the extra docs and the package)
+docs: ## the documentation, in build/docs (PYTHON has the package and its extra `docs`)
+	@$(PYTHON) -c 'import mkdocs, torch_memory_saver' 2>/dev/null || \
+		{ echo "make docs needs the package and its extra: run $(PYTHON) -m pip install '.[docs]' first" >&2; exit 1; }
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+	@echo "open build/docs/index.html"
 
 .PHONY: wheel
 wheel: ## dist/: a source distribution, and the wheel built from it

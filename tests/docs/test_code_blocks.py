@@ -22,7 +22,7 @@ PROGRAMS = [program for programs, _ in _READ for program in programs]
 SKIPPED = [block for _, blocks in _READ for block in blocks]
 
 #: README is an overview. Details are in docs.
-README_WORDS = 1200
+README_WORDS = 1000
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
