@@ -29,6 +29,11 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 #: The function that the preload library stands before.
 _INTERPOSED = "cudaMalloc"
 _PREFIX = "TMS_"
+#: Set in programs that run on the simulated GPU.
+_SIMULATED = "TMS_SIMULATED_SHARED"
+#: Programs that need the simulated GPU: PyTorch, and the driver alone.
+_ASK_TORCH = "import torch; print(torch.cuda.get_device_name(0))"
+_ASK_DRIVER = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 _LEVEL = "TMS_LOG_LEVEL"
 #: Has the core read its variables, which it logs about, and make the first call that a malformed limit is an error of.
 _READ_SETTINGS = """
@@ -86,6 +91,21 @@ def pytorch() -> Finding:
     if is_too_old(facts.version):
         return fail(f"{found}: too old", "install PyTorch 2.8 or later")
     return ok(found)
+
+
+def simulated_gpu() -> Finding:
+    """Whether programs run under `simulate`: with PyTorch, if a CUDA build of it is installed."""
+    if _SIMULATED in os.environ:
+        return ok("this process runs on it")
+    facts = torch_facts()
+    with_torch = bool(facts.cuda) or (facts.problem is not None and not facts.missing)
+    text = _ASK_TORCH if with_torch else _ASK_DRIVER
+    output, _, problem = run_child("-m", "torch_memory_saver", "simulate", "--", "python", "-c", text)
+    if problem is not None:
+        return fail(f"a program does not run on it: {problem}", "report this as a bug, with the output of doctor")
+    if with_torch:
+        return ok(f"PyTorch runs on it, under simulate: {output.strip()}")
+    return ok("programs run on it, under simulate; PyTorch's CUDA build would as well")
 
 
 def runtime() -> Finding:
@@ -246,6 +266,7 @@ CHECKS = (
     Check("package", package),
     Check("Python", python),
     Check("PyTorch", pytorch),
+    Check("simulated GPU", simulated_gpu),
     Check("libcudart", runtime),
     Check("LD_PRELOAD", preloaded),
     Check("hook mode", hook_mode),

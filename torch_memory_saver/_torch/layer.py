@@ -63,6 +63,8 @@ _OLDEST = (2, 8)
 _POOL_OBJECTS_END_QUIETLY = (2, 10)
 #: Since this version allocations come from the pool routed last; before, from the one routed first.
 _LAST_ROUTED_WINS = (2, 10)
+#: What to do on a machine that has no GPU.
+_WITHOUT_A_GPU = "on a machine without a GPU, run the program by `python -m torch_memory_saver simulate -- python ...`"
 #: Since this version a capture inside a region always allocates from the graph's own pool.
 _CAPTURES_KEEP_APART = (2, 11)
 
@@ -440,15 +442,21 @@ def require_module() -> Any:
 def _import_with_device() -> Any:
     try:
         torch = importlib.import_module("torch")
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise TorchUnavailableError(
-            'this needs PyTorch, which could not be imported: install it, or use the preload library (hook mode "preload")',
+            f"this needs PyTorch, which is not installed ({error}): install it, or use the preload library (hook mode "
+            '"preload")',
+            operation="initialize",
+        ) from error
+    except (ImportError, OSError) as error:  # a library that it is linked with is missing
+        raise TorchUnavailableError(
+            f"this needs PyTorch, whose import failed: {error}. Install what is missing; {_WITHOUT_A_GPU}",
             operation="initialize",
         ) from error
     if not torch.cuda.is_available() and not _is_in_bad_fork(torch):
         raise TorchUnavailableError(
-            f"PyTorch {torch.__version__} has no usable CUDA device"
-            + ("" if torch.version.cuda else ": it is a build without CUDA"),
+            f"PyTorch {torch.__version__} has no usable CUDA device: "
+            + (f"check the driver by `doctor`; {_WITHOUT_A_GPU}" if torch.version.cuda else "it is a build without CUDA"),
             operation="initialize",
         )
     return torch

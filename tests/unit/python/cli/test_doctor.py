@@ -21,6 +21,7 @@ NAMES = {
         "package",
         "Python",
         "PyTorch",
+        "simulated GPU",
         "libcudart",
         "LD_PRELOAD",
         "hook mode",

@@ -50,6 +50,31 @@ def test_pytorch(monkeypatch: pytest.MonkeyPatch, facts: TorchFacts, status: str
     assert text in f"{finding.found} {finding.advice}"
 
 
+def test_the_simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TMS_SIMULATED_SHARED", raising=False)
+    monkeypatch.setattr(installation_checks, "torch_facts", lambda: TorchFacts(problem="no", missing=True))
+    finding = installation_checks.simulated_gpu()
+    assert_complete(finding, Status.OK)
+    assert finding.found.startswith("programs run on it")
+    monkeypatch.setattr(installation_checks, "_ASK_DRIVER", "import sys; sys.exit('it broke')")
+    finding = installation_checks.simulated_gpu()
+    assert_complete(finding, Status.FAIL)
+    assert "status 1: it broke" in finding.found
+
+
+def test_the_simulated_gpu_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a CUDA build that cannot be imported, because the machine has no CUDA libraries."""
+    monkeypatch.delenv("TMS_SIMULATED_SHARED", raising=False)
+    monkeypatch.setattr(installation_checks, "_ASK_TORCH", "print('A GPU')")
+    for facts in (TorchFacts(version="2.11.0", cuda="13.0"), TorchFacts(problem="ImportError: no libcudnn")):
+        monkeypatch.setattr(installation_checks, "torch_facts", lambda facts=facts: facts)
+        finding = installation_checks.simulated_gpu()
+        assert_complete(finding, Status.OK)
+        assert finding.found == "PyTorch runs on it, under simulate: A GPU"
+    monkeypatch.setenv("TMS_SIMULATED_SHARED", "machine")
+    assert installation_checks.simulated_gpu().found == "this process runs on it"
+
+
 @pytest.mark.parametrize(
     ("facts", "status", "lines"),
     [

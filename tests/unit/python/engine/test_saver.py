@@ -72,6 +72,24 @@ torch_memory_saver.empty_cache()
     program(text, preloaded=False)
 
 
+def test_a_torch_without_its_cuda_libraries_is_an_error_that_names_simulate(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudnn.so.9: cannot open shared object file')")
+    text = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from torch_memory_saver import torch_memory_saver
+from torch_memory_saver.errors import TorchUnavailableError
+try:
+    torch_memory_saver.region("a").__enter__()
+except TorchUnavailableError as error:
+    assert "libcudnn.so.9" in str(error) and "torch_memory_saver simulate -- python" in str(error), error
+else:
+    raise AssertionError
+"""
+    program(text, preloaded=False)
+
+
 def test_no_driver_is_a_named_error(program: Program) -> None:
     text = """
 from torch_memory_saver import _core
