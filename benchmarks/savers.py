@@ -26,7 +26,7 @@ class Saver(ABC):
 
     @abstractmethod
     def region(self, tag: str, backup: str, host_memory: str) -> AbstractContextManager[None]:
-        """A region with that tag and backup. Raises Unavailable if the library has no such backup."""
+        """Return a region with that tag and backup. Raises Unavailable if the library has no such backup."""
 
     @abstractmethod
     def pause(self, tag: Any = None, *, live_only: bool = True) -> None: ...
@@ -89,7 +89,7 @@ class Ours(Saver):
 
 
 class Peer(Saver):
-    """The C++ package in hook mode "torch". It must be installed in `folder`.
+    """The C++ package, used in hook mode "torch". It must be installed in `folder`.
 
     Raises:
         Unavailable: It is not installed there.

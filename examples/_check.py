@@ -7,7 +7,7 @@ GIB = 1 << 30
 
 
 def check(holds: bool, what: str) -> None:
-    """Ends the program with status 1 if something is not as the example says."""
+    """End the program with status 1 unless `what` holds."""
     if not holds:
         raise SystemExit(f"FAILED: {what}")
     print(f"  ok: {what}")

@@ -1,4 +1,4 @@
-"""What the examples share: options, checks of device memory, and what they fill it with."""
+"""Helpers that the examples share: options, checks of device memory, and functions that allocate and fill it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = [
     "total",
 ]
 
-#: The part of a device's memory that an example uses by default: some need several times as much for a moment.
+#: The part of a device's memory that --gib is limited to by default. Some examples need several times --gib for a moment.
 SHARE = 1 / 16
 
 
 class Options(argparse.ArgumentParser):
-    """A parser with --gib, whose default is `gib`, or less where the device is small."""
+    """A parser with --gib, whose default is `gib`, or less if the device is small."""
 
     def __init__(self, description: str | None, gib: float) -> None:
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -43,28 +43,28 @@ class Options(argparse.ArgumentParser):
 
 
 def options(description: str | None, gib: float) -> argparse.ArgumentParser:
-    """A parser with --gib, the size of what the example allocates."""
+    """Return a parser with --gib, the size of the memory that the example allocates."""
     return Options(description, gib)
 
 
 def device_bytes() -> int:
-    """The memory of the current device."""
+    """Return the total memory of the current device, in bytes."""
     return int(torch.cuda.mem_get_info()[1])
 
 
 def check_bytes(actual: int, expected: int, what: str, slack: int = 64 * MIB) -> None:
-    """The same for device memory, where the driver may take or give a little for itself."""
+    """End the program unless a size of device memory is as expected, give or take `slack` for the driver's own memory."""
     check(abs(actual - expected) <= slack, f"{what}: {actual / GIB:.2f} GiB (expected {expected / GIB:.2f})")
 
 
 def free_bytes() -> int:
-    """Free physical memory of the current device."""
+    """Return the free physical memory of the current device, in bytes."""
     torch.cuda.synchronize()
     return int(torch.cuda.mem_get_info()[0])
 
 
 def allocate(size: float, chunk: int = 256 * MIB) -> list[torch.Tensor]:
-    """Tensors on the GPU, `size` bytes together, in chunks."""
+    """Allocate tensors of `chunk` bytes on the GPU, `size` bytes together."""
     return [torch.empty(chunk, dtype=torch.uint8, device="cuda") for _ in range(max(1, int(size) // chunk))]
 
 
@@ -73,7 +73,7 @@ def total(tensors: list[torch.Tensor]) -> int:
 
 
 def checksum(tensors: list[torch.Tensor]) -> int:
-    """Of all bytes, computed on the GPU. Sizes must be multiples of 8 bytes."""
+    """Compute a checksum of all bytes on the GPU. Sizes must be multiples of 8 bytes."""
     return sum(int(tensor.view(torch.int64).sum()) for tensor in tensors)
 
 

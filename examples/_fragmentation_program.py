@@ -1,8 +1,8 @@
 """The program that fragmentation.py runs with each setting of PyTorch's allocator.
 
 Each step has a burst of images on the device. The program keeps a prefix of each of the first images until it ends: a small
-block, which PyTorch puts into the rest of the image's segment. After each step it writes a snapshot, and at the end it
-releases what is cached. It prints its figures as JSON.
+block, which PyTorch puts into the rest of the image's segment. After each step the program writes a snapshot, and at the
+end it releases cached memory. It prints its figures as JSON.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from _check import MIB
 
-#: Pixels of the sides of images. One of the first step leaves room for a prefix in its segment.
+#: Pixels of an image's side: of the first step, and added in each step. The first images leave room for a prefix.
 FIRST_SIDE, STRIDE = 2016, 336
-#: The prefix that is kept of an image, and how many of them there is room for.
+#: The size of the prefix that is kept of an image, and the number of prefixes that are kept.
 PREFIX_BYTES, PREFIXES = 5 * MIB // 4, 4

@@ -9,27 +9,27 @@ from __future__ import annotations
 from _check import MIB
 
 CHANNELS, VALUE_BYTES = 3, 4
-#: Pixels of an image's side in the first step, and how many more there are in each later one.
+#: Pixels of an image's side in the first step, and the pixels added in each later step.
 FIRST_SIDE, STRIDE = 1120, 112
-#: PyTorch rounds a segment for one large tensor up to this.
+#: PyTorch rounds a segment for one large tensor up to a multiple of this size.
 _SEGMENT_UNIT = 2 * MIB
 
 
 def side_of(step: int, first: int = FIRST_SIDE, stride: int = STRIDE) -> int:
-    """Pixels of the sides of a step's images. Steps count from 0."""
+    """Return the pixels of a side of a step's images. Steps count from 0."""
     return first + step * stride
 
 
 def image_bytes(side: int) -> int:
-    """Of an image with 32 bits a channel."""
+    """Return the bytes of an image with 32 bits for each channel."""
     return CHANNELS * side * side * VALUE_BYTES
 
 
 def at_once(budget: int, side: int) -> int:
-    """How many images are on the device at the same time."""
+    """Return how many images are on the device at the same time."""
     return max(1, budget // image_bytes(side))
 
 
 def segment_bytes(side: int) -> int:
-    """What PyTorch reserves for one image, unless segments are expandable."""
+    """Return the bytes that PyTorch reserves for one image, unless segments are expandable."""
     return -(-image_bytes(side) // _SEGMENT_UNIT) * _SEGMENT_UNIT

@@ -17,9 +17,9 @@ from _image_bursts import side_of
 
 ROLES = ("tokenizer", "scheduler", "detokenizer")
 HERE = Path(__file__).resolve().parent
-#: Settings of a user's shell that would change what the example shows.
+#: Variables of the user's shell that are removed because they would change what the example shows.
 LEFT_OUT = ("TMS_DEBUG", "TMS_RELEASE_CACHED", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-#: Seconds for a process to end after its input has ended.
+#: Seconds to wait for a process to end after its input has ended.
 PATIENCE = 60
 
 
@@ -32,14 +32,14 @@ class Counters(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """What the engine has to do.
+    """The work of the engine.
 
     Attributes:
-        steps: Rollouts, with a step of the trainer after each.
-        requests: Of a rollout.
-        images: Of a request.
-        batch_mib: Memory for the images that the scheduler has on the device at once.
-        optimizer_mib: The size of each block of the optimizer's state.
+        steps: The number of rollouts. A step of the trainer follows each.
+        requests: The number of requests in a rollout.
+        images: The number of images in a request.
+        batch_mib: MiB of the images that the scheduler has on the device at once.
+        optimizer_mib: MiB of each block of the optimizer's state.
     """
 
     steps: int
@@ -61,7 +61,7 @@ class Load:
 
 @dataclass
 class Results:
-    """Of one run: each process's counters after each step, and the answers by request."""
+    """The results of one run: each process's counters after each step, and the answers by request."""
 
     memory: dict[str, list[Counters]]
     answers: dict[int, str]
@@ -71,7 +71,7 @@ class Engine:
     """The processes of an engine. They end with the context.
 
     Args:
-        settings: Environment variables for all of them.
+        settings: Environment variables for all processes.
         drop_answered: Whether the tokenizer has the fix.
     """
 
@@ -93,7 +93,7 @@ class Engine:
             self.processes.append(process)
 
     def ask(self, do: str, **content: Any) -> dict[str, Any]:
-        """Sends a message through all processes, and returns what comes out."""
+        """Send a message through all processes, and return the message that the last one writes."""
         first, last = self.processes[0].stdin, self.processes[-1].stdout
         assert first is not None and last is not None
         with contextlib.suppress(BrokenPipeError):  # then there is no answer
@@ -127,12 +127,12 @@ class Engine:
 
 
 def recording(folder: Path) -> dict[str, str]:
-    """The settings by which every process records its memory, with a snapshot before each pause."""
+    """Return the settings with which every process records its memory, with a snapshot before each pause."""
     return {"TMS_DEBUG": "history,snapshots", "TMS_DEBUG_DIR": str(folder)}
 
 
 def run(load: Load, settings: dict[str, str], drop_answered: bool = False) -> Results:
-    """Starts an engine, has it make all steps, and ends it."""
+    """Start an engine, have it make all steps, and end it."""
     results = Results({role: [] for role in ROLES}, {})
     with Engine(load, settings, drop_answered) as engine:
         for step in range(load.steps):

@@ -1,4 +1,4 @@
-"""What memory_leak.py prints and draws of its runs."""
+"""The table and the plot of the runs of memory_leak.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from _check import MIB
 from _leak_pipeline import ROLES, Results
 
 _NUMBER = 10
-#: How each run is drawn: as it is, and with fix and release.
+#: Colours: of the run as it is, of the run with fix and release, and of the axis labels.
 _BEFORE, _AFTER, _INK = "#c53030", "#2b6cb0", "#4a5568"
 _DPI = 110
 
 
 def table(results: Results) -> str:
-    """MiB that PyTorch has in each process, after each step."""
+    """Return a table of PyTorch's counters in each process after each step, in MiB."""
     heads = "  ".join(f"{role:^{2 * _NUMBER}}" for role in ROLES)
     columns = "  ".join(f"{'allocated':>{_NUMBER}}{'reserved':>{_NUMBER}}" for _ in ROLES)
     lines = [f"  MiB   {heads}".rstrip(), f"  step  {columns}"]
@@ -26,7 +26,7 @@ def table(results: Results) -> str:
 
 
 def plot(path: str, before: Results, after: Results) -> None:
-    """A panel for each process, with both runs. The format follows the ending of `path`.
+    """Draw a panel for each process, with both runs. The suffix of `path` sets the format.
 
     Raises:
         ImportError: matplotlib is not installed.

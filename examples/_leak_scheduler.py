@@ -1,6 +1,6 @@
 """The scheduler process of memory_leak.py: it runs the model on batches of images.
 
-It has no leak: all memory of a batch is freed. PyTorch caches it, and the larger images of a later step do not fit in there.
+It has no leak: all memory of a batch is freed. PyTorch caches this memory, but images of later steps are too large for it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from _leak_stage import Stage, serve
 
 from torch_memory_saver import torch_memory_saver
 
-#: Numbers of the weights and of the KV cache.
+#: The number of elements of the weights and of the KV cache.
 WEIGHTS, SLOTS = 1 << 24, 1 << 22
-#: Pixels of a side of the patches that an image is read in.
+#: Pixels of a side of the patches in which an image is read.
 PATCH = 16
 
 
@@ -44,7 +44,7 @@ class Scheduler(Stage):
             request["answer"] = answers[request["id"]]
 
     def run_batch(self, images: list[dict[str, Any]]) -> list[int]:
-        """A number for each image. The features of all of them are on the device at once."""
+        """Return a number for each image. The features of all images are on the device at once."""
         features = [self.upsample(image) for image in images]
         for slot, feature in enumerate(features):
             self.kv_cache[slot] = feature[:, ::PATCH, ::PATCH].sum() * self.weights[slot]

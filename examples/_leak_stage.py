@@ -1,7 +1,7 @@
-"""What the three engine processes of memory_leak.py have in common.
+"""The common part of the three engine processes of memory_leak.py.
 
-Messages come on standard input, one JSON object a line, and go on to standard output, the input of the next process. A
-message says what to do: "generate", "sleep", "train" or "wake". Each process adds what the next ones need.
+A process reads messages from standard input, one JSON object a line, and passes them on to standard output, the input of the
+next process. A message says what to do: "generate", "sleep", "train" or "wake". Each process adds what the next ones need.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from torch_memory_saver import torch_memory_saver
 
-#: Each process is named by its part of the engine, as a server does with setproctitle, before it uses the package.
+#: Name the process by its part of the engine before it uses the package, as a server does with setproctitle.
 sys.argv[0] = Path(sys.argv[0]).stem.removeprefix("_leak_")
 
 
@@ -25,28 +25,28 @@ class Stage:
     role: str
 
     def generate(self, message: dict[str, Any]) -> None:
-        """A rollout: answers the requests."""
+        """Answer the requests of a rollout."""
         raise NotImplementedError
 
     def sleep(self, message: dict[str, Any]) -> None:
-        """The rollout is over: the memory is for the trainer."""
+        """Pause all memory after a rollout, so that the trainer can use it."""
         torch_memory_saver.pause()
         self.report(message)
 
     def train(self, message: dict[str, Any]) -> None:
-        """A step of the trainer."""
+        """Make a step of the trainer. Processes without a trainer do nothing."""
 
     def wake(self, message: dict[str, Any]) -> None:
         torch_memory_saver.resume()
 
     def report(self, message: dict[str, Any]) -> None:
-        """PyTorch's counters, which cover this process only. Paused memory counts."""
+        """Add PyTorch's counters of this process to the message. They include paused memory."""
         counters = {"allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved()}
         message["memory"][self.role] = counters
 
 
 def serve(stage: Stage) -> None:
-    """Handles messages until there are no more."""
+    """Handle messages until the input ends."""
     for line in sys.stdin:
         message = json.loads(line)
         getattr(stage, message["do"])(message)

@@ -1,6 +1,6 @@
 """The tokenizer process of memory_leak.py: it turns the images of requests into tokens. A trainer lives in the same process.
 
-It has a leak. The pixels of an image are kept until its request is answered, and nothing removes them then.
+It has a leak: it keeps the pixels of an image until its request is answered, but does not remove them afterwards.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from _image_bursts import CHANNELS
 from _leak_stage import Stage, serve
 from _leak_trainer import Trainer
 
-#: Pixels of a side that the vision model wants.
+#: Pixels of a side of the images that the vision model takes.
 SIDE = 224
-#: Of one image: 588 KiB.
+#: Bytes of the pixels of one image: 588 KiB.
 PIXEL_BYTES = CHANNELS * SIDE * SIDE * 4
-#: The tokens are numbers below it.
+#: Tokens are numbers below this one.
 VOCABULARY = 1 << 16
 
 
@@ -40,7 +40,7 @@ class Tokenizer(Stage):
         return int(pixels.sum(dtype=torch.float64)) % VOCABULARY
 
     def preprocess(self, image: dict[str, Any]) -> torch.Tensor:
-        """The image, which a request brings as bytes, in the vision model's size and type."""
+        """Convert an image, which a request brings as bytes, to the size and type of the vision model."""
         side = image["side"]
         decoded = torch.full((CHANNELS, side, side), image["id"] % 256, dtype=torch.uint8).cuda()
         stride = side // SIDE
@@ -55,7 +55,7 @@ class Tokenizer(Stage):
         self.report(message)
 
     def wake(self, message: dict[str, Any]) -> None:
-        """The trainer's memory comes back when it trains."""
+        """Do nothing: the trainer resumes its memory when it trains."""
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ MOMENTUM, RATE = 0.9, 0.125
 
 
 class Trainer:
-    """Weights, and an optimizer state of as many blocks of `mib` MiB."""
+    """Weights and an optimizer state, each in BLOCKS blocks of `mib` MiB."""
 
     def __init__(self, mib: int) -> None:
         values = mib * MIB // 4

@@ -1,7 +1,7 @@
-"""The model of partial_cuda_graph.py: a transformer with experts, of whose layers all can be captured but the experts.
+"""The model of partial_cuda_graph.py: a transformer with experts, in which everything but the experts can be captured.
 
-Each operation is deterministic: a run with graphs must have the losses of a run without them, bit for bit. So there is no
-operation whose backward adds to the same place from several threads, as that of an embedding or of gather() may.
+Each operation is deterministic: a run with graphs must have the losses of a run without them, bit for bit. So the model has
+no operation whose backward adds to one place from several threads, as the backward of an embedding or of gather() may do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 from torch_memory_saver.layer_graphs import graph_part
 
 SCOPE = ("attn", "moe_router", "moe_preprocess")
-#: Of each token.
+#: The number of experts that process each token.
 CHOSEN_EXPERTS = 2
 
 
@@ -33,7 +33,7 @@ class Shape:
 
 
 class Norm(nn.Module):
-    """RMSNorm, in the single steps in which models often have it."""
+    """RMSNorm, written as separate operations, as in many models."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Norm(nn.Module):
 
 
 class Permute(torch.autograd.Function):
-    """Rows in another order. The gradient takes the inverse permutation, where index_select() would add to zeros."""
+    """A permutation of rows. Its gradient is the inverse permutation, where index_select() would add to zeros."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, order: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
@@ -57,8 +57,8 @@ class Permute(torch.autograd.Function):
 
 
 class GroupedLinear(torch.autograd.Function):
-    """A matrix for each group of rows: one product for each group, and nothing else. `groups` has, for each in turn, its
-    rows and the number of its matrix."""
+    """A product of each group of rows with the group's matrix. `groups` has, for each group in turn, the number of its rows
+    and the index of its matrix."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, matrices: torch.Tensor, groups: Sequence[tuple[int, int]]) -> torch.Tensor:
@@ -80,13 +80,13 @@ class GroupedLinear(torch.autograd.Function):
 
 
 def spans(groups: Sequence[tuple[int, int]]) -> Iterable[tuple[tuple[int, int], int]]:
-    """The first row of each group that is not empty, the row behind its last, and its matrix."""
+    """Return, for each group that is not empty, its first row, the row after its last, and its matrix."""
     ends = accumulate(rows for rows, _ in groups)
     return [((end - rows, end), matrix) for end, (rows, matrix) in zip(ends, groups, strict=True) if rows]
 
 
 class AllToAll(torch.autograd.Function):
-    """Sends each rank of the group its part of the rows. The gradient takes the way back."""
+    """A function that sends each rank of the group its part of the rows. The gradient is sent back."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, sent: list[int], received: list[int], group: Any) -> torch.Tensor:
@@ -105,7 +105,7 @@ def exchange(rows: torch.Tensor, sent: list[int], received: list[int], group: An
 
 
 class Experts(nn.Module):
-    """A matrix for each expert. With a group, each of its ranks has an equal part of them."""
+    """A matrix for each expert. If there is a group, each of its ranks has an equal part of the matrices."""
 
     def __init__(self, shape: Shape, group: Any = None) -> None:
         super().__init__()
@@ -118,9 +118,9 @@ class Experts(nn.Module):
     def forward(self, tokens: torch.Tensor, counts: torch.Tensor, note: Callable[[list[int]], None]) -> torch.Tensor:
         """
         Args:
-            tokens: Sorted by expert.
-            counts: The tokens of each expert, on the GPU.
-            note: Gets the counts on the host.
+            tokens: The tokens, sorted by expert.
+            counts: The number of tokens of each expert, on the GPU.
+            note: A function that is called with the counts on the host.
         """
         if self.group is None:
             sizes = counts.tolist()  # waits for the GPU
@@ -136,19 +136,19 @@ class Experts(nn.Module):
 
 
 def sums(numbers: list[int], size: int) -> list[int]:
-    """Of groups of that many numbers."""
+    """Return the sums of consecutive groups of `size` numbers."""
     return [sum(numbers[begin : begin + size]) for begin in range(0, len(numbers), size)]
 
 
 class Dispatcher:
-    """What a layer knows of the way of its tokens to the experts: no module, as in frameworks."""
+    """The state of a layer for routing its tokens to the experts. As in frameworks, it is not a module."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, ...]] = []
-        """The tokens of each expert, in each forward."""
+        """The number of tokens of each expert, in each forward."""
 
     def sort(self, chosen: torch.Tensor, experts: int) -> None:
-        """Sets tensors, which become results of the graph."""
+        """Sort the tokens by expert. The tensors that this sets become results of the graph."""
         self.order = torch.argsort(chosen, stable=True)
         self.inverse = torch.argsort(self.order)
         self.counts = (chosen == torch.arange(experts, device=chosen.device)[:, None]).sum(1)
@@ -158,7 +158,7 @@ class Dispatcher:
 
 
 class Layer(nn.Module):
-    """Attention and experts. Nothing in it knows whether its parts run or are replayed."""
+    """Attention and experts. The code is the same whether the parts run or are replayed."""
 
     def __init__(self, shape: Shape, group: Any = None) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class Layer(nn.Module):
         hidden = self.attention(hidden)
         normed, weights, chosen = self.route(hidden)
         tokens = self.preprocess(normed, weights, chosen)
-        # What follows has other sizes in each micro-batch.
+        # From here on the sizes differ in each micro-batch.
         dispatcher = self.dispatcher
         results = self.experts(tokens, dispatcher.counts, dispatcher.note)
         results = Permute.apply(results, dispatcher.inverse, dispatcher.order)
@@ -195,20 +195,20 @@ class Layer(nn.Module):
         return hidden + self.out(mixed.transpose(0, 1).flatten(1))
 
     def rotate(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotary position embedding."""
+        """Apply the rotary position embedding."""
         first, second = heads.chunk(2, -1)
         return heads * self.cosine + torch.cat([-second, first], -1) * self.sine
 
     @graph_part("moe_router")
     def route(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The normalised tokens, and the weights and numbers of the experts of each."""
+        """Return the normalised tokens, and the weights and numbers of the experts of each token."""
         normed = self.before_experts(hidden)
         weights, chosen = self.gate(normed).softmax(-1).topk(CHOSEN_EXPERTS)
         return normed, weights / weights.sum(-1, keepdim=True), chosen
 
     @graph_part("moe_preprocess")
     def preprocess(self, normed: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """A copy of each token for each of its experts, weighted, and sorted by expert."""
+        """Return a weighted copy of each token for each of its experts, sorted by expert."""
         self.dispatcher.sort(chosen.flatten(), self.shape.experts)
         copies = (normed[:, None] * weights[:, :, None]).flatten(0, 1)
         return Permute.apply(copies, self.dispatcher.order, self.dispatcher.inverse)
@@ -226,25 +226,25 @@ class Head(nn.Module):
 
 
 def make_layers(shape: Shape, group: Any = None) -> list[nn.Module]:
-    """The layers of the whole model, on the host. Equal shapes give equal parameters."""
+    """Make the layers of the whole model, on the host. Equal shapes give equal parameters."""
     torch.manual_seed(0)
     return [*(Layer(shape, group) for _ in range(shape.layers)), Head(shape)]
 
 
 def make_batch(shape: Shape, *numbers: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The input of a micro-batch and what the model should make of it, on the GPU. Equal numbers give equal values."""
+    """Make the input of a micro-batch and its target, on the GPU. Equal numbers give equal values."""
     source = torch.Generator().manual_seed(hash(numbers))
     values = torch.randn(shape.length, shape.width, generator=source)
     return values.cuda(), values.roll(1, 0).cuda()
 
 
 def loss_of(result: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Its gradient is dense. That of a plain mean() has stride 0, and cuBLAS may take another kernel for it: the graphs get
-    a dense copy."""
+    """Return a loss whose gradient is dense. The gradient of a plain mean() has stride 0, and graphs would get a dense copy,
+    for which cuBLAS may choose another kernel."""
     return (result - wanted).square().mean()
 
 
 def seen_by(layers: Iterable[nn.Module], forwards: int) -> list[tuple[int, ...]]:
-    """The tokens of all experts of the layers, in each of the last forwards."""
+    """Return the number of tokens of each expert of all layers, in each of the last forwards."""
     by_layer = [layer.dispatcher.seen[-forwards:] for layer in layers if isinstance(layer, Layer)]
     return [sum(of_forward, ()) for of_forward in zip(*by_layer, strict=True)]

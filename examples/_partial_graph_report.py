@@ -18,23 +18,23 @@ from torch_memory_saver.layer_graphs.plan import peak_in_flight, pipeline_order
 
 RANKS, CHUNKS = 4, 2
 LEAST_MICROBATCHES = 8
-#: How micro-batches share graphs and memory: what capture_layers() is told.
+#: The ways in which micro-batches share graphs and memory, as arguments of capture_layers().
 WAYS: dict[str, dict[str, Any]] = {
     "per_microbatch": {"graphs": "per_microbatch"},
     "shared": {"graphs": "shared"},
     "without reuse": {"graphs": "per_microbatch", "reuse_memory": False},
 }
-#: By which pools may differ where they should be equal.
+#: The relative difference up to which two pools count as equal.
 EQUAL = 0.02
-#: Which PyTorch takes at once for blocks of 1 to 10 MiB. Which block it chooses depends on addresses, so that a pool may
-#: need one more.
+#: The segment that PyTorch takes for blocks of 1 to 10 MiB. Its choice of blocks depends on addresses, so a pool may need
+#: one segment more.
 SEGMENT = 20 * MIB
-#: By which they grow at least from each of these numbers to the next, if there is no reuse.
+#: The factor by which pools grow at least from one number of micro-batches to the next, without reuse.
 GROWTH = 1.2
 
 
 def capture(shape: Shape, rank: int, microbatches: int, samples: list[Sample] | None = None, **way: Any) -> MemoryReport:
-    """Captures two chunks of a layer each, for one rank of four, and lets the graphs go."""
+    """Capture two chunks of one layer each, for one rank of four, and delete the graphs."""
     order = pipeline_order(RANKS, rank, microbatches, CHUNKS)
     chunks = [[Watched(Layer(shape), samples).cuda()] for _ in range(CHUNKS)]
     inputs = [[torch.zeros(shape.length, shape.width, device="cuda", requires_grad=True)] for _ in chunks]
@@ -45,8 +45,8 @@ def capture(shape: Shape, rank: int, microbatches: int, samples: list[Sample] | 
 
 
 def table(shape: Shape, most: int) -> None:
-    """Prints what the pools take by rank, way and number of micro-batches: 8, 16 and so on, to `most`. Checks what a
-    pipeline may rely on."""
+    """Print the sizes of the pools by rank, way and number of micro-batches (8, 16 and so on, up to `most`). Check the
+    properties that a pipeline may rely on."""
     numbers = [LEAST_MICROBATCHES]
     while 2 * numbers[-1] <= most:
         numbers.append(2 * numbers[-1])
@@ -91,7 +91,7 @@ def check_table(pools: dict[tuple[int, str, int], int], numbers: Sequence[int], 
 
 @dataclass(frozen=True)
 class Sample:
-    """Bytes behind one forward or backward, as PyTorch counts them."""
+    """PyTorch's counters after one forward or backward, in bytes."""
 
     in_use: int
     reserved: int
@@ -102,7 +102,7 @@ class Sample:
 
 
 class Watched(nn.Module):
-    """A layer that notes, while it is captured, what is in use behind its forward and its backward."""
+    """A layer that records, while it is captured, the memory in use after its forward and after its backward."""
 
     def __init__(self, layer: nn.Module, samples: list[Sample] | None) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Watched(nn.Module):
         self.samples = samples
 
     def note(self) -> None:
-        # Not while the layer is prepared.
+        # The layer also runs to be prepared for the capture, and those runs are not recorded.
         if self.samples is not None and torch.cuda.is_current_stream_capturing():
             self.samples.append(Sample.now())
 
@@ -124,7 +124,7 @@ class Watched(nn.Module):
 
 
 class Behind(torch.autograd.Function):
-    """Its backward is the last of the layer's."""
+    """An identity whose backward runs as the last one of the layer."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, note: Any) -> torch.Tensor:
@@ -138,7 +138,7 @@ class Behind(torch.autograd.Function):
 
 
 def plot(shape: Shape, path: Path, rank: int = 0, microbatches: int = 16) -> None:
-    """Draws the memory of one step of a rank, with and without reuse."""
+    """Draw the memory of one step of a rank, with and without reuse."""
     pyplot = require_pyplot()
     order = pipeline_order(RANKS, rank, microbatches, CHUNKS)
     curves = {}
@@ -167,7 +167,7 @@ def plot(shape: Shape, path: Path, rank: int = 0, microbatches: int = 16) -> Non
 
 
 def measure(shape: Shape, rank: int, microbatches: int, order: Sequence[int], way: dict[str, Any]) -> list[Sample]:
-    """What each forward and backward of the order left in use, in bytes more than before the first."""
+    """Return the memory in use after each forward and backward of the order, relative to that before the first."""
     samples: list[Sample] = []
     capture(shape, rank, microbatches, samples, **way)
     before, *behind = samples
@@ -176,7 +176,7 @@ def measure(shape: Shape, rank: int, microbatches: int, order: Sequence[int], wa
 
 
 def draw_order(axes: Any, order: Sequence[int]) -> None:
-    """Grey behind each backward."""
+    """Draw a grey background behind each backward."""
     for position, entry in enumerate(order):
         if entry < 0:
             axes.axvspan(position - 0.5, position + 0.5, color="#e2e8f0", linewidth=0, zorder=0)

@@ -1,4 +1,4 @@
-"""A rank of the pipeline of partial_cuda_graph.py: chunks of layers, run in an order, and what they send to other ranks."""
+"""A rank of the pipeline of partial_cuda_graph.py: it runs chunks of layers in an order and sends results to others."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Sends(Protocol):
-    """Brings tensors from stage to stage. A *stage* is a chunk of the whole pipeline: its rank is stage % ranks."""
+    """A transport of tensors between stages. A *stage* is a chunk of the whole pipeline: its rank is stage % ranks."""
 
     def send(self, tensor: torch.Tensor, stage: int, to: int) -> Any:
-        """Begins to send, and returns what has a wait()."""
+        """Begin to send, and return an object with a wait() method."""
 
     def receive(self, stage: int, to: int) -> torch.Tensor:
-        """What `stage` has sent to the stage `to`."""
+        """Return the tensor that `stage` has sent to the stage `to`."""
 
 
 class Links:
-    """Sends by NCCL. Each pair of ranks has a communicator for each direction, and for activations and gradients: so a send
-    never waits for one that the other rank will receive later."""
+    """A transport over NCCL. Each pair of ranks has a communicator for each direction, and for activations and gradients. So
+    a send never waits for one that the other rank will receive later."""
 
     def __init__(self, ranks: int, shape: Sequence[int]) -> None:
         self.ranks = ranks
@@ -55,12 +55,12 @@ class Links:
 
 
 class Received(torch.autograd.Function):
-    """What a stage receives, as an operation of autograd: its backward sends the gradient to where the tensor came from. No
-    leaf is between, which would keep a copy of the gradient."""
+    """A receive as an autograd operation, whose backward returns the gradient to the sender of the tensor. The result is not
+    a leaf, because a leaf would keep a copy of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, receive: Callable[[], torch.Tensor], send: Callable[..., None]) -> Any:
-        """`anchor` is there because autograd runs the backward only if an input has a gradient."""
+        """Receive the tensor. `anchor` exists because autograd runs the backward only if an input requires a gradient."""
         ctx.send = send
         return receive()
 
@@ -71,7 +71,7 @@ class Received(torch.autograd.Function):
 
 
 class Stage:
-    """Runs the chunks of a rank. Without graphs it does the same."""
+    """The chunks of a rank, with or without graphs."""
 
     def __init__(
         self, chunks: Sequence[Sequence[Any]], order: Sequence[int], rank: int, ranks: int, links: Sends, graphs: Any = None
@@ -79,10 +79,10 @@ class Stage:
         """
         Args:
             chunks: Modules or captured layers.
-            order: What the rank runs in a step.
-            rank: The number of the rank, and...
-            ranks: ...how many there are.
-            links: To the other ranks.
+            order: The order in which the rank runs its chunks in a step.
+            rank: The number of this rank.
+            ranks: The number of ranks.
+            links: The transport to the other ranks.
             graphs: The LayerGraphs of captured layers.
         """
         self.chunks, self.order, self.rank, self.ranks, self.links, self.graphs = chunks, order, rank, ranks, links, graphs
@@ -90,7 +90,7 @@ class Stage:
         self.anchor = torch.zeros((), device="cuda", requires_grad=True)
 
     def step(self, batches: Sequence[Batch]) -> list[float]:
-        """Runs all micro-batches forwards and backwards. The losses, on the rank that has the last stage."""
+        """Run all micro-batches forwards and backwards. Returns the losses on the rank that has the last stage."""
         self.sends: list[tuple[Any, torch.Tensor]] = []
         self.losses: list[torch.Tensor] = []
         waiting = [deque[tuple[torch.Tensor, int]]() for _ in self.chunks]
@@ -130,7 +130,7 @@ class Stage:
             torch.autograd.backward(result, self.links.receive(stage + 1, stage))
 
     def send_gradient(self, gradient: torch.Tensor, stage: int) -> None:
-        """The gradient of a captured layer's input lies in the graphs' memory, which a later backward uses again."""
+        """Send the gradient of a captured layer's input. It lies in graph memory, which a later backward uses again."""
         work = self.links.send(gradient, stage, stage - 1)
         if self.graphs is not None:
             self.graphs.in_flight(gradient, work)

@@ -1,5 +1,5 @@
-"""The two processes of rl_colocate.py: a trainer and an inference engine, each with its memory in regions; and how a third
-process calls their methods."""
+"""The two processes of rl_colocate.py, a trainer and an inference engine, each with its memory in regions, and the classes
+by which a third process calls their methods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch_memory_saver import torch_memory_saver
 
 WEIGHTS, KV_CACHE, GRAPHS, GRADIENTS, OPTIMIZER = "weights", "kv_cache", "graphs", "gradients", "optimizer"
 ACTIVATIONS = "activations"
-#: Seconds for the other process to drop what was sent to it.
+#: Seconds to wait until the other process drops the tensors that were sent to it.
 DROP_TIMEOUT = 60
 
 
@@ -32,8 +32,8 @@ def chunks(total: int) -> list[torch.Tensor]:
 
 
 def decode(batch: int, weights: list[torch.Tensor], cache: list[torch.Tensor], vocabulary: int) -> torch.Tensor:
-    """A decode step of `batch` sequences: each layer writes its input to the cache, reads it from there, and adds all of its
-    weights. Returns logits [batch, vocabulary]."""
+    """Make a decode step of `batch` sequences. Each layer writes its input to the cache, reads it from there, and adds all
+    of its weights. Returns logits [batch, vocabulary]."""
     hidden = torch.arange(batch * WORDS, device="cuda").view(batch, WORDS)
     for chunk, weight in zip(cache, weights, strict=True):
         slot = chunk[: hidden.nbytes].view(torch.int64).view(batch, WORDS)
@@ -47,7 +47,7 @@ def fingerprint(weights: list[torch.Tensor]) -> int:
 
 
 class Process:
-    """What both have in common: managed memory under tags, and how much there is of it."""
+    """The common part of both processes: managed memory under tags, and its sizes."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -58,22 +58,22 @@ class Process:
         torch_memory_saver.pause(tags, if_shared="wait", timeout=DROP_TIMEOUT)
 
     def resume(self, *tags: str) -> None:
-        """No tag: everything."""
+        """Resume the tags, or everything if there is no tag."""
         torch_memory_saver.resume(tags or None)
 
     def components(self) -> dict[str, int]:
-        """Bytes of device memory by tag."""
+        """Return the bytes of device memory by tag."""
         return {tag: usage.resident_bytes for tag, usage in torch_memory_saver.stats().tags.items()}
 
     def device_memory(self) -> tuple[int, int]:
-        """(used, total) bytes of the device, by all processes."""
+        """Return the bytes of the device that all processes use, and its total bytes."""
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
         return total - free, total
 
 
 class Trainer(Process):
-    """Trains, and sends its weights. What it keeps between two steps has a backup in host memory; gradients do not."""
+    """A trainer that sends its weights. Weights and optimizer state have a backup in host memory; gradients do not."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
@@ -90,14 +90,14 @@ class Trainer(Process):
         self.steps = 0
 
     def forward_and_backward(self) -> None:
-        """Leaves the activations where they are, so that the caller can look at the memory."""
+        """Make activations and gradients. The activations stay, so that the caller can look at the memory."""
         self.activations = chunks(self.sizes.activations)
         for activation, gradient in zip(self.activations, self.gradients, strict=True):
             activation.zero_()
             gradient.fill_(1)
 
     def clean_up(self) -> None:
-        """Drops what a step that failed has left. Lets PyTorch see what the engine has dropped."""
+        """Drop what a failed step has left, and free the sent memory that the engine has dropped."""
         self.activations = []
         torch.cuda.ipc_collect()
         torch.cuda.empty_cache()
@@ -115,11 +115,11 @@ class Trainer(Process):
         return super().components() | {ACTIVATIONS: sum(activation.nbytes for activation in self.activations)}
 
     def optimizer_is_whole(self) -> bool:
-        """Whether every byte of the optimizer state has been there at each step."""
+        """Return whether every byte of the optimizer state has been updated at each step."""
         return all(bool((state == self.steps % 256).all()) for state in self.optimizer)
 
     def answer(self) -> tuple[torch.Tensor, int]:
-        """What the engine has to answer with these weights to the smallest batch, and their fingerprint."""
+        """Return the answer that the engine must give to the smallest batch with these weights, and their fingerprint."""
         cache = [torch.empty(min(BATCHES) * WORDS * 8, dtype=torch.uint8, device="cuda") for _ in range(LAYERS)]
         answer = (decode(min(BATCHES), self.weights, cache, self.sizes.vocabulary).cpu(), fingerprint(self.weights))
         del cache
@@ -127,7 +127,7 @@ class Trainer(Process):
         return answer
 
     def send_weights(self) -> bytes:
-        """Descriptions of the live tensors: the engine maps the same memory."""
+        """Return descriptions of the live tensors, with which the engine maps the same memory."""
         return bytes(ForkingPickler.dumps(self.weights))
 
     def save_weights(self, path: str) -> None:
@@ -135,7 +135,7 @@ class Trainer(Process):
 
 
 class Engine(Process):
-    """Weights, KV cache and a captured decode step for each batch size. Its weights come from a file, or are sent."""
+    """An engine: weights from a file or from the trainer, a KV cache, and a captured decode step for each batch size."""
 
     def __init__(self, sizes: Sizes, weights_file: str | None = None) -> None:
         super().__init__(sizes)
@@ -146,7 +146,7 @@ class Engine(Process):
                 weight.copy_(loaded)
         with torch_memory_saver.region(tag=KV_CACHE):
             self.cache = chunks(sizes.kv_cache)
-        self._step(max(BATCHES))  # loads the kernels, which a capture must not
+        self._step(max(BATCHES))  # loads the kernels, because a capture must not load them
         torch.cuda.empty_cache()
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs = {batch: self._capture(batch) for batch in reversed(BATCHES)}
@@ -157,7 +157,7 @@ class Engine(Process):
         return decode(batch, self.weights, self.cache, self.sizes.vocabulary)
 
     def _capture(self, batch: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """The graph, and its logits: they stay in the graphs' pool, because the next replay writes them there."""
+        """Capture a graph. Returns it and its logits, which stay in the graphs' pool, where each replay writes them."""
         graph = torch.cuda.CUDAGraph()
         # Without gradients a capture needs no workspace of cuBLAS for autograd's thread, which a pause would not release.
         with torch.no_grad(), torch_memory_saver.cuda_graph(graph, pool=self.pool, tag=GRAPHS):
@@ -165,11 +165,11 @@ class Engine(Process):
         return graph, logits
 
     def sleep(self) -> None:
-        """The weights are not saved: the trainer sends new ones."""
+        """Pause everything. The weights are not saved, because the trainer sends new ones."""
         torch_memory_saver.pause((WEIGHTS, KV_CACHE, GRAPHS), backup="discard")
 
     def take_weights(self, sent: bytes) -> dict[str, float]:
-        """Copies what the trainer sent. Returns the seconds of each part."""
+        """Copy the weights that the trainer sent. Returns the seconds of each part."""
         start = _now()
         theirs = pickle.loads(sent)
         opened = _now()
@@ -181,13 +181,13 @@ class Engine(Process):
         return {"open": opened - start, "copy": copied - opened, "close": _now() - copied}
 
     def resume_weights(self) -> float:
-        """Returns the seconds."""
+        """Resume the weights. Returns the seconds."""
         start = _now()
         self.resume(WEIGHTS)
         return _now() - start
 
     def answer(self) -> tuple[torch.Tensor, int]:
-        """Replays the largest and the smallest graph. Returns the logits of the smallest, and the weights' fingerprint."""
+        """Replay the largest and the smallest graph. Returns the logits of the smallest, and the weights' fingerprint."""
         for batch in (max(BATCHES), min(BATCHES)):
             self.graphs[batch][0].replay()
         torch.cuda.synchronize()
@@ -200,7 +200,7 @@ def _now() -> float:
 
 
 def serve(role: type[Process], arguments: tuple[Any, ...], connection: Connection) -> None:
-    """The main function of both processes: makes the object, then serves calls until the other end closes."""
+    """Make the object of a process, then serve calls until the other end closes. Both processes run this function."""
     worker: Process | None = None
     while True:
         try:
@@ -221,7 +221,7 @@ def serve(role: type[Process], arguments: tuple[Any, ...], connection: Connectio
 
 
 class RemoteError(Exception):
-    """Something that a process raised: its class by name, and its traceback."""
+    """An exception of a process: the name of its class, and its traceback."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -229,10 +229,10 @@ class RemoteError(Exception):
 
 
 class Remote:
-    """A Trainer or an Engine in a process of its own; its methods are called by name.
+    """A Trainer or an Engine in its own process. Its methods are called by name.
 
     Raises:
-        RemoteError: It could not be made. Its process has ended.
+        RemoteError: The object could not be made. Its process has ended.
     """
 
     def __init__(self, role: type[Process], *arguments: Any) -> None:

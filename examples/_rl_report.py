@@ -1,4 +1,4 @@
-"""What rl_colocate.py prints and draws."""
+"""The tables and the plot of rl_colocate.py."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from _rl_strategies import COMPONENTS, PHASES, STRATEGIES, Step, Strategy
 
 _COLORS = ("#2b6cb0", "#63b3ed", "#2f855a", "#9ae6b4", "#d69e2e", "#e9a8a8", "#9b5c8f", "#a0aec0")
 _INK = "#4a5568"
-#: Seconds in which a published engine resumed and synchronised these weights.
+#: Seconds that a published engine took to resume and synchronise these weights.
 _PUBLISHED_SECONDS = 0.5
 
 
 @dataclass
 class Outcome:
-    """What became of a strategy.
+    """The outcome of a strategy.
 
     Attributes:
-        steps: Empty if it does not fit.
-        missing: Bytes that a strategy that does not fit would need beyond those of the device.
-        demand: Its bytes by phase and component: the last step's, or what would be needed.
-        largest: Bytes of the largest KV cache that was seen to succeed; None without the search.
+        steps: The steps of the strategy. Empty if it does not fit.
+        missing: Bytes beyond those of the device that a strategy would need, if it does not fit.
+        demand: Bytes by phase and component: those of the last step, or those that would be needed.
+        largest: Bytes of the largest KV cache with which a step succeeded. None without the search.
     """
 
     strategy: type[Strategy]
@@ -44,11 +44,11 @@ class Outcome:
 
 @dataclass
 class Results:
-    """Of a whole run.
+    """The results of a whole run.
 
     Attributes:
         capacity: Bytes of the GPU.
-        weights: Seconds of each part of resuming the weights and taking the trainer's, a round each.
+        weights: Seconds of each part of resuming the weights and taking the trainer's, for each round.
     """
 
     device: str
@@ -65,7 +65,7 @@ class Results:
 
     @classmethod
     def read(cls, path: str) -> Results:
-        """What `write` wrote."""
+        """Read the file that `write` has written."""
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         strategies = {strategy.name: strategy for strategy in STRATEGIES}
         for outcome in found["outcomes"]:
@@ -75,7 +75,7 @@ class Results:
         return cls(**{**found, "sizes": Sizes(**found["sizes"]), "outcomes": outcomes})
 
     def text(self) -> str:
-        """The tables, in Markdown."""
+        """Return the tables, in Markdown."""
         weights = _weights(self.weights, self.sizes)
         return f"{table(self.outcomes, self.capacity)}\n\n{components_table(self.outcomes, self.capacity)}\n\n{weights}"
 
@@ -90,14 +90,14 @@ def _weights(times: Sequence[dict[str, float]], sizes: Sizes) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median and range, in seconds."""
+    """Format the median and the range, in seconds."""
     if max(values) == 0:
         return "-"
     return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
 def _gigabytes(size: int, capacity: int) -> str:
-    """With as many decimals as the GPU's size calls for."""
+    """Format bytes as GB, with more decimals on a small GPU."""
     return f"{size / GB:.{1 if capacity >= 20 * GB else 3}f}"
 
 
@@ -110,7 +110,7 @@ def _sums(steps: Sequence[Step], parts: Sequence[str]) -> list[float]:
 
 
 def table(outcomes: Sequence[Outcome], capacity: int) -> str:
-    """One row for each strategy, in Markdown. The first step of each is a warm-up, and does not count."""
+    """Return a table in Markdown with one row for each strategy. The first step of each is a warm-up, and is not counted."""
     rows: list[tuple[str, ...]] = [("strategy", "peak GB", "to rollout s", "of which", "to training s", "largest KV cache")]
     rows.append(("---",) * len(rows[0]))
     for outcome in outcomes:
@@ -137,7 +137,7 @@ def table(outcomes: Sequence[Outcome], capacity: int) -> str:
 
 
 def components_table(outcomes: Sequence[Outcome], capacity: int) -> str:
-    """Bytes by strategy, phase and component, in Markdown."""
+    """Return a table in Markdown of the memory by strategy, phase and component, in GB."""
     rows: list[tuple[str, ...]] = [("strategy", "phase", *(_label(name) for name in COMPONENTS), "used GB")]
     rows.append(("---",) * len(rows[0]))
     for outcome in outcomes:
@@ -157,7 +157,7 @@ def _markdown(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def plot(path: str, results: Results) -> None:
-    """A stacked bar for each strategy and phase, and a line at the GPU's memory. The format follows the ending of `path`.
+    """Draw a stacked bar for each strategy and phase, and a line at the GPU's memory. The suffix of `path` sets the format.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -201,7 +201,7 @@ def _heading(outcome: Outcome, capacity: int) -> str:
 
 
 def _bar(axes: Any, place: int, held: dict[str, int], fits: bool) -> None:
-    """What would not fit is drawn pale."""
+    """Draw a stacked bar. A bar that does not fit is pale."""
     bottom = 0.0
     for name, color in zip(COMPONENTS, _COLORS, strict=True):
         axes.bar(place, held[name] / GB, bottom=bottom, color=color, width=0.8, alpha=1.0 if fits else 0.45)

@@ -1,4 +1,4 @@
-"""The sizes of rl_colocate.py: those of a published comparison with a 7B model on one GPU, or a part of them."""
+"""The sizes of rl_colocate.py: those of a published comparison with a 7B model on one GPU, or a fraction of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 GB = 10**9
 
-#: Of the published run. Its KV cache had 60 to 90 GB, its CUDA graphs 1 to 3 GB, activations and logits 3 to 7 GB.
+#: Sizes of the published run. It had a KV cache of 60 to 90 GB, CUDA graphs of 1 to 3 GB, activations and logits of 3 to 7.
 WEIGHTS_GB, KV_CACHE_GB, ACTIVATIONS_GB = 15.4, 90.0, 5.0
-#: Weights, gradients and optimizer state of the trainer together.
+#: The weights, gradients and optimizer state of the trainer together.
 TRAINER_GB = 48.0
 #: The memory of the smallest GPU on which the published sizes are the default: an H200 has 150 GB.
 FULL_SIZE_GB = 140.0
 
-#: Qwen2.5-7B's, by its configuration.
+#: The dimensions of Qwen2.5-7B, from its configuration.
 LAYERS, HIDDEN, VOCABULARY = 28, 3584, 152_064
 WORDS = HIDDEN * 2 // 8
 #: An engine captures one graph for each of many batch sizes.
@@ -25,11 +25,11 @@ PIECE = 2 << 20
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of the two processes. The trainer keeps gradients of the weights' type and size; its optimizer state is the rest
-    of ``trainer``.
+    """The sizes of the two processes, in bytes. The trainer keeps gradients of the weights' type and size, and its optimizer
+    state is the rest of ``trainer``.
 
-    A layer's weights are a matrix of 16-bit numbers [rows, HIDDEN]; it is added up as 64-bit words [rows, WORDS]. Its
-    KV cache is one tensor. Numbers are whole, so that every answer is exact, in whatever order they are added.
+    A layer's weights are a matrix of 16-bit numbers [rows, HIDDEN], which is added up as 64-bit words [rows, WORDS]. A
+    layer's KV cache is one tensor. All numbers are integers, so every answer is exact, whatever the order of additions.
     """
 
     rows: int
@@ -40,7 +40,7 @@ class Sizes:
 
     @classmethod
     def scaled(cls, scale: float, kv_cache_gb: float | None, trainer_gb: float | None) -> Sizes:
-        """The published sizes times `scale`; the KV cache and the trainer's memory as given, if they are."""
+        """Return the published sizes times `scale`. `kv_cache_gb` and `trainer_gb`, if given, are not scaled."""
         return cls(
             rows=max(1, round(scale * WEIGHTS_GB * GB / (LAYERS * HIDDEN * 2))),
             vocabulary=max(1, round(scale * VOCABULARY)),
@@ -59,12 +59,12 @@ class Sizes:
 
     @property
     def graphs(self) -> int:
-        """What the graphs keep: the logits of each batch size, in 32 bits. The measured pool has a little more."""
+        """The bytes that the graphs keep: the 32-bit logits of each batch size. The measured pool is slightly larger."""
         return sum(BATCHES) * self.vocabulary * 4
 
     @property
     def physical_cache(self) -> int:
-        """Of the KV cache, in whole pieces of physical memory."""
+        """The bytes of the KV cache in whole pieces of physical memory."""
         return sum(-(-size // PIECE) * PIECE for size in per_layer(self.kv_cache))
 
     @property
@@ -72,7 +72,7 @@ class Sizes:
         return 2 * self.weights + self.kv_cache + self.graphs + self.activations + self.weights + self.optimizer
 
     def check(self) -> None:
-        """Ends the program if the parts do not fit together."""
+        """End the program if the parts do not fit together."""
         if self.optimizer < LAYERS:
             raise SystemExit("the trainer's memory must hold its weights, gradients of the same size, and optimizer state")
         if self.kv_cache < self.smallest_cache:
@@ -80,10 +80,10 @@ class Sizes:
 
     @property
     def smallest_cache(self) -> int:
-        """What one decode step of the largest batch writes: its hidden states, in 64 bits."""
+        """The bytes that one decode step of the largest batch writes: its hidden states, in 64 bits."""
         return LAYERS * max(BATCHES) * WORDS * 8
 
 
 def per_layer(total: int) -> list[int]:
-    """`total` bytes in LAYERS parts, which differ by 1 at most."""
+    """Divide `total` bytes into LAYERS parts, which differ by at most 1."""
     return [total * (layer + 1) // LAYERS - total * layer // LAYERS for layer in range(LAYERS)]

@@ -1,7 +1,7 @@
-"""Four ways for a trainer and an engine to use one GPU in turn, and what each step of them takes.
+"""Four ways for a trainer and an engine to use one GPU in turn, with the memory and the time of each step.
 
-A strategy stands between the two processes, as verl's sharding manager does: `to_rollout` brings the engine up with the
-trainer's new weights, `to_training` makes room for the trainer again.
+A strategy stands between the two processes, as verl's sharding manager does. `to_rollout` brings the engine up with the
+trainer's new weights, and `to_training` makes room for the trainer again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from _rl_processes import ACTIVATIONS, GRADIENTS, GRAPHS, KV_CACHE, OPTIMIZER, W
 from _rl_sizes import GB, Sizes
 
 OTHER = "other"
-#: What device memory holds, in the order of the table and of the bars. `other`: contexts, libraries and caches.
+#: The components of device memory, in the order of the table and of the bars. `other`: contexts, libraries and caches.
 COMPONENTS = ("trainer's weights", "engine's weights", KV_CACHE, GRAPHS, ACTIVATIONS, GRADIENTS, OPTIMIZER, OTHER)
 PHASES = ("train", "update", "synchronise", "generate")
 
@@ -29,8 +29,8 @@ class Step:
 
     Attributes:
         phases: Device bytes by phase and component.
-        seconds: Of each part of the switches.
-        transfer: Seconds of opening, copying and closing the trainer's weights, where they are sent.
+        seconds: Seconds of each part of the switches.
+        transfer: Seconds of opening, copying and closing the trainer's weights, if they are sent.
     """
 
     phases: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Step:
 
     @property
     def peak_with_cache(self) -> int:
-        """The peak of the phases in which the KV cache is there."""
+        """The peak of the phases in which the KV cache has memory."""
         return max(sum(phase.values()) for phase in self.phases.values() if phase[KV_CACHE])
 
     @contextmanager
@@ -54,10 +54,10 @@ class Step:
 
 
 class Strategy:
-    """Both keep all they have."""
+    """The strategy in which both processes keep all their memory."""
 
     name = "keep everything"
-    #: Parts of the switches, in order.
+    #: The parts of the switches, in order.
     to_rollout_parts: tuple[str, ...] = ("weights",)
     to_training_parts: tuple[str, ...] = ()
 
@@ -68,14 +68,14 @@ class Strategy:
         self.record = Step()
 
     def start(self) -> None:
-        """To be ready for a training step."""
+        """Get ready for a training step."""
         self.engine = Remote(Engine, self.sizes)
 
     def to_rollout(self) -> None:
         self.synchronise()
 
     def to_training(self) -> None:
-        """Nothing is given back."""
+        """Do nothing: no memory is released."""
 
     def stop(self) -> None:
         if self.engine is not None:
@@ -89,13 +89,13 @@ class Strategy:
         return self.engine
 
     def synchronise(self) -> None:
-        """The trainer's live tensors into the engine's, over CUDA IPC."""
+        """Copy the trainer's live tensors into the engine's, over CUDA IPC."""
         self.look("synchronise")
         with self.record.clock("weights"):
             self.record.transfer = self.awake()("take_weights", self.trainer("send_weights"))
 
     def look(self, phase: str) -> None:
-        """Records what device memory holds now."""
+        """Record what device memory holds now."""
         trainer = self.trainer("components")
         engine = self.engine("components") if self.engine is not None else {}
         held = {
@@ -109,7 +109,7 @@ class Strategy:
         self.record.phases[phase] = held | {OTHER: used - sum(held.values())}
 
     def step(self) -> Step:
-        """A whole step. Checks that the engine has the trainer's weights, bit for bit, and answers with them."""
+        """Make a whole step. Checks that the engine has the trainer's weights, bit for bit, and answers with them."""
         self.record = Step()
         self.trainer("forward_and_backward")
         self.look("train")
@@ -126,14 +126,14 @@ class Strategy:
 
 
 class RestartEngine(Strategy):
-    """The engine ends before training and is started again, with weights from a file and its graphs captured anew."""
+    """The strategy in which the engine ends before training, and restarts with weights from a file and new graphs."""
 
     name = "restart the engine"
     to_rollout_parts = ("save", "park", "start")
     to_training_parts = ("stop", "unpark")
 
     def start(self) -> None:
-        """The engine is started by to_rollout."""
+        """Do nothing: to_rollout starts the engine."""
 
     def to_rollout(self) -> None:
         self.look("synchronise")
@@ -153,7 +153,7 @@ class RestartEngine(Strategy):
 
 
 class WakeWhole(Strategy):
-    """The engine's memory is paused during training, and resumed all at once."""
+    """The strategy in which the engine's memory is paused during training, and resumed all at once."""
 
     name = "wake whole"
     to_rollout_parts = ("park", "wake", "weights")
@@ -182,7 +182,7 @@ class WakeWhole(Strategy):
 
 
 class WakeInStages(WakeWhole):
-    """The weights are resumed and taken; the trainer's go; only then is the KV cache resumed."""
+    """The strategy that resumes and updates the engine's weights, pauses the trainer's, and then resumes the KV cache."""
 
     name = "wake in stages"
 
@@ -202,7 +202,7 @@ STRATEGIES: tuple[type[Strategy], ...] = (Strategy, RestartEngine, WakeWhole, Wa
 
 
 def run(strategy: type[Strategy], sizes: Sizes, trainer: Remote, folder: Path, steps: int) -> list[Step] | None:
-    """The steps that were made, or None if the GPU's memory does not suffice. The trainer is whole afterwards, and alone."""
+    """Make steps. Returns None if the GPU has too little memory. Afterwards only the trainer is left, and it is resumed."""
     manager = strategy(sizes, trainer, folder)
     try:
         manager.start()
@@ -216,9 +216,9 @@ def run(strategy: type[Strategy], sizes: Sizes, trainer: Remote, folder: Path, s
 
 
 def largest_cache(strategy: type[Strategy], sizes: Sizes, guess: int, trainer: Remote, folder: Path, pace: int) -> int:
-    """The largest KV cache with which a step succeeds: with `pace` bytes more it was seen to fail.
+    """Search the largest KV cache with which a step succeeds. With `pace` bytes more a step has failed.
 
-    Every size is tried by a whole step of the strategy, from `guess` on. Returns 0 if none succeeds.
+    Every size is tried by a whole step of the strategy, starting at `guess`. Returns 0 if no size succeeds.
     """
 
     def succeeds(kv_cache: int) -> bool:

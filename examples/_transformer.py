@@ -16,11 +16,11 @@ class Shape:
     heads: int = 4
     words: int = 512
     length: int = 16
-    """Tokens of a sequence."""
+    """The number of tokens of a sequence."""
 
 
 class Cache(NamedTuple):
-    """Of one layer."""
+    """The KV cache of one layer."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -39,7 +39,7 @@ class Block(nn.Module):
         self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, hidden: torch.Tensor, seen: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
-        """`seen` tells which keys each token attends to. With a cache, `hidden` is the one token at the cache's position."""
+        """Run the block. `seen` marks the keys that a token sees. With a cache, `hidden` is the token at its position."""
         parts = self.qkv(self.before_attention(hidden)).chunk(3, dim=-1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         if cache is not None:
@@ -62,7 +62,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(shape.width, shape.words, bias=False)
 
     def forward(self, sequences: torch.Tensor) -> torch.Tensor:
-        """The logits of the token after each of the sequences' tokens."""
+        """Return the logits of the token after each token of the sequences."""
         places = torch.arange(sequences.shape[1], device=sequences.device)
         hidden = self.words(sequences) + self.places(places)
         for block in self.blocks:
@@ -70,12 +70,12 @@ class Transformer(nn.Module):
         return self.head(self.norm(hidden))
 
     def cache_sizes(self, sequences: int) -> tuple[int, ...]:
-        """Of a KV cache: layers, keys and values, sequences, heads, tokens, and a head's part of the width."""
+        """Return the shape of a KV cache: layers, keys and values, sequences, heads, tokens, and the width of a head."""
         shape = self.shape
         return (shape.layers, 2, sequences, shape.heads, shape.length, shape.width // shape.heads)
 
     def decode(self, tokens: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """The most likely token after each of `tokens`, which stand at `position` of their sequences."""
+        """Return the most likely token after each of `tokens`, which are at `position` of their sequences."""
         hidden = self.words(tokens[:, None]) + self.places(position)
         seen = torch.arange(self.shape.length, device=tokens.device) <= position
         for block, layer in zip(self.blocks, cache, strict=True):

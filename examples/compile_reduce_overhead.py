@@ -5,11 +5,11 @@ Inductor captures graphs of its own and puts their memory into one pool. The pro
 
 - preload: call compiled code inside a region. The graphs' memory is then managed, and a pause gives it back.
 - torch: the pool stays on the GPU. PyTorch makes it without an allocator of ours, and has no way to set one. Everything
-  else can be paused as usual. `torch.compiler.reset()` gives the pool back, at the price of compiling again.
+  else can be paused as usual. `torch.compiler.reset()` gives the pool back, but the next call compiles again.
 
-The example runs itself in a child process for each mode. Each runs the forward pass and a training step of a small model,
-with two inputs of one shape, then with two of a new shape, which is recorded again. After each of 20 pauses the outputs,
-losses, gradients and updated weights must equal those before the first, bit for bit.
+The example runs itself in a child process for each mode. Each child runs the forward pass and a training step of a small
+model, with two inputs of one shape, then with two of a new shape, which is recorded again. After each of 20 pauses the
+outputs, losses, gradients and updated weights must equal those before the first pause, bit for bit.
 
     python examples/compile_reduce_overhead.py
     python examples/compile_reduce_overhead.py --backend cudagraphs    # without Triton: the same graphs of plain operators
@@ -31,9 +31,9 @@ from torch_memory_saver import configure_subprocess, torch_memory_saver
 
 #: The first call of compiled code runs it without a graph, the second captures it, the third replays it.
 CALLS_TO_RECORD = 3
-#: What the driver may take or give for itself during a pause, bytes.
+#: The bytes by which the driver's own memory may change during a pause.
 SLACK = 64 * MIB
-#: The memory of the weights is kept under this tag, what compiled code allocates under the other one.
+#: The tag of the weights, and the tag of memory that compiled code allocates.
 WEIGHTS, COMPILED = "weights", "compiled"
 
 
@@ -63,7 +63,7 @@ class Pool(NamedTuple):
 
 
 def compiled_graphs() -> Pool:
-    """Inductor's graph pool on the current device. PyTorch has no public name for it."""
+    """Return Inductor's graph pool on the current device. PyTorch has no public API for it."""
     try:
         from torch._inductor.cudagraph_trees import get_manager
 
@@ -82,7 +82,7 @@ def compiled_graphs() -> Pool:
 
 
 class Results(NamedTuple):
-    """What one forward pass and one training step compute, in host memory."""
+    """The results of one forward pass and one training step, in host memory."""
 
     output: torch.Tensor
     loss: torch.Tensor
@@ -90,7 +90,7 @@ class Results(NamedTuple):
     weights: list[torch.Tensor]
 
     def equal(self, other: Results) -> bool:
-        """Whether all of it is the same, bit for bit."""
+        """Return whether all results are the same, bit for bit."""
         here = [self.output, self.loss, *self.gradients, *self.weights]
         there = [other.output, other.loss, *other.gradients, *other.weights]
         return all(torch.equal(first, second) for first, second in zip(here, there, strict=True))
@@ -110,18 +110,18 @@ class Trainer:
         self.compiled_loss = torch.compile(self.loss, dynamic=False, **how)
 
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        """How far the model is from leaving its input as it is."""
+        """Return the mean squared difference between the model's output and its input."""
         return torch.nn.functional.mse_loss(self.model(batch), batch)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        """The output lies in the graphs' memory, and is overwritten by the next call of compiled code."""
+        """Run the forward pass. The output lies in the graphs' memory, and the next call of compiled code overwrites it."""
         torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad(), compiled_region():
             output: torch.Tensor = self.compiled_model(batch)
         return output
 
     def run(self, batch: torch.Tensor) -> Results:
-        """A forward pass and a training step. The weights are then set back, so that the next run computes the same."""
+        """Run a forward pass and a training step. Then reset the weights, so that the next run computes the same."""
         output = self.forward(batch).cpu()
         torch.compiler.cudagraph_mark_step_begin()
         with compiled_region():
@@ -129,13 +129,13 @@ class Trainer:
             loss.backward()
         gradients = [each.grad.cpu() for each in self.model.parameters() if each.grad is not None]
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)  # they lie in the graphs' memory, too
+        self.optimizer.zero_grad(set_to_none=True)  # gradients lie in the graphs' memory, too
         weights = [each.detach().cpu() for each in self.model.parameters()]
         self.model.load_state_dict(self.initial)
         return Results(output, loss.detach().cpu(), gradients, weights)
 
     def record(self, batches: list[torch.Tensor]) -> list[Results]:
-        """Has the graphs for a shape recorded, and returns what they compute for each input."""
+        """Have the graphs for a shape recorded, and return their results for each input."""
         eager = self.model(batches[0]).detach().cpu()
         for _ in range(CALLS_TO_RECORD - 1):
             self.run(batches[0])
@@ -147,19 +147,19 @@ class Trainer:
 
 
 def compiled_region() -> contextlib.AbstractContextManager[Any]:
-    """Around every call of compiled code, because any of them may record. A pause saves contents unless told otherwise."""
+    """Return a region for a call of compiled code. Every call needs one, because any of them may record a graph."""
     return torch_memory_saver.region(COMPILED, backup="host")
 
 
 def use_released_memory(size: int) -> None:
-    """What another program or model would do meanwhile. 0xFF are floating-point numbers that are not a number."""
+    """Overwrite released memory, as another program would do. Bytes of 0xFF are floating-point NaNs."""
     other = torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda")
     del other
     torch.cuda.empty_cache()
 
 
 class Cycles:
-    """Pauses and resumes, and what they gave back."""
+    """Pauses and resumes, with the memory that they released."""
 
     def __init__(self, managed: bool) -> None:
         self.managed = managed
@@ -168,8 +168,8 @@ class Cycles:
         self.pool_kept: list[bool] = []
 
     def cycle(self, backup: str | None = None) -> None:
-        """One pause and resume. `backup` says what becomes of the contents of compiled code's memory, as in `pause()`."""
-        torch_memory_saver.empty_cache()  # a pause would do it too; here, so that what is given back is what it reports
+        """Pause and resume once. `backup` applies to the memory of compiled code, as in `pause()`."""
+        torch_memory_saver.empty_cache()  # a pause would do it too; done first, so that the freed memory equals the report
         pool = compiled_graphs().bytes
         before = free_bytes()
         compiled = torch_memory_saver.pause(COMPILED, backup=backup)
@@ -181,7 +181,7 @@ class Cycles:
         torch_memory_saver.resume()
 
     def check(self) -> None:
-        """Every pause gave back what it reported, Inductor's pool included if it is managed."""
+        """Check that every pause released what it reported, including Inductor's pool if it is managed."""
         pauses = list(zip(self.given_back, self.reported, strict=True))
         given_back, reported = max(pauses, key=lambda pause: abs(pause[0] - pause[1]))
         sizes = f"{describe(given_back)} (expected {describe(reported)})"
@@ -191,7 +191,7 @@ class Cycles:
 
 
 def check_live_output(trainer: Trainer, batch: torch.Tensor, expected: Results, cycles: Cycles) -> None:
-    """An output that is still needed, and lies in the graphs' memory, lives through a pause with backup."""
+    """Check that an output in the graphs' memory survives a pause with a backup."""
     output = trainer.forward(batch)
     torch_memory_saver.pause(COMPILED)
     if cycles.managed:
@@ -207,7 +207,7 @@ def describe(size: int) -> str:
 
 
 def run(arguments: argparse.Namespace, mode: str) -> None:
-    """The whole of it, in a process of its own."""
+    """Run everything, in a child process."""
     torch_memory_saver.hook_mode = mode
     torch.manual_seed(0)
     trainer = Trainer(arguments.width, arguments.backend)
@@ -225,7 +225,7 @@ def run(arguments: argparse.Namespace, mode: str) -> None:
 
     same = True
     for cycle in range(arguments.cycles):
-        # No output is needed any more, and each run computes its own: there are no contents to save.
+        # No output is needed any more, and each run computes its own, so no contents have to be saved.
         cycles.cycle(backup="discard")
         if cycle == arguments.cycles // 2:
             shapes.append(new_shape(arguments.rows // 2))
@@ -243,7 +243,7 @@ def run(arguments: argparse.Namespace, mode: str) -> None:
 
 
 def explain_what_stays(trainer: Trainer) -> None:
-    """In hook mode torch: how much stays on the GPU, and why."""
+    """Print how much memory stays on the GPU in hook mode torch, and why."""
     pool = compiled_graphs().bytes
     print(
         f"  Not managed: {describe(pool)} of torch.compile's graphs stayed on the GPU during every pause. PyTorch makes\n"
@@ -261,7 +261,7 @@ def explain_what_stays(trainer: Trainer) -> None:
 
 
 def start(arguments: argparse.Namespace, mode: str) -> None:
-    """Runs the example in a child in that hook mode, and ends the program if the child fails."""
+    """Run the example in a child in that hook mode. End the program if the child fails."""
     print(f"Hook mode {mode}:", flush=True)
     with configure_subprocess() if mode == "preload" else contextlib.nullcontext():
         child = multiprocessing.get_context("spawn").Process(target=run, args=(arguments, mode))

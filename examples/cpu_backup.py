@@ -1,7 +1,7 @@
-"""Contents kept in host memory while the device memory is away.
+"""Contents that are kept in host memory while the device memory is released.
 
-`backup="host"` copies to pinned memory, which is fast; `backup="mmap"` to ordinary memory, which is released at the resume.
-While paused, `get_cpu_backup()` gives the host copy of a tensor, for instance to save a checkpoint. With
+`backup="host"` copies to pinned memory, which is fast. `backup="mmap"` copies to ordinary memory, which the resume releases.
+While memory is paused, `get_cpu_backup()` returns the host copy of a tensor, for instance to save a checkpoint. With
 `host_memory="retain"` the host memory is kept from one cycle to the next, which saves allocating it again.
 
     python examples/cpu_backup.py
@@ -50,7 +50,7 @@ def retained(size: float) -> None:
 
 def main() -> None:
     size = options(__doc__, gib=2).parse_args().gib * GIB
-    fill_random(allocate(0))  # whatever torch loads lazily is loaded before anything is measured
+    fill_random(allocate(0))  # makes torch load what it loads lazily, before anything is measured
     for backup in ("host", "mmap"):
         cycle(backup, size)
     retained(size)

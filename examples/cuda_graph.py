@@ -1,8 +1,8 @@
-"""CUDA graphs stay valid: captured before the pause, replayed right after the resume.
+"""CUDA graphs stay valid: they are captured before the pause and replayed right after the resume.
 
-A graph has recorded addresses, and those do not change. `torch_memory_saver.cuda_graph()` takes the place of
-`torch.cuda.graph()`: what the graph itself allocates is managed too and can be paused under a tag of its own. Several
-graphs may share one pool by a token, as inference engines do for their batch sizes.
+A graph records addresses, and addresses do not change. `torch_memory_saver.cuda_graph()` replaces `torch.cuda.graph()`:
+the graph's own memory is then managed too, and can be paused under a separate tag. Several graphs may share one pool by a
+token, as the graphs of an inference engine for its batch sizes do.
 
     python examples/cuda_graph.py
 """
@@ -28,7 +28,7 @@ def main() -> None:
     learned = checksum(weights)
 
     def decode(batch: int) -> torch.Tensor:
-        """Stands for a model: each layer combines what it is given with its weights. Whole numbers, so results are exact."""
+        """Compute a stand-in for a model: each layer combines its input with its weights. Results are exact integers."""
         hidden = tokens[:batch]
         for weight in weights:
             hidden = hidden * weight[:batch] + 1

@@ -1,8 +1,8 @@
-"""Contents kept in files while the device memory is away, for what host memory has no room for.
+"""Contents that are kept in files while the device memory is released, if they do not fit into host memory.
 
-The files lie in the directory given to `set_disk_backup_dir()` (or TMS_DISK_BACKUP_DIR), keep their size over the
-cycles, and go when the tensor is freed or the process ends. Those of a process that was killed are removed by the next
-one that uses the directory.
+The files lie in the directory given to `set_disk_backup_dir()` (or TMS_DISK_BACKUP_DIR) and keep their size over the
+cycles. A file is removed when its tensor is freed or the process ends. The next process that uses the directory removes
+the files of a process that was killed.
 
     python examples/disk_backup.py --directory /path/on/a/fast/disk
 """

@@ -1,9 +1,9 @@
-"""The same bursts of images with and without PyTorch's expandable segments.
+"""Bursts of images with and without PyTorch's expandable segments.
 
 Each step's images are larger than those of the step before, and need about as much memory in all. An ordinary segment
-has one image, and no cached segment is large enough for the next step's: reserved memory grows by a burst in each step.
-A release gives the segments back, except for those in which a small block lives on. An expandable segment is one range
-in which images of every size have room, and a release gives back each free piece of 20 MiB.
+holds one image, and no cached segment is large enough for an image of the next step, so reserved memory grows by a burst
+in each step. A release returns the segments, except for those in which a small block is still in use. An expandable
+segment is one range that has room for images of every size, and a release returns each free piece of 20 MiB.
 
     python examples/fragmentation.py
     python examples/fragmentation.py --burst-mib 8192 --out snapshots    # larger
@@ -29,9 +29,9 @@ from _check import MIB, check
 from _fragmentation_sizes import FIRST_SIDE, PREFIX_BYTES, PREFIXES, STRIDE
 from _image_bursts import at_once, image_bytes, segment_bytes, side_of
 
-#: Newer releases of PyTorch read the second name, older ones the first only.
+#: The names of the variable. Newer releases of PyTorch read the second one, and older releases only the first.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-#: Characters in a line of what the command `compare` prints.
+#: The line width of the output of the command `compare`.
 WIDTH = "88"
 #: PyTorch maps an expandable segment of large blocks in pieces of this size.
 PIECE = 20 * MIB
@@ -41,15 +41,15 @@ FEWEST, MOST = 3, 10
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run. Sizes are bytes.
+    """The outcome of one run. Sizes are in bytes.
 
     Attributes:
         expandable: Whether PyTorch made expandable segments.
-        steps: "allocated" and "reserved" after each step.
-        released: The same after the release at the end.
-        usage: What `compare` says of the last step: "cached", "held" and others, a value a step.
-        fragmentation: The finding of `compare`, if there is one.
-        text: What `compare` prints.
+        steps: PyTorch's counters "allocated" and "reserved" after each step.
+        released: These counters after the release at the end.
+        usage: Figures of `compare`: "cached", "held" and others, with a value for each step.
+        fragmentation: The finding of `compare` about fragmentation, if there is one.
+        text: The output of `compare`.
     """
 
     expandable: bool
@@ -89,7 +89,7 @@ def _output(arguments: Sequence[str], environment: dict[str, str]) -> str:
 
 
 def table(ordinary: Outcome, expandable: Outcome) -> str:
-    """MiB after each step and after the release, with what `compare` says of the last step."""
+    """Return a table in MiB after each step and after the release, with the figures of `compare` for the last step."""
     lines = [
         "  MiB          ordinary segments       expandable segments",
         "            allocated  reserved      allocated  reserved",

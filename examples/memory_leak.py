@@ -1,13 +1,13 @@
-"""Finds a leak in one of several processes, with commands alone.
+"""A hunt for a leak in one of several processes, using only commands.
 
 An inference engine of three processes (tokenizer, scheduler, detokenizer) answers requests with images. A trainer lives in
 the tokenizer's process. Memory grows from step to step. This program starts the engine, never imports torch_memory_saver,
 and first looks at the wrong process: the scheduler, which has most of the memory.
 
-1. The engine runs with TMS_DEBUG=history,snapshots: each process writes a snapshot a step.
-2. `compare` of the scheduler's snapshots: no leak. What grows there is PyTorch's cache.
-3. `compare` of all processes: the tokenizer keeps the pixels of answered images. The optimizer's blocks, which are allocated
-   anew in each step, rise upon them.
+1. The engine runs with TMS_DEBUG=history,snapshots: each process writes a snapshot in each step.
+2. `compare` finds no leak in the scheduler's snapshots: only PyTorch's cache grows there.
+3. `compare` finds in all processes that the tokenizer keeps the pixels of answered images. The optimizer's blocks, which are
+   allocated anew in each step, rise above these pixels.
 4. The engine runs again, with a fix of the tokenizer and with TMS_RELEASE_CACHED=pause: nothing grows.
 
     python examples/memory_leak.py
@@ -35,19 +35,19 @@ from _image_bursts import at_once, segment_bytes, side_of
 from _leak_pipeline import Load, Results, recording, run
 from _leak_report import plot, table
 
-#: Of the pixels of one image, which the tokenizer keeps: 3 x 224 x 224 numbers of 32 bits.
+#: Bytes of the pixels of one image, which the tokenizer keeps: 3 x 224 x 224 numbers of 32 bits.
 LEAKED = 3 * 224 * 224 * 4
 OPTIMIZER_BLOCKS = 4
-#: Folders of the snapshots, and the page.
+#: The folders of the snapshots, and the file of the page.
 BEFORE, AFTER, PAGE = "before", "after", "leak.html"
-#: Characters in a line of what the command `compare` prints.
+#: The line width of the output of the command `compare`.
 WIDTH = "88"
-#: What the command `compare` needs to tell a leak from a warm-up, and how many moments a folder keeps.
+#: The number of moments that `compare` needs to tell a leak from a warm-up, and the number that a folder keeps.
 FEWEST, MOST = 3, 10
 
 
 def compare(folder: Path, *arguments: str, show: bool = True) -> tuple[int, str]:
-    """Runs the command `compare` in a folder. Returns its exit status and its output. Arguments may be patterns."""
+    """Run the command `compare` in a folder. Returns its exit status and its output. Arguments may be patterns."""
     if show:
         print(f"\n$ python -m torch_memory_saver compare {' '.join(arguments)}", flush=True)
     files = [name for text in arguments for name in _matching(folder, text)]
@@ -68,7 +68,7 @@ def _matching(folder: Path, text: str) -> list[str]:
 
 
 def findings(folder: Path, *arguments: str) -> dict[str, Any]:
-    """The same results as values."""
+    """Return the results of the command `compare` as values."""
     found: dict[str, Any] = json.loads(compare(folder, *arguments, "--json", show=False)[1])
     return found
 
@@ -78,7 +78,7 @@ def changes(values: list[int]) -> list[int]:
 
 
 def innermost(stack: dict[str, Any]) -> tuple[str, str]:
-    """The file and the function of a call stack."""
+    """Return the file and the function of the innermost frame of a call stack."""
     frame = stack["frames"][0]
     return Path(frame["filename"]).name, frame["name"].rpartition(".")[-1]
 
@@ -100,7 +100,7 @@ def watch_the_scheduler(folder: Path, before: Results, load: Load) -> None:
 
 
 def _cached(load: Load, step: int) -> int:
-    """What PyTorch caches of a step's images."""
+    """Return the bytes that PyTorch caches after a step's images."""
     side = side_of(step)
     return min(load.images_of_step, at_once(load.batch_mib * MIB, side)) * segment_bytes(side)
 

@@ -1,10 +1,10 @@
 """CUDA graphs of a transformer with experts: attention, router and preprocessing are captured, the experts are not.
 
-How many tokens an expert gets is another number in each micro-batch, and no graph can have that. So the layers are captured
-up to the experts, and go on from there as they are. The model's code is the same for both. A step:
+The number of tokens of an expert differs in each micro-batch, which a graph cannot express. So the layers are captured up to
+the experts, and run as ordinary code from there on. The model's code is the same for both. A step has these stages:
 
   train   forwards and backwards of all micro-batches, which replay graphs
-  update  pause("graphs"): their memory is the driver's while the optimizer runs
+  update  pause("graphs"): the graphs' memory is released while the optimizer runs
   idle    the weights are paused as well, and all memory of the program but the optimizer's is free for others
 
 The program trains twice, first without graphs. Each loss must be the same, bit for bit.
@@ -28,8 +28,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it matrix products may differ from run to run
-os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # what NCCL registers does not survive a pause
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, matrix products may differ from run to run
+os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # registrations of NCCL do not survive a pause
 
 import torch
 import torch.distributed as dist
@@ -45,11 +45,11 @@ from torch_memory_saver.layer_graphs import LayerGraphs, capture_layers
 from torch_memory_saver.layer_graphs.plan import pipeline_order
 
 WEIGHTS, GRAPHS = "weights", "graphs"
-#: The model's width and the tokens of a micro-batch: so small that a GPU waits for the host to launch kernels, and...
+#: The model's width and the tokens of a micro-batch. They are so small that a GPU waits for the host to launch kernels.
 SMALL = 256, 128
-#: ...so large that the segments of 2 and 20 MiB in which PyTorch takes memory matter little.
+#: Sizes that are so large that PyTorch's segments of 2 and 20 MiB matter little.
 LARGE = 512, 1024
-#: Steps before the time is taken.
+#: The number of steps before steps are timed.
 WARM_UP = 3
 
 
@@ -59,27 +59,27 @@ class Setup:
     steps: int
     microbatches: int
     repetitions: int = 0
-    """How many steps are timed, after the training."""
+    """The number of steps that are timed after the training."""
     chunks: int = 1
     graphed: bool = False
 
 
 @dataclass
 class Run:
-    """What a rank reports of a training."""
+    """The values that a rank reports for a training."""
 
     losses: list[list[float]] = field(default_factory=list)
-    """Of each step, by micro-batch."""
+    """The losses of each step, by micro-batch."""
     counts: list[list[tuple[int, ...]]] = field(default_factory=list)
-    """The tokens of all experts that are here, by step and micro-batch."""
+    """The number of tokens of each expert of this rank, by step and micro-batch."""
     freed: list[tuple[int, int]] = field(default_factory=list)
-    """Bytes that the device had more of between two steps, and that the pauses had reported."""
+    """Free bytes that the device gained between two steps, and bytes that the pauses reported."""
     seconds: list[float] = field(default_factory=list)
     report: str = ""
 
 
 def capture(setup: Setup, chunks: Sequence[Sequence[nn.Module]], order: Sequence[int], is_first: bool) -> LayerGraphs:
-    """Captures all layers, each up to its experts. `is_first`: the first layer reads the data, which has no gradient."""
+    """Capture all layers, each up to its experts. `is_first`: the first layer reads the data, which has no gradient."""
     shape = setup.shape
     samples = [[torch.zeros(shape.length, shape.width, device="cuda", requires_grad=True) for _ in row] for row in chunks]
     if is_first:
@@ -88,7 +88,7 @@ def capture(setup: Setup, chunks: Sequence[Sequence[nn.Module]], order: Sequence
 
 
 class Training:
-    """Some layers, an optimizer, and steps that give memory back."""
+    """Some layers, an optimizer, and steps that release memory."""
 
     def __init__(self, setup: Setup, chunks: list[list[nn.Module]], order: Sequence[int], is_first: bool = True) -> None:
         self.setup = setup
@@ -100,7 +100,7 @@ class Training:
         self.layers: Sequence[Sequence[Any]] = self.modules if self.graphs is None else self.graphs.layers
 
     def forwards_and_backwards(self, batches: Sequence[Batch]) -> list[float]:
-        """One micro-batch after the other. Returns the losses."""
+        """Run one micro-batch after the other. Returns the losses."""
         losses = []
         for hidden, wanted in batches:
             for layer in self.layers[0]:
@@ -117,10 +117,10 @@ class Training:
     def train(
         self, run_step: Callable[[Sequence[Batch]], list[float]], rank: int = 0, reduce: Callable[[], Any] = nullcontext
     ) -> Run:
-        """All steps. `reduce` runs before the update."""
+        """Run all steps. `reduce` runs before the update."""
         run = Run()
         if self.graphs is not None:
-            idle()  # the first copies take a little of the device's memory for themselves
+            idle()  # the first copies allocate a little device memory that stays
         for number in range(self.setup.steps):
             batches = [make_batch(self.setup.shape, number, rank, each) for each in range(self.setup.microbatches)]
             run.losses.append(run_step(batches))
@@ -140,7 +140,7 @@ class Training:
         return run
 
     def measure(self) -> list[float]:
-        """The seconds of some steps, optimizer included, without pauses."""
+        """Return the seconds of some steps, including the optimizer, without pauses."""
         batches = [make_batch(self.setup.shape, 0, 0, each) for each in range(self.setup.microbatches)]
         seconds = []
         for number in range(WARM_UP + self.setup.repetitions):
@@ -155,7 +155,7 @@ class Training:
 
 
 def idle() -> tuple[int, int]:
-    """Pauses everything as between two steps, and resumes it. What the device had more of, and what the reports say."""
+    """Pause and resume everything. Returns the free bytes that the device gained, and the bytes in the reports."""
     torch.cuda.empty_cache()
     before = free_bytes()
     reports = [torch_memory_saver.pause(tag) for tag in (GRAPHS, WEIGHTS)]
@@ -177,8 +177,8 @@ def train_on_one_gpu(setup: Setup, rank: int = 0) -> Run:
 
 
 def train_with_experts_over_ranks(rank: int, ranks: int, setup: Setup) -> list[Run]:
-    """Each rank has all of the model but the experts, of which it has a part, and micro-batches of its own. Two runs:
-    without graphs, and with them."""
+    """Train twice, without graphs and with them. Each rank has a part of the experts, all of the rest of the model, and its
+    own micro-batches."""
     return [train_with_a_part_of_the_experts(rank, replace(setup, graphed=graphed)) for graphed in (False, True)]
 
 
@@ -196,7 +196,7 @@ def train_with_a_part_of_the_experts(rank: int, setup: Setup) -> Run:
 
 
 def train_in_pipeline(rank: int, ranks: int, setup: Setup) -> Run:
-    """Stages of equal numbers of layers; the last one has the head as well."""
+    """Train in stages of equal numbers of layers. The last stage has the head as well."""
     order = pipeline_order(ranks, rank, setup.microbatches, setup.chunks)
     *layers, head = make_layers(setup.shape)
     size = setup.shape.layers // (ranks * setup.chunks)
@@ -219,7 +219,7 @@ def run_rank(rank: int, ranks: int, program: Callable[..., Any], setup: Setup, r
 
 
 def run_ranks(ranks: int, program: Callable[..., Any], setup: Setup) -> list[Any]:
-    """A process on each GPU."""
+    """Run the program in a process on each GPU."""
     if torch.cuda.device_count() < ranks:
         raise SystemExit(f"this needs {ranks} GPUs, real or simulated: see simulate --devices")
     results = mp.get_context("spawn").SimpleQueue()
@@ -233,7 +233,7 @@ def run_ranks(ranks: int, program: Callable[..., Any], setup: Setup) -> list[Any
 
 
 def check_run(run: Run, who: str = "") -> None:
-    """Checks of a run with graphs, alone."""
+    """Check a run with graphs by itself."""
     for number, counts in enumerate(run.counts):
         what = f"{who}step {number}: the experts got other numbers of tokens in each of {len(counts)} micro-batches"
         check(len(set(counts)) == len(counts), what)

@@ -1,8 +1,8 @@
-"""Preload mode: children whose every cudaMalloc is caught, whichever library makes it.
+"""Preload mode: child processes in which every cudaMalloc is managed, whichever library calls it.
 
 Inside `configure_subprocess()` the environment has our library in LD_PRELOAD, and children started there inherit it.
-Regions work as before and catch the allocations of other libraries too. With TMS_INIT_ENABLE=1 everything in the child
-is managed from the start, without a change to its code: that is how a whole trainer is parked.
+Regions work as before, and also manage the allocations of other libraries. With TMS_INIT_ENABLE=1 everything in the child
+is managed from the start, without a change to its code. In this way a whole trainer can be parked.
 
     python examples/preload.py
 """
@@ -21,14 +21,14 @@ LAYER_BYTES = 32 * MIB
 
 
 def regions(size: int) -> None:
-    """In the first child: a region catches a cudaMalloc that torch knows nothing of."""
+    """Run the first child: a region manages a cudaMalloc that torch does not know of."""
     check(torch_memory_saver.hook_mode in ("auto", "preload"), "the child's hook mode")
     torch.ones(1, device="cuda")
     before = free_bytes()
     address = ctypes.c_void_p()
     with torch_memory_saver.region(tag="weights"):
         tensor = torch.zeros(size, dtype=torch.uint8, device="cuda")
-        # Stands for a library of its own: NCCL, DeepEP, a kernel package.
+        # This stands for another library: NCCL, DeepEP, a kernel package.
         check(ctypes.CDLL(None).cudaMalloc(ctypes.byref(address), ctypes.c_size_t(64 * MIB)) == 0, "cudaMalloc by ctypes")
     check(torch_memory_saver.hook_mode == "preload", "the library is preloaded")
     check_bytes(before - free_bytes(), size + 64 * MIB, "taken by torch and by the other library")
@@ -40,8 +40,8 @@ def regions(size: int) -> None:
 
 
 class Trainer:
-    """Knows nothing of torch_memory_saver. Learns to be all ones, with momentum; its rates are powers of two, so that every
-    number is exact and can be foretold."""
+    """A trainer that does not use torch_memory_saver. It learns to be all ones, with momentum. Its rates are powers of two,
+    so every number is exact and can be predicted."""
 
     def __init__(self, size: int) -> None:
         count = max(1, size // (2 * LAYER_BYTES))
@@ -64,11 +64,11 @@ class Trainer:
 
 
 def everything(size: int) -> None:
-    """In the second child: a trainer that knows nothing of regions, parked with its contents."""
+    """Run the second child: a trainer that does not use regions is parked with its contents."""
     trainer = Trainer(size)
     for _ in range(3):
         trainer.step()
-    torch.cuda.empty_cache()  # a pause would do it too; here, so that what is given back is what the report says
+    torch.cuda.empty_cache()  # a pause would do it too; done first, so that the freed memory equals the report
     before = free_bytes()
     report = torch_memory_saver.pause()
     print(f"  the whole trainer went: {report.bytes / GIB:.2f} GiB, {report.copied_bytes / GIB:.2f} GiB of it to the host")

@@ -5,13 +5,13 @@ than a GPU of 150 GB. The trainer's memory and the engine's lie in regions. Each
 graphs, is checked against the trainer's own.
 
   keep everything      both keep all they have; the engine copies the trainer's live weights over CUDA IPC
-  restart the engine   it ends before training and is started again, with weights from a file and graphs captured anew
+  restart the engine   the engine ends before training and restarts, with weights from a file and newly captured graphs
   wake whole           the engine's memory is paused for training and resumed all at once
   wake in stages       the weights are resumed and taken, the trainer's are parked, and only then the KV cache is resumed
 
 The table shows the peak of device memory, the seconds of the switches (median of the steps after the first, and range), and
-the largest KV cache that each strategy survives, found by trying. A second table and the plot show what the memory holds in
-each phase. The last part resumes the engine's weights from host memory and then takes the trainer's, part by part.
+the largest KV cache with which each strategy succeeds, found by trying. A second table and the plot show what the memory
+holds in each phase. The last part resumes the engine's weights from host memory and then takes the trainer's, step by step.
 
     python examples/rl_colocate.py
     python examples/rl_colocate.py --scale 0.1 --skip-search
@@ -33,12 +33,12 @@ from _rl_report import Outcome, Results, plot
 from _rl_sizes import FULL_SIZE_GB, GB, LAYERS, PIECE, Sizes
 from _rl_strategies import STRATEGIES, Step, Strategy, WakeInStages, largest_cache, run
 
-#: The search tries sizes that differ by this part of the GPU.
+#: The search tries sizes that differ by the GPU's memory divided by this number.
 SEARCH_PARTS = 500
 
 
 def demand_of_all(small: Step, sizes: Sizes) -> dict[str, dict[str, int]]:
-    """What keeping everything would need: a step with a small KV cache, with the cache of `sizes` in its place."""
+    """Return the memory that keeping everything would need: the step with a small KV cache, with the full cache instead."""
     return {phase: held | {KV_CACHE: sizes.physical_cache} for phase, held in small.phases.items()}
 
 
@@ -66,7 +66,7 @@ def try_strategy(
 
 
 def resume_and_take(sizes: Sizes, trainer: Remote, folder: Path, rounds: int) -> list[dict[str, float]]:
-    """The weights, resumed from host memory and then taken from the trainer's live tensors: seconds of each part."""
+    """Resume the weights from host memory, then take them from the trainer's live tensors. Returns seconds of each part."""
     manager = WakeInStages(sizes, trainer, folder)
     manager.start()
     engine = manager.awake()
@@ -76,7 +76,7 @@ def resume_and_take(sizes: Sizes, trainer: Remote, folder: Path, rounds: int) ->
         engine("resume", WEIGHTS)
         engine("pause", WEIGHTS)
         seconds = {"resume": engine("resume_weights")} | engine("take_weights", trainer("send_weights"))
-        if round > 0:  # the first one pins the host memory
+        if round > 0:  # the first round pins the host memory
             times.append(seconds | {"all": sum(seconds.values())})
         engine("pause", WEIGHTS)
     engine("resume")
@@ -103,7 +103,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> Results:
-    device = torch.cuda.get_device_properties(0)  # makes no context: this process uses no device memory
+    device = torch.cuda.get_device_properties(0)  # makes no context, so this process uses no device memory
     capacity = device.total_memory
     scale = min(1.0, capacity / (FULL_SIZE_GB * GB)) if options.scale is None else options.scale
     sizes = Sizes.scaled(scale, options.kv_gb, options.trainer_gb)

@@ -2,18 +2,18 @@
 
 Each GPU has two processes. The trainer has its shards of the parameters, gradients and Adam's state, all managed under one
 tag and kept in host memory while it is parked. The engine has a replica of the weights in bfloat16, a KV cache and the CUDA
-graph of a decode step, each under a tag of its own and without a backup. A step:
+graph of a decode step, each under its own tag and without a backup. A step has these stages:
 
-  train    the engine sleeps; the trainer learns from what the engine answered last
+  train    the engine sleeps; the trainer learns from the last answers of the engine
   update   the engine wakes its weights only; all ranks gather the parameters, a bucket at a time, and each trainer
            sends them to its GPU's engine over CUDA IPC, in managed memory
   rollout  the trainer is parked; the engine wakes its KV cache and graph, and answers by replaying the graph
 
 The whole program runs twice: first with everything kept on the GPUs, without torch_memory_saver. Each loss of the second run
-must equal the first's, bit for bit. They depend on the engine as well, because the trainer learns from its answers.
+must equal that of the first, bit for bit. The losses depend on the engine as well: the trainer learns from its answers.
 
-ShardingManager is what verl calls by that name, and its rollout() and update_weights() are verl's rollout mode and bucketed
-update.
+ShardingManager corresponds to the class of that name in verl, and its rollout() and update_weights() to verl's rollout mode
+and bucketed update.
 
     python examples/rl_sharded.py
     python -m torch_memory_saver simulate --devices 2 -- python examples/rl_sharded.py
@@ -32,7 +32,7 @@ from math import prod
 from multiprocessing.connection import Connection
 from typing import Any
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it matrix products may differ from run to run
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, matrix products may differ from run to run
 
 import torch
 import torch.distributed as dist
@@ -58,23 +58,23 @@ class Setup:
 
 @dataclass
 class Step:
-    """What a rank reports of one step."""
+    """The values that a rank reports for one step."""
 
     loss: float = 0.0
     bytes: dict[str, int] = field(default_factory=dict)
-    """Device memory in use, of both processes, by phase."""
+    """Device memory that both processes use, by phase."""
     released: int = 0
-    """Bytes that parking the trainer released, by its report, and..."""
+    """Bytes that parking the trainer released, according to its report."""
     freed: int = 0
-    """...by what the device has free."""
+    """Bytes that parking the trainer released, according to the free memory of the device."""
     sent: str = ""
-    """The digest of the weights that the trainer sent, and..."""
+    """The digest of the weights that the trainer sent."""
     answered: str = ""
-    """...of those that the engine answered with."""
+    """The digest of the weights that the engine answered with."""
 
 
 class KeepEverything:
-    """Stands in for torch_memory_saver in the run that the managed one is compared with."""
+    """A stand-in for torch_memory_saver in the run with which the managed run is compared."""
 
     def region(self, tag: str, backup: str | None = None) -> AbstractContextManager[None]:
         return nullcontext()
@@ -83,13 +83,13 @@ class KeepEverything:
         return torch.cuda.graph(graph)
 
     def pause(self, tag: Any, **options: Any) -> None:
-        """Everything stays where it is."""
+        """Do nothing: all memory stays on the GPU."""
 
     resume = pause
 
 
 def start(rank: int, setup: Setup) -> Any:
-    """What both processes of a GPU begin with. Returns torch_memory_saver, or what stands in for it."""
+    """Set up one of the two processes of a GPU. Returns torch_memory_saver or its stand-in."""
     torch.cuda.set_device(rank)
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
@@ -111,7 +111,7 @@ class Engine:
         self.tokens = torch.zeros(SEQUENCES, dtype=torch.int64, device="cuda")
         self.position = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.cache.zero_()
-        self.decode()  # loads the kernels, which a capture must not
+        self.decode()  # loads the kernels, because a capture must not load them
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with self.saver.cuda_graph(self.graph, tag=GRAPH):
@@ -142,7 +142,7 @@ class Engine:
         self.bucket = None
 
     def generate(self, prompts: torch.Tensor) -> torch.Tensor:
-        """Sequences that begin with a prompt of one token each."""
+        """Generate sequences, each of which begins with a prompt of one token."""
         self.cache.zero_()  # it may have any contents after a resume without a backup
         self.tokens.copy_(prompts)
         self.position.zero_()
@@ -160,7 +160,7 @@ class Engine:
 
 
 def parts(bucket: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The parts of a bucket that have the tensors' shapes, one behind the other."""
+    """Return consecutive parts of a bucket with the shapes of the tensors."""
     sizes = [tensor.numel() for tensor in tensors]
     return [part.view(tensor.shape) for part, tensor in zip(bucket[: sum(sizes)].split(sizes), tensors, strict=True)]
 
@@ -170,7 +170,7 @@ def add_bits(digest: Any, tensor: torch.Tensor) -> None:
 
 
 def serve(rank: int, setup: Setup, connection: Connection) -> None:
-    """The engine's process: carries out its trainer's calls until the trainer ends."""
+    """Run the engine's process: carry out the calls of its trainer until the trainer ends."""
     engine = Engine(rank, setup)
     while True:
         try:
@@ -182,7 +182,7 @@ def serve(rank: int, setup: Setup, connection: Connection) -> None:
 
 
 class RemoteEngine:
-    """The trainer's end: `engine(method, ...)` calls a method. Tensors on the GPU are sent as handles of their memory."""
+    """The trainer's proxy of its engine: `engine(method, ...)` calls a method. GPU tensors are sent as memory handles."""
 
     def __init__(self, rank: int, setup: Setup) -> None:
         context = mp.get_context("spawn")
@@ -201,7 +201,7 @@ class RemoteEngine:
 
 
 class Trainer:
-    """A transformer sharded over all ranks, and its optimizer. What it allocates while it trains is managed as well."""
+    """A transformer sharded over all ranks, and its optimizer. Memory allocated during training is managed as well."""
 
     def __init__(self, rank: int, setup: Setup) -> None:
         from torch.distributed.fsdp import fully_shard  # takes a second to import, and only trainers need it
@@ -219,7 +219,7 @@ class Trainer:
         return region
 
     def train(self, sequences: torch.Tensor) -> float:
-        """A toy task: after each token t of the answers, 3 t + 1 would have been right."""
+        """Train on a toy task: after each token t of the answers, 3 t + 1 would have been right."""
         with self.region():
             tokens = sequences[:, :-1].cuda()
             logits = self.model(tokens)
@@ -232,7 +232,7 @@ class Trainer:
 
 
 class ShardingManager:
-    """Hands the GPU from the trainer to the engine and back."""
+    """A manager that hands the GPU from the trainer to the engine and back."""
 
     def __init__(self, trainer: Trainer, engine: RemoteEngine, setup: Setup) -> None:
         self.trainer, self.engine, self.saver = trainer, engine, trainer.saver
@@ -242,7 +242,7 @@ class ShardingManager:
 
     @contextmanager
     def rollout(self, step: Step) -> Iterator[RemoteEngine]:
-        """Inside, the engine answers with the trainer's weights; outside, the trainer has the GPU."""
+        """Give the GPU to the engine, with the trainer's weights, inside the context. Outside, the trainer has the GPU."""
         self.engine("wake", WEIGHTS)
         self.update_weights(step)
         self.park_trainer(step)
@@ -252,7 +252,7 @@ class ShardingManager:
         self.saver.resume(TRAINER)
 
     def buckets(self) -> Iterator[dict[str, torch.Tensor]]:
-        """The trainer's parameters by name, in groups that fit into the bucket. The same groups on every rank."""
+        """Yield the trainer's parameters by name, in groups that fit into the bucket. All ranks have equal groups."""
         group: dict[str, torch.Tensor] = {}
         for name, parameter in self.trainer.model.named_parameters():
             if group and sum(each.numel() for each in group.values()) + parameter.numel() > self.bucket_elements:
@@ -279,24 +279,24 @@ class ShardingManager:
         step.sent = digest.hexdigest()
 
     def park_trainer(self, step: Step) -> None:
-        """The gathered parameters, of which nothing is left but free memory, go as well."""
-        dist.barrier(device_ids=[torch.cuda.current_device()])  # a rank's table shows a phase that all ranks are in
+        """Pause the trainer. This also releases the free memory that the gathered parameters have left."""
+        dist.barrier(device_ids=[torch.cuda.current_device()])  # all ranks are then in the phase that the table shows
         before = used_bytes()
-        # Waits until the engine has unmapped the bucket: while it has not, pausing would not release that memory.
+        # This waits until the engine has unmapped the bucket: a pause cannot release memory that is still mapped there.
         report = self.saver.pause(TRAINER, if_shared="wait", timeout=60)
         step.released = 0 if report is None else report.bytes
         step.freed = before - used_bytes()
 
 
 def used_bytes() -> int:
-    """Device memory in use, of all processes."""
+    """Return the device memory that all processes use."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return total - free
 
 
 def train_and_roll_out(rank: int, setup: Setup, rendezvous: str, results: Any) -> None:
-    """The program of a rank."""
+    """Run the program of a rank."""
     dist.init_process_group("nccl", init_method=f"file://{rendezvous}", rank=rank, world_size=setup.ranks)
     trainer = Trainer(rank, setup)
     manager = ShardingManager(trainer, RemoteEngine(rank, setup), setup)
@@ -318,7 +318,7 @@ def train_and_roll_out(rank: int, setup: Setup, rendezvous: str, results: Any) -
 
 
 def run(setup: Setup) -> list[list[Step]]:
-    """The steps of each rank."""
+    """Run all ranks. Returns the steps of each rank."""
     results = mp.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(train_and_roll_out, args=(setup, f"{folder}/rendezvous", results), nprocs=setup.ranks)

@@ -1,8 +1,8 @@
 """The idea on one page: the memory is released and restored, and the tensor keeps its address.
 
-A tensor made inside `region()` has an address of its own and physical memory behind it. `pause()` gives the physical
-memory back to the driver, where any process can use it; `resume()` puts new memory behind the same address.
-Contents are lost unless a backup is asked for (see cpu_backup.py).
+A tensor made inside `region()` has its own address, which is backed by physical memory. `pause()` returns the physical
+memory to the driver, so that any process can use it. `resume()` maps new memory at the same address.
+Contents are lost unless a backup is requested (see cpu_backup.py).
 
     python examples/simple.py
 """

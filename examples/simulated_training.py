@@ -1,7 +1,7 @@
-"""A training that sleeps between steps, in plain PyTorch, and learns what it learns without sleep.
+"""A training in plain PyTorch that sleeps between steps, and has the same losses as a training without sleep.
 
-The parameters and the optimizer's state are kept in host memory while the training sleeps. It runs on a GPU, and without one
-on the simulated GPU, whose operators compute what the CPU computes.
+The parameters and the optimizer's state are kept in host memory while the training sleeps. The example runs on a GPU, or on
+the simulated GPU, whose operators compute what the CPU computes.
 
     python -m torch_memory_saver simulate -- python examples/simulated_training.py
 """
@@ -15,7 +15,7 @@ STEPS = 6
 
 
 def train(sleeps: bool) -> tuple[list[float], int]:
-    """The losses of all steps, and the fewest bytes that were released while it slept."""
+    """Train. Returns the losses of all steps, and the fewest bytes that a sleep released."""
     torch.manual_seed(0)
     with torch_memory_saver.region(tag="training", backup="host"):
         model = torch.nn.Sequential(torch.nn.Linear(256, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 1)).cuda()
@@ -40,7 +40,7 @@ def train(sleeps: bool) -> tuple[list[float], int]:
 
 def main() -> None:
     options(__doc__, gib=0).parse_args()
-    # Operators that add in any order would give other losses each time on a real GPU.
+    # On a real GPU, operators that add in arbitrary order would give different losses in each run.
     torch.use_deterministic_algorithms(True, warn_only=True)
     expected, _ = train(sleeps=False)
     losses, released = train(sleeps=True)

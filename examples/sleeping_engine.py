@@ -1,11 +1,11 @@
 """What survives a sleep: an engine with FP8 weights, their scales, a rope table, a KV cache and a CUDA graph.
 
 An engine that sleeps drops its weights, because the trainer sends new ones, and its KV cache, because its contents are not
-needed. What it computed once lies in the same memory and is lost with them: the rope table, and the scales of the FP8
-weights. After the wake-up the answers are garbage, without any error. This program shows that, lets check_fresh() say what
+needed. Tensors that it computed once lie in the same memory and are lost, too: the rope table, and the scales of the FP8
+weights. After the wake-up the answers are garbage, without any error. This program shows that, lets check_fresh() list what
 was forgotten, and fixes it in two ways: with the clones that engines make by hand, and with one line of preserve().
 
-The calls are in the order in which SGLang and vLLM make them. Each hook mode has a process of its own.
+The calls are in the order in which SGLang and vLLM make them. Each hook mode runs in its own process.
 
     python examples/sleeping_engine.py
 """
@@ -34,7 +34,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Fp8Linear(nn.Module):
-    """Weights in FP8. What makes numbers of them is a scale for each row, which is computed once."""
+    """Weights in FP8, with a scale for each row, which is computed once."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Fp8Linear(nn.Module):
 
 
 class Rope(nn.Module):
-    """The angles of every position, which no checkpoint has: they are computed once."""
+    """The angles of every position. They are computed once, and are not part of a checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,13 +75,13 @@ class Layer(nn.Module):
         values.index_copy_(0, position, value)
         seen = torch.arange(LENGTH, device="cuda") <= position
         scores = (self.rope(query, position) @ keys.t()).masked_fill(~seen, float("-inf"))
-        # What was not written yet is not looked at, whatever it holds.
+        # Positions that were not written yet are masked, whatever they hold.
         mixed = (scores / WIDTH**0.5).softmax(dim=1) @ values.masked_fill(~seen[:, None], 0)
         return x + self.out(mixed)
 
 
 class Engine(nn.Module):
-    """Answers one token at a time, by replays of one graph."""
+    """An engine that answers one token at a time, by replays of one graph."""
 
     def __init__(self, cache_bytes: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Engine(nn.Module):
             sequences = max(1, cache_bytes // (LAYERS * 2 * LENGTH * WIDTH * 4))
             self.cache = torch.empty(sequences, LAYERS, 2, LENGTH, WIDTH, device="cuda")
         self.token, self.position = (torch.zeros(1, dtype=torch.long, device="cuda") for _ in range(2))
-        self.decode()  # loads what a capture must not load
+        self.decode()  # loads the kernels, because a capture must not load them
         self.graph = torch.cuda.CUDAGraph()
         with torch_memory_saver.cuda_graph(self.graph, tag="cuda_graph"):
             self.answer = self.decode()
@@ -106,7 +106,7 @@ class Engine(nn.Module):
         return self.head(x).argmax(dim=1)
 
     def answers(self) -> list[int]:
-        """What the engine says to the prompt."""
+        """Return the engine's answer to the prompt."""
         self.token.fill_(PROMPT)
         tokens = []
         for position in range(ANSWERS):
@@ -118,7 +118,7 @@ class Engine(nn.Module):
 
 
 def load(engine: Engine, checkpoint: Tensors) -> None:
-    """The trainer's weights come in: parameters, and nothing else."""
+    """Load the trainer's weights. A checkpoint has parameters only, and no buffers."""
     for name, parameter in engine.named_parameters():
         parameter.copy_(checkpoint[name])
 
@@ -127,14 +127,14 @@ def load(engine: Engine, checkpoint: Tensors) -> None:
 
 
 def trainer_works(size: int) -> None:
-    """Another owner uses the memory."""
+    """Overwrite released memory, as a trainer would do."""
     torch.full((size,), 0xEE, dtype=torch.uint8, device="cuda").sum().item()
     torch.cuda.empty_cache()
 
 
 @contextmanager
 def sglang(engine: Engine, checkpoint: Tensors) -> Iterator[None]:
-    """release_memory_occupation() and resume_memory_occupation(), with the update of the weights in between."""
+    """Sleep like SGLang: release_memory_occupation(), resume_memory_occupation(), and the weight update in between."""
     for tag in ("kv_cache", "weights", "cuda_graph"):
         torch_memory_saver.pause(tag)
     yield
@@ -146,7 +146,7 @@ def sglang(engine: Engine, checkpoint: Tensors) -> Iterator[None]:
 
 @contextmanager
 def vllm(engine: Engine, checkpoint: Tensors, level: int) -> Iterator[None]:
-    """sleep(level) and wake_up(tags=...). Level 1 keeps the weights in host memory, level 2 drops them."""
+    """Sleep like vLLM: sleep(level), wake_up(tags=...). Level 1 keeps the weights in host memory, level 2 drops them."""
     torch_memory_saver.pause("weights", backup="host" if level == 1 else None)
     torch_memory_saver.pause("kv_cache")
     yield
@@ -158,7 +158,7 @@ def vllm(engine: Engine, checkpoint: Tensors, level: int) -> Iterator[None]:
 
 @contextmanager
 def cloned(engine: Engine) -> Iterator[None]:
-    """What engines do by hand: copies of all buffers, which are written back in place."""
+    """Clone all buffers and write them back in place, as engines do by hand."""
     clones = {name: buffer.cpu().clone() for name, buffer in engine.named_buffers()}
     yield
     for name, buffer in engine.named_buffers():
@@ -173,16 +173,16 @@ def managed_bytes() -> int:
 
 
 def sleep(asleep: Any) -> None:
-    """One sleep, in which a trainer works."""
+    """Sleep once, while a trainer works."""
     held, before = managed_bytes(), free_bytes()
     with asleep:
-        if not torch_memory_saver.guard:  # which keeps one page of 2 MiB
+        if not torch_memory_saver.guard:  # guard mode keeps one page of 2 MiB
             check_bytes(free_bytes() - before, held, "given back by the engine")
         trainer_works(held // 2)
 
 
 def check_awake(engine: Engine, expected: list[int]) -> None:
-    """The engine is awake and whole."""
+    """Check that the engine is awake and has forgotten nothing."""
     check(torch_memory_saver.check_fresh(ignore="kv_cache").is_fresh, "nothing was forgotten")
     check(engine.answers() == expected, "the answers are right")
 
@@ -198,7 +198,7 @@ def check_forgotten(engine: Engine, report: FreshReport) -> None:
 
 @torch.no_grad()
 def show(cache_bytes: int) -> None:
-    """In a child process."""
+    """Show all of it, in a child process."""
     torch.manual_seed(0)
     engine = Engine(cache_bytes)
     print(f"Hook mode {torch_memory_saver.hook_mode}. {managed_bytes() / GIB:.2f} GiB of weights, cache and graph.")

@@ -1,8 +1,8 @@
-"""Tags: what an inference engine gives back for training, and takes again in stages.
+"""Tags: an inference engine releases its memory for training, and resumes it in stages.
 
-The KV cache and the weights have tags of their own. Both go before a training step. Afterwards the weights come back
-first and are filled, while the trainer's memory is still in use; only when that has gone does the KV cache come back,
-so that the two peaks never add up. A region may be entered while its tag is paused, and `None` means every tag.
+The KV cache and the weights have separate tags. Both are paused before a training step. Afterwards the weights are resumed
+first and filled, while the trainer's memory is still in use. The KV cache is resumed only after the trainer's memory is
+freed, so the two peaks never add up. A region may be entered while its tag is paused, and `None` means every tag.
 
     python examples/tags.py
 """

@@ -1,7 +1,7 @@
 """A thread pool: shards that several threads load are managed like those that the caller loads itself.
 
-A region applies only to the thread that enters it. `bind_region` takes it to the threads of a pool: what a bound function
-allocates belongs to the region that the caller was in. Outside of every region it is the function itself.
+A region applies only to the thread that enters it. `bind_region` extends it to the threads of a pool: allocations of a bound
+function belong to the region that the caller was in. Outside of every region `bind_region` returns the function itself.
 
     python examples/thread_pool.py
 """

@@ -1,8 +1,8 @@
-"""One process a GPU: every rank pauses and resumes its own memory, and collectives go on working.
+"""One process for each GPU: every rank pauses and resumes its own memory, and collectives go on working.
 
-Nothing about torch_memory_saver is distributed: each process has a state of its own. Registrations of physical memory
-do not survive a pause, though, so NCCL must not register the memory of captured graphs: NCCL_GRAPH_REGISTER=0, set
-before NCCL starts.
+Nothing about torch_memory_saver is distributed: each process has its own state. Registrations of physical memory do not
+survive a pause, though, so NCCL must not register the memory of captured graphs: set NCCL_GRAPH_REGISTER=0 before NCCL
+starts.
 
     torchrun --nproc-per-node=2 examples/torchrun.py
 """

@@ -96,7 +96,8 @@ Graph = dict[str, dict[str, Use]]
 
 @dataclass
 class Sources:
-    """What was read. Paths are relative to csrc. The name of a module is its path without the suffix."""
+    """The modules that were read, their uses of one another, and the problems found. Paths are relative to csrc. The name of
+    a module is its path without the suffix."""
 
     modules: set[str] = field(default_factory=set)
     graph: Graph = field(default_factory=dict)

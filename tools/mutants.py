@@ -75,7 +75,7 @@ _TABLES = (
 )
 MUTANTS = tuple(mutant for table in _TABLES for mutant in table.MUTANTS)
 
-#: Where the copy has the built C tests and the output of `make site`.
+#: Folder in the copy that holds the built C tests and the output of `make site`.
 _BUILD = Path("build/c/plain")
 #: The time limit of one test, far above what any test takes.
 _SECONDS = 120

@@ -10,7 +10,7 @@ from pathlib import Path
 from layers_picture import INK, PAPER, QUIET, Box, draw_box, text
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What is in each part of the package. A part without a line here is drawn with its name alone.
+#: Contents of each part of the package, in a few words. A part without a line here is drawn with its name alone.
 CONTENTS = {
     "_cli": "commands",
     "_wiring": "what is registered with the engine",

@@ -46,7 +46,7 @@ def numbers(size: int) -> torch.Tensor:
 
 
 class Program:
-    """What the steps keep."""
+    """The recorded program: its steps, and the objects that they keep."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Linear(WIDTH, WIDTH, bias=False, device="cuda")
@@ -97,7 +97,7 @@ class Program:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """The managed memory, while a snapshot is taken."""
+    """Pause the managed memory while a snapshot is taken."""
     if saver:
         saver.pause("kv_cache")
     yield

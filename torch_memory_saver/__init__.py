@@ -26,7 +26,7 @@ from torch_memory_saver.saver import TorchMemorySaver, forward_settings, torch_m
 
 _wiring.connect()
 
-#: The same object under another name that is in use.
+#: Another name of this object, which existing programs use.
 memory_saver = torch_memory_saver
 
 # The saver's settings are properties of the module's class, so these are declarations for type checkers.

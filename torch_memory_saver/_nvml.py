@@ -33,11 +33,11 @@ _NOT_LISTED = "NVML does not list this process, as in a container that is starte
 
 
 class NvmlHiddenError(Exception):
-    """What NVML would tell is hidden. The text says why."""
+    """The error for information that NVML hides. The message gives the reason."""
 
 
 class DeviceProcess(NamedTuple):
-    """A process with a context on a device. `pid` is its number outside of containers. `bytes` is None: NVML hides it."""
+    """A process with a context on a device. `pid` is its number outside of containers. `bytes` is None if NVML hides it."""
 
     pid: int
     bytes: int | None
@@ -45,13 +45,13 @@ class DeviceProcess(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, or one MIG device of a GPU that is divided. The bytes are those of its memory, and None if NVML does not say
-    them.
+    """One GPU, or one MIG device of a GPU that is divided. The bytes are those of its memory, and None if NVML does not
+    report them.
 
     Attributes:
-        index: NVML's, of the whole GPU.
-        mig: The number of the MIG device on the GPU; None for a GPU that is not divided.
-        uuid: As nvidia-smi writes it, with "GPU-" or "MIG-".
+        index: Index that NVML gives the whole GPU.
+        mig: Number that NVML gives the MIG device on its GPU, or None for a GPU that is not divided.
+        uuid: UUID as nvidia-smi writes it, with "GPU-" or "MIG-".
     """
 
     index: int

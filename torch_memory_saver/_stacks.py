@@ -46,7 +46,7 @@ class Frame(NamedTuple):
 
 
 class Origin(enum.Enum):
-    """What is known of where an allocation came from."""
+    """The kind of information that is known about the origin of an allocation."""
 
     PYTHON = "Python frames"
     NATIVE = "C++ frames only"
@@ -56,12 +56,12 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True)
 class CallStack:
-    """Where memory was allocated. Equal stacks have equal `frames` and `origin`.
+    """The call stack of an allocation. Equal stacks have equal `frames` and `origin`.
 
     Attributes:
-        frames: The Python frames, innermost first. The C++ frames where there is no Python frame; () if nothing is known.
-        origin: What `frames` are.
-        native_frames: The number of C++ frames that were recorded with it.
+        frames: Python frames, innermost first, or the C++ frames if there is no Python frame; () if nothing is known.
+        origin: Kind of information in `frames`.
+        native_frames: Number of C++ frames that were recorded with the stack.
     """
 
     frames: tuple[Frame, ...]

@@ -1,7 +1,7 @@
-"""What the modules ``sitecustomize`` of this package share. They load this file by its path: the package itself is imported
-late, because that takes time and a process may never need it.
+"""Code that the ``sitecustomize`` modules of this package share. They load this file by its path, because the import of the
+package itself takes time and a process may never need it.
 
-``simulate`` and ``run`` put a folder with such a module at the front of ``PYTHONPATH``, each its own, and both may be there.
+``simulate`` and ``run`` each put a folder with such a module at the front of ``PYTHONPATH``, and both may be there.
 """
 
 from __future__ import annotations

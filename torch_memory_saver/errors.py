@@ -202,12 +202,12 @@ def make_error(
     address: int,
     tag: str,
 ) -> TorchMemorySaverError:
-    """The exception for a failure of the native core. Called by ``_core``, positionally.
+    """Return the exception for a failure of the native core. ``_core`` calls this function with positional arguments.
 
     Args:
-        status: The core's status code without its prefix, such as ``"OUT_OF_DEVICE_MEMORY"``. An unknown one gives a
+        status: Status code of the core without its prefix, such as ``"OUT_OF_DEVICE_MEMORY"``. An unknown status gives a
             :class:`TorchMemorySaverError`.
-        device: -1 if no device is concerned.
+        device: CUDA ordinal, or -1 if no device is concerned.
     """
     cls = _CLASS_OF_STATUS.get(status, TorchMemorySaverError)
     return (_out_of_memory_class() if cls is OutOfMemoryError else cls)(

@@ -1,7 +1,7 @@
 """A hook that releases the device memory of NCCL communicators while a tag is paused.
 
 It uses ``suspend()`` and ``resume()`` of a process group's backend, which PyTorch 2.12 has and which need NCCL 2.29.7
-(``ncclCommSuspend``). Where a process group has no such backend its memory stays, and :meth:`NcclHook.what_stays` says so.
+(``ncclCommSuspend``). If a process group has no such backend, its memory stays, and :meth:`NcclHook.what_stays` reports it.
 
 Both are collective: each rank of the group waits for the others. So all ranks have to pause and resume the same tags in the
 same order, each with memory of the tag. This decides the moment: the communicators are suspended *after* a pause and resumed
@@ -92,18 +92,18 @@ class NcclHook:
 
 
 def suspend_on_pause(tag: str | Iterable[str] | None = None, groups: Iterable[Any] | None = None) -> NcclHook:
-    """Has the communicators of NCCL process groups suspended after each pause of a tag, and resumed after its resume.
+    """Suspend the communicators of NCCL process groups after each pause of a tag, and resume them after its resume.
 
-    To be called on every rank, with the same arguments. With several tags the first pause suspends, and the first resume
-    resumes. Collective calls must not be made on the groups in between.
+    Call this function on every rank, with the same arguments. With several tags the first pause suspends the communicators,
+    and the first resume resumes them. Collective calls must not be made on the groups in between.
 
     Args:
-        tag: As for :meth:`TorchMemorySaver.on_pause`. Every rank needs memory of the tag: one without is not called, and the
-            others wait for it.
-        groups: Process groups, in an order that is the same on all ranks. None: all that exist at the pause, in the order of
-            their creation.
+        tag: One tag or pattern, or an iterable of them, see :meth:`TorchMemorySaver.on_pause`. Every rank needs memory of
+            the tag: the hook is not called on a rank without it, and the other ranks wait for that rank.
+        groups: Process groups, in an order that is the same on all ranks. None selects all groups that exist at the pause,
+            in the order of their creation.
 
     Raises:
-        InvalidArgumentError: Not a tag.
+        InvalidArgumentError: `tag` is not a tag.
     """
     return NcclHook(tag, None if groups is None else tuple(groups))

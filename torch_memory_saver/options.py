@@ -107,7 +107,7 @@ def check_tags(tags: object) -> tuple[str, ...] | None:
 
 
 def choose_backup(backup: object) -> int:
-    """The core's number for the backup of a region; None keeps nothing."""
+    """Return the core's number for the backup of a region. None keeps no contents."""
     if backup is None:
         return _core.BACKUP_NONE
     if not isinstance(backup, str) or backup not in BACKUPS:
@@ -116,7 +116,7 @@ def choose_backup(backup: object) -> int:
 
 
 def backup_of_aliases(enable_cpu_backup: object, enable_disk_backup: object, cpu_backup_backend: object) -> str | None:
-    """The backup that the C++ package's three arguments of a region select."""
+    """Return the backup that the C++ package's three arguments of a region select."""
     enable_cpu_backup = check_flag("enable_cpu_backup", enable_cpu_backup, none=True)
     enable_disk_backup = check_flag("enable_disk_backup", enable_disk_backup, none=True)
     if enable_cpu_backup and enable_disk_backup:
@@ -135,7 +135,7 @@ def backup_of_aliases(enable_cpu_backup: object, enable_disk_backup: object, cpu
 
 
 def choose_pause_backup(backup: object) -> int | None:
-    """The core's number for the backup of a pause; None: the backups of the regions."""
+    """Return the core's number for the backup of a pause. None means that the backups of the regions apply."""
     if backup is None:
         return None
     if not isinstance(backup, str) or backup not in _PAUSE_BACKUPS:
@@ -144,7 +144,8 @@ def choose_pause_backup(backup: object) -> int | None:
 
 
 def choose_host_policy(host_memory: object) -> int:
-    """The core's number for the policy for host memory after a resume; None: the next wider setting applies."""
+    """Return the core's number for the policy for host memory after a resume. None means that the next wider setting
+    applies."""
     if host_memory is None:
         return _core.HOST_DEFAULT
     if not isinstance(host_memory, str) or host_memory not in HOST_MEMORY:
@@ -153,7 +154,7 @@ def choose_host_policy(host_memory: object) -> int:
 
 
 def check_progress(progress: object) -> Callable[[int, int], Any] | None:
-    """None or a callable."""
+    """Return `progress`, which must be None or a callable."""
     if progress is not None and not callable(progress):
         raise InvalidArgumentError(
             f"progress must be None or a callable that takes (done_bytes, total_bytes), not {type(progress).__name__}"
@@ -162,7 +163,8 @@ def check_progress(progress: object) -> Callable[[int, int], Any] | None:
 
 
 def check_device(device: object) -> int:
-    """A CUDA ordinal, or a torch.device that has one; None is -1, the current device."""
+    """Return the CUDA ordinal of `device`, an int or a torch.device. None and a torch.device without an ordinal give -1, the
+    current device."""
     number = getattr(device, "index", None) if getattr(device, "type", None) == "cuda" else device
     if device is None or (number is None and device is not number):
         return -1
@@ -174,7 +176,7 @@ def check_device(device: object) -> int:
 
 
 def check_bytes(name: str, value: object) -> int:
-    """A number of bytes: an int from 0 to 2^63 - 1."""
+    """Return a number of bytes, which must be an int from 0 to 2^63 - 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidArgumentError(f"{name} must be an int number of bytes, not {type(value).__name__}: {value!r}")
     if not 0 <= value < 1 << 63:
@@ -195,21 +197,22 @@ def check_flag(name: str, value: object, *, none: bool = False) -> bool:
 
 
 def check_switch(name: str, value: object) -> bool:
-    """True or False, and nothing else: "off" is not False."""
+    """Return `value`, which must be True or False. Other values, such as "off", are an error."""
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"{name} must be True or False, not {value!r}")
     return value
 
 
 def check_if_shared(if_shared: object) -> str:
-    """What a pause does about shared memory."""
+    """Return `if_shared`, which must be the name of a policy of a pause for shared memory."""
     if not isinstance(if_shared, str) or if_shared not in _IF_SHARED:
         raise InvalidArgumentError(f"if_shared must be {_one_of(_IF_SHARED)}, not {if_shared!r}")
     return if_shared
 
 
 def check_timeout(timeout: object) -> float:
-    """Seconds to wait: None is 0, otherwise a number that is not negative; infinity is for ever."""
+    """Return the seconds to wait. None gives 0. Other values must be a number that is not negative; infinity waits
+    forever."""
     if timeout is None:
         return 0.0
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
@@ -226,11 +229,11 @@ _WILDCARDS = frozenset("*?[")
 
 
 def select_tags(tags: object) -> tuple[str, ...] | None:
-    """The names of the tags that a call selects, each once, in order; None is every tag. A pattern that no tag matches
-    stays as it is: the core warns of it as of an unknown tag.
+    """Return the names of the tags that a call selects, each once, in order, or None for every tag. A pattern that matches
+    no tag is returned unchanged, and the core warns about it as about an unknown tag.
 
     Raises:
-        InvalidArgumentError: Neither a tag nor an iterable of tags.
+        InvalidArgumentError: `tags` is neither a tag nor an iterable of tags.
     """
     selected = check_tags(tags)
     if selected is None or all(_WILDCARDS.isdisjoint(tag) for tag in selected):
@@ -253,11 +256,11 @@ class RegionOptions(NamedTuple):
     ``_core.region_enter``.
 
     Attributes:
-        tag: The name by which pause and resume select.
-        backup: The core's number for the kind of backup.
-        managed: False: allocations inside are ordinary.
-        host_policy: The core's number for the policy for the backups' host memory after a resume.
-        runs: False: each allocation keeps a physical handle of its own.
+        tag: Name by which pause and resume select the allocations.
+        backup: Kind of backup, as a number of the core.
+        managed: Whether allocations inside are managed. If False, they are ordinary.
+        host_policy: Policy for the backups' host memory after a resume, as a number of the core.
+        runs: Whether allocations may share physical handles. If False, each allocation keeps a handle of its own.
     """
 
     tag: str
@@ -294,11 +297,11 @@ class RegionOptions(NamedTuple):
 
     @classmethod
     def disabled(cls, tag: str) -> RegionOptions:
-        """The options of disable() in a region of the tag."""
+        """Return the options of disable() in a region of the tag."""
         return cls(tag, _core.BACKUP_NONE, managed=False, host_policy=_core.HOST_DEFAULT)
 
     def unmanaged(self) -> RegionOptions:
-        """The same for ordinary memory."""
+        """Return a copy of these options that makes allocations ordinary memory."""
         return self._replace(managed=False)
 
 
@@ -307,12 +310,12 @@ class PauseOptions:
     """The checked options of a pause.
 
     Attributes:
-        tags: The names; None is every tag.
-        backup: The core's number for the kind of backup; None: the backups of the regions.
-        live_only: Free blocks are not copied.
-        progress: Told of the copies.
-        if_shared: "allow", "wait" or "refuse": what to do about memory that other processes may still use.
-        deadline: The end of all waiting of the call, in seconds of :func:`time.monotonic`.
+        tags: Names of the tags, or None for every tag.
+        backup: Kind of backup, as a number of the core, or None for the backups of the regions.
+        live_only: True if free blocks are not copied.
+        progress: Callback for the progress of the copies, or None.
+        if_shared: Policy for memory that other processes may still use: "allow", "wait" or "refuse".
+        deadline: Time at which all waiting of the call ends, in seconds of :func:`time.monotonic`.
     """
 
     tags: tuple[str, ...] | None
@@ -356,15 +359,15 @@ class ResumeOptions:
     """The checked options of a resume.
 
     Attributes:
-        tags: The names; None is every tag.
-        timeout: Seconds of all waiting of the call for memory, the devices' locks and other calls; 0 does not wait for
-            memory and locks.
-        deadline: The end of that time, in seconds of :func:`time.monotonic`; infinity if `timeout` is 0.
-        exclusive: The devices' locks are taken.
-        host_policy: The core's number for the policy for the backups' host memory.
-        zero: Memory that is resumed without contents is zeroed.
-        progress: Told of the copies.
-        wait: The call returns when the memory may be accessed.
+        tags: Names of the tags, or None for every tag.
+        timeout: Maximum total wait of the call, in seconds, for memory, the devices' locks and other calls. With 0 the call
+            does not wait for memory and locks.
+        deadline: Time at which the timeout ends, in seconds of :func:`time.monotonic`; infinity if `timeout` is 0.
+        exclusive: Whether the devices' locks are taken.
+        host_policy: Policy for the backups' host memory, as a number of the core.
+        zero: Whether memory that is resumed without contents is zeroed.
+        progress: Callback for the progress of the copies, or None.
+        wait: True if the call returns only when the memory may be accessed.
     """
 
     tags: tuple[str, ...] | None
@@ -414,9 +417,9 @@ class ResumeOptions:
 
     @property
     def remaining(self) -> float:
-        """The rest of the timeout, in seconds."""
+        """The remaining part of the timeout, in seconds."""
         return max(0.0, self.deadline - time.monotonic()) if self.timeout else 0.0
 
     def at_once(self) -> ResumeOptions:
-        """The same options without waiting for memory."""
+        """Return a copy of these options that does not wait for memory."""
         return dataclasses.replace(self, timeout=0.0)

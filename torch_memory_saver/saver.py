@@ -209,12 +209,12 @@ class TorchMemorySaver:
 
     @property
     def share_for(self) -> str | None:
-        """The release of PyTorch, such as "2.11", in the processes that receive managed tensors from this one. None, the
-        default: the same as here. Releases before 2.13 cannot read the description of shared memory that later ones write,
-        nor the other way round. Read at each send.
+        """The release of PyTorch, such as "2.11", in the processes that receive managed tensors from this process. None (the
+        default) means the same release as in this process. Releases before 2.13 and releases from 2.13 on cannot read each
+        other's descriptions of shared memory. The setting is read at each send.
 
         Raises:
-            InvalidArgumentError: Set to something else, or to a release before 2.6.
+            InvalidArgumentError: The new value is not a release, or is a release before 2.6.
         """
         return self._use().share_for
 
@@ -223,14 +223,16 @@ class TorchMemorySaver:
         self._use().share_for = release
 
     def configure_subprocess(self, ledger: bool = False) -> AbstractContextManager[None]:
-        """Child processes started inside load the preload library; ``LD_PRELOAD`` is restored afterwards.
+        """Return a context manager that makes child processes started inside load the preload library.
 
-        Other entries of ``LD_PRELOAD`` are kept. Changes the environment of this process meanwhile, for all its threads.
-        Does nothing if :attr:`hook_mode` is a registered mode without preloading.
+        The context changes ``LD_PRELOAD`` in the environment of this process, for all its threads, and restores it at the
+        end. Other entries of ``LD_PRELOAD`` are kept. The context does nothing if :attr:`hook_mode` is a registered mode
+        without preloading.
 
         Args:
-            ledger: In the child processes :meth:`ledger` also counts libraries that look up the driver's functions
-                themselves, as NCCL does: their preload library stands before ``dlsym`` as well, and ``TMS_LEDGER`` is 1.
+            ledger: True if :meth:`ledger` in the child processes also counts libraries that look up the driver's functions
+                themselves, such as NCCL. The preload library of the child processes then also intercepts ``dlsym``, and
+                ``TMS_LEDGER`` is 1.
 
         Raises:
             InvalidArgumentError: ``ledger`` is not a bool.
@@ -252,21 +254,21 @@ class TorchMemorySaver:
         host_memory: _HostMemory = None,
         runs: bool = True,
     ) -> AbstractContextManager[None]:
-        """A context manager: GPU memory that this thread allocates inside can be paused and resumed.
+        """Return a context manager inside which GPU memory allocated by this thread can be paused and resumed.
 
         Regions nest, and the innermost applies. Tensors made outside stay ordinary. A region may be entered while its tag is
         paused: new allocations are resident.
 
-        A ``backward()`` inside runs on this thread and not on PyTorch's own, so that its gradients are managed as well.
-        Allocations of other threads are not.
+        A ``backward()`` inside a region runs on this thread and not on PyTorch's own threads, so that its gradients are
+        managed as well. Allocations of other threads are not managed.
 
         Args:
-            tag: The name by which pause and resume select; any non-empty str. It is never a pattern.
+            tag: Name by which pause and resume select the memory. Any non-empty str is valid. It is never a pattern.
             enable_cpu_backup: The C++ package's ``backup="host"``, also with ``cpu_backup_backend="pinned"``.
             enable_disk_backup: The C++ package's ``backup="disk"``.
             cpu_backup_backend: "mmap" with ``enable_cpu_backup`` is ``backup="mmap"``.
             backup: Where a pause keeps the contents: "host" (pinned host memory, fast), "mmap" (pageable host memory,
-                released at the resume) or "disk" (a file, see :meth:`set_disk_backup_dir`). None: a pause discards them.
+                released at the resume) or "disk" (a file, see :meth:`set_disk_backup_dir`). With None a pause discards them.
             host_memory: What happens to the backup's host memory after a resume: "release" (released to the system), "pool"
                 (kept, pinned, for any later backup) or "retain" (kept with its contents, for the next pause and for
                 :meth:`get_cpu_backup`). None: :attr:`host_memory` at that time.
@@ -305,7 +307,7 @@ class TorchMemorySaver:
         host_memory: _HostMemory = None,
         runs: bool = True,
     ) -> AbstractContextManager[None]:
-        """Like ``torch.cuda.graph``, but the memory that the graph allocates can be paused and resumed.
+        """Return a context manager like ``torch.cuda.graph`` whose graph allocates memory that can be paused and resumed.
 
         A pause without a backup discards the outputs of the last replay: after the resume, replay the graph before reading
         them.
@@ -318,15 +320,16 @@ class TorchMemorySaver:
                 None: a separate pool for this graph.
             stream: The stream to capture on; None is torch's capture stream.
             capture_error_mode: "global", "thread_local" or "relaxed".
-            tag: As for :meth:`region`.
+            tag: Name by which pause and resume select the memory, see :meth:`region`.
             enable_cpu_backup: The C++ package's name of ``backup="host"``.
-            cpu_backup_backend: "mmap" with it is ``backup="mmap"``.
+            cpu_backup_backend: "mmap" together with ``enable_cpu_backup`` is ``backup="mmap"``.
             backup: Where a pause keeps the pool's contents.
-            host_memory: What happens to that memory after a resume.
-            runs: As for :meth:`region`. Memory that the pool has already stays as it was made.
+            host_memory: What happens to the backup's host memory after a resume.
+            runs: Whether allocations may share physical handles, see :meth:`region`. Memory that the pool already has is not
+                changed.
 
         Raises:
-            InvalidArgumentError: As for :meth:`region`, or something that is not a graph, a stream or a token.
+            InvalidArgumentError: An argument is invalid for :meth:`region`, or is not a graph, a stream or a token.
             InvalidStateError: The token's memory is paused; or, in hook mode "torch", it already holds memory that is not
                 managed, or the program has ended routing to a replaced token.
         """
@@ -386,42 +389,43 @@ class TorchMemorySaver:
         if_shared: Literal["allow", "wait", "refuse"] = "allow",
         timeout: float | None = PAUSE_TIMEOUT_S,
     ) -> PauseReport:
-        """Releases the physical memory of resident allocations to the driver, after contents were saved to their backups.
+        """Release the physical memory of resident allocations to the driver after saving contents to their backups.
 
-        Waits for other threads to leave regions of these tags, and for the devices concerned. Meanwhile threads inside may
-        enter further regions, and other threads wait before they enter one of these tags. The calling thread may be inside
-        one itself. A thread that ended inside a region is no longer in it.
+        The call waits for other threads to leave regions of these tags, and for the devices concerned. During this wait a
+        thread inside such a region may enter further regions, and other threads wait before they enter a region of these
+        tags. The calling thread itself may be inside such a region. A thread that ended inside a region is no longer in it.
 
-        Skips memory that is paused already, except that ``backup="discard"`` gives up its backup: a resume then brings it
-        back without contents. Tensors keep their addresses and must not be accessed before the resume. A warning is logged,
-        once for each cause, if nothing is managed or if no allocation ever had the tag.
+        Memory that is already paused is skipped, except that ``backup="discard"`` drops its backup: a resume then maps the
+        memory without contents. Tensors keep their addresses and must not be accessed before the resume. A warning is
+        logged, once for each cause, if nothing is managed or if no allocation ever had the tag.
 
         On the main thread a signal whose handler raises (Ctrl-C) ends the call within a second, with nothing changed, while
         it waits for the devices or copies. Once it releases memory, the call completes first.
 
-        An allocation that the driver fails to release is *damaged*: its contents are in its backup, and later calls retry
-        the release. That pause fails. A later pause only logs an allocation that is still damaged.
+        An allocation that the driver fails to release is *damaged*: the pause raises, the contents stay in the backup, and
+        later calls retry the release. A later pause only logs an allocation that is still damaged.
 
-        Segments of PyTorch's cache without a tensor are released to the driver. Of the other segments, only blocks that are
-        in use, or that a stream may still use, are copied. Memory of CUDA graphs, of pools other than those of
+        Segments of PyTorch's cache without a tensor are released to the driver. In the other segments, the pause copies only
+        blocks that are in use or that a stream may still use. Memory of CUDA graphs, of pools other than those of
         :meth:`region` and PyTorch's default pool, and memory outside PyTorch is copied completely.
 
         Args:
-            tag: A tag, several, or None for every tag. A tag with ``*``, ``?`` or ``[`` that no region or allocation has had
-                is a pattern (:mod:`fnmatch`, case-sensitive), for the tags that allocations have had when the call begins.
+            tag: One tag or an iterable of tags. None selects every tag. A tag with ``*``, ``?`` or ``[`` that no region or
+                allocation has had is a pattern (:mod:`fnmatch`, case-sensitive) for the tags that allocations have had when
+                the call begins.
             backup: Where this pause keeps the contents, in place of the choice of the regions: "host", "mmap" or "disk" as
-                for :meth:`region`, or "discard" (nowhere). None: the regions' choice. "discard" is also the way out if a
-                backup is lost.
+                for :meth:`region`, or "discard" (nowhere). None applies the choice of the regions. "discard" also makes a
+                pause possible if a backup is lost.
             live_only: False copies the free blocks as well.
             progress: Called on this thread with (bytes done, total bytes), a few times a second while contents are copied,
                 and once at the end. It must not call pause or resume.
-            if_shared: What to do if other processes may still use tensors of this memory that were sent to them. "allow":
-                the pause completes; they keep the physical memory, with its contents, until they drop their tensors
-                (``possibly_shared_bytes`` of the report). "wait": waits for them until the timeout. "refuse": an error, like
-                "wait" after its timeout.
-            timeout: Seconds of all waiting of the call: for other threads that are inside a region of the tags, for
-                receivers (``if_shared="wait"``), and for other calls with hooks. None does not wait, ``math.inf`` waits for
-                ever. A signal whose handler raises ends the wait on the main thread.
+            if_shared: What to do if other processes may still use tensors of this memory that were sent to them. "allow"
+                completes the pause, and those processes keep the physical memory, with its contents, until they drop their
+                tensors (``possibly_shared_bytes`` of the report). "wait" waits for them until the timeout and then raises.
+                "refuse" raises at once.
+            timeout: Maximum total wait of the call in seconds: for other threads that are inside a region of the tags, for
+                receivers (``if_shared="wait"``), and for other calls with hooks. None does not wait, ``math.inf`` waits
+                forever. A signal whose handler raises ends the wait on the main thread.
 
         Raises:
             InvalidArgumentError: Neither a tag nor an iterable of tags; an unknown ``backup``; ``live_only`` that is not a
@@ -480,23 +484,23 @@ class TorchMemorySaver:
         progress: Callable[[int, int], Any] | None = None,
         wait: bool = True,
     ) -> ResumeReport | PendingResume:
-        """Maps new physical memory at the same addresses for paused allocations, and restores contents that have a backup.
+        """Map new physical memory at the same addresses for paused allocations and restore contents that have a backup.
 
-        If a device has too little free memory, PyTorch's cache in this process is emptied before the resume fails or waits;
-        with ``wait=False`` only at the beginning.
+        If a device has too little free memory, PyTorch's cache in this process is emptied before the resume fails or waits.
+        With ``wait=False`` the cache is emptied only at the beginning.
 
         Args:
-            tag: A tag, several, or None for every tag; patterns as for :meth:`pause`.
-            timeout: Seconds to wait for memory that other processes hold; None does not wait, ``math.inf`` waits for ever.
+            tag: One tag or an iterable of tags. None selects every tag. Patterns are allowed as for :meth:`pause`.
+            timeout: Seconds to wait for memory that other processes hold. None does not wait, ``math.inf`` waits forever.
                 No memory is allocated before all of it is free. A signal whose handler raises ends the wait.
-            exclusive: Take turns with other processes that do the same: the call waits (as long as ``timeout`` allows) until
-                none of them holds the devices concerned. This process then holds them until the resumed memory is paused or
-                freed, or until it ends.
-            host_memory: What happens to the host memory of the backups after this resume: see :meth:`region`. None: the
-                setting of the region, else :attr:`host_memory`.
-            zero: Memory that is resumed without contents is zeroed. Otherwise its contents are undefined; with :attr:`guard`
-                they are 0xFF.
-            progress: Called with (bytes done, bytes in all) while contents are copied: see :meth:`pause`.
+            exclusive: True to take turns with other processes that also pass it: the call waits (as long as ``timeout``
+                allows) until none of them holds the devices concerned. This process then holds the devices until the resumed
+                memory is paused or freed, or until the process ends.
+            host_memory: What happens to the host memory of the backups after this resume: see :meth:`region`. None applies
+                the setting of the region, or :attr:`host_memory` if the region has none.
+            zero: Whether memory that is resumed without contents is zeroed. Otherwise its contents are undefined; with
+                :attr:`guard` they are 0xFF.
+            progress: Called with (bytes done, total bytes) while contents are copied: see :meth:`pause`.
             wait: False returns a :class:`PendingResume` at once. It resumes what is paused now, and a later pause of these
                 tags waits for its end. The memory must not be accessed before its ``wait()`` or ``wait_stream(stream)`` has
                 returned; these raise the exceptions. Not together with ``progress``.
@@ -509,8 +513,8 @@ class TorchMemorySaver:
             DriverError: Some of the memory is damaged (see :meth:`pause`), and the driver failed again to release it. The
                 rest has been resumed. The damaged addresses stay reserved and must not be accessed; call again. If the
                 driver's error has its own exception, such as DeviceLostError, that one is raised.
-            InvalidArgumentError, CaptureInProgressError, InvalidStateError: As for :meth:`pause`, and for an unknown
-                ``host_memory``.
+            InvalidArgumentError, CaptureInProgressError, InvalidStateError: The reasons are those of :meth:`pause`, and an
+                unknown ``host_memory``.
             Exception: Raised by ``progress`` or a callback of :meth:`on_resume`. Everything stays paused, unless the resume
                 was already complete.
         """
@@ -538,17 +542,17 @@ class TorchMemorySaver:
     ) -> Callable[[_Callback], _Callback]: ...
 
     def on_pause(self, tag: Any = None, when: Any = "before", callback: Any = None, *, cancelled: _Cancelled = None) -> Any:
-        """Has a callback called around every pause of a tag, such as one that deregisters buffers whose physical memory the
-        pause takes away.
+        """Register a callback that is called around every pause of a tag, for example to deregister buffers whose physical
+        memory the pause releases.
 
         Before-callbacks are called in the order of registration, after-callbacks in reverse, on the thread of the call, with
-        no lock held. They may allocate and free, also in regions, but not pause or resume. A callback is not called
-        if the pause finds nothing resident with its tag, or is refused because of a capture or of another thread's region.
-        Other threads' pauses and resumes of the same tags wait until all callbacks were called.
+        no lock held. Callbacks may allocate and free memory, even inside regions, but must not pause or resume. A callback
+        is not called if the pause finds nothing resident with its tag, or is refused because of a capture or of another
+        thread's region. Other threads' pauses and resumes of the same tags wait until all callbacks have returned.
 
         Args:
-            tag: A tag or a pattern, several, or None for every tag, as for :meth:`pause`. Patterns are looked up at each
-                call.
+            tag: One tag or pattern, or an iterable of them, as for :meth:`pause`. None selects every tag. Patterns are
+                matched at each call.
             when: "before" (the default) or "after"; or a :class:`Hook` with the callbacks as methods.
             callback: Called with a :class:`HookCall`. Without it, the result is a decorator, which returns the function
                 itself.
@@ -559,7 +563,7 @@ class TorchMemorySaver:
             A handle, whose ``remove()`` ends the registration.
 
         Raises:
-            InvalidArgumentError: An argument of another kind, or a coroutine function.
+            InvalidArgumentError: An argument has the wrong type or value, or a callback is a coroutine function.
         """
         return _register("pause", tag, when, callback, cancelled)
 
@@ -577,40 +581,42 @@ class TorchMemorySaver:
     ) -> Callable[[_Callback], _Callback]: ...
 
     def on_resume(self, tag: Any = None, when: Any = "before", callback: Any = None, *, cancelled: _Cancelled = None) -> Any:
-        """Has a callback called around every resume of a tag, with the arguments of :meth:`on_pause`.
+        """Register a callback that is called around every resume of a tag. The arguments are those of :meth:`on_pause`.
 
         A callback is not called if the resume finds nothing paused with its tag. It is called once for a call with
         ``timeout``. With ``wait=False`` the before-callbacks are called before ``resume`` returns. The after-callbacks are
         called once: by :meth:`PendingResume.wait`, by a pause of these tags, which waits for the resume, or by the next
-        resume of them. A resume with ``timeout``, ``exclusive`` or ``wait=False`` does not keep other threads' calls waiting
-        once its before-callbacks were called.
+        resume of them. A resume with ``timeout``, ``exclusive`` or ``wait=False`` does not block other threads' calls after
+        its before-callbacks have returned.
 
         Raises:
-            InvalidArgumentError: As for :meth:`on_pause`.
+            InvalidArgumentError: An argument is invalid for :meth:`on_pause`.
         """
         return _register("resume", tag, when, callback, cancelled)
 
     def preserve(self, *what: Preservable, tag: str | None = None, parameters: bool = False) -> tuple[PreservedBlock, ...]:
-        """Keep the contents of tensors through pauses that drop those of the memory around them.
+        """Keep the contents of tensors through pauses that drop the contents of the memory around them.
 
-        For what an engine computes once and never again, in memory without a backup: rope tables, scales, running
+        This is for data that an engine computes only once, in memory without a backup: rope tables, scales, running
         statistics. A pause copies these storages to pinned host memory, and nothing else of that memory. The resume restores
-        them; the rest comes back with undefined contents. ``pause(backup="discard")`` drops all of it, and ``"host"`` and
-        ``"disk"`` keep all of it. In memory with a backup, and in memory that is not managed, nothing changes.
+        the storages; the rest of the memory has undefined contents. ``pause(backup="discard")`` drops all contents, and
+        ``"host"`` and ``"disk"`` keep all contents. In memory with a backup, and in memory that is not managed, nothing
+        changes.
 
         Args:
             what: Tensors, modules, or iterables of them, such as ``state_dict().values()``. A tensor stands for its whole
-                storage, so a view, ``p.data`` or ``p.detach()`` will do. A module stands for all buffers that it has at the
-                pause, also of its submodules. Storages and modules are held weakly: a registration ends when its storage is
+                storage, so a view, ``p.data`` or ``p.detach()`` is enough. A module stands for all buffers that it and its
+                submodules have at the pause. Storages and modules are held weakly: a registration ends when its storage is
                 freed. A tensor that gets another storage later (``p.data = ...``) has to be passed again.
-            tag: Only storages in memory of this tag. None: in memory of any tag.
-            parameters: The parameters of modules as well.
+            tag: Tag of the memory in which storages are preserved. None preserves storages in memory of any tag.
+            parameters: Whether the parameters of modules are preserved as well.
 
         Returns:
-            What a pause would keep of `what` now. A warning is logged for tensors that are not in managed memory.
+            The blocks of `what` that a pause would keep now. A warning is logged for tensors that are not in managed memory.
 
         Raises:
-            InvalidArgumentError: Something else than tensors and modules; an invalid tag; `parameters` that is not a flag.
+            InvalidArgumentError: `what` has an object that is not a tensor or a module, the tag is invalid, or `parameters`
+                is not a flag.
         """
         return self._use().preserve(
             what, tag=None if tag is None else check_tag(tag), parameters=check_flag("parameters", parameters)
@@ -620,15 +626,15 @@ class TorchMemorySaver:
         """Undo :meth:`preserve` for the storages of tensors, and for modules. Objects that are not registered are ignored.
 
         Raises:
-            InvalidArgumentError: Something else than tensors and modules.
+            InvalidArgumentError: An object is not a tensor or a module.
         """
         self._use().forget(what)
 
     def preserved(self, tag: str | Iterable[str] | None = None) -> tuple[PreservedBlock, ...]:
-        """What a pause of a tag would keep now because of :meth:`preserve`, by address.
+        """Return the blocks that a pause of a tag would keep now because of :meth:`preserve`, by address.
 
         Args:
-            tag: A tag or a pattern, several, or None for every tag.
+            tag: One tag or pattern, or an iterable of them. None selects every tag.
 
         Raises:
             InvalidArgumentError: Neither a tag nor an iterable of tags.
@@ -643,34 +649,38 @@ class TorchMemorySaver:
         modules: torch.nn.Module | Iterable[torch.nn.Module] = (),
         whole: bool = False,
     ) -> FreshReport:
-        """What a resumed engine has forgotten to restore: live memory that nothing has written to since its resume. For
-        debugging, with :attr:`guard` on since before that resume.
+        """Find memory that a resumed engine has forgotten to restore: live memory that nothing has written to since its
+        resume. This is for debugging and needs :attr:`guard`, turned on before that resume.
 
-        A resume fills memory that comes back without contents with 0xFF bytes. This looks at the blocks that were live when
-        the resume began, in a few places of each, and reports those that still hold the pattern: by tensor, and by where
-        they were allocated if PyTorch's history is recorded (:func:`torch_memory_saver.memory.record_history`). Print the
-        report for a table. Call it when the engine says that it is awake, before it serves.
+        With :attr:`guard`, a resume fills memory that it maps without contents with 0xFF bytes. This method samples a few
+        places of each block that was live when the resume began, and reports the blocks that still hold the pattern: by
+        tensor, and by where they were allocated if PyTorch's history is recorded
+        (:func:`torch_memory_saver.memory.record_history`). Printing the report shows a table. Call this method when the
+        engine has finished its own restoration, before it serves requests.
 
-        Waits for the devices, as a pause does, and changes nothing. Meanwhile other threads cannot send this memory to other
-        processes. Runs no kernel: it copies samples to pinned host memory, some 5 MB for 10 000 blocks.
+        The method waits for the devices, as a pause does, and changes nothing. While it runs, other threads cannot send this
+        memory to other processes. It launches no kernel and copies samples to pinned host memory, some 5 MB for 10 000
+        blocks.
 
         A block that was freed and allocated again since the resume, at the same address and with the same size, counts as
-        the old one: PyTorch cannot tell them apart.
+        the old block, because PyTorch cannot tell the two apart.
 
         Args:
-            tag: The tags to look at: a tag or a pattern, several, or None for every tag.
-            ignore: What is legitimately not written yet: tags or patterns, such as "kv_cache", tensors (their whole
+            tag: Tags to check: one tag or pattern, or an iterable of them. None selects every tag.
+            ignore: Memory that need not be written yet: tags or patterns, such as "kv_cache", tensors (their whole
                 storages), modules (their parameters and buffers), or iterables of these. Memory of ignored tags may be
                 paused.
-            modules: Modules that name what is found. All modules that Python's garbage collector lists do so anyway: pass
-                them in a process that has called ``gc.freeze()``.
-            whole: Reads the blocks from end to end, in several steps where they are large. Finds what the samples miss.
+            modules: Modules whose parameters and buffers give names to the blocks found. Modules that Python's garbage
+                collector lists are searched anyway, so pass modules only in a process that has called ``gc.freeze()``.
+            whole: Whether blocks are read from end to end, in several steps if they are large. This finds memory that the
+                samples miss.
 
         Raises:
             InvalidStateError: Guard mode is off; memory of the tags is not resident; or this thread is inside a pause or
                 resume.
             CaptureInProgressError: A stream capture is active. Nothing was changed.
-            InvalidArgumentError: Neither tags nor an iterable of them; something else in `ignore` or `modules`.
+            InvalidArgumentError: `tag` is neither a tag nor an iterable of tags, or `ignore` or `modules` has an object of
+                another type.
             OutOfHostMemoryError, DriverError: The samples could not be copied. Nothing was changed.
         """
         return self._use().check_fresh(tag, ignore=ignore, modules=modules, whole=whole)
@@ -754,38 +764,40 @@ class TorchMemorySaver:
         self._use().enable_peer_access()
 
     def stats(self, tag: str | Iterable[str] | None = None, device: int | torch.device | None = None) -> Stats:
-        """The use of managed memory now: bytes by tag and by device, peaks, pauses and resumes so far, every allocation,
-        and the counters. ``print(stats())`` shows a table.
+        """Return the use of managed memory now: bytes by tag and by device, peaks, pauses and resumes so far, every
+        allocation, and the counters. ``print(stats())`` shows a table.
 
-        May be called at any time, also while another thread pauses or resumes: then those allocations are "pausing" or
-        "resuming". Takes a short lock, waits for no device and makes no driver call. Once a pool is retired it also reads
-        PyTorch's list of segments, for ``stranded_bytes``.
+        This method may be called at any time. While another thread pauses or resumes, its allocations are "pausing" or
+        "resuming". The method takes a short lock, waits for no device and makes no driver call. Once a pool is retired, it
+        also reads PyTorch's list of segments to compute ``stranded_bytes``.
 
         Args:
-            tag: Only the allocations of a tag, of several, or of those that match patterns. None: of every tag.
-            device: Only those on a device, a CUDA ordinal. None: on every device.
+            tag: One tag or pattern, or an iterable of them, to restrict the result to their allocations. None selects every
+                tag.
+            device: Device, such as a CUDA ordinal, to restrict the result to its allocations. None selects every device.
 
         Raises:
-            InvalidArgumentError: Neither a tag nor an iterable of tags; not a device.
+            InvalidArgumentError: `tag` is neither a tag nor an iterable of tags, or `device` is not a device.
         """
         ordinal = None if device is None else check_device(device)
         return self._use().stats(select_tags(tag), ordinal)
 
     def ledger(self, device: int | torch.device | None = None, *, measure_context: bool = False) -> Ledger:
-        """Who holds the memory of the devices now: managed memory, PyTorch's other memory, other libraries, the context,
-        other processes, and what is not attributed. The lines add up to what the driver says. ``print(ledger())`` shows
-        tables.
+        """Return who holds the memory of the devices now: managed memory, PyTorch's other memory, other libraries, the
+        context, other processes, and memory that is not attributed. The lines add up to the used bytes that the driver
+        reports. ``print(ledger())`` shows tables.
 
-        May be called at any time, also in a report of a lack of memory, during a capture, and while another thread pauses or
-        resumes. Without `measure_context` it allocates nothing on a device, waits for none and starts no process.
+        This method may be called at any time, including in the handler of an out-of-memory error, during a capture, and
+        while another thread pauses or resumes. Without `measure_context` it allocates no device memory, waits for no device
+        and starts no process.
 
         Args:
-            device: A CUDA ordinal. None: every device on which this process has a context.
-            measure_context: Where NVML does not tell how much memory this process holds, measure what a context takes in a
-                child process.
+            device: Device, such as a CUDA ordinal. None selects every device on which this process has a context.
+            measure_context: Whether to measure the size of a context in a child process if NVML does not report how much
+                memory this process holds.
 
         Raises:
-            InvalidArgumentError: Not a device.
+            InvalidArgumentError: `device` is not a device.
             InvalidStateError: This process has no context on the device.
             DriverError: The driver fails, or the child process cannot make a context.
         """
@@ -793,35 +805,41 @@ class TorchMemorySaver:
         return self._use().ledger(ordinal, measure_context)
 
     def reset_peaks(self) -> None:
-        """Each ``resident_peak_bytes`` becomes what is mapped now."""
+        """Set each ``resident_peak_bytes`` to the bytes that are mapped now."""
         self._use().reset_peaks()
 
     def is_paused(self, x: torch.Tensor) -> bool:
-        """Whether access to a tensor would be an error now, because its storage lies in managed memory that is not resident.
+        """Return whether accessing a tensor would be an error now because its storage is in managed memory that is not
+        resident.
 
         Such memory is paused, being paused or resumed, or damaged (see :meth:`pause`). A copy from or to it fails with
-        "invalid argument". A kernel that accesses it causes an illegal memory access, after which the process cannot use the
-        device any more. Works for any device and any view. Tensors in other memory, for instance on the CPU, are never
-        paused. A tensor made of others (``DTensor``) is paused if any of them is.
+        "invalid argument". A kernel that accesses it causes an illegal memory access, after which the process can no longer
+        use the device. The method accepts tensors on any device and any view. Tensors in other memory, for instance on the
+        CPU, are never paused. A tensor made of other tensors (``DTensor``) is paused if any of these is paused.
 
         Raises:
-            InvalidArgumentError: Not a tensor, or one without a storage of its own, such as a sparse one: pass its parts.
+            InvalidArgumentError: The argument is not a tensor, or is a tensor without a storage of its own, such as a sparse
+                tensor: pass its parts.
         """
         return is_paused(x)
 
     def tag_of(self, x: torch.Tensor) -> str | None:
-        """The tag of the memory that a tensor lies in, paused or not. None for memory that is not managed, such as a CPU
-        tensor's. Of a tensor made of others (a subclass): that of the first one that has a tag.
+        """Return the tag of the memory that holds a tensor, paused or not. Return None for memory that is not managed, such
+        as a CPU tensor's. For a tensor made of other tensors (a subclass), return the tag of the first one that has a tag.
 
         Raises:
-            InvalidArgumentError: As for :meth:`is_paused`.
+            InvalidArgumentError: The argument is invalid for :meth:`is_paused`.
         """
         return tag_of(x)
 
 
 def _given(**options: tuple[Any, Any]) -> dict[str, Any]:
-    """Of options, each with its default, those that differ from it: programs install implementations that know no others.
-    Objects whose comparison may return or raise anything are not compared: the check of the option names them."""
+    """Return the options that differ from their defaults, given as (value, default). The others are omitted because a
+    program may have installed an implementation that does not accept them.
+
+    Only values of type int or str are compared, because the comparison of other objects may return or raise anything. The
+    check of the option reports such objects.
+    """
     return {
         name: value
         for name, (value, default) in options.items()

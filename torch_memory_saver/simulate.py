@@ -33,7 +33,7 @@ __all__ = [
 
 #: The folder of sitecustomize.py.
 _STARTUP = Path(os.path.abspath(__file__)).parent / "_simulate" / "startup"
-#: The same as the simulator's TMS_SIM_MAX_DEVICES.
+#: Maximum number of simulated devices, equal to TMS_SIM_MAX_DEVICES of the simulator.
 MAX_DEVICES = 8
 
 _LIBRARY_NAME = "_simulated_cuda.so"
@@ -112,7 +112,7 @@ def environment(
     result = dict(os.environ if base is None else base)
     preloaded = re.split("[ :]", result.get("LD_PRELOAD", ""))
     libraries = [simulator]
-    # The hook library must come before the simulated runtime, also if it is there already, as under `run --preload`.
+    # The hook library must come before the simulated runtime, even if it is preloaded already, as under `run --preload`.
     if preload_hook or str(preload_library_path()) in preloaded:
         libraries.insert(0, preload_library_path())
     _check_libraries(libraries)
@@ -141,9 +141,9 @@ def environment(
 def environment_without_torch(
     *, devices: int = 1, memory: int | str = "8GiB", base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment for a process that uses the CUDA runtime's functions on the simulated GPU, without PyTorch.
+    """Return the environment for a process that uses the CUDA runtime's functions on the simulated GPU, without PyTorch.
 
-    The hook library is preloaded. Nothing is compiled. Of the TMS_ variables of `base` only the simulator's are kept.
+    The hook library is preloaded. Nothing is compiled. TMS_ variables of `base` are removed, except the simulator's.
 
     Raises:
         InvalidArgumentError: An argument is out of range.

@@ -67,12 +67,12 @@ class Status:
 
 
 class Finding(NamedTuple):
-    """What a check has found. The texts are one sentence each, without a full stop.
+    """The result of a check. The texts are one sentence each, without a full stop.
 
     Attributes:
         status: One of Status.
-        found: What is the case.
-        advice: What to do; "" only if the status is OK.
+        found: The state that the check has found.
+        advice: The action to take; "" only if the status is OK.
         details: Further lines, such as one for each GPU.
     """
 
@@ -102,8 +102,9 @@ class Check(NamedTuple):
     """One thing that the doctor looks at.
 
     Attributes:
-        name: Programs that read the doctor's JSON rely on it.
-        look: Changes nothing. What it raises is shown as a failure of the check.
+        name: Name of the check. It must not change, because programs that read the doctor's JSON rely on it.
+        look: Function that makes the check and changes nothing. An exception that it raises is shown as a failure of the
+            check.
     """
 
     name: str

@@ -40,14 +40,14 @@ _STARTUP = Path(os.path.abspath(__file__)).parent / "startup"
 
 @dataclass(frozen=True)
 class ChildOptions:
-    """What the user has asked for.
+    """The options that the user has requested.
 
     Attributes:
-        preloaded: The hook library is preloaded (hook mode "preload").
-        ledger: That library also stands before look-ups (TMS_LEDGER).
-        manage: Allocations outside of regions are managed too (TMS_INIT_ENABLE).
-        record: The words of TMS_DEBUG; empty: the variable stays as it is.
-        directory: The absolute path of TMS_DEBUG_DIR. None: the variable stays as it is.
+        preloaded: Whether the hook library is preloaded (hook mode "preload").
+        ledger: Whether that library also intercepts look-ups of functions (TMS_LEDGER).
+        manage: Whether allocations outside of regions are managed too (TMS_INIT_ENABLE).
+        record: Words of TMS_DEBUG. If there are none, the variable stays as it is.
+        directory: Absolute path of TMS_DEBUG_DIR, or None to leave the variable as it is.
     """
 
     preloaded: bool = False

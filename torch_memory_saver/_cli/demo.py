@@ -153,7 +153,7 @@ def _run_in_child(ascii_only: bool) -> int:
     environment = simulate.environment_without_torch(memory=_SIMULATED_MEMORY) | {_CHILD: "1"}
     command = [sys.executable, "-m", "torch_memory_saver", "demo", *(["--ascii"] if ascii_only else [])]
     sys.stdout.flush()
-    # Ctrl-C reaches both processes. The child ignores it, and this process kills the child, which may be inside a call that
-    # no signal interrupts.
+    # Ctrl-C reaches both processes. The child ignores it, and this process kills the child, because the child may be inside
+    # a call that Ctrl-C does not interrupt.
     ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
     return subprocess.run(command, env=environment, check=False, preexec_fn=ignore).returncode

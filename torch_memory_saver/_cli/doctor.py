@@ -138,11 +138,11 @@ class _Page:
         self._coloured = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def heading(self, group: str, *, first: bool) -> None:
-        """The group's title, after an empty line."""
+        """Write the title of a group, preceded by an empty line unless it is the first group."""
         self._write(group if first else f"\n{group}")
 
     def show(self, result: Result) -> None:
-        """The lines of one check. They are written at once, because some checks take seconds."""
+        """Write the lines of one check. They are written at once, because some checks take seconds."""
         status = f"{result.status:<{_STATUS_WIDTH}}"
         if self._coloured:
             status = f"\x1b[{_COLOURS[result.status]}m{status}\x1b[0m"

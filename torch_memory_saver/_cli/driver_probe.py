@@ -123,7 +123,7 @@ def _devices(driver: _Driver) -> list[dict[str, Any]]:
 
 
 def probe(library: str) -> dict[str, Any]:
-    """What there is to say about the driver and its devices."""
+    """Return the properties of the driver and its devices as plain data."""
     result: dict[str, Any] = {"problem": None, "cuda_version": None, "devices": []}
     try:
         driver = _Driver(library)

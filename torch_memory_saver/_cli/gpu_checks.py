@@ -23,7 +23,7 @@ from torch_memory_saver._text import binary_size
 
 __all__ = ["CHECKS", "network_cards"]
 
-#: Where /proc and /sys are. Tests plant other files.
+#: Folder that contains /proc and /sys. Tests substitute another folder.
 ROOT = Path("/")
 #: The oldest version of CUDA for which the package is built and tested.
 _OLDEST_CUDA = 12000
@@ -109,7 +109,8 @@ def gpus() -> Finding:
 
 
 def _numbering() -> str:
-    """The numbers are CUDA's. Those of nvidia-smi differ where devices are hidden."""
+    """Return a note about the numbers of GPUs if CUDA_VISIBLE_DEVICES is set, else "". The numbers are CUDA's, and the
+    numbers of nvidia-smi differ if devices are hidden."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "" if visible is None else f", chosen and numbered by CUDA_VISIBLE_DEVICES={visible}"
 

@@ -16,7 +16,7 @@ from torch_memory_saver._text import binary_size
 
 __all__ = ["CHECKS", "has_capability", "why_not_writable"]
 
-#: Where /proc and /sys are. Tests plant other files.
+#: Folder that contains /proc and /sys. Tests substitute another folder.
 ROOT = Path("/")
 _CAP_IPC_LOCK = 14
 #: cgroups of version 1 write "no limit" as the largest number of whole pages.
@@ -196,7 +196,8 @@ def _file_system(path: Path) -> str:
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """Why no file can be made in it, found out by a file without a name; None if one can."""
+    """Return why no file can be created in a folder, or None if a file can be created. A file without a name is created to
+    find out."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return None

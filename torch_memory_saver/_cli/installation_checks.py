@@ -46,9 +46,9 @@ except TorchMemorySaverError as error:
     import sys
     print(error, file=sys.stderr)
 """
-#: What the core writes about a variable: the sentence begins with its name.
+#: Matches a message of the core about a variable. The sentence begins with the name of the variable.
 _COMPLAINT = re.compile(r"\b(TMS_\w+(?:='| and TMS_).*?)\.?$", re.MULTILINE)
-#: Of the variables that Python reads: whether a value has the right form.
+#: Functions that check the form of a value, by the name of the variable. Python reads these variables.
 _FORMS: Mapping[str, Callable[[str], bool]] = {
     "TMS_DEBUG": lambda text: not requested_recordings(text)[1],
     "TMS_RELEASE_CACHED": lambda text: text.lower() == "pause" or read_seconds(text) is not None,
@@ -207,7 +207,7 @@ def _given() -> dict[str, str]:
 
 
 def _complaints_of_core() -> list[str]:
-    """What the core says about the values that it reads."""
+    """Return the core's messages about the values that it reads."""
     folder = str(Path(os.path.abspath(__file__)).parents[2])
     quiet = os.environ.get(_LEVEL, "").lower() in ("silent", "error")
     variables = {_LEVEL: "warning"} if quiet else {}
@@ -234,12 +234,13 @@ def settings() -> Finding:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the one that exists above it, in which it would be made."""
+    """Return the folder, or the nearest existing folder above it, in which the folder would be created."""
     return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def _why_not_for_pages(folder: Path) -> str | None:
-    """The same for the folder of shared pages, which the core makes, but not those above it."""
+    """Return why no shared page can be created in a folder, or None. The core creates that folder, but not the folders
+    above it."""
     return why_not_writable(folder if folder.exists() else folder.parent)
 
 

@@ -13,7 +13,7 @@ from torch_memory_saver.errors import InvalidStateError
 __all__ = ["Buffer", "GpuMachine", "Machine", "SimulatedMachine"]
 
 _MIB = 1 << 20
-#: Of the free memory of a GPU: sizes are multiples of it, which sum up to less than all of it.
+#: Divisor of the free memory of a GPU. Sizes are multiples of the quotient, and add up to less than the free memory.
 _SHARE = 16
 _LEAST_FREE = _SHARE * 2 * _MIB
 
@@ -152,13 +152,13 @@ class GpuMachine(Machine):
 
 
 class _Runtime:
-    """The CUDA runtime's functions in this process. Those of the preload library come before the simulated ones."""
+    """The CUDA runtime's functions in this process. The functions of the preload library come before the simulated ones."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function that returns a cudaError_t.
+        """Call a function that returns a cudaError_t.
 
         Raises:
             InvalidStateError: The function failed.

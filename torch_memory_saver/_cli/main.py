@@ -15,21 +15,22 @@ from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverErro
 
 __all__ = ["MODULE", "SCRIPT", "main"]
 
-#: How users call the command line: by the script that pip installs, and without it.
+#: Names by which users call the command line: the script that pip installs, and the module.
 SCRIPT, MODULE = "torch-memory-saver", "python -m torch_memory_saver"
 
-#: Exit statuses. Those after Ctrl-C and after the reader of the output has gone are those that shells give.
+#: Exit statuses. The statuses after Ctrl-C and after an early exit of the reader of the output are those that shells give.
 _FAILED, _WRONG_USE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
 
 
 def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
-    """Runs the command that `argv` (default: the process's arguments) names and returns the exit status. Without a command
-    it prints the help.
+    """Run the command that `argv` (default: the process's arguments) names and return the exit status. Print the help if
+    there is no command.
 
-    A failure is one sentence on stderr, and the traceback before it with ``--debug``. `program` is what the user has called.
+    A failure is one sentence on stderr, preceded by the traceback with ``--debug``. `program` is the name by which the user
+    has called the program.
 
     Raises:
-        SystemExit: The arguments are wrong (status 2), or ask for help or the version.
+        SystemExit: The arguments are wrong (status 2), or request the help or the version.
     """
     arguments = argparse.Namespace(debug=False)
     try:
@@ -71,7 +72,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"torch_memory_saver {__version__}")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
-    # Also behind the name of the command, where it leaves the value alone unless it is given.
+    # The option is accepted after the name of the command as well. Its absence there does not change the value.
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     subparsers = parser.add_subparsers(title="commands", metavar="command", required=True)
@@ -83,7 +84,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
 
 
 def _sentence(error: Exception, debug: bool) -> str:
-    """What has failed, on one line. The messages of this package's errors are complete."""
+    """Return a description of the failure, on one line. The messages of this package's errors are complete."""
     text = " ".join(str(error).split())
     if isinstance(error, TorchMemorySaverError):
         return text

@@ -35,12 +35,13 @@ _CAP_SYS_PTRACE = 19
 #: Systems set this limit for programs that use few files.
 _FEW_FILES = 1024
 _SHARED_MEMORY = Path("/dev/shm")
-#: Of a file of PyTorch's counters: 10 000 of 64 bits, and a header.
+#: Size of a file of PyTorch's counters: a header and 10 000 counters of 64 bits.
 _COUNTERS_BYTES = 64 + 10_000 * 8
 
 
 def _try_to_duplicate() -> int | None:
-    """Between two processes of which neither is the other's parent. The number of the error; 0: it works; None: unknown."""
+    """Try to duplicate a file descriptor between two processes of which neither is the other's parent. Return the number of
+    the error, 0 if it works, or None if the result is unknown."""
     python = [sys.executable, "-I", "-S", "-c"]
     try:
         with subprocess.Popen([*python, _SENDER], stdin=subprocess.PIPE) as sender:

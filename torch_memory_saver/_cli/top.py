@@ -53,14 +53,14 @@ def _print(arguments: argparse.Namespace) -> int:
 
 
 def _sleep(seconds: float) -> None:
-    """In ticks: Ctrl-C that comes just before a sleep begins does not shorten it."""
+    """Sleep in short steps, because Ctrl-C that comes just before a sleep begins does not shorten it."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, _TICK_S))
 
 
 def look() -> View:
-    """What processes hold now."""
+    """Return a view of the memory that processes hold now."""
     from torch_memory_saver._diagnostics.processes.names import command_name, user_of
     from torch_memory_saver._diagnostics.processes.pages import read_pages
     from torch_memory_saver._diagnostics.processes.view import Program, make_view

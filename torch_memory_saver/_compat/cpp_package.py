@@ -55,7 +55,8 @@ __all__ = [
 
 HookMode = Literal["auto", "preload", "torch"]
 
-#: The suffix after the stem in the names of the C++ package's libraries, by release of CUDA. This package's have none.
+#: The suffix after the stem in the names of the C++ package's libraries, by release of CUDA. This package's libraries have
+#: none.
 _SUFFIXES = {"13": "_cu13", "12": "_cu12"}
 _GIB = 1 << 30
 
@@ -147,7 +148,7 @@ def binary_wrapper() -> BinaryWrapper:
 
 
 class HookUtilBase:
-    """Has the path of the library that holds the process's state."""
+    """A helper that knows the path of the library that holds the process's state."""
 
     @staticmethod
     def create(hook_mode: str) -> HookUtilBase:
@@ -161,7 +162,7 @@ class HookUtilBase:
         return _core.library_path
 
     def get_allocator(self) -> Any:
-        """A torch allocator over the library, or None."""
+        """Return an allocator for torch that calls the library, or None if the hook mode has none."""
         return None
 
 
@@ -180,7 +181,7 @@ class HookUtilModeTorch(HookUtilBase):
 
 
 class PoolName(NamedTuple):
-    """The C++ package's key of a pool. Its users pass and read plain tuples."""
+    """Key under which the C++ package stores a pool. Programs pass and read it as a plain tuple."""
 
     tag: str
     enable_cpu_backup: bool
@@ -240,7 +241,7 @@ def _region_config(
     cpu_backup_backend: str | None = None,
     enable_disk_backup: bool = False,
 ) -> region_settings.RegionSettings:
-    """The settings of a region for this thread's allocations, without a pool of torch's."""
+    """The settings of a region for this thread's allocations, without a pool of PyTorch."""
     return region_settings.RegionSettings(
         RegionOptions.check(
             tag,
@@ -252,15 +253,15 @@ def _region_config(
 
 
 def _affected_devices(tag: str | None = None) -> list[int]:
-    """The devices that own allocations with a tag, in ascending order; None: with any tag."""
+    """Return the devices that own allocations with a tag, or with any tag if `tag` is None, in ascending order."""
     return sorted({row.device for row in _core.segments() if tag is None or row.tag == tag})
 
 
 def corner_of(implementation: Engine, name: str) -> Any:
-    """A private attribute of the C++ package's implementation, if this package supports it.
+    """Return a private attribute of the C++ package's implementation, if this package supports it.
 
     Raises:
-        AttributeError: It does not.
+        AttributeError: This package does not support it.
     """
     if name == "_binary_wrapper":
         return binary_wrapper()
@@ -288,7 +289,7 @@ def get_binary_path_from_package(stem: str) -> Path:
     A library for the CUDA release of the loaded PyTorch takes precedence over one for every release.
 
     Raises:
-        InvalidStateError: There is none.
+        InvalidStateError: There is no such library.
     """
     package = Path(__file__).parent.parent
     names = [stem + suffix for suffix in (*_suffixes_of_torch(), "")]
@@ -309,7 +310,7 @@ def _suffixes_of_torch() -> list[str]:
 
 
 def configure_subprocess() -> AbstractContextManager[None]:
-    """As :meth:`torch_memory_saver.TorchMemorySaver.configure_subprocess`, in every hook mode."""
+    """Do the same as :meth:`torch_memory_saver.TorchMemorySaver.configure_subprocess`, in every hook mode."""
     replaced = sys.modules.get("torch_memory_saver.hooks.mode_preload")
     find = get_binary_path_from_package if replaced is None else replaced.get_binary_path_from_package
     return preload.preloading(str(find("torch_memory_saver_hook_mode_preload")))
@@ -335,7 +336,7 @@ def get_device() -> str:
 
 
 def empty_cache() -> None:
-    """``torch.cuda.empty_cache()``."""
+    """Call ``torch.cuda.empty_cache()``."""
     layer.require().torch.cuda.empty_cache()
 
 

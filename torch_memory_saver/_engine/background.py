@@ -70,30 +70,30 @@ class RegisteredWork:
         self._work: list[tuple[str, Callable[[], object]]] = []
 
     def add(self, name: str, work: Callable[[], object]) -> None:
-        """Has `work` called each time from now on. A failure is logged with `name`, and the pause or resume goes on."""
+        """Call `work` each time from now on. A failure is logged with `name`, and the pause or resume continues."""
         self._work.append((name, work))
 
     def run(self) -> None:
-        """Calls all of them, in the order in which they were added."""
+        """Call all registered work, in the order in which it was added."""
         for name, work in self._work:
             _call(name, work)
 
 
-#: Called before a pause changes anything. Of this process; a forked child inherits it.
+#: Work that is called before a pause changes anything. It belongs to this process, and a forked child inherits it.
 before_pause = RegisteredWork()
-#: Called after each pause and resume, whether it succeeded or not. Likewise.
+#: Work that is called after each pause and resume, whether the call succeeded or not. A forked child inherits it.
 after_call = RegisteredWork()
 
 
 class Periodic:
-    """Work that a daemon thread does every so many seconds, until the process exits. It goes on in forked children.
+    """Work that a daemon thread does periodically until the process exits. The work continues in forked children.
 
     Args:
-        name: Of the thread, and in the log.
-        seconds: From the end of one call to the begin of the next.
-        work: Returns None, or the number of seconds after which to try again, because it could not be done now. A failure
-            is logged, and the work is done again after `seconds`.
-        wait: Waits for so many seconds and returns whether to end. Tests pass their own.
+        name: Name of the thread, which the log uses as well.
+        seconds: Seconds from the end of one call to the begin of the next.
+        work: Function that does the work. It returns None, or, if the work could not be done now, the number of seconds
+            after which to try again. A failure is logged, and the work is done again after `seconds`.
+        wait: Function that waits for the given number of seconds and returns whether to end. Tests pass their own.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Periodic:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the thread. It ends before the interpreter does, so that it does not call torch during the exit."""
+        """Start the thread. The thread ends before the interpreter does, so that it does not call torch during the exit."""
         self._start_thread()
         _running.add(self)
         atexit.register(self.stop)
@@ -193,11 +193,11 @@ def start_from_environment() -> None:
 
 
 def explain_errors_by(explanation: _Explain) -> None:
-    """Have a function called with each error of a resume, after its last attempt, and with the tags that the resume selects.
-    It may add to the message, and returns what it added. It must not raise."""
+    """Register a function that is called with each error of a resume, after the last attempt of the resume, and with the
+    tags that the resume selects. The function may add to the message and returns the added text. It must not raise."""
     _explanations.append(explanation)
 
 
 def explain(error: OutOfMemoryError, tags: tuple[str, ...] | None) -> str:
-    """Return what was added to the message; "" if nobody explains it."""
+    """Return the text that was added to the message of the error; "" if no text was added."""
     return "".join([explanation(error, tags) for explanation in _explanations])

@@ -490,7 +490,8 @@ def _refuse_early(operation: Callable[[tuple[str, ...], int | None], object]) ->
 
 
 def _before_resume(options: ResumeOptions) -> TorchCuda | None:
-    """What every resume begins with. In guard mode the blocks that are live now are recorded, for check_fresh()."""
+    """Prepare a resume: in guard mode, record the blocks that are live now for check_fresh(). Return PyTorch's layer, if it
+    is in use."""
     torch = layer.in_use()
     if _core.get_guard():
         resumed_blocks.note(torch, options.tags)

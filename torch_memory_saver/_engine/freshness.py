@@ -53,14 +53,15 @@ _WHOLE_PART_BYTES = 4096
 #: The bytes that one call of the core copies at most: it needs so much pinned host memory.
 _CALL_BYTES = 256 << 20
 
-#: The first byte, and the one after the last.
+#: Address at which a range begins, and the address after its last byte.
 _Range = tuple[int, int]
-#: Counts the bytes of the fill pattern in ranges that are in order and do not overlap; None: not resident any more.
+#: Counts the bytes of the fill pattern in ranges that are in order and do not overlap. None marks a range that is no longer
+#: resident.
 Count = Callable[[bytes], Sequence[int | None]]
 
 
 class Piece(NamedTuple):
-    """Device memory to be looked at. `whole`: from end to end."""
+    """Device memory to look at. If `whole` is True, the memory is read from end to end."""
 
     address: int
     bytes: int
@@ -68,7 +69,7 @@ class Piece(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """What was found of a piece, in bytes. `unwritten`: of parts that hold the pattern from end to end."""
+    """The result for a piece, in bytes. `unwritten` counts the bytes of parts that hold the pattern from end to end."""
 
     looked_at: int
     unwritten: int
@@ -124,8 +125,8 @@ class _Counts:
 
 
 def _apart(ranges: Iterable[_Range]) -> Iterator[_Range]:
-    """The same bytes in ranges that do not overlap, cut where one of the given ranges begins or ends, and not too long for a
-    call."""
+    """Split ranges into ranges that cover the same bytes without overlaps. The result is cut where one of the given ranges
+    begins or ends, and no range of it exceeds the bytes of one call."""
     depth: dict[int, int] = {}
     for begin, end in ranges:
         depth[begin] = depth.get(begin, 0) + 1
@@ -138,7 +139,7 @@ def _apart(ranges: Iterable[_Range]) -> Iterator[_Range]:
 
 
 def _calls(ranges: Sequence[_Range]) -> Iterator[Sequence[_Range]]:
-    """The ranges of each call: at least one call is made, which checks what all of them need."""
+    """Yield the ranges of each call. At least one call is made, because the call checks conditions that always apply."""
     first = size = 0
     for number, (begin, end) in enumerate(ranges):
         if size + end - begin > _CALL_BYTES and size:
@@ -160,7 +161,7 @@ _NOTHING_TO_FIND = {
 
 
 class Ignored(NamedTuple):
-    """What was legitimately not written."""
+    """Memory that the caller excludes from the findings because it is legitimately not written."""
 
     tags: tuple[str, ...]
     storages: tuple[int, ...]  # by address, in order

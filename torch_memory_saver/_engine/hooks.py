@@ -70,17 +70,17 @@ logger = logging.getLogger("torch_memory_saver")
 
 @dataclass(frozen=True)
 class HookCall:
-    """What a callback is told of the call around it: those allocations of the hook's tags that the call selects and that
-    were not yet in the state that it brings about, as they were when it began.
+    """The description of a pause or resume for a callback. It covers the allocations of the hook's tags that the call
+    selects and that were not yet in the target state when the call began, as they were at that time.
 
     Attributes:
         operation: "pause" or "resume".
-        tags: Their tags, in alphabetical order; at least one.
-        devices: Their devices, in ascending order.
-        allocations: Their number.
-        bytes: Their physical memory.
-        report: What the call returns. None before it, and if the call raises.
-        error: For after-callbacks: the exception that the call raises although it has paused or resumed memory of these
+        tags: Tags of the allocations, in alphabetical order; at least one.
+        devices: Devices of the allocations, in ascending order.
+        allocations: Number of the allocations.
+        bytes: Bytes of physical memory of the allocations.
+        report: Report that the call returns. None before the call, and if the call raises.
+        error: For after-callbacks, the exception that the call raises although it has paused or resumed memory of these
             tags, such as a DriverError for the part that is damaged. None otherwise.
     """
 
@@ -98,16 +98,16 @@ class Hook:
     :meth:`TorchMemorySaver.on_pause` or :meth:`TorchMemorySaver.on_resume`."""
 
     def before(self, call: HookCall) -> None:
-        """Before the call changes anything. If it raises, the call does not take place, and the exception is raised by it.
-        It must then have undone what it did itself."""
+        """Run before the call changes anything. If this method raises, the call does not take place and raises the
+        exception. The method must undo its own changes before it raises."""
 
     def after(self, call: HookCall) -> None:
-        """After the call. If it raises, the memory stays paused or resumed, and the call raises the exception after all
-        other after-callbacks were called."""
+        """Run after the call. If this method raises, the memory stays paused or resumed, and the call raises the exception
+        after all other after-callbacks were called."""
 
     def cancelled(self, error: BaseException) -> None:
-        """In place of :meth:`after`, if ``before`` has returned and the call then changes nothing of these tags, because of
-        `error`. What it raises is logged."""
+        """Run in place of :meth:`after` if ``before`` has returned and the call then changes nothing of these tags, because
+        of `error`. An exception that this method raises is logged."""
 
 
 class HookHandle:
@@ -117,8 +117,8 @@ class HookHandle:
         self._remove = remove
 
     def remove(self) -> None:
-        """Ends the registration. Does nothing the second time. In a call that has begun, ``after`` or ``cancelled`` still
-        follows a ``before`` that was called."""
+        """End the registration. A second call does nothing. In a pause or resume that has begun, ``after`` or ``cancelled``
+        still follows a ``before`` that was called."""
         self._remove()
 
 
@@ -133,10 +133,10 @@ class _Registered:
     """One registration.
 
     Attributes:
-        tags: As given: names and patterns; None is every tag.
+        tags: Names and patterns as given, or None for every tag.
         before, after, cancelled: The callbacks.
-        name: Of the program's function or class, for messages.
-        removed: Whether it has been removed.
+        name: Name of the program's function or class, for messages.
+        removed: Whether the registration has been removed.
     """
 
     __slots__ = ("after", "before", "cancelled", "name", "removed", "tags")
@@ -502,7 +502,7 @@ def _changed(operation: str) -> frozenset[int]:
 
 
 def _call(callback: Callable[[], object]) -> None:
-    """Calls it as a callback: pause and resume are refused inside."""
+    """Call `callback`, and refuse pause and resume inside."""
     outside = _thread.inside
     try:
         _thread.inside = True
@@ -512,7 +512,7 @@ def _call(callback: Callable[[], object]) -> None:
 
 
 def _attempt(callback: Callable[[], object]) -> BaseException | None:
-    """Calls it, and returns its exception."""
+    """Call `callback` and return its exception, or None."""
     try:
         _call(callback)
     except BaseException as raised:
@@ -521,7 +521,7 @@ def _attempt(callback: Callable[[], object]) -> BaseException | None:
 
 
 def _more_urgent(first: BaseException | None, raised: BaseException) -> BaseException:
-    """What a call raises that has failed with `first` and then with `raised`."""
+    """Choose which exception a call raises after it has failed with `first` and then with `raised`."""
     if first is None or (isinstance(first, Exception) and not isinstance(raised, Exception)):
         return raised
     if hasattr(first, "add_note"):  # since Python 3.11
@@ -532,7 +532,7 @@ def _more_urgent(first: BaseException | None, raised: BaseException) -> BaseExce
 def _after_fork_in_child() -> None:
     global _lock, _turns_changed, _inherited_memory
     _lock = threading.Lock()  # another thread may have held it
-    _turns_changed = threading.Condition()  # likewise
+    _turns_changed = threading.Condition()  # another thread may have held its lock
     _running.clear()
     _inherited_memory = _core.counters()["allocations"] > 0
     _thread.inside = False

@@ -294,7 +294,7 @@ def _library_lines(sources: _Sources) -> list[LedgerLine]:
     sums: dict[str, tuple[int, int]] = {}
     files = [os.path.basename(path) for path in {row.path for row in rows}]
     for row in rows:
-        # Two files of one name are told apart by their folders.
+        # The path distinguishes two files with the same name.
         name = row.path if not known_name(row.path) and files.count(os.path.basename(row.path)) > 1 else _name_of(row.path)
         size, count = sums.get(name, (0, 0))
         sums[name] = size + row.bytes, count + row.allocations

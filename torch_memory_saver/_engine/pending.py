@@ -113,18 +113,19 @@ class PendingResume:
 
     @passes_log_on
     def wait_stream(self, stream: Any = None) -> None:
-        """Makes a CUDA stream wait for the resume: kernels that are launched on it afterwards find memory and contents.
+        """Make a CUDA stream wait for the resume: kernels that are launched on it afterwards find memory and contents.
 
-        Returns once the memory is mapped on every device and all copies are queued; with a ``timeout`` that includes the
-        wait for memory. The copies then run in the background. From then on the resume is not undone: if a copy fails,
-        :meth:`wait` raises, and the memory is damaged, with its backup intact. It may be called for several streams in turn.
+        The method returns once the memory is mapped on every device and all copies are queued. With a ``timeout`` this
+        includes the wait for memory. The copies then run in the background. From then on the resume is not undone: if a copy
+        fails, :meth:`wait` raises, and the memory is damaged, with its backup intact. The method may be called for several
+        streams in turn.
 
         Args:
-            stream: A ``torch.cuda.Stream``, or the handle of one; None is PyTorch's current stream. On a thread without a
-                CUDA context the default stream is that of device 0, as in the CUDA runtime.
+            stream: Stream that waits, as a ``torch.cuda.Stream`` or as a handle. None selects PyTorch's current stream. On a
+                thread without a CUDA context the default stream is that of device 0, as in the CUDA runtime.
 
         Raises:
-            InvalidArgumentError: Not a stream.
+            InvalidArgumentError: The argument is not a stream.
             InvalidStateError: The default stream was given on a thread without a CUDA context while device 0 is not in use.
             TorchMemorySaverError: The resume has failed and is undone; or the driver failed to make the stream wait, and
                 kernels must not be launched on it before :meth:`wait` has returned.

@@ -24,9 +24,10 @@ __all__ = [
     "resolve_hook_mode",
 ]
 
-#: File name of the library for LD_PRELOAD; it lies in the directory that holds the package's directory.
+#: File name of the library for LD_PRELOAD, which is in the parent directory of the package's directory.
 LIBRARY_NAME = "torch_memory_saver_hook_mode_preload.abi3.so"
-#: That of the one which takes its place where TMS_LEDGER=1 is to count what libraries look up.
+#: File name of the library that is preloaded instead for TMS_LEDGER=1. It also counts libraries that look functions up
+#: themselves.
 LEDGER_LIBRARY_NAME = "torch_memory_saver_hook_mode_preload_ledger.abi3.so"
 LEDGER_VARIABLE = "TMS_LEDGER"
 
@@ -38,7 +39,7 @@ _HOW_TO_PRELOAD = (
 
 
 def library_path() -> Path:
-    """The preload library's path, whether or not the file is there."""
+    """Return the path of the preload library, whether or not the file exists."""
     return Path(os.path.abspath(__file__)).parents[2] / LIBRARY_NAME
 
 

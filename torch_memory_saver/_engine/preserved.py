@@ -177,16 +177,17 @@ _Storages = dict[int, int]
 
 
 class Preserved:
-    """What a process preserves."""
+    """The tensors and modules that a process preserves."""
 
     def __init__(self) -> None:
         self._objects = PreservedObjects()
 
     def add(self, what: Iterable[Any], tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
-        """Registers tensors and modules. Returns what a pause would keep of them now, and logs what is not managed.
+        """Register tensors and modules, and log tensors that are not in managed memory. Return the blocks that a pause would
+        keep of them now.
 
         Raises:
-            InvalidArgumentError: Something else is among them. Nothing was registered.
+            InvalidArgumentError: An object is not a tensor or a module. Nothing was registered.
         """
         torch = _imported_torch("preserve")
         objects = list(_flat(torch, "preserve", what))
@@ -204,25 +205,27 @@ class Preserved:
         return _blocks({tag: storages}, None)
 
     def remove(self, what: Iterable[Any]) -> None:
-        """Removes the registrations of tensors and modules, with every tag. Tensors and modules without one are ignored.
+        """Remove the registrations of tensors and modules, with every tag. Tensors and modules that are not registered are
+        ignored.
 
         Raises:
-            InvalidArgumentError: Something else is among them.
+            InvalidArgumentError: An object is not a tensor or a module.
         """
         torch = _imported_torch("forget")
         self._objects.remove(torch, list(_flat(torch, "forget", what)))
 
     def blocks(self, tag: str | None) -> tuple[PreservedBlock, ...]:
-        """What a pause of a tag (None: of all) would keep now, by address."""
+        """Return the blocks that a pause of a tag (None for every tag) would keep now, by address."""
         return _blocks(self._storages(), None if tag is None else (tag,))
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is registered. What has died counts until it is next looked at."""
+        """Whether nothing is registered. Dead objects count until the next look for them."""
         return not self._objects
 
     def live(self, tags: Tags) -> Live:
-        """The core's list of the memory of the tags without a backup that a pause keeps, and of the ranges kept of it."""
+        """Return the core's lists for a pause of the tags: the allocations without a backup of which it keeps contents, and
+        the ranges that it keeps of them."""
         allocations, ranges = array("Q"), array("Q")
         for row, begins, ends in _kept(self._storages(), tags):
             allocations.append(row.address)
@@ -233,7 +236,7 @@ class Preserved:
         return allocations.tobytes(), ranges.tobytes()
 
     def _storages(self) -> dict[str | None, _Storages]:
-        """The storages of what is registered now, by the tag of the registration."""
+        """Return the storages of all objects that are registered now, by the tag of the registration."""
         if not self._objects:
             return {}
         torch = _imported_torch("preserve")

@@ -1,12 +1,13 @@
-"""What the engine knows of the program's tensors: their storages, the managed memory that they lie in, their names, and
-their contents on the host while they are paused (:func:`get_cpu_backup`).
+"""Information about the program's tensors: their storages, the managed memory that contains them, their names, and their
+contents on the host while they are paused (:func:`get_cpu_backup`).
 
-A tensor without a storage of its own, such as one of a subclass made of other tensors or a sparse one, has those of its
-parts. :func:`find_tensors` finds the tensors of the process and what modules call them, so that memory can be shown by
-name: Python's garbage collector lists all modules, and all tensors that have a Python object. What ``gc.freeze()`` has
-put aside is not listed; the caller may pass its modules. A path begins with the class of the outermost module.
+A tensor without a storage of its own, such as a sparse tensor or a subclass made of other tensors, has the storages of its
+parts. :func:`find_tensors` finds the tensors of the process and their names in modules, so that memory can be shown by
+name: Python's garbage collector lists all modules, and all tensors that have a Python object. Objects that ``gc.freeze()``
+has put aside are not listed, so the caller may pass modules. A path begins with the class of the outermost module.
 
-Owns no state, and keeps no tensor alive. Any thread; other threads may make and drop tensors meanwhile.
+This module owns no state and keeps no tensor alive. Its functions may be called on any thread, and other threads may make
+and drop tensors at the same time.
 """
 
 from __future__ import annotations
@@ -115,12 +116,13 @@ def is_paused(x: Any) -> bool:
 
 
 def tag_of(x: Any) -> str | None:
-    """See :meth:`TorchMemorySaver.tag_of`, likewise."""
+    """See :meth:`TorchMemorySaver.tag_of`. Neither imports torch nor loads a driver."""
     return next((row.tag for row in _rows_of("tag_of", x)), None)
 
 
 def _rows_of(function: str, x: Any) -> Iterator[_core.Segment]:
-    """The managed allocations that a tensor lies in: one, of a tensor made of others one for each that is managed."""
+    """Yield the managed allocations that contain a tensor: at most one, or for a tensor made of other tensors one for each
+    of them that is managed."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
         raise InvalidArgumentError(f"{function}() needs a torch.Tensor, not {type(x).__name__}")
@@ -142,7 +144,8 @@ def _rows_of(function: str, x: Any) -> Iterator[_core.Segment]:
 
 
 class FoundTensor(NamedTuple):
-    """A tensor: its first byte, the bytes from there to its last one, and what modules call it."""
+    """A tensor: the address of its first byte, the number of bytes up to and including its last one, and its names in
+    modules."""
 
     address: int
     bytes: int
@@ -162,14 +165,14 @@ class FoundTensors:
         self.hidden_objects = hidden_objects
 
     def inside(self, address: int, size: int) -> list[FoundTensor]:
-        """Those that begin in a range."""
+        """Return the tensors that begin in a range."""
         return self._tensors[
             bisect.bisect_left(self._addresses, address) : bisect.bisect_left(self._addresses, address + size)
         ]
 
 
 def find_tensors(torch: Any, modules: Iterable[Any]) -> FoundTensors:
-    """The tensors of the process. `modules`: to be searched as well."""
+    """Return the tensors of the process. `modules` are searched as well."""
     if torch is None:
         return FoundTensors()
     kinds = (torch.Tensor, torch.nn.Module)

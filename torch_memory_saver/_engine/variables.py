@@ -25,7 +25,7 @@ class Variable(NamedTuple):
     default: str
 
 
-#: Those that the Python code reads. Those of the native code are in csrc/base/config.c.
+#: Environment variables that the Python code reads. The variables of the native code are in csrc/base/config.c.
 PYTHON_VARIABLES = (
     Variable(
         "TMS_DEBUG",

@@ -48,7 +48,7 @@ _VERSION_INDEX_MASK = 0x7FFF
 
 @dataclass(frozen=True)
 class Symbol:
-    """One symbol of a library's dynamic symbol table.
+    """One symbol that the dynamic symbol table of a library contains.
 
     Attributes:
         name: The name as the linker sees it, which is mangled for C++.
@@ -67,14 +67,14 @@ class Symbol:
 
 @dataclass(frozen=True)
 class SharedLibrary:
-    """What one file declares to the dynamic linker.
+    """The declarations of one file for the dynamic linker.
 
     Attributes:
-        soname: Its DT_SONAME; "" if it has none.
-        needed: The sonames that it is linked with, in order.
-        rpath: The folders in which its needed libraries are searched before LD_LIBRARY_PATH, with $ORIGIN replaced. They are
-            those of DT_RPATH, which is ignored if there is a DT_RUNPATH.
-        symbols: The symbols of its dynamic symbol table that are not local and whose names passed the filter.
+        soname: DT_SONAME of the file; "" if it has none.
+        needed: Sonames of the libraries that the file is linked with, in order.
+        rpath: Folders in which the needed libraries are searched before LD_LIBRARY_PATH, with $ORIGIN replaced. They are
+            the folders of DT_RPATH, which is ignored if there is a DT_RUNPATH.
+        symbols: Symbols of the dynamic symbol table that are not local and whose names passed the filter.
     """
 
     path: Path

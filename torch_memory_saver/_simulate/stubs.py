@@ -35,7 +35,7 @@ _NOT_SUPPORTED = {"cudart": 801, "cublas": 15, "cublasLt": 15, "cudnn": 3000, "c
 _OTHER_FAILURE = 1
 #: Functions that return a string or a pointer. All others return a status.
 _RETURNS_TEXT = re.compile(r"(Error|Status)(String|Name)$|^ncclGetLastError$|StatusToString$")
-#: Those of CUPTI write it, and PyTorch's profiler prints it without a look at the status.
+#: Functions of CUPTI that write a string. PyTorch's profiler prints that string without checking the status.
 _WRITES_TEXT = re.compile(r"^cuptiGet(ResultString|ErrorMessage)$")
 _RETURNS_POINTER = re.compile(r"^nvshmem_(malloc|calloc|align|ptr)$|^nvshmemx_(buffer|mc)_")
 
@@ -98,7 +98,7 @@ def cache_root() -> Path:
 
 
 def find_compiler() -> list[str]:
-    """The C compiler as the beginning of a command line: ``$CC``, or else the first of gcc, cc and clang.
+    """Return the C compiler as the beginning of a command line: ``$CC``, or else the first of gcc, cc and clang that exists.
 
     Raises:
         InvalidStateError: There is no C compiler.
@@ -136,14 +136,15 @@ def source_of(wanted: Wanted, provided: Iterable[str]) -> str:
 
 
 def _kind_of(name: str) -> str:
-    """The macro of :data:`_SOURCE` for a function."""
+    """Return the name of the macro of :data:`_SOURCE` for a function."""
     if _WRITES_TEXT.search(name):
         return "WRITES_TEXT"
     return f"RETURNS_{'TEXT' if _RETURNS_TEXT.search(name) else 'POINTER' if _RETURNS_POINTER.search(name) else 'STATUS'}"
 
 
 def version_script_of(wanted: Wanted, provided: Iterable[str]) -> str:
-    """The linker's version script: a node for each version that PyTorch needs, even if no function is left in it."""
+    """Return the linker's version script. It has a node for each version that PyTorch needs, even if no function is left in
+    the node."""
     hidden = set(provided)
     lines = []
     for node in sorted({version for version in wanted.functions.values() if version}):

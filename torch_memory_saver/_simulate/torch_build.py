@@ -99,7 +99,7 @@ def check_release(version: str) -> None:
     """Check that the simulated GPU knows the operators of this release of PyTorch.
 
     Args:
-        version: The same as ``torch.__version__``, such as "2.11.0+cu130".
+        version: Value of ``torch.__version__``, such as "2.11.0+cu130".
 
     Raises:
         TorchUnavailableError: The release is not supported.

@@ -35,31 +35,32 @@ _WRAPPER = "_torch_memory_saver_wrapper"
 #: Native functions that end a capture. Recent releases of PyTorch do it in two steps, of which the first ends the capture.
 _ENDS = ("capture_end", "capture_end_pre")
 
-#: Called with the device before each capture begins, with the capture's stream as the current one. They must not raise. What
-#: they return is kept until the capture has begun.
+#: Functions that are called with the device before each capture begins, while the capture's stream is the current one. They
+#: must not raise. Their results are kept until the capture has begun.
 before_capture: list[Callable[[int], object]] = []
 
 
 class CaptureGate:
-    """Passed by each capture that PyTorch's Python code begins, until it is visible. Who holds it meanwhile can ask once
-    whether a capture is visible, and then make calls that would break one.
+    """A gate that each capture begun by PyTorch's Python code holds until the capture is visible. A thread that holds the
+    gate can ask once whether a capture is visible, and then make calls that would break one.
 
-    It is taken before a pause or resume begins, never inside one: the begin of a capture waits for these inside the gate.
+    The gate is taken before a pause or resume begins, never inside one, because the begin of a capture waits inside the gate
+    for pauses and resumes.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
     def held(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside, no other thread begins a capture. May be entered again by the same thread."""
+        """Return a context manager inside which no other thread begins a capture. The same thread may enter it again."""
         return self._lock
 
     def after_fork_in_child(self) -> None:
-        """Another thread may have been inside."""
+        """Replace the lock, which another thread of the parent may have held."""
         self._lock = threading.RLock()
 
 
-#: Of this process.
+#: The gate of this process.
 capture_gate = CaptureGate()
 
 
@@ -95,8 +96,8 @@ def announce_capture() -> None:
 
 class _Begin(OneUse):
     """The begin of a capture that is reported to the native core. If it fails, or a signal handler raises, the report is
-    withdrawn, unless the capture goes on. `note` is told of the core's number of a capture that goes on; 0: the core has no
-    room for it.
+    withdrawn, unless the capture goes on. `note` is called with the core's number of a capture that goes on, or with 0 if
+    the core has no room for it.
 
     Attributes:
         result: The result of `begin`.
@@ -131,7 +132,7 @@ class _Begin(OneUse):
 
 class _End(OneUse):
     """The end of a graph's capture. It is reported to the native core, unless it fails and the capture goes on.
-    `under_way` has the core's number of each graph's capture."""
+    `under_way` maps each graph to the core's number of its capture."""
 
     def __init__(self, end: Callable[[], object], under_way: MutableMapping[Any, int], graph: Any) -> None:
         self._end_capture = end
@@ -151,8 +152,8 @@ class _End(OneUse):
 
 
 def watch_captures(torch: Any) -> None:
-    """Reports captures that PyTorch begins to the native core from now on. If the preload library intercepts them, they only
-    pass the gate. Does nothing the second time, or if PyTorch has no CUDA graphs."""
+    """Report the captures that PyTorch begins to the native core from now on. Captures that the preload library intercepts
+    only pass the gate. Does nothing when called again, or if PyTorch has no CUDA graphs."""
     graph_class: Any = getattr(torch._C, "_CUDAGraph", None)
     begin = getattr(graph_class, "capture_begin", None)
     if begin is None or not hasattr(graph_class, _ENDS[0]) or hasattr(begin, _WRAPPER):

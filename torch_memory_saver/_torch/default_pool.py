@@ -21,8 +21,8 @@ has begun with ``use_mem_pool`` before the pause, or before the emptying, gives 
 PyTorch ends the process when a MemPool is destroyed while another pool of its device is routed. So a MemPool that the
 program drops is kept until the last substitute has ended.
 
-Any thread. The calls that change something hold the gate of captures, and no other lock, while they call torch. A signal
-handler may raise anywhere: the next call repeats what is missing.
+Any thread may call. The calls that change something hold the gate of captures, and no other lock, while they call torch. A
+signal handler may raise anywhere: the next call repeats what is missing.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ class SubstitutePools:
 
     @contextlib.contextmanager
     def suspended(self, torch: TorchCuda) -> Iterator[None]:
-        """Inside, no substitute is routed, so that PyTorch's cache can be emptied. Substitutes with idle segments are
-        retired and replaced. Does nothing where :meth:`begin` would not begin one. This thread routes nothing."""
+        """Suspend the routing to substitutes inside, so that PyTorch's cache can be emptied. Substitutes with idle segments
+        are retired and replaced. Does nothing where :meth:`begin` would not begin one. This thread routes nothing."""
         if not self._pools:
             yield
             return
@@ -234,7 +234,7 @@ class SubstitutePools:
             self._store.retire(torch, pools.pop(0))
 
     def _keep_dropped_pools(self, torch: TorchCuda) -> None:
-        """Have MemPools that the program drops kept while there is a substitute, from now on."""
+        """Keep MemPools that the program drops, from now on, for as long as there is a substitute."""
         pool_class = torch.torch.cuda.MemPool
         finalize: Callable[[Any], None] | None = getattr(pool_class, "__del__", None)
         if hasattr(finalize, _GUARD):

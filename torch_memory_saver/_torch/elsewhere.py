@@ -6,7 +6,7 @@ cuda_graph() are ordinary memory, and nothing else warns the user. The memory th
 memory, so allocations from PyTorch's cache are not detected. A comparison takes about ten microseconds, so only the first,
 second, fourth, eighth, ... region of a tag is checked.
 
-PyTorch may also be told not to cache. Then it uses no pool, and without the preload library nothing is managed.
+A program can turn off PyTorch's caching. Then PyTorch uses no pool, and without the preload library nothing is managed.
 
 Other threads may allocate and free managed memory at the same time. A reading is valid only if no counter changed meanwhile.
 A free of managed memory while the region was open prevents the comparison: PyTorch may have freed that memory before (a
@@ -49,8 +49,8 @@ class Reading(NamedTuple):
 
     Attributes:
         unmanaged_bytes: Device memory of PyTorch that was not managed.
-        allocations, frees: Numbers of managed ones since the process began. disabled: Number of entries of disable() since
-        then.
+        allocations, frees: Numbers of managed allocations and frees since the process began.
+        disabled: Number of entries of disable() since the process began.
     """
 
     unmanaged_bytes: int
@@ -60,7 +60,7 @@ class Reading(NamedTuple):
 
 
 def _take_reading(torch: TorchCuda, disabled: int) -> Reading | None:
-    """None if other threads change the numbers during every attempt."""
+    """Return a reading, or None if other threads change the numbers during every attempt."""
     for _ in range(_ATTEMPTS):
         before = _managed()
         # This waits for a running call of PyTorch's allocator on the device, so that both sides count its allocation.
@@ -87,7 +87,8 @@ class Watch:
         self._disabled = 0  # entries of disable(), inside which memory is ordinary on purpose
 
     def begin(self, torch: TorchCuda, frame: Frame) -> Reading | None:
-        """To be called at the entry of a region or of disable(). None: no comparison at its exit."""
+        """Return a reading for a comparison at the exit, or None if there is no comparison. To be called at the entry of a
+        region or of disable()."""
         if not frame.managed:
             self._disabled += 1
             return None
@@ -106,7 +107,7 @@ class Watch:
         return _take_reading(torch, self._disabled)
 
     def begin_capture(self, torch: TorchCuda) -> None:
-        """To be called before cuda_graph() begins a capture."""
+        """Warn if PyTorch does not cache. To be called before cuda_graph() begins a capture."""
         if not torch.caches:
             self._warn_of_uncached(
                 "capture",
@@ -123,7 +124,8 @@ class Watch:
             )
 
     def end(self, frame: Frame, pools: Sequence[Pool]) -> None:
-        """To be called after the exit of a region without an exception; `pools` are those that it had."""
+        """Warn if PyTorch took unmanaged memory while a region was open. To be called after the exit of the region without
+        an exception. `pools` are the pools that it had."""
         before, torch = frame.reading, frame.torch
         if before is None or torch is None:
             return

@@ -11,7 +11,7 @@ captured graph uses is never released.
 
 Messages about a lack of memory say how much managed memory ``empty_cache()`` would return (:func:`count_idle_bytes`).
 
-Any thread, also inside PyTorch's observer of its allocator. No lock is held while PyTorch is called.
+Any thread may call, even inside PyTorch's observer of its allocator. No lock is held while PyTorch is called.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch_memory_saver._torch.pools import PoolStore, may_not_free
 
 __all__ = ["count_idle_bytes", "install", "remove"]
 
-#: The attribute of a wrapper that has PyTorch's function.
+#: Attribute of a wrapper that holds PyTorch's function.
 _ORIGINAL = "_torch_memory_saver_original"
 #: PyTorch's modules that have the functions, by the names of their attributes.
 _PLACES = (
@@ -81,9 +81,9 @@ def _releasing_managed(empty_cache: Callable[..., Any], store: PoolStore) -> Cal
 
 
 def _compile_alike(module: str, original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
-    """Has ``torch.compile`` treat the wrapper as PyTorch's function. The one of ``torch.cuda`` may be part of a graph:
+    """Make ``torch.compile`` treat the wrapper as PyTorch's function. The wrapper of ``torch.cuda`` may be part of a graph:
     PyTorch's table of such functions is made at the first compilation, from the attributes of its modules, and is completed
-    here if it exists already. The one of ``torch.accelerator`` is called outside of graphs."""
+    here if it exists already. The wrapper of ``torch.accelerator`` is called outside of graphs."""
     if not module.startswith("torch.cuda"):
         eager(wrapper)
         return

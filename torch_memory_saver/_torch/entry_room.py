@@ -26,17 +26,18 @@ __all__ = ["EntryRoom"]
 
 #: The part of a device from which on a cache is worth returning before a tag's first region.
 _LARGE_PART = 0.01
-#: Of the regions of disable(). No tag is empty.
+#: Key of the regions of disable(), in place of a tag. No tag is empty.
 _DISABLED = ""
 
 
 class _Record:
-    """What is known of the regions of a tag on a device.
+    """The record of the regions of one tag on one device.
 
     Attributes:
-        most: The most bytes that one of them has taken.
-        needless: Bytes that the tag held when the cache was last returned because of `most`, unless that was needed.
-        free: Free bytes before that return.
+        most: The most bytes that one of the regions has taken.
+        needless: Bytes that the tag held when the cache was last returned because of `most`. None if there was no such
+            return, or if it was needed.
+        free: Free bytes of the device before that return.
     """
 
     __slots__ = ("free", "most", "needless")
@@ -72,7 +73,7 @@ class EntryRoom:
         return free < cached
 
     def note(self, key: Key, taken: int) -> None:
-        """To be called when a region ends, with the bytes that it has taken of a device in pools of that key."""
+        """Note the bytes that a region has taken of a device in pools of that key. To be called when the region ends."""
         options = key.options
         record = self._records.get((options.tag if options.managed else _DISABLED, key.device))
         if record is None:
@@ -82,7 +83,7 @@ class EntryRoom:
             record.needless = None
 
     def forget_empty_tags(self) -> None:
-        """To be called after the program has returned cached memory."""
+        """Forget the records of tags that hold no memory. To be called after the program has returned cached memory."""
         holding = {row.tag for row in _core.usage(None) if row.bytes}
         for key in list(self._records):
             if key[0] not in holding:
@@ -90,5 +91,5 @@ class EntryRoom:
 
 
 def _held_bytes(tag: str, device: int) -> int:
-    """Resident bytes of the tag on the device. disable() holds none."""
+    """Return the resident bytes of the tag on the device. disable() holds none."""
     return sum(row.resident_bytes for row in _core.usage(tag) if row.device == device) if tag else 0

@@ -92,9 +92,9 @@ class Frame:
     """One entry of a region or of disable() on one thread, and the pools that it routes.
 
     Attributes:
-        torch: None: only the native core's settings apply.
-        options: The region's.
-        tag: Its tag.
+        torch: PyTorch, or None if only the native core's settings apply.
+        options: Options of the region.
+        tag: Tag of the region.
         managed: Whether allocations inside are managed; False in disable().
         stack: The frames of the thread that entered, outermost first.
         ids: The native core's id of the region; empty before its settings are in force.
@@ -102,11 +102,12 @@ class Frame:
         used: The pools that the frame had when it was left, if they are needed for a comparison of memory.
         outer: The innermost frame of this context at the entry.
         over: The frame of another context that was in force at the entry, if any.
-        reading: PyTorch's memory at the entry, for a comparison at the exit, or None (elsewhere.py).
+        reading: PyTorch's memory at the entry, which is compared with its memory at the exit; None if nothing is compared
+            (elsewhere.py).
         inner: The pools of the regions that were left inside this one, and its own once it has been left.
         routing: The routing to the pools, from before it begins until it has ended completely.
         routed: Whether the routing is in force.
-        closed: It has been left.
+        closed: True once the frame has been left.
     """
 
     later: Sequence[Frame] = ()
@@ -160,7 +161,8 @@ def innermost_frame(stack: Stack) -> Frame | None:
 
 
 def note_entered(frame: Frame) -> None:
-    """To be called after each entry, with the innermost frame of its thread.
+    """Make the innermost frame of its thread that of the context, and warn if it is inside another task's frame. To be
+    called after each entry.
 
     Raises:
         RuntimeWarning: If warnings are errors. The frame stays open.
@@ -178,7 +180,8 @@ def note_entered(frame: Frame) -> None:
 
 
 def note_left(frame: Frame) -> None:
-    """To be called after each exit, on the thread of the frame."""
+    """Update the frame of the context, and warn if a later frame stays in force. To be called after each exit, on the thread
+    of the frame."""
     later = frame.later
     _entered.set(_own_frame())
     if later and all(other.over is not frame for other in later):
@@ -199,8 +202,8 @@ def warn(message: str, frames_up: int) -> None:
 
 
 def choose_frame(frames: Sequence[Frame], stack: Stack) -> Frame:
-    """The frame to leave next of those that one object has entered: the last of this context, else of this thread, whose
-    frames are `stack`, else of all."""
+    """Return the frame to leave next among those that one object has entered: the last of this context, else of this thread,
+    whose frames are `stack`, else of all."""
     if len(frames) > 1:
         own = _own_frame()
         while own is not None:

@@ -118,7 +118,7 @@ class GraphPools:
     after_fork_in_child = _reset
 
     def acquire(self, torch: TorchCuda, token: PoolId | None, key: Key, capture: _Capture) -> _CapturePool:
-        """The pool for a capture, which becomes its user. The capture records the pool first.
+        """Return the pool for a capture, which becomes its user. The capture records the pool first.
 
         Raises:
             InvalidStateError: The token's pool already holds memory that is not managed, or is paused.
@@ -183,8 +183,8 @@ class GraphPools:
         return other
 
     def capture_stream(self, torch: TorchCuda, device: int) -> Any:
-        """The stream for captures without one. torch's own is on the device of the process's first capture. None: torch's
-        stream fits this device."""
+        """Return the stream for captures that name none. torch's own stream is on the device of the process's first capture.
+        None: torch's stream fits this device."""
         default = getattr(torch.torch.cuda.graph, "default_capture_stream", None)
         if default is None or default.device_index == device:
             return None
@@ -193,7 +193,7 @@ class GraphPools:
         return self._streams[device]
 
     def release(self, shared: _CapturePool, user: object) -> None:
-        """Removes a user; the last one retires the pool. Also runs in finalizers, so it does not call torch. May be
+        """Remove a user. Removing the last one retires the pool. Finalizers call this too, so it does not call torch. May be
         repeated."""
         if not isinstance(shared, _SharedPool):
             return
@@ -206,15 +206,15 @@ class GraphPools:
         self._store.retire_later(shared.pool)
 
     def keep_with(self, graph: Any, shared: _CapturePool, user: object) -> None:
-        """Has the user need the pool until the captured graph ends. May be repeated."""
+        """Keep the pool for the user until the captured graph ends. May be repeated."""
         if not isinstance(shared, _SharedPool):
             return
         # Not at exit: the pool's reference is leaked.
         weakref.finalize(graph, self.release, shared, user).atexit = False
 
     def look_at(self, torch: TorchCuda, token: PoolId) -> None:
-        """After a capture into the pool of a program's token, in preload mode: warns of memory that a pause cannot
-        release."""
+        """Warn of memory that a pause cannot release. To be called in preload mode, after a capture into the pool of a
+        program's token."""
         ordinary = 0 if token in self._warned else bytes_not_managed(torch, token)
         if ordinary:
             self._warned.add(token)
@@ -242,10 +242,10 @@ class _Capture:
         user: The user of the pool. It outlives this object with the captured graph, to which this object refers.
         pool: The pool; None before it is known.
         outer_stream: The stream that was current before; None before it is known.
-        graph_has_begun: PyTorch's begin of the capture was called.
+        graph_has_begun: True once PyTorch's begin of the capture was called.
         last_resort: The one call that ends a capture that PyTorch's exit has not ended.
-        entered: The context managers that are left at its end.
-        is_over: The pool has been kept for the graph, or released.
+        entered: The context managers that are left at the end of the capture.
+        is_over: True once the pool has been kept for the graph, or released.
     """
 
     def __init__(self, device: int) -> None:
@@ -259,7 +259,8 @@ class _Capture:
         self.entered = Entered()
 
     def begin_graph(self, graph: Any) -> None:
-        """Enter torch.cuda.graph. If that fails, its exit is not called. What its entry begins is left after it."""
+        """Enter torch.cuda.graph. If that fails, its exit is not called. Context managers that its entry enters are left
+        after its exit."""
         self.graph_has_begun = True
         graph.__enter__()
         self.entered.add(graph)
@@ -405,7 +406,7 @@ def check_token(token: object) -> PoolId | None:
 
 
 def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
-    """Whether a capture uses the token's own pool. False: a managed pool replaces it.
+    """Return whether a capture uses the token's own pool. If not, a managed pool replaces it.
 
     Raises:
         InvalidStateError: The pool holds memory that cannot be managed, or that is paused.
@@ -428,10 +429,10 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
 
 
 def refuse_paused(torch: TorchCuda, token: PoolId) -> list[_core.Segment | None]:
-    """The allocations that the segments of the token's pool are; None for ordinary memory.
+    """Return the managed allocation of each segment of the token's pool; None for ordinary memory.
 
     Raises:
-        InvalidStateError: One is paused.
+        InvalidStateError: One of the segments is paused.
     """
     found = [_core.find(segment["address"]) for segment in torch.segments(token)]
     paused = next((row for row in found if row is not None and row.state != _core.STATE_ACTIVE), None)
@@ -475,8 +476,8 @@ def clean_up(torch: TorchCuda, device: int, pool: PoolId, stream: Any) -> None:
     Args:
         torch: PyTorch.
         device: The device of the capture.
-        pool: Its pool.
-        stream: The stream that was current before.
+        pool: The pool of the capture.
+        stream: The stream that was current before the capture.
     """
     torch.torch.cuda.set_stream(stream)
     try:
@@ -490,7 +491,7 @@ def clean_up(torch: TorchCuda, device: int, pool: PoolId, stream: Any) -> None:
 
 
 def _end_capture_of_generator(torch: Any, device: int) -> None:
-    """The end of any capture ends that state of the device's random generator."""
+    """End the capture of the device's random generator by another capture: the end of any capture ends it."""
     with torch.cuda.device(device):
         target, graph = torch.empty(1, device="cuda"), torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()

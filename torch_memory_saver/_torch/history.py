@@ -52,9 +52,10 @@ class Call:
     """A call of ``_record_memory_history``.
 
     Attributes:
-        arguments: By name.
-        unsupported: Those of the request that this release cannot fulfil.
-        each_device: Whether the call acts on the device in its argument ``device`` only, so that each needs its own.
+        arguments: Arguments of the call, by name.
+        unsupported: Arguments of the request that this release cannot fulfil.
+        each_device: Whether the call acts only on the device in its argument ``device``, so that each device needs a call of
+            its own.
     """
 
     arguments: Mapping[str, Any]
@@ -102,7 +103,7 @@ def call_for(accepted: Collection[str], request: Request) -> Call:
     )
 
 
-#: Our names of arguments that PyTorch calls otherwise.
+#: Names in :func:`record_history` of arguments to which PyTorch gives another name.
 _REQUESTED_AS = {"record_pinned_host_memory": "record_host", "_enable_expensive_cpp": "stacks"}
 
 
@@ -130,7 +131,7 @@ _STACKS = ("python", "all")
 
 @dataclass(frozen=True)
 class History:
-    """What :func:`record_history` has enabled.
+    """The recording that :func:`record_history` has enabled.
 
     Attributes:
         mode: "all" (every allocation and free) or "state" (live blocks only).
@@ -140,7 +141,7 @@ class History:
         host: Whether pinned host memory is recorded.
         devices: The CUDA ordinals that are recorded.
         unsupported: Arguments of :func:`record_history` that this release of PyTorch cannot fulfil, by name.
-        arguments: What was passed to ``torch.cuda.memory._record_memory_history``.
+        arguments: Arguments that were passed to ``torch.cuda.memory._record_memory_history``.
         torch_version: The release of PyTorch.
     """
 
@@ -210,7 +211,7 @@ def record_history(
     record_host: bool = True,
     clear_history: bool = False,
 ) -> History:
-    """Has PyTorch record what allocates memory on every visible device, from now on and in this process only.
+    """Make PyTorch record what allocates memory on every visible device, from now on and in this process only.
 
     Blocks that were allocated before have no call stack in a snapshot. Initialises CUDA if necessary. A second call changes
     what is recorded. ``TMS_DEBUG=history`` calls this at the first use of the package.
@@ -222,11 +223,11 @@ def record_history(
             only.
         stacks: "python", or "all" for C++ frames as well. The first snapshot then takes seconds or minutes, in which PyTorch
             finds the names of the C++ functions.
-        record_host: Pinned host memory as well, where this release of PyTorch can (2.15 can, 2.11 cannot).
-        clear_history: Drops the events that were recorded before.
+        record_host: Whether to record pinned host memory as well, where this release of PyTorch can (2.15 can, 2.11 cannot).
+        clear_history: Whether to drop the events that were recorded before.
 
     Returns:
-        What was enabled. `unsupported` names what this release of PyTorch cannot do; the rest is recorded.
+        The recording that was enabled. `unsupported` names what this release of PyTorch cannot do; the rest is recorded.
 
     Raises:
         InvalidArgumentError: An argument has an unknown value.
@@ -256,7 +257,7 @@ def stop_history() -> None:
 
 
 def current_history() -> History | None:
-    """What :func:`record_history` enabled last; None before it and after :func:`stop_history`."""
+    """Return the recording that :func:`record_history` enabled last; None before any, and after :func:`stop_history`."""
     return _recorder.current
 
 
@@ -267,9 +268,9 @@ def is_recording(torch: Any) -> bool:
 
 
 def may_have_native_frames(torch: Any) -> bool:
-    """Whether a snapshot may have PyTorch find the names of C++ functions. That takes seconds, and most releases start the
-    program addr2line for it. True during each recording of another caller, because PyTorch does not tell. What
-    such a recording has left in blocks is not known after its end."""
+    """Return whether a snapshot may make PyTorch look up the names of C++ functions. That takes seconds, and most releases
+    start the program addr2line for it. True during each recording of another caller, because PyTorch does not report whether
+    it records C++ frames. The frames that such a recording has left in blocks are not known after its end."""
     return _recorder.native_frames or (is_recording(torch) and current_history() is None)
 
 

@@ -76,7 +76,8 @@ _LAYOUTS = {1: "<i4xQQ", 3: "<i4xQQi4x"}
 #: The format that an importer of PyTorch from that release on reads.
 _SINCE = (((2, 13), 3), ((2, 6), 1))
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:[.+a-z].*)?")
-#: Of this process. Process ids are used again, so they do not tell the descriptions of two processes apart for ever.
+#: Random bytes that identify this process in descriptions. Process ids are used again, so they cannot distinguish two
+#: processes for ever.
 _nonce = os.urandom(8)
 
 
@@ -99,10 +100,10 @@ def format_of_own_description(description: bytes) -> int:
 
 
 def check_importer(release: object) -> str | None:
-    """None, or the release of an importer's PyTorch such as "2.11".
+    """Check the release of an importer's PyTorch, such as "2.11" or None, and return it.
 
     Raises:
-        InvalidArgumentError: Not such a release, or one that cannot import managed memory.
+        InvalidArgumentError: `release` is no release, or one that cannot import managed memory.
     """
     if release is not None:
         format_of_importer(release)
@@ -113,7 +114,7 @@ def format_of_importer(release: object) -> int:
     """The format that an importer with that release of PyTorch reads.
 
     Raises:
-        InvalidArgumentError: Not a release, or one before 2.6, the oldest that was tested.
+        InvalidArgumentError: `release` is no release, or is before 2.6, the oldest that was tested.
     """
     match = _RELEASE.fullmatch(release) if isinstance(release, str) else None
     if match is None:
@@ -140,7 +141,7 @@ _SHARED_MEMORY = "/dev/shm"
 _HEADER_BYTES = 64
 _USERS = struct.Struct("=i")
 _VALUE = struct.Struct("=q")
-#: As many as importers map: PyTorch's CUDA_IPC_REF_COUNTER_FILE_SIZE.
+#: Counters in a file, as many as importers map: PyTorch's CUDA_IPC_REF_COUNTER_FILE_SIZE.
 _COUNTERS = 10_000
 _FILE_BYTES = _HEADER_BYTES + _COUNTERS * _VALUE.size
 
@@ -175,10 +176,10 @@ class CounterFile:
         self._taken = 0
 
     def take(self) -> int:
-        """The number of a counter that has not been used, which is 1.
+        """Return the number of a counter that has not been used. Its value is 1.
 
         Raises:
-            IndexError: There is none left.
+            IndexError: No counter is left.
         """
         if self._taken == _COUNTERS:
             raise IndexError
@@ -202,7 +203,8 @@ class Counters:
         self._file: CounterFile | None = None
 
     def take(self) -> tuple[CounterFile, int]:
-        """A new counter, which is 1. Keep the file for as long as the counter is read.
+        """Return a new counter, whose value is 1, as its file and its number. Keep the file for as long as the counter is
+        read.
 
         Raises:
             InvalidStateError: There is no shared memory for another file.
@@ -227,8 +229,8 @@ class Recorded(NamedTuple):
     """An event that was recorded.
 
     Attributes:
-        handle: What importers open.
-        event: Keep it for as long as an importer may open the handle.
+        handle: The handle that importers open.
+        event: The event. Keep it for as long as an importer may open the handle.
     """
 
     handle: bytes

@@ -96,8 +96,8 @@ class OrdinaryPools:
         self._idle = {}
 
     def routed(self, torch: TorchCuda, device: int) -> _OutsideRegions:
-        """Inside, this thread's allocations on the device come from a pool of ordinary memory, and its regions are not in
-        force."""
+        """Return a context manager inside which this thread's allocations on the device come from a pool of ordinary memory,
+        and its regions are not in force."""
         return _OutsideRegions(self._store, self._idle.setdefault(device, []), torch, device)
 
 

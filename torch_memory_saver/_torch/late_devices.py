@@ -3,10 +3,10 @@ program. In preload mode an interposed function does that; this module is for to
 
 PyTorch allocates on a device before it copies between that device and another one. So every visible device that is not in
 use is *watched*: the allocations of every thread on it are routed to a pool whose allocator returns ordinary memory
-(``tms_torch_watch_malloc``). The first of them gives the device access before it returns. So whatever comes next finds the
-access, also if PyTorch's C++ code does it: copies, autograd, collectives, DataParallel. Then a thread of the native core
-calls :meth:`LateDevices.end`, which ends the routing. Tensors that were allocated meanwhile stay valid; PyTorch releases
-their memory like that of its own pool.
+(``tms_torch_watch_malloc``). The first of them gives the device access before it returns. So every later operation has
+access, even one by PyTorch's C++ code: copies, autograd, collectives, DataParallel. Then a thread of the native core calls
+:meth:`LateDevices.end`, which ends the routing. Tensors that were allocated meanwhile stay valid; PyTorch releases their
+memory like that of its own pool.
 
 Watching makes no driver call. Regions and other pools that are routed later on a watched device take precedence. A managed
 allocation on it ends the watch as well. Before a capture on it begins, whose graph has a pool of its own, the device gets
@@ -134,7 +134,7 @@ class LateDevices:
 
     @staticmethod
     def _give_access() -> None:
-        """To every device in use. The call that it precedes goes on after a failure: a later copy fails then."""
+        """Give every device in use access to managed memory. A failure is only logged, and a later copy fails then."""
         try:
             _core.refresh_peers()
         except TorchMemorySaverError as error:

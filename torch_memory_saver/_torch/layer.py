@@ -57,13 +57,13 @@ DEFAULT_POOL: PoolId = (0, 0)
 _NO_POOL: PoolId = (0, (1 << 62) - 1)
 #: PyTorch's variable that turns off its caching for the whole process.
 _NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-#: Before, a routed pool serves every thread of the process.
+#: Oldest supported version. Before it, a routed pool serves every thread of the process.
 _OLDEST = (2, 8)
 #: Since this version a MemPool can be destroyed while it has other uses.
 _POOL_OBJECTS_END_QUIETLY = (2, 10)
 #: Since this version allocations come from the pool routed last; before, from the one routed first.
 _LAST_ROUTED_WINS = (2, 10)
-#: What to do on a machine that has no GPU.
+#: Advice for a machine that has no GPU.
 _WITHOUT_A_GPU = "on a machine without a GPU, run the program by `python -m torch_memory_saver simulate -- python ...`"
 #: Since this version a capture inside a region always allocates from the graph's own pool.
 _CAPTURES_KEEP_APART = (2, 11)
@@ -93,7 +93,7 @@ class TorchCuda:
         self.torch = torch
         #: (device, pool id): routes this thread's allocations on the device to the pool.
         self.begin_routing: Callable[[int, PoolId], None] = extension._cuda_beginAllocateCurrentThreadToPool
-        #: (device, pool id): ends that. The pool keeps one more use than before, which `release_pool` removes.
+        #: (device, pool id): ends that routing. The pool keeps one more use than before, which `release_pool` removes.
         self.end_routing: Callable[[int, PoolId], None] = extension._cuda_endAllocateToPool
         self.release_pool: Callable[[int, PoolId], None] = extension._cuda_releasePool
         #: Releases the memory of segments without a tensor.
@@ -146,18 +146,19 @@ class TorchCuda:
             self._set_device(device)
 
     def on_device(self, device: int) -> OnDevice:
-        """Makes `device` torch's current one inside, without creating a context."""
+        """Return a context manager that makes `device` torch's current one inside, without creating a context."""
         return OnDevice(self, device)
 
     def make_pool(self, device: int, managed: bool) -> Any:
-        """A new MemPool of the device, with this package's allocator or torch's. Its reference is leaked until it is
-        retired."""
+        """Return a new MemPool of the device, with this package's allocator or torch's own. Its reference is leaked until it
+        is retired."""
         if not managed and device in self.watched_devices:  # its first use may be inside disable()
             return self.make_watching_pool(device)
         return self._new_pool(device, *((self.allocator(),) if managed else ()))
 
     def make_watching_pool(self, device: int) -> Any:
-        """The same with the allocator of ordinary memory that watches for the device's first use (late_devices.py)."""
+        """Return a new MemPool of the device, with the allocator of ordinary memory that watches for the device's first use
+        (late_devices.py). Its reference is leaked until it is retired."""
         return self._new_pool(device, self._watching_allocator.allocator())
 
     def _new_pool(self, device: int, *arguments: Any) -> Any:
@@ -196,12 +197,13 @@ class TorchCuda:
         return _make_allocator(self.torch, "tms_torch_watch_malloc", "tms_torch_watch_free")
 
     def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, a ``backward()`` of this thread runs on it, not on autograd's own threads, which are in no region."""
+        """Return a context manager inside which a ``backward()`` of this thread runs on it, not on autograd's own threads,
+        which are in no region."""
         manager: contextlib.AbstractContextManager[None] = self.torch.autograd.set_multithreading_enabled(False)
         return manager
 
     def routed(self, device: int, pool: PoolId) -> Routed:
-        """Inside, this thread's allocations on the device come from the pool."""
+        """Return a context manager inside which this thread's allocations on the device come from the pool."""
         return Routed(Routing(self, [(device, pool)]))
 
     def has_our_allocator(self, pool: PoolId, device: int) -> bool:
@@ -230,7 +232,7 @@ class TorchCuda:
         return 0 if use_count is None else use_count()
 
     def releasable_bytes(self, device: int) -> int:
-        """Bytes of segments on the device that hold no block in use, in every pool.
+        """Return the bytes of segments on the device that hold no block in use, in every pool.
 
         Memory reserved by torch is in use, free in a segment that is partly in use, or in completely free segments.
         """
@@ -245,11 +247,11 @@ class TorchCuda:
         return int(self._memory_stats(device)["allocation"]["all"]["freed"])
 
     def reserved_bytes(self, device: int) -> int:
-        """Bytes of the device's segments, in every pool, paused ones included."""
+        """Return the bytes of the device's segments in every pool, including paused segments."""
         return int(self._memory_stats(device)["reserved_bytes"]["all"]["current"])
 
     def ipc_collect(self) -> None:
-        """Memory that was sent to other processes, which have dropped it, goes to PyTorch's cache."""
+        """Return memory that was sent to other processes, and that they have dropped, to PyTorch's cache."""
         self.torch.cuda.ipc_collect()
 
     def synchronize(self, device: int) -> None:
@@ -263,7 +265,7 @@ class TorchCuda:
             release()
 
     def uuid(self, device: int) -> str:
-        """A device's, as NVML writes it; "" with releases of PyTorch that do not have it."""
+        """Return the UUID of a device, as NVML writes it; "" with releases of PyTorch that do not have it."""
         uuid = getattr(self.torch.cuda.get_device_properties(device), "uuid", None)
         return "" if uuid is None else f"GPU-{uuid}"
 
@@ -272,12 +274,12 @@ class TorchCuda:
         return str(self.torch.cuda.memory_summary(device))
 
     def memory_stats(self, device: int) -> dict[str, Any]:
-        """torch.cuda.memory_stats of a device in use, as nested dicts."""
+        """Return torch.cuda.memory_stats of a device in use, as nested dicts."""
         stats: dict[str, Any] = self._memory_stats(device)
         return stats
 
     def segments(self, pool: PoolId = DEFAULT_POOL) -> list[dict[str, Any]]:
-        """The segments of one pool, on every device. For the default pool's id: those of every pool."""
+        """Return the segments of one pool on every device. With the default pool's id, return the segments of every pool."""
         segments: list[dict[str, Any]] = self._snapshot(pool)["segments"]
         return segments
 
@@ -389,7 +391,7 @@ _at_first_use: list[Callable[[Any], None]] = []
 
 
 def at_first_use(callback: Callable[[Any], None]) -> None:
-    """Has `callback` called with the module torch when this package begins to use torch.cuda; again in a forked child."""
+    """Call `callback` with the module torch when this package begins to use torch.cuda, and again in a forked child."""
     _at_first_use.append(callback)
 
 
@@ -400,7 +402,7 @@ def imported() -> Any:
 
 
 def loaded() -> TorchCuda | None:
-    """torch.cuda, initialised if necessary; None if torch is not loaded or finds no CUDA device."""
+    """Return torch.cuda, initialised if necessary; None if torch is not loaded or finds no CUDA device."""
     if _torch_cuda is not None:
         return _torch_cuda
     torch = imported()
@@ -408,7 +410,7 @@ def loaded() -> TorchCuda | None:
 
 
 def in_use() -> TorchCuda | None:
-    """torch.cuda if this process uses it already, else None."""
+    """Return torch.cuda if this process uses it already, else None."""
     if _torch_cuda is not None:
         return _torch_cuda
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
@@ -416,7 +418,7 @@ def in_use() -> TorchCuda | None:
 
 
 def require() -> TorchCuda:
-    """torch.cuda, imported and initialised if necessary.
+    """Return torch.cuda, imported and initialised if necessary.
 
     Raises:
         TorchUnavailableError: torch is not installed, finds no CUDA device, or has no memory pools.

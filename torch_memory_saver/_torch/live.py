@@ -44,18 +44,18 @@ def _pool_of(segment: Mapping[str, Any]) -> PoolId | None:
 
 
 def pools_with_known_blocks(torch: TorchCuda, store: PoolStore, segments: Iterable[Mapping[str, Any]]) -> frozenset[PoolId]:
-    """The pools of which torch reports correctly which blocks are live."""
+    """Return the pools whose live blocks torch reports correctly."""
     return store.pools_without_captures(torch, {_pool_of(segment) for segment in segments}) | {DEFAULT_POOL}
 
 
 def live_finder(
     torch: TorchCuda | None, store: PoolStore, tags: Tags, every_backup: bool
 ) -> Callable[[], Live | None] | None:
-    """For a pause of `tags`: the function that the core calls for the live bytes after the devices have been synchronized.
-    None: everything is live.
+    """Return the function that the core calls in a pause of `tags` for the live bytes, after the devices have been
+    synchronized. None: everything is live.
 
     Args:
-        every_backup: The pause keeps contents of every allocation, even of those without a backup of their own.
+        every_backup: Whether the pause keeps the contents of every allocation, even of those without a backup of their own.
     """
     if torch is None:
         return None
@@ -78,7 +78,7 @@ def _find_live(torch: TorchCuda, store: PoolStore, tags: Tags, every_backup: boo
 
 
 class _Block(NamedTuple):
-    """A block of a segment in PyTorch's snapshot."""
+    """One block of a segment, as PyTorch's snapshot describes it."""
 
     place: _Place
     requested: int  # what the program asked for; the size if this release does not say
@@ -98,7 +98,7 @@ def _walk(segment: Mapping[str, Any]) -> Iterator[_Block]:
 
 
 class ResumedBlocks:
-    """The record of a process."""
+    """The blocks of one process that were live when the resume of their memory began."""
 
     def __init__(self) -> None:
         self._reset()
@@ -111,7 +111,7 @@ class ResumedBlocks:
     after_fork_in_child = _reset
 
     def note(self, torch: TorchCuda | None, tags: Tags) -> None:
-        """A resume of the tags begins, with guard mode on."""
+        """Record the live blocks of paused memory of the tags. To be called when their resume begins with guard mode on."""
         if torch is None:
             return
         rows = _core.segments()
@@ -129,8 +129,8 @@ class ResumedBlocks:
             self._live = kept | found
 
     def live_in(self, segment: Mapping[str, Any]) -> frozenset[_Place] | None:
-        """Those of a segment of PyTorch's snapshot; None: its resume was not recorded, because torch was not in use, or a
-        caller of the C functions has made it."""
+        """Return the blocks of a segment of PyTorch's snapshot that were live when its resume began. None if that resume was
+        not recorded, because torch was not in use or a caller of the C functions made it."""
         with self._lock:
             return self._live.get((segment["address"], segment["total_size"]))
 
@@ -149,7 +149,7 @@ class ManagedBlock(NamedTuple):
 def managed_blocks(
     torch: TorchCuda | None, store: PoolStore, resumed: ResumedBlocks, rows: Iterable[_core.Segment]
 ) -> list[ManagedBlock]:
-    """The live blocks of managed allocations, in order; of pools that captures have used, all blocks."""
+    """Return the live blocks of managed allocations, in order. Of pools that captures have used, return all blocks."""
     allocations = {row.address: row for row in rows}
     segments = [] if torch is None else [each for each in torch.segments() if each["address"] in allocations]
     pools = frozenset() if torch is None else pools_with_known_blocks(torch, store, segments)
@@ -166,7 +166,7 @@ def managed_blocks(
                 continue
             address, size = block.place
             is_new = before is not None and block.place not in before
-            # Of a free block PyTorch has forgotten what was requested.
+            # PyTorch has forgotten the requested size of a free block.
             requested = min(block.requested if block.live else size, row.address + row.bytes - address)
             if requested > 0:
                 blocks.append(ManagedBlock(address, requested, row, block.frames, is_new, not known))

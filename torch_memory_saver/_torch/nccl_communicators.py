@@ -22,8 +22,8 @@ class Communicator(NamedTuple):
 
 
 def what_stays(groups: Iterable[Any] | None = None) -> str | None:
-    """One sentence about the communicators whose memory no hook can release, with the reason. None if all can be suspended,
-    or there are none. Makes no call of NCCL.
+    """Return one sentence about the communicators whose memory no hook can release, with the reason. None if all can be
+    suspended, or if there are none. Makes no call of NCCL.
 
     Args:
         groups: Process groups. None: all that exist.
@@ -40,7 +40,7 @@ def what_stays(groups: Iterable[Any] | None = None) -> str | None:
 
 
 def communicators(groups: Iterable[Any] | None) -> list[Communicator]:
-    """Those that exist, in the order in which all ranks take them."""
+    """Return the communicators that exist, in the order in which all ranks take them."""
     torch = layer.imported()
     found = []
     for group in _groups_of_this_process(torch) if groups is None else groups:
@@ -58,7 +58,7 @@ def _groups_of_this_process(torch: Any) -> tuple[Any, ...]:
 
 
 def _nccl_backend(torch: Any, group: Any) -> Any:
-    """The backend for CUDA tensors, if it is NCCL's; else None."""
+    """Return the backend for CUDA tensors if it is NCCL's, else None."""
     try:
         backend = group._get_backend(torch.device("cuda"))
     except RuntimeError:  # the group has none for CUDA
@@ -67,13 +67,14 @@ def _nccl_backend(torch: Any, group: Any) -> Any:
 
 
 def _has_communicator(backend: Any) -> bool:
-    """Whether it has made one: PyTorch does so at the first collective call, unless the group is bound to a device."""
+    """Return whether the backend has made its communicator. PyTorch makes it at the first collective call, unless the group
+    is bound to a device."""
     pointer = getattr(backend, "_comm_ptr", None)
     return pointer is None or pointer() != 0
 
 
 def why_not(backend: Any) -> str | None:
-    """Why a communicator cannot be suspended, or None."""
+    """Return why a communicator cannot be suspended, or None if it can."""
     if not hasattr(backend, "suspend") or not hasattr(backend, "resume"):
         version = getattr(layer.imported(), "__version__", "")
         return f"PyTorch {version} has no suspend() of a process group's backend, which PyTorch 2.12 has"

@@ -1,4 +1,4 @@
-"""PyTorch's own counters of device memory, and what of it is physical."""
+"""PyTorch's own counters of device memory, and the part of that memory that is physical."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PAUSED = (_core.STATE_PAUSED, _core.STATE_RESUMING)
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """One device, in this process. All in bytes.
+    """PyTorch's memory of one device in this process. All values are in bytes.
 
     Attributes:
         device: CUDA ordinal.
-        allocated: In tensors.
-        reserved: In segments.
+        allocated: Memory in tensors.
+        reserved: Memory in segments, including paused segments.
         peak_allocated: The highest `allocated` since the peaks were last reset.
         peak_reserved: The highest `reserved` since then.
-        paused: Of `reserved`: segments without physical memory, because they are paused.
-        slack: Of managed allocations that were freed: memory that their runs still hold. Not in `reserved`.
+        paused: The part of `reserved` that is in paused segments, which have no physical memory.
+        slack: Memory of freed managed allocations that their runs still hold. It is not part of `reserved`.
     """
 
     device: int
@@ -39,17 +39,17 @@ class DeviceMemory:
 
     @property
     def physical(self) -> int:
-        """What PyTorch's segments hold of the device's memory: those without the paused ones."""
+        """Device memory that PyTorch's segments hold: `reserved` without the paused segments."""
         return self.reserved - self.paused
 
     @property
     def held(self) -> int:
-        """What the device lacks because of them: also what freed ones have left."""
+        """Device memory that PyTorch's segments hold, and the slack that freed allocations have left."""
         return self.physical + self.slack
 
 
 def device_memory(torch: Any, devices: Iterable[int]) -> list[DeviceMemory]:
-    """The counters of the devices, of which each must be in use.
+    """Return the counters of the devices, each of which must be in use.
 
     Args:
         torch: `TorchCuda` of `_torch/layer.py`.
@@ -77,11 +77,11 @@ def device_memory(torch: Any, devices: Iterable[int]) -> list[DeviceMemory]:
 
 @dataclass(frozen=True)
 class OrdinaryMemory:
-    """What PyTorch has reserved of one device's memory and is not managed.
+    """Memory of one device that PyTorch has reserved and that is not managed.
 
     Attributes:
-        segments: Their number; of expandable ones, each is one. None where only counters were read.
-        bytes: Physical, of the segments.
+        segments: Number of segments; an expandable segment counts as one. None where only counters were read.
+        bytes: Physical bytes of the segments.
         cached: The part of `bytes` that no tensor uses and no stream may still use.
     """
 
@@ -91,8 +91,8 @@ class OrdinaryMemory:
 
 
 def ordinary_memory(torch: Any, managed: Collection[int]) -> dict[int, OrdinaryMemory]:
-    """By device, of those on which there is any. From PyTorch's counters where its list of segments would have it start a
-    process: in preload mode managed memory of other libraries is then taken for PyTorch's.
+    """Return the ordinary memory of each device that has any. PyTorch's counters are read where its list of segments would
+    make PyTorch start a process. In preload mode, managed memory of other libraries is then taken for PyTorch's.
 
     Args:
         torch: `TorchCuda` of `_torch/layer.py`.
@@ -125,7 +125,7 @@ def _by_counters(torch: Any, managed: Collection[int]) -> dict[int, OrdinaryMemo
 
 
 def _paused_bytes(torch: Any) -> dict[int, int]:
-    """By device: bytes of PyTorch's segments that are paused. In preload mode other libraries' memory may be paused as
+    """Return the bytes of PyTorch's paused segments, by device. In preload mode memory of other libraries may be paused as
     well, which PyTorch does not count."""
     rows = [row for row in _core.segments() if row.state in _PAUSED]
     if not rows:

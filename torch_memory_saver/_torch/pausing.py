@@ -33,13 +33,13 @@ _MIB = 1 << 20
 
 
 class pausing(OneUse):
-    """The context manager around the native pause. Its result is a function to call after a pause that left
-    memory paused. Waits for other threads that are inside a region of one of the tags, until `deadline`, in seconds of
+    """A context manager that surrounds the native pause. Its result is a function to call after a pause that left memory
+    paused. It waits for other threads that are inside a region of one of the tags, until `deadline`, in seconds of
     :func:`time.monotonic`. `free_caches` is called before idle segments are released. It frees what PyTorch keeps in memory
     of the tags for use with other memory.
 
     Raises:
-        InvalidStateError: A thread is still inside one. Nothing was changed.
+        InvalidStateError: A thread is still inside such a region. Nothing was changed.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ def await_regions(store: PoolStore, tags: Tags, deadline: float) -> None:
     of a pause happens.
 
     Raises:
-        InvalidStateError: A thread is still inside one.
+        InvalidStateError: A thread is still inside such a region.
     """
     with pausing(store, None, tags, deadline):
         pass
@@ -225,7 +225,7 @@ def _held_bytes(torch: TorchCuda) -> int:
 
 
 def _account(torch: TorchCuda | None, given: int) -> str:
-    """The part of the message about PyTorch's cache."""
+    """Return the part of the error message that describes PyTorch's cache."""
     text = ""
     if given:
         text = (

@@ -256,13 +256,13 @@ class PoolStock:
         retire(torch, pool)
 
     def _note_retired(self, pool: Pool) -> None:
-        """The caller holds the lock."""
+        """Record a retired pool. The caller holds the lock."""
         if len(self._retired) >= _MOST_RETIRED:
             self._forget(set(self._retired))
         self._retired[pool.id] = pool.key
 
     def retire_later(self, pool: Pool) -> None:
-        """For finalizers, which may run even while the lock is held."""
+        """Mark a pool to be retired later. For finalizers, which may run even while the lock is held."""
         self._doomed.append(pool)
 
     def retire_doomed(self, torch: TorchCuda) -> None:
@@ -273,7 +273,7 @@ class PoolStock:
                 self._doomed.remove(pool)
 
     def retired_pools(self) -> frozenset[PoolId]:
-        """Retired pools whose memory torch may still hold, and releases when its cache is emptied."""
+        """Return the retired pools whose memory torch may still hold. torch releases it when its cache is emptied."""
         return frozenset(self._retired)
 
     def _strike_off(self, pools: Iterable[Pool]) -> None:
@@ -299,8 +299,8 @@ class PoolStock:
 
         Args:
             torch: PyTorch.
-            tag: None: those of every tag.
-            device: None: those of every device.
+            tag: The tag of the pools. None: pools of every tag.
+            device: The device of the pools. None: pools of every device.
         """
         if not self._retired:
             return 0
@@ -376,10 +376,10 @@ class PoolStock:
 
 
 class TakenPools(OneUse):
-    """A context manager: inside, those of the pools that were idle are in use by the caller.
+    """A context manager inside which the caller uses those of the given pools that were idle.
 
     Attributes:
-        pools: These pools. Those that are left at the end become idle again.
+        pools: The pools in use. Pools that are still in this list at the end become idle again.
     """
 
     def __init__(self, stock: PoolStock, wanted: Sequence[Pool]) -> None:

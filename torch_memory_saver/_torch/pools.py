@@ -67,7 +67,7 @@ def may_not_free(torch: TorchCuda) -> bool:
 
 
 def _paused_tags(tags: Tags) -> list[str]:
-    """Those of the tags with paused memory."""
+    """Return the tags with paused memory that `tags` selects."""
     return [row.tag for row in _core.usage(None) if row.tag is not None and row.paused_bytes and selects(tags, row.tag)]
 
 
@@ -235,7 +235,7 @@ class PoolStore(PoolStock):
         return [pool for pool in list(taken.pools) if self._look(torch, pool)]
 
     def _look(self, torch: TorchCuda, pool: Pool) -> bool:
-        """Whether to retire a pool that a region has used, of which it notes what it has taken."""
+        """Note what a region has taken of a pool that it has used. Return whether to retire the pool."""
         before = pool.bytes
         should_retire = self.should_retire(torch, pool)
         self.room.note(pool.key, pool.bytes - before)
@@ -273,8 +273,8 @@ class PoolStore(PoolStock):
         return self._devices
 
     def begin_pause(self, pause: Pause, deadline: float) -> None:
-        """From now on other threads that enter a region of the tags wait. Waits for those that are inside one.
-        `deadline`: in seconds of :func:`time.monotonic`. A failure is followed by :meth:`end_pause` too.
+        """Make other threads that enter a region of the tags wait from now on. Then wait for threads that are inside one,
+        until `deadline`, in seconds of :func:`time.monotonic`. The caller calls :meth:`end_pause` after a failure, too.
 
         Raises:
             InvalidStateError: Another thread is still inside a region of one of the tags: it would allocate paused memory.
@@ -293,7 +293,7 @@ class PoolStore(PoolStock):
             )
 
     def _blocking(self, pause: Pause) -> Frame | None:
-        """A frame of another thread in one of the tags."""
+        """Return a frame of another thread in one of the tags, or None."""
         for frame in list(self._frames.values()):
             if frame.managed and frame.stack is not pause.stack and selects(pause.tags, frame.tag):
                 return frame
@@ -311,13 +311,13 @@ class PoolStore(PoolStock):
         return True
 
     def end_pause(self, pause: Pause) -> None:
-        """Regions may be entered again. May be repeated, and also accepts a pause that has not begun."""
+        """Let other threads enter regions again. May be repeated, and accepts a pause that has not begun."""
         if pause in self._pauses:
             self._pauses.remove(pause)
         self._changed.notify()
 
     def note_pause(self, torch: TorchCuda, tags: Tags) -> None:
-        """To be called after a pause that has left memory of the tags paused."""
+        """Record how many blocks PyTorch has freed. To be called after a pause that has left memory of the tags paused."""
         frees = {device: torch.count_frees(device) for device in devices_in_use()}
         for tag in _paused_tags(tags):
             self._frees_at_pause.setdefault(tag, frees)
@@ -400,7 +400,8 @@ class PoolStore(PoolStock):
             self.empty_cache_with(torch, lambda: self.empty_torch_cache(torch))
 
     def empty_cache_with(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:
-        """The same with a function that empties PyTorch's own cache, whose result is returned."""
+        """Release memory as :meth:`empty_cache` does, but call a function to empty PyTorch's own cache. Return its
+        result."""
         self.retire_idle_of(torch, None)
         result = empty_torch_cache()
         if self.retire_idle_of(torch, None):  # PyTorch has waited for the streams that used deleted tensors
@@ -469,12 +470,12 @@ class PoolStore(PoolStock):
             self._empty_pending(torch)
 
     def empty_torch_cache(self, torch: TorchCuda) -> None:
-        """torch.cuda.empty_cache(), with this thread's routings suspended. Devices with routings of other threads stay
+        """Call torch.cuda.empty_cache() with this thread's routings suspended. Devices with routings of other threads stay
         pending."""
         _core.within(self.routing_suspended(torch), self.empty_torch_cache_now, torch)
 
     def empty_torch_cache_now(self, torch: TorchCuda) -> None:
-        """The same while this thread routes nothing."""
+        """Empty the cache as :meth:`empty_torch_cache` does. This thread must route nothing."""
         routed = self._routed_devices()
         if routed:
             self._close_ended()
@@ -518,7 +519,8 @@ class PoolStore(PoolStock):
         return bool([frame for frame in list(self._frames.values()) if frame.stack is not stack])
 
     def routing_suspended(self, torch: TorchCuda, visit: Callable[[Frame], None] | None = None) -> Suspension:
-        """Inside, this thread routes nothing. `visit` is called for each of its frames and may replace their pools."""
+        """Return a context manager inside which this thread routes nothing. `visit` is called for each of its frames and may
+        replace their pools."""
         return Suspension(self, torch, visit)
 
     def give_away(self, torch: TorchCuda, matches: Callable[[Key], bool]) -> list[Any]:

@@ -58,15 +58,14 @@ __all__ = ["Share", "SharedMemory", "install"]
 logger = logging.getLogger("torch_memory_saver")
 
 Share = Callable[..., tuple[Any, ...]]
-#: Counters are looked at when so many further tensors were sent since the last look: until then blocks are kept that no
-#: importer uses any more.
+#: Counters are read again after this many tensors were sent. Until then, blocks that no importer uses are kept.
 _LOOK_AFTER = 1000
-#: How often counters are read while importers are waited for: nothing announces a change.
+#: Seconds between two readings of the counters during a wait for importers. Nothing announces a change.
 _POLL_SECONDS = 0.002
 
 
-#: Where these are in what PyTorch's ``_share_cuda_`` returns: device, handle, size, offset, counter file, counter, event's
-#: handle, whether importers wait for the event.
+#: Indexes into the tuple that PyTorch's ``_share_cuda_`` returns: device, handle, size, offset, counter file, counter,
+#: event's handle, whether importers wait for the event.
 _HANDLE, _COUNTER_FILE, _COUNTER, _WAITS = 1, 4, 5, 7
 
 #: The thread of a multiprocessing.Queue that pickles its items.
@@ -137,7 +136,7 @@ def _reaching_the_receiver(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]
 
 
 def _raise(error: BaseException) -> NoReturn:
-    """Called when the receiver unpickles the message."""
+    """Raise the error. Called when the receiver unpickles the message."""
     raise error
 
 
@@ -155,8 +154,8 @@ class _Sent(NamedTuple):
 
 @dataclass
 class _Memory:
-    """A piece of physical memory, of one allocation or of neighbours (csrc/core/model/run.h), with what was sent of it. It
-    ends with a pause of the tag (its epoch advances)."""
+    """A piece of physical memory, of one allocation or of neighbours (csrc/core/model/run.h), with the storages that were
+    sent of it. It ends with a pause of the tag (its epoch advances)."""
 
     exported: _core.Export
     tag: str
@@ -169,7 +168,7 @@ class _Memory:
 
 
 class SharedMemory:
-    """What this process has sent. Any thread.
+    """The memory that this process has sent to other processes. Any thread may call.
 
     Args:
         ordinary_memory: A context manager in which this thread's allocations are not managed.
@@ -186,11 +185,12 @@ class SharedMemory:
         self._sending: dict[object, _core.Segment] = {}  # by call
         self._closed: dict[object, Tags] = {}  # by call
         self._sends_until_look = _LOOK_AFTER
-        #: The release of the importers' PyTorch; None: this process's.
+        #: The release of the importers' PyTorch; None: the release of this process.
         self.importer: str | None = None
 
     def after_fork_in_child(self) -> None:
-        """What the parent has sent is the parent's: nothing of it may be released here."""
+        """Begin without sent memory. What the parent has sent is kept: it belongs to the parent, and must not be released
+        here."""
         inherited, importer = (self._memory, self._counters, self._events), self.importer
         self.__init__(self._ordinary_memory)  # type: ignore[misc]
         self._inherited, self.importer = inherited, importer
@@ -198,7 +198,7 @@ class SharedMemory:
     # Sending
 
     def send(self, torch: Any, share: Share, storage: Any, row: _core.Segment) -> tuple[Any, ...]:
-        """What ``_share_cuda_`` is to return for a storage in the managed allocation `row`.
+        """Return the result of ``_share_cuda_`` for a storage in the managed allocation `row`.
 
         Raises:
             InvalidStateError: The memory is not resident, or about to be paused; PyTorch's format is not known; no file
@@ -261,8 +261,8 @@ class SharedMemory:
         return self._own_format
 
     def _test(self, torch: Any, fields: tuple[Any, ...]) -> None:
-        """Imports a description in this process, once: an importer elsewhere would fail in its own way. Also checks that the
-        counter falls when the import is dropped."""
+        """Import a description in this process, once, because an importer in another process would fail in its own way. The
+        test also checks that the counter falls when the import is dropped."""
         with self._lock:
             counter_file, counter = self._counters.take()
         arguments = list(fields)
@@ -298,10 +298,10 @@ class SharedMemory:
         if look:
             self.collect()
 
-    # What importers still use
+    # Memory that importers still use
 
     def collect(self) -> None:
-        """Forgets what no importer uses any more, so that PyTorch may use the blocks again."""
+        """Forget the storages that no importer uses, so that PyTorch may use their blocks again."""
         released: list[Any] = []  # outlives the lock
         with self._lock:
             self._sends_until_look = _LOOK_AFTER
@@ -323,7 +323,7 @@ class SharedMemory:
 
     @contextlib.contextmanager
     def closed(self, tags: Tags, deadline: float) -> Iterator[int]:
-        """Around a pause that other processes must not hold up. Waits until they use no memory of the tags, at most until
+        """Surround a pause that other processes must not hold up. Waits until they use no memory of the tags, at most until
         the deadline, in seconds of :func:`time.monotonic`. Yields `possibly_shared_bytes`: if that is 0, nothing of the tags
         is sent until the end of the block.
         """
@@ -351,11 +351,11 @@ class SharedMemory:
 
     @contextlib.contextmanager
     def awaited(self, options: PauseOptions) -> Iterator[int]:
-        """Around a pause. Yield the bytes that other processes may still use when it begins. If the options do not allow
+        """Surround a pause. Yield the bytes that other processes may still use when it begins. If the options do not allow
         any, none is sent until the pause has ended.
 
         Raises:
-            InvalidStateError: There are some, and the options do not allow that.
+            InvalidStateError: Other processes may still use some bytes, and the options do not allow that.
         """
         if options.if_shared == "allow":
             yield self.possibly_shared_bytes(options.tags)
@@ -374,8 +374,8 @@ class SharedMemory:
             yield shared
 
     def possibly_shared_bytes(self, tags: Tags) -> int:
-        """The bytes of the tags' physical memory of which an importer may still use a part: it keeps all of a piece. An
-        estimate: see ipc.py."""
+        """Return the bytes of the tags' physical memory that importers may still hold. An importer that uses a part of a
+        piece keeps all of it. The number is an estimate: see ipc.py."""
         if not self._memory and not self._sending:
             return 0
         self.collect()
@@ -383,7 +383,7 @@ class SharedMemory:
             return self._shared_bytes(tags)
 
     def _shared_bytes(self, tags: Tags) -> int:
-        """Under the lock."""
+        """Return :meth:`possibly_shared_bytes`. The caller holds the lock."""
         sent = [each.exported for each in self._memory.values() if selects(tags, each.tag)]
         sending = {
             row.address: row.reserved_bytes

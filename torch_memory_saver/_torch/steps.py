@@ -112,7 +112,7 @@ class Notifier:
         self._waiting: list[SimpleQueue[None]] = []
 
     def notify(self) -> None:
-        """Has every waiting thread evaluate its condition again. To be called after each change; may be repeated."""
+        """Make every waiting thread evaluate its condition again. To be called after each change; may be repeated."""
         for queue in list(self._waiting):
             if queue.empty():
                 queue.put(None)

@@ -37,16 +37,16 @@ def write_chrome_trace(
     merge: str | os.PathLike[str] | None = None,
     log: EventLog | None = None,
 ) -> Path:
-    """Writes events as a Chrome trace. An existing file is replaced, a missing folder is made.
+    """Write events as a Chrome trace. An existing file is replaced. A missing folder is created.
 
     Args:
-        path: Of the file.
-        base_time_nanoseconds: The time since 1970 to which timestamps refer. Give the ``baseTimeNanoseconds`` of another
-            trace to compare both. Default: the begin of the first event.
-        merge: A trace that ``torch.profiler`` has exported, as JSON, also compressed (``.gz``). Its events are in the new
-            file as well, and its base time is used. That of this process shows pauses inside the ``record_function`` around
-            them.
-        log: The events of another process or moment (:func:`load_events`). Default: the latest of this process.
+        path: Path of the file.
+        base_time_nanoseconds: Time since 1970 to which timestamps refer. Pass the ``baseTimeNanoseconds`` of another trace
+            to compare both. The default is the time at which the first event began.
+        merge: Path of a JSON trace that ``torch.profiler`` has exported. The file can be compressed (``.gz``). Its events
+            are added to the new file, and its base time is used. A trace of this process shows pauses inside the
+            ``record_function`` around them.
+        log: Events of another process or moment (:func:`load_events`). The default is the latest events of this process.
 
     Returns:
         The path.

@@ -14,7 +14,7 @@ from torch_memory_saver.events.log import Device, Event, EventLog, Level, events
 
 __all__ = ["FORMAT", "VERSION", "load_events", "log_to_json", "write_events"]
 
-#: The value of the key "format", and the version of the format.
+#: FORMAT is the value of the key "format". VERSION is the version of that format.
 FORMAT, VERSION = "torch_memory_saver.events", 1
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Event)}
@@ -25,7 +25,7 @@ _EVENT_TYPES: dict[str, tuple[type, ...]] = {
 #: Numbers have 64 bits, with or without a sign.
 _LEAST, _MOST = -(1 << 63), 1 << 64
 _LISTS = ("events", "before", "after", "devices")
-#: The type of each other field of a log.
+#: Allowed types of each field of a log that is not a list.
 _TYPES: dict[str, tuple[type, ...]] = {
     "dropped": (int,),
     "capacity": (int,),
@@ -38,25 +38,26 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "boot_id": (str,),
     "exited": (bool,),
 }
-#: What a file without the key means.
+#: Value of each optional key for a file that lacks it.
 _ABSENT: dict[str, Any] = {"devices": [], "exited": False}
 
 
 def write_events(path: str | os.PathLike[str], *, log: EventLog | None = None) -> Path:
-    """Writes events to a file, which then holds all of them or does not change.
+    """Write events to a file, which either holds all of them afterwards or is unchanged.
 
-    The file is JSON: an object with the keys `format`, `version`, and the attributes of :class:`EventLog`. An event has its
-    attributes of :class:`Event` that differ from their defaults. An existing file is replaced, a missing folder is made.
+    The file is JSON: an object with the keys `format`, `version`, and the attributes of :class:`EventLog`. An event has
+    those attributes of :class:`Event` that differ from their defaults. An existing file is replaced. A missing folder is
+    created.
 
     Args:
-        path: Of the file.
-        log: What to write. Default: the latest events of this process.
+        path: Path of the file.
+        log: Log to write. The default is the latest events of this process.
 
     Returns:
         The path.
 
     Raises:
-        OSError: It could not be written. Nothing is left behind.
+        OSError: The file could not be written. Nothing is left behind.
     """
     target = Path(path)
     text = json.dumps(log_to_json(events() if log is None else log), separators=(",", ":"))
@@ -65,7 +66,7 @@ def write_events(path: str | os.PathLike[str], *, log: EventLog | None = None) -
 
 
 def log_to_json(log: EventLog) -> dict[str, Any]:
-    """The object of the file."""
+    """Return the JSON object of the file."""
     return {
         "format": FORMAT,
         "version": VERSION,

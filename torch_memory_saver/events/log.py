@@ -18,7 +18,7 @@ from torch_memory_saver.errors import TorchMemorySaverError
 __all__ = ["Device", "Event", "EventLog", "Level", "add_up", "events", "levels_before", "sample_free_memory"]
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-#: How often the two clocks are compared. The comparison that took least counts.
+#: Number of comparisons of the two clocks. The fastest comparison is used.
 _CLOCK_COMPARISONS = 16
 
 
@@ -27,21 +27,22 @@ class EventLog:
     """The latest events of a process.
 
     Attributes:
-        events: In the order in which they were recorded: by their ends, except for concurrent ones.
-        before: What each tag held on each device before the first of the events. The changes of the events lead from there
-            to `after`, also where earlier events were dropped.
-        after: What each tag held after the last of them.
-        dropped: Earlier events that the ring has overwritten.
-        capacity: How many events the ring keeps.
-        taken_ns: When the log was taken, on the clock of the events.
-        wall_offset_ns: What to add to times of the events for nanoseconds since 1970.
-        pid: Of the process.
-        rank: In torch.distributed, else from ``RANK``; None without either.
-        role: The process's title or program.
-        host: The machine's name.
-        boot_id: Of its kernel. Times of processes with the same one can be compared directly. "" where it is unknown.
-        devices: Those that events and levels name.
-        exited: Whether it was taken at the exit of the process, so that nothing comes after it.
+        events: Events in the order in which they were recorded: by their ends, except for concurrent events.
+        before: Memory that each tag held on each device before the first event. The changes of the events lead from
+            `before` to `after`, even if earlier events were dropped.
+        after: Memory that each tag held on each device after the last event.
+        dropped: Number of earlier events that the ring has overwritten.
+        capacity: Number of events that the ring keeps.
+        taken_ns: Time at which the log was taken, on the clock of the events.
+        wall_offset_ns: Nanoseconds to add to a time of an event to get nanoseconds since 1970.
+        pid: Number of the process.
+        rank: Rank in torch.distributed, or else from ``RANK``; None without either.
+        role: Title or program of the process.
+        host: Name of the machine.
+        boot_id: Boot id of the machine's kernel; "" if it is unknown. Times of processes with the same boot id can be
+            compared directly.
+        devices: Devices that events and levels name.
+        exited: Whether the log was taken at the exit of the process, so that it is complete.
     """
 
     events: tuple[Event, ...]
@@ -61,15 +62,15 @@ class EventLog:
 
     @property
     def begin_ns(self) -> int:
-        """From when on the log knows the levels: the begin of the first event. Where earlier ones were dropped it is its
-        end, when it was recorded, because what was dropped may lie inside it."""
+        """The time from which the log knows the levels: the begin of the first event. If earlier events were dropped, it is
+        the end of the first event, when that event was recorded, because dropped events may lie inside it."""
         if self.dropped and self.events:
             return self.events[0].ended_ns
         return min((event.began_ns for event in self.events), default=self.taken_ns)
 
     def levels(self) -> Iterator[tuple[int, Level]]:
-        """The levels over time, as (time in nanoseconds, level): those before the first event, at :attr:`begin_ns`, then one
-        for each change."""
+        """Yield the levels over time, as (time in nanoseconds, level): the levels before the first event, at
+        :attr:`begin_ns`, then one level for each change."""
         begin = self.begin_ns
         now: dict[tuple[int, str], Level] = {}
         for level in self.before:
@@ -92,28 +93,29 @@ class Event:
         kind: "allocate", "free", "begin" and "end" (of a pause or resume; "end" has its duration), "phase" (a part of one),
             "move" (what a pause or resume changed for one tag on one device), "repair" (an attempt to release the memory of
             a damaged allocation), or "memory" (the free memory of a device, see :func:`sample_free_memory`).
-        operation: "pause", "resume" or another call that has their turn; "" for events outside these.
+        operation: "pause", "resume" or another call that takes turns with them; "" for events outside of such calls.
         phase: "turn" (waits for another pause or resume), "synchronize", "plan" (finds what is to be copied, reserves host
             memory), "create" and "map" (physical memory), "copy", "unmap", "discard" (backups that are no longer needed) or
             "wait" (for memory that others hold). "" for other kinds.
-        began_ns: When it began.
-        ended_ns: When it ended; the same for an event without a duration.
-        busy_ns: Of a phase that alternates with another one: the time inside it. 0 for others.
-        call: The number of the pause or resume that it belongs to, from 1 on; 0 for none.
-        thread: The kernel's number of the thread.
+        began_ns: Time at which the event began.
+        ended_ns: Time at which the event ended; equal to `began_ns` for an event without a duration.
+        busy_ns: Time spent inside a phase that alternates with another one; 0 for other events.
+        call: Number of the pause or resume that the event belongs to, from 1 on; 0 for none.
+        thread: Number that the kernel gives the thread.
         device: CUDA ordinal; -1 for none. A phase without a device concerns the whole call. Devices work in parallel, and
             phases of one device may overlap.
-        tag: Of the allocations; None for none.
-        address: Of the allocation.
-        allocations: Their number: of a "move", an "end" or a phase.
-        bytes: "allocate" and "free": as requested. "end": released or mapped. A phase: mapped or copied. "memory": free.
-        copied_bytes: "end": copied to or from backups.
-        total_bytes: "memory": of the device.
-        resident_change: By how much the physical memory of the tag on the device changed.
-        paused_change: The same for reserved addresses without physical memory.
-        backup_change: The same for backups, in host memory or on disk.
+        tag: Tag of the allocations; None for none.
+        address: Address of the allocation.
+        allocations: Number of allocations of a "move", an "end" or a phase.
+        bytes: Requested bytes for "allocate" and "free", released or mapped bytes for "end", mapped or copied bytes for a
+            phase, free bytes of the device for "memory".
+        copied_bytes: Bytes copied to or from backups, for "end".
+        total_bytes: Total bytes of the device, for "memory".
+        resident_change: Change of the physical memory of the tag on the device, in bytes.
+        paused_change: Change of the tag's reserved addresses without physical memory on the device, in bytes.
+        backup_change: Change of the tag's backups of the device, in host memory or on disk, in bytes.
         status: "OK", or the code of the failure, such as "OUT_OF_DEVICE_MEMORY".
-        driver_result: The CUresult of the driver call that failed.
+        driver_result: CUresult of the driver call that failed.
     """
 
     kind: str
@@ -140,14 +142,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Level:
-    """What the allocations of one tag on one device hold at one moment.
+    """The memory that the allocations of one tag on one device hold at one moment.
 
     Attributes:
-        tag: Of the allocations.
+        tag: Tag of the allocations.
         device: CUDA ordinal.
-        resident_bytes: Physical memory that is mapped.
-        paused_bytes: Reserved addresses without physical memory.
-        backup_bytes: In host memory or on disk.
+        resident_bytes: Bytes of physical memory that is mapped.
+        paused_bytes: Bytes of reserved addresses without physical memory.
+        backup_bytes: Bytes of backups in host memory or on disk.
     """
 
     tag: str
@@ -157,7 +159,7 @@ class Level:
     backup_bytes: int = 0
 
     def after(self, resident: int, paused: int, backup: int) -> Level:
-        """The level after a change."""
+        """Return the level after a change."""
         return Level(
             self.tag, self.device, self.resident_bytes + resident, self.paused_bytes + paused, self.backup_bytes + backup
         )
@@ -169,8 +171,9 @@ class Device:
 
     Attributes:
         device: CUDA ordinal in that process.
-        uuid: Such as "GPU-5d5ba0d6-...", by which every process of the machine knows it; "" if the driver did not say.
-        total_bytes: Of its memory; 0 if the driver did not say.
+        uuid: UUID such as "GPU-5d5ba0d6-...", which is the same in every process of the machine; "" if the driver did not
+            report it.
+        total_bytes: Size of the device's memory; 0 if the driver did not report it.
     """
 
     device: int
@@ -179,10 +182,10 @@ class Device:
 
 
 def events() -> EventLog:
-    """The latest events of this process.
+    """Return the latest events of this process.
 
-    No work is waited for: it also works while another thread pauses or resumes, whose "begin" is then without an "end". The
-    ring is not emptied. In a forked child it has the child's own events only.
+    The function waits for no other work. While another thread pauses or resumes, the log has the "begin" of that call
+    without an "end". The ring is not emptied. In a forked child the log has only the child's own events.
     """
     copy = _core.events()
     rows = tuple(_event_of(row) for row in copy.events)
@@ -205,17 +208,17 @@ def events() -> EventLog:
 
 
 def sample_free_memory(on: bool = True) -> None:
-    """Whether each pause and resume from now on records the free memory of its devices, before and after it. Costs a driver
-    call for each. Off by default; ``TMS_DEBUG=events`` turns it on."""
+    """Set whether each pause and resume from now on records the free memory of its devices, before and after the call. Each
+    sample costs one driver call. Sampling is off by default, and ``TMS_DEBUG=events`` turns it on."""
     _core.set_event_samples(bool(on))
 
 
-#: The devices that were asked for, by ordinal. What they are does not change during a process.
+#: Devices that were queried, by ordinal. Their properties do not change during a process.
 _devices: dict[int, Device] = {}
 
 
 def add_up(levels: Iterable[Level]) -> tuple[Level, ...]:
-    """One level for each tag and device, sorted by device and tag; without those that hold nothing."""
+    """Return one level for each tag and device, sorted by device and tag, without levels that hold nothing."""
     sums: dict[tuple[int, str], Level] = {}
     for level in levels:
         key = (level.device, level.tag)

@@ -21,10 +21,10 @@ class _Total:
     """A counter of the native core as one sample of a family.
 
     Attributes:
-        counter: Its name in ``stats().counters``.
-        family: The metric's name, without the prefix and "_total".
-        labels: Of the sample.
-        per: How much of the counter is one of the metric.
+        counter: Name of the counter in ``stats().counters``.
+        family: Name of the metric, without the prefix and "_total".
+        labels: Labels of the sample.
+        per: Number of units of the counter in one unit of the metric.
     """
 
     counter: str

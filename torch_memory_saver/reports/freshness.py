@@ -1,5 +1,5 @@
-"""What check_fresh() has found: memory that nothing has written to since a resume brought it back without contents. Printed,
-it is a text for a terminal: findings first, then what is no finding, then the rest.
+"""The report of check_fresh(): memory that nothing has written to since a resume mapped it without contents. The printed
+report is a text for a terminal: findings first, then results that are not findings, then the rest.
 
 Plain frozen values. Imports neither torch nor the native core.
 """
@@ -23,16 +23,16 @@ class UnwrittenBlock:
     an allocation that PyTorch does not know.
 
     Attributes:
-        address: Of the first byte, on the device.
-        bytes: Its size, as the program requested it.
-        sampled_bytes: The bytes of it that were looked at.
-        unwritten_bytes: The bytes of these that lie in parts which hold the pattern from end to end.
+        address: Address of the first byte, on the device.
+        bytes: Size in bytes, as the program requested it.
+        sampled_bytes: Number of bytes that were looked at.
+        unwritten_bytes: Number of sampled bytes in parts that hold the pattern from end to end.
         device: CUDA ordinal.
-        tag: Of the memory that it lies in.
-        dtype: The type of the largest tensor there, such as "float32"; "" if none was found.
-        shape: The shape of that tensor; () if none was found.
-        names: The parameters and buffers that lie there, such as "Engine.layers.0.rope.cos", in order.
-        stack: Where it was allocated, if PyTorch has recorded that; else None.
+        tag: Tag of the memory that contains it.
+        dtype: Type of the largest tensor there, such as "float32"; "" if none was found.
+        shape: Shape of that tensor; () if none was found.
+        names: Names of the parameters and buffers there, such as "Engine.layers.0.rope.cos", in order.
+        stack: Call stack of the allocation, or None if PyTorch has not recorded it.
     """
 
     address: int
@@ -47,7 +47,7 @@ class UnwrittenBlock:
     stack: CallStack | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as dicts, lists, texts and numbers, for JSON."""
+        """Return the fields as dicts, lists, texts and numbers, for JSON."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         stack = None if self.stack is None else self.stack.as_dict()
         return fields | {"shape": list(self.shape), "names": list(self.names), "stack": stack}
@@ -57,30 +57,34 @@ class UnwrittenBlock:
 class FreshReport:
     """The live memory of the tags of a check, each byte of it in one class. All sizes are bytes, as programs request them.
 
-    `unwritten` has the findings, the largest first. `integers`, `partly_written` and `ignored` are no findings, and neither
-    are the pools of graphs.
+    `unwritten` has the findings, the largest first. `integers`, `partly_written`, `ignored` and the pools of graphs are not
+    findings.
 
     Attributes:
         unwritten: Blocks that were live when the resume began, and in which everything that was looked at holds the pattern.
-        integers: Blocks of an integer type that hold it in all that was looked at, or in parts. Nothing has
+        integers: Blocks of an integer type in which all or parts of what was looked at holds the pattern. Nothing has
             restored them, or they were written with -1 (255 for uint8).
-        partly_written: Other blocks that hold it in parts: a cache that fills up, or a restoration that ended too early.
-        ignored: What `ignore` names, and holds it in all that was looked at: a cache that was not written yet.
-        checked_bytes: Of the blocks that were looked at, findings or not. Without those of `ignored`, and of graphs.
-        checked_blocks: Their number.
-        ignored_bytes: Of what `ignore` names.
-        new_bytes: Of blocks that were allocated after the resume had begun: what they hold is no leftover of the pause.
-        restored_bytes: Of memory that the resume has restored from a backup.
-        zeroed_bytes: Of memory that was resumed with ``zero=True``.
-        never_paused_bytes: Of memory that was not paused since it was allocated.
-        unguarded_bytes: Of memory that was resumed while guard mode was off: whether it was written cannot be told.
-        graph_bytes: Of the pools of CUDA graphs, free blocks included: PyTorch does not know which are live. A replay writes
-            to what its kernels read.
-        graph_unwritten_bytes: The part of them in which everything that was looked at holds the pattern.
-        sampled_bytes: What was copied to the host, of all that was looked at.
+        partly_written: Other blocks that hold the pattern in parts: a cache that fills up, or a restoration that ended too
+            early.
+        ignored: Blocks that `ignore` names and in which everything that was looked at holds the pattern, such as a cache
+            that was not written yet.
+        checked_bytes: Bytes of the blocks that were looked at, findings or not, except ignored blocks and graphs.
+        checked_blocks: Number of these blocks.
+        ignored_bytes: Bytes of the memory that `ignore` names.
+        new_bytes: Bytes of blocks that were allocated after the resume had begun. Their contents are not left over from the
+            pause.
+        restored_bytes: Bytes of memory that the resume restored from a backup.
+        zeroed_bytes: Bytes of memory that was resumed with ``zero=True``.
+        never_paused_bytes: Bytes of memory that was not paused since it was allocated.
+        unguarded_bytes: Bytes of memory that was resumed while guard mode was off, so that it is unknown whether it was
+            written.
+        graph_bytes: Bytes of the pools of CUDA graphs, including free blocks, because PyTorch does not know which blocks are
+            live. A replay writes the memory that its kernels read.
+        graph_unwritten_bytes: Bytes of these pools in which everything that was looked at holds the pattern.
+        sampled_bytes: Bytes that were copied to the host, out of everything that was looked at.
         whole: Whether blocks were read from end to end.
-        hidden_objects: Objects of this process that were not searched for tensors and their names, because ``gc.freeze()``
-            has put them aside.
+        hidden_objects: Number of objects of this process that were not searched for tensors and their names, because
+            ``gc.freeze()`` has put them aside.
     """
 
     unwritten: tuple[UnwrittenBlock, ...] = ()

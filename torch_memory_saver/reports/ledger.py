@@ -1,5 +1,5 @@
-"""Who holds the memory of a device: the ledger, whose lines add up to what the driver says is used. Printed, it is a
-table for each device, with its notes as sentences below.
+"""The ledger, which lists who holds the memory of a device. Its lines add up to the used bytes that the driver reports.
+The printed ledger is a table for each device, followed by the notes as sentences.
 
 Plain frozen values. Imports neither torch nor the native core.
 """
@@ -15,19 +15,19 @@ from torch_memory_saver._text import mebibytes, table, wrapped
 
 __all__ = ["DeviceLedger", "Ledger", "LedgerLine", "LedgerPart"]
 
-#: Of :meth:`Ledger.as_dict`. A change that breaks a reader makes it larger.
+#: Version of the format of :meth:`Ledger.as_dict`. It increases with each change that breaks a reader.
 LEDGER_FORMAT = 1
 
 
 @dataclass(frozen=True)
 class LedgerPart:
-    """A part of a line. The parts of a line add up to it.
+    """A part of a line. The parts of a line add up to the line.
 
     Attributes:
-        name: Of managed memory, slack and deferred frees: a tag. Of PyTorch's: "in use" or "cached". Of other processes:
-            "pid 1234".
-        bytes: None where NVML hides those of a process.
-        allocations: None where they are not known.
+        name: Name of the part: a tag for managed memory, slack and deferred frees; "in use" or "cached" for PyTorch's
+            memory; a text such as "pid 1234" for other processes.
+        bytes: Size in bytes, or None if NVML hides the bytes of a process.
+        allocations: Number of allocations, or None if it is not known.
     """
 
     name: str
@@ -45,12 +45,12 @@ class LedgerLine:
             ordinary memory), "library" (allocations of one other library of this process), "context" (this process's
             context, with the code of its kernels and all that is not known by name), "processes" (other processes) or
             "unattributed" (the difference to what the driver says).
-        name: What a table shows; of a library its file's name.
-        bytes: None where it is not known; it is in another line then, which the note names. Only "unattributed" can be below
-            0, which means that the sources disagree.
-        allocations: None where they are not known.
-        parts: What the line consists of, where that is known.
-        note: A remark about the line, in words; "" for none.
+        name: Name that a table shows, such as the file name of a library.
+        bytes: Size in bytes, or None if it is not known. Unknown bytes are part of another line, which the note names. Only
+            "unattributed" can be negative, which means that the sources disagree.
+        allocations: Number of allocations, or None if it is not known.
+        parts: Parts of the line, if they are known.
+        note: Remark about the line, in words; "" for none.
     """
 
     holder: str
@@ -67,9 +67,10 @@ class DeviceLedger:
 
     Attributes:
         device: CUDA ordinal.
-        total_bytes, used_bytes: As the driver says (``cuMemGetInfo``).
-        lines: In the order of :class:`LedgerLine`'s holders. Each holder has a line, except for "slack" and "deferred",
-            which have one if there is any, and "library", which has as many as there are other libraries with memory.
+        total_bytes, used_bytes: Sizes that the driver reports (``cuMemGetInfo``).
+        lines: Lines in the order of :class:`LedgerLine`'s holders. Each holder has one line, except for "slack" and
+            "deferred", which have a line only if there is such memory, and "library", which has a line for each other
+            library with memory.
     """
 
     device: int
@@ -79,11 +80,11 @@ class DeviceLedger:
 
     @property
     def free_bytes(self) -> int:
-        """What the driver says is free."""
+        """The free bytes that the driver reports."""
         return self.total_bytes - self.used_bytes
 
     def of(self, holder: str) -> tuple[LedgerLine, ...]:
-        """The lines of a holder, such as "library"."""
+        """Return the lines of a holder, such as "library"."""
         return tuple(line for line in self.lines if line.holder == holder)
 
     @property
@@ -97,7 +98,7 @@ class Ledger:
     """Who holds the memory of each device. Printed, it is a table.
 
     Attributes:
-        devices: In order.
+        devices: Ledgers of the devices, in order.
         remarks: Sentences about what a pause does not release, such as the memory of NCCL's communicators.
         pid: The process that has taken it.
         time: When, in seconds since 1970.

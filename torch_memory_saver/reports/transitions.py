@@ -1,4 +1,4 @@
-"""What pause and resume return."""
+"""The reports that pause and resume return."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TransitionReport:
-    """What one pause or resume did.
+    """The effect of one pause or resume.
 
     Attributes:
-        allocations: Allocations that changed state.
+        allocations: Number of allocations that changed state.
         bytes: Bytes of physical device memory released or mapped.
         copied_bytes: Bytes copied to or from backups. Free blocks of PyTorch's segments are not copied.
-        unknown_tags: Tags in the call that no allocation ever had.
+        unknown_tags: Number of tags in the call that no allocation ever had.
         seconds: Wall-clock time of the native part of the call.
     """
 
@@ -36,21 +36,21 @@ class TransitionReport:
 
 @dataclass(frozen=True)
 class PauseReport(TransitionReport):
-    """What one pause did.
+    """The effect of one pause.
 
-    Memory that was paused already is not counted, even if the pause gave up its backup.
+    Memory that was already paused is not counted, even if the pause dropped its backup.
 
     Attributes:
         reusable_bytes: Bytes of paused memory that PyTorch could assign to new tensors before the resume, because they are
-            free blocks of its default pool and no other pool could replace it. Not 0 only in processes that manage
-            everything (``TMS_INIT_ENABLE=1``), if another thread was inside a region, or with a PyTorch before 2.11.
-            Allocate inside ``disable()`` there while memory is paused.
+            free blocks of its default pool and no other pool could replace that pool. The number can differ from 0 only in
+            processes that manage everything (``TMS_INIT_ENABLE=1``), if another thread was inside a region, or with a
+            PyTorch before 2.11. Such a process should allocate inside ``disable()`` while memory is paused.
         unmanaged_bytes: Bytes of PyTorch's default pool that stay on the GPU in spite of ``TMS_INIT_ENABLE=1``, because they
             were allocated while PyTorch's expandable segments, which bypass cudaMalloc, were on.
-        possibly_shared_bytes: Bytes of paused allocations that were sent to other processes, which may still have them
-            mapped: that memory returns to the driver when they drop their tensors. Whole physical handles are counted, which
-            neighbouring allocations may share. An estimate from PyTorch's counters: too large after an importer was killed,
-            too small after one received the same message twice.
+        possibly_shared_bytes: Bytes of paused allocations that were sent to other processes and may still be mapped there.
+            The memory returns to the driver when those processes drop their tensors. Whole physical handles are counted,
+            which neighbouring allocations may share. The number is an estimate from PyTorch's counters: it is too large
+            after an importer was killed, and too small after an importer received the same message twice.
     """
 
     reusable_bytes: int = 0
@@ -60,11 +60,12 @@ class PauseReport(TransitionReport):
 
 @dataclass(frozen=True)
 class ResumeReport(TransitionReport):
-    """What one resume did."""
+    """The effect of one resume."""
 
 
 def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, possibly_shared_bytes: int) -> PauseReport:
-    """The report of a native pause, with the numbers of PyTorch's default pool and of memory sent to other processes."""
+    """Return the report of a native pause, with the numbers of PyTorch's default pool and of memory sent to other
+    processes."""
     return PauseReport(
         *done,
         reusable_bytes=reusable_bytes,
@@ -74,5 +75,5 @@ def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, 
 
 
 def resume_report(done: _core.Report) -> ResumeReport:
-    """The report of a native resume."""
+    """Return the report of a native resume."""
     return ResumeReport(*done)

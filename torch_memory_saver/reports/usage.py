@@ -1,5 +1,5 @@
-"""The use of managed memory at one moment: by tag, by device, and allocation by allocation. Printed, it is a table: a row
-for each tag and each device, then what is worth a line.
+"""The use of managed memory at one moment: by tag, by device, and allocation by allocation. The printed statistics are a
+table with a row for each tag and each device, followed by lines about everything else of note.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Allocation", "CallTotals", "PreservedBlock", "Stats", "Usage", "take
 _BACKUPS = {_core.BACKUP_NONE: "none"} | {number: name for name, number in BACKUPS.items()}
 _ALL_DEVICES = -1
 _NANOSECONDS = 1_000_000_000
-#: Of :meth:`Stats.as_dict`. A change that breaks a reader makes it larger.
+#: Version of the format of :meth:`Stats.as_dict`. It increases with each change that breaks a reader.
 STATS_FORMAT = 1
 
 
@@ -30,16 +30,16 @@ class Allocation:
     """One managed allocation. In PyTorch this is a segment of its allocator, which may hold several tensors.
 
     Attributes:
-        address: Of the first byte, on the device.
+        address: Address of the first byte, on the device.
         bytes: Requested size.
-        reserved_bytes: Of the address range, and of physical memory while it is resident.
-        backup_bytes: Held in a backup now.
+        reserved_bytes: Size of the address range, and of the physical memory while the allocation is resident.
+        backup_bytes: Bytes that a backup holds now.
         device: CUDA ordinal.
         state: "active", "pausing", "paused", "resuming", "damaged" or "repairing" (damaged, and a call is retrying the
             release).
-        backup: "none", "host", "mmap" or "disk".
-        tag: The region's.
-        age: Seconds since it was made.
+        backup: Kind of backup: "none", "host", "mmap" or "disk".
+        tag: Tag of the region.
+        age: Seconds since the allocation was made.
         state_age: Seconds since its state last changed.
     """
 
@@ -60,10 +60,10 @@ class PreservedBlock:
     """A storage that keeps its contents through pauses of memory without a backup.
 
     Attributes:
-        address: Of the first byte, on the device.
-        bytes: Its size.
+        address: Address of the first byte, on the device.
+        bytes: Size of the storage.
         device: CUDA ordinal.
-        tag: Of the memory that it lies in.
+        tag: Tag of the memory that contains the storage.
     """
 
     address: int
@@ -74,25 +74,26 @@ class PreservedBlock:
 
 @dataclass(frozen=True)
 class Usage:
-    """Some allocations: those of one tag, of one device, or all.
+    """The use of memory by a group of allocations: those of one tag, of one device, or all.
 
-    Damaged ones count neither as resident nor as paused, because their memory cannot be used. The counter
+    Damaged allocations count neither as resident nor as paused, because their memory cannot be used. The counter
     ``resident_bytes`` of :class:`Stats` includes memory that is still mapped.
 
     Attributes:
-        allocations: Their number, in every state.
-        bytes: Requested size.
-        resident_bytes: Physical device memory of those that are active, pausing or repairing.
-        paused_bytes: Physical device memory that a resume maps for those that are paused or resuming.
-        backup_bytes: Held in backups now.
-        damaged_bytes: Reserved bytes of those that are damaged.
-        resident_peak_bytes: The most physical device memory that was mapped at once, since the start or since
-            ``reset_peaks()``. None where it is not known: of a device within one tag, of a tag within one device, and of
-            several tags or devices together that are not all.
-        slack_bytes: Physical device memory of freed allocations that stays with the tag, because they shared a physical
-            handle with others. The next allocations get it; a pause returns it. In none of the other numbers.
-        deferred_bytes: Physical device memory of freed allocations whose release waits for the end of a stream capture, or
-            for a device that could not be synchronized. In none of the other numbers.
+        allocations: Number of allocations, in every state.
+        bytes: Requested bytes.
+        resident_bytes: Bytes of physical device memory of allocations that are active, pausing or repairing.
+        paused_bytes: Bytes of physical device memory that a resume maps for allocations that are paused or resuming.
+        backup_bytes: Bytes that backups hold now.
+        damaged_bytes: Reserved bytes of allocations that are damaged.
+        resident_peak_bytes: Largest number of bytes of physical device memory mapped at once, since the start or since
+            ``reset_peaks()``. None if it is not known: for a device within one tag, for a tag within one device, and for
+            several tags or devices that are not all.
+        slack_bytes: Bytes of physical device memory of freed allocations that stays with the tag, because the allocations
+            shared a physical handle with others. The next allocations use this memory, and a pause returns it. No other
+            number includes it.
+        deferred_bytes: Bytes of physical device memory of freed allocations whose release waits for the end of a stream
+            capture, or for a device that could not be synchronized. No other number includes it.
     """
 
     allocations: int = 0
@@ -111,11 +112,11 @@ class CallTotals:
     """All pauses, or all resumes, of this process so far.
 
     Attributes:
-        calls: Those that succeeded.
-        failures: Those that did not.
-        seconds: Of the native part of the successful calls.
-        bytes: Of physical device memory that they released or mapped.
-        copied_bytes: Copied to or from backups.
+        calls: Number of calls that succeeded.
+        failures: Number of calls that failed.
+        seconds: Seconds in the native part of the successful calls.
+        bytes: Bytes of physical device memory that the successful calls released or mapped.
+        copied_bytes: Bytes that the successful calls copied to or from backups.
     """
 
     calls: int = 0
@@ -130,22 +131,23 @@ class Stats:
     """The use of managed memory at one moment. Printed, it is a table.
 
     Attributes:
-        total: Every selected allocation.
-        tags: By tag.
-        devices: By CUDA ordinal: those with allocations, and without a selection also those with a peak.
-        counters: The core's counters by name, of the whole process: see ``tms_counters_t`` in ``tms_usage.h``.
-        pauses, resumes: All calls of this process so far.
-        failed_allocations: Allocations of this process that failed so far.
-        slack_bytes: As in :class:`Usage`, of the whole process.
-        stranded_bytes: Free bytes that no allocation of this process can use, resident or paused. They lie in segments of
-            PyTorch that hold a tensor, in pools that no region uses any more because their idle segments were returned. A
-            segment's part is returned when its last tensor is deleted and the cache is emptied. Of the whole process; 0
-            while PyTorch records call stacks of C++ functions, because reading its segments takes seconds then.
-        host_resident_bytes: Host memory in use for backups: memory with contents, idle memory of the pool, and memory that
-            is being released.
-        host_pooled_bytes: The part of it that is idle in the pool (``host_memory="pool"``, ``reserve_host_memory``).
+        total: Usage of all selected allocations.
+        tags: Usage by tag.
+        devices: Usage by CUDA ordinal, for devices with allocations. Without a selection, devices with a peak are included.
+        counters: Counters of the core by name, for the whole process: see ``tms_counters_t`` in ``tms_usage.h``.
+        pauses, resumes: Totals of all pauses and resumes of this process so far.
+        failed_allocations: Number of allocations of this process that failed so far.
+        slack_bytes: Slack of the whole process, see :class:`Usage`.
+        stranded_bytes: Free bytes of the whole process, resident or paused, that no allocation can use. They are in segments
+            of PyTorch that hold a tensor, in pools that no region uses any more because their idle segments were returned.
+            A segment's part is returned when its last tensor is deleted and the cache is emptied. The number is 0 while
+            PyTorch records call stacks of C++ functions, because reading its segments then takes seconds.
+        host_resident_bytes: Bytes of host memory in use for backups: memory with contents, idle memory of the pool, and
+            memory that is being released.
+        host_pooled_bytes: Bytes of this host memory that are idle in the pool (``host_memory="pool"``,
+            ``reserve_host_memory``).
         guard: Whether guard mode is on.
-        guarded_bytes: Paused addresses that show a page of 0xFF bytes now.
+        guarded_bytes: Bytes of paused addresses that show a page of 0xFF bytes now.
     """
 
     total: Usage

@@ -1,8 +1,8 @@
 """Python imports this module at startup, because ``run`` puts its folder at the front of ``PYTHONPATH``.
 
-So a program that never imports torch_memory_saver gets what TMS_DEBUG and similar variables request. That starts when
-PyTorch has initialised CUDA in the process. A process that does not use CUDA does not even import the package. A
-``sitecustomize`` of the user runs as it would without this one.
+So the requests of TMS_DEBUG and similar variables also apply to a program that never imports torch_memory_saver. They take
+effect when PyTorch has initialised CUDA in the process. A process that does not use CUDA does not even import the package.
+A ``sitecustomize`` of the user runs as it would without this one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _startup = _load_shared()
 
 
 def _start_with_cuda() -> None:
-    """Stands before the function by which PyTorch initialises CUDA, until it has done so."""
+    """Wrap the function by which PyTorch initialises CUDA, until CUDA is initialised."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     initialize = getattr(cuda, "_lazy_init", None)
     if initialize is None:

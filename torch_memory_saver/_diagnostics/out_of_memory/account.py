@@ -59,13 +59,14 @@ _NOT_ATTRIBUTED = "Compare with nvidia-smi: the driver, the display and processe
 
 @dataclass(frozen=True)
 class Account:
-    """What is known of the device at the failure.
+    """The memory of the device at the failure.
 
     Attributes:
-        device: CUDA ordinal; None if the failure has none.
-        ledger: None if it could not be taken.
-        why_not: Why.
-        idle_sentence: What ``empty_cache()`` would return of the device, as a sentence after a space; "" if nothing.
+        device: CUDA ordinal; None if the failure names no device.
+        ledger: Ledger of the device; None if it could not be taken.
+        why_not: Reason why there is no ledger.
+        idle_sentence: Sentence after a space about the memory of the device that ``empty_cache()`` would release; "" if
+            there is none.
     """
 
     device: int | None
@@ -97,8 +98,8 @@ class Account:
 
     @property
     def slack_sentence(self) -> str:
-        """What of the device is slack, and what returns it, as a sentence after a space; "" if nothing is. Messages of the
-        native core have their own."""
+        """A sentence after a space about the device's slack and how to return it; "" if there is none. Messages of the
+        native core have a sentence of their own."""
         ledger = self.of_device
         lines = () if ledger is None else ledger.of("slack")
         return "".join(
@@ -108,7 +109,7 @@ class Account:
         )
 
     def device_part(self) -> dict[str, int] | None:
-        """The part of the report about the device: free and total bytes now."""
+        """Return the part of the report about the device: free and total bytes now."""
         if self.device is None:
             return None
         ledger = self.of_device
@@ -118,10 +119,10 @@ class Account:
         return {"device": self.device, "free_bytes": memory.free, "total_bytes": memory.total}
 
     def ledger_part(self) -> dict[str, Any]:
-        """The ledger as plain data.
+        """Return the ledger as plain data.
 
         Raises:
-            RuntimeError: There is none. The text says why.
+            RuntimeError: There is no ledger. The message gives the reason.
         """
         if self.ledger is None:
             raise RuntimeError(self.why_not)
@@ -129,7 +130,7 @@ class Account:
 
 
 def take_account(device: int | None) -> Account:
-    """Of a device; of none, if it is None. Raises no Exception."""
+    """Return the account of `device` (empty if None). Raises no Exception."""
     if device is None:
         return Account(None, None, "the failure names no device")
     idle = idle_sentence(device)
@@ -140,7 +141,7 @@ def take_account(device: int | None) -> Account:
 
 
 def summarize(failure: Failure, account: Account) -> str:
-    """The paragraph, as one line."""
+    """Return the summary of the report, a paragraph on one line."""
     return " ".join(
         [_what(failure, account), *([account.sentence.strip()] if account.sentence else []), *_advice(failure, account)]
     )
@@ -232,7 +233,7 @@ def _advice(failure: Failure, account: Account) -> list[str]:
 
 
 def _about(failure: Failure, line: LedgerLine) -> str:
-    """What to do about a holder."""
+    """Return the advice about a holder of memory."""
     if line.holder == "processes":
         wait = " Or let the resume wait for them: resume(timeout=seconds)." if failure.operation == "resume" else ""
         return f"Have them pause or end, or give them another device.{wait}"
@@ -247,7 +248,7 @@ def _about(failure: Failure, line: LedgerLine) -> str:
 
 
 def _example(failure: Failure, parts: tuple[LedgerPart, ...]) -> str:
-    """A pause of the largest tag, unless it is the one that needs memory."""
+    """Return an example that pauses the largest tag, except the tags that need memory; "" if there is no such tag."""
     others = [part for part in parts if part.bytes and part.name not in (failure.tags or ())]
     if not others:
         return ""

@@ -34,13 +34,13 @@ from torch_memory_saver.memory.loading import KEY, parse
 
 __all__ = ["FORMAT", "MOST_EVENTS", "MOST_STACKS", "VERSION", "collect", "largest_stacks"]
 
-#: The value of the key "format", and the version of the format.
+#: FORMAT is the value of the key "format". VERSION is the version of that format.
 FORMAT, VERSION = "torch_memory_saver.out_of_memory", 1
-#: How many of the latest events are kept.
+#: Number of the latest events that are kept.
 MOST_EVENTS = 200
-#: How many call stacks are listed.
+#: Number of call stacks that are listed.
 MOST_STACKS = 10
-#: Of others, beside all of this package's own. Values of further ones might be secrets.
+#: Variables that a report contains besides all variables of this package. Values of other variables might be secrets.
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "PYTORCH_ALLOC_CONF",
@@ -54,7 +54,7 @@ _FORMAT = 1
 
 
 def collect(failure: Failure, account: Account, number: int) -> dict[str, Any]:
-    """The report about a failure. Raises no Exception."""
+    """Return the report about a failure. Raises no Exception."""
     time_ns = time.time_ns()
     missing: dict[str, str] = {}
 
@@ -179,7 +179,7 @@ def _events(failure: Failure) -> dict[str, Any]:
 
 
 def _latest(log: EventLog) -> EventLog:
-    """The end of a log. What each tag held before is true for the first event that is left."""
+    """Return the end of a log, with the levels before the first event that is kept."""
     kept = log.events[-MOST_EVENTS:]
     dropped = log.dropped + len(log.events) - len(kept)
     return dataclasses.replace(log, events=kept, before=levels_before(log.after, kept), dropped=dropped)

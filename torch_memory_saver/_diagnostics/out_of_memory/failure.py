@@ -1,4 +1,4 @@
-"""What ran out of memory, as plain data."""
+"""The description of an out-of-memory error, as plain data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch_memory_saver.errors import OutOfMemoryError
 
 __all__ = ["PYTORCH", "THIS_PACKAGE", "Failure", "failure_of_error", "failure_of_torch"]
 
-#: Whose exception the program gets.
+#: Sources of the exception that the program gets.
 THIS_PACKAGE, PYTORCH = "torch_memory_saver", "PyTorch"
 
 
@@ -18,17 +18,18 @@ class Failure:
     """One out-of-memory error.
 
     Attributes:
-        source: Whose exception the program gets: "torch_memory_saver" or "PyTorch".
+        source: Source of the exception that the program gets: "torch_memory_saver" or "PyTorch".
         operation: "resume" or "allocate".
         device: CUDA ordinal; None if it is not known.
-        requested_bytes: What the call that failed requested: of a resume, one allocation.
-        needed_bytes: What the operation needs on the device: of a resume, everything that it would map there.
-        tags: What a resume selects; None: every tag. Of an allocation: the tag of the region, or nothing outside of regions.
-        driver_call: That failed; "" if it is not known.
-        error_name: Of the driver.
-        message: Of the exception, if there is one by now.
-        allowed_bytes: What PyTorch may use of the device at most: less than the device has, if the program has set a
-            fraction. None if PyTorch was not asked.
+        requested_bytes: Bytes that the failed call requested. For a resume this is one allocation.
+        needed_bytes: Bytes that the operation needs on the device. For a resume this is everything that it would map there.
+        tags: For a resume, the tags that it selects, or None for every tag. For an allocation, the tag of the region, or ()
+            outside of regions.
+        driver_call: Driver call that failed; "" if it is not known.
+        error_name: Name of the driver's error; "" if it is not known.
+        message: Message of the exception; "" if the exception does not exist yet.
+        allowed_bytes: Maximum number of bytes of the device that PyTorch may use. It is less than the size of the device if
+            the program has set a fraction. None for an error of this package.
     """
 
     source: str
@@ -44,7 +45,7 @@ class Failure:
 
 
 def failure_of_error(error: OutOfMemoryError, tags: tuple[str, ...] | None) -> Failure:
-    """Of this package's own exception. `tags`: what the resume selects."""
+    """Return the failure for an exception of this package. `tags` are the tags that the resume selects."""
     return Failure(
         source=THIS_PACKAGE,
         operation=error.operation,
@@ -59,7 +60,8 @@ def failure_of_error(error: OutOfMemoryError, tags: tuple[str, ...] | None) -> F
 
 
 def failure_of_torch(device: int, requested: int, allowed: int) -> Failure:
-    """Of an allocation by PyTorch, in a region or outside, as its observers are told of it."""
+    """Return the failure for an allocation by PyTorch, inside or outside of a region. The arguments are those of PyTorch's
+    observers."""
     region = _core.region_current()
     return Failure(
         source=PYTORCH,
@@ -73,7 +75,7 @@ def failure_of_torch(device: int, requested: int, allowed: int) -> Failure:
 
 
 def _paused_bytes(tags: tuple[str, ...] | None, device: int | None) -> int:
-    """What a resume of the tags has to map on the device. It is over: what it did was undone."""
+    """Return the bytes that a resume of the tags has to map on the device. The failed resume was already undone."""
     return sum(
         row.reserved_bytes
         for row in _core.segments()

@@ -41,10 +41,10 @@ class ReportFolder:
     """The folder of this process's reports, which other processes may share.
 
     Args:
-        directory: Made with the first report.
+        directory: Path of the folder, which is created with the first report.
 
     Attributes:
-        failures: Reports that could not be written.
+        failures: Number of reports that could not be written.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -54,17 +54,17 @@ class ReportFolder:
         self.failures = 0
 
     def write(self, text: str, data: str, *, number: int, rank: int | None, time_ns: int) -> Path | None:
-        """Writes a report, readable by this user only, and removes those that are too many.
+        """Write a report, readable by this user only, and remove surplus reports.
 
         Args:
-            text: For people.
-            data: The same as JSON.
-            number: Of the report in this process.
-            rank: Of the process.
-            time_ns: Nanoseconds since 1970.
+            text: Report for people.
+            data: Report as JSON.
+            number: Number of the report in this process.
+            rank: Rank of the process.
+            time_ns: Time of the report, in nanoseconds since 1970.
 
         Returns:
-            The path of the text. None if it could not be written, which is logged once for each cause.
+            The path of the text. None if the report could not be written, which is logged once for each cause.
         """
         name = _name(number, rank, time_ns)
         paths = [self._directory / f"{name}{suffix}" for suffix in _SUFFIXES]

@@ -42,7 +42,7 @@ class _Thread(threading.local):
 
 
 class Reporter:
-    """Makes the reports. Without a folder no file is written, and only messages say who holds the memory."""
+    """The maker of reports. Without a folder no file is written, and only messages say who holds the memory."""
 
     def __init__(self) -> None:
         self._folder: ReportFolder | None = None
@@ -50,19 +50,19 @@ class Reporter:
         self._thread = _Thread()
 
     def write_to(self, folder: ReportFolder | None) -> None:
-        """Where the reports go from now on; None: nowhere."""
+        """Set the folder for reports from now on. With None no reports are written."""
         self._folder = folder
 
     def explain(self, error: OutOfMemoryError, tags: tuple[str, ...] | None) -> str:
-        """Reports an error of this package that is about to reach the program: once, after its last attempt. Its message
-        gets the largest holder and the path of the report.
+        """Report an error of this package that is about to reach the program. This is called once, after the last attempt.
+        The largest holder and the path of the report are added to the message of the error.
 
         Args:
-            error: Which.
-            tags: What the resume selects; None: every tag.
+            error: Error to report.
+            tags: Tags that the resume selects, or None for every tag.
 
         Returns:
-            What the message got; "" if nothing could be found out.
+            The text that was added to the message; "" if nothing could be determined.
         """
         added = ""
 

@@ -24,7 +24,8 @@ _UNKNOWN = "not known"
 
 
 def format_report(report: dict[str, Any], ledger: Ledger | None) -> str:
-    """The text, with an end of line. A part that is missing is named. `ledger`: the one whose data the report has."""
+    """Return the text of a report, which ends with a newline and names the parts that are missing. `ledger` is the ledger
+    whose data the report contains."""
     sections = [
         _title(report),
         *_paragraph(report["summary"] or ""),

@@ -27,35 +27,36 @@ _OTHERS = 0o077
 #: The first word of a page, and its size: csrc/include/tms_shared_page.h.
 _MAGIC, _PAGE_BYTES = b"TMS_PAGE", 32768
 _NAMESPACE, _BOOT_ID = "/proc/self/ns/pid", "/proc/sys/kernel/random/boot_id"
-#: A page that is shorter after so many seconds is not being made any more.
+#: Age in seconds from which a page that is still shorter counts as abandoned by its process.
 _MAKING_S = 60.0
-#: How long the files that a process wrote on request stay when it has ended, in seconds.
+#: Seconds for which the files that a process wrote on request are kept after the process has ended.
 _KEPT_RESULTS_S = 24 * 3600.0
 _OPERATIONS = {0: "", 1: "pause", 2: "resume"}
-#: In /proc/<pid>/stat, after the name: the start time.
+#: Index of the start time among the fields that follow the name in /proc/<pid>/stat.
 _START_FIELD = 19
 
 
 @dataclass(frozen=True)
 class Row:
-    """The allocations of one tag on one device; or of all that have no row of their own.
+    """The allocations of one tag on one device, or all allocations whose tags have no row of their own.
 
     Attributes:
-        tag: "" for those without a row.
-        device: CUDA ordinal in that process; -1 for those without a row.
-        allocations: Alive, in every state.
-        damaged: Of them, those whose memory the driver failed to release.
-        resident_bytes: Of device memory.
-        paused_bytes: Of device memory that a resume maps again.
-        slack_bytes: Of device memory that freed allocations have left in runs; in no other number.
-        host_backup_bytes: In host memory.
-        disk_backup_bytes: In files.
-        pauses_total, resumes_total: Calls that succeeded and concerned an allocation of the row.
-        failed_pauses_total, failed_resumes_total: Those that failed; each attempt of a resume with a timeout counts.
-        failed_allocations_total: Allocations that failed.
-        last_pause_ended, last_resume_ended: When the last one that succeeded took effect, in nanoseconds of the monotonic
-            clock; 0: never.
-        last_pause_nanoseconds, last_resume_nanoseconds: How long it took until then.
+        tag: Tag of the allocations; "" for tags without a row of their own.
+        device: CUDA ordinal in that process; -1 for tags without a row of their own.
+        allocations: Number of live allocations, in every state.
+        damaged: Number of allocations whose memory the driver failed to release.
+        resident_bytes: Bytes of device memory that is resident.
+        paused_bytes: Bytes of device memory that a resume maps again.
+        slack_bytes: Bytes of device memory that freed allocations have left in runs. No other number includes them.
+        host_backup_bytes: Bytes of backups in host memory.
+        disk_backup_bytes: Bytes of backups in files.
+        pauses_total, resumes_total: Number of calls that succeeded and concerned an allocation of the row.
+        failed_pauses_total, failed_resumes_total: Number of calls that failed. Each attempt of a resume with a timeout
+            counts.
+        failed_allocations_total: Number of allocations that failed.
+        last_pause_ended, last_resume_ended: Time at which the last successful call took effect, in nanoseconds of the
+            monotonic clock; 0 if there was none.
+        last_pause_nanoseconds, last_resume_nanoseconds: Duration of that call until it took effect.
     """
 
     tag: str
@@ -83,12 +84,12 @@ class Row:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to say of it."""
+        """Whether all numbers of the row are 0."""
         return not any(value for name, value in vars(self).items() if name not in ("tag", "device"))
 
     @property
     def state(self) -> str:
-        """Of its allocations: "resident", "paused", "partly", "damaged" or "empty"."""
+        """The state of the allocations: "resident", "paused", "partly", "damaged" or "empty"."""
         if self.damaged:
             return "damaged"
         if self.resident_bytes and self.paused_bytes:
@@ -106,23 +107,24 @@ class PageDevice:
 
 @dataclass(frozen=True)
 class Page:
-    """What one process says of itself.
+    """The data that one process publishes about itself.
 
     Attributes:
-        path: Of the file.
-        pid: In the process's own PID namespace.
-        foreign: Whether that is another namespace than this process's, such as a container's.
-        name: The program, or its role.
-        rank: In its job; None if unknown.
-        serves: Whether it serves requests.
-        process_started: Clock ticks after the boot; 0: unknown. Tells processes with the same number apart.
-        devices: By ordinal.
-        rows: By tag and device, and last those without a row, if there are any.
-        running: "pause" or "resume" while one moves allocations; "" otherwise.
-        running_since: When it began, in nanoseconds of the monotonic clock.
+        path: Path of the file.
+        pid: Number of the process in its own PID namespace.
+        foreign: Whether that namespace differs from the namespace of this process, as for a process in a container.
+        name: Program of the process, or its role.
+        rank: Rank of the process in its job; None if it is unknown.
+        serves: Whether the process serves requests.
+        process_started: Start time of the process, in clock ticks after the boot; 0 if it is unknown. It distinguishes
+            processes with the same number.
+        devices: Devices of the process, by ordinal.
+        rows: Rows by tag and device. The row for tags without a row of their own is the last one, if it exists.
+        running: "pause" or "resume" while such a call moves allocations; "" otherwise.
+        running_since: Time at which that call began, in nanoseconds of the monotonic clock.
         counters: Numbers of the process with the names of ``tms_shared_page.h``.
-        requests: Bits of what is requested.
-        served_total, unserved_total, serve_error: By number of the request.
+        requests: Bits of the pending requests.
+        served_total, unserved_total, serve_error: Values by number of the request.
     """
 
     path: Path
@@ -152,12 +154,13 @@ class Pages:
 
 
 def page_directory() -> Path:
-    """Where the pages of this user are: the directory that TMS_SHARED_PAGE names, or the default. It may be missing."""
+    """Return the directory of this user's pages: the directory that TMS_SHARED_PAGE names, or the default. It may be
+    missing."""
     return Path(_core.page_directory())
 
 
 def own_namespace() -> int:
-    """The inode of this process's PID namespace; 0 if it is unknown."""
+    """Return the inode of this process's PID namespace, or 0 if it is unknown."""
     try:
         return os.stat(_NAMESPACE).st_ino
     except OSError:

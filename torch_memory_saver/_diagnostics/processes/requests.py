@@ -33,9 +33,9 @@ from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 __all__ = ["RESULT_SUFFIXES", "request_file", "result_path", "start_serving"]
 logger = logging.getLogger("torch_memory_saver")
 
-#: The end of the name of the file for each request, in place of ".page".
+#: Suffixes that replace ".page" in the name of the page to form the name of the file for each request.
 RESULT_SUFFIXES = {"snapshot": ".snapshot.pickle", "events": ".events.json"}
-#: How often the page is looked at.
+#: Seconds between two looks at the page.
 _PERIOD_S = 0.05
 _FILE_MODE = 0o600
 _NO_RANK = -1
@@ -49,22 +49,22 @@ def request_file(
     on_wait: Callable[[], None] = lambda: None,
     wait: Callable[[float], None] = time.sleep,
 ) -> Path:
-    """Requests a file of a process, and waits until it is written. A request that is not served is withdrawn, also where an
+    """Request a file from a process and wait until it is written. A request that is not served is withdrawn, even if an
     exception such as Ctrl-C ends the wait.
 
     Args:
-        pid: Of the process.
+        pid: Number of the process.
         kind: One of ``_core.PAGE_REQUESTS``.
-        timeout: Seconds to wait at most. None: until the process ends.
+        timeout: Maximum number of seconds to wait. None waits until the process ends.
         on_wait: Called once, when the request is made.
-        wait: Sleeps for so many seconds. Tests pass their own.
+        wait: Function that sleeps for the given number of seconds. Tests pass their own.
 
     Returns:
         The path of the file, which the process may replace at a later request.
 
     Raises:
-        InvalidArgumentError: There is no such process, or none whose page can be used. The message says why.
-        InvalidStateError: It did not serve the request in time, failed to, or ended.
+        InvalidArgumentError: There is no such process, or its page cannot be used. The message gives the reason.
+        InvalidStateError: The process did not serve the request in time, failed to serve it, or ended.
     """
     number = _core.PAGE_REQUESTS.index(kind)
     found = _find(pid)
@@ -83,8 +83,8 @@ def request_file(
 
 
 def start_serving() -> None:
-    """Has requests served from now on, in this process and in forked children, and tells the page who this process is.
-    Removes the pages that killed processes left behind. Called once in a process."""
+    """Serve requests from now on, in this process and in forked children, and write the identity of this process to its
+    page. Remove the pages that killed processes left behind. This function is called once in a process."""
     with contextlib.suppress(OSError):  # the commands that list pages report it
         read_pages()
     server = _Server()
@@ -219,7 +219,8 @@ class _Server:
 
 
 def _serve(number: int, kind: str, page: Path) -> None:
-    """Writes the file, and counts the request. A failure is told to those who wait, who show it, and is logged here."""
+    """Write the file and count the request. A failure is logged here, and reported to the waiting processes, which show
+    it."""
     target = result_path(page, kind)
     try:
         _WRITERS[kind](target)

@@ -71,7 +71,7 @@ def lines_of(view: View, width: int, *, sort: str = "memory", pattern: str = "")
     return lines
 
 
-#: What the processes of a GPU can be sorted by.
+#: Sort keys for the processes of a GPU, by the name of the order.
 ORDERS: dict[str, Callable[[ProcessView], tuple[object, ...]]] = {
     "memory": lambda process: (-max(process.used_bytes or 0, process.resident_bytes), process.pid),
     "paused": lambda process: (-process.paused_bytes, process.pid),
@@ -143,8 +143,8 @@ def _tag_text(tag: TagView, width: int) -> str:
 
 
 def _row(pid: str, name: str, cells: Sequence[str], width: int, after_name: str = "") -> str:
-    """The first column of a tag is empty, and its name begins there. Of a long name the end is left out, but not what comes
-    after it."""
+    """Return one row of the table. The first column of a tag is empty, and the name of the tag begins there. A long name is
+    cut at its end, and the text after the name is kept."""
     room = width - _NARROWEST + _SMALLEST_NAME
     start = f"{pid:>{_PID_WIDTH}} " if pid else "    "
     room += _PID_WIDTH + 1 - len(start)

@@ -13,17 +13,18 @@ from torch_memory_saver._text import binary_size
 
 __all__ = ["FORMAT", "GpuView", "ProcessView", "Program", "TagView", "View", "as_json", "make_view"]
 
-#: Of :func:`as_json`. A change that breaks a reader makes it larger.
+#: Version of the format of :func:`as_json`. It increases with each change that breaks a reader.
 FORMAT = 1
 _NANOSECONDS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class TagView:
-    """The allocations of one tag of one process on one GPU. Ages and durations are seconds; None: never.
+    """The allocations of one tag of one process on one GPU. Ages and durations are in seconds, and None if there was no such
+    call.
 
     Attributes:
-        tag: "" for those that have no row of their own in the page.
+        tag: Tag of the allocations; "" for tags that have no row of their own in the page.
         state: "resident", "paused", "partly", "damaged" or "empty".
     """
 
@@ -49,14 +50,14 @@ class ProcessView:
     """One process on one GPU.
 
     Attributes:
-        pid: As NVML or the process itself gives it.
-        name: "" if it is unknown.
-        user: Whose it is; "" if that is unknown.
-        managed: Whether it has a page; all that follows is of that page.
-        foreign: Whether it is in another PID namespace, where `pid` is its number.
-        used_bytes: Of the GPU's memory, by NVML; None: unknown.
-        state: As of its tags together; "pausing" or "resuming" while it moves allocations; "" without a page.
-        failures_total: Of the whole process: pauses, resumes and allocations.
+        pid: Number of the process, from NVML or from the process itself.
+        name: Name of the process; "" if it is unknown.
+        user: Owner of the process; "" if it is unknown.
+        managed: Whether the process has a page.
+        foreign: Whether the process is in another PID namespace, where `pid` is its number.
+        used_bytes: Bytes of the GPU's memory that the process uses, from NVML; None if unknown.
+        state: State of all its tags together; "pausing" or "resuming" while it moves allocations; "" without a page.
+        failures_total: Number of failed pauses, resumes and allocations of the whole process.
     """
 
     pid: int
@@ -83,11 +84,11 @@ class GpuView:
     """One GPU. Bytes that are None are unknown.
 
     Attributes:
-        index: NVML's; None if only a process names this GPU.
-        mig: The number of a MIG device on that GPU; None for a whole GPU.
-        total_bytes: By NVML, else by the driver of a process.
-        slack_bytes: Of device memory that freed allocations have left in runs.
-        other_bytes: Used, and neither of a managed tag, nor slack, nor free; paused memory is not used.
+        index: Index that NVML gives the GPU; None if only a process names this GPU.
+        mig: Number that NVML gives the MIG device on that GPU; None for a whole GPU.
+        total_bytes: Size of the memory from NVML, or else from the driver of a process.
+        slack_bytes: Bytes of device memory that freed allocations have left in runs.
+        other_bytes: Used bytes that are neither resident memory of a managed tag nor slack. Paused memory is not used.
     """
 
     index: int | None
@@ -106,7 +107,7 @@ class GpuView:
 
 @dataclass(frozen=True)
 class View:
-    """Everything at one moment. `notes`: what is missing, one sentence each."""
+    """The state of all GPUs at one moment. `notes` has a sentence for each missing piece of information."""
 
     gpus: tuple[GpuView, ...]
     notes: tuple[str, ...]
@@ -114,7 +115,7 @@ class View:
 
 @dataclass(frozen=True)
 class Program:
-    """What the system says of a process. "" if it is unknown."""
+    """The name and the user of a process as the system reports them; "" if unknown."""
 
     name: str
     user: str
@@ -124,11 +125,11 @@ _UNKNOWN = Program("", "")
 
 
 def make_view(pages: Pages, gpus: Gpus, now_ns: int, programs: Mapping[int, Program]) -> View:
-    """Puts pages and GPUs together.
+    """Combine pages and GPUs.
 
     Args:
-        now_ns: The time on the monotonic clock.
-        programs: By the numbers of processes in this PID namespace. The name in a page comes first.
+        now_ns: Current time on the monotonic clock.
+        programs: Programs by the numbers of processes in this PID namespace. The name in a page takes precedence.
     """
     known = {_key(gpu.uuid): gpu for gpu in gpus.gpus}
     named = {
@@ -143,18 +144,18 @@ def make_view(pages: Pages, gpus: Gpus, now_ns: int, programs: Mapping[int, Prog
 
 
 def as_json(view: View) -> dict[str, Any]:
-    """An object for ``json.dumps()``."""
+    """Return an object for ``json.dumps()``."""
     return {"format": FORMAT, **dataclasses.asdict(view)}
 
 
 def _key(uuid: str) -> str:
-    """What two UUIDs of one GPU share. A process does not know that its GPU is a MIG device, for which NVML writes "MIG-" in
-    place of "GPU-"."""
+    """Return the part of a UUID that is the same in every UUID of one GPU. A process does not know that its GPU is a MIG
+    device, for which NVML writes "MIG-" in place of "GPU-"."""
     return uuid.partition("-")[2]
 
 
 def _rows_on(page: Page, key: str) -> list[Row]:
-    """The rows of a process on a GPU. Those without a device count there if it is the only GPU that the process sees."""
+    """Return the rows of a process on a GPU. Rows without a device count if it is the only GPU that the process sees."""
     ordinals = {ordinal for ordinal, device in enumerate(page.devices) if _key(device.uuid) == key}
     if len(page.devices) == len(ordinals):
         ordinals.add(-1)
@@ -181,7 +182,7 @@ def _gpu_view(
     now_ns: int,
     programs: Mapping[int, Program],
 ) -> GpuView:
-    """Of a GPU that NVML knows (`gpu`), or that a process names (`device`), or both."""
+    """Return the view of a GPU that NVML knows (`gpu`), or that a process names (`device`), or both."""
     used = _used_by_process(gpu.processes if gpu else ())
     processes = []
     for page in pages:
@@ -211,7 +212,7 @@ def _gpu_view(
 
 
 def _used_by_process(processes: Iterable[DeviceProcess]) -> dict[int, int | None]:
-    """The bytes by process, of all rows that NVML has of it."""
+    """Return the bytes of each process, added up over all rows that NVML has for it."""
     used: dict[int, int | None] = {}
     for process in processes:
         before = used.get(process.pid, 0)

@@ -1,6 +1,7 @@
 """The operators of a batch normalisation over several processes (torch.nn.SyncBatchNorm), which have no CPU implementation.
 
-They are composed of other operators. Statistics are per channel, which is dimension 1. Those of 16-bit floats are float32.
+They are composed of other operators. Statistics are per channel, which is dimension 1. Statistics of 16-bit floats have
+type float32.
 """
 
 from __future__ import annotations

@@ -96,11 +96,11 @@ _NAMES = {
 
 
 def refuse_types(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """Checks the types of the arguments.
+    """Check the types of the arguments.
 
     Raises:
-        NotImplementedError: CUDA lacks a type.
-        RuntimeError: CUDA lacks a type, and says so by this class.
+        NotImplementedError: The operator does not support a type on CUDA.
+        RuntimeError: The operator does not support a type on CUDA and reports this with a RuntimeError.
     """
     name = operator._schema.name.removeprefix("aten::")
     for lack in _LACKS.get(name) or _LACKS.get(name.removesuffix("_"), ()):

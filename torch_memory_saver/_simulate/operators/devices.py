@@ -51,10 +51,10 @@ def numbers_copied(operator: str, given: dict[str, Any]) -> dict[str, torch.Tens
 def mismatch(
     operator: str, argument: str, tensor: torch.Tensor, others: torch.device, *, written: bool, compares: bool
 ) -> RuntimeError:
-    """The error for a tensor on another device than those before it.
+    """Return the error for a tensor that is not on the device of the tensors before it.
 
     Args:
-        argument: The name of the argument that is or has the tensor.
+        argument: Name of the argument that is or contains the tensor.
         written: Whether the operator writes to the argument.
         compares: Whether the operator compares the devices of all arguments, and takes no numbers of the host.
     """
@@ -118,7 +118,7 @@ def is_filled_by_mask(given: dict[str, Any]) -> bool:
 
 
 def masks_in(indices: Any) -> list[torch.Tensor]:
-    """The masks among indices, which may be None."""
+    """Return the masks among `indices`. An index may be None."""
     return [each for each in indices if each is not None and each.dtype in _MASKS]
 
 

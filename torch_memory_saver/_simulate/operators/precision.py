@@ -79,7 +79,7 @@ _COMPLEX = (
     "tan",
     "tanh",
 )
-#: Operator -> argument type -> type of the computation. In-place operators are listed without their "_".
+#: Types in which CUDA computes, by operator and argument type. In-place operators are listed without their "_".
 _ON_CUDA: dict[str, dict[torch.dtype, torch.dtype]] = {
     **dict.fromkeys(_REALS, _WIDER_REALS),
     **dict.fromkeys(_COMPLEX, _WIDER_COMPLEX),

@@ -73,7 +73,7 @@ def unsupported(error: Exception, operator: Any, arguments: Any) -> Exception:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in an argument, which may be a list."""
+    """Return the tensors in an argument. The argument may be a list."""
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for each in value for tensor in tensors_in(each)] if isinstance(value, (list, tuple)) else []
@@ -85,7 +85,7 @@ def refuses_overlaps(operator: Any) -> bool:
 
 
 def refuse_overlaps(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-    """Checks for overlaps, which meta implementations cannot detect: their tensors have no addresses.
+    """Check for overlaps. Meta implementations cannot detect overlaps, because their tensors have no addresses.
 
     Raises:
         RuntimeError: Arguments overlap in a way that the operator refuses.

@@ -58,19 +58,19 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def write_timeline(path: str | os.PathLike[str], *, logs: Sequence[EventLog] | None = None) -> Path:
-    """Writes a page that shows memory over time: one HTML file, which needs no other file and no network. An existing file
-    is replaced, a missing folder is made.
+    """Write a page that shows memory over time: one HTML file, which needs no other file and no network. An existing file
+    is replaced. A missing folder is created.
 
     Args:
-        path: Of the file.
-        logs: What to show (:func:`load_events`). Processes of one machine are drawn on one axis of time, and added up for
-            each GPU. Default: the latest events of this process.
+        path: Path of the file.
+        logs: Logs to show (:func:`load_events`). Processes of one machine are drawn on one axis of time, and added up for
+            each GPU. The default is the latest events of this process.
 
     Returns:
         The path.
 
     Raises:
-        OSError: It could not be written. Nothing is left behind.
+        OSError: The file could not be written. Nothing is left behind.
     """
     target = Path(path)
     shown = [events()] if logs is None else logs

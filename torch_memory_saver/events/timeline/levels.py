@@ -1,4 +1,4 @@
-"""What a process held over time and what it did meanwhile, from its log.
+"""The memory that a process held over time, and the calls and failures of the process, from its log.
 
 Pure functions of an :class:`EventLog`. Times are nanoseconds of its monotonic clock, and never go back, although events of
 concurrent threads may be recorded out of order.
@@ -39,7 +39,7 @@ class Change(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A part of a call; see :class:`Event`. `device` is -1 for one of the whole call."""
+    """A part of a call; see :class:`Event`. `device` is -1 for a phase of the whole call."""
 
     name: str
     device: int
@@ -51,11 +51,11 @@ class Phase(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A pause, a resume or another call that has their turn.
+    """A pause, a resume or another call that takes turns with them.
 
     Attributes:
-        finished: Whether it had ended when the log was taken. Without that, `ended_ns` is that moment.
-        tags: Those that it changed, with the devices, as (tag, device).
+        finished: Whether the call had ended when the log was taken. If it had not, `ended_ns` is that moment.
+        tags: Tags that the call changed, with the devices, as (tag, device).
     """
 
     operation: str
@@ -72,7 +72,7 @@ class Call(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An allocation that failed, or an attempt to release damaged memory that did."""
+    """An allocation, a free or a repair that failed."""
 
     time_ns: int
     device: int
@@ -84,7 +84,7 @@ class Failure(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The memory of a device, as the driver told it."""
+    """The memory of a device as reported by the driver."""
 
     time_ns: int
     device: int
@@ -93,8 +93,8 @@ class Sample(NamedTuple):
 
 
 def changes_of(log: EventLog) -> Iterator[Change]:
-    """Every change of a level. The first ones are what was held at the first event. After the exit of the process nothing is
-    held."""
+    """Yield every change of a level. The first changes give the memory held at the first event. After the exit of the
+    process nothing is held."""
     held: dict[tuple[int, str], Level] = {}
     now = log.begin_ns
     for time_ns, level in log.levels():
@@ -117,7 +117,8 @@ def _differences(time_ns: int, before: Level, after: Level) -> Iterator[Change]:
 
 
 def calls_of(log: EventLog) -> list[Call]:
-    """The calls in the order of their begins. Of one that began before the first event, what is left of it."""
+    """Return the calls in the order of their begins. A call that began before the first event has only the events that are
+    left of it."""
     grouped: dict[int, list[Event]] = {}
     for event in log.events:
         if event.call:
@@ -148,7 +149,7 @@ def _call(log: EventLog, rows: list[Event]) -> Call:
 
 
 def failures_of(log: EventLog) -> list[Failure]:
-    """What failed outside of calls."""
+    """Return the failures outside of calls."""
     return [
         Failure(row.ended_ns, row.device, row.kind, row.tag or "", row.bytes, row.status, row.driver_result)
         for row in log.events
@@ -157,7 +158,7 @@ def failures_of(log: EventLog) -> list[Failure]:
 
 
 def samples_of(log: EventLog) -> list[Sample]:
-    """The samples of free memory that succeeded."""
+    """Return the samples of free memory that succeeded."""
     return [
         Sample(row.ended_ns, row.device, row.bytes, row.total_bytes)
         for row in log.events

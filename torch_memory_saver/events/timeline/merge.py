@@ -1,8 +1,8 @@
-"""Which logs are of one machine, and what of them is on one GPU.
+"""Grouping of logs by machine, and of their contents by GPU.
 
-Pure functions of logs. Processes are of one machine if their kernels have the same boot id; then they share the monotonic
-clock. A process without one is a machine of its own. Processes share a GPU if its UUID is the same; a device whose UUID is
-unknown is shared with nobody, because ordinals depend on ``CUDA_VISIBLE_DEVICES``.
+Pure functions of logs. Processes belong to one machine if their kernels have the same boot id; they then share the
+monotonic clock. A process without a boot id counts as a machine of its own. Processes share a GPU if its UUID is the same.
+A device whose UUID is unknown is not shared, because ordinals depend on ``CUDA_VISIBLE_DEVICES``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from torch_memory_saver.events.timeline.levels import Change, Sample, changes_of
 
 __all__ = ["OTHER", "Band", "Gpu", "Host", "Row", "hosts_of", "same_process"]
 
-#: The process of the band of what no process of the timeline holds.
+#: Process number of the band for memory that no process of the timeline holds.
 OTHER = -1
-#: Tags of a process on a GPU that have bands of their own, those of the highest peaks. The others share one.
+#: Maximum number of tags of a process on a GPU with bands of their own: the tags with the highest peaks. The others share
+#: one band.
 _MOST_TAGS = 12
 
 #: (time, number of the band, its bytes from then on).
@@ -30,9 +31,9 @@ class Band:
     """One quantity over time.
 
     Attributes:
-        process: Its number in the host; OTHER: none of them.
+        process: Number of the process in the host, or OTHER for none of them.
         kind: One of KINDS, or "other".
-        tag: "" if `folded` tags share the band.
+        tag: Tag of the band; "" if `folded` tags share it.
     """
 
     process: int
@@ -46,11 +47,11 @@ class Gpu:
     """A GPU of a host.
 
     Attributes:
-        uuid: "" if it is unknown.
-        total_bytes: 0 if it is unknown.
-        ordinals: Of each process that uses it, by its number.
-        bands: What is drawn. The band "other" is the last one, if there are samples of free memory.
-        rows: The changes of the bands, in the order of time. Each begins with 0.
+        uuid: UUID of the GPU; "" if it is unknown.
+        total_bytes: Size of the GPU's memory; 0 if it is unknown.
+        ordinals: CUDA ordinal of the GPU in each process that uses it, by the number of the process.
+        bands: Bands that are drawn. The band "other" is the last one, if there are samples of free memory.
+        rows: Changes of the bands, in the order of time. Each band begins with 0.
     """
 
     uuid: str
@@ -65,12 +66,12 @@ class Host:
     """A machine, from one boot to the next.
 
     Attributes:
-        names: Of the machine: several where containers have their own.
-        logs: Of its processes.
-        changes: Of the levels of each process.
-        gpus: Those that they use.
-        begin_ns: Of the first event.
-        end_ns: When the last log was taken.
+        names: Names of the machine: several if containers have names of their own.
+        logs: Logs of the machine's processes.
+        changes: Changes of the levels of each process.
+        gpus: GPUs that the processes use.
+        begin_ns: Begin of the earliest log.
+        end_ns: Time at which the last log was taken.
     """
 
     names: tuple[str, ...]
@@ -82,12 +83,12 @@ class Host:
 
     @property
     def wall_offset_ns(self) -> int:
-        """What to add to its times for nanoseconds since 1970."""
+        """The nanoseconds to add to the machine's times to get nanoseconds since 1970."""
         return self.logs[0].wall_offset_ns
 
 
 def hosts_of(logs: Iterable[EventLog]) -> list[Host]:
-    """The machines, in the order of their first logs, each with its processes by rank and begin."""
+    """Return the machines, in the order of their first logs, each with its processes by rank and begin."""
     groups: dict[object, list[EventLog]] = {}
     for number, log in enumerate(logs):
         groups.setdefault(log.boot_id or number, []).append(log)
@@ -95,8 +96,8 @@ def hosts_of(logs: Iterable[EventLog]) -> list[Host]:
 
 
 def same_process(one: EventLog, other: EventLog) -> bool:
-    """Whether both are logs of one process at two moments. That is certain only if they share an event; process numbers are
-    used again, and containers have their own."""
+    """Return whether both are logs of one process at two moments. This is certain only if they share an event, because
+    process numbers are reused and containers have numbers of their own."""
     if not one.boot_id or (one.boot_id, one.host, one.pid) != (other.boot_id, other.host, other.pid):
         return False
     number = max(one.dropped, other.dropped)

@@ -1,8 +1,8 @@
 """The data of the page, and its text for readers without JavaScript.
 
-Large inputs are reduced to a bounded size without a change of the picture, and the page says what was left out. The rows of
-a GPU are cut into groups, by time and by number. Of each group the moments stay at which a stack is highest, and its last
-one. So the highest value of a stack in each cell of time stays, at its true time, and so does the level after each group.
+Large inputs are reduced to a bounded size without a change of the picture, and the page says what was omitted. The rows of
+a GPU are cut into groups, by time and by number. Each group keeps the moments at which a stack is highest, and its last
+moment. So the highest value of a stack in each cell of time is kept, at its true time, and so is the level after each group.
 
 Pure functions of logs, without state.
 """
@@ -37,7 +37,7 @@ _TABLE_HEADS = ("process", "device", "tag", *(f"{kind} {when}" for kind in KINDS
 
 
 def page(hosts: Sequence[Host]) -> str:
-    """The page."""
+    """Return the page as HTML."""
     return _PAGE.page(_data(hosts), {"TABLE": table(hosts)})
 
 
@@ -223,30 +223,30 @@ def _call(call: Call, host: Host, tags: _Tags) -> dict[str, Any]:
 
 
 def _devices(call: Call) -> list[int]:
-    """The devices that the call concerned; none: it does not say."""
+    """Return the devices that the call concerned. The list is empty if the call names no device."""
     named: Iterable[int] = (*(device for _, device in call.tags), *(phase.device for phase in call.phases))
     return sorted({device for device in named if device >= 0})
 
 
 def process_name(log: EventLog, host: Host) -> str:
-    """The name of a process for people; with that of its container where the host has several."""
+    """Return a readable name of a process, with the name of its container if the host has several names."""
     rank = "" if log.rank is None else f", rank {log.rank}"
     return _text.printable(f"{log.role}{rank}, pid {log.pid}" + (f" on {log.host}" if len(host.names) > 1 else ""))
 
 
 def host_name(host: Host) -> str:
-    """The name of a machine for people."""
+    """Return a readable name of a machine."""
     return _text.printable(", ".join(host.names))
 
 
 def gpu_name(gpu: Gpu) -> str:
-    """The name of a GPU for people: the ordinals that its processes give it."""
+    """Return a readable name of a GPU: the ordinals that its processes give it."""
     ordinals = sorted(set(gpu.ordinals.values()))
     return f"GPU {' or '.join(map(str, ordinals))}"
 
 
 def table(hosts: Sequence[Host]) -> str:
-    """The table, in MiB. The end is that of each log: after an exit nothing is held."""
+    """Return the table as text, in MiB. The end values are those at the end of each log: after an exit nothing is held."""
     lines = []
     for host in hosts:
         found = list(_table_rows(host))
@@ -261,7 +261,7 @@ def table(hosts: Sequence[Host]) -> str:
 
 
 def _table_rows(host: Host) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """The highest level of a row, and the row."""
+    """Yield (highest level in the row, row) for each row of the table."""
     for log, changes in zip(host.logs, host.changes, strict=True):
         peaks: dict[tuple[int, str], dict[str, int]] = {}
         ends: dict[tuple[int, str], dict[str, int]] = {}
@@ -279,15 +279,15 @@ def _table_rows(host: Host) -> Iterator[tuple[int, tuple[str, ...]]]:
 def reduced(
     rows: Sequence[Row], bands: int, stacks: Sequence[Sequence[int]], begin_ns: int, end_ns: int, most: int
 ) -> list[Row]:
-    """At most about `most` of the rows, or all of them if they are not more.
+    """Return at most about `most` of the rows, or all of them if there are no more than `most`.
 
     Args:
-        rows: In the order of time.
-        bands: How many bands there are.
-        stacks: The numbers of the bands that are drawn on top of each other.
-        begin_ns: Of the picture.
-        end_ns: Of the picture.
-        most: Rows that should stay. Each cell of time keeps a moment for each stack even if these are more.
+        rows: Rows in the order of time.
+        bands: Number of bands.
+        stacks: Numbers of the bands that are drawn on top of each other, for each stack.
+        begin_ns: Time at which the picture begins.
+        end_ns: Time at which the picture ends.
+        most: Number of rows to keep. Each cell of time keeps a moment for each stack even if that makes more rows.
     """
     if len(rows) <= most:
         return list(rows)
@@ -311,7 +311,8 @@ def reduced(
 
 
 def _groups(rows: Sequence[Row], begin_ns: int, length_ns: int, most: int) -> Iterator[tuple[int, int]]:
-    """The first row of each group and the one after its last. Rows of one time are not separated."""
+    """Yield the number of the first row of each group and the number after its last row. Rows of one time are not
+    separated."""
     start = 0
     while start < len(rows):
         cell = (rows[start][0] - begin_ns) * CELLS // length_ns
