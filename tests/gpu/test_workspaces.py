@@ -180,6 +180,17 @@ def test_the_first_product_is_in_backward() -> None:
     assert x.grad is not None and bool((x.grad == 2 * WIDTH).all())
 
 
+def test_no_memory_is_left_to_autograd_s_thread_when_a_capture_begins() -> None:
+    """Autograd's thread drops the gradients after the calling thread went on. Where PyTorch does not cache, that would free
+    memory in the capture, which ends the process."""
+    from torch_memory_saver._torch.kept_objects import _call_in_backward
+
+    seen: list[int] = []
+    before = torch.cuda.memory_allocated()
+    _call_in_backward(torch, torch.cuda.current_device(), lambda: seen.append(torch.cuda.memory_allocated()))
+    assert seen == [before]
+
+
 @pytest.mark.parametrize("paused", ["inner", "outer"])
 def test_nested_regions(paused: str, side: Any) -> None:
     ordinary = ones()

@@ -277,17 +277,19 @@ def _call_in_backward(torch: Any, device: int, call: Callable[[], None]) -> None
 
     class InBackward(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(context: Any, number: Any) -> Any:
-            return number.clone()
+        def forward(context: Any, nothing: Any) -> Any:
+            return nothing.clone()
 
         @staticmethod
         def backward(context: Any, gradient: Any) -> Any:
-            gradient = gradient.neg()  # as the first use of a device on a thread, cuBLAS would make PyTorch warn
+            torch.zeros((), device=gradient.device)  # makes the device's context current, or cuBLAS would make PyTorch warn
             call()
             return gradient
 
-    number = torch.zeros((), device=f"cuda:{device}", requires_grad=True)
-    torch.autograd.grad(InBackward.apply(number), number)
+    # A tensor without memory: autograd's thread drops the gradients after grad() has returned, perhaps in a capture, and a
+    # capture ends the process if a thread frees memory that PyTorch does not cache.
+    nothing = torch.zeros(0, device=f"cuda:{device}", requires_grad=True)
+    torch.autograd.grad(InBackward.apply(nothing), nothing, nothing.detach())
 
 
 class _Renewed(OneUse):
