@@ -1,7 +1,7 @@
-"""Finding memory that grows: what PyTorch allocated where, snapshots of it over time, and what changed between them. Giving
-cached memory back.
+"""Tools that find growing memory: recorded allocations of PyTorch, snapshots of its memory over time, and comparisons of
+snapshots. Also the release of cached memory.
 
-Importing this package imports neither torch nor matplotlib. What a function needs is imported when it is first used.
+Importing this package imports neither torch nor matplotlib. The modules that a function needs are imported at its first use.
 """
 
 from __future__ import annotations

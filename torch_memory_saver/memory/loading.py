@@ -1,4 +1,4 @@
-"""The file of a snapshot: reads it without running anything of it, and makes the model from what is in it.
+"""Reads the file of a snapshot without running anything in it, and makes the model from its content.
 
 The pickle may hold plain values only. `parse` accepts the shapes of PyTorch 2.0 to 2.15. Release 2.0 keeps a block's stack
 in its "history", gives no "requested_size" and calls a state "active_pending_free". Before 2.1 blocks have no address, so
@@ -22,7 +22,7 @@ from .model import Block, BlockState, Event, ManagedSegment, Segment, Snapshot
 
 __all__ = ["KEY", "load_snapshot", "parse"]
 
-#: The top-level key of what this package adds to PyTorch's snapshot, and its formats that are known.
+#: The top-level key of the part that this package adds to PyTorch's snapshot, and the known formats of that part.
 KEY = "torch_memory_saver"
 _FORMATS = (1,)
 _STATES = {
@@ -33,9 +33,9 @@ _STATES = {
 }
 #: The pieces in which PyTorch maps expandable segments, by the type of the segment, in bytes.
 _PIECES = {"small": 2 << 20, "large": 20 << 20}
-#: PyTorch's private pools have another id.
+#: Id of PyTorch's default pool. Private pools have other ids.
 _DEFAULT_POOL = (0, 0)
-#: What `pickle` raises for a file that is no pickle, or ends early.
+#: Exceptions that `pickle` raises for a file that is no pickle, or that ends early.
 _UNREADABLE = (
     pickle.UnpicklingError,
     AttributeError,
@@ -48,14 +48,14 @@ _UNREADABLE = (
     TypeError,
     ValueError,
 )
-#: What `parse` raises for values that are no snapshot.
+#: Exceptions that `parse` raises for values that are no snapshot.
 _UNKNOWN_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 #: The advice for a file of something else.
 _WANTED = "give files that torch_memory_saver.memory or torch.cuda.memory._dump_snapshot() has written"
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
-    """Reads a snapshot of this package, or one that PyTorch wrote (torch.cuda.memory._dump_snapshot()).
+    """Read a snapshot of this package, or one that PyTorch wrote (torch.cuda.memory._dump_snapshot()).
 
     Nothing in the file is run: a pickle that names any class or function is refused. PyTorch is not needed.
 
@@ -94,14 +94,14 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
 
 
 def parse(content: Mapping[str, Any], source: str) -> Snapshot:
-    """The snapshot in the content of a file.
+    """Return the snapshot that the content of a file describes.
 
     Args:
         content: PyTorch's snapshot, with this package's key or without.
         source: The name of the file.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: It is no snapshot. The text says what is wrong.
+        KeyError, TypeError, ValueError, AttributeError: The content is no snapshot. The text says what is wrong.
     """
     ours = content.get(KEY) or {}
     if ours and ours["format"] not in _FORMATS:

@@ -43,24 +43,25 @@ _MOST_ROWS = 100_000
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """The memory of one process on one device at one moment. All sizes in bytes; None, or blank in CSV, is unknown.
+    """The memory of one process on one device at one moment. All sizes are in bytes. An unknown value is None, or blank in
+    CSV.
 
     Attributes:
         time: Seconds since the epoch.
-        role: What the process is, such as "engine".
-        pid: Of the process.
-        rank: In torch.distributed, or of ``RANK``.
-        label: Of a mark; "" for a row at an interval.
+        role: The role of the process, such as "engine".
+        pid: The id of the process.
+        rank: The rank in torch.distributed, or that of the variable ``RANK``.
+        label: The label of the mark; "" for a row that was taken at an interval.
         device: CUDA ordinal in the process. None if it does not use CUDA through PyTorch: then only `host_backup` is known.
         allocated: PyTorch's tensors. PyTorch's own counters do not fall at a pause.
         reserved: PyTorch's segments, the paused ones included.
         peak_allocated: The highest `allocated` since PyTorch's peaks were reset.
         peak_reserved: The highest `reserved` since then.
         physical: `reserved` without the paused segments: what PyTorch holds of the device's memory.
-        resident: Managed memory that is not paused, PyTorch's and other.
-        paused: Managed memory that is.
-        device_used: Of all processes, and of the driver itself.
-        device_free: What any process can allocate.
+        resident: Managed memory that is not paused, of PyTorch and of other libraries.
+        paused: Managed memory that is paused.
+        device_used: Device memory that all processes and the driver itself use.
+        device_free: Device memory that any process can allocate.
         process: This process's share of `device_used` by NVML, with its CUDA context and all libraries.
         other_processes: `device_used` - `process`. The driver's own memory is a part of it.
         host_backup: Host memory of this process for backups, of all devices, the pool included.
@@ -98,16 +99,16 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
     and one at the end.
 
     Args:
-        role: What the process is. None: the process's title or program.
+        role: The role of the process. None: the process's title or program.
         path: A CSV file to which each row is appended when it is taken. Several processes may use one file.
         interval: Seconds between rows that a daemon thread takes, from `start` to `stop`. None: marks only. The thread goes
             on in forked children, where rows have the child's pid.
-        rank: None: that of torch.distributed if it is initialised, else ``RANK``.
+        rank: The rank of the process. None: that of torch.distributed if it is initialised, else ``RANK``.
         summary: Whether rows of marks have the text of ``torch.cuda.memory_summary``.
-        most_rows: As many are kept in memory, the last ones. The file has all.
+        most_rows: The number of rows that are kept in memory: the latest ones. The file has all rows.
 
     Raises:
-        InvalidArgumentError: An interval or number of rows that is not above 0.
+        InvalidArgumentError: The interval or the number of rows is not above 0.
     """
 
     def __init__(
@@ -137,18 +138,18 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         _logs.add(self)
 
     def after_fork_in_child(self) -> None:
-        """Another thread of the parent may have been taking a row."""
+        """Replace the lock: another thread of the parent may have been taking a row."""
         self._lock = threading.Lock()
 
     @property
     def rows(self) -> tuple[MemoryRow, ...]:
-        """The rows in memory, oldest first. In a forked child also those of its parent until then."""
+        """The rows in memory, oldest first. A forked child also has the rows that its parent took before the fork."""
         with self._lock:
             return tuple(self._rows)
 
     def mark(self, label: str = "") -> tuple[MemoryRow, ...]:
-        """Takes a row for each device on which this process has a context now, and returns them. A process without any has
-        one row, without a device.
+        """Take a row for each device on which this process has a context now, and return the rows. A process without a
+        context gets one row, which has no device.
 
         Raises:
             OSError: The file cannot be written. The rows are kept in memory.
@@ -156,8 +157,8 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         return self._take(label, self._summary)
 
     def start(self) -> MemoryLog:
-        """Starts the thread that takes rows at the interval. The first comes at once. Does nothing if it runs, or without an
-        interval."""
+        """Start the thread that takes rows at the interval, the first one at once. Does nothing if the thread runs, or
+        without an interval."""
         if self._thread is None and self._interval is not None:
             self._take("", False)
             self._thread = Periodic(f"torch_memory_saver: memory log of {self.role}", self._interval, self._at_interval)
@@ -165,7 +166,7 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         return self
 
     def stop(self) -> None:
-        """Ends the thread. Does nothing if there is none."""
+        """End the thread. Does nothing if there is none."""
         if self._thread is not None:
             self._thread.stop()
             self._thread = None
@@ -180,7 +181,7 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         self._take("", False)
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
-        """Appends the rows in memory to a CSV file: see `read_memory_log`."""
+        """Append the rows in memory to a CSV file: see `read_memory_log`."""
         append_rows(path, self.rows)
 
     def _at_interval(self) -> None:
@@ -238,7 +239,8 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
 
 
 class log_memory:
-    """A decorator: rows of a memory log before and after each call, such as ``wake_up``, ``sleep`` or ``update_weights``.
+    """A decorator that takes rows of a memory log before and after each call of a function such as ``wake_up``, ``sleep`` or
+    ``update_weights``.
 
     The labels are "before sleep" and "after sleep"; of a call that raises, "after sleep (KeyError)". One object may decorate
     several functions, whose rows go to one log. Decorates functions and coroutine functions. If a row cannot be taken, that
@@ -246,7 +248,7 @@ class log_memory:
 
     Args:
         role: See :class:`MemoryLog`.
-        path: As there.
+        path: See :class:`MemoryLog`.
         log: A log to use. Then `role` and `path` must be None.
         release: Whether cached memory is released after each call (`release_cached`). A third row, "released after sleep",
             follows.
@@ -255,7 +257,7 @@ class log_memory:
         log: The log.
 
     Raises:
-        InvalidArgumentError: `log` together with `role` or `path`; or something else than a function is decorated.
+        InvalidArgumentError: `log` together with `role` or `path`; or something other than a function is decorated.
     """
 
     def __init__(
@@ -296,10 +298,10 @@ class log_memory:
 
 
 def read_memory_log(*paths: str | os.PathLike[str]) -> list[MemoryRow]:
-    """The rows of CSV files that memory logs wrote, of several processes, in order of time.
+    """Return the rows of CSV files that the memory logs of several processes wrote, in order of time.
 
     Raises:
-        InvalidArgumentError: A file that is not a memory log.
+        InvalidArgumentError: A file is not a memory log.
         OSError: A file cannot be read.
     """
     rows: list[MemoryRow] = []
@@ -316,7 +318,7 @@ def read_memory_log(*paths: str | os.PathLike[str]) -> list[MemoryRow]:
 
 
 def append_rows(path: str | os.PathLike[str], rows: Iterable[MemoryRow]) -> None:
-    """Appends to a CSV file, which gets a header if it is new. Several processes may append to one file.
+    """Append rows to a CSV file, which gets a header if it is new. Several processes may append to one file.
 
     Raises:
         OSError: The file cannot be written.

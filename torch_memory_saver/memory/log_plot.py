@@ -15,7 +15,7 @@ __all__ = ["plot_memory_log"]
 
 _GIB = 1 << 30
 _MIB = 1 << 20
-#: What is drawn of each row: the attribute, its name in the legend, colour, style.
+#: Lines that are drawn for each panel: the attribute of a row, its name in the legend, colour, style.
 _LINES = (
     ("device_used", "device used, all processes", "#718096", ":"),
     ("other_processes", "other processes", "#805ad5", "--"),
@@ -24,24 +24,25 @@ _LINES = (
 )
 _PHYSICAL, _PAUSED, _INK = "#bee3f8", "#a0aec0", "#4a5568"
 _WIDTH, _INCHES_PER_PANEL, _INCHES_AROUND = 10.0, 2.3, 0.9
-#: With more marks in a panel their labels would cover each other: then there are only their lines.
+#: Maximum number of marks in a panel that get labels. The labels of more marks would cover each other, so only their lines
+#: are drawn.
 _MOST_LABELS = 24
-#: Of the height above the highest value, for the labels.
+#: Upper limit of the vertical axis as a multiple of the highest value, so that labels have room above it.
 _HEADROOM = 1.55
-#: Characters of a label at most.
+#: Maximum number of characters of a label.
 _LONGEST_LABEL = 26
 
 
 def plot_memory_log(path: str | os.PathLike[str], rows: Sequence[MemoryRow], *, title: str | None = None) -> None:
-    """Draws the rows of one or several processes: a panel for each process and device, on one scale of time and bytes.
+    """Draw the rows of one or several processes: a panel for each process and device, on one scale of time and bytes.
 
     The area is physical memory of PyTorch; the hatched area above it, up to `reserved`, is paused. Marks are vertical lines
     with their labels.
 
     Args:
         path: The file to write. Its suffix says the format: ``.svg``, ``.png`` or ``.pdf``.
-        rows: Of :attr:`MemoryLog.rows` or `read_memory_log`. Rows without a device are left out.
-        title: Above the picture.
+        rows: Rows from :attr:`MemoryLog.rows` or `read_memory_log`. Rows without a device are skipped.
+        title: The title above the picture.
 
     Raises:
         InvalidArgumentError: matplotlib is not installed, does not know the format, or there is no row with a device.
@@ -55,7 +56,7 @@ def plot_memory_log(path: str | os.PathLike[str], rows: Sequence[MemoryRow], *, 
 
 
 def _panels(rows: Sequence[MemoryRow]) -> list[tuple[str, list[MemoryRow]]]:
-    """A title and the rows, in order of time, for each process and device."""
+    """Return a title and the rows, in order of time, for each process and device."""
     panels: dict[tuple[str, int, int, int], list[MemoryRow]] = {}
     for row in sorted(rows, key=lambda row: row.time):
         if row.device is not None:

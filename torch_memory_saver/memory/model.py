@@ -21,7 +21,7 @@ __all__ = ["Block", "BlockState", "CallStack", "Event", "Frame", "ManagedSegment
 
 
 class BlockState(enum.Enum):
-    """What a block is. PyTorch's names of the states differ between its releases."""
+    """The state of a block. PyTorch's names of the states differ between its releases."""
 
     ALLOCATED = "allocated"
     AWAITING_FREE = "awaiting free"
@@ -34,9 +34,9 @@ class Block(NamedTuple):
     Attributes:
         address: The device address.
         bytes: The size, as the allocator rounded it.
-        requested_bytes: What the program asked for; `bytes` where PyTorch does not say.
-        state: What it is.
-        stack: Where it was allocated; of an inactive block, nothing.
+        requested_bytes: The size that the program requested; `bytes` where PyTorch does not report it.
+        state: The state of the block.
+        stack: The call stack that allocated the block. An inactive block has none.
     """
 
     address: int
@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """Memory that PyTorch got from the driver.
+    """Memory that PyTorch allocated from the driver.
 
     Attributes:
         address: The device address.
@@ -61,9 +61,10 @@ class Segment:
         device: The CUDA ordinal.
         pool: The id of its memory pool; (0, 0) is the default pool.
         blocks: Its blocks, by address.
-        piece_bytes: Of an expandable segment, the size of the pieces in which it is mapped and given back; 0 of an
-            ordinary one, which is given back as a whole.
-        state: As in torch_memory_saver.reports.Allocation, such as "active" or "paused"; "" if the snapshot does not say.
+        piece_bytes: The size of the pieces in which an expandable segment is mapped and given back. 0 for an ordinary
+            segment, which is given back as a whole.
+        state: The state as in torch_memory_saver.reports.Allocation, such as "active" or "paused"; "" if the snapshot does
+            not say.
         tag: The tag of torch_memory_saver, or "".
     """
 
@@ -94,7 +95,7 @@ class Event(NamedTuple):
         action: PyTorch's name, such as "alloc", "free_requested" or "free_completed".
         address: The device address; 0 where PyTorch gives none.
         bytes: The requested size.
-        stack: Where it happened.
+        stack: The call stack of the event.
     """
 
     action: str
@@ -121,13 +122,13 @@ class Snapshot:
         source: The file that it was read from; "" if none.
         segments: Every segment of every device, by device and address.
         events: The recorded history of each device, oldest first, by its ordinal.
-        managed: What torch_memory_saver managed.
-        role: What the process is, such as "trainer"; "" if the snapshot does not say.
+        managed: The allocations that torch_memory_saver managed.
+        role: The role of the process, such as "trainer"; "" if the snapshot does not say.
         rank: The rank of the process, or None.
         pid: The process id, or None.
-        tag: The text that the program gave the moment.
+        tag: The name that the program has given to the moment.
         step: The number of the moment, or None.
-        time_ns: When it was taken, in nanoseconds since 1970; 0 if it does not say.
+        time_ns: When the snapshot was taken, in nanoseconds since 1970; 0 if the snapshot does not say.
         history_enabled: Whether PyTorch recorded stacks; None if the snapshot does not say.
     """
 
@@ -149,9 +150,9 @@ class Snapshot:
         return tuple(sorted({segment.device for segment in self.segments}))
 
     def segments_of(self, device: int) -> tuple[Segment, ...]:
-        """The segments of one device."""
+        """Return the segments of one device."""
         return tuple(segment for segment in self.segments if segment.device == device)
 
     def live_blocks(self, device: int) -> Iterator[Block]:
-        """The live blocks of one device, by address."""
+        """Yield the live blocks of one device, by address."""
         return (block for segment in self.segments if segment.device == device for block in segment.blocks if block.live)

@@ -55,7 +55,7 @@ __all__ = [
 logger = logging.getLogger("torch_memory_saver")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-#: Rounds of one call at most. Other threads may allocate and free meanwhile, so that each round frees something.
+#: Maximum number of rounds of one call. Other threads may allocate and free meanwhile, so that each round frees something.
 _MOST_ROUNDS = 10
 _REASONS = {
     "capture": "a stream capture is visible",
@@ -64,22 +64,23 @@ _REASONS = {
     "unused": "this process does not use CUDA through PyTorch",
 }
 _VARIABLE = "TMS_RELEASE_CACHED"
-#: A periodic release that a capture puts off is tried again after so many seconds, or earlier if the period is shorter.
+#: Seconds after which a periodic release that a capture has put off is tried again, or the period if that is shorter.
 _AGAIN_AFTER_S = 1.0
 
 
 @dataclass(frozen=True)
 class DeviceRelease:
-    """One device, before and after a release. All in bytes, of this process only.
+    """PyTorch's memory of one device before and after a release. All sizes are in bytes, and of this process only.
 
     Attributes:
         device: CUDA ordinal.
         reserved_before: PyTorch's ``memory_reserved``: its segments, paused ones included.
-        reserved_after: The same afterwards.
+        reserved_after: ``memory_reserved`` after the release.
         allocated_before: PyTorch's ``memory_allocated``: its tensors. A garbage collection lowers it.
-        allocated_after: The same afterwards.
-        freed_bytes: How much less physical memory PyTorch holds: of what it reserves, paused segments hold none; what has
-            become slack (``stats().slack_bytes``) is still held. 0 if other threads allocated more meanwhile.
+        allocated_after: ``memory_allocated`` after the release.
+        freed_bytes: Physical memory that PyTorch no longer holds. Paused segments are reserved, but hold no physical memory.
+            Memory that has become slack (``stats().slack_bytes``) is still held. 0 if other threads allocated more
+            meanwhile.
     """
 
     device: int
@@ -98,16 +99,16 @@ class DeviceRelease:
 
 @dataclass(frozen=True)
 class ReleaseReport:
-    """What one `release_cached` did, in this process only: it cannot reach the caches of other processes.
+    """The result of one `release_cached`. It concerns this process only: no release reaches the caches of other processes.
 
     Attributes:
-        pid: Of this process.
+        pid: The id of this process.
         devices: The devices on which this process has a context. Empty if nothing was done.
-        rounds: How often everything was collected and emptied. 0 if nothing was done.
+        rounds: The number of rounds, each of which collects garbage and empties the caches. 0 if nothing was done.
         seconds: Wall-clock time of the call.
         skipped: Why nothing was done: "capture" (a capture is visible), "cool-down", "inside" (a finaliser, callback or
             hook called it on a thread that is inside a pause, resume or release) or "unused" (PyTorch does not use CUDA
-            here). None if it was done.
+            here). None if the release was done.
     """
 
     pid: int
@@ -134,28 +135,30 @@ class ReleaseReport:
 
 
 def release_cached(*, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> ReleaseReport:
-    """Gives device memory that this process caches back to the driver, so that other processes can use it.
+    """Give device memory that this process caches back to the driver, so that other processes can use it.
 
     Collects garbage, and the memory of tensors that were sent to other processes and dropped there
-    (``torch.cuda.ipc_collect``); waits for the devices of this process; then empties this package's pools and PyTorch's,
-    also inside regions. Tensors stay. It reaches this process only: no process can empty the cache of another.
+    (``torch.cuda.ipc_collect``). Then waits for the devices of this process, and empties the pools of this package and of
+    PyTorch, even inside regions. Tensors stay. Only this process is affected, because no process can empty the cache of
+    another.
 
     Does nothing while a stream capture is visible, which it would break. A capture that PyTorch's Python code begins
-    meanwhile waits. Another thread's release ends first.
+    meanwhile waits. A release of another thread ends first.
 
     Args:
         repeat_bytes: Another round follows one that freed at least this many bytes, 10 rounds at most. None: one round.
             Finalisers of one round may make more memory free for the next.
-        cool_down: Does nothing if the last release of this process, with any arguments, ended less than so many seconds ago.
-            One that did nothing does not count.
-        host: Also releases idle pinned host memory: the pool of ``host_memory="pool"``, in the background, and PyTorch's own
-            cache of pinned memory (with releases of PyTorch that can).
+        cool_down: Nothing is done if the last release of this process, with any arguments, ended less than this many seconds
+            ago. A release that did nothing does not count.
+        host: Whether to release idle pinned host memory as well: the pool of ``host_memory="pool"``, in the background, and
+            PyTorch's own cache of pinned memory (with releases of PyTorch that can).
 
     Returns:
-        What was reserved and allocated before and after on each device, and what was freed; or why nothing was done.
+        The reserved and allocated bytes of each device before and after, and the bytes that were freed; or the reason why
+        nothing was done.
 
     Raises:
-        InvalidArgumentError: An argument that is not valid.
+        InvalidArgumentError: An argument is not valid.
         InvalidStateError: PyTorch uses an allocator without memory pools (``backend:cudaMallocAsync``).
         RuntimeError: PyTorch cannot wait for a device, because an earlier error has lost it.
     """
@@ -163,21 +166,21 @@ def release_cached(*, repeat_bytes: int | None = None, cool_down: float = 0.0, h
 
 
 class releasing_cached(contextlib.AbstractContextManager["releasing_cached"]):
-    """A context manager and a decorator: `release_cached` at the end, also after an exception.
+    """A context manager and a decorator that call `release_cached` at the end, even after an exception.
 
     Nested ones release once, at the end of the outermost, with its arguments. Each thread and each task of asyncio nests by
     itself; a task that is created inside one is nested in it. Decorates functions and coroutine functions.
 
     Args:
-        repeat_bytes: See `release_cached`, like the others.
-        cool_down: As there.
-        host: As there.
+        repeat_bytes: See `release_cached`.
+        cool_down: See `release_cached`.
+        host: See `release_cached`.
 
     Attributes:
-        report: What the release did; None before the end, and for an inner one.
+        report: The report of the release. It is None before the end, and in a nested context manager.
 
     Raises:
-        InvalidArgumentError: An argument that is not valid, or something else than a function is decorated.
+        InvalidArgumentError: An argument is not valid, or something other than a function is decorated.
     """
 
     def __init__(self, *, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> None:
@@ -217,11 +220,11 @@ def start_releases(value: str) -> None:
 
 @dataclass(frozen=True)
 class ReleaseOptions:
-    """What a release does, checked.
+    """The checked options of a release.
 
     Attributes:
         repeat_bytes: Another round follows one that freed at least this many bytes. None: one round.
-        cool_down: Nothing is done within so many seconds after the last release.
+        cool_down: Nothing is done within this many seconds after the last release.
         host: Whether idle pinned host memory is released as well.
     """
 
@@ -232,7 +235,7 @@ class ReleaseOptions:
     @classmethod
     def check(cls, repeat_bytes: object = None, cool_down: object = 0.0, host: object = False) -> ReleaseOptions:
         """Raises:
-        InvalidArgumentError: A value that is not one.
+        InvalidArgumentError: A value is not valid.
         """
         size = None if repeat_bytes is None else check_bytes("repeat_bytes", repeat_bytes)
         if size == 0:
@@ -258,7 +261,7 @@ class CacheReleaser:
         self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
-        """Another thread of the parent may have been releasing. The cool-down begins anew."""
+        """Replace the lock, which another thread of the parent may have held. The cool-down begins anew."""
         self._lock = threading.Lock()
         self._last: float | None = None  # when the last release ended
         self._local = threading.local()
@@ -295,7 +298,7 @@ class CacheReleaser:
         return ReleaseReport(os.getpid(), devices, rounds, self._last - begin)
 
     def _repeat(self, torch: TorchCuda, options: ReleaseOptions) -> int:
-        """Does rounds while they free enough. Returns how many were done; a capture that begins meanwhile ends them."""
+        """Do rounds while they free enough. Return how many were done. A capture that begins meanwhile ends them."""
         rounds = 0
         while rounds < _MOST_ROUNDS:
             held = _held_bytes(torch)
@@ -318,7 +321,8 @@ def capture_visible(torch: TorchCuda) -> bool:
 
 
 def _empty_caches(torch: TorchCuda) -> None:
-    """One round. Memory that other processes have given back and blocks that streams no longer use go to the cache first."""
+    """Do one round. Memory that other processes have given back and blocks that streams no longer use go to the cache
+    first."""
     torch.ipc_collect()
     for device in devices_in_use():
         torch.synchronize(device)
@@ -348,16 +352,16 @@ def _difference(before: DeviceMemory, after: DeviceMemory) -> DeviceRelease:
 
 #: How many `releasing_cached` this thread or task is inside.
 _depth: contextvars.ContextVar[int] = contextvars.ContextVar("releasing_cached", default=0)
-#: Of this process.
+#: The releases of this process.
 _releaser = CacheReleaser()
 os.register_at_fork(after_in_child=_releaser.after_fork_in_child)
 
 
 def around(function: _Function, manager: Callable[[], contextlib.AbstractContextManager[Any]]) -> _Function:
-    """`function` with each call inside a new manager. The call of a coroutine function ends when it has been awaited.
+    """Return `function` with each call inside a new manager. The call of a coroutine function ends when it has been awaited.
 
     Raises:
-        InvalidArgumentError: Not a function, or one whose call only makes a generator.
+        InvalidArgumentError: `function` is no function, or its call only makes a generator.
     """
     if not callable(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidArgumentError(f"only functions and coroutine functions can be decorated, not {function!r}")
@@ -379,7 +383,7 @@ def around(function: _Function, manager: Callable[[], contextlib.AbstractContext
 
 
 def read_seconds(value: str) -> float | None:
-    """The seconds between two releases. None for anything but a number above 0."""
+    """Return the seconds between two releases, or None for anything but a number above 0."""
     try:
         seconds = float(value)
     except ValueError:
@@ -388,7 +392,7 @@ def read_seconds(value: str) -> float | None:
 
 
 def _release() -> str | None:
-    """Releases; returns why not, if not."""
+    """Release cached memory. Return the reason if nothing was done, else None."""
     report = release_cached()
     logger.log(logging.INFO if report.skipped is None else logging.DEBUG, "%s: %s", _VARIABLE, report)
     return report.skipped

@@ -42,11 +42,11 @@ __all__ = [
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: Moments that are kept by default. A comparison needs three; a leak shows in a few more.
+#: Number of moments that are kept by default. A comparison needs three; a leak shows in a few more.
 DEFAULT_KEEP = 10
-#: Characters of tags and roles that file names keep.
+#: Characters of tags and roles that file names do not keep.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.]+")
-#: Characters of a tag or role that a file name keeps; a name has at most 255.
+#: Maximum number of characters of a tag or role in a file name, which has at most 255.
 _LONGEST_PART = 60
 _FOLDER = re.compile(r"step-(\d{6,})")
 _COUNTER = ".moment"
@@ -65,16 +65,17 @@ class MemorySnapshotSampler:
     without the parts that do not exist. Use a new directory for each run.
 
     Args:
-        directory: Is made if it is missing.
-        tag: A name for the series: what all its snapshots have in common, such as "after_step".
-        role: What this process is. Default: the process's title or program.
-        keep: Moments that are kept. The oldest is removed, by whichever process first has one more. None: all are kept.
+        directory: The folder of the series. It is made if it is missing.
+        tag: A name for the series, which all its snapshots have in common, such as "after_step".
+        role: The role of this process. Default: the process's title or program.
+        keep: The number of moments that are kept. The first process that has one more removes the oldest. None: all are
+            kept.
         synchronize: Before each snapshot, wait until all ranks of torch.distributed (if it is initialised) call
             :meth:`sample`, and until this process's devices are idle. All ranks must use it.
         on_error: "raise" raises a failure. "count" counts it in `failures`, and logs the first one.
 
     Attributes:
-        failures: How many snapshots failed, with ``on_error="count"``.
+        failures: The number of snapshots that failed, with ``on_error="count"``.
         last_failure: The last error.
 
     Raises:
@@ -119,7 +120,7 @@ class MemorySnapshotSampler:
             The path of the file. None after a failure that was counted.
 
         Raises:
-            InvalidArgumentError: `step` is negative or no whole number. Always raised.
+            InvalidArgumentError: `step` is negative or no whole number. This error is raised whatever `on_error` is.
             CaptureInProgressError: With ``synchronize``, a capture is active: waiting would invalidate it.
             OSError: The file could not be written, or an old moment not removed.
             TorchUnavailableError: See :func:`take_snapshot`, also for the other errors.
@@ -186,12 +187,12 @@ def start_history(_folder: str) -> None:
 
 
 def start_snapshots(folder: str) -> None:
-    """Have a snapshot written to a folder before each pause. A forked child that can use CUDA goes on with them."""
+    """Write a snapshot to a folder before each pause from now on. A forked child that can use CUDA goes on with them."""
     sampler = MemorySnapshotSampler(folder, on_error="count")
 
     def write() -> None:
         torch = layer.imported()
-        # False in a forked child that cannot use its parent's CUDA, too.
+        # is_initialized() is also False in a forked child that cannot use its parent's CUDA.
         if torch is None or not torch.cuda.is_initialized():
             return
         path = sampler.sample()
@@ -297,8 +298,8 @@ def remove_oldest(directory: Path, keep: int, found: frozenset[int], current: in
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder that other processes may be removing too, or into which one has just put a late file. What is left is
-    removed by the next call."""
+    """Remove a folder that other processes may be removing too, or into which one of them has just put a late file. The next
+    call removes what is left."""
     try:
         shutil.rmtree(folder)
     except OSError as error:

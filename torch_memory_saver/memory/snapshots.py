@@ -16,27 +16,27 @@ from .loading import KEY
 
 __all__ = ["FORMAT", "take_snapshot", "write_snapshot"]
 
-#: The version of that part's format.
+#: Version of the format of the part that this package adds.
 FORMAT = 1
 
 
 def take_snapshot(*, tag: str = "", step: int | None = None, role: str | None = None) -> dict[str, Any]:
-    """PyTorch's memory and the managed segments at this moment, of this process.
+    """Return PyTorch's memory and the managed segments of this process at this moment.
 
     No work is waited for, and nothing changes on the device: it may be called inside regions, while memory is paused and
     during a capture. Other threads may allocate between the two parts.
 
     Args:
         tag: A name for the moment.
-        step: Its number.
-        role: What this process is. Default: the process's title or program.
+        step: The number of the moment.
+        role: The role of this process. Default: the process's title or program.
 
     Returns:
-        The dict of ``torch.cuda.memory._snapshot()`` with one more key, ``"torch_memory_saver"``. It has the keys `format`,
-        `pid`, `role`, `tag`, `time_ns`, `history`, `segments` (address, bytes, reserved_bytes, device, state, backup and tag
-        of each managed allocation) and `devices` (allocated, reserved, free and total bytes of each device in use). `rank`,
-        `step`, and in `history` `max_entries` and `stacks`, are absent where there is none: the pickle of None has an opcode
-        that PyTorch's snapshots lack.
+        The dict that ``torch.cuda.memory._snapshot()`` returns, with one more key, ``"torch_memory_saver"``. Its value has
+        the keys `format`, `pid`, `role`, `tag`, `time_ns`, `history`, `segments` (address, bytes, reserved_bytes, device,
+        state, backup and tag of each managed allocation) and `devices` (allocated, reserved, free and total bytes of each
+        device in use). `rank`, `step`, and in `history` `max_entries` and `stacks`, are absent where there is none: the
+        pickle of None has an opcode that PyTorch's snapshots lack.
 
     Raises:
         TorchUnavailableError: PyTorch cannot be imported, or finds no CUDA device.
@@ -68,13 +68,13 @@ def write_snapshot(
     step: int | None = None,
     role: str | None = None,
 ) -> Path:
-    """Takes a snapshot and writes it to a file, which then holds all of it or does not exist.
+    """Take a snapshot and write it to a file, which then holds all of it or does not exist.
 
     The file is a pickle that PyTorch's memory_viz page opens as well. It is written under a hidden name beside `path` and
     renamed. An existing file is replaced, a missing folder is made.
 
     Args:
-        path: Of the file, which usually ends in ``.pickle``.
+        path: The path of the file, which usually ends in ``.pickle``.
         tag: See :func:`take_snapshot`.
         step: See :func:`take_snapshot`.
         role: See :func:`take_snapshot`.

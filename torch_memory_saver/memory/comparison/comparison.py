@@ -21,16 +21,16 @@ __all__ = ["Comparison", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. `str()` of it is the table of the command `compare`.
+    """The result of `compare`. `str()` of it is the table that the command `compare` prints.
 
     Attributes:
         moments: The names of the moments, in order.
-        processes: The memory of each process and device. Those that leak come first, by bytes; then those with
+        processes: The memory of each process and device. Entries with leaks come first, by leaked bytes; then entries with
             fragmentation.
         growths: Every call stack of every process and device, the largest growth first.
-        drifts: Blocks that rise in the active-memory timeline; of each device the 50 kinds of most bytes.
+        drifts: Blocks that rise in the active-memory timeline; for each device, the 50 kinds with the most bytes.
         fragmentation: Devices of processes whose unused memory is a finding.
-        notes: What the reader should know of the input: processes that a moment lacks, recording that was off.
+        notes: Facts about the input that the reader should know: processes that a moment lacks, recording that was off.
     """
 
     moments: tuple[str, ...]
@@ -53,7 +53,7 @@ class Comparison:
 
     @property
     def grown(self) -> tuple[StackGrowth, ...]:
-        """Of two moments, the call stacks whose live bytes are more at the second."""
+        """The call stacks with more live bytes at the second moment, if there are only two moments."""
         return self._of(GrowthKind.GROWN)
 
     @property
@@ -67,29 +67,29 @@ class Comparison:
         return render(self)
 
     def table(self, width: int, top: int = 10, varying: bool = False) -> str:
-        """The same as `str()`, for a terminal of `width` characters.
+        """Return the same text as `str()`, for a terminal of `width` characters.
 
         Args:
             width: Characters in a line.
-            top: Rows of each kind; how many more there are is said.
-            varying: Also list the call stacks that vary.
+            top: Number of rows of each kind. The table states how many more there are.
+            varying: Whether to list the call stacks that vary as well.
         """
         from .table import render
 
         return render(self, width, top, varying)
 
     def html(self) -> str:
-        """A page with the findings, a bar a segment and the active-memory timeline. It needs no other file and no
-        network."""
+        """Return a page with the findings, a bar for each segment and the active-memory timeline. The page needs no other
+        file and no network."""
         from .html import page
 
         return page(self, self._series)
 
     def as_dict(self, top: int | None = None) -> dict[str, Any]:
-        """The findings as dicts, lists, texts and numbers, for JSON.
+        """Return the findings as dicts, lists, texts and numbers, for JSON.
 
         Args:
-            top: Entries of each list; None for all.
+            top: Number of entries of each list. None: all entries.
         """
         return _as_dict(self, top)
 
@@ -98,9 +98,10 @@ class Comparison:
 
 
 def compare(*snapshots: str | os.PathLike[str] | Snapshot) -> Comparison:
-    """Compares snapshots of one or more processes, taken at several moments.
+    """Compare snapshots of one or more processes, taken at several moments.
 
-    With three moments or more, memory that grew in every interval is told from memory that grew once. PyTorch is not needed.
+    With three or more moments, memory that grew in every interval is distinguished from memory that grew once. PyTorch is
+    not needed.
 
     Args:
         snapshots: Files, or folders of moments as MemorySnapshotSampler writes them, in the order of time; or what
@@ -139,7 +140,7 @@ def compare(*snapshots: str | os.PathLike[str] | Snapshot) -> Comparison:
 
 
 def _leaked(growths: Sequence[StackGrowth]) -> dict[tuple[Process, int], int]:
-    """The bytes that leaks grew by, of each process and device."""
+    """Return the bytes by which leaks grew, for each process and device."""
     leaked: dict[tuple[Process, int], int] = {}
     for growth in growths:
         if growth.kind is GrowthKind.LEAK:
@@ -166,7 +167,7 @@ def _notes(moments: Sequence[Moment], series: Sequence[Series]) -> list[str]:
 
 
 def _as_dict(comparison: Comparison, top: int | None = None) -> dict[str, Any]:
-    """The findings. `top`: entries of each list; None for all."""
+    """Return the findings. `top` is the number of entries of each list; None for all."""
     return {
         "moments": list(comparison.moments),
         "notes": list(comparison.notes),

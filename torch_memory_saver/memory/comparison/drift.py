@@ -30,9 +30,10 @@ from .processes import Process, Series
 
 __all__ = ["Drift", "allocation_orders", "drifts", "positions"]
 
-#: So many stacks are named that grew below a block.
+#: Number of stacks that are named because they grew below a block.
 _NAMED_BELOW = 5
-#: So many drifts a device are described, those of most bytes. What lies below each takes a pass over all blocks.
+#: Number of drifts that are described for each device: those with the most bytes. Finding the memory below each drift takes
+#: a pass over all blocks.
 _MOST_DRIFTS = 50
 #: The events that end a block. PyTorch 2.0 calls the second "free".
 _ENDS = ("free_completed", "free")
@@ -45,9 +46,9 @@ class Drift:
     Attributes:
         process: The process.
         device: The CUDA ordinal.
-        stack: Where they were allocated.
-        bytes: The requested size of each.
-        blocks: The number of those that rose.
+        stack: The call stack that allocated the blocks.
+        bytes: The requested size of each block.
+        blocks: The number of blocks that rose.
         positions: The live bytes below the first of them, at each moment.
         below: The call stacks that grew below the first of them, and by how many bytes from the first moment to the
             last; the largest first.
@@ -68,7 +69,7 @@ class Drift:
 
 
 def drifts(series: Series) -> Iterator[Drift]:
-    """The drifts of a process, device by device, those of most bytes first."""
+    """Yield the drifts of a process, device by device, those with the most bytes first."""
     if len(series.snapshots) < 2:
         return
     for device in series.devices:
@@ -88,14 +89,15 @@ def drifts(series: Series) -> Iterator[Drift]:
 
 
 class _Kind(NamedTuple):
-    """What blocks have in common that are matched. The requested size, as a block may be the larger rest of a free one."""
+    """The key by which blocks are matched. It has the requested size, because a block may be the larger rest of a free
+    one."""
 
     stack: CallStack
     bytes: int
 
 
 class _Place(NamedTuple):
-    """Where a block lies in an allocation order: how many blocks lie below it, and how many bytes."""
+    """The place of a block in an allocation order: the number of blocks below it, and of bytes."""
 
     number: int
     below: int

@@ -1,4 +1,4 @@
-"""What of a device's reserved memory is not in use, and why it cannot be given back.
+"""Reserved memory of a device that is not in use, and why it cannot be given back.
 
 PyTorch gives a segment back to the driver at once, or one piece of an expandable segment: a *unit*. A unit without a live
 byte is *cached*, and releasing the cache frees it. A unit that few live bytes keep is *held*: its free bytes cannot be given
@@ -34,32 +34,33 @@ __all__ = [
 
 #: A unit is held by few live bytes if less than this share of it is live.
 HELD_SHARE = 0.25
-#: Held bytes are a finding from this share of the reserved bytes on.
+#: Held bytes are a finding if they are at least this share of the reserved bytes.
 _FOUND_SHARE = 0.1
-#: Neither held bytes nor growth is a finding below it: PyTorch reserves 20 MiB at once for a tensor of 2 MiB.
+#: Neither held bytes nor growth is a finding below this size, because PyTorch reserves 20 MiB at once for a tensor of 2 MiB.
 _FOUND_BYTES = 32 << 20
-#: Growth of unused memory is a finding if it grew in each of so many intervals.
+#: Unused memory that grew in every interval is a finding if there are at least this many intervals.
 _FOUND_INTERVALS = 2
-#: So many stacks are named that hold segments.
+#: Number of stacks that are named because they hold segments.
 _NAMED_HOLDERS = 5
 
 
 @dataclass(frozen=True)
 class DeviceUsage:
-    """A process's memory on one device, in bytes, with one value a moment.
+    """A process's memory on one device, in bytes, with one value for each moment.
 
     Attributes:
         process: The process.
         device: The CUDA ordinal.
         moments: The numbers of the moments that have a snapshot of it.
-        reserved: Of all segments.
-        allocated: Of allocated blocks.
-        awaiting_free: Of blocks that are freed and wait for another stream.
-        cached: Of resident segments without a live block, and such pieces of expandable segments.
-        held: The free bytes of resident segments of which less than a quarter is live, and of such pieces.
-        held_segments: The number of these, pieces included.
-        held_pieces: The number of these that are pieces.
-        paused: Of segments that torch_memory_saver has paused.
+        reserved: Bytes of all segments.
+        allocated: Bytes of allocated blocks.
+        awaiting_free: Bytes of blocks that are freed and wait for another stream.
+        cached: Bytes of resident segments without a live block, and of such pieces of expandable segments.
+        held: Free bytes of resident segments of which less than a quarter is live, and of such pieces of expandable
+            segments.
+        held_segments: Number of the segments and pieces that `held` counts.
+        held_pieces: Number of the pieces among them.
+        paused: Bytes of segments that torch_memory_saver has paused.
         unused: Reserved minus allocated, without paused segments.
     """
 
@@ -94,11 +95,11 @@ class Holder:
     """A call stack whose live blocks keep segments.
 
     Attributes:
-        stack: Where the blocks were allocated.
-        bytes: Their size in all.
-        blocks: Their number.
+        stack: The call stack that allocated the blocks.
+        bytes: The total size of the blocks.
+        blocks: The number of blocks.
         segments: The number of held segments, or pieces of expandable ones, that they lie in.
-        held: The free bytes of these segments. What two stacks hold together counts for both.
+        held: The free bytes of these segments. A segment that two stacks hold together counts for both.
     """
 
     stack: CallStack
@@ -113,7 +114,7 @@ class Fragmentation:
     """A device of a process whose unused memory is a finding.
 
     Attributes:
-        usage: Its figures. `usage.is_held` and `usage.unused_grows` say which of them are the finding.
+        usage: The figures of the device. `usage.is_held` and `usage.unused_grows` show which of them are the finding.
         holders: The stacks that hold most, at the last moment.
     """
 
@@ -122,7 +123,7 @@ class Fragmentation:
 
 
 def device_usages(series: Series) -> Iterator[DeviceUsage]:
-    """The figures of each device of a process."""
+    """Yield the figures of each device of a process."""
     for device in series.devices:
         rows = [_usage(snapshot, device) for snapshot in series.snapshots]
         yield DeviceUsage(
@@ -131,18 +132,18 @@ def device_usages(series: Series) -> Iterator[DeviceUsage]:
 
 
 def find_fragmentation(series: Series, usage: DeviceUsage) -> Fragmentation | None:
-    """The finding about one device of a process, if there is one."""
+    """Return the finding about one device of a process, or None."""
     if not usage.is_held and not usage.unused_grows:
         return None
     return Fragmentation(usage, _holders(_held(series.snapshots[-1].segments_of(usage.device))))
 
 
 class Unit(NamedTuple):
-    """A segment, or a piece of one.
+    """Memory that PyTorch gives back to the driver at once: a segment, or a piece of an expandable one.
 
     Attributes:
-        bytes: The size.
-        live: The live blocks that lie in it, at least in part, each with its bytes in it.
+        bytes: The size of the unit.
+        live: The live blocks that lie in the unit, at least in part, each with its bytes in the unit.
         is_piece: Whether it is a piece of an expandable segment.
     """
 
@@ -152,34 +153,34 @@ class Unit(NamedTuple):
 
     @property
     def live_bytes(self) -> int:
-        """The live bytes in it."""
+        """The live bytes in the unit."""
         return sum(size for _, size in self.live)
 
     @property
     def free_bytes(self) -> int:
-        """The other bytes."""
+        """The bytes of the unit that are not live."""
         return self.bytes - self.live_bytes
 
     @property
     def cached(self) -> bool:
-        """Whether nothing in it is live."""
+        """Whether nothing in the unit is live."""
         return not self.live
 
     @property
     def held(self) -> bool:
-        """Whether few live bytes keep it."""
+        """Whether few live bytes keep the unit."""
         return 0 < self.live_bytes < HELD_SHARE * self.bytes
 
 
 def units(segments: Iterable[Segment]) -> Iterator[Unit]:
-    """The units of resident segments, by address. Paused segments hold no device memory, and have none."""
+    """Yield the units of resident segments, by address. Paused segments hold no device memory, and have none."""
     for segment in segments:
         if not segment.paused:
             yield from _units(segment)
 
 
 def held_bytes(segment: Segment) -> int:
-    """The free bytes of a segment that cannot be given back, because few live bytes keep them."""
+    """Return the free bytes of a segment that cannot be given back, because few live bytes keep them."""
     return sum(unit.free_bytes for unit in units([segment]) if unit.held)
 
 

@@ -1,11 +1,12 @@
-"""Which call stacks have more live memory from moment to moment.
+"""Call stacks whose live memory grows from moment to moment.
 
 *Leak*: the live bytes of a call stack grew in every interval, and there are two intervals at least. *Warm-up*: they
 grew, never fell, and did not grow in some interval: lazily created state, or a cache that has filled. *Varying*: they
-also fell. Of two moments nothing of that can be said: what is more then has only *grown*.
+also fell. Two moments cannot show whether growth is a leak or a warm-up: memory that is larger at the second one has only
+*grown*.
 
-Owns these words. Bytes and blocks are counted a process, device and call stack; equal Python frames are one stack,
-whatever C++ frames lie between.
+Owns these words. Bytes and blocks are counted for each process, device and call stack. Stacks with equal Python frames are
+one stack, whatever C++ frames lie between.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .processes import Process, Series
 
 __all__ = ["GrowthKind", "StackGrowth", "classify", "stack_growths"]
 
-#: Growth in every one of so many intervals is a leak.
+#: Growth in every interval is a leak if there are at least this many intervals.
 _INTERVALS_OF_A_LEAK = 2
 
 
@@ -44,11 +45,12 @@ class StackGrowth:
     Attributes:
         process: The process.
         device: The CUDA ordinal.
-        stack: Where the memory was allocated.
+        stack: The call stack that allocated the memory.
         bytes: The live bytes at each moment of the process.
         blocks: The number of live blocks at each moment.
-        requested_bytes: What the program asked for of these.
-        kind: What the requested bytes say. The allocator may give a request a larger block one time than another.
+        requested_bytes: The bytes that the program requested for the live blocks, at each moment.
+        kind: The kind of growth of the requested bytes. The allocator may give the same request a larger block at one time
+            than at another.
     """
 
     process: Process
@@ -76,7 +78,7 @@ class StackGrowth:
 
 
 def classify(values: Sequence[int]) -> GrowthKind:
-    """The kind of growth of live bytes, one value a moment."""
+    """Return the kind of growth of live bytes, given one value for each moment."""
     changes = [after - before for before, after in pairwise(values)]
     if not any(changes):
         return GrowthKind.STEADY
@@ -88,7 +90,7 @@ def classify(values: Sequence[int]) -> GrowthKind:
 
 
 def stack_growths(series: Series) -> Iterable[StackGrowth]:
-    """Every call stack of a process, device by device, in no order."""
+    """Yield every call stack of a process, device by device, in no order."""
     for device in series.devices:
         totals = [_by_stack(snapshot, device) for snapshot in series.snapshots]
         for stack in dict.fromkeys(stack for total in totals for stack in total):

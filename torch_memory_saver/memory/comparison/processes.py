@@ -1,10 +1,10 @@
-"""Which snapshots are of one process: from files and folders to one series a process.
+"""Grouping of snapshots by process: from files and folders to one series for each process.
 
 A *moment* is one step at which every process writes a snapshot: a folder, or files that carry the same step. Processes are
-matched from moment to moment by role and rank. Where a moment has several with the same role and rank, their pids tell them
-apart, else their tags, else the names of their files.
+matched from moment to moment by role and rank. Where a moment has several with the same role and rank, their pids
+distinguish them, else their tags, else the names of their files.
 
-Owns the meaning of what `compare` is given. Knows nothing of what is compared.
+Owns the interpretation of the inputs of `compare`. Knows nothing about the comparison itself.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ..model import Snapshot
 
 __all__ = ["Moment", "Process", "Series", "read_moments", "series_of"]
 
-#: What a file of a moment ends with.
+#: Suffix of a file of a moment.
 _SUFFIX = ".pickle"
 
 
 @dataclass(frozen=True)
 class Process:
-    """Which process it is; what its snapshots do not say is "" or None.
+    """The identity of a process. A value that its snapshots do not report is "" or None.
 
     Attributes:
-        role: Such as "trainer".
-        rank: Its rank.
+        role: The role of the process, such as "trainer".
+        rank: The rank of the process.
         pid: The process id in its last snapshot.
         tag: The tag of its snapshots, where one process has several in a moment.
-        file: The name of its files, where nothing else tells it from others.
+        file: The name of its files, where nothing else distinguishes it from others.
     """
 
     role: str = ""
@@ -66,9 +66,9 @@ class Series:
     """The snapshots of one process.
 
     Attributes:
-        process: Which one.
-        moments: The numbers of the moments that have it, ascending.
-        snapshots: One for each of them.
+        process: The process.
+        moments: The numbers of the moments that have a snapshot of it, ascending.
+        snapshots: One snapshot for each of these moments.
     """
 
     process: Process
@@ -82,7 +82,7 @@ class Series:
 
 
 def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[Moment, ...]:
-    """The moments that the inputs name, in their order.
+    """Return the moments that the inputs name, in their order.
 
     A folder is a moment, or has moments as folders. A file is a moment, unless it has the step of another file of another
     process.
@@ -122,7 +122,7 @@ def _stem(source: str) -> str:
 
 
 def _moments_of(folder: Path) -> list[Path]:
-    """The folder itself, or those in it that have snapshots."""
+    """Return the folder itself, or the folders in it that have snapshots."""
     if _files(folder):
         return [folder]
     found = sorted((path for path in folder.iterdir() if path.is_dir() and _files(path)), key=_natural)
@@ -136,17 +136,17 @@ def _moments_of(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The snapshots of a moment. A hidden file is one that is still being written."""
+    """Return the snapshots of a moment. Hidden files are still being written, so they are skipped."""
     return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.is_file() and not path.name.startswith("."))
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Orders step-9 before step-10."""
+    """Return a key that orders step-9 before step-10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)]
 
 
 def _labels(moments: Sequence[tuple[str, list[Snapshot]]]) -> list[str]:
-    """A short name for each moment: its step, else the name of its file or folder, made unique."""
+    """Return a short name for each moment: its step, else the name of its file or folder, made unique."""
     labels = []
     for name, snapshots in moments:
         steps = {snapshot.step for snapshot in snapshots}
@@ -163,16 +163,16 @@ def _labels(moments: Sequence[tuple[str, list[Snapshot]]]) -> list[str]:
 
 
 def series_of(moments: Sequence[Moment]) -> tuple[Series, ...]:
-    """One series a process, in the order of their roles and ranks.
+    """Return one series for each process, in the order of their roles and ranks.
 
     Raises:
-        InvalidArgumentError: A moment has two snapshots that nothing tells apart.
+        InvalidArgumentError: A moment has two snapshots that nothing distinguishes.
     """
     groups = _split([(at, snapshot) for at, moment in enumerate(moments) for snapshot in moment.snapshots], _LEVELS)
     return tuple(sorted((_series(group, level) for group, level in groups), key=_order))
 
 
-#: What tells processes apart, the first first.
+#: Properties that distinguish processes, in the order in which they are tried.
 _LEVELS: tuple[Callable[[Snapshot], Hashable], ...] = (
     lambda snapshot: (snapshot.role, snapshot.rank),
     lambda snapshot: snapshot.pid,
@@ -186,7 +186,7 @@ _Numbered = list[tuple[int, Snapshot]]
 def _split(
     group: _Numbered, levels: Sequence[Callable[[Snapshot], Hashable]], level: int = 0
 ) -> Iterable[tuple[_Numbered, int]]:
-    """The group in parts that have one snapshot a moment at most, by as few levels as that takes."""
+    """Divide the group into parts that have at most one snapshot for each moment, by as few levels as possible."""
     if level > 0 and max(Counter(at for at, _ in group).values()) == 1:
         yield group, level
         return

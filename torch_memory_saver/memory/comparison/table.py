@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["reasons", "render"]
 
-#: For `str()`, which does not know where its text goes.
+#: Width for `str()`, which does not know where its text goes.
 _DEFAULT_WIDTH = 100
 _DEFAULT_TOP = 10
 _SMALLEST_WIDTH = 60
-#: So many frames of a call stack are shown, and so many changes of a row.
+#: Number of frames of a call stack that are shown, and of changes of a row.
 _FRAMES = 3
 _INTERVALS = 6
 _INDENT = "     "
@@ -36,13 +36,13 @@ _Item = TypeVar("_Item")
 
 
 def render(comparison: Comparison, width: int = _DEFAULT_WIDTH, top: int = _DEFAULT_TOP, varying: bool = False) -> str:
-    """The table.
+    """Return the table.
 
     Args:
         comparison: The results.
         width: Characters in a line. File names are cut at their beginning to fit.
-        top: Rows of each kind.
-        varying: Also list the call stacks that vary.
+        top: Number of rows of each kind.
+        varying: Whether to list the call stacks that vary as well.
     """
     return "\n".join(_Table(comparison, max(width, _SMALLEST_WIDTH), top).lines(varying)) + "\n"
 
@@ -195,7 +195,7 @@ def _where(row: DeviceUsage | StackGrowth | Drift) -> str:
 
 
 def reasons(found: Fragmentation) -> list[str]:
-    """Why it is a finding, a text each. Sizes are in MiB."""
+    """Return the reasons why it is a finding, one text for each. Sizes are in MiB."""
     usage, texts = found.usage, []
     if usage.is_held:
         where = _held_in(usage.held_segments[-1], usage)
@@ -207,7 +207,8 @@ def reasons(found: Fragmentation) -> list[str]:
 
 
 def _held_in(number: int, usage: DeviceUsage) -> str:
-    """In how many segments memory is held. PyTorch gives single pieces of expandable ones back."""
+    """Return a text about the number of segments in which memory is held. PyTorch gives back single pieces of expandable
+    segments."""
     pieces = usage.held_pieces[-1]
     if pieces == 0:
         return counted(number, "segment")
@@ -228,7 +229,7 @@ def _changes(intervals: Sequence[int]) -> str:
 
 
 def _cut_left(text: str, room: int) -> str:
-    """The end of a path, from a separator on where one fits."""
+    """Return the end of a path, from a separator on where one fits."""
     if len(text) <= room:
         return text
     tail = text[len(text) - room + 3 :]

@@ -2,7 +2,7 @@
 
 template.html is the page, style.css its looks, tables.js and pictures.js its script; _html has what all pages share. The
 data is JSON: pictures.py has what is drawn, with the call stacks, and document.py the rest.
-Everything is folded to a bounded size, and what was folded is said.
+Everything is folded to a bounded size, and the page states what was folded.
 """
 
 from .document import page

@@ -1,4 +1,4 @@
-"""The data of the page, and what is folded in it."""
+"""The data of the page, folded to a bounded size."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _TABLE_WIDTH = 110
 
 
 def page(comparison: Comparison, series: Sequence[Series]) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         comparison: The results.
-        series: What was compared.
+        series: The series that were compared.
     """
     return _PAGE.page(_data(comparison, series), {"TABLE": comparison.table(_TABLE_WIDTH)})
 
@@ -66,7 +66,7 @@ def _data(comparison: Comparison, series: Sequence[Series]) -> dict[str, Any]:
 
 
 def _told(comparison: Comparison) -> Iterable[CallStack]:
-    """The stacks that have a number: those of the tables, then those of most bytes."""
+    """Yield the stacks that have a number: those of the tables, then those with the most bytes."""
     yield from (growth.stack for growth in comparison.leaks[:_MOST_ROWS])
     for drift in comparison.drifts[:_MOST_DRIFTS]:
         yield drift.stack
@@ -81,7 +81,7 @@ def _told(comparison: Comparison) -> Iterable[CallStack]:
 
 
 def _recorded(drawn: Iterable[tuple[Series, int]]) -> Iterable[CallStack]:
-    """The stacks of most bytes in the histories, most of them of memory that is freed again."""
+    """Return the stacks with the most bytes in the histories. Most of them allocate memory that is freed again."""
     largest: Counter[CallStack] = Counter()
     for one, device in drawn:
         for snapshot in one.snapshots:
@@ -125,7 +125,7 @@ def _view(series: Series, usage: DeviceUsage, numbers: StackNumbers) -> dict[str
 
 
 def _spread(length: int, most: int) -> list[int]:
-    """At most so many numbers below `length`, evenly spread, with the first and the last."""
+    """Return at most `most` numbers below `length`, evenly spread, with the first and the last."""
     if length <= most:
         return list(range(length))
     return [at * (length - 1) // (most - 1) for at in range(most)]

@@ -27,15 +27,15 @@ __all__ = ["OTHER", "StackNumbers", "bars", "layers"]
 
 #: The number of all call stacks that have none of their own.
 OTHER = 0
-#: So many segments have a bar.
+#: Number of segments that have a bar.
 _MOST_BARS = 120
 #: A block smaller than this share of its segment is merged with small neighbours.
 _SMALLEST_SHARE = 1 / 500
-#: So many allocations are drawn one by one, the largest.
+#: Number of allocations that are drawn one by one: the largest.
 _MOST_ALLOCATIONS = 1200
-#: So many call stacks have a layer of their own for their small allocations; the others share one.
+#: Number of call stacks that have a layer of their own for their small allocations. The others share one.
 _MOST_LAYERS = 16
-#: Points of time of a layer.
+#: Number of points in time of a layer.
 _SAMPLES = 240
 _UNKNOWN = CallStack((), Origin.UNRECORDED)
 
@@ -57,7 +57,7 @@ class StackNumbers:
         return self._numbers.get(stack, OTHER)
 
     def data(self) -> dict[str, Any]:
-        """The stacks by number, and the texts of their frames."""
+        """Return the stacks by number, and the texts of their frames."""
         rows: list[dict[str, Any]] = [
             {"title": "other call stacks", "frames": [], "leak": False, "native": 0, "known": False}
         ]
@@ -82,12 +82,12 @@ class StackNumbers:
 
 
 def bars(segments: Sequence[Segment], numbers: StackNumbers) -> dict[str, Any]:
-    """The bars of a device's segments.
+    """Return the bars of a device's segments.
 
     Returns:
-        "rows": of each segment its bytes, live bytes, state, tag, its held bytes, whether its pool is private, whether it is
-        expandable, and its blocks as [offset, bytes, stack, whether it awaits a free, number of blocks].
-        "folded": how many segments have no bar, their bytes and live bytes.
+        "rows": for each segment its bytes, live bytes, state, tag, its held bytes, whether its pool is private, whether it
+        is expandable, and its blocks as [offset, bytes, stack, whether it awaits a free, number of blocks]. "folded": how
+        many segments have no bar, their bytes and live bytes.
     """
     ordered = sorted(segments, key=_importance)
     folded = ordered[_MOST_BARS:]
@@ -130,7 +130,7 @@ def _blocks(segment: Segment, numbers: StackNumbers) -> list[list[int]]:
 
 
 def _merged(run: Sequence[Block], segment: Segment, numbers: StackNumbers) -> list[list[int]]:
-    """One row for neighbouring blocks; small free ones between them are drawn as if they were live."""
+    """Return one row for neighbouring blocks. Small free blocks between them are drawn as if they were live."""
     if not run:
         return []
     stacks = {numbers[block.stack] for block in run}
@@ -147,7 +147,7 @@ def _merged(run: Sequence[Block], segment: Segment, numbers: StackNumbers) -> li
 
 
 class _Allocation:
-    """From event `start` to event `end`, exclusive."""
+    """An allocation that lives from event `start` to event `end`, which is exclusive."""
 
     __slots__ = ("bytes", "end", "stack", "start")
 
@@ -156,16 +156,16 @@ class _Allocation:
 
 
 def layers(events: Sequence[Event], order: Sequence[Block], numbers: StackNumbers) -> dict[str, Any]:
-    """The timeline of a device.
+    """Return the timeline of a device.
 
     Args:
-        events: Its history, oldest first.
-        order: Its live blocks, in the order of their allocation.
-        numbers: Of the call stacks.
+        events: The history of the device, oldest first.
+        order: The live blocks of the device, in the order of their allocation.
+        numbers: The numbers of the call stacks.
 
     Returns:
-        "events": their number. "allocations": [start, end, bytes, stack], in order. "layers": the folded ones, with bytes at
-        each of `samples` points. "folded": how many allocations these have.
+        "events": the number of events. "allocations": [start, end, bytes, stack], in order. "layers": the folded
+        allocations, with bytes at each of `samples` points. "folded": the number of folded allocations.
     """
     allocations = _allocations(events, order)
     kept = set(heapq.nlargest(_MOST_ALLOCATIONS, range(len(allocations)), key=lambda number: allocations[number].bytes))
