@@ -85,6 +85,25 @@ def test_calls_that_only_stand_ins_refuse_are_accepted() -> None:
         assert values.tolist() == [3.0, 2.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_results_have_their_types_where_stand_ins_were_refused(dtype: torch.dtype) -> None:
+    """The rehearsal of a large call has shorter weights, which the operator refuses. The device computes in float32."""
+    values, weights = ones(300, 256, dtype=dtype), ones(256, dtype=dtype)
+    for _ in range(2):
+        normal, mean, scale = torch.native_layer_norm(values, (256,), weights, weights, 1e-5)
+        assert (normal.dtype, mean.dtype, scale.dtype) == (dtype, torch.float32, torch.float32)
+        assert bool((normal == 1).all())
+
+
+def test_stand_ins_of_other_shapes_refuse_nothing_in_a_capture() -> None:
+    values, weights = ones(300, 192), ones(192)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        normal = functional.layer_norm(values, (192,), weights, weights)
+    graph.replay()
+    assert bool((normal == 1).all())
+
+
 def test_the_state_of_the_hosts_generator_stays() -> None:
     before = torch.get_rng_state()
     functional.dropout(ones(8), 0.5, True)

@@ -237,9 +237,10 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
                 if isinstance(refused, Doubted) and refused.certain and schema.is_out:
                     raise refused.__cause__ or refused from None  # it may be about outputs, which _ask replaces
                 # The operator itself decides, and raises its own message.
-                answer = _ask(schema, given, arguments, keywords)
-                if isinstance(refused, Doubted):
-                    refused.forget()
+                if not isinstance(refused, Doubted):
+                    return _ask(schema, given, arguments, keywords)
+                answer = _ask(schema, given, arguments, keywords, refused.returned)
+                refused.forget()
                 return answer
         return _ask(schema, given, arguments, keywords)
 
@@ -350,8 +351,11 @@ def _allocate(expected: Any, call: Call) -> Any:
     return expected
 
 
-def _ask(schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Runs an operator and waits for the description of its results. A second request copies them to device memory."""
+def _ask(
+    schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any], expected: Any = None
+) -> Any:
+    """Runs an operator and waits for the description of its results. A second request copies them to device memory, where
+    they have the types of the results in `expected`: an operator may be computed in a wider type than its result has."""
     call = schema.call()
     taken, named = _take(call, schema, arguments, keywords)
     if schema.is_out:  # the outputs are resized after the answer
@@ -366,10 +370,12 @@ def _ask(schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], key
     key, described, values = call.ask(request)
     if key is None:
         return _put(values, [])
-    made = [_allocate(Result(shape.size, shape.stride, shape.dtype), call) for shape in described]
+    found = [Result(shape.size, shape.stride, shape.dtype) for shape in described]
+    types = [each.dtype for each in _results_in(expected)] or [each.dtype for each in found]
+    made = [_allocate(each._replace(dtype=dtype), call) for each, dtype in zip(found, types, strict=True)]
     if schema.is_out:
         made = [given[each] for each in schema.returned if each is not None]
-        _resize(made, [Result(shape.size, shape.stride, shape.dtype) for shape in described])
+        _resize(made, found)
     second = Call()
     second.device = call.device
     places = tuple([second.add(tensor, True) for tensor in made])
@@ -377,6 +383,12 @@ def _ask(schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], key
     answer = _put(values, made)
     arguments_returned = [given[each] for each in schema.returned if each is not None]
     return answer if None in schema.returned else _returned(arguments_returned)
+
+
+def _results_in(expected: Any) -> list[Result]:
+    if isinstance(expected, list):
+        return [result for each in expected for result in _results_in(each)]
+    return [expected] if isinstance(expected, Result) else []
 
 
 def _put(values: Any, made: list[torch.Tensor]) -> Any:

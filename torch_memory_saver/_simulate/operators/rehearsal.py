@@ -22,9 +22,9 @@ _ELEMENTS = 1 << 16
 #: The longest dimension of the smaller tensors, and the largest number among the other arguments: it may be a result's size.
 _LENGTH = 8
 _LARGEST_NUMBER = 256
-#: Errors that do not depend on the lengths of dimensions.
+#: Errors that do not depend on the lengths of dimensions: an error about a shape does.
 _OF_ANY_LENGTH = re.compile(
-    r"not implemented for|dtype|data type|scalar type|Dimension out of range|Expected .* but got"
+    r"not implemented for|dtype|data type|scalar type|Dimension out of range|Expected (?!.* shape).* but got"
     r"|unsupported operation|ambiguous"
 )
 
