@@ -38,7 +38,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from _common import MIB, check
-from _transformer import Shape, Transformer
+from transformer import Shape, Transformer
 
 from torch_memory_saver import torch_memory_saver
 
@@ -119,7 +119,7 @@ class Engine:
         self.bucket: torch.Tensor | None = None
 
     def decode(self) -> None:
-        self.tokens.copy_(self.model.decode(self.tokens, self.cache, self.position))
+        self.tokens.copy_(self.model.decode(self.tokens, self.cache, self.position).argmax(dim=-1))
         self.position += 1
 
     def sleep(self) -> None:

@@ -1,12 +1,14 @@
-"""The model of rl_sharded.py: a transformer that is trained on whole sequences and answers one token at a time."""
+"""A causal transformer that is trained on whole sequences and decodes one token at a time with a KV cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import nn
+
+#: The keys and values of one layer, and the position of the next token.
+Cache = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -15,16 +17,7 @@ class Shape:
     layers: int = 4
     heads: int = 4
     words: int = 512
-    length: int = 16
-    """The number of tokens of a sequence."""
-
-
-class Cache(NamedTuple):
-    """The KV cache of one layer."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    position: torch.Tensor
+    length: int = 16  # of a sequence, in tokens
 
 
 class Block(nn.Module):
@@ -43,8 +36,8 @@ class Block(nn.Module):
         parts = self.qkv(self.before_attention(hidden)).chunk(3, dim=-1)
         query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         if cache is not None:
-            key = cache.keys.index_copy_(2, cache.position, key)
-            value = cache.values.index_copy_(2, cache.position, value)
+            keys, values, position = cache
+            key, value = keys.index_copy_(2, position, key), values.index_copy_(2, position, value)
         scores = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5
         mixed = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1) @ value
         hidden = hidden + self.out(mixed.transpose(1, 2).flatten(2))
@@ -75,9 +68,9 @@ class Transformer(nn.Module):
         return (shape.layers, 2, sequences, shape.heads, shape.length, shape.width // shape.heads)
 
     def decode(self, tokens: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Return the most likely token after each of `tokens`, which are at `position` of their sequences."""
+        """Return the logits of the token after each of `tokens`, which are at `position` of their sequences."""
         hidden = self.words(tokens[:, None]) + self.places(position)
         seen = torch.arange(self.shape.length, device=tokens.device) <= position
         for block, layer in zip(self.blocks, cache, strict=True):
-            hidden = block(hidden, seen, Cache(layer[0], layer[1], position))
-        return self.head(self.norm(hidden))[:, 0].argmax(dim=-1)
+            hidden = block(hidden, seen, (*layer, position))
+        return self.head(self.norm(hidden))[:, 0]

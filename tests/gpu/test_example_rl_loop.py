@@ -1,0 +1,50 @@
+"""Guards the main example: it learns, computes the losses of the same program without torch_memory_saver, bit for bit, and
+holds less memory in every stage."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import pytest
+from gpu_support import REPOSITORY, subprocess_run
+
+pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
+
+KEPT = REPOSITORY / "tests" / "gpu" / "programs" / "rl_loop_kept.py"
+MANAGED = REPOSITORY / "examples" / "rl_loop.py"
+ROW = re.compile(r" *\d+ +(\S+) +(\S+) +(\d+) +(\d+) +(\d+)")
+KV_MIB = 512
+#: Device memory that the driver may need at one time and not at another.
+SLACK_MIB = 64
+
+
+class Row(NamedTuple):
+    reward: str
+    loss: str
+    update: int
+    rollout: int
+    train: int
+
+
+def run(program: str, steps: int) -> list[Row]:
+    done = subprocess_run([program, "--steps", str(steps), "--kv-mib", str(KV_MIB)], timeout=280).check()
+    found = [match.groups() for line in done.output.splitlines() if (match := ROW.fullmatch(line))]
+    assert len(found) == steps
+    return [Row(reward, loss, *map(int, sizes)) for reward, loss, *sizes in found]
+
+
+def test_losses_are_those_of_the_run_that_keeps_everything() -> None:
+    managed, kept = run(str(MANAGED), 4), run(str(KEPT), 4)
+    assert [(row.reward, row.loss) for row in managed] == [(row.reward, row.loss) for row in kept]
+    assert len({row.loss for row in managed}) == 4
+    for own, other in zip(managed, kept, strict=True):
+        assert own.update <= other.update - KV_MIB + SLACK_MIB
+        assert own.train <= other.train - KV_MIB + SLACK_MIB
+        assert own.rollout < other.rollout
+
+
+def test_it_learns() -> None:
+    rows = run(str(MANAGED), 16)
+    rewards = [float(row.reward) for row in rows]
+    assert sum(rewards[-4:]) > 2 * sum(rewards[:4])
