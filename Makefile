@@ -338,6 +338,7 @@ layers: $(C_CORE) $(C_GLUE) $(C_PRELOAD) $(C_LOOKUPS) $(C_SIMULATOR) ## fails wh
 layers-picture: layers ## docs/images/layers.svg and package-layers.svg, drawn anew
 	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --svg docs/images/layers.svg
 	$(PYTHON) tools/package_picture.py
+	$(PYTHON) docs/darken.py
 lint-format:
 	@echo "$(CLANG_FORMAT) --dry-run -Werror" && $(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 lint-c:
@@ -384,6 +385,11 @@ format: ## the C and Python files, rewritten in their format
 	$(PYTHON) -m ruff format $(PYTHON_FILES)
 
 ##@ Release
+.PHONY: pages
+pages: ## the generated tables and the dark pictures of docs, written anew (PYTHON has Pillow)
+	$(PYTHON) docs/generated.py
+	$(PYTHON) docs/darken.py
+
 .PHONY: docs
 docs: ## the documentation, in build/docs (PYTHON has the package and its extra `docs`)
 	@$(PYTHON) -c 'import mkdocs, torch_memory_saver' 2>/dev/null || \

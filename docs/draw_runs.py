@@ -1,4 +1,4 @@
-"""Draws docs/images/runs.svg and runs-dark.svg: the addresses of one tag, and the handles behind them, over two resumes.
+"""Draws docs/images/runs.svg: the addresses of one tag, and the handles behind them, over two resumes.
 
     python docs/draw_runs.py
 
@@ -38,7 +38,7 @@ _TITLE = "The addresses of one tag, and the handles behind them"
 
 
 class Colors(NamedTuple):
-    """Of one colour scheme. `run` is the outline of a handle, `wash` its inside, `paused` an allocation without memory."""
+    """The colours. `run` is the outline of a handle, `wash` its inside, `paused` an allocation without memory."""
 
     ink: str
     quiet: str
@@ -50,11 +50,7 @@ class Colors(NamedTuple):
     slack: str
 
 
-#: The pictures, by their names in IMAGES.
-SCHEMES = {
-    "runs.svg": Colors("#1e293b", "#64748b", "#ffffff", "#e2e8f0", "#63a4d8", "#1d4ed8", "#eff6ff", "#c8874a"),
-    "runs-dark.svg": Colors("#e2e8f0", "#94a3b8", "#1e2129", "#3b4252", "#4f92c8", "#93c5fd", "#1e2d45", "#e0a469"),
-}
+COLORS = Colors("#1e293b", "#64748b", "#ffffff", "#e2e8f0", "#63a4d8", "#1d4ed8", "#eff6ff", "#c8874a")
 
 
 class Span(NamedTuple):
@@ -307,9 +303,7 @@ def main() -> None:
     if sys.argv[1:] == ["--record"]:
         print(json.dumps(record()))
     else:
-        rows = stages()
-        for name, colors in SCHEMES.items():
-            (IMAGES / name).write_text(draw(rows, colors), encoding="utf-8")
+        (IMAGES / "runs.svg").write_text(draw(stages(), COLORS), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,34 +1,23 @@
-"""What MkDocs does to the pages before it renders them: tables from the code, and files of the repository.
+"""The changes that MkDocs makes to the pages before it renders them.
 
-A page asks by a comment on a line of its own: ``<!-- generated: NAME -->``, with a name of GENERATED, or
-``<!-- include: FILE -->``. tests/docs/test_generated.py calls the same functions, so that a variable without an explanation
-fails there and not only where MkDocs is installed.
+The pages can be read on GitHub without a build. GitHub's syntax is translated here where MkDocs has another: alerts become
+admonitions. A page that stands for a file of the repository has a link to the file between two comments,
+``<!-- include: FILE -->`` and ``<!-- end of include -->``, which the file's text replaces. The lists of objects for
+mkdocstrings are in comments, ``<!-- reference ... -->``, because GitHub cannot show what they stand for.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DOCS = REPOSITORY / "docs"
 
-#: A row of the table in config.c: kind, name, the variable read in its place, field, default, what is allowed.
-_ROW = re.compile(r'^    X\((\w+), "(TMS_\w+)", (NULL|"\w+"), (\w+), "([^"]*)", (\w+|"[^"]*")\)', re.MULTILINE)
-_STRING = re.compile(r'^#define (\w+) "([^"]*)"$', re.MULTILINE)
-#: A field of the struct in config.h, and the comment that explains it.
-_FIELD = re.compile(r"^ {4}\S.*?\b(\w+); +/\* (TMS_\w+): (.*?) \*/$", re.MULTILINE | re.DOTALL)
-_SIMULATED = re.compile(r"^ \*   (TMS_SIMULATED_\w+) +(.+(?:\n \* {10,}.+)*)", re.MULTILINE)
-_COMMAND = re.compile(r"^    ([a-z]+) ", re.MULTILINE)
-
-_REQUEST = re.compile(r"^<!-- (generated|include): (\S+) -->$", re.MULTILINE)
+_INCLUDE = re.compile(r"^<!-- include: (\S+) -->\n.*?^<!-- end of include -->$", re.MULTILINE | re.DOTALL)
+_ALERT = re.compile(r"^> \[!(NOTE|TIP|WARNING)\]\n((?:>.*\n?)+)", re.MULTILINE)
+_REFERENCE = re.compile(r"^<!-- reference\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]\n]+)\]\(([^)\s]+)\)")
 _ROLE = re.compile(r":(?:attr|class|func|meth|mod):(?=<code>)")
 _ELSEWHERE = re.compile(r"https?:|#")
@@ -39,106 +28,6 @@ _PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",
-}
-
-
-class Variable(NamedTuple):
-    """One environment variable."""
-
-    name: str
-    meaning: str
-    allowed: str
-    default: str
-
-
-def variables() -> list[Variable]:
-    """Every variable of the package: those of the native code, then those of the Python code."""
-    return [*native_variables(), *python_variables()]
-
-
-def python_variables() -> list[Variable]:
-    """The variables that the Python code reads, from the table in variables.py, which is read and not imported."""
-    source = (REPOSITORY / "torch_memory_saver/_engine/variables.py").read_text(encoding="utf-8")
-    tables = [
-        node.value
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PYTHON_VARIABLES"
-    ]
-    (table,) = (value for value in tables if isinstance(value, ast.Tuple))
-    rows = [[ast.literal_eval(text) for text in row.args] for row in table.elts if isinstance(row, ast.Call)]
-    return [Variable(*row) for row in rows]
-
-
-def native_variables() -> list[Variable]:
-    """The variables of the native code: names, defaults and what is allowed from config.c, meanings from config.h."""
-    source = (REPOSITORY / "csrc/base/config.c").read_text(encoding="utf-8")
-    header = (REPOSITORY / "csrc/base/config.h").read_text(encoding="utf-8")
-    strings = dict(_STRING.findall(source))
-    meanings = {name: _one_line(text) for _, name, text in _FIELD.findall(header)}
-    rows = []
-    for _, name, instead, _, default, allowed in _ROW.findall(source):
-        text = strings[allowed] if allowed in strings else allowed.strip('"')
-        initial = f"`{default}`" if default else "none"
-        if instead != "NULL":
-            initial = f"`{instead.strip(chr(34))}`, else {initial}"
-        rows.append(Variable(name, meanings[name], text, initial))
-    return rows
-
-
-def simulated_variables() -> list[tuple[str, str]]:
-    """The variables of the simulated GPU, from its manual."""
-    manual = (REPOSITORY / "csrc/simulator/simulator.h").read_text(encoding="utf-8")
-    return [(name, _one_line(text.removesuffix("*/"))) for name, text in _SIMULATED.findall(manual)]
-
-
-@functools.cache
-def commands() -> list[tuple[str, str]]:
-    """Every command, and what it prints for ``--help``: "" is the program itself."""
-    overview = _help([])
-    names = _COMMAND.findall(overview)
-    return [("", overview), *((name, _help([name])) for name in names)]
-
-
-def _help(arguments: list[str]) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TMS_")}
-    environment |= {"COLUMNS": "100", "NO_COLOR": "1", "TMPDIR": "/tmp"}
-    if any((REPOSITORY / "torch_memory_saver").glob("_core.*.so")):  # built in the tree: otherwise the installed package
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "torch_memory_saver", *arguments, "--help"]
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=DOCS).stdout
-
-
-def _one_line(text: str) -> str:
-    return " ".join(re.sub(r"\n *\*? *", " ", text).split())
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _environment() -> str:
-    lines = ["| variable | meaning | value | default |", "| --- | --- | --- | --- |"]
-    lines += [f"| `{row.name}` | {_cell(row.meaning)} | {_cell(row.allowed)} | {row.default} |" for row in variables()]
-    return "\n".join(lines)
-
-
-def _simulated() -> str:
-    lines = ["| variable | meaning |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| `{name}` | {_cell(text)} |" for name, text in simulated_variables())])
-
-
-def _command_line() -> str:
-    parts = []
-    for name, text in commands():
-        parts += [f"### {name}\n"] if name else []
-        parts.append(f"```text\n{text.rstrip()}\n```\n")
-    return "\n".join(parts)
-
-
-GENERATED: dict[str, Callable[[], str]] = {
-    "environment": _environment,
-    "simulated": _simulated,
-    "command-line": _command_line,
 }
 
 
@@ -157,13 +46,18 @@ def _include(name: str, link: Callable[[str], str | None]) -> str:
 
 
 def expand(markdown: str, link: Callable[[str], str | None]) -> str:
-    """The page with everything that it asks for. `link` gives the address of a file's page, None if it has none."""
+    """The page with the files that it stands for. `link` gives the address of a file's page, None if it has none."""
+    return _INCLUDE.sub(lambda request: _include(request[1], link), markdown)
 
-    def answer(request: re.Match[str]) -> str:
-        kind, name = request.groups()
-        return _include(name, link) if kind == "include" else GENERATED[name]()
 
-    return _REQUEST.sub(answer, markdown)
+def admonitions(markdown: str) -> str:
+    """The page with an admonition in place of each alert."""
+
+    def translate(alert: re.Match[str]) -> str:
+        lines = [line.removeprefix(">").removeprefix(" ") for line in alert[2].splitlines()]
+        return f"!!! {alert[1].lower()}\n\n" + "\n".join(f"    {line}".rstrip() for line in lines) + "\n"
+
+    return _ALERT.sub(translate, markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -183,4 +77,4 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
             return up + path.removeprefix("docs/") + mark + anchor
         return None
 
-    return expand(markdown, link)
+    return _REFERENCE.sub(r"\1", admonitions(expand(markdown, link)))

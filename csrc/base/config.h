@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "include/tms.h"
 
-/* docs/hooks.py copies the comment of each variable's field, from the name to the end, into the documentation. Defaults and
+/* docs/generated.py copies the comment of each variable's field, from the name to the end, into the documentation. Defaults and
  * allowed values are in the table of config.c. Limits and sizes are kept in bytes; UINT64_MAX is no limit. The backend is
  * TMS_BACKUP_PINNED or TMS_BACKUP_MMAP, the policy is never TMS_HOST_DEFAULT, and an empty lock_directory or
  * shared_page_directory is explained in device_lock.h and shared_page_file.h. */

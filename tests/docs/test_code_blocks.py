@@ -21,9 +21,6 @@ _READ = [read(page) for page in pages()]
 PROGRAMS = [program for programs, _ in _READ for program in programs]
 SKIPPED = [block for _, blocks in _READ for block in blocks]
 
-#: README is an overview. Details are in docs.
-README_WORDS = 1000
-
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_a_block_runs(program: Program, tmp_path: Path) -> None:
@@ -49,8 +46,3 @@ def test_a_block_runs(program: Program, tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", SKIPPED, ids=lambda block: block.name)
 def test_a_block_that_is_not_run_says_why(block: Skipped) -> None:
     pytest.skip(block.reason)
-
-
-def test_readme_is_short() -> None:
-    words = len((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
-    assert words <= README_WORDS, f"README has {words} words: move what is not for a first look to docs/"

@@ -1,10 +1,11 @@
-"""Guards that the reference pages match the code: docs/hooks.py finds everything that the code has, and names on the pages
-exist."""
+"""Guards that the pages match the code: their generated parts are up to date, docs/generated.py finds everything that the
+code has, and names on the pages exist."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -19,23 +20,31 @@ if not (REPOSITORY / "docs").is_dir():
     pytest.skip("needs the sources: there is no docs/", allow_module_level=True)
 
 
-def _load_hooks() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("documentation_hooks", REPOSITORY / "docs" / "hooks.py")
+def _load(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, REPOSITORY / "docs" / f"{name}.py")
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
     specification.loader.exec_module(module)
     return module
 
 
-hooks = _load_hooks()
+generated = _load("generated")
+hooks = _load("hooks")
+REFERENCE = REPOSITORY / "docs" / "reference"
 
 
-def _expanded(page: Path) -> str:
-    return str(hooks.expand(page.read_text(encoding="utf-8"), lambda target: None))
+@pytest.mark.parametrize(
+    "page", [path for path in pages() if "<!-- generated: " in path.read_text(encoding="utf-8")], ids=str
+)
+def test_generated_parts_are_up_to_date(page: Path) -> None:
+    own_form = sys.version_info >= (3, 13)  # argparse prints options in another form
+    text = page.read_text(encoding="utf-8")
+    assert generated.refreshed(text, lambda name: not (own_form and name == "command-line")) == text, "run: make pages"
 
 
 def test_every_variable_has_a_row_and_an_explanation() -> None:
-    rows = hooks.variables()
+    rows = generated.variables()
     assert {row.name for row in rows} == set(_core.SETTINGS) | {row.name for row in PYTHON_VARIABLES}
     assert [tuple(row) for row in rows[-len(PYTHON_VARIABLES) :]] == [tuple(row) for row in PYTHON_VARIABLES]
     assert [row.name for row in rows if len(row.meaning) < 10 or not row.allowed or not row.default] == []
@@ -47,7 +56,7 @@ def test_every_variable_that_the_code_names_has_a_row_and_there_are_few() -> Non
         name for path in sources for name in re.findall(r'(?<!b)"(TMS_[A-Z_]*[A-Z])\b', path.read_text(encoding="utf-8"))
     }
     of_others = ("TMS_SIMULATED", "TMS_GPU", "TMS_DEMO", "TMS_WERROR")
-    known = {row.name for row in hooks.variables()}
+    known = {row.name for row in generated.variables()}
     assert {name for name in named if not name.startswith(of_others)} <= known
     assert len(known) <= 22
 
@@ -55,43 +64,96 @@ def test_every_variable_that_the_code_names_has_a_row_and_there_are_few() -> Non
 def test_every_variable_of_the_simulated_gpu_has_a_row() -> None:
     sources = (REPOSITORY / "csrc" / "simulator").rglob("*.c")
     read = {name for path in sources for name in re.findall(r'"(TMS_SIMULATED_\w+)"', path.read_text(encoding="utf-8"))}
-    assert {name for name, _ in hooks.simulated_variables()} == read
+    assert {name for name, _ in generated.simulated_variables()} == read
 
 
 def test_variables_that_the_pages_mention_exist() -> None:
-    known = {row.name for row in hooks.variables()} | {name for name, _ in hooks.simulated_variables()}
+    known = {row.name for row in generated.variables()} | {name for name, _ in generated.simulated_variables()}
     for page in pages():
         mentioned = set(re.findall(r"\bTMS_[A-Z_]+[A-Z]\b(?!\*)", page.read_text(encoding="utf-8")))
         assert mentioned <= known, page
 
 
 def test_every_command_and_option_is_shown() -> None:
-    page = _expanded(REPOSITORY / "docs" / "reference" / "command-line.md")
-    commands = dict(hooks.commands())
-    assert set(commands) == {"", "demo", "doctor", "run", "top", "ask", "compare", "timeline", "simulate"}
-    for name, text in commands.items():
-        assert text.rstrip() in page, name
+    page = (REFERENCE / "command-line.md").read_text(encoding="utf-8")
+    assert set(dict(generated.commands())) == {"", "demo", "doctor", "run", "top", "ask", "compare", "timeline", "simulate"}
     assert "--bandwidth SIZE" in page
 
 
+def _reference() -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(REFERENCE.rglob("*.md")))
+
+
 def test_every_public_name_is_in_the_reference() -> None:
-    page = (REPOSITORY / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
-    page += (REPOSITORY / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
-    bound = {name for name in torch_memory_saver.__all__ if hasattr(torch_memory_saver.TorchMemorySaver, name)}
-    names = set(torch_memory_saver.__all__) - bound - {"__version__", "memory_saver", "torch_memory_saver"}
-    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", page)] == []
+    page = _reference()
+    names = set(torch_memory_saver.__all__) - {"__version__", "errors", "memory_saver", "reports", "torch_memory_saver"}
+    assert [name for name in sorted(names) if not re.search(rf"^::: [\w.]*\b{name}$", page, re.MULTILINE)] == [
+        "OutOfMemoryError",
+        "TorchMemorySaverError",  # both are in the list of the module errors
+    ]
+
+
+def test_every_method_and_setting_is_in_the_reference() -> None:
+    found = re.findall(r"^::: torch_memory_saver\.TorchMemorySaver\.(\w+)$", _reference(), re.MULTILINE)
+    names = {name for name in dir(torch_memory_saver.TorchMemorySaver) if not name.startswith("_")}
+    assert sorted(found) == sorted(names)
 
 
 @pytest.mark.parametrize("package", [layer_graphs, layer_graphs.plan, memory])
 def test_every_name_of_a_package_is_in_the_reference(package: ModuleType) -> None:
-    page = (REPOSITORY / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     name = re.escape(package.__name__)
-    assert sorted(re.findall(rf"^::: {name}\.(\w+)$", page, re.MULTILINE)) == sorted(set(package.__all__) - {"plan"})
+    found = re.findall(rf"^::: {name}\.(\w+)$", _reference(), re.MULTILINE)
+    assert sorted(found) == sorted(set(package.__all__) - {"plan"})
 
 
-def test_requests_of_the_pages_are_answered() -> None:
+def test_a_reference_list_has_its_table_before_it() -> None:
     for page in pages():
-        assert not re.search(r"<!-- (generated|include):", _expanded(page)), page
+        text = page.read_text(encoding="utf-8")
+        assert text.count("<!-- reference\n") == text.count("<!-- generated: summary -->") + page.match(
+            "docs/reference/api.md"
+        ) + (page.name == "errors.md")
+
+
+def test_files_that_pages_stand_for_are_included() -> None:
+    page = (REPOSITORY / "docs" / "changelog.md").read_text(encoding="utf-8")
+    assert "## Unreleased" in hooks.expand(page, lambda target: None)
+
+
+def test_alerts_become_admonitions() -> None:
+    page = "Text.\n\n> [!WARNING]\n> One line,\n> and another.\n>\n> - a list\n\nMore.\n"
+    assert hooks.admonitions(page) == "Text.\n\n!!! warning\n\n    One line,\n    and another.\n\n    - a list\n\nMore.\n"
+
+
+def test_every_alert_of_the_pages_becomes_an_admonition() -> None:
+    for page in pages():
+        assert not re.search(r"^> *\[!", hooks.admonitions(page.read_text(encoding="utf-8")), re.MULTILINE), page
+
+
+def _words(page: Path) -> int:
+    return len(generated.written(page.read_text(encoding="utf-8")).split())
+
+
+def test_pages_are_short() -> None:
+    """README is an overview, and few people read more than a few pages. The API's words come from docstrings."""
+    assert _words(REPOSITORY / "README.md") <= 1000
+    assert _words(REPOSITORY / "docs" / "performance.md") <= 2000
+    others = [page for page in (REPOSITORY / "docs").rglob("*.md") if "reference/api" not in str(page)]
+    assert sum(_words(page) for page in others) <= 32_000
+
+
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("sleep", "guides/engines.md"),
+        ("wake up", "guides/engines.md"),
+        ("staged", "guides/training-and-rollout.md"),
+        ("OOM", "guides/out-of-memory.md"),
+        ("LoRA", "guides/engines.md"),
+        ("verl", "guides/engines.md"),
+    ],
+)
+def test_a_search_finds_words_that_users_know_from_engines(word: str, page: str) -> None:
+    assert word in (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
 
 
 def test_functions_that_the_pages_name_are_in_the_code() -> None:

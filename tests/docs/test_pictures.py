@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from document_blocks import REPOSITORY
+from document_blocks import REPOSITORY, pages
 
 from torch_memory_saver.layer_graphs.plan import run_orders
 
@@ -68,12 +68,41 @@ def test_the_picture_of_the_schedule_is_what_is_drawn(tmp_path: Path) -> None:
 def test_the_picture_of_runs_is_what_the_core_does() -> None:
     picture = _load("draw_runs")
     stages = picture.stages()
-    for name, colors in picture.SCHEMES.items():
-        committed = (picture.IMAGES / name).read_text(encoding="utf-8")
-        assert committed == picture.draw(stages, colors), "run: python docs/draw_runs.py"
+    committed = (picture.IMAGES / "runs.svg").read_text(encoding="utf-8")
+    assert committed == picture.draw(stages, picture.COLORS), "run: python docs/draw_runs.py"
     assert [len(stage.handles) for stage in stages[:3]] == [picture.ALLOCATIONS, 0, stages[2].calls["cuMemCreate"]]
     assert stages[2].calls["cuMemCreate"] < picture.ALLOCATIONS / 4
     assert [stage.slack_bytes for stage in stages] == [0, 0, 0, 2 * picture.BYTES, 2 * picture.BYTES - picture.SMALL, 0]
+
+
+def test_every_picture_has_its_dark_version() -> None:
+    darken = _load("darken")
+    pictures = [path for path in darken.IMAGES.iterdir() if not path.stem.endswith("-dark")]
+    assert len(pictures) > 8
+    for picture in pictures:
+        dark = picture.with_name(f"{picture.stem}-dark{picture.suffix}")
+        assert dark.exists(), "run: make pages"
+        if picture.suffix == ".svg":
+            expected = darken.dark_svg(picture.read_text(encoding="utf-8"))
+            assert dark.read_text(encoding="utf-8") == expected, f"{dark.name}: run make pages"
+
+
+def test_pages_show_each_picture_in_both_schemes() -> None:
+    for page in [*pages(), REPOSITORY / "ARCHITECTURE.md"]:
+        shown = re.findall(r"!\[[^\]]*\]\((\S*images/\S+?)\)", page.read_text(encoding="utf-8"))
+        light = [name for name in shown if name.endswith("#gh-light-mode-only")]
+        dark = [name for name in shown if name.endswith("#gh-dark-mode-only")]
+        assert len(light) + len(dark) == len(shown), page
+        expected = [re.sub(r"\.(svg|png)#gh-light", r"-dark.\1#gh-dark", name) for name in light]
+        assert dark == expected, page
+
+
+def test_a_colour_becomes_one_of_the_other_lightness() -> None:
+    dark_color = _load("darken").dark_color
+    assert dark_color("#fff") == dark_color("white") == "#1e2129"
+    assert dark_color("#000000") == dark_color("black") == "#e6e9ee"
+    red, green, blue = bytes.fromhex(dark_color("#800000")[1:])
+    assert red > 2 * green and red > 2 * blue
 
 
 def test_a_chart_is_read_as_it_was_printed() -> None:
