@@ -18,6 +18,16 @@ const PHASE_ROWS = { copy: 1, create: 2, map: 2 };
 const PHASE_HUES = { turn: 0, wait: 0, synchronize: 40, plan: 70, copy: 212, unmap: 285, discard: 285, create: 165, map: 130 };
 const NEAR = 4;
 
+// One phase of each colour, with the text for the legend.
+const PHASE_TEXTS = {
+  turn: "waits", synchronize: "waits for the GPU", plan: "plans", copy: "copies",
+  unmap: "releases", create: "creates memory", map: "maps memory",
+};
+
+function phaseColour(name) {
+  return `hsl(${PHASE_HUES[name] ?? 0} ${name === "turn" || name === "wait" ? 0 : 55}% ${palette.lightness})`;
+}
+
 const chosen = { tag: null };
 
 // Of a tag of the process that has this place on its GPU.
@@ -238,7 +248,7 @@ function drawPhases({ host, gpu, context, count, process }, call, top) {
     const left = Math.max(xOf(host, call.at + after, count), MARGIN);
     const right = Math.min(xOf(host, call.at + after + ns, count), MARGIN + count);
     if (right <= left) continue;
-    context.fillStyle = `hsl(${PHASE_HUES[name] ?? 0} ${name === "turn" || name === "wait" ? 0 : 55}% ${palette.lightness})`;
+    context.fillStyle = phaseColour(name);
     context.fillRect(left, top + (PHASE_ROWS[name] || 0) * LANE.phase, Math.max(right - left, 0.5), LANE.phase - 1);
   }
 }

@@ -229,7 +229,15 @@ function addHost(host) {
 // ---- The legend: tags can be picked out
 
 function paint(box) {
-  box.style.background = colour(Number(box.dataset.tag), Number(box.dataset.place));
+  const { phase, tag, place } = box.dataset;
+  box.style.background = phase ? phaseColour(phase) : colour(Number(tag), Number(place));
+}
+
+function phaseEntry(phase) {
+  const entry = legendEntry("phase", PHASE_TEXTS[phase]);
+  entry.firstChild.dataset.phase = phase;
+  paint(entry.firstChild);
+  return entry;
 }
 
 function showLegend() {
@@ -263,7 +271,8 @@ function showLegend() {
   if (folds) entries.push(legendEntry("folded", "tags with less memory, together"));
   const signs = [["hatched", "paused"], ["below", "below the line: backups"], ["other", "other"], ["line", "memory of the GPU"]];
   const calls = [["pause", "pause"], ["resume", "resume"], ["failed", "failed"]];
-  byId("legend").replaceChildren(...entries, ...[...signs, ...calls].map(([name, text]) => legendEntry(name, text)));
+  const others = [...signs, ...calls].map(([name, text]) => legendEntry(name, text));
+  byId("legend").replaceChildren(...entries, ...others, ...Object.keys(PHASE_TEXTS).map(phaseEntry));
 }
 
 function start() {
@@ -276,7 +285,7 @@ function start() {
   redrawAll();
   window.addEventListener("resize", redrawAll);
   onColourScheme(() => {
-    document.querySelectorAll("[data-tag]").forEach(paint);
+    document.querySelectorAll("[data-tag], [data-phase]").forEach(paint);
     redrawAll();
   });
   document.documentElement.dataset.openedMs = performance.now().toFixed(0);

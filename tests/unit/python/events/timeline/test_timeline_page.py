@@ -235,6 +235,17 @@ def test_in_a_browser_the_begin_of_a_long_tag_is_shown(tmp_path: Path) -> None:
 
 
 @needs_browser
+def test_in_a_browser_the_legend_has_each_colour_of_the_phases(tmp_path: Path) -> None:
+    text = opened(write_timeline(tmp_path / "page.html", logs=two_processes("weights")))
+    legend = text.partition('id="legend"')[2].partition("</ul>")[0]
+    entries = re.findall(r'data-phase="(\w+)" style="background: ([^;]+);"></span>([^<]+)', legend)
+    assert [name for name, _, _ in entries] == ["turn", "synchronize", "plan", "copy", "unmap", "create", "map"]
+    hues = dict(re.findall(r"(\w+): (\d+)", text.partition("PHASE_HUES = {")[2].partition("}")[0]))
+    assert set(hues) == {"turn", "synchronize", "plan", "create", "map", "copy", "unmap", "discard", "wait"}
+    assert len({color for _, color, _ in entries}) == len(set(hues.values())) == len(entries)
+
+
+@needs_browser
 @pytest.mark.parametrize(("tags", "named"), [(13, False), (14, True)])
 def test_in_a_browser_the_legend_names_the_band_of_many_tags(tmp_path: Path, tags: int, named: bool) -> None:
     process = Process(1)
