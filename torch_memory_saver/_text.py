@@ -20,6 +20,8 @@ __all__ = [
     "suggestion",
     "table",
     "warn_once",
+    "with_points",
+    "with_sentence",
     "wrapped",
 ]
 
@@ -57,6 +59,17 @@ def binary_size(size: float) -> str:
         size /= _STEP
         del units[0]
     return f"{size:.1f}".removesuffix(".0") + f" {units[0]}"
+
+
+def with_sentence(message: str, sentence: str) -> str:
+    """Return an error's message with a sentence after its first line, which may be ""."""
+    first, line_break, points = message.partition("\n")
+    return f"{first} {sentence}{line_break}{points}" if sentence else message
+
+
+def with_points(message: str, *points: str) -> str:
+    """Return an error's message with further points, a line each. A point that is "" is left out."""
+    return "\n- ".join([message, *filter(None, points)])
 
 
 def counted(number: int, noun: str) -> str:

@@ -8,12 +8,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Results that the oldest supported cuda.h does not define. */
+/* Results that are missing in the oldest supported cuda.h. */
 enum { RESULT_CONTAINED = 226, RESULT_TENSOR_MEMORY_LEAK = 721 };
 
 /* The advice that is appended to an error's message. Statuses without a row have no advice that fits every case.
- * X(enumerator suffix, advice, whether it is also appended to a detail). Where the last column is false, a detail contains
- * its own advice. */
+ * X(enumerator suffix, advice, whether it is also appended to a detail). If the last column is false, a detail contains its
+ * own advice. */
 #define STATUS_ADVICE(X)                                                                                                    \
     X(OUT_OF_DEVICE_MEMORY,                                                                                                 \
       "Pause other tags, delete tensors and empty the framework's cache, or let the other processes on the device give "    \
@@ -56,7 +56,7 @@ const char *tms_status_text(tms_status_t status) {
     return "unknown status";
 }
 
-/* The advice for a status, or NULL. */
+/* Returns the advice for a status, or NULL. */
 static const char *status_advice(tms_status_t status, bool has_detail) {
     switch (status) {
 #define ADVICE(name, advice, with_detail)                                                                                   \
@@ -127,8 +127,8 @@ void tms_error_clear(tms_error_t *error) {
     error->device = TMS_NO_DEVICE;
 }
 
-/* The length without an incomplete UTF-8 sequence at the end. Tags and paths are UTF-8, and a text truncated inside a
- * character cannot be decoded. */
+/* Returns the length without an incomplete UTF-8 sequence at the end. Tags and paths are UTF-8, and a text truncated inside
+ * a character cannot be decoded. */
 static size_t whole_characters(const char *text, size_t length) {
     enum { CONTINUATION_MASK = 0xC0, CONTINUATION = 0x80, LONGEST = 4 };
     size_t lead = length;
@@ -165,20 +165,21 @@ void tms_error_append(tms_error_t *error, const char *format, ...) {
     va_end(arguments);
 }
 
-/* "2097152 bytes (2.0 MiB)". */
 void tms_error_append_bytes(tms_error_t *error, uint64_t bytes) {
     if (!error) return;
     static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     const double step = 1024.0;
-    tms_error_append(error, "%" PRIu64 " bytes", bytes);
     double amount = (double)bytes / step;
-    if (amount < 1.0) return;
+    if (amount < 1.0) {
+        tms_error_append(error, "%" PRIu64 " bytes", bytes);
+        return;
+    }
     size_t unit = 0;
     while (amount >= step && unit + 1 < sizeof(units) / sizeof(units[0])) {
         amount /= step;
         unit++;
     }
-    tms_error_append(error, " (%.1f %s)", amount, units[unit]);
+    tms_error_append(error, "%.1f %s", amount, units[unit]);
 }
 
 static const char *name_of(const tms_error_t *error) {
@@ -204,7 +205,7 @@ static void begin(tms_error_t *error, tms_status_t status, const tms_error_conte
     tms_error_append(error, "%s%s%s", error->operation, error->operation[0] ? ": " : "", tms_status_text(status));
 }
 
-/* Appends ": <bytes> bytes, device <d>, ..." for the known fields; returns the separator before a detail. */
+/* Appends ": <size>, device <d>, ..." for the known fields; returns the separator before a detail. */
 static const char *append_facts(tms_error_t *error) {
     const char *separator = ": ", *end = ": ";
     if (error->bytes) {

@@ -1,8 +1,8 @@
 /* The error value: filled in one place, so that every message has the same shape.
  *
- * A message reads "<operation>: <what>; <call> failed with <name> (<number>): <bytes> bytes, device <d>, tag '<t>';
- * <detail>. <Advice>." without the parts that do not apply. All functions may be called on any thread, take no lock, and
- * accept a NULL error. */
+ * A message reads "<operation>: <what>; <call> failed with <name> (<number>): <size>, device <d>, tag '<t>'; <detail>.
+ * <Advice>." without the parts that do not apply. Further points are lines that begin with "- ". All functions may be called
+ * on any thread, take no lock, and accept a NULL error. */
 #ifndef TMS_STATUS_H
 #define TMS_STATUS_H
 
@@ -26,37 +26,37 @@ void tms_error_clear(tms_error_t *error);
 
 /* Each fills *error from the context and returns the status to hand on, so that a caller can write `return
  * tms_error_set(...)`. `format` is the detail of the case, without an initial capital and a final full stop. The advice of
- * the status follows it where it adds something (status.c). */
+ * the status follows if it adds something (status.c). */
 __attribute__((format(printf, 4, 5))) tms_status_t tms_error_set(tms_error_t *error, tms_status_t status,
                                                                  const tms_error_context_t *context, const char *format,
                                                                  ...);
 
-/* Appends to the message of an error that is already set. That message ends with a full stop. `error` may be NULL. */
+/* Appends to the message of an error that is already set, which ends with a full stop. `error` may be NULL. */
 __attribute__((format(printf, 2, 3))) void tms_error_append(tms_error_t *error, const char *format, ...);
 
-/* The same with "2097152 bytes (2.0 MiB)". */
+/* Appends a size for people, such as "2.0 MiB". */
 void tms_error_append_bytes(tms_error_t *error, uint64_t bytes);
 
-/* Appends that undoing the failed operation failed, too, by which call. */
+/* Appends that undoing the failed operation failed as well, and which call failed. */
 void tms_error_append_undoing(tms_error_t *error, const tms_error_t *undoing);
 
-/* A driver call failed with `result`. The status follows from the result: out of memory, device lost (sticky errors), driver
- * unavailable (not initialised, no device, deinitialised), capture in progress (the stream-capture family), invalid state
- * (not permitted, the result inside a host callback), else TMS_DRIVER. `name` is the driver's name of the result, or NULL if
- * it has none. */
+/* Fills *error for a driver call that failed with `result`. The status follows from the result: out of memory, device lost
+ * (sticky errors), driver unavailable (not initialised, no device, deinitialised), capture in progress (the stream-capture
+ * family), invalid state (not permitted, the result inside a host callback), else TMS_DRIVER. `name` is the driver's name of
+ * the result, or NULL if it has none. */
 tms_status_t tms_error_set_driver(tms_error_t *error, const tms_error_context_t *context, const char *call, int result,
                                   const char *name);
 
-/* A system call failed with errno `os_error`. ENOMEM gives TMS_OUT_OF_HOST_MEMORY, any other number TMS_BACKUP_IO. `path`
- * may be NULL. */
+/* Fills *error for a system call that failed with errno `os_error`. ENOMEM gives TMS_OUT_OF_HOST_MEMORY, any other number
+ * TMS_BACKUP_IO. `path` may be NULL. */
 tms_status_t tms_error_set_os(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,
                               const char *path);
 
-/* The same with a status of the caller's. */
+/* Fills *error for such a system call, with a status that the caller chooses. */
 tms_status_t tms_error_set_system(tms_error_t *error, tms_status_t status, const tms_error_context_t *context,
                                   const char *call, int os_error, const char *path);
 
-/* The status for a CUresult. Public for the tests. */
+/* Returns the status for a CUresult. Public for the tests. */
 tms_status_t tms_status_from_driver(int result);
 
 #endif

@@ -39,15 +39,15 @@ _SHOWN = (
     Mutant(
         "a-warning-of-pytorchs-shortage-does-not-name-slack",
         _SOURCES + "_diagnostics/out_of_memory/reporter.py",
-        "use, names_slack=True)",
-        "use)",
+        "account.sentence), account.slack_sentence, *points",
+        "account.sentence), *points",
         ("tests/unit/python/diagnostics/out_of_memory/test_reporter.py::test_the_observer_names_slack",),
     ),
     Mutant(
         "an-error-names-slack-twice",
         _SOURCES + "_diagnostics/out_of_memory/reporter.py",
-        'account.slack_sentence if names_slack else ""',
-        "account.slack_sentence",
+        "account.sentence), *points),)",
+        "account.sentence), account.slack_sentence, *points),)",
         ("tests/unit/python/diagnostics/out_of_memory/test_reporter.py::test_a_failed_resume_names_slack_once",),
     ),
     Mutant(

@@ -226,11 +226,11 @@ def test_memory_kept_by_another_threads_region_is_named(tag: str, large: int) ->
         with saver.region(f"{tag}/b"):
             other = empty(large)
         empty(SIZE)  # outside of regions: PyTorch keeps its own cache while a thread is in one
-        with pytest.raises(errors.OutOfMemoryError, match=r"still caches \d+ bytes.*another thread") as caught:
+        with pytest.raises(errors.OutOfMemoryError, match=r"still caches .*another thread") as caught:
             saver.resume(tag)
         assert "which gave" not in str(caught.value)
-        cached = re.search(r"still caches (\d+) bytes", str(caught.value))
-        assert cached is not None and int(cached[1]) >= SIZE
+        cached = re.search(r"still caches ([\d.]+) MiB", str(caught.value))
+        assert cached is not None and float(cached[1]) >= SIZE / MIB
         assert not is_active(tensor)
     theirs.clear()
     del other

@@ -49,7 +49,7 @@ always: list[Callable[[], None]] = []
 #: How long the process's exit waits for work that is under way, in seconds.
 _EXIT_PATIENCE_S = 5.0
 
-_Explain = Callable[[OutOfMemoryError, tuple[str, ...] | None], str]
+_Explain = Callable[[OutOfMemoryError, tuple[str, ...] | None], None]
 
 _explanations: list[_Explain] = []
 
@@ -194,10 +194,11 @@ def start_from_environment() -> None:
 
 def explain_errors_by(explanation: _Explain) -> None:
     """Register a function that is called with each error of a resume, after the last attempt of the resume, and with the
-    tags that the resume selects. The function may add to the message and returns the added text. It must not raise."""
+    tags that the resume selects. The function may add to the message. It must not raise."""
     _explanations.append(explanation)
 
 
-def explain(error: OutOfMemoryError, tags: tuple[str, ...] | None) -> str:
-    """Return the text that was added to the message of the error; "" if no text was added."""
-    return "".join([explanation(error, tags) for explanation in _explanations])
+def explain(error: OutOfMemoryError, tags: tuple[str, ...] | None) -> None:
+    """Call the registered functions with the error."""
+    for explanation in _explanations:
+        explanation(error, tags)

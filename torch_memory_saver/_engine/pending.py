@@ -47,7 +47,7 @@ class PendingResume:
         self._hooks = hooks
         self._tags = tags
         self._failures = itertools.count()
-        self._explanation = ""  # what the message of the first error got
+        self._message = ""  # of the first error, with its explanation
 
     @property
     def done(self) -> bool:
@@ -139,9 +139,10 @@ class PendingResume:
     def _explain(self, error: OutOfMemoryError) -> None:
         """One report for the resume, however often its failure is raised."""
         if next(self._failures) == 0:
-            self._explanation = explain(error, self._tags)
-        else:
-            error.args = (f"{error}{self._explanation}",)
+            explain(error, self._tags)
+            self._message = str(error)
+        elif self._message:
+            error.args = (self._message,)
 
 
 class PendingResumes:

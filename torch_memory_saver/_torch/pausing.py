@@ -15,10 +15,11 @@ The engine calls this around the native pause and resume, with no lock held.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import TypeVar
 
 from torch_memory_saver import _core
+from torch_memory_saver._text import binary_size, with_points
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.frames import Frame, Pause
 from torch_memory_saver._torch.layer import DEFAULT_POOL, PoolId, TorchCuda, devices_in_use
@@ -29,7 +30,6 @@ from torch_memory_saver.errors import OutOfMemoryError
 __all__ = ["await_regions", "has_idle_segment", "make_room", "pausing", "with_room"]
 
 _Result = TypeVar("_Result")
-_MIB = 1 << 20
 
 
 class pausing(OneUse):
@@ -159,7 +159,7 @@ def with_room(
             return resume_at_once()
         except OutOfMemoryError as error:
             failure = error
-    failure.args = (str(failure) + _account(torch, given + more),)
+    failure.args = (with_points(str(failure), *_account(torch, given + more)),)
     try:
         raise failure
     finally:
@@ -224,17 +224,13 @@ def _held_bytes(torch: TorchCuda) -> int:
     return reserved - _core.counters()["paused_bytes"]
 
 
-def _account(torch: TorchCuda | None, given: int) -> str:
-    """Return the part of the error message that describes PyTorch's cache."""
-    text = ""
+def _account(torch: TorchCuda | None, given: int) -> Iterator[str]:
+    """Yield the points of an error's message that describe PyTorch's cache."""
     if given:
-        text = (
-            f" PyTorch's cache in this process was emptied before, which gave {given} bytes ({given / _MIB:.0f} MiB) back."
-        )
+        yield f"PyTorch's cache in this process was emptied before, which gave {binary_size(given)} back."
     kept = 0 if torch is None else sum(torch.releasable_bytes(device) for device in _caching(torch))
     if kept:
-        text += (
-            f" PyTorch still caches {kept} bytes ({kept / _MIB:.0f} MiB), which it keeps while another thread is inside a "
-            "region or a capture is under way."
+        yield (
+            f"PyTorch still caches {binary_size(kept)}, which it keeps while another thread is inside a region or a capture "
+            "is under way."
         )
-    return text

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 enum {
-    TEXT_BYTES = 16384, /* of memory.stat and /proc/meminfo; the relevant lines come early */
+    TEXT_BYTES = 16384, /* bytes read of memory.stat and /proc/meminfo; the relevant lines come early */
     NUMBER_BYTES = 64
 };
 
@@ -40,7 +40,7 @@ typedef struct tms_host_cgroup {
  * opened for this reason may set one. */
 static bool is_shortage(int os_error) { return os_error == EMFILE || os_error == ENFILE || os_error == ENOMEM; }
 
-/* Reads the beginning of a file as text. NULL on success, else the failed call, with errno. */
+/* Reads the beginning of a file as text. Returns NULL on success, else the failed call with errno set. */
 static const char *read_text(const char *root, const char *directory, const char *name, char *text, size_t capacity) {
     char path[PATH_MAX];
     int length = snprintf(path, sizeof path, "%s%s/%s", root, directory, name);
@@ -99,7 +99,7 @@ static bool list_has(const char *list, const char *word) {
     return false;
 }
 
-/* The path of this process in the hierarchy of a version, from the text of /proc/self/cgroup. */
+/* Finds the path of this process in the hierarchy of a cgroup version, in the text of /proc/self/cgroup. */
 static bool find_path(const char *text, bool second, char path[PATH_MAX]) {
     for (const char *line = text; line && *line; line = strchr(line, '\n')) {
         if (*line == '\n') line++;
@@ -244,7 +244,7 @@ void tms_host_limits_release(tms_host_limits_t *limits) {
 
 static uint64_t subtract(uint64_t from, uint64_t amount) { return from > amount ? from - amount : 0; }
 
-/* False if the file cannot be read. If that is for lack of descriptors or memory, the headroom is zero. */
+/* Returns false if the file cannot be read. If the reason is a lack of descriptors or memory, the headroom becomes zero. */
 static bool read_now(const tms_host_limits_t *limits, const char *directory, const char *name, char *text, size_t capacity,
                      tms_host_headroom_t *headroom) {
     const char *call = read_text(limits->root, directory, name, text, capacity);
@@ -328,7 +328,7 @@ tms_status_t tms_host_headroom_fail(const tms_host_headroom_t *headroom, uint64_
     if (headroom->call) return fail_unread(headroom, &here, error);
     if (headroom->limit_bytes) (void)snprintf(limit, sizeof limit, " (%.1f MiB)", (double)headroom->limit_bytes / mib);
     return tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, &here,
-                         "%.1f MiB may still be used before %s%s is reached. Raise that limit or TMS_HOST_MEMORY_LIMIT_MB, "
-                         "whichever it is, keep backups on disk (backup=\"disk\"), or do without them (backup=\"discard\")",
+                         "%.1f MiB may still be used before %s%s is reached. Raise this limit, keep backups on disk "
+                         "(backup=\"disk\"), or do without them (backup=\"discard\")",
                          (double)headroom->bytes / mib, headroom->where, limit);
 }

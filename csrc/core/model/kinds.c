@@ -110,7 +110,7 @@ void tms_kinds_explain_slack(tms_saver_t *saver, int device, tms_error_t *error)
     }
     pthread_mutex_unlock(&saver->lock);
     if (slack.total == 0) return;
-    tms_error_append(error, " ");
+    tms_error_append(error, "\n- ");
     tms_error_append_bytes(error, slack.total);
     tms_error_append(error, " are slack, which freed allocations have left in the runs of ");
     tms_tag_bytes_append(&slack, error);

@@ -21,11 +21,11 @@ typedef struct tms_transition_asked {
     const tms_selection_t *selection;
     const char *operation;
     tms_segment_state_t from, through, to;
-    tms_tag_t **tags; /* those of the selection that exist; NULL: all */
+    tms_tag_t **tags; /* the tags of the selection that exist; NULL: all */
     size_t tag_count;
     uint64_t address; /* 0, or selects only the allocation that it lies in, unless that is damaged */
     bool guards;      /* guard mode is on */
-    bool gives_up;    /* a pause: also gives up the backups of what is paused already */
+    bool gives_up;    /* a pause that gives up the backups of paused allocations, too */
 } tms_transition_asked_t;
 
 /* The plan of one attempt. Each attempt resets it, except for `collectable`. */
@@ -33,21 +33,20 @@ typedef struct tms_transition_planned {
     tms_segment_t *first, **end;   /* in order of allocation; a resume sorts them */
     tms_device_mask_t collectable; /* only segments of these devices are selected */
     tms_device_mask_t owners;      /* devices that own a segment on the list */
-    tms_device_mask_t affected;    /* devices that have access to one */
+    tms_device_mask_t affected;    /* devices that have access to such a segment */
     tms_device_mask_t peers_seen;  /* saver->peers.seen when the list was built */
     bool incomplete;               /* the list lacks selected segments that are damaged */
     size_t given_up;               /* segments whose backups the call gives up */
-    tms_run_t *runs;               /* that the call owns: of its segments; a resume adds those that it makes */
+    tms_run_t *runs;               /* the runs of its segments, which the call owns; a resume adds the runs that it makes */
     tms_backup_batch_t batch;      /* the batches of a pause in the stores */
-    uint64_t total_bytes;          /* to be copied */
+    uint64_t total_bytes;          /* number of bytes to be copied */
 } tms_transition_planned_t;
 
 /* The results of an attempt. The devices' parts write the atomics concurrently. */
 typedef struct tms_transition_done {
     _Atomic uint64_t copied_bytes;  /* completed part of `total_bytes` */
-    _Atomic uint64_t mapped_bytes;  /* by a resume */
     _Atomic tms_device_mask_t busy; /* devices that may still be copying after a failure */
-    tms_device_mask_t guard_pages;  /* devices of which the call holds a reference to the guard page */
+    tms_device_mask_t guard_pages;  /* devices to whose guard page the call holds a reference */
     tms_quiesced_t quiesced;        /* a resume: the devices that may have read the guarded segments on its list */
     bool damaged;                   /* an attempt has left a segment damaged, which another attempt would skip */
     tms_report_t report;

@@ -64,7 +64,7 @@ typedef struct restoration {
     tms_device_mask_t peers;
     tms_copier_t copier;
     tms_phase_t creating, mapping, copying;
-    tms_segment_t *unmapped; /* those before it on the list have memory */
+    tms_segment_t *unmapped; /* segments before it on the list have memory */
 } restoration_t;
 
 static tms_status_t make_memory(restoration_t *all, tms_run_t *run, const tms_error_context_t *context, tms_error_t *error) {
@@ -83,8 +83,9 @@ static tms_status_t make_memory(restoration_t *all, tms_run_t *run, const tms_er
     return status;
 }
 
-/* Makes a run for the segments that are placed with `leader`. One that does not fit is tried with half of them, down to the
- * leader alone. A run that could not be undone belongs to the call, too, and ends the attempts: its addresses are taken. */
+/* Makes a run for the segments that are placed with `leader`. A run that does not fit is tried with half of them, down to
+ * the leader alone. A run that could not be undone also belongs to the call, and ends the attempts because its addresses are
+ * taken. */
 static tms_status_t make_run(restoration_t *all, tms_segment_t *leader, tms_error_t *error) {
     tms_transition_t *t = all->t;
     tms_error_context_t context = tms_transition_context_of(t, leader);
@@ -102,20 +103,6 @@ static tms_status_t make_run(restoration_t *all, tms_segment_t *leader, tms_erro
     }
 }
 
-static tms_status_t populate(restoration_t *all, const tms_segment_t *segment, tms_error_t *error) {
-    tms_transition_t *t = all->t;
-    tms_segment_t *leader = segment->placement.leader; /* before halves of its run are tried: it may be another one then */
-    tms_status_t status = make_run(all, leader, error);
-    if (status == TMS_OK)
-        atomic_fetch_add(&t->done.mapped_bytes, tms_run_bytes(leader->run));
-    else if (status == TMS_OUT_OF_DEVICE_MEMORY)
-        tms_error_append(error,
-                         " %llu bytes were mapped before that and have been given back: everything stays paused, and "
-                         "resume() can be called again.",
-                         (unsigned long long)atomic_load(&t->done.mapped_bytes));
-    return status;
-}
-
 /* on_idle of the copier: maps the memory of the next segment. */
 static tms_status_t populate_ahead(void *context, bool *more, tms_error_t *error) {
     restoration_t *all = context;
@@ -124,7 +111,7 @@ static tms_status_t populate_ahead(void *context, bool *more, tms_error_t *error
         segment = segment->next_in_transition;
     all->unmapped = segment;
     *more = segment != NULL;
-    return segment ? populate(all, segment, error) : TMS_OK;
+    return segment ? make_run(all, segment->placement.leader, error) : TMS_OK;
 }
 
 /* Whether the device's free memory suffices for its segments now. */
@@ -159,8 +146,8 @@ static tms_status_t restore_segments(restoration_t *all, tms_wait_t *wait, tms_e
         if (status != TMS_OK) break;
         if (segment->device != all->device) continue;
         tms_error_context_t context = tms_transition_context_of(all->t, segment);
-        /* A run that was tried with half of its segments may not be that of this one. */
-        while (status == TMS_OK && !tms_segment_is_mapped(segment)) status = populate(all, segment, error);
+        /* A run that was tried with half of its segments may not contain this segment. */
+        while (status == TMS_OK && !tms_segment_is_mapped(segment)) status = make_run(all, segment->placement.leader, error);
         if (status == TMS_OK && all->copier.open) status = load(all, segment, error);
         if (status == TMS_OK) status = tms_wait_check(wait, &context, error);
     }

@@ -22,9 +22,9 @@
 
 /* The memory that the selected segments need now, by device. */
 typedef struct demand {
-    tms_device_mask_t owners; /* including those of damaged segments, which may be repaired before the next attempt */
+    tms_device_mask_t owners; /* damaged segments count: they may be repaired before the next attempt */
     uint64_t bytes[TMS_MAX_DEVICES];
-    uint64_t guarded[TMS_MAX_DEVICES];  /* how many of the segments are guarded */
+    uint64_t guarded[TMS_MAX_DEVICES];  /* number of segments that are guarded */
     uint64_t returned[TMS_MAX_DEVICES]; /* bytes of the guard page, if no other segment needs it */
 } demand_t;
 
@@ -41,8 +41,8 @@ typedef struct patience {
 
 /* ---- one attempt ---- */
 
-/* Memory that a device may still be copying to stays mapped. It is damaged, with its backup, until the device has been
- * synchronized. */
+/* Whether a device may still be copying to the run. If so, the memory stays mapped and is damaged, with its backup, until
+ * the device has been synchronized. */
 static bool may_be_in_use(tms_transition_t *t, const tms_run_t *run) {
     return run->mapped && (atomic_load(&t->done.busy) >> run->device & 1);
 }
@@ -56,7 +56,7 @@ static void guard_again(tms_transition_t *t, tms_segment_t *segment) {
     tms_guarding_cover(t, segment, peers | (tms_device_mask_t)1 << segment->device);
 }
 
-/* Releases a run that this call has made. Its context is that of one of its segments. */
+/* Releases a run that this call has made. Errors name one of its segments. */
 static void undo_run(tms_transition_t *t, const tms_segment_t *segment) {
     tms_run_t *run = segment->run;
     tms_error_t reason;
@@ -170,25 +170,29 @@ static tms_status_t find_shortage(tms_transition_t *t, shortage_t *worst, tms_er
     return TMS_OK;
 }
 
-/* Appends the needed, free and missing memory to the error of the last attempt. */
+/* Rewrites the error of the last attempt: needed, free and missing memory first, then the rest as points. */
 static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     shortage_t shortage;
     if (!error || find_shortage(t, &shortage, NULL) != TMS_OK || shortage.device == TMS_NO_DEVICE) return;
-    tms_error_append(error, " In all device %d needs ", shortage.device);
+    error->message[0] = '\0';
+    tms_error_append(error, "%s: device %d needs ", error->operation, shortage.device);
     tms_error_append_bytes(error, shortage.needed);
-    tms_error_append(error, ", has ");
+    tms_error_append(error, " and has ");
     tms_error_append_bytes(error, shortage.free);
-    tms_error_append(error, " free, and ");
-    if (shortage.missing > 0)
-        tms_error_append_bytes(error, shortage.missing);
-    else
-        tms_error_append(error, "by now nothing");
-    tms_error_append(error, " %s missing", shortage.missing > 0 ? "are" : "is");
+    tms_error_append(error, shortage.missing > 0 ? " free: " : " free by now: ");
+    tms_error_append_bytes(error, shortage.missing);
+    tms_error_append(error, " are missing");
     if (t->asked.selection->timeout_seconds > 0) tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
-    tms_error_append(error, ".");
+    tms_error_append(error,
+                     ".\n- Everything stays paused, and resume() can be called again.\n- To make room, pause other tags, "
+                     "delete tensors and empty the framework's cache, or let other processes on the device give memory "
+                     "back; resume(timeout=seconds) waits for them.\n- %s failed with %s (%d) for ",
+                     error->call, error->result_name, (int)error->driver_result);
+    tms_error_append_bytes(error, error->bytes);
+    tms_error_append(error, " of tag '%s'.", error->tag);
 }
 
-/* Different in two processes that begin at the same time; not 0. */
+/* Returns a seed that is not 0 and differs in two processes that begin at the same time. */
 static uint32_t seed(const tms_transition_t *t) {
     const double nanoseconds = 1e9;
     const uint32_t spread = 2654435761u; /* a large odd number, which spreads neighbouring process ids */
@@ -274,7 +278,7 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
         tms_error_append(error, " If these contents are lost, pause(tag, backup=\"discard\") gives them up, and resume(tag) "
                                 "then brings the memory back without them.");
     tms_backup_stores_after_resume(&saver->stores);
-    /* Also after a call that failed because it skipped damaged segments. */
+    /* This is done even after a call that failed because it skipped damaged segments. */
     if (t.done.report.allocations > 0 && t.devices->count > 1) {
         /* A device may have come into use while the memory was being mapped. A failure does not fail the resume. */
         tms_error_t reason;

@@ -43,7 +43,7 @@ static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
 
 /* ---- selection ---- */
 
-/* Finds the tags, once for each call and without the saver's lock. Counts those that no allocation ever had. */
+/* Finds the tags, once for each call and without the saver's lock. Counts the tags that no allocation ever had. */
 static tms_status_t find_tags(tms_transition_t *t, tms_error_t *error) {
     const tms_selection_t *selection = t->asked.selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
@@ -145,7 +145,7 @@ static void collect(tms_transition_t *t) {
 /* Selected segments that the call did not move, with the driver's failure. */
 typedef struct skipped {
     uint64_t allocations, bytes;
-    tms_error_context_t context; /* of the first */
+    tms_error_context_t context; /* context of the first */
     char call[TMS_ERROR_NAME_BYTES];
     int result;
     bool has_other_tags;
@@ -225,7 +225,6 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     t->done.notes = (tms_transition_notes_t){.dropped_bytes = 0};
     t->planned.total_bytes = 0;
     atomic_store(&t->done.copied_bytes, 0);
-    atomic_store(&t->done.mapped_bytes, 0);
     /* Checked again: a capture may have begun while this call waited for its turn or for memory. */
     if (t->devices) status = check_visible_captures(t, error);
     if (status == TMS_OK) {
@@ -244,8 +243,8 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-/* A call that waits for its turn, or for memory, delays no capture. So its callbacks are not recorded, and do not hide those
- * of the call that has the turn. */
+/* A call that waits for its turn, or for memory, delays no capture. So its callbacks are not recorded, and do not hide the
+ * callbacks of the call that has the turn. */
 static void begin_callback(const tms_transition_t *t) {
     if (t->has_turn) tms_turn_callback_begin(t->saver);
 }

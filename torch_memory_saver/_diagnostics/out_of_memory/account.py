@@ -65,8 +65,7 @@ class Account:
         device: CUDA ordinal; None if the failure names no device.
         ledger: Ledger of the device; None if it could not be taken.
         why_not: Reason why there is no ledger.
-        idle_sentence: Sentence after a space about the memory of the device that ``empty_cache()`` would release; "" if
-            there is none.
+        idle_sentence: Sentence about the memory of the device that ``empty_cache()`` would release; "" if there is none.
     """
 
     device: int | None
@@ -87,23 +86,23 @@ class Account:
 
     @property
     def sentence(self) -> str:
-        """The largest holder, as a sentence after a space; "" if it is not known."""
+        """The largest holder, as a sentence; "" if it is not known."""
         ledger, line = self.of_device, self.largest
         if ledger is None or line is None:
             return ""
         return (
-            f" The largest holder of device {ledger.device} is {holder_name(line)}: {binary_size(line.bytes or 0)} of "
+            f"The largest holder of device {ledger.device} is {holder_name(line)}: {binary_size(line.bytes or 0)} of "
             f"{binary_size(ledger.total_bytes)}{_parts_of(line)}."
         )
 
     @property
     def slack_sentence(self) -> str:
-        """A sentence after a space about the device's slack and how to return it; "" if there is none. Messages of the
-        native core have a sentence of their own."""
+        """A sentence about the device's slack and how to return it; "" if there is none. Messages of the native core have a
+        sentence of their own."""
         ledger = self.of_device
         lines = () if ledger is None else ledger.of("slack")
-        return "".join(
-            f" {binary_size(line.bytes or 0)} of device {self.device} are slack, which freed allocations have left with "
+        return " ".join(
+            f"{binary_size(line.bytes or 0)} of device {self.device} are slack, which freed allocations have left with "
             f"their tags{_parts_of(line)}: {_RETURN_SLACK}"
             for line in lines
         )
@@ -142,14 +141,12 @@ def take_account(device: int | None) -> Account:
 
 def summarize(failure: Failure, account: Account) -> str:
     """Return the summary of the report, a paragraph on one line."""
-    return " ".join(
-        [_what(failure, account), *([account.sentence.strip()] if account.sentence else []), *_advice(failure, account)]
-    )
+    return " ".join([_what(failure, account), *([account.sentence] if account.sentence else []), *_advice(failure, account)])
 
 
 def idle_sentence(device: int) -> str:
-    """Return what ``empty_cache()`` would return of the device, as a sentence after a space; "" if nothing, or if it cannot
-    be found out. Never raises an Exception."""
+    """Return what ``empty_cache()`` would return of the device, as a sentence; "" if nothing, or if it cannot be found out.
+    Never raises an Exception."""
     try:
         torch = layer.in_use()
         if torch is None or may_have_native_frames(torch.torch):  # then a list of segments takes seconds
@@ -160,7 +157,7 @@ def idle_sentence(device: int) -> str:
         return ""
     if not idle:
         return ""
-    return f" torch_memory_saver.empty_cache() would return {binary_size(idle)} of idle managed memory of device {device}."
+    return f"torch_memory_saver.empty_cache() would return {binary_size(idle)} of idle managed memory of device {device}."
 
 
 def holder_name(line: LedgerLine) -> str:
@@ -226,7 +223,7 @@ def _advice(failure: Failure, account: Account) -> list[str]:
     if missing <= 0 and not sentences:
         sentences.append("That much is free now: another thread or process has released memory since.")
     if account.slack_sentence:
-        sentences.append(account.slack_sentence.strip())
+        sentences.append(account.slack_sentence)
     if largest is not None and largest.holder != "slack":
         sentences.append(_about(failure, largest))
     return sentences

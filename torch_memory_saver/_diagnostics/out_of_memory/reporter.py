@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver._diagnostics.out_of_memory.failure import Failure, failure_of_error, failure_of_torch
+from torch_memory_saver._text import binary_size, with_points, with_sentence
 from torch_memory_saver._torch import layer
 from torch_memory_saver.errors import OutOfMemoryError
 
@@ -53,40 +54,33 @@ class Reporter:
         """Set the folder for reports from now on. With None no reports are written."""
         self._folder = folder
 
-    def explain(self, error: OutOfMemoryError, tags: tuple[str, ...] | None) -> str:
+    def explain(self, error: OutOfMemoryError, tags: tuple[str, ...] | None) -> None:
         """Report an error of this package that is about to reach the program. This is called once, after the last attempt.
-        The largest holder and the path of the report are added to the message of the error.
+        The message of the error gets the largest holder in its first line, and the path of the report.
 
         Args:
             error: Error to report.
             tags: Tags that the resume selects, or None for every tag.
-
-        Returns:
-            The text that was added to the message; "" if nothing could be determined.
         """
-        added = ""
 
-        def use(addition: str) -> None:
-            nonlocal added
-            added = addition
-            error.args = (f"{error}{addition}",)
+        def use(account: Account, *points: str) -> None:
+            error.args = (with_points(with_sentence(str(error), account.sentence), *points),)
 
         self._attempt(lambda: self._report(lambda: failure_of_error(error, tags), use))
-        return added
 
     def observe(self, device: int, requested: int, allowed: int, free: int) -> None:
         """PyTorch's observer: called before it raises its own error, whose text is PyTorch's. The log gets the rest. Without
         a folder there is a line only if ``empty_cache()`` would return managed memory."""
-        del free  # read again, with the total
+        message = f"PyTorch needs {binary_size(requested)} on device {device} and has {binary_size(free)} free."
 
-        def use(addition: str) -> None:
-            logger.warning("PyTorch is out of memory on device %d, %d bytes were requested.%s", device, requested, addition)
+        def use(account: Account, *points: str) -> None:
+            logger.warning("%s", with_points(with_sentence(message, account.sentence), account.slack_sentence, *points))
 
         if self._folder is None:
-            self._attempt(lambda: self._log_idle(device, use))
+            self._attempt(lambda: self._log_idle(device, message))
             return
 
-        self._attempt(lambda: self._report(lambda: failure_of_torch(device, requested, allowed), use, names_slack=True))
+        self._attempt(lambda: self._report(lambda: failure_of_torch(device, requested, allowed), use))
 
     def begin_anew(self) -> None:
         """In a forked child, which has none of its parent's reports, and one thread."""
@@ -100,22 +94,21 @@ class Reporter:
         """Whether reports go to a folder."""
         return self._folder is not None
 
-    def _log_idle(self, device: int, use: Callable[[str], None]) -> None:
+    def _log_idle(self, device: int, message: str) -> None:
         from torch_memory_saver._diagnostics.out_of_memory.account import idle_sentence
 
         sentence = idle_sentence(device)
         if sentence:
-            use(sentence)
+            logger.warning("%s", with_points(message, sentence))
 
-    def _report(self, make_failure: Callable[[], Failure], use: Callable[[str], None], names_slack: bool = False) -> None:
-        """`names_slack`: the text says what is slack. Messages of the native core do that themselves."""
+    def _report(self, make_failure: Callable[[], Failure], use: Callable[..., None]) -> None:
+        """Writes the report, if there is a folder. Then calls `use` with the account and points for a message."""
         from torch_memory_saver._diagnostics.out_of_memory.account import take_account
 
         failure = make_failure()
         account = take_account(failure.device)
         path = None if self._folder is None else self._write(self._folder, failure, account)
-        slack = account.slack_sentence if names_slack else ""
-        use(f"{account.sentence}{slack}{account.idle_sentence}{'' if path is None else f' Report: {path}'}")
+        use(account, account.idle_sentence, "" if path is None else f"Report: {path}")
 
     def _attempt(self, report: Callable[[], None]) -> None:
         """Calls `report`, unless this thread is making a report. Raises no Exception."""

@@ -283,10 +283,10 @@ static void the_message_names_the_need_the_rest_and_the_remedy(void **state) {
     assert_int_equal(error.bytes, 3 * GIB);
     assert_string_equal(error.tag, "weights");
     const char *parts[] = {"pause",
-                           "(3.0 GiB)",
+                           "3.0 GiB",
                            "512.0 MiB",
                            "/sys/fs/cgroup/job/memory.max (4096.0 MiB)",
-                           "TMS_HOST_MEMORY_LIMIT_MB",
+                           "Raise this limit",
                            "backup=\"disk\"",
                            "backup=\"discard\""};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {

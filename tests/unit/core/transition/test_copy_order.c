@@ -168,7 +168,7 @@ static void a_failure_ahead_of_the_copies_undoes_everything(void **state) {
     assert_int_equal(resume_selected(f, &selection, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_string_equal(error.tag, "third");
     assert_string_equal(error.call, "cuMemCreate");
-    assert_non_null(strstr(error.message, "have been given back"));
+    assert_non_null(strstr(error.message, "Everything stays paused"));
     assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 2); /* the other chunks are no longer copied */
     assert_int_equal(physical_bytes(0), 0);
     const uint64_t addresses[] = {first, second, third};

@@ -31,25 +31,23 @@ static void each_call_is_one_line(void **state) {
 
     captured_stderr_t captured = capture_begin();
     tms_status_t status = pause_selected(f, &some, &error);
-    assert_logged(captured, " info: pause: 4 allocations, 16777216 bytes (16.0 MiB), in ",
-                  ", 4194304 bytes (4.0 MiB) of contents to host memory, 4194304 bytes (4.0 MiB) of contents to disk, "
-                  "8388607 bytes (8.0 MiB) of contents dropped; now 2097152 bytes (2.0 MiB) are resident and 16777216 bytes "
-                  "(16.0 MiB) paused; by tag: 'weights' 4194304 bytes (4.0 MiB), 'optimizer' 4194304 bytes (4.0 MiB), "
-                  "'kv_cache' 8388608 bytes (8.0 MiB)\n");
+    assert_logged(captured, " info: pause: 4 allocations, 16.0 MiB, in ",
+                  ", 4.0 MiB of contents to host memory, 4.0 MiB of contents to disk, "
+                  "8.0 MiB of contents dropped; now 2.0 MiB are resident and 16.0 MiB "
+                  "paused; by tag: 'weights' 4.0 MiB, 'optimizer' 4.0 MiB, "
+                  "'kv_cache' 8.0 MiB\n");
     ASSERT_OK(status, error);
 
     captured = capture_begin();
     status = pause_selected(f, &some, &error);
-    assert_logged(captured, " info: pause: 0 allocations, 0 bytes, in ",
-                  "; now 2097152 bytes (2.0 MiB) are resident and 16777216 bytes (16.0 MiB) paused\n");
+    assert_logged(captured, " info: pause: 0 allocations, 0 bytes, in ", "; now 2.0 MiB are resident and 16.0 MiB paused\n");
     ASSERT_OK(status, error);
 
     captured = capture_begin();
     status = resume_tag(f, "weights", &error);
-    assert_logged(
-        captured, " info: resume: 2 allocations, 4194304 bytes (4.0 MiB), in ",
-        ", 4194304 bytes (4.0 MiB) of contents from backups; now 6291456 bytes (6.0 MiB) are resident and 12582912 "
-        "bytes (12.0 MiB) paused; by tag: 'weights' 4194304 bytes (4.0 MiB)\n");
+    assert_logged(captured, " info: resume: 2 allocations, 4.0 MiB, in ",
+                  ", 4.0 MiB of contents from backups; now 6.0 MiB are resident and 12.0 MiB "
+                  "paused; by tag: 'weights' 4.0 MiB\n");
     ASSERT_OK(status, error);
 }
 

@@ -195,10 +195,10 @@ torch_memory_saver.resume()
 """
     lines = program(text, TMS_LOG_LEVEL="Info").stderr.splitlines()
     assert [re.sub(r"[0-9.]+ seconds", "T seconds", line.split(" info: ")[1]) for line in lines] == [
-        "pause: 1 allocation, 2097152 bytes (2.0 MiB), in T seconds, 2097152 bytes (2.0 MiB) of contents to host memory; "
-        "now 0 bytes are resident and 2097152 bytes (2.0 MiB) paused; by tag: 'a' 2097152 bytes (2.0 MiB)",
-        "resume: 1 allocation, 2097152 bytes (2.0 MiB), in T seconds, 2097152 bytes (2.0 MiB) of contents from backups; "
-        "now 2097152 bytes (2.0 MiB) are resident and 0 bytes paused; by tag: 'a' 2097152 bytes (2.0 MiB)",
+        "pause: 1 allocation, 2.0 MiB, in T seconds, 2.0 MiB of contents to host memory; "
+        "now 0 bytes are resident and 2.0 MiB paused; by tag: 'a' 2.0 MiB",
+        "resume: 1 allocation, 2.0 MiB, in T seconds, 2.0 MiB of contents from backups; "
+        "now 2.0 MiB are resident and 0 bytes paused; by tag: 'a' 2.0 MiB",
     ]
 
 

@@ -127,7 +127,7 @@ RETURN_SLACK = (
 
 
 def test_slack_is_named_beside_the_largest_holder() -> None:
-    assert account(OTHERS, SLACK).slack_sentence == f" {RETURN_SLACK}"
+    assert account(OTHERS, SLACK).slack_sentence == RETURN_SLACK
     text = summarize(resume(), account(OTHERS, SLACK))
     assert text.index("The largest holder of device 0 is other processes") < text.index(RETURN_SLACK)
     assert text.index(RETURN_SLACK) < text.index("Have them pause or end")

@@ -72,13 +72,17 @@ def test_a_failed_resume_names_the_largest_holder_and_the_report(short_of_memory
     with pytest.raises(errors.OutOfMemoryError) as caught:
         short_of_memory.resume("a")
     (report,), (name,) = reports(folder), names(folder)
-    assert str(caught.value).endswith(
-        " The largest holder of device 0 is managed memory of this process that is resident: 300 MiB of 512 MiB "
-        f"(tag 'b': 300 MiB). Report: {folder / name}"
+    first, *points = str(caught.value).splitlines()
+    assert first == (
+        "resume: device 0 needs 300.0 MiB and has 212.0 MiB free: 88.0 MiB are missing. The largest holder of device 0 is "
+        "managed memory of this process that is resident: 300 MiB of 512 MiB (tag 'b': 300 MiB)."
     )
+    assert points[0] == "- Everything stays paused, and resume() can be called again."
+    assert points[-1] == f"- Report: {folder / name}"
+    assert all(point.startswith("- ") for point in points)
     assert report["missing"] == {}
     assert report["failure"]["needed_bytes"] == 300 * MIB
-    assert report["failure"]["message"] in str(caught.value)
+    assert str(caught.value).startswith(report["failure"]["message"].splitlines()[0])
     assert [(row["tag"], row["resident_bytes"], row["paused_bytes"]) for row in report["tags"]] == [
         ("a", 0, 300 * MIB),
         ("b", 300 * MIB, 0),
@@ -119,7 +123,7 @@ def test_the_observer_logs_one_warning_with_the_path(
     with caplog.at_level(logging.WARNING, "torch_memory_saver"):
         mine.observe(0, 600 * MIB, 512 * MIB, 512 * MIB)
     (record,), (name,), (report,) = caplog.records, names(folder), reports(folder)
-    assert record.getMessage().startswith(f"PyTorch is out of memory on device 0, {600 * MIB} bytes were requested.")
+    assert record.getMessage().startswith("PyTorch needs 600 MiB on device 0 and has 512 MiB free.")
     assert record.getMessage().endswith(f"Report: {folder / name}")
     assert (report["failure"]["source"], report["failure"]["requested_bytes"]) == ("PyTorch", 600 * MIB)
 
@@ -197,7 +201,7 @@ def test_a_ledger_that_fails(mine: Reporter, folder: Path, fake_torch: FakeTorch
     error = make_error()
     mine.explain(error, ("a",))
     (report,) = reports(folder)
-    assert str(error) == f"resume: too little memory. Report: {folder / names(folder)[0]}"
+    assert str(error) == f"resume: too little memory.\n- Report: {folder / names(folder)[0]}"
     assert report["missing"] == {"ledger": "RuntimeError: DriverError: cuMemGetInfo failed"}
     assert "Who holds it is not known: DriverError: cuMemGetInfo failed." in report["summary"]
     assert report["device"]["total_bytes"] == 512 * MIB
@@ -216,7 +220,7 @@ def test_nothing_is_raised_and_the_error_is_as_it_was(
 
     monkeypatch.setattr(account, "take_account", fail)
     error = make_error()
-    assert mine.explain(error, None) == ""
+    mine.explain(error, None)
     mine.observe(0, MIB, MIB, 0)
     assert str(error) == "resume: too little memory."
     assert [record.getMessage() for record in caplog.records] == ["the out-of-memory report failed"] * 2
@@ -269,12 +273,14 @@ def test_an_error_inside_of_a_report_makes_no_other(
     def fails_too(failure: object) -> list[Any]:
         monkeypatch.setitem(content._PARTS, "tags", lambda failure: [])  # a report inside would not make a third
         mine.observe(0, MIB, MIB, 0)
-        inner.append(mine.explain(make_error(), None))
+        error = make_error()
+        mine.explain(error, None)
+        inner.append(str(error))
         return []
 
     monkeypatch.setitem(content._PARTS, "tags", fails_too)
     mine.observe(0, MIB, MIB, 0)
-    assert inner == [""]
+    assert inner == [str(make_error())]
     assert [report["number"] for report in reports(folder)] == [1]
     mine.observe(0, MIB, MIB, 0)
     assert len(names(folder)) == 2
@@ -342,4 +348,4 @@ def test_the_ledger_is_of_the_device_that_ran_out(
     error.device = 1
     mine.explain(error, None)
     assert asked == [1]
-    assert "The largest holder of device 1 is other processes: 9 MiB of 10 MiB. Report: " in str(error)
+    assert "The largest holder of device 1 is other processes: 9 MiB of 10 MiB.\n- Report: " in str(error)
