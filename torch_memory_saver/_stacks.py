@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import os
-import sysconfig
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ _NATIVE_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _LIBRARIES = ("torch/", "torch_memory_saver/")
 #: Python's own modules, of this machine and of others.
-_STANDARD = (sysconfig.get_paths()["stdlib"], "/lib/python3", "<frozen ")
+_STANDARD = (os.path.dirname(os.__file__), "/lib/python3", "<frozen ")
 #: Python before 3.12 runs a comprehension in a frame of its own, on the line of the function that has it.
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 #: C++ functions that every allocation passes through.
