@@ -19,7 +19,7 @@ enum {
     TMS_CUDA_ERROR_UNKNOWN = 999
 };
 
-/* The runtime's error for this failure. A driver error without a status of its own keeps its number. */
+/* Returns the runtime's error number for this failure. A driver error that has no status of its own keeps its number. */
 tms_cuda_error_t tms_compat_cuda_error(tms_status_t status, const tms_error_t *error);
 
 #endif

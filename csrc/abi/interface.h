@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 /* The CRC-32 of the _core.pyi that this library was built with (setup.interface). That file has a checksum of csrc/include,
- * so the number differs if the function table does. 0: the build did not pass it. */
+ * so the number differs if the function table does. It is 0 if the build did not pass it. */
 uint32_t tms_interface(void);
 
 #endif

@@ -1,4 +1,5 @@
-/* Devices that the process begins to use after it has allocated: they get access to managed memory. A listener is called.
+/* Devices that the process begins to use after it has allocated managed memory. They get access to that memory, and a
+ * listener is called.
  *
  * A device's first allocation by torch comes to the entry points in torch_allocator.c, because the listener's owner has
  * routed it there. torch holds that device's allocator mutex then, perhaps with the GIL, so the listener runs on a thread of
@@ -25,11 +26,11 @@ void tms_late_devices_init(tms_late_devices_t *late);
 /* Replaces the listener, which is called for the devices of `mask`. */
 void tms_late_devices_listen(tms_late_devices_t *late, tms_device_listener_t listener, void *context,
                              tms_device_mask_t mask);
-/* torch has allocated on the device. If no thread can be started, the next call for the device tries again. */
+/* Called after torch has allocated on the device. If no thread can be started, the next call for the device tries again. */
 void tms_late_devices_notify(tms_late_devices_t *late, int device);
 /* Removes the listener, and waits until it has returned or the deadline (tms_wait_now) has passed. */
 void tms_late_devices_close(tms_late_devices_t *late, double deadline);
-/* In a forked child, which has no listener. */
+/* Called in a forked child, which has no listener. */
 void tms_late_devices_after_fork_in_child(tms_late_devices_t *late);
 
 #endif

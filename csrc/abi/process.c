@@ -82,7 +82,7 @@ static void at_exit(void) {
 
 tms_status_t tms_process_register(tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
-    /* Independent of each other: if one fails, the other is still useful. Both fail only for lack of memory. */
+    /* The two registrations are independent: if one fails, the other is still useful. Each fails only if memory is short. */
     bool fork_refused = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0;
     bool exit_refused = atexit(at_exit) != 0;
     if (!fork_refused && !exit_refused) return TMS_OK;

@@ -1,7 +1,7 @@
-/* The functions of the table that tell what is managed: allocations, usage, tags, counters, events.
+/* The functions of the table that report what is managed: allocations, usage, tags, counters, events.
  *
- * None makes a driver call, except export_memory and count_guard_bytes. Each takes the lock of what it asks. Without a state
- * nothing is managed. */
+ * None of them makes a driver call, except export_memory and count_guard_bytes. Each takes the lock of the module that it
+ * queries. Without a state nothing is managed. */
 
 #include "abi/entries.h"
 

@@ -15,7 +15,7 @@ enum { TMS_MAX_HOOKS = 48 };
 
 typedef struct tms_state {
     tms_log_t log;
-    tms_log_queue_t log_queue; /* of `log` */
+    tms_log_queue_t log_queue; /* the queue of `log` */
     tms_config_t config;
     tms_driver_t driver;
     tms_devices_t devices;
@@ -36,7 +36,7 @@ typedef struct tms_state {
 
 /* Creates a state that is not published yet. TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_state_create(tms_state_t **made, tms_error_t *error);
-/* For a state that was never published. */
+/* Destroys a state that was never published. */
 void tms_state_destroy(tms_state_t *state);
 /* Publishes `fresh` as the state of the process, unless there is one already. Returns the state of the process. */
 tms_state_t *tms_state_publish(tms_state_t *fresh);

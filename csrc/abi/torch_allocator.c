@@ -1,5 +1,5 @@
 /* The entry points for torch.cuda.memory.CUDAPluggableAllocator. torch calls them on any thread, with its device allocator's
- * mutex held, perhaps with the GIL too, and also while the interpreter and the driver shut down. They wait for neither lock.
+ * mutex held, perhaps with the GIL too, and also while the interpreter and the driver shut down. They acquire neither lock.
  */
 
 #include "abi/ordinary_memory.h"
@@ -8,14 +8,14 @@
 #include "core/allocation/free.h"
 #include "core/model/peers.h"
 
-/* The driver has shut down, which is normal at process exit and not reported. */
+/* Whether the driver has shut down, which is normal at process exit and not reported. */
 static bool is_shutdown(tms_status_t status, const tms_error_t *error) {
     return status == TMS_DRIVER_UNAVAILABLE && error->driver_result == CUDA_ERROR_DEINITIALIZED;
 }
 
 static void report_failure(tms_state_t *state, tms_status_t status, const tms_error_t *error) {
     if (is_shutdown(status, error)) return;
-    /* torch's own error shows free memory, and knows of no margin. */
+    /* torch's own error shows the free memory, but does not mention the margin. */
     const bool refused = status == TMS_OUT_OF_DEVICE_MEMORY && !error->call[0];
     if (refused && atomic_load(&state->saver.memory_margin_bytes) > 0)
         tms_log_once(&state->log, &state->warned_refusal, TMS_LOG_WARNING,
@@ -27,7 +27,7 @@ static void report_failure(tms_state_t *state, tms_status_t status, const tms_er
     tms_log_write(&state->log, level, "%s", error->message);
 }
 
-/* The package routes pools to this allocator only inside a region. So the program has made this pool. */
+/* The package routes pools to this allocator only inside a region. So this pool was made by the program itself. */
 static void warn_outside_regions(tms_state_t *state, const tms_region_t *region, ssize_t size) {
     int depth = 0;
     (void)tms_region_current(state->saver.regions, &depth);

@@ -31,16 +31,16 @@ typedef struct tms_backup_slot {
 } tms_backup_slot_t;
 
 typedef struct tms_backup {
-    tms_backup_kind_t kind;                          /* as the region said */
-    tms_host_policy_t policy;                        /* of the region; TMS_HOST_DEFAULT: none */
-    uint64_t bytes;                                  /* of the segment's contents: the requested size */
+    tms_backup_kind_t kind;                          /* the region's choice */
+    tms_host_policy_t policy;                        /* the region's choice; TMS_HOST_DEFAULT: none */
+    uint64_t bytes;                                  /* size of the segment's contents: the requested size */
     bool saved;                                      /* holds the contents of a pause */
-    tms_backup_content_t held;                       /* if saved */
-    tms_backup_content_t planned;                    /* by the current pause */
+    tms_backup_content_t held;                       /* the saved contents, if `saved` */
+    tms_backup_content_t planned;                    /* the contents that the current pause saves */
     tms_backup_slot_t slots[TMS_BACKUP_STORES_MOST]; /* in the order of the stores */
 } tms_backup_t;
 
-/* The request of one pause for one segment. */
+/* The request that one pause makes for one segment. */
 typedef struct tms_backup_request {
     tms_backup_kind_t kind;   /* for this pause */
     tms_host_policy_t policy; /* for new host memory; not TMS_HOST_DEFAULT */
@@ -63,20 +63,21 @@ typedef struct tms_backup_setup {
  * Unless stated otherwise, an operation is called with no lock held, on any thread. Operations on one segment are never
  * called on two threads at once. A failure fills *error and leaves the slot valid for cancel, discard and destroy. */
 typedef struct tms_backup_operations {
-    const char *place; /* the name of the store in the log: "host memory" */
+    const char *place; /* the store's name in log lines, such as "host memory" */
 
     /* ---- one segment ---- */
 
-    /* Prepares space for content->bytes, which may be 0: reuses `slot->kept` if it suffices, else creates `slot->fresh`.
-     * `batch`: the result of `begin`, or NULL. After a failure cancel follows. TMS_OUT_OF_HOST_MEMORY, TMS_BACKUP_IO;
-     * TMS_INTERRUPTED if request->wait was cancelled. */
+    /* Prepares space for content->bytes bytes; 0 is allowed. Reuses `slot->kept` if it suffices, otherwise creates
+     * `slot->fresh`. `batch` is the result of `begin`, or NULL. After a failure `cancel` is called. TMS_OUT_OF_HOST_MEMORY,
+     * TMS_BACKUP_IO; TMS_INTERRUPTED if request->wait was cancelled. */
     tms_status_t (*plan)(void *store, void *batch, tms_backup_t *backup, tms_backup_slot_t *slot,
                          const tms_backup_request_t *request, const tms_backup_content_t *content,
                          const tms_error_context_t *context, tms_error_t *error);
     /* Begins to copy backup->planned, which is not empty, from the segment at `address`. The copy is complete once the
      * copier has waited. A store whose copies do not end in the copier's stream adds a relay to the copier
-     * (device/copier.h). The copier holds memory that the device writes to. Sets `saved` to false before the held contents
-     * are overwritten. Called on the thread of the copier's device, concurrently with those of other devices. */
+     * (device/copier.h). Host memory that the device writes to is registered with the copier (tms_copier_hold). Sets `saved`
+     * to false before the held contents are overwritten. Called on the thread of the copier's device, concurrently with the
+     * calls for other devices. */
     tms_status_t (*save)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error);
     /* Begins to copy backup->held to the device. The held contents stay unchanged even after a failure, so that the call can
@@ -86,35 +87,37 @@ typedef struct tms_backup_operations {
     /* The pause has succeeded: `fresh`, if any, becomes `kept`; space that backup->planned does not need is released. Called
      * for every store with a non-empty slot. Cannot fail. */
     void (*commit)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot);
-    /* The pause has failed: releases `fresh`. Also called if nothing was planned or plan failed. */
+    /* The pause has failed: releases `fresh`. It is called even if nothing was planned or plan failed. */
     void (*cancel)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot);
-    /* After a resume: the contents are no longer needed. A store may keep the space. True: it keeps the contents as well
-     * (TMS_HOST_RETAIN). `policy` is not TMS_HOST_DEFAULT. */
+    /* Called after a resume, when the contents are no longer needed. A store may keep the space. Returns true if it keeps
+     * the contents as well (TMS_HOST_RETAIN). `policy` is not TMS_HOST_DEFAULT. */
     bool (*discard)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_host_policy_t policy);
-    /* Optional. The address of the copy of `bytes` at `offset` of the segment if all of it is in host memory, else NULL.
-     * `buffer` may be NULL; else *buffer is a reference to the memory, owned by the caller. Makes no driver call. */
+    /* Optional. Returns the address of the copy of `bytes` at `offset` of the segment if all of it is in host memory, else
+     * NULL. If `buffer` is not NULL, *buffer becomes a reference to the memory, which the caller owns. Makes no driver
+     * call. */
     void *(*find)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset, uint64_t bytes,
                   tms_host_buffer_t **buffer);
-    /* Optional, of a store whose copies are not in host memory. Copies `bytes` at `offset` of the segment to `destination`,
-     * if they are held as a whole: sets *found. On the thread of the call that owns the segment. TMS_BACKUP_IO,
+    /* Optional, for a store whose copies are not in host memory. If all of `bytes` at `offset` of the segment are held,
+     * copies them to `destination` and sets *found. Called on the thread of the call that owns the segment. TMS_BACKUP_IO,
      * TMS_OUT_OF_HOST_MEMORY, TMS_INTERRUPTED. */
     tms_status_t (*read)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
                          uint64_t bytes, void *destination, bool *found, tms_wait_t *wait,
                          const tms_error_context_t *context, tms_error_t *error);
-    /* Optional. The space that the slot occupies while no contents are held. */
+    /* Optional. Returns the space that the slot occupies while no contents are held. */
     uint64_t (*reserved_bytes)(const tms_backup_t *backup, const tms_backup_slot_t *slot);
     /* The segment is freed: releases everything. Cannot fail: resources that cannot be released are quarantined. */
     void (*destroy)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot);
 
     /* ---- one pause; all optional ---- */
 
-    /* Before the first plan of a pause in this store. */
+    /* Called before the first plan of a pause in this store. */
     tms_status_t (*begin)(void *store, void **batch, const tms_error_context_t *context, tms_error_t *error);
-    /* After the last plan. The planned space need not be ready before `save` uses it. */
+    /* Called after the last plan. The planned space need not be ready before `save` uses it. */
     tms_status_t (*start)(void *batch, const tms_error_context_t *context, tms_error_t *error);
-    /* On a thread that waits for its device: does one step of preparing the planned memory. False: nothing to do. */
+    /* Called on a thread that waits for its device: does one step of preparing the planned memory. Returns false if there is
+     * nothing to do. */
     bool (*help)(void *batch, int device);
-    /* After the last save or a failure, before commit and cancel: ends the batch and waits for its threads. */
+    /* Called after the last save or a failure, before commit and cancel: ends the batch and waits for its threads. */
     void (*end)(void *batch);
 
     /* ---- the process; all but `init` optional ---- */
@@ -131,7 +134,8 @@ typedef struct tms_backup_operations {
     void (*retry)(void *store);
     /* Adds the store's memory and files to `counters`. */
     void (*count)(void *store, tms_counters_t *counters);
-    /* At exit: its threads begin no further driver call. Waits for calls in flight until `deadline` (tms_wait_now). */
+    /* At exit: the threads of the store begin no further driver call. Waits for calls in flight until `deadline`
+     * (tms_wait_now). */
     void (*close)(void *store, double deadline);
     /* At exit, after close of all stores: removes everything that would outlive the process. */
     void (*at_exit)(void *store);
@@ -147,7 +151,7 @@ typedef struct tms_backup_operations {
 static inline bool tms_backup_lacks_contents(const tms_backup_t *backup) {
     return !backup->saved || backup->held.bytes < backup->bytes;
 }
-/* The bytes that a resume copies. */
+/* Returns the number of bytes that a resume copies. */
 static inline uint64_t tms_backup_held_bytes(const tms_backup_t *backup) { return backup->saved ? backup->held.bytes : 0; }
 
 #endif

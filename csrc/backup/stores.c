@@ -67,7 +67,7 @@ void tms_backup_stores_close(tms_backup_stores_t *stores, double deadline) {
 
 void tms_backup_stores_at_exit(tms_backup_stores_t *stores) { FOR_EACH(entry, stores) CALL(entry, at_exit, entry->store); }
 
-/* The last first: a store may take the locks of stores before it in the list. */
+/* Locks the last store first, because a store may take the locks of stores before it in the list. */
 void tms_backup_stores_lock(tms_backup_stores_t *stores) {
     for (int i = stores->count; i-- > 0;) CALL(&stores->list[i], lock, stores->list[i].store);
 }

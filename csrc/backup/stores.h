@@ -3,7 +3,7 @@
  *
  * To add a store: write a .c and a .h with its operations (backup/backup.h), and add its row below, its kind to
  * TMS_BACKUP_KINDS (include/tms.h), from which Python gets the name and number, and its public name (BACKUPS in options.py).
- * The account (core/model/account.c) says in which column of the shared page its bytes are shown, if in any. */
+ * The account (core/model/account.c) decides which column of the shared page shows its bytes, if any. */
 #ifndef TMS_BACKUP_STORES_H
 #define TMS_BACKUP_STORES_H
 
@@ -31,7 +31,7 @@ typedef struct tms_backup_stores {
 #define TMS_BACKUP_MEMBER(member, type, operations, kinds) type member;
     TMS_BACKUP_STORE_ROWS(TMS_BACKUP_MEMBER)
 #undef TMS_BACKUP_MEMBER
-    tms_backup_store_t list[TMS_BACKUP_STORES_MOST]; /* those of the rows, then added ones */
+    tms_backup_store_t list[TMS_BACKUP_STORES_MOST]; /* the stores of the rows, then added stores */
     int count;
 } tms_backup_stores_t;
 
@@ -85,22 +85,23 @@ void tms_backup_cancel(tms_backup_t *backup, tms_backup_stores_t *stores);
 void tms_backup_commit(tms_backup_t *backup, tms_backup_stores_t *stores);
 /* After a resume: the contents are no longer needed, except with TMS_HOST_RETAIN. `policy` is not TMS_HOST_DEFAULT. */
 void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, tms_host_policy_t policy);
-/* Returns the contents and the space of the backup, which has neither afterwards: for tms_backup_destroy. */
+/* Moves the contents and the space of the backup to the result, for tms_backup_destroy. The backup has neither
+ * afterwards. */
 tms_backup_t tms_backup_take(tms_backup_t *backup);
 /* The segment is freed: releases everything. */
 void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores);
-/* The address of the copy of `bytes` at `offset` of the segment if all of it is in host memory, else NULL. `buffer` may be
- * NULL; else *buffer is a reference to it, owned by the caller. */
+/* Returns the address of the copy of `bytes` at `offset` of the segment if all of it is in host memory, else NULL. If
+ * `buffer` is not NULL, *buffer becomes a reference to the memory, which the caller owns. */
 void *tms_backup_find(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t offset, uint64_t bytes,
                       tms_host_buffer_t **buffer);
-/* Copies `bytes` at `offset` of the segment to `destination` from a backup that is not in host memory, if all of it is held:
- * sets *found. The caller owns the segment. */
+/* Reads from a backup that is not in host memory. If all of `bytes` at `offset` of the segment are held, copies them to
+ * `destination` and sets *found. The caller owns the segment. */
 tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t offset, uint64_t bytes,
                              void *destination, bool *found, tms_wait_t *wait, const tms_error_context_t *context,
                              tms_error_t *error);
-/* The bytes that the backup holds, or the space that it occupies without contents. */
+/* Returns the number of bytes that the backup holds, or the space that it occupies without contents. */
 uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores);
-/* Writes the same bytes for each store, in the order of their list. `bytes` has room for all of them. */
+/* Writes that number for each store, in the order of their list. `bytes` has room for all of them. */
 void tms_backup_taken_by_store(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t *bytes);
 
 #endif

@@ -2,7 +2,8 @@
 
 #include <stdlib.h>
 
-/* How many free pieces of the class of a size are compared. Those of the next classes are all large enough. */
+/* The maximum number of free pieces of a size's own class that a search compares. All pieces of the next classes are large
+ * enough. */
 enum { COMPARED_MOST = 16, BITS = 64 };
 
 static int class_of(uint64_t bytes) { return BITS - 1 - __builtin_clzll(bytes); }
@@ -112,12 +113,12 @@ tms_piece_t *tms_space_take_backed(tms_space_t *space, uint64_t bytes, void *own
     return piece;
 }
 
-/* Whether two neighbours may become one. */
+/* Whether two neighbours may be merged. */
 static bool are_alike(const tms_piece_t *one, const tms_piece_t *other) {
     return one->listed && other->listed && one->backing == other->backing;
 }
 
-/* Makes a listed piece one with its neighbour behind it, if they are alike. */
+/* Merges a listed piece with the neighbour after it, if they are alike. */
 static void join_next(tms_piece_t *piece) {
     tms_piece_t *next = piece->after;
     if (!next || !are_alike(piece, next)) return;
@@ -130,7 +131,7 @@ static void join_next(tms_piece_t *piece) {
     push(piece);
 }
 
-/* Lists a free piece, which becomes one with neighbours alike. Returns the piece that it is part of now. */
+/* Lists a free piece, and merges it with neighbours that are alike. Returns the piece that contains it now. */
 static tms_piece_t *list(tms_piece_t *piece) {
     push(piece);
     join_next(piece);

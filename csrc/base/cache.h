@@ -4,9 +4,10 @@
 
 #include <stddef.h>
 
-/* This thread is done with [data, data + bytes), and another CPU or the host of this virtual machine writes there next: its
- * lines may move to the shared cache. CLDEMOTE (Intel 64 Architectures Software Developer's Manual, volume 2A) by its bytes,
- * because older assemblers do not know it; CPUs without it execute a NOP. */
+/* Tells the CPU that this thread is done with [data, data + bytes), and that another CPU or the host of this virtual machine
+ * writes there next. The lines may then move to the shared cache. The instruction is CLDEMOTE (Intel 64 Architectures
+ * Software Developer's Manual, volume 2A), written as bytes because older assemblers do not know it. CPUs without it execute
+ * a NOP. */
 static inline void tms_cache_demote(const void *data, size_t bytes) {
 #if defined(__x86_64__)
     enum { LINE_BYTES = 64 };

@@ -70,7 +70,7 @@ void tms_caller_find(uintptr_t address, tms_caller_object_t *object) {
     object->path[length > 0 ? length : 0] = '\0';
 }
 
-/* ---- what is known ---- */
+/* ---- known objects ---- */
 
 int32_t tms_callers_cached(const tms_callers_t *callers, uintptr_t address, uint64_t unloads) {
     if (callers->unloads != unloads) return TMS_NO_CALLER;
@@ -107,13 +107,13 @@ static int32_t intern(tms_callers_t *callers, const char *path) {
 
 int32_t tms_callers_remember(tms_callers_t *callers, const tms_caller_object_t *object) {
     int32_t caller = intern(callers, object->path);
-    /* Of two threads that were asking, the one that asked last knows better. */
+    /* If two threads have asked the loader, the later answer counts. */
     if (caller == TMS_NO_CALLER || object->end == 0 || object->unloads < callers->unloads) return caller;
     if (object->unloads > callers->unloads) callers->range_count = 0;
     callers->unloads = object->unloads;
     if (tms_callers_cached(callers, object->begin, object->unloads) != TMS_NO_CALLER) return caller;
     void *ranges = callers->ranges;
-    /* Without room it is looked for again at the next call. */
+    /* If memory is short, the next call asks the loader again. */
     if (reserve(&ranges, callers->range_count, &callers->range_capacity, sizeof(*callers->ranges)))
         ((tms_caller_range_t *)ranges)[callers->range_count++] = (tms_caller_range_t){object->begin, object->end, caller};
     callers->ranges = ranges;

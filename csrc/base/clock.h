@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <time.h>
 
-enum { TMS_NANOSECONDS = 1000000000 }; /* of a second */
+enum { TMS_NANOSECONDS = 1000000000 }; /* per second */
 
 static inline uint64_t tms_clock_nanoseconds(void) {
     struct timespec now;

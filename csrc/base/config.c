@@ -46,7 +46,7 @@ typedef enum variable_kind {
 typedef struct variable {
     variable_kind_t kind;
     const char *name, *fallback;
-    size_t offset; /* of the field */
+    size_t offset; /* offset of the field */
     const char *initial, *allowed;
 } variable_t;
 
@@ -74,7 +74,7 @@ bool tms_config_parse_bool(const char *text, bool *out) {
     return false;
 }
 
-/* The position of `text` among `words`, or -1. */
+/* Returns the position of `text` among `words`, or -1. */
 static int word_index(const char *text, const char *const *words, int count) {
     for (int i = 0; text && i < count; i++) {
         if (strcmp(text, words[i]) == 0) return i;
@@ -137,7 +137,7 @@ bool tms_config_parse_megabytes(const char *text, uint64_t *bytes) {
     return true;
 }
 
-/* Every kind except KIND_PAGE and KIND_TEXT, which need memory. */
+/* Parses every kind except KIND_PAGE and KIND_TEXT, which need memory. */
 static bool parse_value(variable_kind_t kind, const char *text, void *field) {
     switch (kind) {
     case KIND_BOOL: return tms_config_parse_bool(text, field);

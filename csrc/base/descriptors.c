@@ -28,12 +28,12 @@ void tms_descriptors_release(tms_descriptors_t *descriptors) {
 }
 
 void tms_descriptors_after_fork_in_child(tms_descriptors_t *descriptors) {
-    (void)pthread_mutex_init(&descriptors->lock, NULL); /* it succeeded on this memory before */
+    (void)pthread_mutex_init(&descriptors->lock, NULL); /* cannot fail: it succeeded on this memory before */
     close_all(descriptors);
 }
 
-/* The upper half of the numbers that the process may use, if these are few; else a window that starts where few programs
- * get to. A higher number would only enlarge the kernel's table of files. */
+/* Chooses the upper half of the numbers that the process may use, if these are few. Otherwise the window starts at a number
+ * that few programs reach. A higher start would only enlarge the kernel's table of files. */
 static void choose_window(tms_descriptors_t *descriptors) {
     struct rlimit limit = {.rlim_cur = 0};
     (void)getrlimit(RLIMIT_NOFILE, &limit); /* cannot fail with these arguments */
@@ -44,7 +44,8 @@ static void choose_window(tms_descriptors_t *descriptors) {
     descriptors->next = descriptors->first;
 }
 
-/* Duplicates `given` to the first free number from `from` to the end of the window; -1 with errno if there is none. */
+/* Duplicates `given` to the first free number from `from` to the end of the window. Returns -1 and sets errno if there is
+ * none. */
 static int duplicate(const tms_descriptors_t *descriptors, int given, int from) {
     int number = fcntl(given, F_DUPFD_CLOEXEC, from);
     if (number < descriptors->first + descriptors->count) return number;

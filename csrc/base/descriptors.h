@@ -26,7 +26,8 @@ typedef struct tms_descriptors {
     uint64_t open[TMS_DESCRIPTORS_MOST / 64]; /* bit i: first + i is open */
 } tms_descriptors_t;
 
-/* One descriptor. All zero: none. Its holder calls the functions below with its own lock held, or owns it alone. */
+/* One descriptor; all zero if there is none. Its holder calls the functions below with its own lock held, or is its only
+ * user. */
 typedef struct tms_descriptor {
     tms_descriptors_t *among;
     int number;
@@ -41,7 +42,7 @@ void tms_descriptors_after_fork_in_child(tms_descriptors_t *descriptors);
  * process may not open more files. */
 tms_status_t tms_descriptors_adopt(tms_descriptors_t *descriptors, int given, tms_descriptor_t *adopted,
                                    const tms_error_context_t *context, tms_error_t *error);
-/* Closes it, if there is one. */
+/* Closes the descriptor, if there is one. */
 void tms_descriptor_close(tms_descriptor_t *descriptor);
 
 #endif

@@ -19,7 +19,7 @@ static int32_t thread_number(void) {
 tms_status_t tms_events_init(tms_events_t *events, size_t capacity, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
     *events = (tms_events_t){.clock = tms_clock_nanoseconds};
-    /* Not touched: pages of records that are never written take no memory. */
+    /* calloc does not touch the pages: pages of records that are never written take no memory. */
     events->records = calloc(capacity, sizeof *events->records);
     if (!events->records) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     events->capacity = capacity;

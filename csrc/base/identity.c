@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 enum {
-    STAT_BYTES = 512,     /* "<pid> (<name>) <state> <ppid> ..." up to the start time */
-    FIELDS_TO_START = 20, /* from the state, the third field, to the start time, the 22nd: spaces before it */
+    STAT_BYTES = 512, /* enough for the beginning of "<pid> (<name>) <state> <ppid> ...", which contains the start time */
+    FIELDS_TO_START = 20, /* number of spaces between the name, the second field, and the start time, the 22nd */
     DECIMAL = 10
 };
 

@@ -8,20 +8,20 @@
 enum { FIRST_RECORDS = 256, FIRST_HOLDERS = 16 };
 
 typedef enum record_kind {
-    KIND_NONE, /* in the list of free records */
+    KIND_NONE, /* a record in the list of free records */
     KIND_ALLOCATION,
     KIND_HANDLE, /* physical memory */
-    KIND_MAPPING /* of physical memory */
+    KIND_MAPPING /* a mapping of physical memory */
 } record_kind_t;
 
 struct tms_ledger_record {
     uint64_t key;      /* address or handle; unique among the keyed records of its kind */
-    uint64_t bytes;    /* of a mapping: of its range */
-    uint32_t holder;   /* not of a mapping */
-    uint32_t memory;   /* of a mapping: the record of what is mapped */
-    uint32_t releases; /* of a handle: how many are needed; with 0 it is not in the slots */
-    uint32_t taken;    /* of a handle: releases that are not settled */
-    uint32_t mappings; /* of a handle */
+    uint64_t bytes;    /* size; for a mapping, the size of its range */
+    uint32_t holder;   /* the holder; unused for a mapping */
+    uint32_t memory;   /* for a mapping: the record of the memory that is mapped */
+    uint32_t releases; /* for a handle: number of releases needed; a record with 0 is not in the slots */
+    uint32_t taken;    /* for a handle: number of releases that are not settled */
+    uint32_t mappings; /* for a handle: number of mappings */
     uint32_t next;     /* in the list of free or of taken records */
     record_kind_t kind;
 };
@@ -64,7 +64,7 @@ static size_t home_of(const tms_ledger_t *ledger, record_kind_t kind, uint64_t k
     return (size_t)(tms_hash_mix(key + (uint64_t)kind) & (ledger->slot_count - 1));
 }
 
-/* The slot of a record, or the free one where it would be. There are slots. */
+/* Returns the slot of a record, or the free slot where it would be. The table must have slots. */
 static size_t slot_of(const tms_ledger_t *ledger, record_kind_t kind, uint64_t key) {
     size_t slot = home_of(ledger, kind, key);
     for (; ledger->slots[slot] != TMS_NO_RECORD; slot = (slot + 1) & (ledger->slot_count - 1)) {
@@ -78,13 +78,13 @@ static uint32_t find(const tms_ledger_t *ledger, record_kind_t kind, uint64_t ke
     return ledger->slot_count ? ledger->slots[slot_of(ledger, kind, key)] : TMS_NO_RECORD;
 }
 
-/* Puts a record into the slots. There is room: it is counted in `keyed`. */
+/* Puts a record into the slots. There is room, because the record is counted in `keyed`. */
 static void place(tms_ledger_t *ledger, uint32_t number) {
     const tms_ledger_record_t *record = &ledger->records[number];
     ledger->slots[slot_of(ledger, record->kind, record->key)] = number;
 }
 
-/* Takes a record out of the slots; those after it move up, so that searches need no marks of what was there. */
+/* Takes a record out of the slots. Records after it move up, so that searches need no tombstones. */
 static void displace(tms_ledger_t *ledger, uint32_t number) {
     const size_t mask = ledger->slot_count - 1;
     size_t hole = slot_of(ledger, ledger->records[number].kind, ledger->records[number].key);
@@ -98,7 +98,7 @@ static void displace(tms_ledger_t *ledger, uint32_t number) {
     ledger->slots[hole] = TMS_NO_RECORD;
 }
 
-/* Room for one more record in the array and in the slots. */
+/* Makes room for one more record in the array and in the slots. */
 static bool make_room(tms_ledger_t *ledger) {
     if (ledger->free_records == TMS_NO_RECORD && ledger->record_count == ledger->record_capacity) {
         size_t capacity = ledger->record_capacity ? ledger->record_capacity * 2 : FIRST_RECORDS;
@@ -122,7 +122,7 @@ static bool make_room(tms_ledger_t *ledger) {
     return true;
 }
 
-/* A new record in the slots. make_room has succeeded. */
+/* Adds a new record to the slots. The caller has called make_room. */
 static uint32_t insert(tms_ledger_t *ledger, tms_ledger_record_t record) {
     uint32_t number = ledger->free_records;
     if (number == TMS_NO_RECORD)
@@ -157,7 +157,7 @@ static uint32_t find_holder(tms_ledger_t *ledger, int32_t caller, int32_t device
     return (uint32_t)ledger->holder_count++;
 }
 
-/* The memory of a record is the driver's again. */
+/* Stops counting the memory of a record, which has gone back to the driver. */
 static void discount(tms_ledger_t *ledger, uint32_t number) {
     tms_ledger_record_t *record = &ledger->records[number];
     ledger->holders[record->holder].bytes -= record->bytes;
@@ -178,7 +178,7 @@ static void take_out(tms_ledger_t *ledger, uint32_t number, tms_ledger_taken_t *
     taken->first = number;
 }
 
-/* A record that was taken out is over. */
+/* Ends a record that was taken out. */
 static void drop(tms_ledger_t *ledger, uint32_t number) {
     tms_ledger_record_t *record = &ledger->records[number];
     ledger->keyed--;
@@ -192,7 +192,7 @@ static void drop(tms_ledger_t *ledger, uint32_t number) {
     discount_if_gone(ledger, memory);
 }
 
-/* A new record has the key of one whose end was not seen. */
+/* Removes a record whose end was not seen, because a new record has its key. */
 static void forget(tms_ledger_t *ledger, record_kind_t kind, uint64_t key) {
     uint32_t number = find(ledger, kind, key);
     if (number == TMS_NO_RECORD) return;
@@ -208,14 +208,15 @@ static void forget(tms_ledger_t *ledger, record_kind_t kind, uint64_t key) {
 
 static void put_back(tms_ledger_t *ledger, uint32_t number) {
     tms_ledger_record_t *record = &ledger->records[number];
-    /* Another thread has got the same address meanwhile, so the failed call has freed it after all. */
+    /* If another thread has got the same address by now, the failed call has freed it after all. */
     if (find(ledger, record->kind, record->key) != TMS_NO_RECORD)
         drop(ledger, number);
     else
         place(ledger, number);
 }
 
-/* Nothing of a failed release is kept if its handle is another one's by now, or if memory is short. */
+/* Settles a release of a handle. A failed release is forgotten if another record has the handle by now, or if memory is
+ * short. */
 static void settle_handle(tms_ledger_t *ledger, uint32_t number, bool gone) {
     const uint64_t handle = ledger->records[number].key;
     ledger->records[number].taken--;
@@ -274,7 +275,7 @@ tms_ledger_taken_t tms_ledger_take_handle(tms_ledger_t *ledger, uint64_t handle)
     return taken;
 }
 
-/* Mappings that begin in a range of which a part is mapped to memory that is not known. */
+/* Takes out the mappings that begin in a range, a part of which is mapped to memory that is not known. */
 static void take_scattered(tms_ledger_t *ledger, uint64_t begin, uint64_t end, tms_ledger_taken_t *taken) {
     for (uint32_t number = 0; number < ledger->record_count; number++) {
         const tms_ledger_record_t *record = &ledger->records[number];
@@ -303,7 +304,7 @@ tms_ledger_taken_t tms_ledger_take_mappings(tms_ledger_t *ledger, uint64_t addre
 
 /* ---- additions ---- */
 
-/* The holder of the caller and the device, with the lock taken in any case. TMS_NO_RECORD if memory is short. */
+/* Takes the lock in any case. Returns the holder for the caller and the device, or TMS_NO_RECORD if memory is short. */
 static uint32_t lock_and_find_holder(tms_ledger_t *ledger, const void *caller, int device) {
     const uintptr_t address = (uintptr_t)caller;
     const uint64_t unloads = tms_callers_unloads();
@@ -347,7 +348,7 @@ void tms_ledger_retain_handle(tms_ledger_t *ledger, uint64_t handle) {
     pthread_mutex_unlock(&ledger->lock);
 }
 
-/* A mapping that cannot be recorded counts nothing: its memory counts until it is released. */
+/* If a mapping cannot be recorded, its memory counts only until it is released. */
 void tms_ledger_map(tms_ledger_t *ledger, uint64_t address, uint64_t bytes, uint64_t handle) {
     pthread_mutex_lock(&ledger->lock);
     forget(ledger, KIND_MAPPING, address);

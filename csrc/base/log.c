@@ -12,7 +12,7 @@
 
 #include "base/hash.h"
 
-/* A line: an error message (tms.h) with its prefix. Longer lines are truncated. */
+/* The maximum length of a line: an error message (tms.h) with its prefix. Longer lines are truncated. */
 enum { LINE_BYTES = 2048 };
 
 void tms_log_init(tms_log_t *log, tms_log_level_t level) {
@@ -108,7 +108,7 @@ void tms_log_after_fork_in_child(tms_log_t *log) {
     if (log->queue) tms_log_queue_after_fork_in_child(log->queue);
 }
 
-/* The bit of an error: a hash of the failed call and its result. */
+/* Returns the bit of an error, selected by a hash of the failed call and its result. */
 static uint64_t bit_of(const tms_error_t *error) {
     enum { TOP_SIX_BITS = 58 };
     uint64_t hash = tms_hash_bytes(TMS_HASH_START, error->call, strlen(error->call));

@@ -1,5 +1,5 @@
-/* The log: one line a message. It goes to the queue while a caller has opened that (log_queue.h), else to stderr:
- * "torch_memory_saver[pid] level: text", written with one write(2).
+/* The log, which has one line for each message. A line goes to the queue while a caller has opened the queue (log_queue.h),
+ * else to stderr: "torch_memory_saver[pid] level: text", written with one write(2).
  *
  * Owns the level and the counts of recurring causes. May be called on any thread, with any lock held, in a forked child and
  * at exit.
@@ -46,9 +46,9 @@ enum { TMS_LOG_DEVICES = 1 + 64 };
 
 /* One cause on one device. */
 typedef struct tms_log_recurrence {
-    _Atomic uint64_t written;    /* the errors that have been logged: one bit of each one's hash */
+    _Atomic uint64_t written;    /* the errors that have been logged, each as the bit that its hash selects */
     _Atomic uint64_t count;      /* messages suppressed */
-    _Atomic uint64_t bytes;      /* the sum of their bytes */
+    _Atomic uint64_t bytes;      /* sum of the bytes in these messages */
     _Atomic uint64_t summarized; /* `count` as of the last summary */
 } tms_log_recurrence_t;
 
@@ -69,7 +69,7 @@ void tms_log_write_stderr(tms_log_level_t level, const char *text);
 /* Writes to stderr what is still in the queue. */
 void tms_log_at_exit(const tms_log_t *log);
 
-/* Writes one line for each `warned`, which the caller keeps in the state. */
+/* Writes a line only once for each `warned`, a flag that the caller keeps in the state. */
 #define tms_log_once(log, warned, level, ...)                                                                               \
     do {                                                                                                                    \
         if (!atomic_exchange((warned), true)) tms_log_write((log), (level), __VA_ARGS__);                                   \

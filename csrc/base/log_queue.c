@@ -45,5 +45,5 @@ void tms_log_queue_after_fork_in_child(tms_log_queue_t *queue) {
         next = line->next;
         free(line);
     }
-    atomic_store(&queue->lines, 0); /* of a thread that was about to add one */
+    atomic_store(&queue->lines, 0); /* it may count a line that a thread of the parent was about to add */
 }

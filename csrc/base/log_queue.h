@@ -16,19 +16,19 @@
 
 #include "include/tms.h"
 
-/* More lines than a call writes, unless something is wrong in each allocation. */
+/* A call writes fewer lines than that, unless something is wrong with every allocation. */
 enum { TMS_LOG_QUEUE_LINES = 256 };
 
 typedef struct tms_log_queue {
-    _Atomic int calls;                /* calls under way; 0: it is closed */
-    _Atomic int lines;                /* in the list, or about to be */
-    _Atomic(tms_log_line_t *) newest; /* of a list in reverse order */
+    _Atomic int calls;                /* number of calls under way; 0: the queue is closed */
+    _Atomic int lines;                /* number of lines that are in the list or about to be added */
+    _Atomic(tms_log_line_t *) newest; /* head of the list, whose newest line comes first */
 } tms_log_queue_t;
 
 void tms_log_queue_open(tms_log_queue_t *queue);
-/* The end of a call that has opened it. In a forked child, the end of a call of the parent does nothing. */
+/* Called at the end of a call that has opened the queue. In a forked child, the end of a call of the parent does nothing. */
 void tms_log_queue_close(tms_log_queue_t *queue);
-/* False: the line must go to stderr. */
+/* Returns false if the line must go to stderr. */
 bool tms_log_queue_add(tms_log_queue_t *queue, int32_t level, const char *text, size_t length);
 /* Takes all lines, the oldest first. The caller frees each. */
 tms_log_line_t *tms_log_queue_take(tms_log_queue_t *queue);

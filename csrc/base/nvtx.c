@@ -10,11 +10,11 @@
 #include <nvtx3/nvToolsExt.h>
 
 enum {
-    CALL_CATEGORY = TMS_NVTX_PHASES, /* those of phases are their numbers */
+    CALL_CATEGORY = TMS_NVTX_PHASES, /* the category of a phase is its number */
     MESSAGE_BYTES = 256
 };
 
-/* ARGB; from Okabe and Ito's colours, which people with colour blindness tell apart. */
+/* ARGB values of Okabe and Ito's colours, which people with colour blindness can distinguish. */
 static const uint32_t no_color = 0, call_color = 0xFF0072B2, failure_color = 0xFFD55E00;
 
 static const char *const phase_names[TMS_NVTX_PHASES] = {
@@ -68,7 +68,7 @@ static void set_text(nvtxEventAttributes_t *event, const char *text) {
     event->message.ascii = text;
 }
 
-/* "pause weights, kv_cache", with the tags that fit: whole ones only, because they may be UTF-8. */
+/* Writes "pause weights, kv_cache" with the tags that fit. A tag is never cut, because it may be UTF-8. */
 static void name_call(char message[MESSAGE_BYTES], const char *operation, const char *const *tags, size_t tag_count) {
     static const char more[] = ", ...";
     size_t length = (size_t)snprintf(message, MESSAGE_BYTES, "%s", operation);
@@ -99,7 +99,7 @@ void tms_nvtx_push(tms_nvtx_t *nvtx, tms_event_phase_t phase, uint64_t bytes) {
     if (nvtx->phases[phase]) {
         event.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
         event.message.registered = (nvtxStringHandle_t)nvtx->phases[phase];
-    } else { /* a tool that registers no strings */
+    } else { /* the tool registers no strings */
         set_text(&event, phase_names[phase]);
     }
     (void)nvtxDomainRangePushEx(domain, &event);

@@ -2,7 +2,7 @@
  *
  * Owns the NVTX domain "torch_memory_saver", its registered strings and its categories. nvtx.c is the only file that
  * includes nvtx3, a header-only library of the CUDA toolkit. It defines hidden variables there, through which it calls the
- * tool: the only globals of the core besides the state. Where the build found no nvtx3 no tool is ever called.
+ * tool: the only globals of the core besides the state. If the build found no nvtx3, no tool is ever called.
  *
  * Independent of the event ring. NVTX looks for a tool (NVTX_INJECTION64_PATH) at the first call, and loads it: never at
  * import. Without a tool tms_nvtx_attach returns NULL, and callers test that pointer before each range.
@@ -41,18 +41,18 @@ typedef struct tms_nvtx {
     void *phases[TMS_NVTX_PHASES]; /* registered names; constant once `domain` is set */
 } tms_nvtx_t;
 
-/* Looks for a tool at the first call. Returns `nvtx`, or NULL if there is none; also while another thread's first call
- * looks. */
+/* Looks for a tool at the first call. Returns `nvtx`, or NULL if there is no tool or if another thread is looking for
+ * one. */
 tms_nvtx_t *tms_nvtx_attach(tms_nvtx_t *nvtx);
 void tms_nvtx_after_fork_in_child(tms_nvtx_t *nvtx);
 
-/* The range of a whole call, named by its operation and its tags (NULL: all). */
+/* Begins the range of a whole call, named by its operation and its tags (NULL: all). */
 void tms_nvtx_push_call(tms_nvtx_t *nvtx, const char *operation, const char *const *tags, size_t tag_count);
-/* The range of a phase. `bytes`: its payload; 0: none. */
+/* Begins the range of a phase. `bytes` is its payload; 0: none. */
 void tms_nvtx_push(tms_nvtx_t *nvtx, tms_event_phase_t phase, uint64_t bytes);
 /* Ends this thread's latest range. */
 void tms_nvtx_pop(tms_nvtx_t *nvtx);
-/* What the call has done: a mark "moved" with the bytes, or "failed: " with the name of the status. */
+/* Marks the result of the call: "moved" with the bytes, or "failed: " with the name of the status. */
 void tms_nvtx_mark(tms_nvtx_t *nvtx, tms_status_t status, uint64_t bytes);
 
 #endif

@@ -10,11 +10,11 @@
 #include <stdbool.h>
 
 typedef struct tms_private_directory {
-    const char *configured; /* NULL or "": the default below `parent` */
+    const char *configured; /* the configured path; NULL or "" selects the default below `parent` */
     const char *parent;
 } tms_private_directory_t;
 
-/* What failed. */
+/* The call that failed, and its errno. */
 typedef struct tms_private_directory_failure {
     const char *call;
     int os_error;
@@ -22,7 +22,7 @@ typedef struct tms_private_directory_failure {
 
 /* Writes the path, without trailing slashes. False if it is too long. Creates nothing. */
 bool tms_private_directory_path(const tms_private_directory_t *directory, char path[PATH_MAX]);
-/* Opens it, creating it if missing, and writes the path. -1, with the failure. */
+/* Opens the directory, which is created if missing, and writes the path. Returns -1 and fills *failure if that fails. */
 int tms_private_directory_open(const tms_private_directory_t *directory, char path[PATH_MAX],
                                tms_private_directory_failure_t *failure);
 

@@ -22,7 +22,7 @@ static void forget_all(tms_quarantine_t *quarantine) {
 }
 
 void tms_quarantine_after_fork_in_child(tms_quarantine_t *quarantine) {
-    (void)pthread_mutex_init(&quarantine->lock, NULL); /* it succeeded on this memory before */
+    (void)pthread_mutex_init(&quarantine->lock, NULL); /* cannot fail: it succeeded on this memory before */
     forget_all(quarantine);
 }
 
@@ -48,7 +48,7 @@ void tms_quarantine_add(tms_quarantine_t *quarantine, tms_quarantined_t *node) {
     put(quarantine, node);
 }
 
-/* Moves nodes from the list to this thread: those that hold one of `kinds` (`with`), or those that hold none. */
+/* Moves nodes from the list to this thread: nodes that hold one of `kinds` (`with`), or nodes that hold none of them. */
 static tms_quarantined_t *take(tms_quarantine_t *quarantine, tms_quarantine_mask_t kinds, bool with) {
     tms_quarantined_t *taken = NULL;
     if (tms_quarantine_is_empty(quarantine)) return NULL;

@@ -10,7 +10,7 @@ typedef struct tms_region {
     tms_backup_kind_t backup;
     tms_host_policy_t host_policy;
     bool managed;
-    bool own_handles; /* its allocations are in no run with others (core/model/run.h) */
+    bool own_handles; /* its allocations share no run with others (core/model/run.h) */
 } tms_region_t;
 
 #endif

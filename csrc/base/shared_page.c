@@ -14,7 +14,7 @@ enum {
     DIGIT_BITS = 4,
     DECIMAL_DIGITS = 10,
     LOWER_CASE = 0x20,
-    OTHERS = 0 /* the number of that row */
+    OTHERS = 0 /* the number of the row `others` */
 };
 
 void tms_shared_page_copy_text(uint64_t words[TMS_SHARED_PAGE_TEXT_WORDS], const char *text) {
@@ -50,7 +50,7 @@ static unsigned hexadecimal(char digit) {
     return digit >= '0' && digit <= '9' ? (unsigned)(digit - '0') : (unsigned)((digit | LOWER_CASE) - 'a' + DECIMAL_DIGITS);
 }
 
-/* The 16 bytes of a UUID's text. */
+/* Parses the 16 bytes of a UUID's text. */
 static void parse_uuid(const char *text, size_t length, uint64_t words[TMS_SHARED_PAGE_UUID_WORDS]) {
     unsigned char bytes[UUID_BYTES] = {0};
     size_t digits = 0;
@@ -131,7 +131,7 @@ void tms_shared_page_at_exit(tms_shared_page_t *page) {
 
 void tms_shared_page_after_fork_in_child(tms_shared_page_t *page) {
     const bool was_open = tms_shared_page_is_open(page);
-    (void)pthread_mutex_init(&page->opening, NULL); /* it succeeded on this memory before */
+    (void)pthread_mutex_init(&page->opening, NULL); /* cannot fail: it succeeded on this memory before */
     tms_shared_page_file_close(&page->file);
     if (!was_open) return;
     memset(page->image, 0, sizeof(*page->image));
@@ -142,7 +142,7 @@ void tms_shared_page_after_fork_in_child(tms_shared_page_t *page) {
 
 /* ---- rows ---- */
 
-/* Adds the totals of a row that is given away to `others`. */
+/* Frees a row for another tag and device: adds its totals to `others`. */
 static void give_away(tms_shared_page_t *page, tms_shared_row_t row) {
     tms_shared_page_row_t *from = row_at(page, row), *to = row_at(page, OTHERS);
     to->pauses_total += from->pauses_total;
@@ -213,7 +213,7 @@ void tms_shared_page_change(tms_shared_page_t *page, tms_shared_row_t row, const
 
 /* ---- calls ---- */
 
-/* Rows and the process have the same numbers of calls. */
+/* A macro, because rows and the process have the same counters of calls. */
 #define COUNT_CALL(numbers, outcome)                                                                                        \
     do {                                                                                                                    \
         const bool pauses = (outcome)->call == TMS_SHARED_PAGE_PAUSE;                                                       \
@@ -270,7 +270,7 @@ static void publish_rows(tms_shared_page_t *page) {
     }
 }
 
-/* Copies the words of the process from `first` on, and what is dirty, under the sequence. */
+/* Copies the words of the process from `first` on, and the dirty rows, under the sequence. */
 static void publish_from(tms_shared_page_t *page, size_t first) {
     tms_shared_word_t *sequence = &page->file.words[TMS_SHARED_WORD(sequence)];
     const uint64_t number = atomic_load_explicit(sequence, memory_order_relaxed);
@@ -300,8 +300,8 @@ void tms_shared_page_serve(tms_shared_page_t *page, unsigned kind, bool served, 
     if (!tms_shared_page_is_open(page) || kind >= TMS_SHARED_PAGE_KINDS) return;
     tms_shared_word_t *words = page->file.words;
     if (!served) atomic_store(&words[TMS_SHARED_WORD(serve_error) + kind], (uint64_t)os_error);
-    /* The count comes first: a requester that sees it is done. One that came in between finds its request gone without a
-     * count, and repeats it. */
+    /* The count changes first: a requester that sees the new count is done. A requester that comes in between finds its
+     * request gone without a new count, and repeats it. */
     atomic_fetch_add(&words[(served ? TMS_SHARED_WORD(served_total) : TMS_SHARED_WORD(unserved_total)) + kind], 1);
     atomic_fetch_and(&words[TMS_SHARED_WORD(requests)], ~(UINT64_C(1) << kind));
 }

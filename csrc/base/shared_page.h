@@ -1,16 +1,18 @@
 /* The shared page of this process (tms_shared_page.h): its one writer.
  *
- * Owns the file, an image of the page in private memory, and which tag and device each row is of. Changes go to the image.
- * `publish` copies what they concern to the page, under the page's sequence, so that a reader sees all changes of a call or
- * none, and so that the page is inconsistent for the time of a short copy only.
+ * Owns the file, an image of the page in private memory, and the assignment of rows to tags and devices. Changes go to the
+ * image. `publish` copies the changed parts to the page, under the page's sequence. So a reader sees all changes of a call
+ * or none, and the page is inconsistent only for the time of a short copy.
  *
  * `open` is called before the first allocation, with no lock held: it makes system calls. Only one thread opens, under
  * `opening`, a leaf that is held while the file is made; the others wait. All other functions need the saver's lock, except
- * those of requests, which any thread may call without a lock. While there is no page (not opened, turned off, failed) they
- * do nothing. Nothing here allocates after `open`. `set_role` takes `opening`, so that it may wait for the file.
+ * the functions for requests, which any thread may call without a lock. While there is no page (not opened, turned off,
+ * failed) they do nothing. Nothing here allocates after `open`. `set_role` takes `opening`, so that it may wait for the
+ * file.
  *
- * A row is given to a tag and device at its first allocation and kept. Once all are in use, a row without allocations is
- * given away, and its totals are added to `others`; if every row has allocations, what follows is counted in `others`. */
+ * A row is assigned to a tag and device at their first allocation, and stays theirs. Once all rows are in use, a row without
+ * allocations is assigned anew, and its totals are added to `others`. If every row has allocations, further tags and devices
+ * are counted in `others`. */
 #ifndef TMS_SHARED_PAGE_H
 #define TMS_SHARED_PAGE_H
 
@@ -29,9 +31,9 @@ typedef enum tms_shared_page_state {
     TMS_SHARED_PAGE_OFF /* turned off, failed, or the process exits */
 } tms_shared_page_state_t;
 
-/* What the program says of its process. It may be known before the page is made, or after. */
+/* The program's description of its process. It may be set before or after the page is made. */
 typedef struct tms_shared_page_role {
-    uint64_t name[TMS_SHARED_PAGE_TEXT_WORDS]; /* zeros: the program's */
+    uint64_t name[TMS_SHARED_PAGE_TEXT_WORDS]; /* zeros: the name of the program */
     uint64_t rank_known, rank;
     uint64_t serves; /* 1: requests are served after each pause and resume */
 } tms_shared_page_role_t;
@@ -43,16 +45,16 @@ typedef struct tms_shared_page {
     tms_shared_page_file_t file;
     tms_shared_page_contents_t *image; /* only `process`, `others` and `rows` are used */
     struct {
-        const tms_tag_t *tag; /* NULL: not given yet */
-        uint64_t allocations; /* alive */
-        uint64_t call;        /* the last one that was counted */
+        const tms_tag_t *tag; /* NULL: not assigned yet */
+        uint64_t allocations; /* number of allocations that are alive */
+        uint64_t call;        /* the last call that was counted */
     } owners[TMS_SHARED_PAGE_ROWS + 1];
-    uint64_t calls;                       /* pauses and resumes that were counted by rows */
+    uint64_t calls;                       /* number of pauses and resumes that rows have counted */
     bool dirty[TMS_SHARED_PAGE_ROWS + 1]; /* to be copied */
     tms_shared_page_role_t role;          /* under `opening` */
 } tms_shared_page_t;
 
-/* What is known of the process when its page is made. */
+/* The facts about the process that are known when its page is made. */
 typedef struct tms_shared_page_description {
     int device_count;
     tms_shared_page_device_t devices[TMS_SHARED_PAGE_DEVICES];
@@ -65,12 +67,12 @@ typedef struct tms_shared_page_change {
 
 /* A call of pause or resume, or its effect on one row. */
 typedef struct tms_shared_page_outcome {
-    tms_shared_page_call_t call; /* IDLE: not to be counted */
+    tms_shared_page_call_t call; /* IDLE: the call is not counted */
     bool succeeded;
     uint64_t ended, nanoseconds;
 } tms_shared_page_outcome_t;
 
-/* `wanted` false: turned off. Makes no file. TMS_OUT_OF_HOST_MEMORY. */
+/* `wanted` false turns the page off. Makes no file. TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_shared_page_init(tms_shared_page_t *page, bool wanted, const char *directory, tms_error_t *error);
 /* For tests: removes the file. */
 void tms_shared_page_release(tms_shared_page_t *page);
@@ -82,7 +84,7 @@ static inline bool tms_shared_page_may_open(const tms_shared_page_t *page) {
     return atomic_load_explicit(&page->state, memory_order_acquire) == TMS_SHARED_PAGE_NOT_OPENED;
 }
 
-/* Makes the page, unless that was tried before. False, once, with the failure and page->file.path. */
+/* Makes the page, unless that was tried before. If it fails, returns false once, with *failure and page->file.path set. */
 bool tms_shared_page_open(tms_shared_page_t *page, const tms_shared_page_description_t *description,
                           tms_private_directory_failure_t *failure);
 /* At exit: removes the file's name. No page is made after this. */
@@ -93,36 +95,36 @@ void tms_shared_page_after_fork_in_child(tms_shared_page_t *page);
 
 /* ---- under the saver's lock ---- */
 
-/* The row for an allocation of this tag and device, or for a failed one. */
+/* Returns the row for an allocation of this tag and device, or for a failed allocation. */
 tms_shared_row_t tms_shared_page_row(tms_shared_page_t *page, const tms_tag_t *tag, int device);
 void tms_shared_page_add_allocation(tms_shared_page_t *page, tms_shared_row_t row);
 void tms_shared_page_remove_allocation(tms_shared_page_t *page, tms_shared_row_t row);
 void tms_shared_page_fail_allocation(tms_shared_page_t *page, tms_shared_row_t row);
 void tms_shared_page_change(tms_shared_page_t *page, tms_shared_row_t row, const tms_shared_page_change_t *change);
 
-/* A call begins to move allocations. It is the one to which `count` refers. */
+/* Records that a call begins to move allocations. tms_shared_page_count refers to this call. */
 void tms_shared_page_begin_moves(tms_shared_page_t *page, tms_shared_page_call_t call, uint64_t now);
 /* Counts the call in a row, once. */
 void tms_shared_page_count(tms_shared_page_t *page, tms_shared_row_t row, const tms_shared_page_outcome_t *outcome);
 void tms_shared_page_end_moves(tms_shared_page_t *page);
 /* Counts a call in the numbers of the process. */
 void tms_shared_page_count_call(tms_shared_page_t *page, const tms_shared_page_outcome_t *outcome);
-/* Copies what was changed to the page. Called once at the end of each change, before the lock is released. */
+/* Copies all changes to the page. Called once at the end of each change, before the lock is released. */
 void tms_shared_page_publish(tms_shared_page_t *page);
 
-/* Sets the role, also of a page that is made later, and in a forked child. */
+/* Sets the role. It also applies to a page that is made later, and to the page of a forked child. */
 void tms_shared_page_set_role(tms_shared_page_t *page, const tms_shared_page_role_t *role);
 /* Truncates a text to the words, which it pads with zeros. */
 void tms_shared_page_copy_text(uint64_t words[TMS_SHARED_PAGE_TEXT_WORDS], const char *text);
 
 /* ---- requests ---- */
 
-/* The bits of the requests; 0 without a page. One load. */
+/* Returns the bits of the requests, or 0 without a page. Costs one load. */
 static inline uint64_t tms_shared_page_requests(tms_shared_page_t *page) {
     if (!tms_shared_page_is_open(page)) return 0;
     return atomic_load_explicit(&page->file.words[TMS_SHARED_WORD(requests)], memory_order_acquire);
 }
-/* A request has been served; or not, because of an errno (0: another reason). */
+/* Records that a request has been served, or that it could not be because of `os_error` (0: another reason). */
 void tms_shared_page_serve(tms_shared_page_t *page, unsigned kind, bool served, int os_error);
 
 #endif

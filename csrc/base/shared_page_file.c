@@ -19,7 +19,7 @@ enum {
     FILE_MODE = 0600,
     NAME_BYTES = 64, /* "tms-<pid>-<random>.page" and its NUL */
     WORDS = sizeof(tms_shared_page_contents_t) / sizeof(uint64_t),
-    READ_ATTEMPTS = 1000, /* a write takes less than a microsecond */
+    READ_ATTEMPTS = 1000, /* plenty, because a write is a short copy */
     NOT_OPEN = -1
 };
 
@@ -32,14 +32,14 @@ static bool fail(tms_private_directory_failure_t *failure, const char *call, int
     return false;
 }
 
-/* Makes names unique; two processes of different PID namespaces may have the same number. */
+/* Makes names unique, because two processes in different PID namespaces may have the same number. */
 static uint64_t random_number(void) {
     uint64_t number = 0;
     if (getrandom(&number, sizeof(number), GRND_NONBLOCK) == (ssize_t)sizeof(number)) return number;
     return tms_clock_nanoseconds() ^ (uint64_t)(uintptr_t)&number;
 }
 
-/* A file that grows beyond RLIMIT_FSIZE raises SIGXFSZ. */
+/* Checked in advance, because a file that grows beyond RLIMIT_FSIZE raises SIGXFSZ. */
 static bool check_size_limit(tms_private_directory_failure_t *failure) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return true;
@@ -48,7 +48,7 @@ static bool check_size_limit(tms_private_directory_failure_t *failure) {
 
 static bool fill(tms_shared_page_file_t *file, tms_private_directory_failure_t *failure) {
     int os_error;
-    /* Before it is long enough to be a page: a reader removes a page that it can lock. */
+    /* The file is locked before it is long enough to be a page, because a reader removes a page that it can lock. */
     if (flock(file->fd, LOCK_EX | LOCK_NB) != 0) return fail(failure, "flock", errno);
     if (!check_size_limit(failure)) return false;
     do os_error = posix_fallocate(file->fd, 0, TMS_SHARED_PAGE_BYTES);

@@ -23,15 +23,16 @@ typedef struct tms_shared_page_file {
     char path[PATH_MAX];
 } tms_shared_page_file_t;
 
-/* The directory that a variable names, or the default. */
+/* Returns the directory that a variable names, or the default. */
 tms_private_directory_t tms_shared_page_directory(const char *configured);
 
-/* Makes the file with zeros. False, with the failure, the path that it concerns, and nothing left behind. */
+/* Makes the file, which is filled with zeros. If that fails, returns false with *failure and the path that it concerns, and
+ * leaves nothing behind. */
 bool tms_shared_page_file_create(tms_shared_page_file_t *file, const char *configured,
                                  tms_private_directory_failure_t *failure);
 /* Removes the name of the file, if there is one. It stays mapped. */
 void tms_shared_page_file_unlink(tms_shared_page_file_t *file);
-/* Unmaps and closes it, and leaves its name: in a forked child the name is its parent's. Async-signal-safe. */
+/* Unmaps and closes the file, and leaves its name, which in a forked child belongs to the parent. Async-signal-safe. */
 void tms_shared_page_file_close(tms_shared_page_file_t *file);
 
 /* ---- in another process; `fd` is open for reading, and for `request` also for writing ---- */
@@ -39,13 +40,13 @@ void tms_shared_page_file_close(tms_shared_page_file_t *file);
 typedef enum tms_shared_page_reading {
     TMS_SHARED_PAGE_READ = 0,
     TMS_SHARED_PAGE_BUSY,    /* written to at every attempt: its process may be stopped */
-    TMS_SHARED_PAGE_FOREIGN, /* not a page, or one of another format: copy->magic and copy->format tell */
+    TMS_SHARED_PAGE_FOREIGN, /* not a page, or one of another format: see copy->magic and copy->format */
     TMS_SHARED_PAGE_FAILED   /* errno */
 } tms_shared_page_reading_t;
 
 /* Copies the page. */
 tms_shared_page_reading_t tms_shared_page_file_read(int fd, tms_shared_page_contents_t *copy);
-/* Sets a request, or withdraws it. False, with errno. */
+/* Sets a request, or withdraws it. On failure returns false and sets errno. */
 bool tms_shared_page_file_request(int fd, unsigned kind, bool withdraw);
 
 #endif

@@ -1,4 +1,4 @@
-/* Counters. Each is updated with relaxed atomics where the counted event happens, and may be read at any time on any thread.
+/* Counters. Each is updated with relaxed atomics when the counted event happens, and may be read at any time on any thread.
  * Derived numbers (damaged, quarantined, deferred) are computed by tms_saver_counters.
  *
  * A gauge has one writer at a time, which its owner ensures by a lock.
@@ -9,12 +9,12 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* The counters of all pauses, or of all resumes. Time and bytes are those of the calls that succeeded. */
+/* The counters of all pauses, or of all resumes. Time and bytes count only calls that succeeded. */
 typedef struct tms_calls {
     _Atomic uint64_t successes, failures;
     _Atomic uint64_t nanoseconds;
-    _Atomic uint64_t bytes;        /* of device memory released or mapped */
-    _Atomic uint64_t copied_bytes; /* to or from backups */
+    _Atomic uint64_t bytes;        /* bytes of device memory that were released or mapped */
+    _Atomic uint64_t copied_bytes; /* bytes copied to or from backups */
 } tms_calls_t;
 
 typedef struct tms_stats {
@@ -23,7 +23,7 @@ typedef struct tms_stats {
     _Atomic uint64_t guarded_bytes, guard_failures_total;
 } tms_stats_t;
 
-/* Bytes, and the most that there were. */
+/* A number of bytes, and its peak. */
 typedef struct tms_gauge {
     _Atomic uint64_t now, peak;
 } tms_gauge_t;

@@ -39,7 +39,7 @@ static uint64_t hash_of(const char *name) {
     return hash ^ hash >> 32;
 }
 
-/* The slot of the tag with this name, or the free slot for it. */
+/* Returns the slot of the tag with this name, or the free slot for it. */
 static tms_tag_t **find_slot(tms_tag_table_t *table, tms_tag_index_t *index, const char *name, uint64_t hash) {
     for (uint64_t i = hash;; i++) {
         tms_tag_t **slot = &index->slots[i & (index->size - 1)];
@@ -69,7 +69,7 @@ static bool make_room(tms_tag_table_t *table) {
     return table->count < size / 2 || grow(table);
 }
 
-/* NULL if memory is short; the table is unchanged then. */
+/* Adds a new tag. Returns NULL if memory is short; the table is unchanged then. */
 static tms_tag_t *insert(tms_tag_table_t *table, const char *name, uint64_t hash) {
     size_t bytes = strlen(name) + 1;
     if (!make_room(table)) return NULL;

@@ -21,7 +21,7 @@ typedef struct tms_tag {
                                      saver's lock */
     _Atomic uint64_t paused;      /* segments of the tag that are not ACTIVE; written under the saver's lock */
     _Atomic uint64_t pause_epoch; /* pauses that changed a segment of the tag; written under the saver's lock */
-    _Atomic uint64_t discards;    /* times that a pause discarded the contents of a segment of the tag; likewise */
+    _Atomic uint64_t discards;    /* times that a pause discarded contents of the tag; written under the saver's lock */
     struct tms_kind *kinds;       /* its address ranges (core/model/ranges.h); under the saver's lock */
     tms_gauge_t mapped;           /* physical memory of its segments; written under the saver's lock */
     size_t row;                   /* its row in the last walk that listed tags; under the saver's lock */
@@ -29,7 +29,7 @@ typedef struct tms_tag {
     char name[];                  /* UTF-8, not empty */
 } tms_tag_t;
 
-/* Open addressing: a tag lies in the first free slot from that of its hash on. */
+/* Open addressing: a tag lies in the first free slot from the slot of its hash on. */
 typedef struct tms_tag_index {
     size_t size; /* a power of two; at least half of the slots are free */
     tms_tag_t *slots[];
@@ -45,7 +45,7 @@ typedef struct tms_tag_table {
 
 void tms_tag_table_init(tms_tag_table_t *table);
 void tms_tag_table_release(tms_tag_table_t *table);
-/* The tag with this name, created if it is new. TMS_INVALID_ARGUMENT for NULL or ""; TMS_OUT_OF_HOST_MEMORY. */
+/* Finds the tag with this name, or creates it. TMS_INVALID_ARGUMENT for NULL or ""; TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_tag_intern(tms_tag_table_t *table, const char *name, tms_tag_t **tag, tms_error_t *error);
 tms_tag_t *tms_tag_find(tms_tag_table_t *table, const char *name); /* or NULL */
 /* tms_api_t.tags. */

@@ -38,7 +38,7 @@ tms_status_t tms_capture_begin(tms_capture_t *capture, const tms_region_t *regio
     return TMS_OK;
 }
 
-/* The last announcement of this thread whose capture has not begun yet, or NULL. */
+/* Returns the last announcement of this thread whose capture has not begun yet, or NULL. */
 static tms_capture_entry_t *find_announced(tms_capture_t *capture) {
     for (int i = tms_capture_visible(capture); i-- > 0;) {
         tms_capture_entry_t *entry = &capture->entries[i];
@@ -47,7 +47,7 @@ static tms_capture_entry_t *find_announced(tms_capture_t *capture) {
     return NULL;
 }
 
-/* The entry whose begin has this identity, or NULL. */
+/* Returns the entry whose begin has this identity, or NULL. */
 static tms_capture_entry_t *find_begun(tms_capture_t *capture, uint64_t identity) {
     for (int i = tms_capture_visible(capture); identity && i-- > 0;) {
         if (capture->entries[i].begun == identity) return &capture->entries[i];

@@ -21,7 +21,7 @@
 
 enum { TMS_CAPTURE_MAX_NESTED = 16 };
 
-/* Where a capture is. */
+/* The stream on which a capture has begun. */
 typedef struct tms_capture_stream {
     uintptr_t key;              /* identifies the stream; not 0 */
     void *stream;               /* a CUstream */
@@ -31,11 +31,11 @@ typedef struct tms_capture_stream {
 
 typedef struct tms_capture_entry {
     uint64_t announced;         /* identity of the announcement; 0: there is none, or it has ended */
-    uint64_t begun;             /* identity of the begin on `where`; 0: likewise */
+    uint64_t begun;             /* identity of the begin on `where`; 0: there is none, or it has ended */
     uintptr_t thread;           /* the announcing thread */
     uintptr_t beginner;         /* thread whose call that begins it on `where` has not returned; 0: none */
-    tms_capture_stream_t where; /* if `begun` */
-    tms_region_t settings;      /* `managed` is false where there are none */
+    tms_capture_stream_t where; /* the stream on which it has begun, if `begun` is not 0 */
+    tms_region_t settings;      /* `managed` is false if there are no settings */
 } tms_capture_entry_t;
 
 typedef struct tms_capture {
@@ -57,16 +57,16 @@ tms_status_t tms_capture_begin_on(tms_capture_t *capture, const tms_capture_stre
                                   const tms_error_context_t *context, tms_error_t *error);
 /* The call that begins the capture with this identity has returned successfully. */
 void tms_capture_begun(tms_capture_t *capture, uint64_t identity);
-/* Ends the part with this identity; false if there is none. */
+/* Ends the part with this identity. Returns false if there is none. */
 bool tms_capture_end(tms_capture_t *capture, uint64_t identity);
 /* For callers without an identity: ends the last announcement or, without any, the last begin. */
 bool tms_capture_end_last(tms_capture_t *capture);
-/* The identity of the capture that began on a stream; 0: none. */
+/* Returns the identity of the capture that began on a stream, or 0 if there is none. */
 uint64_t tms_capture_find(const tms_capture_t *capture, uintptr_t key);
 /* Drops the entries for whose stream `ended` returns true, and returns their number. Skips captures that another thread is
  * about to begin. */
 int tms_capture_drop(tms_capture_t *capture, bool (*ended)(void *context, const tms_capture_stream_t *where), void *context);
-/* The settings of the innermost capture with settings; false if there is none. */
+/* Gets the settings of the innermost capture that has settings. Returns false if there is none. */
 bool tms_capture_settings(const tms_capture_t *capture, tms_region_t *region);
 
 #endif

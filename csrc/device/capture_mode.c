@@ -2,9 +2,9 @@
 
 /* The changes to this thread's own mode. Only this thread can restore it. */
 static _Thread_local struct {
-    unsigned depth;             /* of nested calls of tms_capture_mode_relax */
+    unsigned depth;             /* number of nested calls of tms_capture_mode_relax */
     bool changed;               /* the mode was `before` and is relaxed now */
-    CUstreamCaptureMode before; /* if `changed` */
+    CUstreamCaptureMode before; /* the former mode, if `changed` */
 } own;
 
 /* A call that undoes a change is retried at once: it may report the asynchronous error of an earlier call. */

@@ -11,7 +11,8 @@ static bool is_default(void *stream) {
     return !stream || stream == (void *)CU_STREAM_LEGACY || stream == (void *)CU_STREAM_PER_THREAD;
 }
 
-/* Gets the identifier of the device's primary context; false if there is no such context or its identifier is unknown. */
+/* Gets the identifier of the device's primary context. Returns false if there is no such context or its identifier is
+ * unknown. */
 static bool find_primary(tms_devices_t *devices, const tms_driver_table_t *driver, int device,
                          unsigned long long *identifier) {
     if (tms_devices_enter(devices, device, &asking, NULL) != TMS_OK) return false;
@@ -45,7 +46,7 @@ bool tms_capture_has_ended(tms_devices_t *devices, const tms_capture_stream_t *w
     unsigned long long now = 0;
     bool ended = false;
     if (where->device == TMS_NO_DEVICE || tms_devices_active(devices, &active, &asking, NULL) != TMS_OK) return false;
-    if (!(active >> where->device & 1)) return true; /* gone with its context; entering would create a new one */
+    if (!(active >> where->device & 1)) return true; /* the stream has gone with its context; entering would create one */
     if (tms_devices_enter(devices, where->device, &asking, NULL) != TMS_OK) return false;
     if (driver->cuCtxGetId(NULL, &now) == CUDA_SUCCESS) {
         ended = now != where->context;

@@ -14,8 +14,8 @@
 #include "device/capture.h"
 #include "device/device.h"
 
-/* The key of a stream: its handle, except for the per-thread default stream, whose handle is the same on every thread. Not 0
- * for any stream that can be captured. */
+/* Returns the key of a stream: its handle, except for the per-thread default stream, whose handle is the same on every
+ * thread. The key of a stream that can be captured is not 0. */
 uintptr_t tms_capture_key(void *stream);
 /* Determines the context and device of a stream, before a capture begins on it. */
 tms_capture_stream_t tms_capture_locate(tms_devices_t *devices, void *stream);

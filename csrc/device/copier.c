@@ -51,7 +51,7 @@ static bool has_settled(const struct tms_copier_holdings *held, const tms_driver
     return status == TMS_OK || status == TMS_DEVICE_LOST || tms_driver_is_gone(reason);
 }
 
-/* Releases what it can, in the device's context, and returns what is left. `wait`: that of the current call, or NULL. */
+/* Releases what it can, in the device's context, and returns what is left. `wait` is the current call's, or NULL. */
 static tms_quarantine_mask_t release_holdings(struct tms_copier_holdings *held, const tms_driver_table_t *driver,
                                               const tms_wait_t *wait) {
     if (held->busy)
@@ -91,8 +91,8 @@ tms_status_t tms_copier_open(tms_copier_t *copier, const tms_copying_t *copying,
     copier->held->device = device;
     status = tms_devices_enter(copying->devices, device, context, error);
     if (status != TMS_OK) goto forget;
-    /* A stream of its own, without the implicit synchronisation of the legacy stream: the work of other threads
-     * continues. */
+    /* The copier has a stream of its own, without the implicit synchronisation of the legacy stream. So the work of other
+     * threads continues. */
     status = TMS_DRIVER_CALL(copier->driver, context, error, cuStreamCreate, &copier->stream, CU_STREAM_NON_BLOCKING);
     if (status != TMS_OK) goto leave;
     copier->open = true;
@@ -151,7 +151,7 @@ static tms_status_t queue_one_by_one(const tms_copier_t *copier, const tms_error
 
 static bool copies_at_once(const tms_driver_table_t *driver) { return driver->cuMemcpyBatchAsync && driver->cuMemGetAccess; }
 
-/* *refused: the driver lacks the call, or does not support it for this device. */
+/* Queues all gathered copies by one call. *refused: the driver lacks the call, or does not support it for this device. */
 static tms_status_t queue_at_once(tms_copier_t *copier, bool *refused, const tms_error_context_t *context,
                                   tms_error_t *error) {
     tms_gathered_t *all = &copier->gathered;
@@ -217,7 +217,7 @@ static tms_status_t end_chunk(tms_copier_t *copier, const tms_error_context_t *c
     return status;
 }
 
-/* The number of bytes to queue in one driver call. */
+/* Returns the number of bytes to queue in one driver call. */
 static uint64_t part_of(const tms_copier_t *copier, uint64_t bytes) {
     if (!tms_wait_is_interruptible(copier->wait)) return bytes;
     uint64_t room = copier->copying->chunk_bytes - copier->queued;

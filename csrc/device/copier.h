@@ -28,7 +28,7 @@ typedef struct tms_gathered {
     size_t count;
     uint64_t bytes;
     bool to_host;
-    tms_error_context_t context; /* of the first; all have its tag */
+    tms_error_context_t context; /* context of the first copy; all copies have its tag */
     CUdeviceptr targets[TMS_GATHERED_COPIES], sources[TMS_GATHERED_COPIES];
     size_t sizes[TMS_GATHERED_COPIES];
 } tms_gathered_t;
@@ -58,7 +58,7 @@ typedef struct tms_copier_relay_table {
     /* Called once, also after a failure. Afterwards only copies in the stream are in flight. It must not use the copier. */
     void (*close)(tms_copier_relay_t *relay);
     /* Called once, after close, when the device has stopped copying. Frees the relay, and adds resources that cannot be
-     * released to the quarantine. `wait`: that of the call, or NULL if a later call does this, on any thread. */
+     * released to the quarantine. `wait` is the call's, or NULL if a later call does this, on any thread. */
     void (*release)(tms_copier_relay_t *relay, const tms_driver_table_t *driver, const tms_wait_t *wait);
 } tms_copier_relay_table_t;
 
@@ -93,7 +93,7 @@ tms_status_t tms_copier_open(tms_copier_t *copier, const tms_copying_t *copying,
  * called. */
 tms_status_t tms_copier_hold(tms_copier_t *copier, void *held, void (*release)(void *held),
                              const tms_error_context_t *context, tms_error_t *error);
-/* The relay with this table, or NULL. A copier has at most one of each. */
+/* Returns the relay with this table, or NULL. A copier has at most one relay with each table. */
 tms_copier_relay_t *tms_copier_find_relay(const tms_copier_t *copier, const tms_copier_relay_table_t *table);
 /* Passes ownership of the relay to the copier, which waits for it, closes it and releases it. `table` is set. */
 void tms_copier_add_relay(tms_copier_t *copier, tms_copier_relay_t *relay);
@@ -107,17 +107,17 @@ tms_status_t tms_copier_to_device(tms_copier_t *copier, CUdeviceptr address, con
  * unmapped address, but crashes if a batch contains one (release 580). */
 tms_status_t tms_copier_begin_parts(const tms_copier_t *copier, CUdeviceptr segment, const tms_error_context_t *context,
                                     tms_error_t *error);
-/* As the copies above, for a part of a segment. tms_copier_queue_all queues it at the latest. */
+/* Queue a copy of a part of a segment. Parts may be gathered; tms_copier_queue_all queues them at the latest. */
 tms_status_t tms_copier_part_to_host(tms_copier_t *copier, void *host, CUdeviceptr address, uint64_t bytes,
                                      const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_copier_part_to_device(tms_copier_t *copier, CUdeviceptr address, const void *host, uint64_t bytes,
                                        const tms_error_context_t *context, tms_error_t *error);
-/* Queues the gathered copies and those of the relays. Afterwards everything begun is done or in the stream. */
+/* Queues the gathered copies and the copies of the relays. Afterwards every copy that was begun is done or in the stream. */
 tms_status_t tms_copier_queue_all(tms_copier_t *copier, tms_error_t *error);
 /* Queues a fill with one byte; later copies of this copier come after it. */
 tms_status_t tms_copier_fill(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, unsigned char value,
                              const tms_error_context_t *context, tms_error_t *error);
-/* tms_copier_queue_all, and waits for everything queued. A backup is valid, or may be discarded, only after this has
+/* Calls tms_copier_queue_all, and waits for everything queued. A backup is valid, or may be discarded, only after this has
  * succeeded. */
 tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);
 /* Waits for copies left in flight by a failed call. False: the device may still be copying and could not be synchronized.

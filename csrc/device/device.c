@@ -30,7 +30,7 @@ static CUmemAllocationProp device_properties(int ordinal) {
     return properties;
 }
 
-/* Sizes and addresses are computed with the granularity. */
+/* Checks the granularity, with which sizes and addresses are computed. */
 static tms_status_t check_granularity(const tms_device_t *device, int ordinal, const tms_error_context_t *context,
                                       tms_error_t *error) {
     size_t granularity = device->granularity;
@@ -241,7 +241,7 @@ static void note_entered(CUcontext context) {
     pushed.depth++;
 }
 
-/* The context stays on the stack, above the first `below` unpopped ones. */
+/* Records that a context stays on the stack, above the first `below` unpopped ones. */
 static void note_unpopped(CUcontext context, unsigned below) {
     if (!context || pushed.count == MAX_UNPOPPED) return;
     for (unsigned i = pushed.count; i > below; i--) pushed.unpopped[i] = pushed.unpopped[i - 1];

@@ -16,7 +16,7 @@ typedef uint64_t tms_device_mask_t; /* bit d: device of ordinal d */
 
 typedef struct tms_device {
     CUdevice handle;
-    size_t granularity; /* of physical allocations, bytes; 0 where the device has no virtual memory management */
+    size_t granularity; /* of physical allocations, in bytes; 0 if the device has no virtual memory management */
     uint64_t total_bytes;
     bool rdma_capable; /* memory mapped by us can be registered for GPUDirect RDMA */
     bool exportable;   /* memory created by us can be exported as a file descriptor */
@@ -34,7 +34,7 @@ typedef struct tms_devices {
      * set. */
     _Atomic tms_device_mask_t asked[TMS_MAX_DEVICES], reachable[TMS_MAX_DEVICES];
     _Atomic uint32_t unreleased[TMS_MAX_DEVICES]; /* references to primary contexts that the driver failed to release */
-    _Atomic int helpers;               /* helper threads of wait.c; those of cancelled calls still use this struct */
+    _Atomic int helpers;               /* helper threads of wait.c; helpers of cancelled calls still use this struct */
     _Atomic bool warned_other_context; /* the warning about a context that is not primary has been logged */
 } tms_devices_t;
 
@@ -71,7 +71,7 @@ tms_status_t tms_devices_memory(tms_devices_t *devices, int ordinal, uint64_t *f
 tms_status_t tms_devices_enter(tms_devices_t *devices, int ordinal, const tms_error_context_t *context, tms_error_t *error);
 void tms_devices_leave(tms_devices_t *devices, int ordinal);
 
-/* The same for any context that the program keeps alive; the capture mode is unchanged. */
+/* Make any context that the program keeps alive current, and undo that. The capture mode does not change. */
 tms_status_t tms_devices_push(tms_devices_t *devices, CUcontext pushed_context, const tms_error_context_t *context,
                               tms_error_t *error);
 void tms_devices_pop(tms_devices_t *devices, const tms_error_context_t *context);
@@ -80,7 +80,7 @@ void tms_devices_pop(tms_devices_t *devices, const tms_error_context_t *context)
 void tms_devices_settle(tms_devices_t *devices);
 /* Retries to release references to primary contexts. Cheap when there are none. */
 void tms_devices_reclaim(tms_devices_t *devices);
-/* The number of references not released yet. */
+/* Returns the number of references that are not released yet. */
 uint64_t tms_devices_unreleased(const tms_devices_t *devices);
 /* In a forked child: forgets the references and the helpers, which belong to the parent. */
 void tms_devices_after_fork_in_child(tms_devices_t *devices);

@@ -73,7 +73,7 @@ static void resolve(tms_driver_table_t *table, void *library) {
 #undef RESOLVE
 }
 
-/* The first required entry point that the library lacks, or NULL. */
+/* Returns the first required entry point that the library lacks, or NULL. */
 static const char *first_missing(const tms_driver_table_t *table) {
 #define CHECK(name)                                                                                                         \
     if (!table->name) return #name;
@@ -100,7 +100,8 @@ static bool is_truncated(int fd, uint64_t size) {
     return false;
 }
 
-/* Why this file must not be passed to dlopen, or NULL. dlopen would block on a FIFO and crash on a truncated library. */
+/* Returns why this file must not be passed to dlopen, or NULL. dlopen would block on a FIFO and crash on a truncated
+ * library. */
 static const char *why_unfit(const char *path) {
     struct stat found;
     if (stat(path, &found) != 0) return NULL;

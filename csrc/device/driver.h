@@ -23,8 +23,8 @@ typedef struct tms_copy_attributes {
 } tms_copy_attributes_t;
 enum { TMS_IN_STREAM_ORDER = 1 }; /* CU_MEMCPY_SRC_ACCESS_ORDER_STREAM */
 
-/* X(field and base name, symbol in the library, parameter list). Symbols carry their ABI version, which CUDA 12 and 13
- * drivers share; names are spelled out because cuda.h's macros differ between toolkits. */
+/* Each row is X(field and base name, symbol in the library, parameter list). Symbols carry their ABI version, which CUDA 12
+ * and 13 drivers share; names are spelled out because cuda.h's macros differ between toolkits. */
 #define TMS_DRIVER_ENTRY_POINTS(X)                                                                                          \
     X(cuInit, "cuInit", (unsigned int flags))                                                                               \
     X(cuDriverGetVersion, "cuDriverGetVersion", (int *version))                                                             \
@@ -104,7 +104,7 @@ void tms_driver_release(tms_driver_t *driver);
 tms_status_t tms_driver_load(tms_driver_t *driver, const tms_driver_table_t **table, const tms_error_context_t *context,
                              tms_error_t *error);
 
-/* The name of a result for a message, "CUDA_ERROR_OUT_OF_MEMORY", or NULL. */
+/* Returns the name of a result for a message, such as "CUDA_ERROR_OUT_OF_MEMORY", or NULL. */
 const char *tms_driver_result_name(const tms_driver_table_t *table, CUresult result);
 
 /* Fills *error for a failed or missing call. Used through the macro below. */

@@ -13,7 +13,7 @@ tms_status_t tms_devices_current_context(tms_devices_t *devices, tms_current_con
     if (found.context) {
         tms_error_t reason;
         status = tms_devices_current(devices, &found.device, context, &reason);
-        bool none = status == TMS_INVALID_STATE || /* on a device that is not in the table */
+        bool none = status == TMS_INVALID_STATE || /* the context's device is not in the table */
                     (status != TMS_OK && reason.driver_result == CUDA_ERROR_CONTEXT_IS_DESTROYED);
         if (none) found = (tms_current_context_t){.context = NULL, .device = TMS_NO_DEVICE};
         if (status != TMS_OK && !none && error) *error = reason;
@@ -27,7 +27,7 @@ tms_status_t tms_devices_current_context(tms_devices_t *devices, tms_current_con
  * lost, the driver may fail other calls with that device's error (cuDevicePrimaryCtxRetain on an H200). */
 static bool is_at_rest(tms_status_t synchronized) { return synchronized == TMS_OK || synchronized == TMS_DEVICE_LOST; }
 
-/* `primary` is NULL where the device's primary context is not active. */
+/* Waits for a device's primary context. *primary stays NULL if that context is not active. */
 static tms_status_t synchronize_primary(tms_devices_t *devices, const tms_driver_table_t *driver, CUdevice device,
                                         CUcontext *primary, bool *at_rest, const tms_error_context_t *context,
                                         tms_error_t *error) {

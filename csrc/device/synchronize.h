@@ -8,12 +8,12 @@
 
 #include "device/device.h"
 
-/* A thread's current context and its device; NULL where it has none. It may be one of cuCtxCreate, or of a green context. */
+/* A thread's current context and its device; NULL if it has none. It may be one of cuCtxCreate, or of a green context. */
 typedef struct tms_current_context {
     CUcontext context;
     int device;
 } tms_current_context_t;
-/* The current context of the calling thread. A destroyed one counts as none. */
+/* Gets the current context of the calling thread. A destroyed context counts as none. */
 tms_status_t tms_devices_current_context(tms_devices_t *devices, tms_current_context_t *current,
                                          const tms_error_context_t *context, tms_error_t *error);
 

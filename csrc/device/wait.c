@@ -43,7 +43,7 @@ bool tms_wait_interrupted(tms_wait_t *wait) {
     if (wait->cancelled) return true;
     if (tms_wait_now() - wait->asked < TMS_WAIT_POLL_SECONDS) return false;
     wait->cancelled = wait->interrupted(wait->context) != 0 || getpid() != wait->process;
-    wait->asked = tms_wait_now(); /* read after the callback, which may be slow */
+    wait->asked = tms_wait_now(); /* read after the callback, because the callback may be slow */
     return wait->cancelled;
 }
 
@@ -111,7 +111,7 @@ typedef struct job {
     bool finished;
     tms_devices_t *devices;
     tms_device_mask_t mask, at_rest;
-    tms_current_context_t current; /* that of the caller; the helper has none */
+    tms_current_context_t current; /* the caller's context; the helper has none */
     tms_error_context_t context;
     tms_status_t status;
     tms_error_t error;

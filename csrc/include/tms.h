@@ -4,8 +4,8 @@
  * gets its functions by `tms_get_api` of the library that holds it. Nothing here needs cuda.h or Python.h.
  *
  * Every function may be called on any thread unless its comment says otherwise. It takes no lock of the caller's, never
- * exits and never prints to stdout. Only the functions that take a callback call back. Functions that can fail return a
- * status and fill `*error` (which may be NULL); out-parameters are written on success only. */
+ * exits and never prints to stdout. Only the functions that take a callback call back. A function that can fail returns a
+ * status and fills `*error`, unless `error` is NULL. It writes out-parameters on success only. */
 #ifndef TMS_H
 #define TMS_H
 
@@ -61,13 +61,13 @@ typedef struct tms_error {
     char message[TMS_ERROR_MESSAGE_BYTES];
 } tms_error_t;
 
-/* Where the contents of an allocation go while it is paused: TMS_BACKUP_<kind>, its number, its name. The numbers are part
- * of the ABI; `_core` of the Python package has both names. */
+/* The places for the contents of an allocation while it is paused: TMS_BACKUP_<kind>, its number, its name. The numbers are
+ * part of the ABI; `_core` of the Python package has both names. */
 #define TMS_BACKUP_KINDS(X)                                                                                                 \
     X(NONE, 0, "none")     /* contents are discarded */                                                                     \
     X(PINNED, 1, "pinned") /* pinned host memory */                                                                         \
     X(MMAP, 2, "mmap")     /* ordinary host memory, given back to the system at resume */                                   \
-    X(DISK, 3, "disk")     /* a file in the disk backup directory */
+    X(DISK, 3, "disk")     /* a file in the backup directory */
 
 typedef enum tms_backup_kind {
 #define TMS_BACKUP_KIND(kind, number, name) TMS_BACKUP_##kind = (number),
@@ -75,7 +75,7 @@ typedef enum tms_backup_kind {
 #undef TMS_BACKUP_KIND
 } tms_backup_kind_t;
 
-/* What happens to a backup's host memory once the contents are on the device again. The numbers are part of the ABI. */
+/* The treatment of a backup's host memory once the contents are on the device again. The numbers are part of the ABI. */
 typedef enum tms_host_policy {
     TMS_HOST_DEFAULT = 0, /* the next wider setting applies: the call, the region, the process */
     TMS_HOST_RELEASE = 1, /* released to the system */
@@ -87,7 +87,7 @@ typedef enum tms_host_policy {
 typedef struct tms_region_settings {
     int32_t managed;     /* 0: allocations are ordinary (`disable()`) */
     int32_t backup;      /* tms_backup_kind_t */
-    const char *tag;     /* UTF-8, not empty. Copied (interned) by the callee; valid for ever in what is handed out */
+    const char *tag;     /* UTF-8, not empty; the callee copies (interns) it. A returned tag is valid for ever */
     int32_t host_policy; /* tms_host_policy_t */
     int32_t own_handles; /* 1: each allocation has a physical handle of its own, also after a resume (core/model/run.h) */
 } tms_region_settings_t;
@@ -98,8 +98,8 @@ typedef struct tms_region_settings {
  * number (pidfd_getfd). Memory that another process has mapped stays allocated until that process unmaps it; a pause or free
  * here completes nevertheless. */
 typedef struct tms_export {
-    uint64_t address; /* of the physical memory, in which the allocation lies */
-    uint64_t bytes;   /* of it: all of it is one handle */
+    uint64_t address; /* address of the physical memory in which the allocation lies */
+    uint64_t bytes;   /* size of the physical memory, all of which is one handle */
     /* Unique in this process for each piece of physical memory, and the same for every export of that piece. */
     uint64_t generation;
     int32_t device;
@@ -144,24 +144,24 @@ typedef struct tms_selection {
      * with no lock held. A non-zero result means that the live bytes are unknown; everything is copied then. */
     int32_t (*find_live)(void *live_context, tms_live_t *live);
     void *live_context;
-    int32_t preserves; /* pause: find_live is called in any case, and what it lists of allocations without a backup is kept
-                          in pinned host memory. Read if has_backup is not set */
+    int32_t preserves; /* pause: find_live is called in any case, and the live bytes that it lists for allocations without a
+                          backup are kept in pinned host memory. Read if has_backup is not set */
     /* NULL, or called with the number of bytes copied so far: on the calling thread, with no lock held, at most about every
      * 50 ms while the call copies, and once at the end. It must not call pause or resume. */
     void (*on_progress)(void *on_progress_context, uint64_t done_bytes, uint64_t total_bytes);
     void *on_progress_context;
 } tms_selection_t;
 
-/* The report of one pause or resume. */
+/* The report that one pause or resume returns. */
 typedef struct tms_report {
-    uint64_t allocations;  /* that changed state */
+    uint64_t allocations;  /* number of allocations that changed state */
     uint64_t bytes;        /* physical bytes released or mapped */
-    uint64_t copied_bytes; /* to or from backups */
+    uint64_t copied_bytes; /* bytes copied to or from backups */
     uint64_t unknown_tags; /* tags in the selection that no allocation ever had */
     double seconds;
 } tms_report_t;
 
-/* A line of the log: an error message without the prefix of a line on stderr. */
+/* A line of the log. Its text does not have the prefix that lines on stderr have. */
 typedef struct tms_log_line {
     struct tms_log_line *next;
     int32_t level; /* 1: error, 2: warning, 3: info, 4: debug */
@@ -177,11 +177,11 @@ typedef struct tms_host_buffer tms_host_buffer_t;
 /* Called on a thread of the library, with no lock held. */
 typedef void (*tms_device_listener_t)(void *context, int32_t device);
 
-enum { TMS_NO_SUCH_REGION = -1 }; /* of region_leave */
+enum { TMS_NO_SUCH_REGION = -1 }; /* a result of region_leave */
 
-/* What guard mode shows in place of contents: NaN in every floating type that has it. */
+/* The byte that guard mode shows in place of contents: NaN in every floating type that has it. */
 enum { TMS_GUARD_BYTE = 0xFF };
-/* count_guard_bytes returns it for a range that is not on the device. */
+/* The result of count_guard_bytes for a range that is not on the device. */
 #define TMS_NOT_RESIDENT UINT64_MAX
 
 typedef struct tms_api {
@@ -196,7 +196,7 @@ TMS_EXPORT const tms_api_t *tms_get_api(uint32_t interface);
  * returns NULL, which torch turns into torch.OutOfMemoryError. */
 TMS_EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream);
 TMS_EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream);
-/* The same for ordinary memory, which is not managed. The device gets access to managed memory of the others before the
+/* The functions for ordinary memory, which is not managed. The device gets access to managed memory of the others before the
  * allocation returns, and the listener of listen_devices is called. */
 TMS_EXPORT void *tms_torch_watch_malloc(ssize_t size, int device, void *stream);
 TMS_EXPORT void tms_torch_watch_free(void *address, ssize_t size, int device, void *stream);

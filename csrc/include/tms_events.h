@@ -18,8 +18,8 @@
     X(REPAIR, 6, "repair") /* an attempt to release the memory of a damaged allocation */                                   \
     X(MEMORY, 7, "memory") /* the free memory of a device, if sampled */
 
-/* The phases of a call, in this order. Those of `device` -1 follow each other on the thread of the call. Those of a device
- * may overlap: memory is mapped while contents are copied, and devices work in parallel. */
+/* The phases of a call, in this order. Phases of `device` -1 follow each other on the thread of the call. Phases of a device
+ * may overlap, because memory is mapped while contents are copied, and devices work in parallel. */
 #define TMS_EVENT_PHASES(X)                                                                                                 \
     X(NONE, 0, "")                                                                                                          \
     X(TURN, 1, "turn")               /* waits for another pause or resume */                                                \
@@ -44,7 +44,7 @@ typedef enum tms_event_phase {
 #undef TMS_EVENT_PHASE
 } tms_event_phase_t;
 
-/* What an allocation, or several, hold. As a change: the difference, modulo 2^64. */
+/* The memory that one or more allocations hold. In a change, each member is a difference modulo 2^64. */
 typedef struct tms_footprint {
     uint64_t resident_bytes; /* physical memory that is mapped */
     uint64_t paused_bytes;   /* reserved, without physical memory */
@@ -55,14 +55,14 @@ typedef struct tms_footprint {
 typedef struct tms_event {
     uint64_t began, ended; /* nanoseconds of CLOCK_MONOTONIC; equal for an event without a duration */
     uint64_t busy;         /* PHASE: nanoseconds inside it, where it alternates with another one */
-    uint64_t call;         /* the call of pause or resume that it belongs to, from 1 on */
+    uint64_t call;         /* the number of its call of pause or resume; the first is 1 */
     uint64_t address;      /* ALLOCATE, FREE, REPAIR */
     uint64_t allocations;  /* END, PHASE, MOVE: their number */
     uint64_t bytes;        /* ALLOCATE: requested; END: moved; PHASE: moved or copied; MEMORY: free */
     uint64_t copied_bytes; /* END */
     uint64_t total_bytes;  /* MEMORY: of the device */
     tms_footprint_t change;
-    const char *operation; /* of the call: "pause", "resume", ...; valid for ever, like the tag */
+    const char *operation; /* the call's operation: "pause", "resume", ...; valid for ever, like the tag */
     const char *tag;
     int32_t kind;          /* tms_event_kind_t */
     int32_t phase;         /* PHASE: tms_event_phase_t */
@@ -72,7 +72,7 @@ typedef struct tms_event {
     int32_t thread; /* the kernel's number of the thread that recorded it */
 } tms_event_t;
 
-/* What allocations of one tag on one device hold after the last event. */
+/* The memory that allocations of one tag on one device hold after the last event. */
 typedef struct tms_event_level {
     const char *tag;
     int32_t device;
@@ -82,12 +82,12 @@ typedef struct tms_event_level {
 
 /* The answer of `events`. The caller sets the arrays and their room. */
 typedef struct tms_events_copy {
-    tms_event_t *events; /* the latest ones, from the oldest on */
+    tms_event_t *events; /* the latest events, the oldest first */
     size_t event_room, event_count;
     tms_event_level_t *levels;      /* several rows may have the same tag and device, and add up */
     size_t level_room, level_count; /* `level_count` may be larger than the room; the rows are not complete then */
     uint64_t recorded;              /* events so far: the first one copied is number recorded - event_count */
-    uint64_t capacity;              /* most events that are kept */
+    uint64_t capacity;              /* maximum number of events that are kept */
 } tms_events_copy_t;
 
 #endif

@@ -1,5 +1,5 @@
-/* The shared page: what a process holds and does, in a file of a fixed size that other processes of its user may read at any
- * moment (`top`), with the words by which they request a file of it (`ask`). Plain data.
+/* The shared page: a file of fixed size that shows what a process holds and does. Other processes of its user may read it at
+ * any moment (`top`), and its words of requests let them ask the process for a file (`ask`). Plain data.
  *
  * Every member is made of 64-bit words, so that writer and readers touch each word by one atomic access. Texts are UTF-8,
  * padded with NULs, and may be truncated inside a character. Times are nanoseconds of CLOCK_MONOTONIC, 0 for "never".
@@ -9,13 +9,13 @@
  * - A reader loads the sequence (acquire), each word (acquire), and the sequence again (relaxed). Its copy counts if both
  *   sequences are equal and even.
  *
- * A reader that loads a word of a write synchronises with that store, and so finds the odd sequence before it, or a later
- * one, when it loads the sequence again. A reader that loads the even sequence of a write finds all of its words. So
+ * A reader that loads a word of a write synchronises with that store. So it finds the odd sequence before the store, or a
+ * later one, when it loads the sequence again. A reader that loads the even sequence of a write finds all of its words. So
  * two equal even sequences enclose no write. There are no fences, because the thread sanitizer does not know them.
  * `requests`, `served_total`, `unserved_total` and `serve_error` are outside of this order.
  *
- * The file is locked (flock) while its process lives. Whoever gets the lock knows that the process is dead, also one of
- * another PID namespace. A change of this layout is a new TMS_SHARED_PAGE_FORMAT. */
+ * The file is locked (flock) while its process lives. A process that gets the lock knows that the owner is dead, even if the
+ * owner was in another PID namespace. A change of this layout is a new TMS_SHARED_PAGE_FORMAT. */
 #ifndef TMS_SHARED_PAGE_FORMAT_H
 #define TMS_SHARED_PAGE_FORMAT_H
 
@@ -25,14 +25,14 @@
 
 enum {
     TMS_SHARED_PAGE_FORMAT = 2,
-    TMS_SHARED_PAGE_BYTES = 32768,  /* of the file */
+    TMS_SHARED_PAGE_BYTES = 32768,  /* size of the file */
     TMS_SHARED_PAGE_ROWS = 128,     /* pairs of tag and device; further ones are summed in `others` */
-    TMS_SHARED_PAGE_DEVICES = 64,   /* of the process, by ordinal */
-    TMS_SHARED_PAGE_TEXT_WORDS = 8, /* of a tag or a name: 64 bytes */
+    TMS_SHARED_PAGE_DEVICES = 64,   /* devices of the process, by ordinal */
+    TMS_SHARED_PAGE_TEXT_WORDS = 8, /* words of a tag or a name: 64 bytes */
     TMS_SHARED_PAGE_UUID_WORDS = 2
 };
 
-/* What another process may request, as a bit of `requests` and an index of the counters. */
+/* The requests of other processes. The number of a request is a bit of `requests` and an index of the counters. */
 #define TMS_SHARED_PAGE_REQUESTS(X)                                                                                         \
     X(SNAPSHOT, 0, "snapshot")                                                                                              \
     X(EVENTS, 1, "events")
@@ -43,14 +43,15 @@ enum {
         TMS_SHARED_PAGE_KINDS
 };
 
-/* The numbers of a row. `resident_bytes`, `paused_bytes`: of address ranges. The counts of pauses and resumes are those that
- * concerned an allocation of the row; the times, when the last one that succeeded committed, and how long that took. */
+/* The numbers of a row. `resident_bytes` and `paused_bytes` are sizes of address ranges. The counters include only pauses
+ * and resumes that concerned an allocation of the row. The times say when the last successful call committed, and how long
+ * it took. */
 #define TMS_SHARED_PAGE_ROW_NUMBERS(X)                                                                                      \
-    X(allocations) /* alive, in every state */                                                                              \
+    X(allocations) /* allocations that are alive, in every state */                                                         \
     X(damaged)     /* of them in state DAMAGED */                                                                           \
     X(resident_bytes)                                                                                                       \
     X(paused_bytes)                                                                                                         \
-    X(slack_bytes) /* of freed allocations, which their runs still hold; in no other number */                              \
+    X(slack_bytes) /* memory of freed allocations that their runs still hold; in no other number */                         \
     X(host_backup_bytes)                                                                                                    \
     X(disk_backup_bytes)                                                                                                    \
     X(pauses_total)                                                                                                         \
@@ -63,7 +64,7 @@ enum {
     X(last_resume_ended)                                                                                                    \
     X(last_resume_nanoseconds)
 
-/* What the page says of its process. What comes before `row_count` changes rarely. */
+/* The numbers of the process. The numbers before `row_count` change rarely. */
 #define TMS_SHARED_PAGE_NUMBERS(X)                                                                                          \
     X(pid)                                                                                                                  \
     X(pid_namespace)   /* inode of /proc/self/ns/pid; 0: unknown */                                                         \
@@ -108,8 +109,8 @@ typedef struct tms_shared_page_device {
 } tms_shared_page_device_t;
 
 typedef struct tms_shared_page_process {
-    uint64_t boot_id[TMS_SHARED_PAGE_UUID_WORDS]; /* the kernel's, 16 bytes */
-    uint64_t name[TMS_SHARED_PAGE_TEXT_WORDS];    /* the program, or the role that it was given */
+    uint64_t boot_id[TMS_SHARED_PAGE_UUID_WORDS]; /* the kernel's identifier of the boot, 16 bytes */
+    uint64_t name[TMS_SHARED_PAGE_TEXT_WORDS];    /* the name of the program, or of its role */
     TMS_SHARED_PAGE_NUMBERS(TMS_SHARED_PAGE_MEMBER)
 } tms_shared_page_process_t;
 
@@ -118,7 +119,7 @@ typedef struct tms_shared_page_contents {
     uint64_t sequence;
     uint64_t requests; /* bits of TMS_SHARED_PAGE_REQUESTS, set by other processes, cleared by this one */
     uint64_t served_total[TMS_SHARED_PAGE_KINDS], unserved_total[TMS_SHARED_PAGE_KINDS];
-    uint64_t serve_error[TMS_SHARED_PAGE_KINDS]; /* errno of the last failure; 0: not one of the system */
+    uint64_t serve_error[TMS_SHARED_PAGE_KINDS]; /* errno of the last failure; 0 if the system reported none */
     tms_shared_page_process_t process;
     tms_shared_page_device_t devices[TMS_SHARED_PAGE_DEVICES];
     tms_shared_page_row_t others; /* without tag and device */

@@ -24,7 +24,7 @@
     X(visible_captures)     /* stream captures known to be active */                                                        \
     X(quarantined_host)     /* pieces of host memory that could not be released; the next call tries again */               \
     X(quarantined_other)    /* streams, events, context references and files that could not be released */                  \
-    X(host_resident_bytes)  /* host memory in use: backups, pool, what is being released, files on a tmpfs */               \
+    X(host_resident_bytes)  /* host memory in use: backups, pool, memory being released, files on a tmpfs */                \
     X(host_pooled_bytes)    /* part of host_resident_bytes: memory without contents, kept for later backups */              \
     X(guard)                /* 1: guard mode is on (set_guard) */                                                           \
     X(guarded_bytes)        /* reserved bytes of paused allocations at which a guard page is mapped now */                  \
@@ -39,7 +39,7 @@
     X(resume_nanoseconds_total)    /* time of the resumes that succeeded */                                                 \
     X(resume_bytes_total)          /* device memory that the resumes mapped */                                              \
     X(resume_copied_bytes_total)   /* bytes that the resumes copied */                                                      \
-    X(uncounted_allocations_total) /* of other libraries (tms_library_info_t), for lack of host memory */                   \
+    X(uncounted_allocations_total) /* allocations of other libraries not counted for lack of host memory */                 \
     X(slack_bytes)                 /* memory of freed allocations that their runs still hold; not in resident_bytes */      \
     X(deferred_bytes)              /* mapped memory of deferred_frees; not in resident_bytes */
 
@@ -111,14 +111,14 @@ typedef struct tms_device_info {
 
 /* Device memory that is not managed, of one library (or the program) that allocated it on one device. Preload mode only. */
 typedef struct tms_library_info {
-    const char *path; /* of its file; "" for code that lies in none; valid for ever */
+    const char *path; /* path of its file; "" for code that lies in no file; valid for ever */
     int32_t device;   /* -1: not known */
     int32_t reserved;
     uint64_t bytes;       /* as requested */
     uint64_t allocations; /* pieces of physical memory (cuMemCreate) included */
 } tms_library_info_t;
 
-/* How far a tag is paused. A torch pool whose memory may be paused must not be entered; see _torch/pools.py. */
+/* The effects of pauses on a tag. A torch pool whose memory may be paused must not be entered; see _torch/pools.py. */
 typedef struct tms_tag_info {
     uint64_t paused;      /* allocations of the tag that are not ACTIVE */
     uint64_t pause_epoch; /* number of pauses that ever changed an allocation of this tag */

@@ -14,7 +14,7 @@ typedef struct interposer {
     void *function;
 } interposer_t;
 
-/* In the order of tms_hook_t, from FIRST on. */
+/* The interposers are in the order of tms_hook_t, starting at FIRST. */
 enum { FIRST = TMS_HOOK_cuGetProcAddress };
 static const interposer_t interposers[] = {
 #define INTERPOSER(name, parameters) {#name, (void *)name},
@@ -43,7 +43,7 @@ TMS_LOOKUPS_EARLY int tms_counted_symbol(const char *symbol) {
     return TMS_NOT_COUNTED;
 }
 
-/* The version of CUDA since which a name means the symbol; the newest of a name first. */
+/* The version of CUDA since which a name means the symbol. If a name has several rows, the newest comes first. */
 typedef struct procedure {
     const char *name;
     int since;
@@ -71,8 +71,8 @@ static const procedure_t procedures[] = {
     {"cuGetProcAddress", CUDA_11_3, TMS_HOOK_cuGetProcAddress, TMS_HOOK_cuGetProcAddress},
 };
 
-/* The function that cuGetProcAddress gives for a name without its version, or TMS_NOT_COUNTED. `cuda_version` is the one
- * that is asked for, and at most KNOWN_CUDA. */
+/* Returns the hook of the function that cuGetProcAddress finds for a name without its version, or TMS_NOT_COUNTED.
+ * `cuda_version` is the requested version, but at most KNOWN_CUDA. */
 static int find_procedure(const char *name, int cuda_version, bool per_thread) {
     for (size_t i = 0; i < sizeof(procedures) / sizeof(procedures[0]); i++) {
         const procedure_t *procedure = &procedures[i];
@@ -89,7 +89,7 @@ static const char *base_of(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-/* The simulated GPU is loaded under several names. */
+/* Compares files and not paths, because the simulated GPU is loaded under several names. */
 static bool is_same_file(const char *path, const char *other) {
     struct stat left, right;
     return stat(path, &left) == 0 && stat(other, &right) == 0 && left.st_dev == right.st_dev && left.st_ino == right.st_ino;
@@ -122,7 +122,7 @@ void *tms_counted_replace(tms_state_t *state, tms_hook_t hook, void *found) {
 
 /* ---- cuGetProcAddress: both of its versions call the driver's first, and change a function that was found only ---- */
 
-/* One look-up as it was asked for. */
+/* The arguments of one look-up. */
 typedef struct request {
     tms_state_t *state;
     const void *caller;
@@ -131,7 +131,7 @@ typedef struct request {
     cuuint64_t flags;
 } request_t;
 
-/* Asks the driver, by the version of the function that the program has called. */
+/* Asks the driver, through the version of cuGetProcAddress that the program has called. */
 typedef CUresult (*ask_t)(const request_t *request, const char *name, int version, void **function);
 
 static CUresult ask_first(const request_t *request, const char *name, int version, void **function) {
@@ -146,7 +146,8 @@ static CUresult ask_second(const request_t *request, const char *name, int versi
     return result;
 }
 
-/* A newer CUDA may give a name to a function with other parameters. That is not counted. */
+/* Whether a function has the parameters of KNOWN_CUDA. A newer CUDA may use its name for a function with other parameters,
+ * which is not counted. */
 static bool has_known_parameters(const request_t *request, ask_t ask, const void *found) {
     void *known = NULL;
     if (request->version <= KNOWN_CUDA) return true;

@@ -1,8 +1,9 @@
 /* dlsym, which programs call instead of the C library's.
  *
  * RTLD_DEFAULT and RTLD_NEXT mean the libraries after the one that the return address lies in. So dlsym here is a jump, with
- * the arguments, the stack and the return address as they were, to the C library's function: or, for a counted function of
- * the driver in a library that is named, to find_counted. Choosing takes no lock and allocates nothing.
+ * the arguments, the stack and the return address as they were, to the C library's function. If the handle names a library,
+ * and the symbol is a counted function of the driver, the jump goes to find_counted. Choosing takes no lock and allocates
+ * nothing.
  *
  * The linker gives the function its name (setup.py), so that the layers below are not seen to call it: they call dlsym. */
 #include <dlfcn.h>
@@ -61,7 +62,8 @@ __asm__(".text\n"
         ".size lookups_dlsym, .-lookups_dlsym\n");
 #endif
 
-/* The real function for the calls that the interposer makes, so that it need not look for that while a library is loaded. */
+/* Keeps the real function that the interposer calls, so that the interposer need not look it up while a library is
+ * loaded. */
 static void keep_device_query(tms_state_t *state, void *handle) {
     void *query = tms_real_dlsym()(handle, "cuCtxGetDevice");
     if (query) (void)tms_hook_keep(state, TMS_HOOK_cuCtxGetDevice, query);
@@ -71,7 +73,7 @@ static void keep_device_query(tms_state_t *state, void *handle) {
 static void *find_counted(void *handle, const char *symbol) {
     const void *caller = __builtin_return_address(0);
     void *found = tms_real_dlsym()(handle, symbol);
-    if (!found) return NULL; /* with the C library's message for dlerror */
+    if (!found) return NULL; /* dlerror then returns the C library's message */
     tms_state_t *state = tms_state(NULL);
     if (!tms_counted_for(state, caller)) return found;
     void *result = tms_counted_replace(state, (tms_hook_t)tms_counted_symbol(symbol), found);

@@ -4,7 +4,7 @@
 
 #define CALLER __builtin_return_address(0)
 
-/* A function that allocates `size` bytes at `address`, which is read after it. */
+/* Defines the interposer of a function that allocates `size` bytes. `address` is read after the call. */
 #define ALLOCATES(type, name, parameters, address, size, ...)                                                               \
     type name parameters {                                                                                                  \
         tms_counting_t counting = tms_counting_begin(CALLER);                                                               \
@@ -15,7 +15,7 @@
         return result;                                                                                                      \
     }
 
-/* A function that frees what is at `address`. */
+/* Defines the interposer of a function that frees the memory at `address`. */
 #define FREES(type, name, parameters, address, ...)                                                                         \
     type name parameters {                                                                                                  \
         tms_counting_t counting = tms_counting_begin(NULL);                                                                 \
@@ -64,7 +64,7 @@ FREES(CUresult, cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream), add
 
 /* ---- physical memory ---- */
 
-/* Of the host's memory nothing counts. */
+/* Host memory is not counted. */
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                      unsigned long long flags) {
     tms_counting_t counting = tms_counting_begin(CALLER);

@@ -1,8 +1,8 @@
-/* Counts what the interposers see of memory that is not managed, in the state's ledger (base/ledger.h), by the library that
- * called: that is the one in which the call's return address lies.
+/* Counts allocations of memory that is not managed, as the interposers see them, in the state's ledger (base/ledger.h). They
+ * are counted by calling library, which is the library that contains the call's return address.
  *
- * A call that is made inside another interposed one of the same thread (the runtime calls the driver) counts once. Nothing
- * is managed, refused or made to wait by being counted; a count costs one look at the loader's list and a short lock.
+ * A call inside another interposed call of the same thread (the runtime calls the driver) is not counted again. Nothing is
+ * managed, refused or made to wait by being counted; a count costs one look at the loader's list and a short lock.
  *
  * Any thread, with no lock of ours held. Without a state nothing is counted. */
 #ifndef TMS_PRELOAD_COUNTING_H
@@ -18,20 +18,20 @@ typedef struct tms_counting {
     bool nested;        /* made inside another one: not counted */
 } tms_counting_t;
 
-/* Before anything else in the call, and after it. */
+/* Called before anything else in the interposed call, and after it. */
 tms_counting_t tms_counting_begin(const void *caller);
 void tms_counting_end(const tms_counting_t *counting);
 
-/* The call has allocated. Address 0 is no allocation. */
+/* Called when the interposed call has allocated. Address 0 is no allocation. */
 void tms_counting_add(const tms_counting_t *counting, tms_hook_t hook, uint64_t address, uint64_t bytes);
-/* The call is about to free, and has. */
+/* Called before and after the interposed call frees. */
 tms_ledger_taken_t tms_counting_take(const tms_counting_t *counting, uint64_t address);
 void tms_counting_settle(const tms_counting_t *counting, tms_ledger_taken_t taken, bool gone);
 
-/* The calling thread's device by the library of the hook, or TMS_NO_DEVICE. `state` may be NULL. */
+/* Returns the calling thread's device according to the library of the hook, or TMS_NO_DEVICE. `state` may be NULL. */
 int tms_counting_device(tms_state_t *state, tms_hook_t hook);
 
-/* The ledger, or NULL if the call is not counted. */
+/* Returns the ledger, or NULL if the call is not counted. */
 static inline tms_ledger_t *tms_counting_ledger(const tms_counting_t *counting) {
     return counting->state && !counting->nested ? &counting->state->ledger : NULL;
 }

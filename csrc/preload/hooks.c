@@ -75,8 +75,8 @@ tms_cuda_error_t cudaMalloc(void **address, size_t bytes) {
     tms_counting_t counting = tms_counting_begin(__builtin_return_address(0));
     tms_cuda_error_t result;
     tms_region_t region = {.managed = false};
-    /* The thread's own region, not the settings of a capture, which are for torch's pools: another thread's cudaMalloc does
-     * not belong to the graph. What is allocated inside another hook is not the program's. */
+    /* The thread's own region applies. The settings of a capture are for torch's pools, because another thread's cudaMalloc
+     * does not belong to the graph. An allocation inside another hook is not the program's. */
     if (!counting.nested && counting.state && address && bytes > 0)
         region = tms_region_current(&counting.state->regions, NULL);
     if (region.managed)
@@ -149,7 +149,8 @@ static void *resolve_stream(void *stream, bool per_thread) {
     return per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
-/* Announces a capture before it begins, because a pause in between would invalidate it. False: it must not begin. */
+/* Announces a capture before it begins, because a pause in between would invalidate it. Returns false if the capture must
+ * not begin. */
 static bool announce(tms_state_t *state, void *stream, tms_capture_begun_t *begun) {
     tms_error_t error;
     tms_status_t status = tms_saver_capture_begin_on(&state->saver, stream, begun, &error);
@@ -229,7 +230,7 @@ tms_cuda_error_t cudaStreamEndCapture_ptsz(void *stream, void **graph) {
     END_CAPTURE(cudaStreamEndCapture_ptsz, stream, true, stream, graph);
 }
 
-/* The stream is not queried any more from before the call on. */
+/* Stops querying the stream before it is destroyed. */
 tms_cuda_error_t cudaStreamDestroy(void *stream) {
     tms_state_t *state = tms_state_if_made(); /* without a state no capture was announced */
     tms_capture_stream_t taken[TMS_CAPTURE_MAX_NESTED];
@@ -240,7 +241,7 @@ tms_cuda_error_t cudaStreamDestroy(void *stream) {
     return result;
 }
 
-/* The same for all streams of the device whose context is reset. */
+/* Stops querying the streams of the device before its context is reset. */
 tms_cuda_error_t cudaDeviceReset(void) {
     const tms_error_context_t context = {.operation = "cudaDeviceReset", .device = TMS_NO_DEVICE};
     tms_state_t *state = tms_state_if_made();

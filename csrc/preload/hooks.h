@@ -1,5 +1,5 @@
-/* The interposers, which programs call instead of the functions of resolve.h: hooks.c has those that manage memory and see
- * captures, counted_hooks.c those that only count (counting.h).
+/* The interposers, which programs call instead of the functions of resolve.h: hooks.c has the hooks that manage memory and
+ * see captures, and counted_hooks.c the hooks that only count (counting.h).
  *
  * A hook only calls the real function if the thread's allocations are not managed, if this thread is already inside a hook,
  * or if the state cannot be created. Loading the library does nothing, and no hook runs before the program calls a CUDA

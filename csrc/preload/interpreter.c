@@ -47,7 +47,7 @@ static bool find_python(python_t *python) {
     return found && python->Py_IsInitialized();
 }
 
-/* The path of the file in the package beside this library. */
+/* Finds the path of the file in the package beside this library. */
 static bool find_file(char path[PATH_MAX]) {
     static const char anchor = 0;
     Dl_info library;
@@ -58,7 +58,8 @@ static bool find_file(char path[PATH_MAX]) {
     return slash && length > 0 && length < PATH_MAX && access(path, R_OK) == 0;
 }
 
-/* The caller holds the GIL. False: an exception is set, which is not the file's but, for instance, a KeyboardInterrupt. */
+/* Runs the file; the caller holds the GIL. Returns false with an exception set that does not come from the file, such as a
+ * KeyboardInterrupt. */
 static bool run(const python_t *python) {
     char path[PATH_MAX];
     if (!find_file(path)) return true;

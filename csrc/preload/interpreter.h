@@ -1,4 +1,4 @@
-/* Has the Python interpreter of this process, if there is one, install what sending managed tensors needs.
+/* Makes the Python interpreter of this process, if there is one, install the code that is needed to send managed tensors.
  *
  * With TMS_INIT_ENABLE a process may have managed memory although its program never imports the package: a worker that
  * inherits the environment. CUDA has no IPC handles for managed memory, so PyTorch cannot send its tensors until the package
@@ -16,7 +16,7 @@
 
 #include "abi/state.h"
 
-/* After a managed allocation. Costs one atomic read except for the first. */
+/* Called after a managed allocation. Costs one atomic read, except for the first. */
 void tms_interpreter_prepare_sharing(tms_state_t *state);
 
 #endif

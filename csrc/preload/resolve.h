@@ -1,8 +1,9 @@
 /* The interposed functions of the CUDA runtime and driver, in X-macros, and the search for the real ones.
  *
  * The real function is the next one in the search order (RTLD_NEXT). If there is none (Python packages open the runtime with
- * RTLD_LOCAL, and the runtime so opens the driver), it is that of the libcudart or libcuda already loaded. The search loads
- * no library. The state keeps the result (state.h: real[]). Any thread; no lock is held during the search. */
+ * RTLD_LOCAL, and the runtime opens the driver in the same way), it is the function of the libcudart or libcuda that is
+ * already loaded. The search loads no library. The state keeps the result (state.h: real[]). Any thread; no lock is held
+ * during the search. */
 #ifndef TMS_PRELOAD_RESOLVE_H
 #define TMS_PRELOAD_RESOLVE_H
 
@@ -24,9 +25,9 @@ typedef struct tms_box {
     size_t width, height, depth;
 } tms_box_t;
 
-/* X(function, parameter list), of the runtime. Stream, pool and graph handles are pointers. The functions that destroy a
- * stream or its context are interposed because they end an active capture. Programs built for per-thread default streams
- * call the functions with the suffix. */
+/* X(function, parameter list) for each interposed function of the runtime. Stream, pool and graph handles are pointers. The
+ * functions that destroy a stream or its context are interposed because they end an active capture. Programs built for
+ * per-thread default streams call the functions with the suffix. */
 #define TMS_RUNTIME_HOOKS(X)                                                                                                \
     X(cudaMalloc, (void **address, size_t bytes))                                                                           \
     X(cudaFree, (void *address))                                                                                            \
@@ -51,7 +52,7 @@ typedef struct tms_box {
     X(cudaFreeAsync, (void *address, void *stream))                                                                         \
     X(cudaFreeAsync_ptsz, (void *address, void *stream))
 
-/* The same of the driver, by the symbols of its library. */
+/* The interposed functions of the driver, under the symbols of its library. */
 #define TMS_DRIVER_HOOKS(X)                                                                                                 \
     X(cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes))                                                                 \
     X(cuMemAllocPitch_v2, (CUdeviceptr * address, size_t *pitch, size_t width, size_t height, unsigned int element_bytes))  \
@@ -70,7 +71,7 @@ typedef struct tms_box {
       (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags))    \
     X(cuMemUnmap, (CUdeviceptr address, size_t bytes))
 
-/* Functions that are only called. */
+/* Functions that are called but not interposed. */
 #define TMS_RUNTIME_CALLS(X) X(cudaGetDevice, (int *device))
 #define TMS_DRIVER_CALLS(X)  X(cuCtxGetDevice, (CUdevice * device))
 
@@ -80,7 +81,8 @@ typedef struct tms_box {
     X(cuGetProcAddress_v2,                                                                                                  \
       (const char *symbol, void **function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status))
 
-/* Those of the runtime first, and last those of the driver that may be interposed. */
+/* All functions whose real version is searched for. Functions of the runtime come first, and functions of the driver that
+ * may be interposed come last. */
 #define TMS_REAL_FUNCTIONS(X)                                                                                               \
     TMS_RUNTIME_HOOKS(X) TMS_RUNTIME_CALLS(X) TMS_DRIVER_CALLS(X) TMS_DRIVER_LOOKUPS(X) TMS_DRIVER_HOOKS(X)
 
@@ -92,7 +94,7 @@ typedef enum tms_hook {
 } tms_hook_t;
 _Static_assert((int)TMS_HOOK_COUNT <= (int)TMS_MAX_HOOKS, "the state has too little room for the real functions");
 
-/* The type of each: tms_cudaMalloc_t. */
+/* The type of each function, such as tms_cudaMalloc_t. */
 #define TMS_RUNTIME_TYPE(name, parameters) typedef tms_cuda_error_t(*tms_##name##_t) parameters;
 TMS_RUNTIME_HOOKS(TMS_RUNTIME_TYPE)
 TMS_RUNTIME_CALLS(TMS_RUNTIME_TYPE)
@@ -109,11 +111,12 @@ typedef void (*tms_hook_function_t)(void);
 const char *tms_hook_name(tms_hook_t hook);
 static inline bool tms_hook_is_of_driver(tms_hook_t hook) { return hook >= TMS_HOOK_cuCtxGetDevice; }
 
-/* The real function, or NULL if the process has none. `state` may be NULL: the result is not kept then. */
+/* Returns the real function, or NULL if the process has none. If `state` is NULL, the result is not kept. */
 tms_hook_function_t tms_hook_real(tms_state_t *state, tms_hook_t hook);
-/* Keeps `found` as the real function, unless one is known. Returns the one that is known then. */
+/* Keeps `found` as the real function, unless one is known already. Returns the function that is kept. */
 void *tms_hook_keep(tms_state_t *state, tms_hook_t hook, void *found);
-/* Logs that there is none, once, and returns the error for the program, which has one number in the runtime and the driver.
+/* Logs once that there is no real function. Returns the error for the program, which has the same number in the runtime and
+ * the driver.
  */
 int tms_hook_missing(tms_state_t *state, tms_hook_t hook);
 

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* The position of the parameter that a keyword names, or -1. */
+/* Returns the position of the parameter that a keyword names, or -1. */
 static int parameter_index(const tms_py_signature_t *signature, PyObject *keyword) {
     for (int index = 0; index < signature->count; index++)
         if (PyUnicode_CompareWithASCIIString(keyword, signature->names[index]) == 0) return index;
@@ -47,14 +47,14 @@ bool tms_py_bind(tms_py_call_t *call, const tms_py_signature_t *signature, PyObj
     return true;
 }
 
-/* Always false: the value has the wrong type. */
+/* Sets a TypeError about a value of the wrong type, and returns false. */
 static bool wrong_type(const tms_py_call_t *call, int index, const char *expected, PyObject *value) {
     PyErr_Format(PyExc_TypeError, "%s(): %s must be %s, not %R", call->signature->function, call->signature->names[index],
                  expected, (PyObject *)Py_TYPE(value));
     return false;
 }
 
-/* An int, or an object with __index__ (numpy's integers); a new reference. */
+/* Returns a new reference to an int, made from an int or an object with __index__ (numpy's integers). */
 static PyObject *get_index(const tms_py_call_t *call, int index, const char *expected) {
     PyObject *value = call->values[index];
 

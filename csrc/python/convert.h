@@ -30,31 +30,33 @@ typedef struct tms_py_call {
 bool tms_py_bind(tms_py_call_t *call, const tms_py_signature_t *signature, PyObject *const *arguments, Py_ssize_t positional,
                  PyObject *keywords);
 
-/* An address or a number of bytes: an int from 0 to 2**64 - 1. */
+/* Fetches an address or a number of bytes: an int from 0 to 2**64 - 1. */
 bool tms_py_get_u64(const tms_py_call_t *call, int index, uint64_t *value);
-/* A device or a depth: an int that fits 32 bits. *value is unchanged if the argument is not given. */
+/* Fetches a device or a depth: an int that fits 32 bits. *value is unchanged if the argument is not given. */
 bool tms_py_get_i32(const tms_py_call_t *call, int index, int32_t *value);
-/* Leaves *value alone where the argument is not given. */
+/* Fetches a bool. *value is unchanged if the argument is not given. */
 bool tms_py_get_bool(const tms_py_call_t *call, int index, bool *value);
-/* A duration: a number that is not negative, infinity included. *seconds is unchanged if the argument is not given. */
+/* Fetches a duration: a number that is not negative, infinity included. *seconds is unchanged if the argument is not
+ * given. */
 bool tms_py_get_seconds(const tms_py_call_t *call, int index, double *seconds);
-/* A tag: a non-empty str without NUL. */
+/* Fetches a tag, which must be a non-empty str without NUL. */
 bool tms_py_get_tag(const tms_py_call_t *call, int index, const char **tag);
-/* None or a stream handle: sets the selection's stream. */
+/* Fetches None or a stream handle, and sets the selection's stream. */
 bool tms_py_get_stream(const tms_py_call_t *call, int index, tms_selection_t *selection);
-/* None or a tuple of tags: sets the selection's tags, an array that the caller frees with PyMem_Free (NULL for None). */
+/* Fetches None or a tuple of tags, and sets the selection's tags, an array that the caller frees with PyMem_Free (NULL for
+ * None). */
 bool tms_py_get_tags(const tms_py_call_t *call, int index, tms_selection_t *selection);
 
-/* None or a tms_backup_kind_t: sets the selection's backup. It is unchanged if the argument is not given. */
+/* Fetches None or a tms_backup_kind_t, and sets the selection's backup, which is unchanged if the argument is not given. */
 bool tms_py_get_backup(const tms_py_call_t *call, int index, tms_selection_t *selection);
-/* None or a callable: *callable is unchanged for None or if the argument is not given. */
+/* Fetches None or a callable. *callable is unchanged for None or if the argument is not given. */
 bool tms_py_get_callable(const tms_py_call_t *call, int index, PyObject **callable);
 
-/* The 64-bit numbers in a bytes object; *count is the number of groups of `at_a_time`. NULL with an exception set, whose
- * text begins with `rule`. */
+/* Returns the 64-bit numbers in a bytes object; *count is the number of groups of `at_a_time`. On failure returns NULL with
+ * an exception set, whose text begins with `rule`. */
 const uint64_t *tms_py_numbers(PyObject *object, size_t at_a_time, const char *rule, size_t *count);
 
-/* A str from UTF-8 that may be truncated inside a character. NULL with an exception set on failure. */
+/* Returns a str from UTF-8 that may be truncated inside a character. On failure returns NULL with an exception set. */
 PyObject *tms_py_text(const char *text);
 
 #endif

@@ -5,7 +5,7 @@
 #include "base/status.h"
 #include "convert.h"
 
-/* The message of the error, or the text of its status if it has none. */
+/* Returns the message of the error, or the text of its status if it has none. */
 static PyObject *message_of(const tms_error_t *error) {
     return tms_py_text(error->message[0] ? error->message : tms_status_text(error->status));
 }
@@ -29,7 +29,7 @@ static PyObject *make_exception(const tms_error_t *error) {
     return exception;
 }
 
-/* A RuntimeError with the message, caused by the current exception. */
+/* Makes a RuntimeError with the message, caused by the current exception. */
 static PyObject *make_plain_exception(const tms_error_t *error) {
     PyObject *type, *cause, *traceback;
     PyObject *message, *exception = NULL;

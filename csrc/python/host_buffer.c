@@ -12,7 +12,7 @@ typedef struct host_buffer {
     void *memory;              /* address of the requested range */
 } host_buffer_t;
 
-/* Without the GIL: dropping the last reference may release pinned memory, which takes tens of milliseconds per GiB. */
+/* Releases the GIL, because dropping the last reference may release pinned memory, which is slow. */
 static void release(const tms_api_t *api, tms_host_buffer_t *buffer) {
     Py_BEGIN_ALLOW_THREADS;
     api->host_buffer_release(buffer);

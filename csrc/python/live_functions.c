@@ -1,7 +1,7 @@
 /* kept_allocations, knows_blocks and live_ranges: the live bytes of a pause, out of torch's snapshot.
  *
- * A pause waits for them, and the snapshot has a dict for every block, thousands in one pause. That is why they are read
- * here. */
+ * The snapshot has a dict for every block, often thousands of them, and a pause waits until they are read. So C code reads
+ * them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,12 +28,12 @@ static int by_tag(const void *left, const void *right) {
     return strcmp(*(const char *const *)left, *(const char *const *)right);
 }
 
-/* `selection`: with its tags in order. */
+/* Whether a selection, whose tags are sorted, contains the tag. */
 static bool is_selected(const tms_selection_t *selection, const char *tag) {
     return !selection->tags || bsearch(&tag, selection->tags, selection->tag_count, sizeof tag, by_tag);
 }
 
-/* Writes to `kept` what a pause may keep of the rows, in order of the addresses; returns the number. */
+/* Writes to `kept` the allocations that a pause may keep, in order of their addresses. Returns their number. */
 static size_t keep(kept_t *kept, const tms_segment_info_t *rows, size_t count, const tms_selection_t *selection,
                    bool every_backup) {
     size_t found = 0;
@@ -81,7 +81,7 @@ PyObject *tms_py_kept_allocations(PyObject *module, PyObject *const *arguments, 
  * by a tensor, or by a stream. */
 typedef enum word { ADDRESS, TOTAL_SIZE, POOL, STREAM, BLOCKS, SIZE, STATE, FREE, WORDS } word_t;
 
-/* What a call of this file looks up. */
+/* The objects that a call of this file uses for its look-ups. */
 typedef struct reader {
     PyObject *words[WORDS]; /* references */
     PyObject *pools;        /* the set of pools of which torch reports the blocks correctly */
@@ -92,7 +92,7 @@ static void close_reader(reader_t *reader) {
     for (int word = 0; word < WORDS; word++) Py_CLEAR(reader->words[word]);
 }
 
-/* False: an exception is set, and there is nothing to close. */
+/* Returns false with an exception set; there is then nothing to close. */
 static bool open_reader(reader_t *reader, PyObject *pools) {
     static const char *const words[WORDS] = {"address", "total_size", "segment_pool_id", "stream",
                                              "blocks",  "size",       "state",           "inactive"};
@@ -108,14 +108,14 @@ static bool open_reader(reader_t *reader, PyObject *pools) {
     return false;
 }
 
-/* Borrowed. NULL: there is no such item, or an exception is set. */
+/* Returns a borrowed reference, or NULL if there is no such item or an exception is set. */
 static PyObject *find_item(const reader_t *reader, PyObject *dict, word_t word) {
     if (PyDict_Check(dict)) return PyDict_GetItemWithError(dict, reader->words[word]);
     PyErr_Format(PyExc_TypeError, "a segment or block of the snapshot must be a dict, not %R", (PyObject *)Py_TYPE(dict));
     return NULL;
 }
 
-/* Borrowed. NULL: an exception is set. */
+/* Returns a borrowed reference, or NULL with an exception set. */
 static PyObject *get_item(const reader_t *reader, PyObject *dict, word_t word) {
     PyObject *item = find_item(reader, dict, word);
 
@@ -173,7 +173,7 @@ typedef struct numbers {
     size_t count, capacity;
 } numbers_t;
 
-/* False with an exception set: memory is short. */
+/* Returns false with an exception set if memory is short. */
 static bool push(numbers_t *numbers, uint64_t value) {
     enum { FIRST_CAPACITY = 1024 };
 
@@ -221,7 +221,8 @@ static bool add_blocks(const reader_t *reader, PyObject *segment, uint64_t addre
     return true;
 }
 
-/* Sets `segments[i]` to the segment of kept[i], if torch lists one and knows which of its blocks are live. Borrowed. */
+/* Sets `segments[i]` to the segment of kept[i], if torch lists one and knows which of its blocks are live. The references
+ * are borrowed. */
 static bool match(const reader_t *reader, PyObject *list, const kept_t *kept, size_t count, PyObject **segments) {
     for (Py_ssize_t index = 0; index < PyList_Size(list); index++) {
         PyObject *segment = PyList_GetItem(list, index);

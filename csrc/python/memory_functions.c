@@ -95,7 +95,7 @@ PyObject *tms_py_set_disk_directory(PyObject *module, PyObject *const *arguments
                                     PyObject *keywords) {
     static const tms_py_signature_t signature = {"set_disk_directory", 1, 1, {"path"}};
     const tms_api_t *api = tms_py_api(module);
-    PyObject *path = NULL; /* bytes in the file system's encoding */
+    PyObject *path = NULL; /* a bytes object in the file system's encoding */
     const char *text;
     tms_py_call_t call;
     tms_status_t status;

@@ -95,7 +95,7 @@ static int add_state_names(PyObject *module) {
     return result;
 }
 
-/* The id of the main interpreter in every version of Python. */
+/* The id that the main interpreter has in every version of Python. */
 enum { MAIN_INTERPRETER = 0 };
 
 /* Adds SETTINGS: the names of the core's environment variables. */
@@ -115,7 +115,7 @@ static int add_settings(PyObject *module) {
     return result;
 }
 
-/* Adds PAGE_REQUESTS: the names of what the shared page can be asked for, by number. */
+/* Adds PAGE_REQUESTS: the names of the requests to a shared page, by number. */
 static int add_page_requests(PyObject *module) {
 #define NAME(kind, number, name) (name),
     static const char *const names[] = {TMS_SHARED_PAGE_REQUESTS(NAME)};

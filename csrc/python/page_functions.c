@@ -1,5 +1,5 @@
-/* The shared page of this process, and those of others, which need no state. No function waits, except for the file system
- * where a page of another process is mapped. */
+/* The shared page of this process, and the pages of other processes, which need no state. No function waits, except for the
+ * file system where a page of another process is mapped. */
 #include <errno.h>
 #include <limits.h>
 #include <stddef.h>
@@ -67,7 +67,7 @@ PyObject *tms_py_page_directory(PyObject *module, PyObject *unused) {
 
 /* ---- a page as a dictionary ---- */
 
-/* Takes the reference to the value, which may be NULL with an exception set. */
+/* Adds a value to the dictionary and takes the reference to it. The value is NULL if an exception is set. */
 static bool set(PyObject *dictionary, const char *name, PyObject *value) {
     bool done = value && PyDict_SetItemString(dictionary, name, value) == 0;
     Py_XDECREF(value);
@@ -147,7 +147,8 @@ static PyObject *dictionary_of(const tms_shared_page_contents_t *page) {
     return dictionary;
 }
 
-/* Raises ValueError for what is no page of this format, BlockingIOError for one that is written to at every attempt. */
+/* Raises ValueError for a file that is not a page of this format, and BlockingIOError for a page that is written to at every
+ * attempt. */
 static PyObject *raise_unreadable(tms_shared_page_reading_t reading, const tms_shared_page_contents_t *page) {
     if (reading == TMS_SHARED_PAGE_FAILED) return PyErr_SetFromErrno(PyExc_OSError);
     if (reading == TMS_SHARED_PAGE_BUSY) {

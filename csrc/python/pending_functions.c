@@ -8,7 +8,7 @@
 #include "module_state.h"
 #include "rows.h"
 
-/* Longer waits have no end. */
+/* A longer wait has no deadline. */
 #define MOST_SECONDS 1e9
 
 typedef struct pending {
@@ -111,7 +111,8 @@ static int32_t check_signals(void *context) {
     return raised != 0;
 }
 
-/* The same, or not 0 without an exception after the deadline. */
+/* `interrupted` of a wait with a deadline: does what check_signals does, and returns a value other than 0 after the
+ * deadline, without an exception. */
 static int32_t check_deadline(void *context) {
     waiting_t *waiting = context;
     return (waiting->interruptible && check_signals(context)) || tms_clock_nanoseconds() >= waiting->deadline;

@@ -25,7 +25,7 @@ PyObject *tms_py_refresh_peers(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* The listener of listen_devices, on a thread of the native core. At the interpreter's end it is not called. */
+/* The listener of listen_devices, on a thread of the native core. It is not called once the interpreter has ended. */
 static void call_listener(void *listener, int32_t device) {
     if (!Py_IsInitialized()) return;
     PyGILState_STATE state = PyGILState_Ensure();

@@ -10,7 +10,7 @@
 
 #define SETTINGS "tag", "backup", "managed", "host_policy", "runs"
 
-/* Arguments 0 to 4 as settings: those of SETTINGS. */
+/* Converts arguments 0 to 4, which SETTINGS names, to settings. */
 static bool get_settings(const tms_py_call_t *call, tms_region_settings_t *settings) {
     bool managed, runs = true;
 

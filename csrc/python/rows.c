@@ -116,7 +116,7 @@ bool tms_py_rows_create(PyObject *module, PyTypeObject *types[TMS_PY_ROWS]) {
     return true;
 }
 
-/* Takes the references to the values, of which each may be NULL with an exception set. */
+/* Makes a row. Takes the references to the values. Any value may be NULL with an exception set. */
 static PyObject *make(PyObject *module, tms_py_row_t row, PyObject *const *values) {
     PyTypeObject *type = ((tms_py_state_t *)PyModule_GetState(module))->rows[row];
     const int count = descriptions[row].n_in_sequence;
@@ -209,7 +209,7 @@ PyObject *tms_py_region_settings(PyObject *module, const tms_region_settings_t *
 
 static PyObject *signed_number(uint64_t difference) { return PyLong_FromLongLong((int64_t)difference); }
 
-/* The name of a kind or phase: one object for all events. */
+/* Returns the name of a kind or phase, which is one object for all events. */
 static PyObject *name_of(const char *const *names, size_t count, int32_t index) {
     return PyUnicode_InternFromString(index >= 0 && (size_t)index < count ? names[index] : "unknown");
 }

@@ -13,7 +13,7 @@
  * created so far stay in the array and are released with the module. */
 bool tms_py_rows_create(PyObject *module, PyTypeObject *types[TMS_PY_ROWS]);
 
-/* Each is a new reference, or NULL with an exception set. */
+/* Each returns a new reference, or NULL with an exception set. */
 PyObject *tms_py_segment(PyObject *module, const tms_segment_info_t *segment);
 PyObject *tms_py_usage_row(PyObject *module, const tms_usage_info_t *usage);
 PyObject *tms_py_library(PyObject *module, const tms_library_info_t *library);
@@ -25,7 +25,7 @@ PyObject *tms_py_device_info_row(PyObject *module, const tms_device_info_t *info
 PyObject *tms_py_region_settings(PyObject *module, const tms_region_settings_t *settings, int32_t depth);
 PyObject *tms_py_event(PyObject *module, const tms_event_t *event);
 PyObject *tms_py_event_level(PyObject *module, const tms_event_level_t *level);
-/* Takes the references to the lists, of which each may be NULL with an exception set. */
+/* Takes the references to the lists. Either list may be NULL with an exception set. */
 PyObject *tms_py_events_copy(PyObject *module, PyObject *events, PyObject *levels, uint64_t recorded, uint64_t capacity);
 
 #endif

@@ -19,10 +19,10 @@
 #include "functions.h"
 #include "module_state.h"
 
-/* How often a method is repeated. Each repetition needs another signal, or is progress. */
+/* The maximum number of calls of one method. Each repetition needs another signal, or makes progress. */
 enum { MOST_ATTEMPTS = 100 };
 
-/* An exception, all NULL without one. */
+/* An exception. All members are NULL if there is none. */
 typedef struct kept {
     PyObject *type, *value, *traceback;
 } kept_t;

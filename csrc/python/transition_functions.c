@@ -20,10 +20,10 @@ typedef struct running {
     bool signals;                       /* Python's signal handlers run while the call waits */
     PyObject *find_live, *progress;     /* the caller's callables, or NULL */
     PyObject *allocations, *ranges;     /* the result of find_live, which the core reads until the call ends */
-    PyObject *type, *value, *traceback; /* of the exception that ends the call; all NULL: none yet */
+    PyObject *type, *value, *traceback; /* the exception that ends the call; all NULL if there is none yet */
 } running_call_t;
 
-/* With the GIL: keeps the current exception, unless one is kept already. */
+/* Called with the GIL held: keeps the current exception, unless one is kept already. */
 static void keep_exception(running_call_t *c) {
     if (c->type)
         PyErr_Clear();

@@ -58,10 +58,10 @@ enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 
  *   TMS_SIMULATED_REPORT       1: at exit, resources still in use are printed to stderr
  *   TMS_SIMULATED_FAULT        "call:succeed:fail:code[,call:...]", the same as tms_sim_fail_after */
 
-/* Restores the state after loading, with this many devices and this much memory per device. Frees every allocation. No
- * other thread may be in the simulator. `devices` 0 simulates a machine with a driver and no GPU. Of the environment only
- * these remain in force: TMS_SIMULATED_TRACE, TMS_SIMULATED_REPORT, TMS_SIMULATED_SHARED (the first process of the name
- * set the budgets) and TMS_SIMULATED_POISON. */
+/* Restores the state after loading, with this many devices and this much memory per device. Frees every allocation. No other
+ * thread may be in the simulator. `devices` 0 simulates a machine with a driver and no GPU. Only these variables of the
+ * environment remain in force: TMS_SIMULATED_TRACE, TMS_SIMULATED_REPORT, TMS_SIMULATED_SHARED (the first process of the
+ * name set the budgets) and TMS_SIMULATED_POISON. */
 TMS_SIM_EXPORT void tms_sim_reset(int devices, uint64_t memory_bytes);
 TMS_SIM_EXPORT void tms_sim_set_bandwidth(uint64_t bytes_per_second);
 /* Whether devices can access each other's memory (cuDeviceCanAccessPeer). Default: they can. */

@@ -1,7 +1,7 @@
 """CUDA graphs of layers in training: the capture of layers, whole steps and parts of steps, and reports on graphs.
 
-`plan` has what is decided before: in which order micro-batches run, and which buffers and graphs they share. Importing this
-package imports neither torch nor matplotlib. Torch is imported when a function is first used.
+`plan` decides in advance in which order micro-batches run, and which buffers and graphs they share. Importing this package
+imports neither torch nor matplotlib. Torch is imported when a function is first used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "plan",
 ]
 
-#: Names that need torch, and the modules that have them.
+#: Names that need torch, and the modules that define them.
 _NEED_TORCH = {
     "CapturedLayer": "captured.layer",
     "CapturedStep": "captured.step",

@@ -6,36 +6,37 @@
 #include "backup/disk/queue.h"
 #include "backup/disk/staging.h"
 
-/* Pieces in flight on the disk: enough to keep it busy, few enough to end soon when the call is cancelled. Reads complete in
- * any order and are taken in the order of the file. More pieces are begun than are on the disk, so that it never waits for a
- * late one.
+/* The maximum numbers of pieces in each stage. The pieces on the disk are enough to keep it busy, and few enough to end soon
+ * when the call is cancelled. Reads complete in any order and are taken in the order of the file. More pieces are begun than
+ * are on the disk, so that the disk never waits for a late read.
  *
- * Few on the device: its copies finish long before the disk's, and fewer buffers are faster (backup/disk/staging.h). */
+ * Only a few pieces are on the device, because its copies finish long before the disk's and fewer buffers are faster
+ * (backup/disk/staging.h). */
 enum { WITH_DISK_MOST = 16, READ_AHEAD_MOST = 22, WITH_DEVICE_FIRST = 1, WITH_DEVICE_LAST = 2 };
 _Static_assert((int)WITH_DISK_MOST <= (int)TMS_DISK_URING_ENTRIES, "the queue has room");
 _Static_assert((int)WITH_DISK_MOST < (int)READ_AHEAD_MOST &&
                    (int)READ_AHEAD_MOST + (int)WITH_DEVICE_LAST <= (int)TMS_DISK_BUFFERS_MOST,
                "while the disk is busy the device can be too");
 
-/* An open file. Closed with its last piece. */
+/* An open file, which is closed with its last piece. */
 typedef struct open_file {
     tms_disk_handle_t handle;
-    const tms_backup_content_t *content; /* its contents, or those to be written */
+    const tms_backup_content_t *content; /* the contents that the file has or will have */
     size_t extent;                       /* index of the extent in which the last piece begins */
     int pieces;                          /* number of pieces that have not completed the disk's stage */
     bool in_use;
-    bool is_read; /* completely: no more pieces follow */
+    bool is_read; /* all of the file has been read: no more pieces follow */
 } open_file_t;
 
-/* A part of a file, in a buffer. */
+/* A part of a file that occupies one buffer. */
 typedef struct piece {
     tms_disk_request_t request;
     open_file_t *file;
-    const tms_backup_content_t *content; /* that of the file, which is closed before the device has all of it */
+    const tms_backup_content_t *content; /* the file's content; the file is closed before the device has all of it */
     size_t extent;                       /* index of the extent in which the piece begins */
-    uint64_t bytes;                      /* of the content */
-    CUdeviceptr segment;                 /* its address */
-    CUevent event;                       /* of the buffer */
+    uint64_t bytes;                      /* number of bytes of the content */
+    CUdeviceptr segment;                 /* address of the segment */
+    CUevent event;                       /* the buffer's event */
     int buffer;
 } piece_t;
 
@@ -47,8 +48,8 @@ typedef struct pipe {
     tms_disk_queue_t queue;
     bool saving;
     bool has_all_buffers; /* no more will be added */
-    /* Numbers of pieces: from `first` on they are in the pipe, from `middle` on in their first stage; `next` is the next
-     * one. */
+    /* Numbers of pieces: pieces from `first` on are in the pipe, and those from `middle` on are in their first stage. `next`
+     * is the number of the next piece. */
     uint64_t first, middle, next;
     piece_t pieces[TMS_DISK_BUFFERS_MOST]; /* a ring */
     int idle[TMS_DISK_BUFFERS_MOST];       /* buffers without a piece */
@@ -152,7 +153,8 @@ static tms_status_t pass_on(pipe_t *pipe, tms_error_t *error) {
 static tms_status_t add_buffers(pipe_t *pipe, uint64_t pieces, const tms_error_context_t *context, tms_error_t *error) {
     tms_disk_staging_t *staging = pipe->staging;
     int before = staging->count;
-    /* Doubles the number each time: a small backup does not wait for memory that it does not use. At least a huge page. */
+    /* Doubles the number each time: a small backup does not wait for memory that it does not use. The minimum fills a huge
+     * page. */
     int wanted = before > 0 ? before : pieces < TMS_DISK_BUFFERS_MOST ? (int)pieces : TMS_DISK_BUFFERS_MOST;
     if (wanted < TMS_DISK_BUFFERS_LEAST) wanted = TMS_DISK_BUFFERS_LEAST;
     tms_error_t reason;
@@ -275,7 +277,7 @@ static void release_pipe(tms_copier_relay_t *relay, const tms_driver_table_t *dr
 
 static const tms_copier_relay_table_t relay_table = {.wait = wait_for_pipe, .close = close_pipe, .release = release_pipe};
 
-/* The copier's pipe, created at its first copy. NULL and *status if it cannot be created. */
+/* Returns the copier's pipe, which is created at its first copy. Returns NULL and sets *status if it cannot be created. */
 static pipe_t *open_pipe(tms_disk_directory_t *directory, tms_copier_t *copier, tms_status_t *status,
                          const tms_error_context_t *context, tms_error_t *error) {
     pipe_t *made = (pipe_t *)tms_copier_find_relay(copier, &relay_table);

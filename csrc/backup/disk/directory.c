@@ -58,8 +58,7 @@ tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t
     if (mkdir(path, DIRECTORY_MODE) == 0) return TMS_OK;
     int os_error = errno;
     if (os_error == EEXIST && stat(path, &found) == 0)
-        return TMS_OK; /* created meanwhile; or not a directory, which the
-                          next call reports */
+        return TMS_OK; /* another process has created it, or it is not a directory, which the next call reports */
     tms_status_t status = tms_error_set_os(error, context, "mkdir", os_error, path);
     if (os_error == ENOENT)
         tms_error_append(error,
@@ -162,7 +161,7 @@ static uint64_t random_number(void) {
     return ((uint64_t)now.tv_sec << 32) ^ (uint64_t)now.tv_nsec ^ (uint64_t)(uintptr_t)&number;
 }
 
-/* 0 or errno. */
+/* Returns 0 or errno. */
 static int try_flock(int fd) {
     for (int attempt = 1; flock(fd, LOCK_EX | LOCK_NB) != 0; attempt++) {
         if (errno != EINTR || attempt == INTERRUPTED_ATTEMPTS) return errno;
@@ -170,8 +169,9 @@ static int try_flock(int fd) {
     return 0;
 }
 
-/* Locks a new lock file. NULL, or the name of the failed call, and errno: EWOULDBLOCK if the clean-up of another process,
- * whose clock is far ahead, has removed the file or is about to. *locked is false if the file system has no locks. */
+/* Locks a new lock file. Returns NULL, or the name of the failed call with errno set: EWOULDBLOCK if the clean-up of another
+ * process, whose clock is far ahead, has removed the file or is about to. *locked is false if the file system has no
+ * locks. */
 static const char *lock_new_file(int fd, const char *path, bool *locked, const tms_log_t *log) {
     int os_error = try_flock(fd);
     *locked = os_error == 0;
@@ -195,7 +195,7 @@ static void write_name(const tms_disk_lock_t *lock, const char *suffix, char nam
 }
 
 /* Renames a lock file to its final name: ".lock", by which the clean-up of other processes finds it, or ".unlocked", which
- * every clean-up ignores. NULL, or the name of the failed call, and errno. */
+ * every clean-up ignores. Returns NULL, or the name of the failed call with errno set. */
 static const char *publish(tms_disk_lock_t *lock, bool locked) {
     char new_name[NAME_BYTES], name[NAME_BYTES];
     const char *suffix = locked ? LOCK_SUFFIX : UNLOCKED_SUFFIX;
@@ -206,8 +206,8 @@ static const char *publish(tms_disk_lock_t *lock, bool locked) {
     return NULL;
 }
 
-/* One attempt to create a lock file with a new name. NULL, or the name of the failed call, and errno; lock->fd is -1 then,
- * unless the file could not be removed again. */
+/* Makes one attempt to create a lock file with a new name. Returns NULL, or the name of the failed call with errno set.
+ * After a failure lock->fd is -1, unless the file could not be removed again. */
 static const char *make_lock_file(tms_disk_lock_t *lock, const char *path, size_t prefix_bytes, const tms_log_t *log) {
     char name[NAME_BYTES];
     bool locked = false;
@@ -277,7 +277,7 @@ bool tms_disk_unlink(int directory, const char *name, const tms_disk_identity_t 
     return unlinkat(directory, name, 0) == 0;
 }
 
-/* Skips exactly `digits` hexadecimal digits. NULL if there are fewer or more. */
+/* Skips exactly `digits` hexadecimal digits. Returns NULL if there are fewer or more. */
 static const char *skip_digits(const char *cursor, int digits) {
     for (int i = 0; i < digits; i++) {
         if (!isxdigit((unsigned char)cursor[i])) return NULL;
@@ -285,7 +285,7 @@ static const char *skip_digits(const char *cursor, int digits) {
     return isxdigit((unsigned char)cursor[digits]) ? NULL : cursor + digits;
 }
 
-/* The length of "tms-<domain>-<pid>-<random>" at the beginning of a name, or 0. */
+/* Returns the length of "tms-<domain>-<pid>-<random>" at the beginning of a name, or 0. */
 static size_t prefix_length(const char *name) {
     if (strncmp(name, NAME_START, strlen(NAME_START)) != 0) return 0;
     const char *cursor = skip_digits(name + strlen(NAME_START), TMS_DISK_DOMAIN_DIGITS);
@@ -297,33 +297,33 @@ static size_t prefix_length(const char *name) {
     return cursor ? (size_t)(cursor - name) : 0;
 }
 
-/* Whether a name of that form is of this lock domain, so that its lock shows whether its process is dead. */
+/* Whether a name of that form belongs to this lock domain, so that its lock shows whether its process is dead. */
 static bool is_of_domain(const char *name, uint64_t domain) {
     return domain != 0 && strtoull(name + strlen(NAME_START), NULL, HEXADECIMAL) == domain;
 }
 
-/* Whether a name of that form is of another running process. Its lock can still be acquired if two mounts of one directory
- * on this machine have separate locks. */
+/* Whether a name of that form belongs to another running process. Its lock can still be acquired if two mounts of one
+ * directory on this machine have separate locks. */
 static bool is_of_running_process(const char *name) {
     long process = strtol(name + strlen(NAME_START) + TMS_DISK_DOMAIN_DIGITS + 1, NULL, DECIMAL);
     return process != (long)getpid() && tms_disk_domain_runs(process);
 }
 
-/* "<prefix><suffix>" */
+/* Whether a name is "<prefix><suffix>". */
 static bool is_name_with(const char *name, const char *suffix) {
     size_t length = prefix_length(name);
     return length && strcmp(name + length, suffix) == 0;
 }
 
-/* Whether it is an old lock file without its final name, because its process was killed. A newer one may be about to be
- * locked. */
+/* Whether a file is an old lock file that never got its final name, because its process was killed. A newer file may be
+ * about to be locked. */
 static bool is_left_over(int directory, const char *name) {
     struct stat found;
     return is_name_with(name, NEW_SUFFIX) && fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
            time(NULL) - found.st_mtime > NEW_SECONDS;
 }
 
-/* "<prefix>-<number>.backup" */
+/* Whether a name is "<prefix>-<number>.backup". */
 static bool is_backup_name(const char *name, const char *prefix, size_t length) {
     if (prefix_length(name) != length || strncmp(name, prefix, length) != 0 || name[length] != '-') return false;
     const char *cursor = name + length + 1;
@@ -332,7 +332,7 @@ static bool is_backup_name(const char *name, const char *prefix, size_t length) 
     return strcmp(cursor, BACKUP_SUFFIX) == 0;
 }
 
-/* Opens and locks a lock file, which succeeds if its process is dead; else -1. */
+/* Opens and locks a lock file, which succeeds if its process is dead. Returns its descriptor, or -1. */
 static int seize_lock(int directory, const char *name) {
     struct stat found;
     /* O_RDWR: NFS requires it for a lock. O_NONBLOCK: the name may be a FIFO or a device. */

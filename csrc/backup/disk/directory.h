@@ -19,27 +19,28 @@ tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t
 tms_status_t tms_disk_open_directory(const char *path, int *directory, const tms_error_context_t *context,
                                      tms_error_t *error);
 
-/* Opens a name in a directory without following links. A created file has mode 0600. -1 and errno on failure. */
+/* Opens a name in a directory without following links. A created file has mode 0600. Returns -1 and sets errno on
+ * failure. */
 int tms_disk_open_at(int directory, const char *name, int flags);
 
-/* 0, or EFBIG if RLIMIT_FSIZE is below `end`: a write would also raise SIGXFSZ. */
+/* Returns 0, or EFBIG if RLIMIT_FSIZE is below `end`: a write would also raise SIGXFSZ. */
 int tms_disk_check_size_limit(uint64_t end);
-/* 0 if the file system of `fd` has room for `bytes`, else errno. *call is set if the query itself failed. */
+/* Returns 0 if the file system of `fd` has room for `bytes`, else errno. *call is set if the query itself failed. */
 int tms_disk_check_free_space(int fd, uint64_t bytes, const char **call);
 
-/* Fills *identity. NULL, or the name of the failed call, and errno. */
+/* Fills *identity. Returns NULL, or the name of the failed call with errno set. */
 const char *tms_disk_identify(int fd, tms_disk_identity_t *identity);
 /* Whether `found` is a regular file of this user with this identity. */
 bool tms_disk_is_same(const struct stat *found, const tms_disk_identity_t *identity);
-/* Unlinks a regular file of this user, and only the one with `identity` unless that is NULL. False and errno: ESTALE if
- * another file has the name, EPERM if it is not a file of this user, else that of the system. */
+/* Unlinks a regular file of this user, and only the one with `identity` unless that is NULL. On failure returns false and
+ * sets errno: ESTALE if another file has the name, EPERM if it is not a file of this user, else the error of the system. */
 bool tms_disk_unlink(int directory, const char *name, const tms_disk_identity_t *identity);
 
 /* Creates and locks this process's lock file in the directory. The lock takes ownership of the descriptor. After a failure
  * *lock is set only if the file could not be removed again and remains to be removed. */
 tms_status_t tms_disk_lock_create(const char *path, int directory, const tms_log_t *log, tms_disk_lock_t **lock,
                                   const tms_error_context_t *context, tms_error_t *error);
-/* Unlinks the lock file. False: that failed. */
+/* Unlinks the lock file. Returns false if that failed. */
 bool tms_disk_lock_remove(tms_disk_lock_t *lock);
 /* Closes the descriptors, which unlocks the file, and frees the lock. */
 void tms_disk_lock_forget(tms_disk_lock_t *lock);

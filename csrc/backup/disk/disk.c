@@ -185,7 +185,7 @@ tms_status_t tms_disk_set_directory(tms_disk_directory_t *directory, const char 
     return status;
 }
 
-/* One step of a reservation. 0 or errno. */
+/* Reserves the space of one step. Returns 0 or errno. */
 static int reserve_step(int fd, uint64_t offset, uint64_t bytes) {
     while (fallocate(fd, 0, (off_t)offset, (off_t)bytes) != 0) {
         if (errno != EINTR) return errno;
@@ -222,8 +222,8 @@ static tms_status_t reserve_space(int fd, uint64_t bytes, const char *path, tms_
     return os_error == 0 ? TMS_OK : tms_error_set_os(error, context, call, os_error, path);
 }
 
-/* Creates the empty file `made` and adds it to the list, unless *fd is -1 afterwards. NULL, or the name of the failed call,
- * and errno. */
+/* Creates the empty file `made` and adds it to the list. Returns NULL, or the name of the failed call with errno set. After
+ * a failure the file is on the list unless *fd is -1. */
 static const char *enter_file(tms_disk_directory_t *directory, tms_disk_lock_t *lock, tms_disk_file_t *made,
                               size_t path_bytes, int *fd) {
     snprintf(made->path, path_bytes, "%s-%u.backup", lock->prefix, directory->next_number++);
@@ -273,7 +273,8 @@ static tms_status_t create_entry(tms_disk_directory_t *directory, tms_disk_file_
     return status;
 }
 
-/* Claims host memory for a file on a file system in memory: *claimed bytes, not recorded in the file yet. */
+/* Claims host memory for a file on a file system in memory. *claimed is the number of bytes, which the file does not record
+ * yet. */
 static tms_status_t claim_memory(tms_disk_directory_t *directory, const tms_disk_file_t *file, uint64_t bytes,
                                  uint64_t *claimed, const tms_error_context_t *context, tms_error_t *error) {
     if (!file->identity.in_memory || !directory->host || bytes == 0) return TMS_OK;
@@ -294,7 +295,7 @@ static tms_status_t claim_memory(tms_disk_directory_t *directory, const tms_disk
     return status;
 }
 
-/* The system counts the file's pages now. Records the claim in the file, unless the file was removed at exit. */
+/* Called once the system counts the file's pages. Records the claim in the file, unless the file was removed at exit. */
 static void settle_claim(tms_disk_directory_t *directory, tms_disk_file_t *file, uint64_t claimed) {
     if (claimed == 0) return;
     tms_host_store_claim_used(directory->host, claimed);

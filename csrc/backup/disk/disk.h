@@ -4,8 +4,8 @@
  * backup/disk/directory.c the directory, its lock file and the removal of dead processes' files. A file is open only during
  * a transfer, so that thousands of files need no descriptors.
  *
- * Contents bypass the page cache (O_DIRECT) if the file system supports that: it costs no memory and is as fast as the disk.
- * Otherwise they go through the page cache.
+ * Contents bypass the page cache (O_DIRECT) if the file system supports that, which costs no memory and is as fast as the
+ * disk. On other file systems, contents pass through the page cache.
  *
  * Names are "tms-<domain>-<pid>-<random>-<number>.backup". A process with backup files keeps a lock file,
  * "tms-<domain>-<pid>-<random>.lock", open and locked with flock. The kernel releases that lock when the process ends, in
@@ -17,8 +17,8 @@
  *
  * Files have mode 0600, are created with O_EXCL and O_NOFOLLOW, and are addressed relative to the opened directory. A file
  * is written or removed only if it is still the same file (device and inode), and data that is read must have the checksum
- * of the data written. The clean-up removes only regular files of the same user. All files of the process are
- * removed at exit (process.h), never in a forked child.
+ * of the data written. The clean-up removes only regular files of the same user. All files of the process are removed at
+ * exit (process.h), never in a forked child.
  *
  * Files on a file system in memory (tmpfs, often /tmp) are host memory: they are claimed from the host store before space is
  * reserved, and count as its own (backup/host/store.h).

@@ -10,7 +10,7 @@
 
 enum {
     PATH_BYTES = 64, /* "/proc/<pid>/stat" and its NUL */
-    STAT_BYTES = 256 /* "<pid> (<name>) <state> ...", up to the state */
+    STAT_BYTES = 256 /* enough for the beginning of "<pid> (<name>) <state> ...", which contains the state */
 };
 
 uint64_t tms_disk_domain(void) {

@@ -9,7 +9,7 @@
 /* The memory that one read fills: a few blocks, so that a small tensor needs little memory and a large one few calls. */
 #define PIECE_BYTES (8 * TMS_DISK_BLOCK_BYTES)
 
-/* The first aligned address in memory that is larger than a piece by TMS_DISK_ALIGNMENT. */
+/* Returns the first aligned address in `memory`, which is larger than a piece by TMS_DISK_ALIGNMENT bytes. */
 static char *aligned(char *memory) {
     const uintptr_t beyond = (uintptr_t)memory % TMS_DISK_ALIGNMENT;
     return beyond == 0 ? memory : memory + (TMS_DISK_ALIGNMENT - beyond);
@@ -27,7 +27,7 @@ tms_status_t tms_disk_read(tms_disk_file_t *file, uint64_t offset, uint64_t byte
     if (status != TMS_OK) goto out;
     const uint64_t end = offset + bytes;
     for (uint64_t begin = offset; status == TMS_OK && begin < end;) {
-        /* Whole blocks, because a checksum is that of a block. The last block ends with the file. */
+        /* Reads whole blocks, because each checksum covers a block. The last block ends with the file. */
         const uint64_t first = begin - begin % TMS_DISK_BLOCK_BYTES;
         const uint64_t blocks_end = (end + TMS_DISK_BLOCK_BYTES - 1) / TMS_DISK_BLOCK_BYTES * TMS_DISK_BLOCK_BYTES;
         const uint64_t last = smaller(smaller(first + PIECE_BYTES, blocks_end), file->bytes);
@@ -43,7 +43,7 @@ tms_status_t tms_disk_read(tms_disk_file_t *file, uint64_t offset, uint64_t byte
             status = tms_wait_check(wait, context, error);
         }
     }
-    (void)tms_disk_handle_close(&handle, context, NULL); /* of a file that was only read */
+    (void)tms_disk_handle_close(&handle, context, NULL); /* cannot lose data: the file was only read */
 out:
     free(memory);
     return status;

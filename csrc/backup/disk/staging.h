@@ -11,8 +11,8 @@
 #include "backup/disk/uring.h"
 #include "device/device.h"
 
-/* The size of one buffer and of one request. Small, because a virtual disk gets slower the more memory its host copies
- * through (docs/performance.md), and because requests in flight end soon when a call is cancelled. */
+/* The size of one buffer, which is also the size of one request. It is small, because a virtual disk gets slower the more
+ * memory its host copies through (docs/performance.md), and because requests in flight end soon when a call is cancelled. */
 #define TMS_DISK_BUFFER_BYTES TMS_DISK_BLOCK_BYTES
 /* The minimum is a huge page. */
 enum { TMS_DISK_BUFFERS_MOST = 24, TMS_DISK_BUFFERS_LEAST = 4 };
@@ -36,16 +36,17 @@ typedef struct tms_disk_staging {
     tms_disk_uring_t uring; /* closed; opened by the queue */
 } tms_disk_staging_t;
 
-/* Creates an empty one for buffers of `staging_bytes` in total, from TMS_DISK_BUFFERS_LEAST to TMS_DISK_BUFFERS_MOST. */
+/* Creates a struct without buffers, for buffers of `staging_bytes` in total, from TMS_DISK_BUFFERS_LEAST to
+ * TMS_DISK_BUFFERS_MOST. */
 tms_status_t tms_disk_staging_create(tms_disk_staging_t **staging, tms_devices_t *devices, int device,
                                      uint64_t staging_bytes, const tms_error_context_t *context, tms_error_t *error);
 /* Adds up to `more` buffers, within the maximum. TMS_OUT_OF_HOST_MEMORY. `host` logs a failure to pin; it may be NULL. */
 tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, struct tms_host_store *host,
                                    const tms_driver_table_t *driver, int more, const tms_error_context_t *context,
                                    tms_error_t *error);
-/* Releases everything; nothing may be in flight. Resources that cannot be released are quarantined. So is pinned memory if
- * the call was cancelled (`wait`, or NULL), because unpinning waits for all work on the device. A part that is cancelled
- * because another device's part has failed unpins. */
+/* Releases everything; nothing may be in flight. Resources that cannot be released are quarantined. Pinned memory is
+ * quarantined as well if the whole call was cancelled (`wait`, or NULL), because unpinning waits for all work on the device.
+ * It is unpinned if only this part was cancelled, because another device's part has failed. */
 void tms_disk_staging_destroy(tms_disk_staging_t *staging, const tms_driver_table_t *driver, const tms_wait_t *wait,
                               const tms_log_t *log, tms_quarantine_t *quarantine);
 

@@ -11,7 +11,7 @@
 /* ---- files ---- */
 
 /* Opens a backup file, and no other file that may have its name now. Checksums verify data that is read; a file that is
- * written must be the original one. -1, errno (ESTALE for another file) and the failed call. */
+ * written must be the original one. On failure returns -1, and sets errno (ESTALE for another file) and *call. */
 static int open_file(tms_disk_file_t *file, int flags, struct stat *found, const char **call) {
     int fd = -1;
     *call = "openat";
@@ -130,14 +130,15 @@ tms_status_t tms_disk_handle_close(tms_disk_handle_t *handle, const tms_error_co
     return tms_error_set_os(error, context, "close", os_error, handle->file->path);
 }
 
-/* The ordinary descriptor, opened by the first thread that needs it. -1, errno and *call. */
+/* Returns the ordinary descriptor, which is opened by the first thread that needs it. On failure returns -1, and sets errno
+ * and *call. */
 static int plain_descriptor(tms_disk_handle_t *handle, const char **call) {
     struct stat found;
     int known = atomic_load(&handle->plain_fd);
     if (known >= 0) return known;
     int fd = open_file(handle->file, flags_of(handle->write), &found, call);
     if (fd < 0 || atomic_compare_exchange_strong(&handle->plain_fd, &known, fd)) return fd;
-    close(fd); /* another thread was faster */
+    close(fd); /* another thread has opened one first */
     return known;
 }
 
@@ -149,13 +150,13 @@ void tms_disk_request_begin(tms_disk_request_t *request) {
     tms_disk_file_t *file = request->handle->file;
     request->status = TMS_OK;
     if (!request->handle->write) return;
-    /* Computed from the memory before it is written, so that any later change is detected. */
+    /* The checksums are computed from the memory before it is written, so that any later change is detected. */
     for (uint64_t done = 0; done < request->bytes; done += TMS_DISK_BLOCK_BYTES)
         file->checksums[(request->offset + done) / TMS_DISK_BLOCK_BYTES] =
             file->checksum_of(request->data + done, block_at(request->bytes - done));
 }
 
-/* The part of the bytes after `done` that direct I/O can move. */
+/* Returns how many of the bytes after `done` direct I/O can move. */
 static uint64_t direct_part(const tms_disk_request_t *request, uint64_t done) {
     const uint64_t below = TMS_DISK_ALIGNMENT - 1;
     if (!atomic_load(&request->handle->direct)) return 0;

@@ -49,7 +49,7 @@ tms_status_t tms_disk_handle_close(tms_disk_handle_t *handle, const tms_error_co
 
 /* To be called before the transfer: computes the checksums of data to be written. */
 void tms_disk_request_begin(tms_disk_request_t *request);
-/* The number of bytes at the beginning that the direct descriptor can transfer. */
+/* Returns the number of bytes at the beginning that the direct descriptor can transfer. */
 uint64_t tms_disk_request_part(const tms_disk_request_t *request);
 /* To be called after `moved` bytes were transferred: transfers the rest, verifies data that was read, and sets `status`. */
 void tms_disk_request_end(tms_disk_request_t *request, uint64_t moved);

@@ -33,7 +33,7 @@ typedef struct tms_disk_file {
     uint64_t bytes;
     uint64_t claimed_bytes; /* host memory claimed for it, on a file system in memory; under the directory's lock */
     tms_checksum_t *checksum_of;
-    uint32_t *checksums; /* of each block */
+    uint32_t *checksums; /* one checksum for each block */
     tms_disk_identity_t identity;
     bool abandoned;   /* destroyed, but could not be removed */
     const char *name; /* in its directory; the end of `path` */
@@ -43,8 +43,8 @@ typedef struct tms_disk_file {
 /* The lock file of this process in one directory; removed with its last backup file there. */
 typedef struct tms_disk_lock {
     struct tms_disk_lock *next;
-    tms_disk_identity_t place; /* of the directory */
-    int directory;             /* descriptor of it */
+    tms_disk_identity_t place; /* identity of the directory */
+    int directory;             /* descriptor of the directory */
     tms_disk_identity_t identity;
     int fd;
     unsigned files;
@@ -56,13 +56,13 @@ typedef struct tms_disk_lock {
 typedef struct tms_disk_directory {
     pthread_mutex_t lock;
     const tms_log_t *log;
-    char *path;             /* of the next file; created at first use if missing */
+    char *path;             /* directory of the next file; created at first use if missing */
     tms_disk_file_t *files; /* all files of this process, in any directory, including those that could not be removed */
     tms_disk_lock_t *locks;
     unsigned next_number;
     _Atomic uint64_t total; /* bytes of all files */
-    bool has_indirect;      /* a file system has rejected direct I/O: */
-    dev_t indirect;         /* the device of the last one */
+    bool has_indirect;      /* a file system has rejected direct I/O */
+    dev_t indirect;         /* device of the last file system that has rejected it */
     _Atomic bool warned_no_uring;
     bool no_direct, no_uring;     /* for tests: disable direct I/O and io_uring */
     bool refuses;                 /* a file could not be removed and is to be retried */

@@ -52,8 +52,8 @@ static void locate(tms_disk_uring_t *uring, const struct io_uring_params *parame
 }
 
 int tms_disk_uring_open(tms_disk_uring_t *uring, const char **call) {
-    /* One mapping for both rings; no lost completions; waits with a timeout, since Linux 5.11, which also has reads and
-     * writes. */
+    /* These features give one mapping for both rings, no lost completions, and waits with a timeout. Linux 5.11, which added
+     * the last of them, also has reads and writes. */
     const unsigned needed = IORING_FEAT_SINGLE_MMAP | IORING_FEAT_NODROP | IORING_FEAT_EXT_ARG;
     struct io_uring_params parameters = {0};
     *uring = (tms_disk_uring_t){.fd = -1};
@@ -113,7 +113,7 @@ void tms_disk_uring_wait(tms_disk_uring_t *uring, double seconds) {
     struct io_uring_getevents_arg argument = {.ts = (uint64_t)(uintptr_t)&limit};
     if (enter(uring->fd, 0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG, &argument, sizeof argument) >= 0) return;
     if (errno == ETIME || errno == EINTR) return;
-    /* Should not happen. Transfers also complete without a waiter, so the caller polls. */
+    /* This should not happen. Transfers also complete without a waiter, so the caller polls. */
     const struct timespec pause = {.tv_nsec = TMS_NANOSECONDS / 1000};
     (void)nanosleep(&pause, NULL);
 }

@@ -12,7 +12,7 @@ void tms_disk_workers_open(tms_disk_workers_t *workers, const tms_log_t *log) {
     tms_wait_condition_init(&workers->finished);
 }
 
-/* Under the lock. The next request; NULL once the workers are closed. */
+/* Under the lock: returns the next request, or NULL once the workers are closed. */
 static tms_disk_request_t *next_request(tms_disk_workers_t *workers) {
     while (!workers->first && !workers->closing) pthread_cond_wait(&workers->submitted, &workers->lock);
     tms_disk_request_t *request = workers->first;

@@ -12,7 +12,7 @@
 #include "backup/host/work.h"
 #include "base/hash.h"
 
-/* More than a process can address. Sums of smaller sizes do not overflow. */
+/* More bytes than a process can address. Sums of smaller sizes do not overflow. */
 static const uint64_t too_much = (uint64_t)1 << 47;
 
 tms_status_t tms_host_batch_create(struct tms_host_batch **batch, tms_host_store_t *store,
@@ -29,7 +29,7 @@ tms_status_t tms_host_batch_create(struct tms_host_batch **batch, tms_host_store
 
 /* ---- planning ---- */
 
-/* The slot that has the block for such requests, or that may get it. */
+/* Returns the slot of the block for requests with these properties, or the free slot for it. */
 static struct tms_host_block **find_slot(struct tms_host_batch *batch, int device, tms_backup_kind_t kind,
                                          const void *group) {
     const size_t mask = 2 * batch->block_capacity - 1;
@@ -61,7 +61,8 @@ static const char *grow_blocks(struct tms_host_batch *batch) {
     return NULL;
 }
 
-/* The block for such requests, made if there is none yet. NULL, with *error filled, if memory is short. */
+/* Returns the block for requests like this one, which is made if there is none yet. Returns NULL and fills *error if memory
+ * is short. */
 static struct tms_host_block *block_for(struct tms_host_batch *batch, const tms_host_request_t *request,
                                         const tms_error_context_t *context, tms_error_t *error) {
     struct tms_host_block *block = NULL;
@@ -102,7 +103,7 @@ static bool add_entries(struct tms_host_batch *batch, struct tms_host_block *blo
     return true;
 }
 
-/* Extends the block that such requests share by request->bytes; *end is its previous end. `for_pool`: the batch is a
+/* Extends the block for requests like this one by request->bytes. *end is its previous end. `for_pool`: the batch is a
  * reservation for the pool. */
 static tms_status_t plan(struct tms_host_batch *batch, const tms_host_request_t *request, bool for_pool,
                          struct tms_host_block **block, uint64_t *end, const tms_error_context_t *context,
@@ -219,7 +220,7 @@ tms_status_t tms_host_batch_map(struct tms_host_batch *batch, const tms_error_co
 }
 
 tms_status_t tms_host_batch_start(struct tms_host_batch *batch, const tms_error_context_t *context, tms_error_t *error) {
-    tms_host_release_start(batch->store); /* pieces for which no thread could be started before */
+    tms_host_release_start(batch->store); /* releases pieces for which no thread could be started before */
     tms_status_t status = tms_host_batch_map(batch, context, error);
     if (status == TMS_OK && batch->entry_count > 0) tms_host_work_start(batch);
     return status;
@@ -237,7 +238,7 @@ static void abandon(struct tms_host_batch *batch, size_t index) {
     piece->in_flight = piece->reserved = false;
     tms_host_pool_give_up_unusable(piece);
     if (piece->state < TMS_PIECE_USABLE) piece->state = TMS_PIECE_ABSENT;
-    /* Its buffers have been dropped meanwhile. Idle pieces of the pool stay. */
+    /* A piece whose buffers have been dropped is retired. Idle pieces of the pool stay. */
     bool idle = piece->open && piece->state == TMS_PIECE_USABLE;
     if (piece->buffers == 0 && piece->state <= TMS_PIECE_USABLE && !idle)
         tms_host_piece_retire(piece, TMS_HOST_RELEASE, piece->block->kind);

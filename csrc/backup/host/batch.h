@@ -22,8 +22,8 @@ typedef struct tms_host_request {
 /* Creates an empty batch. TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_host_batch_create(struct tms_host_batch **batch, tms_host_store_t *store,
                                    const tms_error_context_t *context, tms_error_t *error);
-/* Creates a buffer, with one reference owned by the caller: in the pool if that has a large enough gap, else planned. Its
- * `memory` is set once the batch has been started. */
+/* Creates a buffer with one reference, which the caller owns. It lies in the pool if the pool has a large enough gap;
+ * otherwise its memory is planned. Its `memory` is set once the batch has been started. */
 tms_status_t tms_host_batch_add(struct tms_host_batch *batch, const tms_host_request_t *request, tms_host_buffer_t **buffer,
                                 const tms_error_context_t *context, tms_error_t *error);
 /* Maps the planned blocks and begins to make them usable. If the headroom is too small for all of them, it first releases
@@ -34,7 +34,7 @@ tms_status_t tms_host_batch_start(struct tms_host_batch *batch, const tms_error_
  * Accepts NULL. */
 void tms_host_batch_destroy(struct tms_host_batch *batch);
 
-/* For on_idle of a copier: pins the first prefaulted piece of `device`. False: no such piece. */
+/* For on_idle of a copier: pins the first prefaulted piece of `device`. Returns false if there is no such piece. */
 bool tms_host_batch_help(struct tms_host_batch *batch, int device);
 /* For tms_host_store_reserve: plan_pool plans a block without buffers for the pool; map maps the planned blocks and adds
  * them to the store. */
@@ -49,7 +49,7 @@ tms_status_t tms_host_batch_map(struct tms_host_batch *batch, const tms_error_co
  * of the batch; TMS_INVALID_STATE if the batch was destroyed early, or at exit. */
 tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, tms_wait_t *wait, uint64_t *bytes,
                                    const tms_error_context_t *context, tms_error_t *error);
-/* Whether the piece at `offset` is pinned. A usable piece is not if the driver failed to pin it. */
+/* Whether the piece at `offset` is pinned. A usable piece is not pinned if the driver failed to pin it. */
 bool tms_host_buffer_is_pinned(tms_host_buffer_t *buffer, uint64_t offset);
 void tms_host_buffer_acquire(tms_host_buffer_t *buffer);
 void tms_host_buffer_drop(tms_host_buffer_t *buffer); /* accepts NULL; makes no driver call */

@@ -11,7 +11,7 @@
 
 #include "base/status.h"
 
-/* Left free for the system and the rest of the program. */
+/* The memory that is left free for the system and the rest of the program. */
 #define TMS_HOST_FLOOR_BYTES ((uint64_t)256 << 20)
 
 struct tms_host_cgroup;
@@ -20,15 +20,14 @@ typedef struct tms_host_limits {
     uint64_t cap_bytes;              /* cap on memory held for backups, pooled memory included; UINT64_MAX: none */
     uint64_t floor_bytes;            /* TMS_HOST_FLOOR_BYTES; tests use less */
     char *root;                      /* "", or the root of a test's own /proc and /sys */
-    struct tms_host_cgroup *cgroups; /* all on the path to the root that have a limit or may get one */
+    struct tms_host_cgroup *cgroups; /* all cgroups on the path to the root that have a limit or may get one */
     size_t cgroup_count;
     int os_error; /* not 0: the list may be incomplete, because the system lacked descriptors or memory */
 } tms_host_limits_t;
 
-/* The limit that leaves the least room, for messages. */
+/* The tightest limit and the room that it leaves. */
 typedef struct tms_host_headroom {
-    uint64_t bytes;       /* that may still be used; 0 if the floor was passed or `call` failed; UINT64_MAX: no known
-                             limit */
+    uint64_t bytes;       /* room in bytes; 0 if the floor was passed or `call` failed; UINT64_MAX: no known limit */
     uint64_t limit_bytes; /* the limit itself; 0 if `where` is the system's available memory */
     const char *call;     /* not NULL: it failed for lack of descriptors or memory, so the limit at `where` is unknown */
     int os_error;         /* of `call` */

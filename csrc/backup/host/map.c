@@ -7,10 +7,10 @@
 
 uint64_t tms_host_page_bytes(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
 
-/* Aligned to huge pages: maps more, and unmaps the parts before and after. */
+/* Maps memory that is aligned to huge pages: maps more, and unmaps the parts before and after. */
 static void *map_aligned(uint64_t bytes) {
-    /* No accounting: on a machine whose memory is added on demand, the system would reject more than it has now. limit.h
-     * checks the limits instead. */
+    /* The system must not account for this memory: on a machine whose memory is added on demand, it would reject more than
+     * it has now. limit.h checks the limits instead. */
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     if (bytes < TMS_HOST_HUGE_PAGE_BYTES) return mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
     uint64_t wanted = bytes + TMS_HOST_HUGE_PAGE_BYTES;
@@ -19,7 +19,7 @@ static void *map_aligned(uint64_t bytes) {
     if (memory == MAP_FAILED) return MAP_FAILED;
     char *aligned = (char *)(uintptr_t)tms_host_round((uintptr_t)memory, TMS_HOST_HUGE_PAGE_BYTES);
     uint64_t before = (uint64_t)(aligned - memory), after = wanted - before - bytes;
-    /* Addresses that stay mapped cost nothing. */
+    /* A failure is ignored, because addresses that stay mapped cost nothing. */
     if (before) (void)munmap(memory, before);
     if (after) (void)munmap(aligned + bytes, after);
     return aligned;
@@ -28,8 +28,8 @@ static void *map_aligned(uint64_t bytes) {
 void *tms_host_map(uint64_t bytes) {
     void *memory = map_aligned(bytes);
     if (memory == MAP_FAILED) return NULL;
-    /* A forked child needs no copy. Copy-on-write could also move pages of this process that a device copies to. A failure
-     * is harmless otherwise. */
+    /* A forked child needs no copy, and copy-on-write could move pages of this process that a device copies to. A failure
+     * matters only in a process that forks. */
     (void)madvise(memory, bytes, MADV_DONTFORK);
     if (bytes >= TMS_HOST_HUGE_PAGE_BYTES)
         (void)madvise(memory, bytes, MADV_HUGEPAGE); /* a failure is detected when the memory is prefaulted */

@@ -5,14 +5,14 @@
 
 #include <stdint.h>
 
-/* The size of a transparent huge page. A wrong value costs speed only. */
+/* The assumed size of a transparent huge page. A wrong value costs speed only. */
 #define TMS_HOST_HUGE_PAGE_BYTES ((uint64_t)2 << 20)
 
 static inline uint64_t tms_host_round(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 uint64_t tms_host_page_bytes(void);
 
-/* Maps `bytes`, whole pages that are not resident yet. A forked child does not inherit them. Aligned to huge pages, unless
- * smaller than one. NULL and errno on failure. The caller unmaps the memory with munmap. */
+/* Maps `bytes`, whole pages that are not resident yet. A forked child does not inherit them. They are aligned to huge pages,
+ * unless they are smaller than one. Returns NULL and sets errno on failure. The caller unmaps the memory with munmap. */
 void *tms_host_map(uint64_t bytes);
 
 #endif

@@ -26,7 +26,7 @@ static bool read_line(const char *root, const char *path, char line[LINE_BYTES])
 int tms_host_node(tms_devices_t *devices, int device, const char *root) {
     const tms_error_context_t context = {.operation = "find the NUMA node of a device", .device = device};
     char line[LINE_BYTES], path[LINE_BYTES];
-    /* "0" for one node; "0-1" or "0,2" for several. */
+    /* The file contains "0" for one node, and "0-1" or "0,2" for several. */
     if (!read_line(root, "/sys/devices/system/node/online", line) || !strpbrk(line, "-,")) return NO_NODE;
     const tms_driver_table_t *driver = NULL;
     const tms_device_table_t *table = NULL;
@@ -49,6 +49,6 @@ void tms_host_node_prefer(void *memory, uint64_t bytes, int node) {
     unsigned long nodes[MAX_NODES / BITS] = {0};
     if (node == NO_NODE) return;
     nodes[node / BITS] = 1ul << (node % BITS);
-    /* Not permitted in many containers. Memory of another NUMA node works as well, but is slower. */
+    /* Many containers do not permit this call. Memory of another NUMA node works as well, but is slower. */
     (void)syscall(SYS_mbind, memory, bytes, PREFER, nodes, (unsigned long)MAX_NODES, 0u);
 }

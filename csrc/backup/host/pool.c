@@ -44,7 +44,7 @@ static void count_in(tms_host_piece_t *piece) {
         atomic_fetch_sub(&piece->block->store->pooled_bytes, piece->bytes);
 }
 
-/* The last piece that a buffer lies in. */
+/* Returns the last piece that a buffer lies in. */
 static tms_host_piece_t *last_piece(const tms_host_buffer_t *buffer) {
     return tms_host_piece_at(buffer->block, buffer->offset + tms_host_buffer_extent(buffer) - 1);
 }
@@ -60,7 +60,7 @@ void tms_host_buffer_link(tms_host_buffer_t *buffer) {
         count_in(piece);
 }
 
-/* The part of a removed buffer that lies in the piece may be used by others. */
+/* Makes the part of a removed buffer that lies in the piece available to other buffers. */
 static void leave_gap(const tms_host_piece_t *piece, const tms_host_buffer_t *buffer) {
     const uint64_t end = buffer->offset + tms_host_buffer_extent(buffer), end_of_piece = piece->offset + piece->bytes;
     if (is_placeable(piece))

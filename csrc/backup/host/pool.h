@@ -13,7 +13,7 @@ void tms_host_buffer_link(tms_host_buffer_t *buffer);
 void tms_host_buffer_unlink(tms_host_buffer_t *buffer);
 /* Adds a usable piece without buffers to the pool. */
 void tms_host_pool_take(tms_host_piece_t *piece);
-/* Nothing is placed any more in a piece that will not become usable. Does nothing for other pieces. */
+/* Keeps buffers out of a piece that will not become usable. Does nothing for other pieces. */
 void tms_host_pool_give_up_unusable(tms_host_piece_t *piece);
 /* Queues idle pooled memory for release: at least `bytes`, or all. */
 void tms_host_pool_give_up(tms_host_store_t *store, uint64_t bytes);

@@ -42,7 +42,8 @@ static tms_host_piece_t *take_waiting(tms_host_store_t *store, bool only_mmap) {
     return piece;
 }
 
-/* The piece has been released. Returns its block if this was the last piece, to be freed by the caller. */
+/* Counts a piece that has been released. If it was the last piece of its block, returns the block, which the caller
+ * frees. */
 static struct tms_host_block *count_out(tms_host_piece_t *piece) {
     if (piece->counted) atomic_fetch_sub(&piece->block->store->resident_bytes, piece->bytes);
     piece->counted = false;
@@ -135,7 +136,7 @@ static void *retry_all(void *argument) {
     tms_host_store_t *store = argument;
     pthread_detach(pthread_self());
     pthread_mutex_lock(&store->lock);
-    bool may = tms_host_call_begin(store); /* not every quarantined node is a piece, whose retry checks this itself */
+    bool may = tms_host_call_begin(store); /* checked here, because only the retry of a piece checks it itself */
     pthread_mutex_unlock(&store->lock);
     if (may) tms_quarantine_retry_part(store->quarantine, true);
     pthread_mutex_lock(&store->lock);
@@ -168,7 +169,7 @@ static void release_here(tms_host_store_t *store, bool only_mmap) {
 
 void tms_host_store_release_now(tms_host_store_t *store) {
     release_here(store, true);
-    tms_host_release_start(store); /* pieces for which no thread could be started before */
+    tms_host_release_start(store); /* releases pieces for which no thread could be started before */
 }
 
 void tms_host_store_settle(tms_host_store_t *store) { release_here(store, false); }

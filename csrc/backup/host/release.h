@@ -15,7 +15,7 @@ struct tms_host_block *tms_host_block_forget(struct tms_host_block *block);
 
 /* Starts the releasing thread if a piece is queued. */
 void tms_host_release_start(tms_host_store_t *store);
-/* Releases all queued pieces of kind MMAP on this thread, and waits for those that other threads are releasing. */
+/* Releases all queued pieces of kind MMAP on this thread, and waits for the pieces that other threads are releasing. */
 void tms_host_store_release_now(tms_host_store_t *store);
 /* Retries the quarantined host memory on a background thread, because unpinning waits for the device. Cheap when there is
  * none. */

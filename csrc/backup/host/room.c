@@ -28,7 +28,7 @@ bool tms_host_store_make_room(tms_host_store_t *store, uint64_t bytes, tms_host_
     return tms_host_store_fits(store, bytes, headroom);
 }
 
-/* Counted before the check, so that two claims never rely on the same room. */
+/* The bytes are counted before the check, so that two claims never rely on the same room. */
 tms_status_t tms_host_store_claim(tms_host_store_t *store, uint64_t bytes, const tms_error_context_t *context,
                                   tms_error_t *error) {
     tms_host_headroom_t headroom;

@@ -17,7 +17,7 @@ bool tms_host_store_make_room(tms_host_store_t *store, uint64_t bytes, tms_host_
 tms_status_t tms_host_store_claim(tms_host_store_t *store, uint64_t bytes, const tms_error_context_t *context,
                                   tms_error_t *error);
 void tms_host_store_claim_used(tms_host_store_t *store, uint64_t bytes);
-/* The memory has been released to the system. After tms_host_store_claim_used. Takes no lock. */
+/* Called when the memory has been released to the system, after tms_host_store_claim_used. Takes no lock. */
 void tms_host_store_disclaim(tms_host_store_t *store, uint64_t bytes);
 
 #endif

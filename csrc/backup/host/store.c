@@ -64,7 +64,7 @@ void tms_host_store_close(tms_host_store_t *store, double deadline) {
 }
 
 void tms_host_store_after_fork_in_child(tms_host_store_t *store) {
-    (void)pthread_mutex_init(&store->lock, NULL); /* it succeeded on this memory before */
+    (void)pthread_mutex_init(&store->lock, NULL); /* cannot fail: it succeeded on this memory before */
     tms_wait_condition_init(&store->changed);
     store->blocks = NULL;
     store->waiting = store->last_waiting = NULL;
@@ -122,7 +122,7 @@ static void *reserve(void *argument) {
     return NULL;
 }
 
-/* The bytes that the pool lacks to reach `bytes`, with reserved pieces counted. */
+/* Returns the number of bytes that the pool lacks to reach `bytes`. Reserved pieces count as part of the pool. */
 static uint64_t missing_in_pool(tms_host_store_t *store, uint64_t bytes) {
     pthread_mutex_lock(&store->lock);
     uint64_t have = atomic_load(&store->pooled_bytes) + store->reserving_bytes;

@@ -13,18 +13,18 @@
  * it fails the batch with TMS_OUT_OF_HOST_MEMORY. The pieces of a failed batch are released when its buffers are dropped.
  *
  * Buffers are reference-counted, because a zero-copy view may outlive the backup. When the last reference is dropped, the
- * buffer's policy applies to the pieces that no other buffer overlaps. RELEASE releases them to the system (PINNED: on the
- * releasing thread; MMAP: by tms_host_store_release_now, or on that thread). POOL keeps them, pinned, for any later buffer,
- * within the pool's limit. Pieces that cannot be released are quarantined. Unpinning waits for the device and blocks
- * launches of other threads until then, so the thread releases one piece at a time.
+ * buffer's policy applies to the pieces that no other buffer overlaps. RELEASE releases them to the system. Pieces of kind
+ * PINNED are released on the releasing thread, and pieces of kind MMAP there or by tms_host_store_release_now. POOL keeps
+ * them, pinned, for any later buffer, within the pool's limit. Pieces that cannot be released are quarantined. Unpinning
+ * waits for the device and blocks launches of other threads until then, so the thread releases one piece at a time.
  *
- * The pool: a new buffer is placed in the pool if that has room: after the last buffer placed there for the same device,
- * else in the first gap that is large enough. Blocks of its own device come before those of others; pinned memory is usable
- * by every device. A gap may span several pieces of one block. The pool contains the pieces kept by POOL, and all pieces of
- * tms_host_store_reserve, even before they are usable: awaiting them waits for the reserving thread. No buffer is placed in
- * other pieces, because that would delay their release. Idle pieces (without buffers) count against the pool's limit. A
- * piece that would exceed the limit is released. So are the last pieces of the newest blocks when the limit is lowered or
- * host memory runs short.
+ * The pool: a new buffer is placed in the pool if the pool has room. It is placed after the last buffer placed there for the
+ * same device, else in the first gap that is large enough. Blocks of its own device come before blocks of other devices;
+ * pinned memory is usable by every device. A gap may span several pieces of one block. The pool contains the pieces kept by
+ * POOL, and all pieces of tms_host_store_reserve, even before they are usable: awaiting them waits for the reserving thread.
+ * No buffer is placed in other pieces, because that would delay their release. Idle pieces (without buffers) count against
+ * the pool's limit. A piece that would exceed the limit is released. So are the last pieces of the newest blocks when the
+ * limit is lowered or host memory runs short.
  *
  * Locks: the store's `lock` is a leaf. It is not held during any system or driver call. Any thread. The threads of the store
  * block all signals, and run only while they have work. */

@@ -30,7 +30,7 @@ struct tms_host_batch;
 typedef struct tms_host_gap {
     tms_registry_node_t node; /* first: its addresses */
     struct tms_host_block *block;
-    struct tms_host_gap *previous, *next; /* of its list; `next` also of the block's spare gaps */
+    struct tms_host_gap *previous, *next; /* neighbours in its list; `next` also links the block's spare gaps */
     bool allocated;                       /* by itself, not as a part of a piece */
 } tms_host_gap_t;
 
@@ -59,12 +59,12 @@ typedef struct tms_host_store {
     tms_host_gap_lists_t gap_lists[TMS_MAX_DEVICES];
     uint64_t steps;                  /* gaps and entries of batches that searches have visited; for complexity tests */
     uint64_t pool_limit_bytes;       /* maximum of idle memory that is kept */
-    uint64_t planned_bytes;          /* of current batches: not allowed yet */
+    uint64_t planned_bytes;          /* bytes of current batches that are not allowed yet */
     uint64_t in_flight_bytes;        /* allowed, counted in resident_bytes, not all resident yet */
-    uint64_t reserving_bytes;        /* of pieces being prepared for the pool (reserve_host_memory) */
+    uint64_t reserving_bytes;        /* bytes of pieces being prepared for the pool (reserve_host_memory) */
     uint64_t releasing[2];           /* number of pieces being released: [1] of kind MMAP, [0] others */
     uint64_t calls;                  /* driver calls in flight */
-    uint64_t abandoned_calls;        /* those of them that close does not wait for any more */
+    uint64_t abandoned_calls;        /* calls in flight for which close no longer waits */
     int threads;                     /* number of detached threads: releasing, retrying, reserving */
     bool checking;                   /* a thread is checking the headroom for a piece */
     bool release_thread;             /* the releasing thread is running */
@@ -72,12 +72,12 @@ typedef struct tms_host_store {
     bool closing;                    /* no driver call may begin any more */
     _Atomic uint64_t buffer_bytes;   /* sum of the requested sizes of all buffers */
     _Atomic uint64_t resident_bytes; /* prefaulted and not released: buffers, pool, quarantine, queue; and claims */
-    _Atomic uint64_t pooled_bytes;   /* part of it that is idle in the pool */
+    _Atomic uint64_t pooled_bytes;   /* part of resident_bytes that is idle in the pool */
     _Atomic bool warned_not_pinned, warned_no_huge_pages, warned_no_threads; /* the line has been logged */
 } tms_host_store_t;
 
 struct tms_host_buffer {
-    struct tms_host_buffer *previous, *next; /* of its block, in any order; under the store's lock */
+    struct tms_host_buffer *previous, *next; /* in the list of its block, in any order; under the store's lock */
     _Atomic uint32_t references;
     _Atomic int policy; /* tms_host_policy_t, RELEASE or POOL: applied when the last reference is dropped */
     tms_host_store_t *store;
@@ -86,7 +86,7 @@ struct tms_host_buffer {
     void *memory;    /* page-aligned; NULL until its batch has been started */
     uint64_t offset; /* in the block */
     uint64_t bytes;
-    pid_t process; /* that made it; in a forked child a drop changes only the count */
+    pid_t process; /* the process that made it; in a forked child a drop changes only the count */
     bool placed;   /* in a gap of the pool */
 };
 
@@ -121,9 +121,9 @@ typedef struct tms_host_piece {
 } tms_host_piece_t;
 
 struct tms_host_block {
-    struct tms_host_block *previous, *next; /* of the store, the newest first */
+    struct tms_host_block *previous, *next; /* links of the store's list, the newest block first */
     tms_host_store_t *store;
-    struct tms_host_batch *batch; /* that prepares it; NULL afterwards */
+    struct tms_host_batch *batch; /* the batch that prepares it; NULL afterwards */
     tms_host_buffer_t *first;     /* its buffers */
     char *memory;                 /* NULL until its batch is started */
     uint64_t bytes;               /* planned, then mapped: whole pages */
@@ -143,7 +143,7 @@ struct tms_host_block {
 
 /* ---- under the lock ---- */
 
-/* The bytes that a buffer occupies in its block. */
+/* Returns the number of bytes that a buffer occupies in its block. */
 static inline uint64_t tms_host_buffer_extent(const tms_host_buffer_t *buffer) {
     return tms_host_round(buffer->bytes, tms_host_page_bytes());
 }
@@ -156,8 +156,8 @@ void tms_host_call_end(tms_host_store_t *store);
 
 /* ---- without it ---- */
 
-/* Starts a detached thread of the store: it first detaches itself, is counted in store->threads, and ends with
- * tms_host_thread_end. 0, or the error number, which is logged. */
+/* Starts a detached thread of the store. The thread first detaches itself, is counted in store->threads, and ends with
+ * tms_host_thread_end. Returns 0, or the error number, which is logged. */
 int tms_host_thread_detach(tms_host_store_t *store, void *(*run)(void *), void *argument);
 void tms_host_thread_end(tms_host_store_t *store);
 /* Warns once if a thread could not be started. Other threads do its work. */

@@ -95,7 +95,7 @@ static void prefault_part(struct tms_host_batch *batch) {
     pthread_cond_broadcast(&store->changed);
 }
 
-/* Does one step. False: nothing to do now. */
+/* Does one step. Returns false if there is nothing to do now. */
 static bool prefault_step(struct tms_host_batch *batch) {
     if (is_over(batch)) return false;
     if (may_check(batch))

@@ -16,7 +16,7 @@ typedef struct tms_host_entry {
 struct tms_host_batch {
     tms_host_store_t *store;
     tms_error_context_t context;
-    pid_t process; /* that made it */
+    pid_t process; /* the process that made it */
     struct tms_host_block **blocks;
     size_t block_count, block_capacity; /* the capacity is a power of two */
     struct tms_host_block **slots;      /* the blocks by device, kind and group: open addressing, half of it free */
@@ -41,8 +41,8 @@ void tms_host_work_start(struct tms_host_batch *batch); /* starts as many thread
 void tms_host_work_stop(struct tms_host_batch *batch);  /* cancels the work and joins the threads */
 /* Works until every entry is usable, or the batch has failed or was cancelled. */
 void tms_host_work_through(struct tms_host_batch *batch);
-/* Called with the lock held, releases it while it works: pins a prefaulted piece, or prefaults if the batch has no thread.
- * False: nothing to do for this piece now. */
+/* Called with the lock held, which it releases while it works. Pins a prefaulted piece, or prefaults if the batch has no
+ * thread. Returns false if there is nothing to do for this piece now. */
 bool tms_host_work_help(struct tms_host_batch *batch, tms_host_piece_t *piece);
 
 #endif

@@ -53,7 +53,7 @@ static tms_segment_t *new_segment(const tms_region_t *region, uint64_t bytes, in
     return segment;
 }
 
-/* Gives a segment a run of its own with memory. On failure it has none, except for what could not be undone. */
+/* Gives a segment a run of its own with memory. On failure it has no memory, except for memory whose release failed. */
 static tms_status_t populate(tms_saver_t *saver, tms_segment_t *segment, const tms_driver_table_t *driver,
                              const tms_device_table_t *devices, const tms_error_context_t *context, tms_error_t *error) {
     tms_device_mask_t peers = 0;
@@ -61,7 +61,7 @@ static tms_status_t populate(tms_saver_t *saver, tms_segment_t *segment, const t
     return status == TMS_OK ? tms_run_populate_own(segment, driver, devices, peers, context, error) : status;
 }
 
-/* Under the lock: another thread may pause or free the segment at once and subtract these again. */
+/* Under the lock: another thread may pause or free the segment at once, and subtract from these counters. */
 static void publish(tms_saver_t *saver, tms_segment_t *segment) {
     atomic_store_explicit(&segment->tag->used, true, memory_order_relaxed);
     tms_stats_add(&saver->stats.allocations_total, 1);

@@ -3,7 +3,7 @@
 #include "core/allocation/reclaim.h"
 #include "device/capture_stream.h"
 
-/* The last end reclaims what was deferred until then. */
+/* The end of the last capture runs the frees that were deferred until then. */
 static void after_end(tms_saver_t *saver, bool ended) {
     if (ended && !tms_capture_visible(&saver->capture) && !atomic_load(&saver->forked)) tms_saver_reclaim(saver);
 }
@@ -45,7 +45,7 @@ void tms_saver_capture_taken(tms_saver_t *saver, const tms_capture_stream_t *tak
     uint64_t identity;
     bool known;
     pthread_mutex_lock(&saver->lock);
-    for (size_t i = 0; i < count && !gone; i++) { /* the table has room for them, unless others have begun meanwhile */
+    for (size_t i = 0; i < count && !gone; i++) { /* the table has room for them, unless other captures have begun */
         if (tms_capture_begin_on(&saver->capture, &taken[i], &identity, &known, &context, NULL) == TMS_OK)
             tms_capture_begun(&saver->capture, identity);
     }

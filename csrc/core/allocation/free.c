@@ -43,7 +43,7 @@ void tms_saver_release_lock(tms_saver_t *saver, tms_segment_t *segment) {
 
 /* ---- the memory of a run ---- */
 
-/* Releases a run to which nothing refers. 0: it is gone; else what it still holds. */
+/* Releases a run to which nothing refers. Returns 0 if the run is gone, else the resources that it still holds. */
 static tms_quarantine_mask_t release_run(tms_saver_t *saver, tms_run_t *run, tms_error_t *error) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     const tms_error_context_t context = {.operation = "free",
@@ -79,12 +79,12 @@ static tms_quarantine_mask_t retry_run(tms_quarantined_t *node) {
 /* The result of leave_run. */
 typedef enum leaving {
     LEFT,         /* the segment holds neither memory nor addresses any more */
-    MUST_WAIT,    /* nothing has changed: a device that has got access since the wait must be waited for */
+    MUST_WAIT,    /* nothing has changed: a device has got access since the wait and must be waited for */
     OWNER_RETIRES /* a call owns the run and retires the segment at its end */
 } leaving_t;
 
 /* Takes memory and addresses from a freed segment without a guard page. Memory becomes slack, or is released with the last
- * segment of the run. What the driver fails to release is quarantined, with a log line. */
+ * segment of the run. Resources that the driver fails to release are quarantined, with a log line. */
 static leaving_t leave_run(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
     tms_range_t *range = NULL;
     tms_run_t *last_of = NULL;
@@ -138,7 +138,7 @@ void tms_saver_disown_runs(tms_saver_t *saver, tms_run_t *runs, bool damages, tm
 
 /* ---- release ---- */
 
-/* A segment whose guard page the driver did not unmap. The devices were waited for. */
+/* Retries to release a segment whose guard page the driver has failed to unmap. The devices were waited for. */
 static tms_quarantine_mask_t retry_segment(tms_quarantined_t *node) {
     tms_segment_t *segment = (tms_segment_t *)(void *)((char *)node - offsetof(tms_segment_t, quarantined));
     tms_saver_t *saver = node->context;
@@ -149,7 +149,7 @@ static tms_quarantine_mask_t retry_segment(tms_quarantined_t *node) {
         tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
         return TMS_QUARANTINE_BIT(RANGE);
     }
-    (void)leave_run(saver, segment, segment->quiesced); /* it has no memory: it left */
+    (void)leave_run(saver, segment, segment->quiesced); /* this succeeds, because the segment has no memory */
     free(segment);
     return 0;
 }
@@ -205,7 +205,7 @@ tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment
     return TMS_PERHAPS_IN_USE;
 }
 
-/* False: the capture to wait for has ended, and no later call would run the deferred free. */
+/* Defers the free. Returns false if the capture to wait for has ended, so that no later call would run the deferred free. */
 static bool defer(tms_saver_t *saver, tms_segment_t *segment, tms_use_t use) {
     pthread_mutex_lock(&saver->lock);
     bool deferred = use != TMS_USED_UNTIL_CAPTURE_ENDS || tms_capture_visible(&saver->capture);
@@ -217,7 +217,8 @@ static bool defer(tms_saver_t *saver, tms_segment_t *segment, tms_use_t use) {
     return deferred;
 }
 
-/* The devices that may use a freed segment. False: a call owns its run, and retires it at its end. */
+/* Finds the devices that may use a freed segment. Returns false if a call owns its run, which retires the segment at its
+ * end. */
 static bool find_users(tms_saver_t *saver, tms_segment_t *segment, tms_device_mask_t *users) {
     pthread_mutex_lock(&saver->lock);
     bool left = tms_run_leave_to_owner(segment);

@@ -13,18 +13,19 @@
 /* tms_api_t.free. A free of mapped memory waits for the devices. A free of a segment in transition is recorded, and the
  * owner of the transition finishes it. */
 tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *error);
-/* For a freed segment that may be mapped: waits for the devices, then releases it. If the wait is forbidden (a capture),
- * fails, or is cancelled (`wait`, which may be NULL), the free is deferred, unless the device is lost and so runs nothing.
+/* Ends a freed segment that may be mapped: waits for the devices, then releases it. The free is deferred if the wait is
+ * forbidden by a capture, fails, or is cancelled by `wait` (NULL: never). It is not deferred if the device is lost, because
+ * a lost device runs nothing.
  */
 void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait);
 /* Releases a freed segment, which the callee owns, and whose memory no device uses any more. Resources that the driver fails
- * to release are quarantined, with a log line. False, with the backup gone and nothing else changed: a device has got access
- * since the wait, and must be waited for. That does not happen if `quiesced` covers every device or the segment has no
+ * to release are quarantined, with a log line. Returns false, with only the backup released, if a device has got access
+ * since the wait and must be waited for. This cannot happen if `quiesced` covers every device or the segment has no
  * memory. */
 bool tms_saver_release_segment(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced);
-/* Under the lock: a call that owns these runs ends. `damages`: the segments of a run that still has memory are DAMAGED.
- * Slack is handed out again if its run has memory, and gone if not. Adds the freed segments that have waited to *freed, for
- * tms_saver_retire, linked by `next_in_transition`. */
+/* Under the lock: ends a call's ownership of these runs. `damages`: the segments of a run that still has memory become
+ * DAMAGED. Slack can be handed out again if its run has memory; otherwise the slack is gone. Adds the freed segments that
+ * have waited to *freed, linked by `next_in_transition`, for tms_saver_retire. */
 void tms_saver_disown_runs(tms_saver_t *saver, tms_run_t *runs, bool damages, tms_segment_t **freed);
 
 /* Unmaps a segment's guard page (core/model/guard.h), if it is mapped, and drops the reference. On failure nothing changes.
@@ -37,11 +38,11 @@ void tms_saver_drop_guard(tms_saver_t *saver, int device);
 /* Whether the devices may still use memory, or read a guard page. */
 typedef enum tms_use {
     TMS_UNUSED,
-    TMS_USED_UNTIL_CAPTURE_ENDS, /* devices must not be waited for before that */
+    TMS_USED_UNTIL_CAPTURE_ENDS, /* the devices must not be waited for before the end */
     TMS_PERHAPS_IN_USE
 } tms_use_t;
-/* Waits for `users`, the devices that have access to a segment; 0: none. *quiesced is written for TMS_UNUSED only. *reason
- * is the failure to wait. */
+/* Waits for `users`, the devices that have access to a segment; 0: none. *quiesced is written for TMS_UNUSED only. If the
+ * wait fails, *reason says why. */
 tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_device_mask_t users, tms_wait_t *wait,
                                 tms_quiesced_t *quiesced, tms_error_t *reason);
 

@@ -26,7 +26,7 @@ static void retry_deferred(tms_saver_t *saver, tms_wait_t *wait) {
 typedef struct damaged {
     tms_segment_t *segments;
     tms_run_t *runs;
-    uint64_t mark; /* of the runs that were tried */
+    uint64_t mark; /* mark of the runs that were tried */
 } damaged_t;
 
 /* Takes ownership. This thread finishes frees that arrive until it publishes the new states. */
@@ -46,7 +46,7 @@ static damaged_t take_damaged(tms_saver_t *saver) {
     return taken;
 }
 
-/* Retries to release the run of a damaged segment, and notes in the run what the driver says. */
+/* Retries to release the run of a damaged segment, and records the driver's answer in the run. */
 static void try_release(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     tms_error_context_t context = tms_saver_context("reclaim", segment);
@@ -59,7 +59,7 @@ static void try_release(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *
     bool unused = tms_saver_await_users(saver, segment, run->accessible, wait, &quiesced, &reason) == TMS_UNUSED;
     bool whole = unused && tms_run_depopulate(run, quiesced, driver, &context, &reason) == TMS_OK;
     if (unused && !whole) tms_log_recurring(saver->log, TMS_LOG_DAMAGED, TMS_LOG_WARNING, &reason, "It is still damaged.");
-    pthread_mutex_lock(&saver->lock); /* a call that skips the segments reads it */
+    pthread_mutex_lock(&saver->lock); /* a call that skips the segments reads these fields */
     run->refused_status = whole ? TMS_OK : reason.status;
     memcpy(run->refused_call, reason.call, sizeof run->refused_call);
     run->refused_result = reason.driver_result;
@@ -77,7 +77,7 @@ static void settle(tms_saver_t *saver, tms_segment_t *segment) {
     tms_account_settle(&saver->account, segment, whole ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_DAMAGED, event);
 }
 
-/* Publishes the new states. *repaired: of the segments that are PAUSED now. Returns the freed ones. */
+/* Publishes the new states. *repaired counts the bytes of the segments that are PAUSED now. Returns the freed segments. */
 static tms_segment_t *publish(tms_saver_t *saver, damaged_t *taken, tms_tag_bytes_t *repaired) {
     tms_segment_t *freed = NULL;
     pthread_mutex_lock(&saver->lock);

@@ -9,10 +9,11 @@
 #include "core/model/saver.h"
 #include "device/wait.h"
 
-/* A damaged segment becomes PAUSED when its memory can be released. During the attempt it is REPAIRING and belongs to this
- * thread. Host memory is retried on a background thread, for which no call waits. */
+/* Makes all these retries. A damaged segment becomes PAUSED when its memory can be released. During the attempt it is
+ * REPAIRING and belongs to this thread. Host memory is retried on a background thread, for which no call waits. */
 void tms_saver_reclaim(tms_saver_t *saver);
-/* The same in a call that can be cancelled, even while it waits for devices here. The caller checks `wait` afterwards. */
+/* Reclaims on behalf of a call that can be cancelled, even while it waits for devices here. The caller checks `wait`
+ * afterwards. */
 void tms_saver_reclaim_within(tms_saver_t *saver, tms_wait_t *wait);
 bool tms_saver_has_reclaimable(tms_saver_t *saver);
 

@@ -7,7 +7,8 @@
 
 /* ---- what a segment holds ---- */
 
-/* `state`: settled, or REPAIRING, in which another thread may be changing the run. */
+/* Returns what the segment holds in `state`, which is settled or REPAIRING. While it is REPAIRING another thread may be
+ * changing the run. */
 static tms_holding_t holding_of(const tms_account_t *account, const tms_segment_t *segment, tms_segment_state_t state) {
     const uint64_t bytes = tms_segment_reserved(segment);
     tms_holding_t holding = {.state = state, .paused_bytes = state == TMS_SEGMENT_PAUSED ? bytes : 0};
@@ -32,7 +33,7 @@ static uint64_t backup_bytes(const tms_holding_t *holding) {
 
 /* ---- the books ---- */
 
-/* The page has a column for each of the library's stores. The bytes of another one are in no column. */
+/* The page has a column for each of the library's stores. The bytes of any other store are in no column. */
 static void change_page(const tms_account_t *account, const tms_segment_t *segment, const tms_holding_t *before,
                         const tms_holding_t *now) {
     tms_shared_page_change_t change = {.resident_bytes = now->resident_bytes - before->resident_bytes,
@@ -124,7 +125,7 @@ static void empty(tms_account_moves_t *moves, size_t slot) {
     moves->slots[slot].tag = NULL;
 }
 
-/* The slot of a tag and device, or an empty one; one to empty, if all are full. */
+/* Returns the slot of a tag and device, or an empty slot. If all slots are full, returns one that the caller must empty. */
 static size_t find_slot(const tms_account_moves_t *moves, const tms_segment_t *segment) {
     const size_t first = (size_t)(tms_hash_number(segment->tag->hash, (uint64_t)segment->device) % TMS_ACCOUNT_SLOTS);
     for (size_t i = 0; i < TMS_ACCOUNT_SLOTS; i++) {
@@ -164,12 +165,12 @@ void tms_account_record_moves(tms_account_moves_t *moves) {
     for (size_t slot = 0; slot < TMS_ACCOUNT_SLOTS; slot++) empty(moves, slot);
 }
 
-/* ---- the shared page is made ---- */
+/* ---- making the shared page ---- */
 
 _Static_assert(sizeof(CUuuid) == TMS_SHARED_PAGE_UUID_WORDS * sizeof(uint64_t), "a UUID fits its words");
 _Static_assert((int)TMS_MAX_DEVICES <= (int)TMS_SHARED_PAGE_DEVICES, "the page has a place for each device");
 
-/* What is not known stays 0. */
+/* Members that are not known stay 0. */
 static void describe(const tms_driver_table_t *driver, const tms_device_table_t *devices,
                      tms_shared_page_description_t *description) {
     memset(description, 0, sizeof(*description));

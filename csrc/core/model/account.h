@@ -1,7 +1,7 @@
 /* The one account of what segments hold: resident memory, paused addresses, backups by store, and damage.
  *
- * A segment's state changes only here. What it holds then is compared with what it held when it was last counted, and the
- * difference goes to every book at once: the totals of the process, of the device and of the tag, the row of the shared
+ * A segment's state changes only here. The new amounts are compared with the amounts when the segment was last counted, and
+ * the difference goes to every book at once: the totals of the process, of the device and of the tag, the row of the shared
  * page, and the change of an event. So the books always agree, the changes of all events add up to what is held after them,
  * and a new book is a line in one function. Memory that a failed call has mapped and unmapped again is in no peak, because
  * nothing is counted before a call ends.
@@ -24,33 +24,34 @@ enum { TMS_ACCOUNT_SLOTS = 64 };
 /* Part of the saver. */
 typedef struct tms_account {
     tms_gauge_t mapped;
-    tms_gauge_t by_device[TMS_MAX_DEVICES];  /* of `mapped`; that of a tag is in the tag */
-    _Atomic uint64_t slack[TMS_MAX_DEVICES]; /* of runs, in no other total; written by kinds.c */
+    tms_gauge_t by_device[TMS_MAX_DEVICES];  /* the part of `mapped` on each device; the part of each tag is in the tag */
+    _Atomic uint64_t slack[TMS_MAX_DEVICES]; /* slack of runs, which is in no other total; written by kinds.c */
     _Atomic uint64_t paused_bytes;
-    uint64_t damaged; /* segments that are DAMAGED or REPAIRING */
+    uint64_t damaged; /* number of segments that are DAMAGED or REPAIRING */
     tms_events_t *events;
     tms_shared_page_t *page;
-    const tms_backup_stores_t *stores; /* they know what a backup takes */
+    const tms_backup_stores_t *stores; /* the stores, which know how many bytes a backup takes */
 } tms_account_t;
 
-/* A new segment, with its memory, is ACTIVE and is counted. Records its event. */
+/* Makes a new segment ACTIVE, counts it with its memory, and records its event. */
 void tms_account_publish(tms_account_t *account, tms_segment_t *segment);
-/* A call owns the segment from now on, which holds what it held. `state`: PAUSING, RESUMING or REPAIRING. */
+/* Gives a segment to a call. The memory that the segment holds does not change. `state` is PAUSING, RESUMING or
+ * REPAIRING. */
 void tms_account_own(tms_segment_t *segment, tms_segment_state_t state);
-/* The state of one segment changes, and `event` is recorded with its tag, device, address and change. */
+/* Changes the state of one segment, and records `event` with its tag, device, address and change. */
 void tms_account_settle(tms_account_t *account, tms_segment_t *segment, tms_segment_state_t state, tms_event_t event);
-/* The segment leaves the registry: it holds nothing from now on. Records its event. */
+/* Counts a segment that leaves the registry, and that holds nothing from now on. Records its event. */
 void tms_account_remove(tms_account_t *account, tms_segment_t *segment);
-/* The peaks of all and of the devices become what is mapped now. tms_tag_reset_peaks does the same for the tags. */
+/* Sets the peaks of the process and of the devices to what is mapped now. tms_tag_reset_peaks does the same for the tags. */
 void tms_account_reset_peaks(tms_account_t *account);
 
-/* The changes of one call, by tag and device. The owner sets the members before `slots`, which are 0. */
+/* The changes of one call, by tag and device. The owner sets the members before `slots`, and sets `slots` to 0. */
 typedef struct tms_account_moves {
     tms_account_t *account;
     uint64_t call;
     const char *operation;
     double now;                        /* tms_wait_now */
-    tms_shared_page_outcome_t outcome; /* for the page's rows */
+    tms_shared_page_outcome_t outcome; /* the outcome for the page's rows */
     struct {
         const tms_tag_t *tag; /* NULL: empty */
         int device;
@@ -59,16 +60,16 @@ typedef struct tms_account_moves {
     } slots[TMS_ACCOUNT_SLOTS];
 } tms_account_moves_t;
 
-/* The state of a segment of the call changes. */
+/* Changes the state of a segment of the call. */
 void tms_account_move(tms_account_moves_t *moves, tms_segment_t *segment, tms_segment_state_t state);
-/* The call has changed the backup of a segment, but not its state. */
+/* Counts a segment whose backup the call has changed, but not its state. */
 void tms_account_recount(tms_account_moves_t *moves, tms_segment_t *segment);
-/* Records all that was added and changed, before another event of one of the segments. */
+/* Records all changes so far. Called before another event of one of the segments is recorded. */
 void tms_account_record_moves(tms_account_moves_t *moves);
 
-/* The shared page is made at the first allocation of a process. On the allocating thread, with no lock held: asks the driver
- * for the UUIDs of the devices, then makes the file. A failure is logged once, and changes nothing else. Costs one load once
- * the page is made, or cannot be made. */
+/* Makes the shared page, at the first allocation of a process. Called on the allocating thread, with no lock held. Asks the
+ * driver for the UUIDs of the devices, then makes the file. A failure is logged once, and changes nothing else. Costs one
+ * load once the page is made, or cannot be made. */
 void tms_account_open_page(tms_account_t *account, const tms_log_t *log, const tms_driver_table_t *driver,
                            const tms_device_table_t *devices);
 

@@ -21,15 +21,15 @@ typedef struct tms_guard {
     } of[TMS_MAX_DEVICES];
 } tms_guard_t;
 
-/* Takes a reference to a device's page. NULL if there is none. */
+/* Takes a reference to a device's page. Returns NULL if there is none. */
 tms_segment_t *tms_guard_hold(tms_guard_t *guard, int device);
-/* Makes a new page that of its device, which has none, with one reference. */
+/* Installs the guard page of a device that has none, with one reference. */
 void tms_guard_install(tms_guard_t *guard, tms_segment_t *page);
-/* Drops a reference. Returns the page if it was the last, and the device has none any more; else NULL. */
+/* Drops a reference. If it was the last one, takes the page from the device and returns it; otherwise returns NULL. */
 tms_segment_t *tms_guard_drop(tms_guard_t *guard, int device);
 
-/* Without the lock, by the owner of the segment. Maps the page, a handle of `page_bytes`, over the whole range, and lets
- * `devices` read it. The segment must have no memory and no guard. On failure it is unchanged; if undoing failed too,
+/* Maps the page, a handle of `page_bytes`, over the whole range, and lets `devices` read it. The owner of the segment calls
+ * this without the lock. The segment must have no memory and no guard. On failure it is unchanged; if undoing failed too,
  * `guarded` shows what is left. */
 tms_status_t tms_guard_map(tms_segment_t *segment, CUmemGenericAllocationHandle page, uint64_t page_bytes,
                            tms_device_mask_t devices, const tms_driver_table_t *driver, const tms_error_context_t *context,

@@ -3,8 +3,8 @@
 #include "core/model/kinds.h"
 #include "core/model/tag_bytes.h"
 
-/* The copy of a part of a segment if it is in host memory, else NULL. `buffer` may be NULL; else *buffer is a reference to
- * it. */
+/* Returns the copy of a part of a segment if it is in host memory, else NULL. If `buffer` is not NULL, *buffer becomes a
+ * reference to the copy. */
 static void *find_copy(tms_saver_t *saver, const tms_segment_t *segment, uint64_t offset, uint64_t bytes,
                        tms_host_buffer_t **buffer) {
     if (!tms_segment_is_settled(segment)) return NULL;
@@ -52,7 +52,7 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
     return TMS_OK;
 }
 
-/* The bytes of the backup; 0 during a transition. */
+/* Returns the bytes of the backup, or 0 during a transition. */
 static uint64_t taken_bytes(const tms_saver_t *saver, const tms_segment_t *segment) {
     return tms_segment_is_settled(segment) ? tms_backup_taken_bytes(&segment->backup, &saver->stores) : 0;
 }
@@ -106,8 +106,8 @@ static uint64_t deferred_bytes(const tms_segment_t *segment) {
     return tms_segment_is_mapped(segment) ? tms_segment_reserved(segment) : 0;
 }
 
-/* Under the lock: the segment's row of its tag, or NULL if there is no room for it. The walk's mark tells whether the tag
- * has a row. */
+/* Under the lock: returns the row of the segment's tag, or NULL if there is no room for it. The walk's mark shows whether
+ * the tag has a row. */
 static tms_usage_info_t *row_of(tms_segment_t *segment, int device, uint64_t mark, tms_usage_info_t *rows, size_t *count,
                                 size_t capacity) {
     tms_tag_t *tag = segment->tag;
@@ -123,7 +123,7 @@ static tms_usage_info_t *row_of(tms_segment_t *segment, int device, uint64_t mar
     return tag->row < capacity ? &rows[tag->row] : NULL;
 }
 
-/* Whether the segment is of the tag (NULL: any) and the device (TMS_NO_DEVICE: any). */
+/* Whether the segment has the tag (NULL: any) and the device (TMS_NO_DEVICE: any). */
 static bool is_of(const tms_segment_t *segment, const tms_tag_t *tag, int device) {
     return (!tag || segment->tag == tag) && (device == TMS_NO_DEVICE || segment->device == device);
 }
@@ -178,7 +178,7 @@ tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_in
     return node ? TMS_OK : TMS_NOT_MANAGED;
 }
 
-/* Under the lock: the handles of DAMAGED segments. */
+/* Under the lock: returns the number of handles that DAMAGED segments have. */
 static uint64_t damaged_handles(tms_saver_t *saver) {
     uint64_t count = 0;
     const uint64_t mark = ++saver->marks;

@@ -22,15 +22,15 @@ typedef struct tms_kind {
     int device;
 
     bool sent;              /* memory of it was exported to another process (export.h) */
-    uint64_t resumed_bytes; /* that its last resume has brought back */
-    uint64_t freed_bytes;   /* of these, that were freed while they were resident */
-    tms_shared_row_t row;   /* of the shared page, where its slack is counted; constant while there is any */
+    uint64_t resumed_bytes; /* bytes that its last resume has brought back */
+    uint64_t freed_bytes;   /* the part of them that was freed while it was resident */
+    tms_shared_row_t row;   /* the row of the shared page that counts its slack; constant while it has slack */
     struct tms_kind *next_of_list, *next;
 } tms_kind_t;
 
 static inline tms_kind_t *tms_kind_of(const tms_piece_t *piece) { return (tms_kind_t *)(void *)piece->range->space; }
 
-/* The kind on a list, NULL if there is none yet. */
+/* Finds a kind on a list. Returns NULL if there is none yet. */
 tms_kind_t *tms_kinds_find(tms_kind_t *first, tms_backup_kind_t backup, tms_host_policy_t policy, int device);
 /* Returns the kind of a segment, which is made if it is new. NULL: out of host memory. */
 tms_kind_t *tms_kinds_of_segment(tms_saver_t *saver, tms_kind_t **list, const tms_segment_t *segment);
@@ -41,19 +41,20 @@ void tms_kinds_release(tms_saver_t *saver);
  * requested (runs=False), memory of the kind was sent to another process, or more than an eighth of it was freed since the
  * last resume. */
 bool tms_kind_shares_handles(const tms_segment_t *segment);
-/* A segment with memory is freed. */
+/* Records that a segment with memory is freed. */
 void tms_kind_note_free(const tms_segment_t *segment);
-/* A resume has succeeded. Called for each of its segments before tms_kind_note_resumed is called for any. */
+/* Record that a resume has succeeded. tms_kind_begin_resumed is called for each of its segments before tms_kind_note_resumed
+ * is called for any of them. */
 void tms_kind_begin_resumed(const tms_segment_t *segment);
 void tms_kind_note_resumed(const tms_segment_t *segment);
 
-/* Takes the part of the kind's slack that fits for a segment whose size is `bytes`, with its run. False: there is none. */
+/* Takes a part of the kind's slack, with its run, for a segment whose size is `bytes`. Returns false if no slack fits. */
 bool tms_kind_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes);
-/* The memory of a freed segment becomes slack of its run. */
+/* Turns the memory of a freed segment into slack of its run. */
 void tms_kind_leave_slack(tms_saver_t *saver, tms_segment_t *segment);
-/* The run has no slack any more. Its free pieces are not handed out until they are settled. */
+/* Removes the slack of a run. Its free pieces are not handed out until they are settled. */
 void tms_kind_forget_slack(tms_saver_t *saver, tms_run_t *run);
-/* The slack of the kinds on a list, on one device (TMS_NO_DEVICE: on all). */
+/* Returns the slack of the kinds on a list, on one device (TMS_NO_DEVICE: on all). */
 uint64_t tms_kinds_slack(const tms_kind_t *first, int device);
 
 /* For the message of an out-of-memory error: adds the slack of one device, by tag, with what to do. Does nothing without

@@ -12,20 +12,20 @@ typedef struct tms_pendings {
     pthread_mutex_t lock;
     pthread_cond_t ended;
     int running;
-    int abandoned;          /* those of them that close does not wait for any more */
+    int abandoned;          /* running resumes for which close no longer waits */
     _Atomic bool cancelled; /* all are cancelled: each undoes its work if it can, and ends */
 } tms_pendings_t;
 
 void tms_pendings_init(tms_pendings_t *pendings);
-/* Cancels the running ones and waits for them until `deadline` (tms_wait_now; INFINITY: none). Those that are still running
- * then are abandoned: a later close does not wait for them, and new ones are cancelled. */
+/* Cancels the running resumes and waits for them until `deadline` (tms_wait_now; INFINITY: none). Resumes that are still
+ * running at the deadline are abandoned: a later close does not wait for them. New resumes are cancelled. */
 void tms_pendings_close(tms_pendings_t *pendings, double deadline);
 /* In a forked child, with `lock` held by the forking thread: forgets the parent's resumes. */
 void tms_pendings_after_fork_in_child(tms_pendings_t *pendings);
 
-/* Counts one that begins (1) or has ended (-1). */
+/* Counts a resume that begins (1) or has ended (-1). */
 void tms_pendings_count(tms_pendings_t *pendings, int change);
-/* For tms_selection_t.interrupted, of a tms_pendings_t. */
+/* A callback for tms_selection_t.interrupted. Returns whether all resumes are cancelled. */
 int32_t tms_pendings_is_cancelled(void *pendings);
 
 #endif

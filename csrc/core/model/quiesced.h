@@ -2,8 +2,8 @@
  * that unmap require one (run.h, segment.h), so unmapping without having waited does not compile.
  *
  * Only the three functions below create such a value: no initialiser, cast or field access occurs outside quiesced.c
- * (tools/check_quiesced.py). A value is only copied. It stays valid, because the program cannot use memory that is about to
- * be unmapped. No lock; any thread. */
+ * (tools/check_quiesced.py). Other code only copies a value. A value stays valid, because the program cannot use memory that
+ * is about to be unmapped. No lock; any thread. */
 #ifndef TMS_QUIESCED_H
 #define TMS_QUIESCED_H
 
@@ -11,20 +11,20 @@
 
 typedef struct tms_quiesced {
     tms_device_mask_t quiesced_devices; /* devices that have finished all work queued before */
-    double quiesced_at;                 /* the time of that, on tms_wait_now's clock */
+    double quiesced_at;                 /* when this value was made, on tms_wait_now's clock */
 } tms_quiesced_t;
 
-/* Waited: calls tms_wait_for_devices for the devices of `mask`, and returns its *at_rest. *quiesced is written on success
- * only.
+/* Makes a value by waiting: calls tms_wait_for_devices for the devices of `mask`, and returns its *at_rest. *quiesced is
+ * written on success only.
  */
 tms_status_t tms_quiesce(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask, tms_quiesced_t *quiesced,
                          tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,
                          tms_error_t *error);
-/* Never handed out: memory that this call has not returned to the program, or that is not mapped; for undoing and retries.
- * The call's own work on it (copies of a resume) has finished. */
+/* Makes a value for memory that was never handed out, or that is not mapped, so that a call can undo its work or retry. The
+ * call's own work on the memory (copies of a resume) has finished. */
 tms_quiesced_t tms_quiesced_never_handed_out(void);
-/* Lost: each of these devices is at rest or lost, and a lost device runs nothing. If the driver has shut down, all are
- * lost. */
+/* Makes a value for devices that are at rest or lost. A lost device runs nothing. If the driver has shut down, all devices
+ * are lost. */
 tms_quiesced_t tms_quiesced_devices_lost(tms_device_mask_t devices);
 
 /* Whether all of these devices are quiesced. */

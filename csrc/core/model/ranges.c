@@ -29,7 +29,7 @@ static bool claim(tms_saver_t *saver, const tms_registry_node_t *node) {
     return true;
 }
 
-/* Frees a range that no registry has. False: the driver failed, which *error says. */
+/* Frees a range that no registry has. Returns false and fills *error if the driver fails. */
 static bool free_addresses(tms_saver_t *saver, const reserved_t *it, tms_error_t *error) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     const tms_error_context_t context = {
@@ -38,7 +38,7 @@ static bool free_addresses(tms_saver_t *saver, const reserved_t *it, tms_error_t
     return status == TMS_OK || tms_driver_is_gone(error);
 }
 
-/* Puts a range that the driver failed to free into the registry of those, unless another one has its addresses. */
+/* Puts a range that the driver failed to free into the registry of such ranges, unless another range has its addresses. */
 static bool set_aside(tms_saver_t *saver, reserved_t *it) {
     pthread_mutex_lock(&saver->lock);
     it->in_quarantine = !tms_registry_overlapping(&saver->ranges, it->range.node.begin, it->range.node.end);
@@ -52,7 +52,7 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     reserved_t *it = (reserved_t *)(void *)((char *)node - offsetof(reserved_t, quarantined));
     tms_saver_t *saver = node->context;
     tms_error_t reason;
-    /* Removed before: once the driver has freed it, another thread may reserve it. */
+    /* The range is removed first: once the driver has freed it, another thread may reserve its addresses. */
     pthread_mutex_lock(&saver->lock);
     bool owned = it->in_quarantine;
     if (owned) tms_registry_remove(&saver->quarantined_ranges, &it->range.node);
@@ -119,7 +119,7 @@ static tms_status_t reserve(const tms_driver_table_t *driver, uint64_t bytes, re
 
 typedef enum added { ADDED, NOT_NEEDED, NOT_OURS, NO_HOST_MEMORY } added_t;
 
-/* Under the saver's lock: a new range becomes one of the kind, and the segment gets its first piece. NOT_NEEDED: the segment
+/* Under the saver's lock: adds a new range to the kind, and gives its first piece to the segment. NOT_NEEDED: the segment
  * got a piece of another range, which has room by now. NOT_OURS: another range has these addresses. */
 static added_t add(tms_saver_t *saver, tms_kind_t *kind, reserved_t *it, tms_segment_t *segment, uint64_t bytes) {
     if (!claim(saver, &it->range.node)) return NOT_OURS;
@@ -153,7 +153,7 @@ static tms_status_t extend(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *
     status = tms_error_set(error, TMS_DRIVER, context,
                            "the driver reserved the addresses from 0x%llx to 0x%llx, which are already in use",
                            (unsigned long long)it->range.node.begin, (unsigned long long)it->range.node.end);
-    free(it); /* not the addresses */
+    free(it); /* frees only the struct, because the addresses are not ours */
     return status;
 }
 

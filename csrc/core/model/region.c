@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-/* The stack of one thread. `owner` identifies its tms_region_defaults_t: a process has one, tests have several. A thread
- * that meets another one starts with an empty stack. */
+/* The stack of one thread. `owner` identifies its tms_region_defaults_t. A process has one, and tests have several. A thread
+ * that meets another owner starts with an empty stack. */
 typedef struct region_stack {
     const tms_region_defaults_t *owner;
     int depth;

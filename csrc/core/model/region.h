@@ -28,15 +28,15 @@ typedef struct tms_region_defaults {
 tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t *config, tms_error_t *error);
 void tms_region_release(tms_region_defaults_t *defaults);
 
-/* All act on the calling thread. Depth 0 is the initial settings, which are never left. */
-/* `id` is that of the new innermost region; never 0. */
+/* The functions below act on the calling thread. At depth 0 are the initial settings, which are never left. */
+/* Enters a region. *id becomes the id of the new innermost region, and is never 0. */
 tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, uint64_t *id,
                               tms_error_t *error);
-/* Leaves that region only. Returns the number of later ones that stay, or TMS_NO_SUCH_REGION if this thread is in none with
- * that id. */
+/* Leaves that region only. Returns the number of later regions that stay, or TMS_NO_SUCH_REGION if this thread is in no
+ * region with that id. */
 int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id);
 tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth); /* `depth` may be NULL */
-/* Replaces the innermost settings (also the initial ones, for this thread only). */
+/* Replaces the innermost settings. At depth 0 that replaces the initial settings, for this thread only. */
 tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error);
 
 /* Checks a caller's settings and interns their tag. */

@@ -19,7 +19,7 @@ tms_status_t tms_run_set_access(uint64_t begin, uint64_t bytes, const tms_driver
 tms_status_t tms_run_create(tms_run_t *run, const tms_driver_table_t *driver, const tms_device_table_t *devices,
                             const tms_error_context_t *context, tms_error_t *error) {
     const tms_device_t *device = &devices->device[run->device];
-    /* Neither costs anything where it is not used. */
+    /* Neither property costs anything if it is not used. */
     CUmemAllocationProp properties = {
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
         .requestedHandleTypes = device->exportable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE,

@@ -1,10 +1,10 @@
 /* A run: one physical handle, mapped at the addresses of one segment or of several neighbours.
  *
  * An allocation gets a run of its own. A resume backs neighbours that come back together by one run (transition/layout.h):
- * most of what a pause and a resume cost is the number of handles. Segments of a run have one tag, backup
- * and device, and are always in the same state, since pauses select tags. A part of a run whose segment was freed is
- * *slack*: it stays mapped, and the next allocation of its kind gets it without a driver call. Where there are several
- * devices, that allocation asks which of them are in use, as every allocation does, and a new one gets access (peers.h).
+ * most of what a pause and a resume cost is the number of handles. Segments of a run have one tag, backup and device, and
+ * are always in the same state, since pauses select tags. A part of a run whose segment was freed is *slack*: it stays
+ * mapped, and the next allocation of its kind gets it without a driver call. On a machine with several devices, that
+ * allocation asks which devices are in use, as every allocation does, and gives a new one access (peers.h).
  *
  * A run lives as long as a segment refers to it, a freed one included until its end. The pieces of its addresses
  * (base/address_space.h) lie between `first` and `end`.
@@ -38,20 +38,20 @@ typedef struct tms_run {
 
     /* Under the saver's lock. */
     tms_piece_t *first;          /* the piece at `begin` */
-    size_t segments;             /* that refer to it */
-    bool owned;                  /* by a call, which owns its segments, too */
+    size_t segments;             /* number of segments that refer to it */
+    bool owned;                  /* a call owns the run and its segments */
     bool damaged;                /* its segments are DAMAGED */
     tms_segment_t *waiting;      /* freed segments that the owner of the run retires at its end */
-    tms_descriptor_t exported;   /* of `handle`, once it has been exported (export.h); closed when the memory goes */
-    uint64_t generation;         /* of that export: its number in the process */
-    tms_status_t refused_status; /* the failure of the last attempt to repair it */
+    tms_descriptor_t exported;   /* descriptor of `handle` once exported (export.h); closed before the memory is released */
+    uint64_t generation;         /* the number of that export in the process */
+    tms_status_t refused_status; /* the status of the last attempt that failed to repair it */
     char refused_call[TMS_ERROR_NAME_BYTES]; /* the driver call that failed then, "" if unknown, and its result */
     int refused_result;
-    uint64_t mark;                 /* of the last walk over segments that visited it */
-    tms_device_mask_t reached;     /* by the pause that owns it: the devices that had access */
+    uint64_t mark;                 /* mark of the last walk over segments that visited it */
+    tms_device_mask_t reached;     /* devices that had access, recorded by the pause that owns it */
     struct tms_run *next_in_call;  /* in the list of the call that owns it */
     tms_quarantined_t quarantined; /* used once no segment refers to it */
-    tms_quiesced_t quiesced;       /* likewise: for the next attempt to unmap it */
+    tms_quiesced_t quiesced;       /* used then, for the next attempt to unmap it */
 } tms_run_t;
 
 static inline uint64_t tms_run_bytes(const tms_run_t *run) { return run->end - run->begin; }
@@ -65,7 +65,7 @@ tms_status_t tms_run_create(tms_run_t *run, const tms_driver_table_t *driver, co
  * released; if undoing failed too, `has_handle` and `mapped` show what is left. */
 tms_status_t tms_run_map(tms_run_t *run, const tms_driver_table_t *driver, tms_device_mask_t peers,
                          const tms_error_context_t *context, tms_error_t *error);
-/* Both. */
+/* Creates the memory and maps it. */
 tms_status_t tms_run_populate(tms_run_t *run, const tms_driver_table_t *driver, const tms_device_table_t *devices,
                               tms_device_mask_t peers, const tms_error_context_t *context, tms_error_t *error);
 /* Closes the descriptor, unmaps and releases the memory. Does nothing without memory. After a failure `mapped` and
@@ -81,32 +81,35 @@ tms_status_t tms_run_set_access(uint64_t begin, uint64_t bytes, const tms_driver
 
 /* ---- references ---- */
 
-/* A run for the addresses from `first` up to the end of `last`, which lie side by side; no segment refers to it yet, and it
- * has no memory. NULL: out of host memory. */
+/* Makes a run for the addresses from `first` up to the end of `last`, which lie side by side. No segment refers to it yet,
+ * and it has no memory. Returns NULL if host memory is short. */
 tms_run_t *tms_run_make(const tms_segment_t *first, const tms_segment_t *last);
-/* The segment refers to the run. Under the lock, or before either is visible to other threads. */
+/* Makes the segment refer to the run. Called under the lock, or before either is visible to other threads. */
 void tms_run_attach(tms_run_t *run, tms_segment_t *segment);
-/* Under the lock: a segment whose run has lost its memory refers to it no longer. Frees the run with the last reference. */
+/* Under the lock: ends the reference of a segment to its run, which has lost its memory. Frees the run with the last
+ * reference. */
 void tms_run_detach(tms_segment_t *segment);
 /* Gives a segment that no other thread sees a run of its own with memory (tms_run_populate), if it has none yet. */
 tms_status_t tms_run_populate_own(tms_segment_t *segment, const tms_driver_table_t *driver,
                                   const tms_device_table_t *devices, tms_device_mask_t peers,
                                   const tms_error_context_t *context, tms_error_t *error);
 
-/* Under the lock: a call that owns the segments of a run owns it, and puts it on its list. Does nothing if it does. */
+/* Under the lock: makes the call that owns the segments of a run the owner of the run, and puts the run on the call's list.
+ * Does nothing if the call owns it already. */
 void tms_run_own(tms_run_t *run, tms_run_t **list);
-/* Under the lock: the call ends and drops its reference. `damaged`: the segments of the run are DAMAGED; otherwise its free
- * addresses can be handed out again, with its slack if it still has memory. Adds the freed segments that have waited to
- * *freed, linked by `next_in_transition`. */
+/* Under the lock: ends the ownership of a call, and drops its reference. `damaged`: the segments of the run are DAMAGED.
+ * Otherwise its free addresses can be handed out again, with its slack if it still has memory. Adds the freed segments that
+ * have waited to *freed, linked by `next_in_transition`. */
 void tms_run_disown(tms_run_t *run, bool damaged, tms_segment_t **freed);
-/* Under the lock: if a call owns the segment's run, the segment, which was freed, waits for the end of that call. */
+/* Under the lock: if a call owns the run of a freed segment, makes the segment wait for the end of that call. Returns
+ * whether it does. */
 bool tms_run_leave_to_owner(tms_segment_t *segment);
 
 static inline bool tms_segment_is_mapped(const tms_segment_t *segment) { return segment->run && segment->run->mapped; }
 static inline bool tms_segment_has_memory(const tms_segment_t *segment) {
     return segment->run && tms_run_has_memory(segment->run);
 }
-/* The devices that have access to its memory or its guard page. */
+/* Returns the devices that have access to a segment's memory or to its guard page. */
 static inline tms_device_mask_t tms_segment_accessible(const tms_segment_t *segment) {
     return segment->run ? segment->run->accessible : segment->readers;
 }

@@ -55,7 +55,7 @@ release_quarantine:
 void tms_saver_release(tms_saver_t *saver) {
     tms_device_locks_destroy(&saver->device_locks);
     tms_backup_stores_drain(&saver->stores);
-    tms_quarantine_release(&saver->quarantine); /* which may hold resources that the stores release next */
+    tms_quarantine_release(&saver->quarantine); /* comes first, because it may hold resources that the stores release next */
     tms_backup_stores_release(&saver->stores);
     pthread_cond_destroy(&saver->pendings.ended);
     pthread_mutex_destroy(&saver->pendings.lock);

@@ -58,13 +58,13 @@ typedef struct tms_saver {
     tms_registry_t registry;
     tms_capture_t capture;
     tms_segment_t *deferred;           /* deferred frees: mapped, not in the registry */
-    struct tms_kind *kinds;            /* of allocations (model/kinds.h) */
-    struct tms_kind *page_kinds;       /* those of guard pages */
+    struct tms_kind *kinds;            /* the kinds of allocations (model/kinds.h) */
+    struct tms_kind *page_kinds;       /* the kinds of guard pages */
     tms_registry_t ranges;             /* reserved address ranges */
-    tms_registry_t quarantined_ranges; /* those that the driver failed to free */
+    tms_registry_t quarantined_ranges; /* address ranges that the driver failed to free */
     tms_quarantine_t quarantine;
     tms_device_locks_t device_locks;
-    tms_descriptors_t descriptors; /* of exported memory; has its own lock */
+    tms_descriptors_t descriptors; /* the descriptors of exported memory; has its own lock */
     uint64_t exports;              /* exports made so far */
     tms_peer_looks_t peers;
     tms_guard_t guard;
@@ -89,9 +89,10 @@ void tms_saver_release(tms_saver_t *saver);
 tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context_t *context, tms_error_t *error);
 /* TMS_INVALID_ARGUMENT if a limit in the environment is malformed. Checked by regions, allocations, pauses and resumes. */
 tms_status_t tms_saver_check_settings(const tms_saver_t *saver, tms_error_t *error);
-/* The settings for an allocation of this thread: those of its region, else of a visible capture, else the initial ones. */
+/* Returns the settings for an allocation of this thread: the settings of its region, else of a visible capture, else the
+ * initial settings. */
 tms_region_t tms_saver_settings(tms_saver_t *saver);
-/* `policy`, or the process's policy if that is TMS_HOST_DEFAULT. */
+/* Returns `policy`, or the process's policy if `policy` is TMS_HOST_DEFAULT. */
 tms_host_policy_t tms_saver_host_policy(tms_saver_t *saver, tms_host_policy_t policy);
 
 /* Whether an address lies in a managed allocation. Takes the lock; makes no driver call. */
@@ -100,7 +101,7 @@ bool tms_saver_has_segments(tms_saver_t *saver);
 /* Under the lock: removes a freed segment from the registry and the counters. It must not be in transition. */
 void tms_saver_unpublish(tms_saver_t *saver, tms_segment_t *segment);
 
-/* The error context of a segment. */
+/* Returns the error context of a segment. */
 tms_error_context_t tms_saver_context(const char *operation, const tms_segment_t *segment);
 /* Logs a failure to grant peer access, which does not fail the call. Silent at process exit, when the driver has shut
  * down. */

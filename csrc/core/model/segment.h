@@ -13,23 +13,23 @@
 #include "core/model/quiesced.h"
 #include "core/model/region.h"
 
-/* What a segment holds, as it was last counted (account.h). */
+/* The memory that a segment held when it was last counted (account.h). */
 typedef struct tms_holding {
     tms_segment_state_t state;
     uint64_t resident_bytes, paused_bytes;
     uint64_t backup_bytes[TMS_BACKUP_STORES_MOST]; /* by store */
 } tms_holding_t;
 
-/* The place of a segment in the layout of a resume (transition/layout.h). Read and written by its owner. */
+/* The placement of a segment in the layout that a resume plans (transition/layout.h). Read and written by its owner. */
 typedef struct tms_placement {
     struct tms_segment *leader; /* the first of the neighbours that one run is to back; NULL: not placed yet */
-    struct tms_segment *next;   /* the next of them, by address */
+    struct tms_segment *next;   /* the next of these neighbours, by address */
 } tms_placement_t;
 
 typedef struct tms_segment {
     tms_registry_node_t node;      /* first: [address, address + reserved size) */
     tms_quarantined_t quarantined; /* used once it has been freed, if its guard page could not be unmapped */
-    tms_quiesced_t quiesced;       /* likewise: for the next attempt */
+    tms_quiesced_t quiesced;       /* used then, for the next attempt to unmap that page */
     tms_piece_t *piece;            /* its addresses (model/ranges.h) */
     struct tms_run *run;           /* its memory; NULL: none */
     uint64_t bytes;                /* requested size */
@@ -37,7 +37,7 @@ typedef struct tms_segment {
     tms_segment_state_t state; /* changed by account.h only */
     bool free_requested;       /* freed while a call owned it: that call finishes the free */
     bool exclusive;            /* holds one count of its device's lock (device_lock.h) */
-    bool only_preserved;       /* the last pause has kept preserved blocks only */
+    bool only_preserved;       /* the last pause has kept only preserved blocks */
     bool own_handle;           /* requested (runs=False): it is never in a run with others */
     uint64_t paused_by;        /* the mark of the last pause that took it (pending.h); 0: none */
     tms_contents_t contents;   /* where its contents are from; TMS_CONTENTS_OWN until its first resume */
@@ -49,11 +49,11 @@ typedef struct tms_segment {
     tms_backup_t *target;                   /* where the call that owns it saves its contents (transition/saving.h) */
     double allocated_at, changed_at;        /* on tms_wait_now's clock: when it was made, and when its state last changed */
     tms_holding_t counted;                  /* account.h; under the saver's lock */
-    tms_shared_row_t row;                   /* of the shared page, in which it is counted */
+    tms_shared_row_t row;                   /* the row of the shared page that counts it */
     struct tms_segment *next_in_transition; /* in the list of the call that owns it, or of deferred frees */
 } tms_segment_t;
 
-/* Whether its memory is from a resume, not from its allocation. */
+/* Whether the segment's memory is from a resume, not from its allocation. */
 static inline bool tms_segment_was_resumed(const tms_segment_t *segment) { return segment->contents != TMS_CONTENTS_OWN; }
 
 /* Whether the segment's last pause discarded contents. Free blocks that a backup skips do not count. */

@@ -8,11 +8,12 @@
 #include "core/model/saver.h"
 #include "device/wait.h"
 
-/* A pause or resume begins on this thread. TMS_INVALID_STATE if this thread is inside another one: the call came from a
+/* Begins a pause or resume on this thread. TMS_INVALID_STATE if this thread is inside another one: the call came from a
  * signal handler, a callback or a finaliser. */
 tms_status_t tms_turn_enter(const tms_error_context_t *context, tms_error_t *error);
 void tms_turn_leave(void);
-/* Whether this thread is inside one, including one that has released the turn. tms_api_t.in_transition. */
+/* Whether this thread is inside a pause or resume, including one that has released the turn. Implements
+ * tms_api_t.in_transition. */
 bool tms_turn_is_inside(void);
 
 /* Waits for the turn and takes it. TMS_INTERRUPTED if `wait` was cancelled. */
@@ -24,7 +25,7 @@ void tms_turn_end(tms_saver_t *saver);
  * thread, for example for the GIL. So this fails with TMS_INVALID_STATE after TMS_CALLBACK_PATIENCE_SECONDS in one
  * callback. */
 tms_status_t tms_turn_await_end(tms_saver_t *saver, const tms_error_context_t *context, tms_error_t *error);
-/* Around every callback that a call makes while it has the turn. */
+/* Called around every callback that a call makes while it has the turn. */
 void tms_turn_callback_begin(tms_saver_t *saver);
 void tms_turn_callback_end(tms_saver_t *saver);
 

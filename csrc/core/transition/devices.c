@@ -30,7 +30,7 @@ typedef struct part {
 
 static int32_t is_stopped(void *context) { return atomic_load(&((crew_t *)context)->stopped); }
 
-/* `wait`: that of the calling thread. */
+/* Stops the parts that have not ended. `wait` is the one of the calling thread. */
 static void stop(crew_t *crew, const tms_wait_t *wait) {
     if (tms_wait_ends_call(wait)) atomic_store(&crew->call_cancelled, true);
     atomic_store(&crew->stopped, true);
@@ -72,7 +72,7 @@ static tms_status_t await_threads(crew_t *crew, const tms_error_context_t *conte
     return status;
 }
 
-/* The failure to report: any other failure outranks that of a cancelled part. */
+/* Returns the failure to report. The failure of a cancelled part comes after any other. */
 static const part_t *find_failure(const part_t *parts, int count) {
     const part_t *failed = NULL;
     for (int i = 0; i < count; i++) {
@@ -82,7 +82,7 @@ static const part_t *find_failure(const part_t *parts, int count) {
     return failed;
 }
 
-/* Starts a thread for each part but the first, which the thread of the call performs. */
+/* Starts a thread for each part except the first, which the thread of the call performs. */
 static void start_threads(crew_t *crew, part_t *parts, int count) {
     for (int i = 1; i < count; i++) {
         pthread_mutex_lock(&crew->lock);

@@ -5,11 +5,11 @@
 #include "core/transition/call.h"
 
 /* One device's part of a call. It runs on the thread of the call or on its own thread, concurrently with other devices'
- * parts, and changes only the segments of its device. `wait` is that of the call, or one that is cancelled with the call or
- * after the failure of another part. */
+ * parts, and changes only the segments of its device. `wait` is the call's, or one that is cancelled with the call or after
+ * the failure of another part. */
 typedef tms_status_t (*tms_device_work_t)(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error);
-/* Does that for every device of the mask in parallel, and waits for all of them. Returns the first failure. After TMS_FORKED
- * the threads exist only in the parent. */
+/* Performs `work` for every device of the mask in parallel, and waits for all parts. Returns the first failure. After
+ * TMS_FORKED the threads exist only in the parent. */
 tms_status_t tms_transition_on_devices(tms_transition_t *t, tms_device_mask_t devices, tms_device_work_t work,
                                        tms_error_t *error);
 

@@ -22,7 +22,7 @@ tms_shared_page_outcome_t tms_ending_page_outcome(const tms_transition_t *t, boo
 
 /* ---- the new states ---- */
 
-/* Under the lock: a segment gets its final state. `moved`: the call has succeeded. */
+/* Under the lock: gives a segment its final state. `moved`: the call has succeeded. */
 static void settle(tms_transition_t *t, tms_account_moves_t *moves, tms_segment_t *segment, bool moved) {
     const bool was_active = t->asked.from == TMS_SEGMENT_ACTIVE;
     const bool damaged = moved == was_active && tms_segment_has_memory(segment);
@@ -48,7 +48,7 @@ static void advance_epochs(tms_transition_t *t) {
     }
 }
 
-/* Has the kinds of a resume count from now on how much of it is freed. */
+/* Makes the kinds of the resumed segments count from now on how much of their memory is freed. */
 static void note_resumed(const tms_transition_t *t) {
     TMS_FOR_EACH(segment, t) tms_kind_begin_resumed(segment);
     TMS_FOR_EACH(segment, t) tms_kind_note_resumed(segment);

@@ -1,5 +1,5 @@
-/* The end of a pause, a resume or a sample: the new states of its segments, their runs (model/run.h), what their kinds
- * learn (model/kinds.h), and what the shared page is told of the call.
+/* Ends a pause, a resume or a sample. Sets the new states of the segments, ends the ownership of their runs (model/run.h),
+ * and updates their kinds (model/kinds.h) and the shared page.
  *
  * On the thread of the call, with no lock held; takes the saver's lock for the states. */
 #ifndef TMS_TRANSITION_ENDING_H
@@ -7,7 +7,8 @@
 
 #include "core/transition/call.h"
 
-/* What the call is for the shared page. check_fresh() moves nothing. */
+/* Return the kind and the outcome of the call for the shared page. check_fresh() counts as IDLE, because it moves
+ * nothing. */
 tms_shared_page_call_t tms_ending_page_call(const tms_transition_t *t);
 tms_shared_page_outcome_t tms_ending_page_outcome(const tms_transition_t *t, bool succeeded);
 

@@ -14,7 +14,8 @@ tms_status_t tms_giving_up_prepare(const tms_transition_t *t, tms_giving_up_t *g
     return giving_up->backups ? TMS_OK : tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
 }
 
-/* Under the lock. A device may still read the space of a damaged segment, which therefore stays. */
+/* Under the lock: takes the backup of a segment. The space of a damaged segment's backup stays, because a device may still
+ * read it. */
 static void take(tms_giving_up_t *giving_up, tms_segment_t *segment) {
     if (!tms_segment_lacks_contents(segment)) atomic_fetch_add_explicit(&segment->tag->discards, 1, memory_order_relaxed);
     if (segment->state == TMS_SEGMENT_PAUSED)

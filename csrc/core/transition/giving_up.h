@@ -1,9 +1,9 @@
 /* The part of pause(backup="discard") that concerns allocations which are paused already: it discards their backups, so that
- * a resume brings the memory back without contents. This is the way out if a backup file is lost or damaged.
+ * a resume brings the memory back without contents. It is the remedy if a backup file is lost or damaged.
  *
- * Nothing is given up unless the pause succeeds. Their states, and what the report of the pause counts, do not change. The
- * space of a backup is released at once. Damaged allocations lose their contents as well, but keep the space until they are
- * repaired and resumed or freed, because a device may still be reading it.
+ * Nothing is given up unless the pause succeeds. The states of these allocations and the numbers in the report of the pause
+ * do not change. The space of a backup is released at once. Damaged allocations lose their contents as well, but keep the
+ * space until they are repaired and resumed or freed, because a device may still be reading it.
  *
  * On the thread of the call, which has the turn. Backups of allocations that no call owns change under the saver's lock;
  * their space is released without it. */
@@ -17,10 +17,10 @@ typedef struct tms_giving_up {
     size_t most, count;
 } tms_giving_up_t;
 
-/* Before the pause changes anything: makes room for the backups that it will give up, if there are any.
+/* Called before the pause changes anything: makes room for the backups that it will give up, if there are any.
  * TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_giving_up_prepare(const tms_transition_t *t, tms_giving_up_t *giving_up, tms_error_t *error);
-/* After the pause: gives the backups up if it has succeeded. */
+/* Called after the pause: gives the backups up if the pause has succeeded. */
 void tms_giving_up_end(tms_transition_t *t, tms_giving_up_t *giving_up, bool succeeded);
 
 #endif

@@ -8,7 +8,7 @@
 
 /* ---- the page ---- */
 
-/* Fills the page. *at_rest: the device does not write to it any more. */
+/* Fills the page. *at_rest: the device no longer writes to it. */
 static tms_status_t fill(tms_transition_t *t, const tms_segment_t *page, bool *at_rest, const tms_error_context_t *context,
                          tms_error_t *error) {
     tms_copier_t copier = {.open = false};

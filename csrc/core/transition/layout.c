@@ -4,7 +4,7 @@
 
 /* ---- the plan ---- */
 
-/* The segment that owns a piece and may be in a run with its neighbours there; or NULL. */
+/* Returns the segment that owns a piece, if it may share a run with its neighbours there, else NULL. */
 static tms_segment_t *companion(const tms_transition_t *t, const tms_piece_t *piece) {
     tms_segment_t *other = piece ? piece->owner : NULL;
     bool fits = other && other->state == t->asked.through && tms_kind_shares_handles(other);
@@ -33,7 +33,7 @@ static void place_neighbours(const tms_transition_t *t, tms_segment_t *segment) 
 
 void tms_layout_plan(tms_transition_t *t) {
     TMS_FOR_EACH(segment, t) segment->placement = (tms_placement_t){.leader = NULL};
-    pthread_mutex_lock(&t->saver->lock); /* other threads cut and join the pieces beside those of the call */
+    pthread_mutex_lock(&t->saver->lock); /* other threads cut and merge neighbouring pieces */
     TMS_FOR_EACH(segment, t) {
         if (!segment->placement.leader) place_neighbours(t, segment);
     }

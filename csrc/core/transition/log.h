@@ -1,4 +1,4 @@
-/* The log line of a pause or resume. Called on the thread of the call. */
+/* The log line that describes a pause or resume. Called on the thread of the call. */
 #ifndef TMS_TRANSITION_LOG_H
 #define TMS_TRANSITION_LOG_H
 

@@ -12,13 +12,13 @@
 
 /* ---- contents ---- */
 
-/* The kind of backup that the call or the region chooses for a segment. */
+/* Returns the kind of backup that the call or the region chooses for a segment. */
 static tms_backup_kind_t chosen_kind(const tms_transition_t *t, const tms_segment_t *segment) {
     const tms_selection_t *selection = t->asked.selection;
     return selection->has_backup ? (tms_backup_kind_t)selection->backup : segment->backup.kind;
 }
 
-/* The kind of backup of a segment in this pause. `live`: the result of find_live, or NULL. */
+/* Returns the kind of backup of a segment in this pause. `live` is the result of find_live, or NULL. */
 static tms_backup_kind_t kind_of(const tms_transition_t *t, const tms_segment_t *segment, const tms_live_t *live) {
     tms_backup_kind_t kind = chosen_kind(t, segment);
     const tms_selection_t *selection = t->asked.selection;
@@ -34,7 +34,7 @@ static bool keeps_contents(const tms_transition_t *t) {
     return false;
 }
 
-/* `copying`: the devices that own a segment with contents to copy. */
+/* Plans the backup of every segment. *copying becomes the devices that own a segment with contents to copy. */
 static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_device_mask_t *copying, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     TMS_FOR_EACH(segment, t) {
@@ -63,8 +63,8 @@ static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wai
 
 /* ---- what is live ---- */
 
-/* Calls find_live, once the devices are idle. *known: `live`, or NULL if the live bytes are unknown. `interrupted` reports a
- * failure of the callback. */
+/* Calls find_live, once the devices are idle. *known becomes `live`, or NULL if the live bytes are unknown. `interrupted`
+ * reports a failure of the callback. */
 static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_live_t **known, tms_error_t *error) {
     const tms_selection_t *selection = t->asked.selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
@@ -100,7 +100,7 @@ static void commit(tms_transition_t *t) { TMS_FOR_EACH(segment, t) tms_backup_co
 
 static void cancel(tms_transition_t *t) { TMS_FOR_EACH(segment, t) tms_backup_cancel(&segment->backup, &t->saver->stores); }
 
-/* Releases the run of a segment, and notes which devices had access. */
+/* Releases the run of a segment, and records which devices had access. */
 static tms_status_t release_run(tms_transition_t *t, const tms_segment_t *segment, tms_quiesced_t quiesced,
                                 tms_error_t *error) {
     tms_run_t *run = segment->run;
@@ -115,7 +115,7 @@ static tms_status_t release_run(tms_transition_t *t, const tms_segment_t *segmen
     return status;
 }
 
-/* After the commit point: continues after a failure, and reports the first one. */
+/* Releases the memory, after the commit point. It continues after a failure, and reports the first one. */
 static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_error_t *error) {
     tms_status_t first_status = TMS_OK;
     uint64_t refused = 0, bytes = 0;
@@ -154,8 +154,8 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
 
 static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     tms_quiesced_t quiesced;
-    /* The first step, although host memory could be prepared during the wait: a cancelled call would have to unpin that
-     * memory, which waits for the device and blocks launches of all threads until then. */
+    /* Waiting is the first step, although host memory could be prepared during the wait: a cancelled call would have to
+     * unpin that memory, which waits for the device and blocks launches of all threads until then. */
     tms_status_t status = tms_transition_quiesce(t, &quiesced, error);
     if (status == TMS_OK) status = save(t, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */

@@ -20,14 +20,14 @@ struct tms_pending {
     int holders;
     tms_saver_t *saver;
     pid_t process;
-    uint64_t begun;             /* the saver's last mark then */
-    tms_selection_t selection;  /* of the tags below */
+    uint64_t begun;             /* the saver's last mark when the resume was begun */
+    tms_selection_t selection;  /* the selection, which refers to `tags` */
     char **tags;                /* a copy in one block; NULL: all */
     tms_device_mask_t expected; /* devices that a stream must wait for; 0: not known yet, or no stream may rely on this
                                    attempt */
     tms_device_mask_t ready;    /* devices that are ready in this attempt */
     tms_device_mask_t recorded; /* devices that have recorded their event in this attempt */
-    int count;                  /* of `last_copies`, including those of earlier attempts */
+    int count;                  /* number of `last_copies`, including those of earlier attempts */
     last_copy_t last_copies[TMS_MAX_DEVICES];
     bool promised; /* a stream relies on this attempt, which must not be undone */
     bool failed;   /* the attempt has failed, and no further stream may rely on it */
@@ -40,7 +40,7 @@ struct tms_pending {
 
 /* ---- references ---- */
 
-/* Destroys the events. False: the driver failed to destroy some. */
+/* Destroys the events. Returns false if the driver failed to destroy some. */
 static bool destroy_events(tms_pending_t *pending) {
     tms_devices_t *devices = pending->saver->devices;
     const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
@@ -177,7 +177,8 @@ void tms_pending_expect(tms_pending_t *pending, tms_device_mask_t devices) {
     pthread_mutex_unlock(&pending->lock);
 }
 
-/* The device's event, created unless an earlier attempt has created it. Called on this device's thread only. */
+/* Gets the device's event, which is created unless an earlier attempt has created it. Called on this device's thread
+ * only. */
 static tms_status_t need_event(tms_pending_t *pending, const tms_copier_t *copier, CUevent *event,
                                const tms_error_context_t *context, tms_error_t *error) {
     pthread_mutex_lock(&pending->lock);
@@ -256,7 +257,7 @@ static tms_status_t await(tms_pending_t *pending, bool (*holds)(const tms_pendin
     return TMS_OK;
 }
 
-/* With the lock held. */
+/* Returns the result of the resume to a caller, with the lock held. */
 static tms_status_t outcome(tms_pending_t *pending, tms_error_t *error) {
     pending->reported = true;
     if (pending->status != TMS_OK && error) *error = pending->error;
@@ -332,8 +333,8 @@ tms_status_t tms_pending_wait_stream(tms_pending_t *pending, void *stream, int32
         status = outcome(pending, error); /* the contents are complete, or the resume has failed */
     } else {
         status = make_stream_wait(pending, stream, error);
-        /* Set last: a caller that gets an error must not rely on the contents. The call cannot have begun to undo, because
-         * that needs the lock. */
+        /* This is set last, because a caller that gets an error must not rely on the contents. The call cannot have begun to
+         * undo, because that needs the lock. */
         if (status == TMS_OK) pending->promised = true;
     }
     pthread_mutex_unlock(&pending->lock);

@@ -1,5 +1,5 @@
-/* What a pause or resume tells of itself: its begin and end, its phases, and the free memory of its devices, as events; and
- * the call and its phases as NVTX ranges.
+/* Reports a pause or resume. Its begin and end, its phases, and the free memory of its devices become events. The call and
+ * its phases become NVTX ranges.
  *
  * On the thread of the call or of a device's part, with no lock held. Without a tool a range costs the test of a pointer. */
 #ifndef TMS_PHASES_H
@@ -8,7 +8,7 @@
 #include "core/transition/call.h"
 
 void tms_phases_begin_call(tms_transition_t *t);
-/* With the report of the call. `error` may be NULL. */
+/* Records the end of the call, with its report. `error` may be NULL. */
 void tms_phases_end_call(tms_transition_t *t, tms_status_t status, const tms_error_t *error);
 
 static inline uint64_t tms_phases_now(const tms_transition_t *t) { return tms_events_now(&t->saver->events); }
@@ -17,7 +17,7 @@ static inline uint64_t tms_phases_now(const tms_transition_t *t) { return tms_ev
 uint64_t tms_phases_begin(tms_transition_t *t, tms_event_phase_t phase);
 void tms_phases_end(tms_transition_t *t, tms_event_phase_t phase, uint64_t began, tms_status_t status);
 
-/* The range of a device's phase or of one of its steps, on this thread until tms_phases_pop. */
+/* Begins the range of a device's phase or of one of its steps. It lasts until tms_phases_pop on the same thread. */
 static inline void tms_phases_push(tms_transition_t *t, tms_event_phase_t phase, uint64_t bytes) {
     if (t->nvtx) tms_nvtx_push(t->nvtx, phase, bytes);
 }
@@ -28,12 +28,12 @@ static inline void tms_phases_pop(tms_transition_t *t) {
 /* A phase of one device. `ended` 0: now; `busy` 0: all the time. */
 typedef struct tms_phase {
     uint64_t began, ended, busy, allocations, bytes;
-    tms_status_t status; /* of its last step */
+    tms_status_t status; /* status of its last step */
 } tms_phase_t;
 
 /* Adds a step for one physical handle, from `since` to `until`, to a phase that alternates with others. */
 void tms_phases_add(tms_phase_t *phase, uint64_t since, uint64_t until, uint64_t bytes, tms_status_t status);
-/* Records it, unless it has not begun. */
+/* Records the phase of a device, if the phase has begun. */
 void tms_phases_record_device(tms_transition_t *t, tms_event_phase_t which, int device, const tms_phase_t *phase);
 
 /* Records the free memory of the devices that own a segment of the call, if samples are on. A failure is recorded. */

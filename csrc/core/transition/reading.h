@@ -1,7 +1,7 @@
 /* Reads contents of a paused allocation from a backup that is not in host memory, such as a file.
  *
- * The call is a resume of one allocation that never commits: take the turn; set RESUMING -> read -> set PAUSED. So no
- * other call resumes or pauses the allocation meanwhile, and a free is carried out at the end. No device is used. A failure
+ * The call is a resume of one allocation that never commits: take the turn; set RESUMING -> read -> set PAUSED. So no other
+ * call resumes or pauses the allocation during the read, and a free is carried out at the end. No device is used. A failure
  * changes nothing.
  *
  * Any thread that is not inside a pause or resume. Locks as in transition.h. */

@@ -5,8 +5,8 @@
 
 #include "core/transition/call.h"
 
-/* Sorts the list by bytes to copy, the most first; equal ones keep their order. While the bus is busy with the first ones,
- * memory of the rest is mapped, which has a fixed cost for each segment. */
+/* Sorts the list by bytes to copy, the largest number first; segments with equal numbers keep their order. While the bus is
+ * busy with the first segments, memory of the rest is mapped, which has a fixed cost for each segment. */
 void tms_restore_sort(tms_transition_t *t);
 /* One device's part of a resume: memory, access and contents of its segments. Called on the thread of that part. */
 tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error);

@@ -13,7 +13,7 @@ typedef struct sample {
     const tms_live_range_t *ranges;
     size_t range_count;
     uint64_t *counts;
-    tms_backup_t *copies; /* of the segments on the list, in its order */
+    tms_backup_t *copies; /* copies of the segments on the list, in its order */
 } sample_t;
 
 /* Whether the range lies in the segment. A part of it does not count. */
@@ -22,7 +22,7 @@ static bool holds(const tms_segment_t *segment, const tms_live_range_t *range) {
     return range->begin >= begin && range->end <= begin + segment->bytes;
 }
 
-/* The first range that may lie in the segment; those that do follow each other. */
+/* Returns the first range that may lie in the segment. The ranges that lie in it follow each other. */
 static size_t first_range(const sample_t *sample, const tms_segment_t *segment) {
     size_t low = 0, high = sample->range_count;
     while (low < high) {
@@ -35,7 +35,8 @@ static size_t first_range(const sample_t *sample, const tms_segment_t *segment) 
     return low;
 }
 
-/* The ranges in the segment, in the core's form for the content of a backup. `address` is storage. */
+/* Returns the ranges in the segment, in the form in which a backup's content is chosen. `address` is storage for the
+ * result. */
 static tms_live_t ranges_of(const sample_t *sample, const tms_segment_t *segment, uint64_t *address) {
     size_t first = first_range(sample, segment), last = first;
     while (last < sample->range_count && holds(segment, &sample->ranges[last])) last++;
@@ -46,7 +47,7 @@ static tms_live_t ranges_of(const sample_t *sample, const tms_segment_t *segment
 
 /* ---- copies ---- */
 
-/* `copying`: the devices that own a segment with ranges. */
+/* Plans the copies. *copying becomes the devices that own a segment with ranges. */
 static tms_status_t plan_all(sample_t *sample, tms_device_mask_t *copying, tms_error_t *error) {
     tms_transition_t *t = &sample->t;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
@@ -78,7 +79,7 @@ static void count_all(sample_t *sample) {
         uint64_t address;
         tms_live_t ranges = ranges_of(sample, segment, &address);
         tms_backup_commit(copy, &t->saver->stores);
-        /* The ranges lie there one after the other. */
+        /* In the copy the ranges lie one after the other. */
         const unsigned char *bytes = ranges.range_count > 0
                                          ? tms_backup_find(copy, &t->saver->stores, ranges.ranges->begin - address, 1, NULL)
                                          : NULL;

@@ -12,7 +12,7 @@
 tms_status_t tms_saving_plan(tms_transition_t *t, tms_segment_t *segment, tms_backup_t *backup, tms_backup_kind_t kind,
                              tms_host_policy_t policy, const tms_live_t *live, tms_device_mask_t *copying,
                              tms_error_t *error);
-/* Copies what is planned of the device's segments, and waits for the copies. */
+/* Copies the planned contents of the device's segments, and waits for the copies. */
 tms_status_t tms_saving_copy(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error);
 
 #endif

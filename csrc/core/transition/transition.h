@@ -31,7 +31,8 @@
 
 #include "core/transition/call.h"
 
-/* What each call does before and after its work: checks, the turn, the list, the counters (`calls`), the report. */
+/* Runs a call, with everything that each call does before and after its work: the checks, the turn, the list, the counters
+ * (`calls`) and the report. */
 tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_report_t *report, tms_error_t *error);
 /* One attempt: takes the turn, collects the list, acts, and releases the turn. */
 tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error);
@@ -50,7 +51,8 @@ bool tms_transition_gives_up(const tms_transition_t *t, const tms_segment_t *seg
 
 /* Waits for all devices that have access to a segment on the list, as a phase of the call. */
 tms_status_t tms_transition_quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error);
-/* A new number for `mark` of the runs of the call's segments: a walk that visits each run once. Takes the lock. */
+/* Returns a new number for the `mark` of runs, for a walk over the call's segments that visits each run once. Takes the
+ * lock. */
 uint64_t tms_transition_mark(tms_transition_t *t);
 
 /* Reports the progress of the copies to on_progress, if set. On the thread of the call. */

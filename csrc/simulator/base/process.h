@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The start time of the process in clock ticks since boot. Number and start time together identify a process uniquely. 0
- * if the process does not exist or is a zombie. */
+/* Returns the start time of the process in clock ticks since boot, or 0 if the process does not exist or is a zombie. Number
+ * and start time together identify a process uniquely. */
 unsigned long long sim_process_started(int process);
 
 typedef enum sim_ipc_kind { SIM_IPC_MEMORY = 0x6d656d73, SIM_IPC_EVENT = 0x65766e74 } sim_ipc_kind_t;
@@ -29,9 +29,9 @@ _Static_assert(sizeof(sim_ipc_name_t) <= CU_IPC_HANDLE_SIZE, "the handles are of
 
 /* Completes the name with the inode and writes the handle. CUDA_ERROR_OPERATING_SYSTEM if the file cannot be examined. */
 CUresult sim_ipc_write(const sim_ipc_name_t *name, char *handle);
-/* False if the handle is not of this kind. */
+/* Reads a handle. Returns false if it is not of this kind. */
 bool sim_ipc_read(sim_ipc_name_t *name, const char *handle, sim_ipc_kind_t kind);
-/* Opens the file; -1 if the process has exited or has closed it. The caller owns the descriptor. */
+/* Opens the file. Returns -1 if the process has exited or has closed it. The caller owns the descriptor. */
 int sim_ipc_open(const sim_ipc_name_t *name);
 
 #endif

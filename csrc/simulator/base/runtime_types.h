@@ -79,8 +79,8 @@ enum {
 /* Whether the program was built for CUDA 12. Some functions have the same name but other parameters there. */
 bool sim_runtime_is_12(void);
 
-/* The fields of cudaDeviceProp, in order: FIELD(type, name, the equivalent device attribute, or 0), ARRAY(type, name,
- * count). CUDA 13 removed OLD_FIELD and OLD_ARRAY and added NEW_FIELD and NEW_ARRAY. */
+/* The fields of cudaDeviceProp, in order. A field is FIELD(type, name, equivalent device attribute or 0), and an array is
+ * ARRAY(type, name, count). CUDA 13 removed OLD_FIELD and OLD_ARRAY and added NEW_FIELD and NEW_ARRAY. */
 #define SIM_PROPERTY_FIELDS(FIELD, ARRAY, OLD_FIELD, OLD_ARRAY, NEW_FIELD, NEW_ARRAY)                                       \
     ARRAY(char, name, 256)                                                                                                  \
     ARRAY(unsigned char, uuid, 16)                                                                                          \

@@ -20,16 +20,16 @@
 #include "simulator/simulator.h"
 
 enum {
-    SIM_CONTEXT_DEPTH = 32,    /* maximum depth of a thread's context stack */
+    SIM_CONTEXT_DEPTH = 32,    /* maximum number of contexts on a thread's stack */
     SIM_CHUNK_BYTES = 1 << 20, /* bytes that a worker touches between two lookups of the mappings */
     SIM_FIRST_ID = 1 << 20,    /* identifiers are never small numbers, nor the special stream handles */
-    SIM_KEPT_PIECES = 64,      /* maximum per device */
+    SIM_KEPT_PIECES = 64,      /* maximum number per device */
     SIM_NAME_BYTES = 96,
     SIM_CALL_LIMIT = 512,       /* upper bound on the number of entry points */
-    SIM_EDGE_DATA_BYTES = 8,    /* of a graph edge */
-    SIM_GREATEST_PRIORITY = -5, /* of a stream; the lowest priority is 0 */
-    SIM_ACCESS_BYTES = 384,     /* of the description of an access */
-    SIM_TEXT_BYTES = 512,       /* of the text of an error with that description */
+    SIM_EDGE_DATA_BYTES = 8,    /* bytes of a graph edge's data */
+    SIM_GREATEST_PRIORITY = -5, /* the highest priority of a stream; the lowest is 0 */
+    SIM_ACCESS_BYTES = 384,     /* size of the description of an access */
+    SIM_TEXT_BYTES = 512,       /* size of an error's text, which contains that description */
 };
 
 typedef struct sim_context sim_context_t;
@@ -72,7 +72,7 @@ typedef struct sim_reservation {
     bool sent; /* the device process may have mapped this range */
 } sim_reservation_t;
 
-/* Memory that the program has released. One of the two; the other is 0. */
+/* Memory that the program has released. One of the members is set; the other is 0. */
 typedef struct sim_stale {
     uint64_t range; /* address of a released reservation */
     uint64_t file;  /* inode of a released file */
@@ -98,8 +98,8 @@ struct sim_context {
     int device;
     bool alive;
     uint64_t activation; /* changes with each activation; a primary context keeps its handle */
-    bool created;        /* by cuCtxCreate; stays in the table until a reset */
-    unsigned references; /* of a primary context */
+    bool created;        /* created by cuCtxCreate; stays in the table until a reset */
+    unsigned references; /* number of references to a primary context */
     unsigned flags;
     CUresult error;                  /* sticky */
     bool runtime;                    /* the runtime holds one reference */
@@ -109,7 +109,7 @@ struct sim_context {
 
 typedef struct sim_device {
     sim_context_t primary;
-    int memory; /* the memfd; -1 until the first allocation */
+    int memory; /* the memfd, which is -1 until the first allocation */
     off_t end;  /* end of the memfd */
     sim_piece_t kept[SIM_KEPT_PIECES];
     unsigned kept_count;
@@ -220,14 +220,14 @@ struct sim_graph {
     bool executable;
     sim_node_t *first, *last;
     size_t count;
-    uint64_t stream, position; /* of an executable graph: end of its last launch */
+    uint64_t stream, position; /* for an executable graph: the end of its last launch */
 };
 
 typedef struct sim_host {
     uint64_t address;
     uint64_t bytes;
     sim_context_t *context; /* the context that owns it */
-    unsigned flags;         /* of the allocation or the registration */
+    unsigned flags;         /* flags of the allocation or the registration */
     bool registered;
 } sim_host_t;
 
@@ -326,7 +326,7 @@ sim_thread_t *sim_state_thread(void);
 /* Waits for any change; releases the lock during the wait. False at shutdown: the caller then returns
  * CUDA_ERROR_DEINITIALIZED. */
 bool sim_state_wait(void);
-/* The same with a short timeout, for changes by other processes, which send no signal. */
+/* Waits for any change with a short timeout, because changes by other processes send no signal. */
 bool sim_state_wait_briefly(void);
 void sim_state_changed(void);
 /* Bracket a wait for device work; tms_sim_wait_until_synchronizing observes it. */

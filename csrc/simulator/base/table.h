@@ -18,13 +18,13 @@ typedef struct sim_table {
     size_t capacity;
 } sim_table_t;
 
-/* False if out of memory. The key must not be in the table. */
+/* Adds an object. Returns false if out of memory. The key must not be in the table. */
 bool sim_table_insert(sim_table_t *table, uint64_t key, void *value);
-/* The object with this key, or NULL. */
+/* Returns the object with this key, or NULL. */
 void *sim_table_find(const sim_table_t *table, uint64_t key);
-/* The object with the largest key not above `key`, or NULL. */
+/* Returns the object with the largest key that is not above `key`, or NULL. */
 void *sim_table_floor(const sim_table_t *table, uint64_t key);
-/* The number of keys below `key`: the start index of an iteration from it. */
+/* Returns the number of keys below `key`, which is the start index of an iteration from `key`. */
 size_t sim_table_position(const sim_table_t *table, uint64_t key);
 /* Removes the key and returns its object, or NULL. */
 void *sim_table_remove(sim_table_t *table, uint64_t key);
@@ -35,7 +35,7 @@ typedef struct sim_ids {
     size_t count;
 } sim_ids_t;
 
-/* Adds the identifiers that are missing. False if out of memory; then the set is unchanged. */
+/* Adds the identifiers that are missing. Returns false if out of memory; then the set is unchanged. */
 bool sim_ids_add(sim_ids_t *set, const uint64_t *ids, size_t count);
 void sim_ids_clear(sim_ids_t *set);
 

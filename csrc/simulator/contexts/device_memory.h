@@ -1,5 +1,5 @@
-/* Memory of cuMemAlloc and cudaMalloc, also if it is shared with other processes. Called with the simulator's lock held;
- * waits for work release it. */
+/* Memory of cuMemAlloc and cudaMalloc, including memory that is shared with other processes. Called with the simulator's
+ * lock held; waits for work release it. */
 #ifndef TMS_SIM_CONTEXTS_DEVICE_MEMORY_H
 #define TMS_SIM_CONTEXTS_DEVICE_MEMORY_H
 

@@ -19,7 +19,7 @@ static const unsigned known_flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_D
 static const unsigned register_flags =
     CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY;
 static const uint64_t address_space_bytes = (uint64_t)1 << 47; /* size of a process's address space */
-static const uint64_t registration_limit = (uint64_t)1 << 40;  /* limit of one registration on any machine */
+static const uint64_t registration_limit = (uint64_t)1 << 40;  /* size that one registration cannot exceed on any machine */
 
 CUresult sim_host_allocate(void **address, size_t bytes, unsigned int flags) {
     if (address) *address = NULL; /* cleared on every error, and for zero bytes */
@@ -47,7 +47,7 @@ static CUresult release_block(uint64_t address, bool registered, CUresult missin
     if (result != CUDA_SUCCESS) return result;
     host = sim_table_find(&sim_state.hosts, address); /* another thread may have released it during the wait */
     if (!host) return missing;
-    result = sim_stream_wait_for_host(host->address, host->bytes); /* the remaining work is that of other devices */
+    result = sim_stream_wait_for_host(host->address, host->bytes); /* the remaining work belongs to other devices */
     if (result != CUDA_SUCCESS) return result;
     host = sim_table_find(&sim_state.hosts, address);
     if (!host) return missing;

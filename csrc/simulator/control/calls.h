@@ -23,7 +23,7 @@ bool sim_call_is_named(const char *symbol, const char *name);
 /* Counts and traces the call. Returns the injected error, or CUDA_SUCCESS. */
 CUresult sim_call_begins(sim_call_t call);
 
-/* Implements tms_sim_fail_after. 1 if there is no such function. */
+/* Implements tms_sim_fail_after. Returns 1 if there is no such function. */
 int sim_call_fail_after(const char *name, uint64_t succeed, uint64_t fail, int code);
 uint64_t sim_call_count(const char *name);
 void sim_call_clear(void); /* clears counts and trace */

@@ -1,4 +1,4 @@
-/* The tms_sim_* control functions for tests. In a forked child they have no effect, but for tms_sim_calls_in_child. */
+/* The tms_sim_* control functions for tests. In a forked child they have no effect, except tms_sim_calls_in_child. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,7 +33,7 @@ void tms_sim_set_poison_limit(uint64_t bytes) {
     sim_life_leave();
 }
 
-/* Must not initialise the state, as tms_sim_attach_device_process. */
+/* Like tms_sim_attach_device_process, this must not initialise the state. */
 void tms_sim_set_manager(const tms_api_t *manager) { atomic_store(&sim_state.manager, manager); }
 
 int tms_sim_fail_after(const char *call, uint64_t succeed, uint64_t fail, int code) {

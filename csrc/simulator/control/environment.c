@@ -15,7 +15,7 @@ static void report_invalid(const char *name, const char *text) {
     fprintf(stderr, "simulated GPU: %s=%s is ignored: invalid value\n", name, text);
 }
 
-/* An integer with an optional binary suffix. */
+/* Parses an integer with an optional binary suffix. */
 static bool parse_bytes(const char *text, uint64_t *bytes) {
     static const struct {
         const char *text;
@@ -35,7 +35,7 @@ static bool parse_bytes(const char *text, uint64_t *bytes) {
     return false;
 }
 
-/* The value of a variable, limited to `limit`. False if it is unset, empty or malformed. */
+/* Reads the value of a variable, limited to `limit`. Returns false if it is unset, empty or malformed. */
 static bool read_number(const char *name, uint64_t limit, uint64_t *value) {
     const char *text = getenv(name);
     if (!text || !*text) return false;
@@ -54,7 +54,7 @@ static bool read_switch(const char *name, bool fallback) {
     return value != 0;
 }
 
-/* One rule, "call:succeed:fail:code". */
+/* Parses one rule, "call:succeed:fail:code". */
 static bool parse_fault(const char *rule) {
     char name[SIM_NAME_BYTES];
     unsigned long long succeed = 0, fail = 0;

@@ -10,8 +10,8 @@
 void sim_environment_read(void);
 int sim_environment_devices(void);     /* number of devices of the machine; needs no lock */
 uint64_t sim_environment_memory(void); /* bytes of each device; needs no lock */
-/* The name of the shared budgets in POSIX shared memory; false, and an empty one, if none is set or it is malformed. Needs
- * no lock. */
+/* Gets the name of the shared budgets in POSIX shared memory. If none is set or it is malformed, returns false and an empty
+ * name. Needs no lock. */
 bool sim_environment_shared_name(char *name, size_t size);
 
 #endif

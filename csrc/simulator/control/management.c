@@ -182,7 +182,7 @@ int nvmlDeviceGetComputeRunningProcesses_v2(nvml_device_t device, unsigned *coun
     return NVML_SUCCESS;
 }
 
-/* A simulated driver takes no memory itself: what processes hold is all that is used. */
+/* A simulated driver takes no memory itself, so the used memory is the memory that processes hold. */
 int nvmlDeviceGetMemoryInfo(nvml_device_t device, nvml_memory_t *memory) {
     sim_budget_process_t rows[SIM_BUDGET_PROCESSES];
     unsigned count = SIM_BUDGET_PROCESSES;
@@ -196,7 +196,7 @@ int nvmlDeviceGetMemoryInfo(nvml_device_t device, nvml_memory_t *memory) {
     return NVML_SUCCESS;
 }
 
-/* Clocks, power, temperature and utilisation are constants: those of a device that is idle at its full clock rate. */
+/* Clocks, power, temperature and utilisation are constants, as of a device that is idle at its full clock rate. */
 int nvmlDeviceGetClockInfo(nvml_device_t device, int type, unsigned *megahertz) {
     enum { GRAPHICS, SM, MEMORY, VIDEO, KILO = 1000 };
     if (!is_device(device) || type < GRAPHICS || type > VIDEO || !megahertz) return NVML_ERROR_INVALID_ARGUMENT;

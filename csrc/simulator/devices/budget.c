@@ -215,13 +215,13 @@ static unsigned processes_of(sim_shared_t *shared, int machine_index, sim_budget
     return count;
 }
 
-/* For a process that has not joined: looks without taking an entry. */
+/* For a process that has not joined: reads the entries without taking one. */
 static unsigned processes_of_name(const char *name, int machine_index, sim_budget_process_t *rows) {
     struct stat status;
     unsigned count = 0;
     int file = shm_open(name, O_RDWR, SHARED_MODE);
-    if (file < 0) return 0; /* nobody uses the name */
-    /* The lock keeps a process that attaches from making the contents meanwhile. */
+    if (file < 0) return 0; /* no process uses the name */
+    /* The lock keeps a process that attaches from initialising the contents at the same time. */
     if (flock(file, LOCK_EX) == 0 && fstat(file, &status) == 0 && status.st_size == sizeof(sim_shared_t)) {
         void *shared = mmap(NULL, sizeof(sim_shared_t), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         if (shared != MAP_FAILED) {

@@ -18,13 +18,13 @@ uint64_t sim_budget_total(void);
 /* A process that holds memory of a device. */
 typedef struct sim_budget_process {
     int pid;
-    uint64_t bytes; /* without what tms_sim_take_memory took */
+    uint64_t bytes; /* without bytes that tms_sim_take_memory took */
 } sim_budget_process_t;
 enum { SIM_BUDGET_PROCESSES = 64 }; /* at most */
 
-/* The processes that hold memory of a device of the machine: those that share the name, or this one alone if it is empty.
- * Takes the simulator's lock, and works before the initialisation. Writes SIM_BUDGET_PROCESSES rows at most and returns
- * their number. */
+/* Lists the processes that hold memory of a device of the machine: the processes that share the name, or only this process
+ * if the name is empty. Takes the simulator's lock, and works before the initialisation. Writes SIM_BUDGET_PROCESSES rows at
+ * most and returns their number. */
 unsigned sim_budget_processes(const char *shared_name, int machine_index, sim_budget_process_t *rows);
 
 #endif

@@ -36,7 +36,7 @@ void sim_context_fail(sim_context_t *context, CUresult error) {
     sim_state_changed(); /* cancels queued work; waiting threads get the error */
 }
 
-/* The error that made a device unusable. The process then gets no new context on any device. */
+/* Returns the error that made a device unusable, if there is one. The process then gets no new context on any device. */
 static CUresult fatal_device_error(void) {
     for (int i = 0; i < sim_state.device_count; i++) {
         if (sim_state.devices[i].lost != CUDA_SUCCESS) return sim_state.devices[i].lost;
@@ -133,7 +133,7 @@ void sim_context_clear(void) {
     sim_table_release(&sim_state.contexts);
 }
 
-/* ---- context stack of a thread ---- */
+/* ---- a thread's context stack ---- */
 
 CUresult sim_context_get_current(CUcontext *handle) {
     const sim_thread_t *thread = sim_state_thread();

@@ -5,11 +5,11 @@
 
 #include "simulator/base/simulation.h"
 
-/* The context of a handle; NULL if unknown or destroyed. */
+/* Returns the context of a handle, or NULL if it is unknown or destroyed. */
 sim_context_t *sim_context_find(CUcontext handle);
-/* The thread's current context; NULL if there is none or it was destroyed. */
+/* Returns the thread's current context, or NULL if there is none or it was destroyed. */
 sim_context_t *sim_context_current(void);
-/* The thread's current context, or the error of a call that needs one. */
+/* Gets the thread's current context, or returns the error of a call that needs one. */
 CUresult sim_context_require(sim_context_t **context);
 /* Retains a device's primary context once for the runtime, and creates it if necessary. */
 CUresult sim_context_retain_for_runtime(int device);

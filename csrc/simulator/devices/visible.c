@@ -18,7 +18,7 @@ int sim_visible_ordinal(int machine_index) {
     return -1;
 }
 
-/* A hash of the machine's name (FNV-1a). */
+/* Returns a hash of the machine's name (FNV-1a). */
 static uint64_t hash_name(const char *name) {
     static const uint64_t basis = 0xCBF29CE484222325U, prime = 0x100000001B3U;
     uint64_t hash = basis;
@@ -26,7 +26,7 @@ static uint64_t hash_name(const char *name) {
     return hash;
 }
 
-/* Processes of one machine must agree, and those of others must differ. */
+/* The UUID must be the same in all processes of one machine, and differ on other machines. */
 void sim_visible_uuid(int machine_index, unsigned char *uuid) {
     static const char text[UUID_BYTES] = "Simulated GPU", with_name[UUID_BYTES - sizeof(uint64_t)] = "Sim GPU";
     const char *name = getenv("TMS_SIMULATED_SHARED");
@@ -47,7 +47,7 @@ void sim_visible_uuid_text(int machine_index, char *text) {
     for (int i = 0; i < UUID_BYTES; i++) text += sprintf(text, dash_before[i] ? "-%02x" : "%02x", uuid[i]);
 }
 
-/* The only device whose UUID has this prefix, or -1. */
+/* Returns the only device whose UUID has this prefix, or -1. */
 static int find_uuid(const char *text, size_t length) {
     int found = -1;
     for (int machine_index = 0; machine_index < sim_state.machine_count; machine_index++) {

@@ -5,7 +5,7 @@
 #define TMS_SIM_DEVICES_VISIBLE_H
 
 enum {
-    SIM_FIRST_BUS = 0x10,     /* of the PCI bus numbers */
+    SIM_FIRST_BUS = 0x10,     /* first PCI bus number */
     SIM_UUID_TEXT_BYTES = 41, /* GPU-01234567-89ab-cdef-0123-456789abcdef */
 };
 

@@ -24,7 +24,7 @@ void sim_memory_populate(uint64_t address, uint64_t bytes, bool writes);
  * because the manager takes a lock of its own. */
 bool sim_access_describe(const char *what, uint64_t address, char *text);
 /* An access of a stream has failed: prints the message, and keeps it for the text of the error. Called by a worker with the
- * lock held, which it releases meanwhile. `what` stays valid. */
+ * lock held, which the function releases while it runs. `what` stays valid. */
 void sim_access_fault(const char *what, uint64_t address);
 
 #endif

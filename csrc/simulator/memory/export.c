@@ -99,8 +99,8 @@ CUresult sim_memory_export(void *shareable, CUmemGenericAllocationHandle handle,
     return CUDA_SUCCESS;
 }
 
-/* The ordinal of the device that the file name contains; -1 if the file is not simulated memory or the device is not
- * visible. */
+/* Returns the ordinal of the device that the file name contains, or -1 if the file is not simulated memory or the device is
+ * not visible. */
 static int device_of(int file) {
     char path[SIM_NAME_BYTES], target[SIM_NAME_BYTES];
     int machine_index = -1;
@@ -111,7 +111,8 @@ static int device_of(int file) {
     return sscanf(target, "/memfd:" MEMORY_NAME "%d", &machine_index) == 1 ? sim_visible_ordinal(machine_index) : -1;
 }
 
-/* An earlier import of the file. Excludes the owner's own memory: an import by the owner is a move_to_own_file handle. */
+/* Finds an earlier import of the file. Excludes the owner's own memory: an import by the owner is a move_to_own_file
+ * handle. */
 static sim_physical_t *find_import(uint64_t file_id) {
     for (size_t i = 0; i < sim_state.physicals.count; i++) {
         sim_physical_t *physical = sim_state.physicals.slots[i].value;

@@ -17,7 +17,7 @@ static void *map_inaccessible(uint64_t address, uint64_t bytes, int flags) {
     return mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
 }
 
-/* Reserves the range at the hint; 0 if the addresses are in use. */
+/* Reserves the range at the hint. Returns 0 if the addresses are in use. */
 static uint64_t map_at_hint(uint64_t bytes, uint64_t alignment, uint64_t hint) {
     if (!hint || hint % alignment) return 0;
     void *range = map_inaccessible(hint, bytes, MAP_FIXED_NOREPLACE);
@@ -159,8 +159,8 @@ static bool covers_mappings(uint64_t address, uint64_t bytes, bool runtime, size
     return at == address + bytes;
 }
 
-/* Whether a range can be unmapped: it lies in one reservation, and no mapping crosses its ends. Unmapped gaps are
- * allowed, as observed on the real driver. *first is the index of the first mapping. */
+/* Whether a range can be unmapped: it lies in one reservation, and no mapping crosses its ends. Unmapped gaps are allowed,
+ * as by the real driver. *first is the index of the first mapping. */
 static bool contains_mappings(uint64_t address, uint64_t bytes, bool runtime, size_t *first) {
     const sim_reservation_t *reservation = sim_memory_reservation_at(address);
     if (!reservation || reservation->runtime != runtime || !bytes) return false;

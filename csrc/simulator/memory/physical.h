@@ -20,7 +20,7 @@ CUresult sim_memory_create_physical(int device, uint64_t bytes, bool runtime, si
 /* Frees the memory if it has no reference, no mapping and no other holder. */
 void sim_memory_drop_physical(sim_physical_t *physical);
 void sim_memory_sweep(void); /* frees released memory that no other process holds any more */
-/* The allocation of the program's handle, or NULL. */
+/* Returns the allocation that the program's handle denotes, or NULL. */
 sim_physical_t *sim_memory_find_physical(CUmemGenericAllocationHandle handle);
 /* Frees all of it; none may be mapped. For a reset. */
 void sim_memory_clear_physicals(void);
@@ -30,7 +30,7 @@ void sim_memory_clear_physicals(void);
  * memory that the device process maps. */
 /* Records an entry. If out of memory, the device process keeps its mapping. */
 void sim_stale_add(sim_stale_t entry);
-/* Takes the whole list; the caller frees it. NULL if it is empty. */
+/* Takes the whole list, which the caller frees. Returns NULL if it is empty. */
 sim_stale_t *sim_stale_take(size_t *count);
 
 #endif

@@ -59,10 +59,10 @@ typedef struct sim_nccl_comm {
     uint64_t excluded; /* bit mask of the parent's ranks that do not take part */
 } sim_nccl_comm_t;
 
-/* The communicator of a handle, or NULL. */
+/* Returns the communicator of a handle, or NULL. */
 sim_nccl_comm_t *sim_nccl_find(sim_nccl_handle_t handle);
 sim_nccl_handle_t sim_nccl_handle(const sim_nccl_comm_t *comm);
-/* The communicator of a handle, if it is usable; otherwise the error for the caller. */
+/* Finds the communicator of a handle, if it is usable. Otherwise returns the error for the caller. */
 sim_nccl_result_t sim_nccl_require(sim_nccl_handle_t handle, sim_nccl_comm_t **comm);
 /* Creates a communicator with one reference for the program. NULL if out of memory. */
 sim_nccl_comm_t *sim_nccl_comm_new(int device, bool blocking);

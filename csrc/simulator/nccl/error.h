@@ -1,4 +1,4 @@
-/* The text of the last error, for ncclGetLastError. Owns the text. Called with the simulator's lock held. */
+/* The text of the last error, which ncclGetLastError returns. Owns the text. Called with the simulator's lock held. */
 #ifndef TMS_SIM_NCCL_ERROR_H
 #define TMS_SIM_NCCL_ERROR_H
 

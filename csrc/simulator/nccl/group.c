@@ -110,8 +110,8 @@ static bool is_transfer(const request_t *request) {
     return request->part.kind == SIM_NCCL_SEND || request->part.kind == SIM_NCCL_RECEIVE;
 }
 
-/* A group's sends and receives of one communicator are one operation in the stream of the first of them. That stream
- * waits for the other streams before the operation; with `afterwards` the other streams wait for it. */
+/* A group's sends and receives of one communicator are one operation in the stream of the first of them. This stream waits
+ * for the other streams before the operation. With `afterwards`, the other streams wait for this stream. */
 static sim_nccl_result_t order_streams(const sim_nccl_comm_t *comm, size_t first, sim_stream_t *stream, bool afterwards) {
     for (size_t i = first; i < group.request_count; i++) {
         sim_stream_t *other = NULL;

@@ -10,9 +10,9 @@
 
 size_t sim_nccl_type_bytes(sim_nccl_type_t type);
 const char *sim_nccl_type_name(sim_nccl_type_t type);
-/* Reduces `count` elements of each source, in source order, which is the same on every rank. Types narrower than float
- * are computed in float and rounded once. Integers wrap around, also in the sum of an average. The destination may be one
- * of the sources. */
+/* Reduces `count` elements of each source, in source order, which is the same on every rank. Types narrower than float are
+ * computed in float and rounded once. Integers wrap around, even in the sum of an average. The destination may be one of the
+ * sources. */
 void sim_nccl_reduce(sim_nccl_type_t type, sim_nccl_reduction_t reduction, void *destination, const void *const *sources,
                      unsigned source_count, size_t count);
 /* Multiplies elements by a factor of their type. */

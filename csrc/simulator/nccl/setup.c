@@ -41,7 +41,7 @@ static void wait_for_seats(sim_nccl_comm_t *comm) {
     }
 }
 
-/* The parent's ranks that belong to the new communicator, in the order of their new ranks. */
+/* Finds the parent's ranks that belong to the new communicator, in the order of their new ranks. */
 static unsigned find_members(const sim_nccl_comm_t *comm, unsigned *members) {
     const sim_nccl_exchange_t *exchange = &comm->parent->exchange;
     unsigned count = 0;

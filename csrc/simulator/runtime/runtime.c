@@ -34,8 +34,8 @@ CUresult sim_runtime_device_reset(void) {
     return result == CUDA_SUCCESS ? sim_context_primary_reset(device) : result;
 }
 
-/* Creates the peer's primary context, as observed on two H200s (driver 580). So a device that the program never selects
- * comes into use. */
+/* Creates the peer's primary context, as the real runtime does. So a device that the program never selects comes into
+ * use. */
 CUresult sim_runtime_enable_peer(int peer, unsigned int flags) {
     sim_context_t *context = sim_context_current();
     if (!sim_device_valid(peer)) return CUDA_ERROR_INVALID_DEVICE;
@@ -64,7 +64,7 @@ CUresult sim_runtime_malloc(void **address, size_t bytes) {
     CUdeviceptr allocated = 0;
     if (!address) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = bytes ? sim_device_memory_allocate(&allocated, bytes) : CUDA_SUCCESS;
-    *address = (void *)(uintptr_t)allocated; /* zero bytes: NULL without an error; out of memory: also NULL */
+    *address = (void *)(uintptr_t)allocated; /* becomes NULL for zero bytes, which is no error, and if out of memory */
     return result;
 }
 

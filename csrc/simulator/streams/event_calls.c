@@ -33,7 +33,7 @@ CUresult sim_event_create(CUevent *handle, unsigned int flags) {
 CUresult sim_event_destroy(CUevent handle) {
     sim_event_t *event = sim_table_remove(&sim_state.events, (uint64_t)(uintptr_t)handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
-    sim_event_release(event); /* queued records keep a reference */
+    sim_event_release(event); /* queued records keep references */
     return CUDA_SUCCESS;
 }
 

@@ -119,7 +119,7 @@ static sim_stream_t *make_stream(sim_context_t *context, bool legacy, bool block
     return NULL;
 }
 
-/* A thread's default stream in a context of cuCtxCreate. */
+/* Finds a thread's default stream in a context of cuCtxCreate. */
 static sim_stream_t *find_stream_of(const sim_thread_t *thread, const sim_context_t *context) {
     for (size_t i = 0; i < sim_state.streams.count; i++) {
         sim_stream_t *stream = sim_state.streams.slots[i].value;

@@ -5,7 +5,8 @@
 
 #include "simulator/base/simulation.h"
 
-/* The stream of a handle, or NULL. CU_STREAM_LEGACY and NULL mean the current context's legacy stream. */
+/* Returns the stream of a handle, or NULL. The handles CU_STREAM_LEGACY and NULL denote the current context's legacy
+ * stream. */
 sim_stream_t *sim_stream_find(CUstream handle);
 /* Appends a copy of the work item to the stream's queue, or to the graph that it captures. *position (optional) is its
  * place in the queue, 0 in a capture. */
@@ -15,7 +16,7 @@ CUresult sim_stream_wait(sim_stream_t *stream, uint64_t position);
 void sim_stream_close_all(sim_context_t *context); /* closes all streams of a context that is being destroyed */
 void sim_stream_clear(void);                       /* stops and joins every worker */
 
-/* Waits for all work submitted to a context so far. Returns the context's error if there is one, also if it occurs during
+/* Waits for all work submitted to a context so far. Returns the context's error if there is one, even if it occurs during
  * the wait. */
 CUresult sim_stream_drain(sim_context_t *context);
 /* Waits until no queued work uses the host memory. */

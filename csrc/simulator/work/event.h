@@ -18,7 +18,7 @@ bool sim_event_share(sim_event_t *event); /* makes the event sharable; false if 
 bool sim_event_attach(sim_event_t *event, int file);
 /* Whether another process made the last record; returns its number. */
 bool sim_event_is_remote(const sim_event_t *event, uint64_t *number);
-/* Whether that record was reached, or its process has exited. */
+/* Whether the record with this number was reached, or its process has exited. */
 bool sim_event_remote_reached(const sim_event_t *event, uint64_t number);
 
 #endif

@@ -15,7 +15,7 @@ class Ranges:
     """A set of address ranges, such as the segments of a pool."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Ranges by their address and their size in bytes."""
+        """Make a set of ranges from pairs of an address and a size in bytes."""
         self._ranges = tuple((address, address + length) for address, length in ranges)
 
     def __contains__(self, address: int) -> bool:
@@ -23,11 +23,11 @@ class Ranges:
 
 
 def peak_bytes(changes: Iterable[int], at_end: int) -> int:
-    """The most bytes that were in use at once.
+    """Return the most bytes that were in use at once.
 
     Args:
-        changes: What each allocation added and each free took away, in their order.
-        at_end: The bytes in use after the last of them.
+        changes: The bytes that each allocation added and each free took away, in their order.
+        at_end: The bytes in use after the last change.
     """
     total = most = 0
     for change in changes:
@@ -37,7 +37,7 @@ def peak_bytes(changes: Iterable[int], at_end: int) -> int:
 
 
 def covered_bytes(ranges: Iterable[tuple[int, int]]) -> int:
-    """The bytes that lie in any of the ranges of (address, size). Bytes in several of them count once."""
+    """Return the bytes that lie in any of the ranges of (address, size). Bytes in several ranges count once."""
     covered = reached = 0
     for address, length in sorted(ranges):
         covered += max(0, address + length - max(address, reached))
@@ -46,15 +46,15 @@ def covered_bytes(ranges: Iterable[tuple[int, int]]) -> int:
 
 
 def size(value: int | None) -> str:
-    """Bytes as text, in MiB."""
+    """Return a number of bytes as text, in MiB."""
     return _NOT_MEASURED if value is None else f"{mebibytes(value)} MiB"
 
 
 def count(value: int | None) -> str:
-    """A number of things as text."""
+    """Return a number of things as text."""
     return _NOT_MEASURED if value is None else str(value)
 
 
 def part(value: float | None) -> str:
-    """A part of a whole as text, in per cent."""
+    """Return a part of a whole as text, in per cent."""
     return _NOT_MEASURED if value is None else f"{value:.1%}"

@@ -13,12 +13,12 @@ from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["Arguments", "TensorKind", "is_same_tensor"]
 
-#: In the place of each tensor among the constants.
+#: Marks the place of each tensor among the constants.
 _TENSOR = object()
 
 
 class TensorKind(NamedTuple):
-    """What two tensors must have in common to take each other's place in a graph."""
+    """The properties that two tensors must share so that one can take the other's place in a graph."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -27,17 +27,17 @@ class TensorKind(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Any) -> TensorKind:
-        """The kind of a tensor."""
+        """Return the kind of a tensor."""
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
 
     def make(self) -> Any:
-        """An uninitialised tensor of this kind, contiguous."""
+        """Return an uninitialised, contiguous tensor of this kind."""
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a sample, with its tensors taken out.
+    """The arguments of a sample, from which the tensors were taken out.
 
     Attributes:
         owner: The layer or step, for messages.
@@ -51,7 +51,8 @@ class Arguments:
 
     @classmethod
     def of(cls, owner: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Arguments:
-        """
+        """Take the tensors out of the arguments of a sample.
+
         Raises:
             InvalidArgumentError: A tensor is not on a GPU, or is not dense.
         """
@@ -67,7 +68,7 @@ class Arguments:
         return cls(owner, tuple(TensorKind.of(tensor) for tensor in tensors), constants, structure)
 
     def tensors_of(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The tensors of a call.
+        """Return the tensors of a call.
 
         Raises:
             InvalidArgumentError: The call does not fit the sample.
@@ -107,7 +108,7 @@ class Arguments:
             )
 
     def fill(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments with these tensors."""
+        """Return positional and keyword arguments with these tensors."""
         remaining = iter(tensors)
         leaves = [next(remaining) if constant is _TENSOR else constant for constant in self._constants]
         arguments, keywords = _pytree.tree_unflatten(leaves, self._structure)
@@ -119,7 +120,7 @@ def _equal(value: Any, constant: Any) -> bool:
 
 
 class _Placeholder:
-    """A leaf in a message."""
+    """A leaf that prints as a given text in a message."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -138,5 +139,5 @@ def _describe(value: Any) -> str:
 
 
 def is_same_tensor(tensor: Any, static: Any) -> bool:
-    """Whether a tensor is already where it would be copied."""
+    """Return whether a tensor already lies where it would be copied."""
     return bool(tensor.data_ptr() == static.data_ptr() and tensor.stride() == static.stride())

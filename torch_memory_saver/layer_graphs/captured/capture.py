@@ -1,16 +1,17 @@
 """The capture of layers for an order of forwards and backwards, from the layers and samples of the caller.
 
 The graphs are captured in the order in which they first run. Their results stay in the pool until nothing that is captured
-later can be in use at the same time, and then their memory serves later captures:
+later can be in use at the same time. Then their memory serves later captures:
 
-- With a graph for each micro-batch every graph runs once in a step, in the order of the captures. One pool serves all: its
+- With a graph for each micro-batch, every graph runs once in a step, in the order of the captures. One pool serves all: its
   memory is divided at each replay as it was at the capture.
-- With shared graphs that is only so for one chunk and slot, from the forward of its first layer to its backward. So the
-  forwards of each chunk and slot have a pool, which others get if they are never in flight at the same time anywhere in the
-  order (`assign_pool_memory`, proved by `find_overlap`). The backwards of all chunks have one pool: no two run at once.
+- With shared graphs, this holds only for one chunk and slot, from the forward of its first layer to its backward. So the
+  forwards of each chunk and slot have a pool. Other forwards share the pool if they are never in flight at the same time
+  anywhere in the order (`assign_pool_memory`, proved by `find_overlap`). The backwards of all chunks have one pool, because
+  no two of them run at once.
 
-What one graph leaves free during its capture, another one may take for its results. That is why pools, and not only results,
-must be separate.
+A graph may take memory for its results that another graph left free during its capture. So pools, and not only results, must
+be separate.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ class LayerGraphs:
     """The graphs of a rank's layers. They live as long as this object, or a result of them.
 
     Attributes:
-        layers: What to call in place of the modules: ``layers[chunk][layer]``.
-        order: The order that was captured. The layers must run in it; after its end it begins again.
+        layers: The layers to call in place of the modules: ``layers[chunk][layer]``.
+        order: The order that was captured. The layers must run in it. After its end it begins again.
         tag: The tag of the graphs' memory and of the static inputs, for pause() and resume(). Pause it between steps, when
-            nothing in it has to be kept. A pause within a step needs a backup, or the next run raises InvalidStateError.
+            none of its contents have to be kept. A pause within a step needs a backup, or the next run raises
+            InvalidStateError.
     """
 
     def __init__(
@@ -73,17 +75,17 @@ class LayerGraphs:
         self._memory = memory
 
     def memory_report(self) -> MemoryReport:
-        """What the graphs take, as it was measured during the captures."""
+        """Return the memory that the graphs take, as it was measured during the captures."""
         return self._memory
 
     def in_flight(self, tensor: Any, work: Awaitable) -> None:
-        """Says that another stream still reads a result, for instance to send it to another rank. Before a later run uses
-        its memory again, the current stream waits for that.
+        """Report that another stream still reads a result, for instance to send it to another rank. Before a later run uses
+        the memory of the result again, the current stream waits for `work`.
 
         Args:
             tensor: An output of a captured layer, or the gradient of an input.
-            work: Whose ``wait()`` makes the current stream wait: a ``torch.cuda.Event``, or what
-                ``torch.distributed.isend`` returned.
+            work: An object whose ``wait()`` makes the current stream wait: a ``torch.cuda.Event``, or the return value of
+                ``torch.distributed.isend``.
 
         Raises:
             InvalidArgumentError: The tensor is no such result.
@@ -91,7 +93,7 @@ class LayerGraphs:
         self._progress.keep_for(tensor.untyped_storage().data_ptr(), work)
 
     def restart(self) -> None:
-        """Begins the order anew, after a step that did not end. Waits for what is in flight."""
+        """Begin the order anew, after a step that did not end. Waits for work that is in flight."""
         self._progress.restart()
 
 
@@ -108,28 +110,30 @@ def capture_layers(
     warmup: int = 3,
     reuse_memory: bool = True,
 ) -> LayerGraphs:
-    """Captures CUDA graphs of layers, a forward and a backward each, in memory that pause() can release.
+    """Capture CUDA graphs of layers, a forward and a backward each, in memory that pause() can release.
 
     Each layer runs `warmup` times, and is then captured as often as the order needs. Parameters, their gradients, buffers
     and the state of the random generator are the same afterwards as before.
 
     Args:
-        layers: The modules of a chunk in the order in which they run, or a sequence of modules for each chunk. No module
-            may have hooks. All lie on one GPU.
-        sample_inputs: For each layer, in the same structure, its input: a tensor, or a tuple of positional arguments. Calls
+        layers: The modules of a chunk in the order in which they run, or a sequence of modules for each chunk. No module may
+            have hooks. All lie on one GPU.
+        sample_inputs: The input of each layer, in the same structure: a tensor, or a tuple of positional arguments. Calls
             must have tensors of the same shapes and types. A tensor whose sample requires no gradient gets none.
-        order: What this rank runs in a step (`pipeline_order`). The default runs one micro-batch at a time; repeat it.
-        pool: The token of a pool for the graphs, from ``torch.cuda.graph_pool_handle()``. None: pools of their own. Only
-            with ``graphs="per_microbatch"``: PyTorch's rule for graphs in one pool is that they run in the order of their
-            captures.
-        sample_keywords: For each layer, in the same structure, a dict of keyword arguments, or None.
-        scope: The names of the parts (`graph_part`) that are captured. The rest of each layer runs without graphs, behind
-            them. A layer that has no part is captured as a whole, and with None every layer is.
+        order: The forwards and backwards that this rank runs in a step (`pipeline_order`). The default runs one micro-batch
+            at a time and is repeated.
+        pool: The token of a pool for the graphs, from ``torch.cuda.graph_pool_handle()``. None means pools of their own. A
+            token needs ``graphs="per_microbatch"``, because PyTorch requires that graphs in one pool run in the order of
+            their captures.
+        sample_keywords: The keyword arguments of each layer, in the same structure: a dict, or None.
+        scope: The names of the parts (`graph_part`) that are captured. The rest of each layer runs after them, without
+            graphs. A layer that has no part is captured as a whole, and with None every layer is.
         graphs: ``"per_microbatch"``: a graph for each micro-batch, 2 x layers x micro-batches in all. ``"shared"``: as many
             as `number_of_graphs` counts. The results are the same.
         tag: The tag of the memory.
         warmup: How often each layer runs before it is captured, at least 1.
-        reuse_memory: False: no graph gets the memory of another one's results. The pool then grows with the micro-batches.
+        reuse_memory: Whether a graph may get the memory of another graph's results. Without that, the pool grows with the
+            micro-batches.
 
     Raises:
         InvalidArgumentError: The arguments do not fit each other, or a layer has hooks.
@@ -151,9 +155,9 @@ class LayerInputs(NamedTuple):
     """The samples, by chunk and layer.
 
     Attributes:
-        device: The GPU of all of them.
-        arguments: Their structure.
-        samples: Their tensors.
+        device: The GPU of all samples.
+        arguments: The structure of each sample.
+        samples: The tensors of each sample.
     """
 
     device: Any
@@ -164,10 +168,10 @@ class LayerInputs(NamedTuple):
 def check_layers(
     layers: Sequence[Any], sample_inputs: Sequence[Any], sample_keywords: Sequence[Any] | None
 ) -> tuple[tuple[tuple[Any, ...], ...], LayerInputs]:
-    """The modules by chunk and layer, and their samples.
+    """Return the modules by chunk and layer, and their samples.
 
     Raises:
-        InvalidArgumentError: The structures differ; something is no module; a module has hooks; the tensors are on several
+        InvalidArgumentError: The structures differ; an item is no module; a module has hooks; the tensors are on several
             devices, or not on a GPU.
     """
     one_chunk = all(isinstance(item, torch.nn.Module) and not isinstance(item, torch.nn.ModuleList) for item in layers)
@@ -234,8 +238,8 @@ class _Capture:
         self._capturing = Capturing(self._into, self._gradient, reuse, scope)
 
     def warm_up(self, times: int) -> None:
-        """Runs each layer on the stream of the captures, so that libraries allocate their workspaces for it before them, and
-        in ordinary memory."""
+        """Run each layer on the stream of the captures, so that libraries allocate their workspaces for this stream before
+        the captures, and in ordinary memory."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), autocast_without_cache():
             for row in self.layers:
@@ -245,7 +249,7 @@ class _Capture:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def run(self) -> MemoryReport:
-        """Captures every graph at its first use in the order."""
+        """Capture every graph at its first use in the order, and return the report of the memory."""
         self._meter = MemoryMeter(self.device)
         with saver.region(tag=self._tag):
             shapes = cast(tuple[tuple[TensorKind, ...], ...], self._static.shapes)
@@ -267,7 +271,7 @@ class _Capture:
         return self._meter.report(self._buffers, self._gradients.values(), boundaries)
 
     def _capture(self, use: GraphUse) -> CapturedPass | None:
-        """Captures the graph of a use if this is its first one."""
+        """Capture the graph of a use if this is its first use, and return its pass. Otherwise return None."""
         graph = use.graph
         layer = self.layers[graph.chunk][graph.layer]
         pool = self._pools[graph.backward, graph.chunk, graph.slot]
@@ -294,7 +298,8 @@ class _Capture:
         self._meter.add(graph)
 
     def _gradient(self, kind: TensorKind, number: int) -> Any:
-        """The static tensor for the gradients of such outputs in all layers: each backward reads it only while it runs."""
+        """Return the static tensor for the gradients of such outputs. All layers share it, because each backward reads it
+        only while it runs."""
         if (kind, number) not in self._gradients:
             with saver.region(tag=self._tag):
                 self._gradients[kind, number] = kind.make()
@@ -302,8 +307,8 @@ class _Capture:
 
 
 def _pool_numbers(order: tuple[int, ...], graphs: str) -> dict[tuple[bool, int, int], int]:
-    """The pool of each forward and backward, by chunk and slot."""
-    uses = graph_uses(order, 1, graphs)  # a chunk as a whole
+    """Return the number of the pool that each forward and backward gets, by chunk and slot."""
+    uses = graph_uses(order, 1, graphs)  # each chunk as one layer
     if graphs == "per_microbatch":
         return {(use.graph.backward, use.graph.chunk, use.graph.slot): 0 for use in uses}
     memory: dict[Graph, int] = assign_pool_memory(uses)

@@ -1,5 +1,5 @@
-"""What comes before a capture and surrounds it: a layer runs first, errors are named, casts are not kept, and collecting
-garbage is cheap.
+"""The preparation and the context of a capture: a layer runs before it, errors are named, casts are not kept, and garbage
+collection is cheap.
 
 A layer runs before its capture because libraries create handles, choose kernels and allocate workspaces at their first use.
 """
@@ -33,15 +33,15 @@ __all__ = [
 def warm_up(
     module: Any, arguments: Arguments, tensors: Sequence[Any], times: int, scope: Collection[str] | None = None
 ) -> None:
-    """Runs forward and backward on the current stream. Buffers and the random generator's state are restored, and no
-    gradient is accumulated.
+    """Run forward and backward on the current stream. Buffers and the random generator's state are restored, and no gradient
+    is accumulated.
 
     Args:
         module: The layer.
-        arguments: Those of its sample.
+        arguments: The arguments of its sample.
         tensors: The sample's tensors.
-        times: How often.
-        scope: The parts that are captured; None: the whole layer.
+        times: The number of runs.
+        scope: The parts that are captured. None means the whole layer.
     """
     with unchanged(module), torch.enable_grad():
         for _ in range(times):
@@ -50,7 +50,7 @@ def warm_up(
 
 @contextlib.contextmanager
 def unchanged(module: Any) -> Iterator[None]:
-    """Restores what running a module changes: its buffers and the state of the random generator."""
+    """Restore everything that running a module changes: its buffers and the state of the random generator."""
     random = torch.cuda.get_rng_state()
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     try:
@@ -63,7 +63,8 @@ def unchanged(module: Any) -> Iterator[None]:
 
 
 def refuse_inside_capture(owner: str) -> None:
-    """
+    """Raise an error if the current stream is being captured.
+
     Raises:
         CaptureInProgressError: The current stream is being captured.
     """
@@ -77,15 +78,15 @@ def refuse_inside_capture(owner: str) -> None:
 
 @contextlib.contextmanager
 def errors_named(owner: str, advice: str) -> Iterator[None]:
-    """Around a capture.
+    """Turn errors of a capture into errors that name what is captured.
 
     Args:
         owner: What is captured.
-        advice: What to do if it waits for the GPU, which is why most captures fail.
+        advice: What to do if the capture waits for the GPU, which is why most captures fail.
 
     Raises:
-        InvalidArgumentError: The capture failed; the message has what failed first. Errors of this package, and a lack of
-            memory, are raised as they are.
+        InvalidArgumentError: The capture failed. The message contains the first failure. Errors of this package, and a lack
+            of memory, are raised unchanged.
     """
     outer = sys.exc_info()[1]
     try:
@@ -99,7 +100,8 @@ def errors_named(owner: str, advice: str) -> Iterator[None]:
 
 
 def _first(error: BaseException, outer: BaseException | None) -> BaseException:
-    """What failed first: the end of an invalidated capture fails, too. What was being handled before does not count."""
+    """Return the first failure, because the end of an invalidated capture fails as well. An exception that was being handled
+    before the capture is not part of it."""
     while error.__context__ is not None and error.__context__ is not outer:
         error = error.__context__
     return error
@@ -107,7 +109,7 @@ def _first(error: BaseException, outer: BaseException | None) -> BaseException:
 
 @contextlib.contextmanager
 def autocast_without_cache() -> Iterator[None]:
-    """Casts of parameters are not kept from one graph to another."""
+    """Switch autocast's cache off, so that no cast of a parameter is kept from one graph to another."""
     enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -118,10 +120,10 @@ def autocast_without_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def cheap_garbage_collection() -> Iterator[None]:
-    """Collects garbage, such as graphs that are not used any more. Some releases of PyTorch do so before each capture: what
-    exists before the first one is left out of that."""
+    """Collect garbage, such as unused graphs. Some releases of PyTorch collect garbage before each capture. Objects that
+    exist already are frozen, so that these collections skip them."""
     gc.collect()
-    if gc.get_freeze_count():  # by the program, or by Python 3.12, which freezes objects of its own when it starts
+    if gc.get_freeze_count():  # frozen by the program, or by Python 3.12 when it starts
         yield
         return
     gc.freeze()

@@ -1,9 +1,9 @@
-"""What a plain graph takes that `cuda_graph()` captured, and what its replay saves.
+"""The memory of a plain graph that `cuda_graph()` captured, and the launches that its replay saves.
 
-Owns the measurements of captures, by graph. Programs call both functions; nothing else in the package does. What a pool has
-and what is in use can be read at any time. What was in use at once, and the nodes, are known during the capture only.
-PyTorch's history of allocations is on while the capture lasts. The nodes are counted before it ends, because PyTorch
-destroys the graph itself afterwards, by calls of the CUDA driver that are allowed in a capture.
+This module owns the measurements of captures, by graph. Programs call both functions; nothing else in the package does. The
+size and the use of a pool can be read at any time. The peak of its use, and the nodes, are known only during the capture. So
+PyTorch's history of allocations is on while the capture lasts. The nodes are counted before the capture ends, because
+PyTorch destroys the graph itself afterwards. They are counted by calls of the CUDA driver that are allowed in a capture.
 """
 
 from __future__ import annotations
@@ -32,29 +32,31 @@ __all__ = ["GraphReport", "NodeCounts", "captured_nodes", "graph_report", "measu
 #: PyTorch's names of an allocation, and of the moment from which its memory can be handed out again.
 _SIGNS = {"alloc": 1, "free_completed": -1}
 _INACTIVE, _HELD = "inactive", "active_allocated"
-#: Of CUstreamCaptureStatus.
+#: The status of an active capture, a value of CUstreamCaptureStatus.
 _ACTIVE = 1
-#: Of CUgraphNodeType.
+#: The kinds of nodes that are counted, values of CUgraphNodeType.
 _KERNEL, _MEMCPY, _MEMSET = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class GraphReport:
-    """What a graph takes. All sizes are in bytes. If graphs share a pool, its figures are those of all of them.
+    """The memory that a graph takes, and its nodes. All sizes are in bytes. If graphs share a pool, the figures of the pool
+    cover all of them.
 
     Attributes:
-        segments: The number of the pool's segments: what PyTorch got from the driver at once, 2 or 20 MiB or a large tensor.
-        pool_bytes: Their size.
-        managed_bytes: How much of it a pause can release.
-        held_bytes: What is in use now: results that tensors hold, and workspaces. As they were requested, without PyTorch's
-            rounding.
-        peak_bytes: What was in use at once at most during the capture, as it was requested: results, intermediates,
-            workspaces, and what the pool's earlier graphs hold. None without `measure_capture`.
-        workspace_bytes: Workspaces of cuBLAS that lay in the pool. None unless `graph_report` was asked to clear them:
-            PyTorch does not say where they are.
+        segments: The number of the pool's segments. A segment is memory that PyTorch got from the driver at once: 2 or 20
+            MiB, or a large tensor.
+        pool_bytes: The size of the segments.
+        managed_bytes: The part of the pool that a pause can release.
+        held_bytes: The bytes that are in use now: results that tensors hold, and workspaces. Sizes are as requested, without
+            PyTorch's rounding.
+        peak_bytes: The most bytes that were in use at once during the capture, as requested: results, intermediates,
+            workspaces, and memory that the pool's earlier graphs hold. None without `measure_capture`.
+        workspace_bytes: The size of cuBLAS workspaces that lay in the pool. None unless `graph_report` was asked to clear
+            them, because PyTorch does not report where they are.
         kernels: The kernels that a replay launches. None without `measure_capture`.
-        copies: Copies and fills of memory that a replay does. None without `measure_capture`.
-        other_nodes: Everything else in the graph, such as functions on the host and events. None without `measure_capture`.
+        copies: The copies and fills of memory in a replay. None without `measure_capture`.
+        other_nodes: All other nodes of the graph, such as functions on the host and events. None without `measure_capture`.
     """
 
     segments: int
@@ -69,19 +71,19 @@ class GraphReport:
 
     @property
     def free_bytes(self) -> int:
-        """What nothing holds now: replays use it for intermediates, or it is never used."""
+        """The bytes that nothing holds now. Replays use them for intermediates, or they are never used."""
         return self.pool_bytes - self.held_bytes
 
     @property
     def fragmentation(self) -> float | None:
-        """The part of the pool that was not in use when most of it was. None without `measure_capture`."""
+        """The unused share of the pool at its peak. None without `measure_capture`."""
         if self.peak_bytes is None:
             return None
         return 1 - self.peak_bytes / self.pool_bytes if self.pool_bytes else 0.0
 
     @property
     def launches(self) -> int | None:
-        """The launches, copies and fills that one replay takes the place of. None without `measure_capture`."""
+        """The launches, copies and fills that one replay replaces. None without `measure_capture`."""
         return None if self.kernels is None or self.copies is None else self.kernels + self.copies
 
     def __str__(self) -> str:
@@ -104,13 +106,15 @@ class GraphReport:
 
 @contextlib.contextmanager
 def measure_capture(graph: Any) -> Iterator[None]:
-    """Measures a capture for `graph_report`. Stands inside of it, around all that is captured::
+    """Measure a capture for `graph_report`.
+
+    The context stands inside of the capture, around all that is captured::
 
         with torch_memory_saver.cuda_graph(graph, tag="decode"), measure_capture(graph):
             output = step(static_input)
         print(graph_report(graph))
 
-    PyTorch records its allocations meanwhile. A later capture of the same object has to be measured again.
+    PyTorch records its allocations during the capture. A later capture of the same object has to be measured again.
 
     Args:
         graph: The graph that is being captured.
@@ -142,14 +146,14 @@ def measure_capture(graph: Any) -> Iterator[None]:
 
 
 def graph_report(graph: Any, *, clear_workspaces: bool = False) -> GraphReport:
-    """What a captured graph takes, and what its replay saves.
+    """Return the memory that a captured graph takes, and the launches that its replay saves.
 
     Args:
-        graph: A ``torch.cuda.CUDAGraph`` that was captured with ``cuda_graph()``; inside `measure_capture`, if the report is
-            to have more than the pool.
-        clear_workspaces: Frees all workspaces of cuBLAS that PyTorch keeps, and reports how much of the pool they were.
-            The graph can be replayed as before. A later capture in the same pool may use the memory, as it may use that of
-            intermediates.
+        graph: A ``torch.cuda.CUDAGraph`` that was captured with ``cuda_graph()``. Use `measure_capture` in the capture if
+            the report is to cover more than the pool.
+        clear_workspaces: Whether to free all workspaces of cuBLAS that PyTorch keeps, and to report how much of the pool
+            they were. The graph can be replayed as before. A later capture in the same pool may use their memory, as it may
+            use the memory of intermediates.
 
     Raises:
         InvalidArgumentError: The graph was not captured.
@@ -183,12 +187,13 @@ def graph_report(graph: Any, *, clear_workspaces: bool = False) -> GraphReport:
 
 
 class NodeCounts(NamedTuple):
-    """The nodes of a graph.
+    """The numbers of nodes in a graph.
 
     Attributes:
         kernels: Launches of kernels.
         copies: Copies and fills of memory.
-        others: Everything else, such as functions on the host, events, and graphs in the graph, whose nodes do not count.
+        others: All other nodes, such as functions on the host, events, and graphs in the graph, whose own nodes do not
+            count.
     """
 
     kernels: int
@@ -197,10 +202,10 @@ class NodeCounts(NamedTuple):
 
 
 def captured_nodes(stream: int) -> NodeCounts:
-    """The nodes that the capture under way on a stream has recorded.
+    """Return the numbers of nodes that the capture under way on a stream has recorded.
 
     Args:
-        stream: The handle of a stream in the capture.
+        stream: The handle of a stream that is being captured.
 
     Raises:
         InvalidStateError: The stream does not capture, or its capture was invalidated.
@@ -230,12 +235,12 @@ class _Allocation(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """What a capture has done. Which of it was done in the pool shows when the capture has ended, and the pool is known.
+    """The measurements of a capture. Which allocations lay in the pool is known after the capture, together with the pool.
 
     Attributes:
-        nodes: The graph's.
+        nodes: The nodes of the graph.
         changes: Allocations and frees of the device, in their order.
-        at_end: The allocations of the device that were in use after them.
+        at_end: The allocations of the device that were in use after these changes.
     """
 
     nodes: NodeCounts
@@ -243,7 +248,7 @@ class _Measured(NamedTuple):
     at_end: tuple[_Allocation, ...]
 
     def peak_in(self, segments: Sequence[dict[str, Any]]) -> int:
-        """The bytes in use at once at most in these segments."""
+        """Return the most bytes that were in use at once in these segments."""
         pool = Ranges((segment["address"], segment["total_size"]) for segment in segments)
         at_end = sum(each.bytes for each in self.at_end if each.address in pool)
         return peak_bytes((each.bytes for each in self.changes if each.address in pool), at_end)
@@ -259,7 +264,7 @@ def _clear_workspaces() -> None:
 
 
 def _history(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
-    """The allocations and frees of the current device that PyTorch has recorded."""
+    """Return the allocations and frees of the current device that PyTorch has recorded."""
     history: list[dict[str, Any]] = snapshot["device_traces"][torch.cuda.current_device()]
     return history
 
@@ -270,7 +275,7 @@ def _changes(history: Sequence[dict[str, Any]]) -> tuple[_Allocation, ...]:
 
 
 def _in_use(segments: Sequence[dict[str, Any]]) -> tuple[_Allocation, ...]:
-    """The blocks that PyTorch cannot hand out, also those whose free waits for a stream."""
+    """Return the blocks that PyTorch cannot hand out, including blocks whose free waits for a stream."""
     found = []
     for segment in segments:
         address = segment["address"]

@@ -23,11 +23,12 @@ __all__ = ["CapturedLayer"]
 class CapturedLayer:
     """A layer that replays its graphs. Call it like the module.
 
-    The results lie in the graphs' memory: outputs are valid until the layer's backward has run for this micro-batch,
-    gradients of inputs until the chunk's backward has. Clone what is needed for longer. Gradients of parameters are copies.
+    The results lie in the graphs' memory. Outputs are valid until the layer's backward has run for this micro-batch.
+    Gradients of inputs are valid until the chunk's backward has run. Clone results that are needed for longer. Gradients of
+    parameters are copies.
 
-    The module itself runs, without graphs, where it is called without gradients (``torch.no_grad()``) and after a change
-    between ``train()`` and ``eval()``.
+    The module itself runs, without graphs, if it is called without gradients (``torch.no_grad()``) or after a change between
+    ``train()`` and ``eval()``.
 
     Attributes:
         module: The layer that was captured.
@@ -58,7 +59,7 @@ class CapturedLayer:
         self._resumption = None if scope is None else Resumption(arguments.owner, module, scope)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Runs the layer.
+        """Run the layer.
 
         Raises:
             InvalidArgumentError: The arguments do not fit the sample.
@@ -99,10 +100,10 @@ class CapturedLayer:
         return use
 
     def _check_addresses(self) -> None:
-        """Checks that the graphs read the module's parameters and buffers.
+        """Check that the graphs read the module's parameters and buffers.
 
         Raises:
-            InvalidStateError: One is another tensor than at the capture.
+            InvalidStateError: A parameter or buffer is another tensor than at the capture.
         """
         changed = self._state.changed()
         if changed:
@@ -114,17 +115,17 @@ class CapturedLayer:
             )
 
     def run_forward(self, use: GraphUse, run: CapturedPass, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """For autograd: replays the forward."""
+        """Replay the forward, for autograd."""
         outputs = run.replay_forward(tensors)
         self._progress.end(use, [output.untyped_storage().data_ptr() for output in outputs])
         return outputs
 
     def run_backward(self, run: CapturedPass, gradients: Sequence[Any], owned: Sequence[bool]) -> list[Any]:
-        """For autograd: replays the backward, and returns the gradients of the inputs and of the parameters."""
+        """Replay the backward, for autograd, and return the gradients of the inputs and of the parameters."""
         use = self._begin(backward=True)
         found = run.replay_backward(gradients)
         self._progress.end(use, [gradient.untyped_storage().data_ptr() for gradient in found.inputs if gradient is not None])
-        # A leaf keeps its gradient, like a parameter.
+        # A leaf keeps its gradient, as a parameter does, so it gets a copy.
         inputs = [
             gradient.clone() if is_owned and gradient is not None else gradient
             for gradient, is_owned in zip(found.inputs, owned, strict=True)

@@ -1,4 +1,4 @@
-"""What captured layers or a captured step take, measured while they are captured."""
+"""The memory that captured layers or a captured step take, measured while they are captured."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ __all__ = ["MemoryMeter", "MemoryReport"]
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """What captured layers, or a captured step, take. All sizes are in bytes.
+    """The memory that captured layers, or a captured step, take. All sizes are in bytes.
 
     Attributes:
         graphs: The number of CUDA graphs, forwards and backwards together.
         graph_bytes: GPU memory that the driver took for the graphs themselves, outside of the pools. A pause does not
-            release it. It is the change of the GPU's free memory during the captures, so what other processes do meanwhile
-            is in it.
-        static_inputs: The number of static inputs: one for each layer and micro-batch in flight; a step has one.
-        static_input_bytes: Their size.
-        static_gradient_bytes: The size of the static gradients of outputs, one for each shape and type; in a step of several
-            micro-batches, that of the sums of their gradients.
+            release it. It is the change of the GPU's free memory during the captures, so it includes changes by other
+            processes at that time.
+        static_inputs: The number of static inputs: one for each layer and micro-batch in flight. A step has one.
+        static_input_bytes: The size of the static inputs.
+        static_gradient_bytes: The size of the static gradients of outputs, one for each shape and type. In a step of several
+            micro-batches, the size of the sums of their gradients.
         pools: The number of pools.
-        pool_bytes: What the pools have from the driver: results, what the graphs need while they run, and what is unused.
-        result_bytes: The results that were alive at once at most: outputs, what backwards read, and gradients. As they were
-            requested, without PyTorch's rounding.
-        boundary_tensors: The results at the borders of layers: outputs of forwards, and gradients of inputs of backwards.
-            They are what one layer hands to the next one, and they are valid for as long as `CapturedLayer` says. A step
+        pool_bytes: The memory that the pools have from the driver: results, memory that the graphs need while they run, and
+            unused memory.
+        result_bytes: The most bytes of results that were alive at once: outputs, tensors that backwards read, and gradients.
+            Sizes are as requested, without PyTorch's rounding.
+        boundary_tensors: The number of results at the borders of layers: outputs of forwards, and gradients of inputs of
+            backwards. One layer hands them to the next one, and they are valid for as long as `CapturedLayer` says. A step
             has none.
-        boundary_bytes: The memory of the pools in which they lie. What several of them have in turn counts once.
+        boundary_bytes: The memory of the pools in which they lie. Memory that several of them use in turn counts once.
     """
 
     graphs: int
@@ -53,7 +54,8 @@ class MemoryReport:
 
     @property
     def fragmentation(self) -> float:
-        """The part of the pools that no result was in when most of them were alive: used while a graph runs, or never."""
+        """The share of the pools that held no result at the peak of the results. A graph uses it while it runs, or it is
+        never used."""
         return 1 - self.result_bytes / self.pool_bytes if self.pool_bytes else 0.0
 
     def __str__(self) -> str:
@@ -74,7 +76,7 @@ class MemoryReport:
 
 
 class MemoryMeter:
-    """Measures while graphs are captured."""
+    """A meter of the memory that graphs take while they are captured."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -85,7 +87,7 @@ class MemoryMeter:
         self._results = 0
 
     def add(self, graph: Any) -> None:
-        """Called when a graph was captured, before results are released."""
+        """Measure the results of a graph that was captured. Called before results are released."""
         self._graphs.append(graph)
         self._pools.add(graph.pool())
         blocks = (block for segment in self._segments() for block in segment["blocks"])
@@ -98,13 +100,13 @@ class MemoryMeter:
     def report(
         self, static_inputs: Collection[Any], static_gradients: Iterable[Any], boundaries: Iterable[Any] = ()
     ) -> MemoryReport:
-        """What was measured.
+        """Return the report of all measurements.
 
         Args:
-            static_inputs: A tuple of tensors for each.
-            static_gradients: The tensors.
-            boundaries: Outputs and gradients of inputs. Those that lie in no pool, such as an input that a layer passes on,
-                do not count.
+            static_inputs: A tuple of tensors for each static input.
+            static_gradients: The tensors of the static gradients.
+            boundaries: Outputs and gradients of inputs. Tensors that lie in no pool, such as an input that a layer passes
+                on, do not count.
         """
         segments = list(self._segments())
         pools = Ranges((segment["address"], segment["total_size"]) for segment in segments)

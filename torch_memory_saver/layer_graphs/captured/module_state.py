@@ -1,6 +1,6 @@
-"""The state of a captured module: what must stay as it is, and the attributes that the module's code sets.
+"""The state of a captured module: the properties that must not change, and the attributes that the module's code sets.
 
-What must stay are its parts, their modes and hooks, and where its tensors are.
+The module's parts, their modes and hooks, and the addresses of its tensors must not change.
 
 A replay runs no Python, so it sets no attribute on modules or on the objects that modules hold. Tensors among the attributes
 become results of the graph, and are set after each replay. Any other attribute would keep its value: such changes are found
@@ -21,21 +21,21 @@ from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["Attributes", "Changes", "ModuleState", "find_hook", "one_gpu"]
 
-#: The attributes of a module that have its hooks, and what registers them.
+#: The attributes of a module that have its hooks, and the methods that register them.
 _HOOKS = {
     "_forward_pre_hooks": "register_forward_pre_hook",
     "_forward_hooks": "register_forward_hook",
     "_backward_pre_hooks": "register_full_backward_pre_hook",
     "_backward_hooks": "register_full_backward_hook",
 }
-#: Values that are compared, and not only by identity.
+#: Types whose values are compared, and not only their identity.
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
-#: Objects whose attributes are not looked at.
+#: Types of objects whose attributes are not inspected.
 _OPAQUE = (torch.Tensor, torch.nn.Module, FunctionType, MethodType, ModuleType, type)
 
 
 def find_hook(parts: Iterable[tuple[str, Any]]) -> str | None:
-    """The first hook of these named modules, in words."""
+    """Return a description of the first hook of these named modules, or None."""
     for name, part in parts:
         if part._forward_pre_hooks or part._forward_hooks or part._backward_pre_hooks or part._backward_hooks:
             registered = next(registers for attribute, registers in _HOOKS.items() if getattr(part, attribute))
@@ -44,9 +44,10 @@ def find_hook(parts: Iterable[tuple[str, Any]]) -> str | None:
 
 
 def one_gpu(owners: str, devices: set[Any]) -> Any:
-    """
+    """Return the one GPU of these devices.
+
     Raises:
-        InvalidArgumentError: These are not one GPU.
+        InvalidArgumentError: The devices are not one GPU.
     """
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
         raise InvalidArgumentError(
@@ -56,7 +57,7 @@ def one_gpu(owners: str, devices: set[Any]) -> Any:
 
 
 class ModuleState:
-    """A module as it was when this object was made.
+    """The state of a module at the time when this object was made.
 
     Attributes:
         parts: The module and all modules in it, by name.
@@ -68,7 +69,8 @@ class ModuleState:
         self._tensors = self._look()
 
     def _look(self) -> dict[tuple[str, str], tuple[int, bool]]:
-        """The address of each parameter and buffer with whether it needs a gradient, and which modules are where."""
+        """Return the address of each parameter and buffer with whether it needs a gradient, and the identity of each child
+        module."""
         found = {}
         for name, part in self.parts.items():
             for table in (part._parameters, part._buffers):
@@ -80,8 +82,8 @@ class ModuleState:
         return found
 
     def changed(self) -> list[str]:
-        """The parameters, buffers and modules that are not those of then, by name. A parameter whose requires_grad has
-        changed is one."""
+        """Return the names of the parameters, buffers and modules that are other objects now, or lie at other addresses. A
+        parameter whose requires_grad has changed is included."""
         now = self._look()
         if now == self._tensors:
             return []
@@ -89,7 +91,7 @@ class ModuleState:
         return sorted(".".join(filter(None, key)) for key in keys if now.get(key) != self._tensors.get(key))
 
     def other_mode(self) -> str | None:
-        """The first module whose mode, train() or eval(), has changed."""
+        """Return the name of the first module whose mode, train() or eval(), has changed, or None."""
         for (name, part), training in zip(self.parts.items(), self._training, strict=True):
             if part.training != training:
                 return name or "itself"
@@ -100,15 +102,15 @@ class _Attribute(NamedTuple):
     holder: Any
     name: str
     value: Any
-    size: int | None  # of a list, dict or set, which may change without another object
+    size: int | None  # length of a list, dict or set, which changes in place
 
 
 class Changes(NamedTuple):
-    """What code has set.
+    """The attributes that code has set.
 
     Attributes:
         tensors: Tensors, containers of tensors, and None, by the attribute's path in the layer.
-        others: What a replay cannot set, in words, by path.
+        others: Changes that a replay cannot make, in words, by path.
     """
 
     tensors: dict[str, Any]
@@ -117,14 +119,14 @@ class Changes(NamedTuple):
 
 class Attributes:
     """The attributes of a module, of its submodules, and of the objects that these hold, at one time. Parameters, buffers
-    and submodules are left out."""
+    and submodules are not included."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
         self._found = dict(_attributes(module))
 
     def changes(self) -> Changes:
-        """What has been set since."""
+        """Return the attributes that have been set since."""
         tensors: dict[str, Any] = {}
         others: dict[str, str] = {}
         for path, now in _attributes(self._module):
@@ -139,8 +141,8 @@ class Attributes:
         return Changes(tensors, others)
 
     def restore(self) -> None:
-        """Takes back what has been set since, if it is or was a tensor: it would keep a graph's memory. Numbers and other
-        objects stay: code that prepares something at its first call need not do so again."""
+        """Restore attributes that are or were tensors and have been set since, because they would keep a graph's memory.
+        Numbers and other objects stay, so code that prepares something at its first call need not do so again."""
         for path, now in list(_attributes(self._module)):
             before = self._found.get(path)
             if before is not None and before.value is now.value:
@@ -151,17 +153,18 @@ class Attributes:
                 setattr(now.holder, now.name, before.value)
 
     def set(self, values: Mapping[str, Any]) -> None:
-        """Sets attributes by their paths.
+        """Set attributes by their paths.
 
         Raises:
-            AttributeError: What had the attribute is gone.
+            AttributeError: The object that had the attribute is gone.
         """
         for path, value in values.items():
             holder_path, _, name = path.rpartition(".")
             setattr(functools.reduce(getattr, holder_path.split(".") if holder_path else [], self._module), name, value)
 
     def different(self) -> dict[str, str]:
-        """How numbers, strings and tensors differ from what they were, in words, by path. Without None and what is new."""
+        """Return how numbers, strings and tensors differ from their earlier values, in words, by path. Attributes that are
+        new or were None are not included."""
         found: dict[str, str] = {}
         for path, now in _attributes(self._module):
             before = self._found.get(path)
@@ -186,7 +189,7 @@ def _attributes(module: Any) -> Iterator[tuple[str, _Attribute]]:
 
 
 def _own(module: Any) -> list[tuple[str, Any]]:
-    """A module's attributes without those that every module has."""
+    """Return a module's attributes without those that every module has."""
     return [(name, value) for name, value in vars(module).items() if name not in _names_of_every_module()]
 
 

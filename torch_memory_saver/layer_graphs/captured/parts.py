@@ -1,17 +1,17 @@
-"""Partial capture: the first parts of a layer are in its graphs, and the rest runs as it is.
+"""Partial capture: the first parts of a layer are in its graphs, and the rest runs without graphs.
 
 A method that `graph_part` decorates is a part. The layer's forward serves three ways of running it:
 
-- Eager: a part is its method.
+- Eager: a part is an ordinary method.
 - Capture: the forward runs until the last part in scope has run. PartialCapture ends it there, and carries the results of
   the parts out of it: these are the outputs of the graph.
 - Replay: the graph has computed the results of the parts in scope, and the forward runs with them. A part returns its result
-  without running, and what follows the last one runs as it is.
+  without running, and the code after the last part runs as usual.
 
-What the forward computes between two parts is in the graph, and runs again at each replay for what follows. So only cheap
-code belongs there, and none that draws random numbers: it would draw others than the graph.
+Code of the forward between two parts is in the graph, and runs again after each replay for the code behind the parts. So
+only cheap code belongs there. It must not draw random numbers, because they would differ from the numbers in the graph.
 
-Which of the three it is, is a state of the thread.
+The way of running is a state of the thread.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def graph_part(name: str) -> Callable[[_Method], _Method]:
-    """Decorates a method of a module: it can be captured without what follows it in the layer's forward.
+    """Decorate a method of a module as a part, which can be captured without the code that follows it in the layer's
+    forward.
 
     Args:
-        name: What ``capture_layers(scope=...)`` calls it, such as "attn", "moe_router" or "moe_preprocess". Several methods
-            may have the same name.
+        name: The name of the part in ``capture_layers(scope=...)``, such as "attn", "moe_router" or "moe_preprocess".
+            Several methods may have the same name.
     """
 
     def decorate(method: _Method) -> _Method:
@@ -58,8 +59,8 @@ def graph_part(name: str) -> Callable[[_Method], _Method]:
 
 
 class PartialCapture(BaseException):
-    """Ends a layer's forward behind the last part in scope, during a capture and the runs that prepare it. No Exception, so
-    that a layer's ``except Exception`` does not stop it.
+    """A signal that ends a layer's forward after the last part in scope, during a capture and the runs that prepare it. It
+    is no Exception, so that a layer's ``except Exception`` does not stop it.
 
     Attributes:
         outputs: The results of the parts.
@@ -71,7 +72,7 @@ class PartialCapture(BaseException):
 
 
 class _Result(NamedTuple):
-    """What one part returned, and the attributes that it has set to tensors."""
+    """The return value of one part, and the attributes that it has set to tensors."""
 
     name: str
     value: Any
@@ -79,7 +80,7 @@ class _Result(NamedTuple):
 
 
 class PartialResults(NamedTuple):
-    """The results of the parts in scope, in the order in which they ran. The outputs of a graph."""
+    """The results of the parts in scope, in the order in which they ran. They are the outputs of a graph."""
 
     parts: tuple[_Result, ...]
 
@@ -94,7 +95,7 @@ def run_in_scope(
     *,
     is_warm_up: bool = False,
 ) -> Any:
-    """Runs a layer as it is captured: what its graph has for outputs.
+    """Run a layer as it is captured, and return the outputs of its graph.
 
     A layer without any part runs as a whole. With ``scope=None`` every layer does.
 
@@ -105,10 +106,10 @@ def run_in_scope(
         parameters: Tensors in place of the module's parameters, by name.
         arguments: Positional arguments.
         keywords: Keyword arguments.
-        is_warm_up: Attributes may be prepared, and random numbers are checked.
+        is_warm_up: Whether the run prepares a capture. Then attributes may be prepared, and random numbers are checked.
 
     Raises:
-        InvalidArgumentError: The layer cannot be captured so. The message says why.
+        InvalidArgumentError: The layer cannot be captured in this way. The message says why.
     """
     if scope is None:
         return functional_call(module, dict(parameters), tuple(arguments), dict(keywords))
@@ -139,7 +140,7 @@ def _with(run: _Capture | _Replay, forward: Callable[[], Any]) -> Any:
 
 
 class _Capture:
-    """One run up to the boundary."""
+    """One run of a forward up to the end of the captured parts."""
 
     def __init__(self, owner: str, module: Any, scope: frozenset[str], is_warm_up: bool) -> None:
         self._owner, self._module, self._scope, self._is_warm_up = owner, module, scope, is_warm_up
@@ -188,7 +189,7 @@ class _Capture:
         return torch.cuda.get_rng_state() if self._is_warm_up else None
 
     def _check_random(self, name: str) -> None:
-        """Checks that no random numbers were drawn since the part before."""
+        """Check that no random numbers were drawn since the previous part."""
         if self._is_warm_up and not torch.equal(self._random, torch.cuda.get_rng_state()):
             raise InvalidArgumentError(
                 f"{self._owner}: its forward draws random numbers before {name} and outside of a part. The graph would draw "
@@ -197,7 +198,7 @@ class _Capture:
 
 
 class _Replay:
-    """One run behind the boundary, with the results of the graph."""
+    """One run of a forward in which the results of the graph take the place of the captured parts."""
 
     def __init__(self, owner: str, scope: frozenset[str], attributes: Attributes, results: PartialResults) -> None:
         self._owner, self._scope, self._attributes = owner, scope, attributes
@@ -230,16 +231,16 @@ class _Replay:
 
 
 class Resumption:
-    """Runs what follows the captured parts of a layer."""
+    """A runner of the code that follows the captured parts of a layer."""
 
     def __init__(self, owner: str, module: Any, scope: Collection[str]) -> None:
-        """Looks at the module as it is captured."""
+        """Record the attributes of the module as it is captured."""
         self._owner, self._module, self._scope = owner, module, frozenset(scope)
         self._attributes = Attributes(module)
         self._reported: set[str] = set()
 
     def run(self, results: PartialResults, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """The layer's result.
+        """Return the layer's result.
 
         Raises:
             InvalidStateError: The forward does not call the parts that were captured.
@@ -250,7 +251,7 @@ class Resumption:
         return result
 
     def report_differences(self, results: PartialResults) -> None:
-        """Logs, once for each, attributes that code outside of the parts has changed since the capture."""
+        """Log attributes that code outside of the parts has changed since the capture, once for each attribute."""
         by_graph = {path for part in results.parts for path in part.attributes}
         for path, change in self._attributes.different().items():
             if path not in by_graph | self._reported:

@@ -1,8 +1,7 @@
 """One layer's forward and backward as two CUDA graphs, for the micro-batches of one slot.
 
-A pass is captured in four steps, in this order: its forward, its backward, and for each of them the release of its results
-once nothing that is captured later may overwrite them. The caller decides when, and runs the replays in an order in which
-that is right.
+A pass is captured in this order: its forward, then its backward. The results of each of them are released once later
+captures may overwrite them. The caller decides when that is, and runs the replays in an order for which that is right.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ __all__ = ["CapturedPass", "Capturing", "Gradients"]
 
 
 class Capturing(NamedTuple):
-    """What captures need from their caller.
+    """The functions and settings that captures get from their caller.
 
     Attributes:
-        into: The context of a capture: whose it is, the graph, and the number of the pool.
-        gradient: The static tensor for the gradient of an output of a kind, the counted within its layer from 0.
+        into: Returns the context of a capture, for its owner, the graph, and the number of the pool.
+        gradient: Returns the static tensor for the gradient of an output. Its arguments are the kind of the output, and the
+            number of the output among those of this kind in its layer, from 0.
         reuse: Whether results are released.
-        scope: The parts that are captured; None: whole layers.
+        scope: The parts that are captured. None means whole layers.
     """
 
     into: Callable[[str, Any, int], AbstractContextManager[None]]
@@ -41,11 +41,11 @@ class Capturing(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What a replayed backward has computed.
+    """The gradients that a replayed backward has computed.
 
     Attributes:
-        inputs: One for each tensor of the arguments, or None. They lie in the pool.
-        parameters: One for each parameter, or None. They are copies.
+        inputs: The gradients of the tensors among the arguments. Each may be None. They lie in the pool.
+        parameters: The gradients of the parameters. Each may be None. They are copies.
     """
 
     inputs: list[Any]
@@ -70,8 +70,8 @@ class CapturedPass:
     # -- capture -------------------------------------------------------------------------------------------------------
 
     def capture_forward(self, module: Any, pool: int, capturing: Capturing) -> None:
-        """Captures the forward. Parameters are used through other tensors with the same memory: hooks of the parameters and
-        the accumulation of their gradients do not get into the graph."""
+        """Capture the forward. Parameters are used through other tensors with the same memory, so that hooks of the
+        parameters and the accumulation of their gradients do not get into the graph."""
         kinds = self._arguments.kinds
         leaves = [
             tensor.detach().requires_grad_(kind.requires_grad) for tensor, kind in zip(self.inputs, kinds, strict=True)
@@ -96,7 +96,7 @@ class CapturedPass:
         self.is_forward_captured = True
 
     def capture_backward(self, pool: int, capturing: Capturing) -> None:
-        """Captures the backward."""
+        """Capture the backward."""
         ends = [output for output in self.outputs if output.requires_grad]
         kinds = [TensorKind.of(output.detach()) for output in ends]
         self.output_gradients = tuple(
@@ -107,7 +107,7 @@ class CapturedPass:
         # Autograd's own threads drop their last references a moment later, perhaps after the next capture has begun.
         with capturing.into(self._arguments.owner, self._backward, pool), torch.autograd.set_multithreading_enabled(False):
             found = torch.autograd.grad(ends, sources, self.output_gradients, allow_unused=True)
-            # What a layer passes on unchanged must not stay in a tensor that other graphs write.
+            # A gradient that a layer passes on unchanged must not stay in a tensor that other graphs write.
             found = [
                 each.clone() if each is not None and each.untyped_storage().data_ptr() in static else each for each in found
             ]
@@ -119,16 +119,16 @@ class CapturedPass:
 
     @property
     def boundaries(self) -> list[Any]:
-        """The outputs, and the gradients of the inputs: what other layers get."""
+        """The outputs and the gradients of the inputs, which other layers get."""
         gradients = self._input_gradients if self.is_backward_captured else []
         return [*self.outputs, *(gradient for gradient in gradients if gradient is not None)]
 
     def release_forward(self) -> None:
-        """Lets later captures have the memory of the outputs, and of what the backward has read."""
+        """Let later captures use the memory of the outputs, and of the tensors that the backward has read."""
         self.outputs = [weak_tensor(output, self._forward) for output in self.outputs]
 
     def release_backward(self) -> None:
-        """Lets later captures have the memory of the gradients."""
+        """Let later captures use the memory of the gradients."""
         self._input_gradients, self._parameter_gradients = (
             [None if each is None else weak_tensor(each, self._backward) for each in gradients]
             for gradients in (self._input_gradients, self._parameter_gradients)
@@ -137,7 +137,8 @@ class CapturedPass:
     # -- replay --------------------------------------------------------------------------------------------------------
 
     def replay_forward(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """Runs the forward for these inputs. The outputs lie in the pool, and are valid until the backward has run."""
+        """Run the forward for these inputs, and return the outputs. They lie in the pool, and are valid until the backward
+        has run."""
         for static, tensor in zip(self.inputs, tensors, strict=True):
             if not is_same_tensor(tensor, static):
                 static.copy_(tensor)
@@ -146,7 +147,7 @@ class CapturedPass:
         return tuple(output.detach() for output in self.outputs)
 
     def result(self, outputs: Sequence[Any]) -> Any:
-        """What the layer returns, with these output tensors."""
+        """Return the result of the layer, with these output tensors."""
         remaining = iter(outputs)
         leaves = [
             next(remaining) if is_tensor else constant
@@ -155,7 +156,7 @@ class CapturedPass:
         return _pytree.tree_unflatten(leaves, self._structure)
 
     def replay_backward(self, gradients: Sequence[Any]) -> Gradients:
-        """Runs the backward for the gradients of the outputs; None is zero.
+        """Run the backward for the gradients of the outputs. None stands for a gradient of zero.
 
         Raises:
             InvalidStateError: An output that the backward reads was changed in place.
@@ -186,7 +187,7 @@ class CapturedPass:
 
 @contextlib.contextmanager
 def _saved_tensors_noted(addresses: set[int]) -> Iterator[None]:
-    """Notes the storages that autograd saves for the backward."""
+    """Record the storages that autograd saves for the backward."""
 
     def note(tensor: Any) -> Any:
         addresses.add(tensor.untyped_storage().data_ptr())

@@ -1,7 +1,8 @@
-"""Where a step is in the order that was captured.
+"""The position of a step in the order that was captured.
 
-Replays in another order than that of the plan would overwrite memory that is in use, without any error. So each run asks
-here first. Plain Python. One thread at a time: the caller's, or autograd's while the caller waits for it.
+Replays in another order than that of the plan would overwrite memory that is in use, without any error. So each run checks
+its position here first. Plain Python. One thread at a time uses it: the caller's, or autograd's while the caller waits for
+it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ __all__ = ["Awaitable", "Progress", "describe_run"]
 
 
 class Awaitable(Protocol):
-    """What makes the current stream wait: a torch.cuda.Event, or a Work of torch.distributed."""
+    """An object that makes the current stream wait: a torch.cuda.Event, or a Work of torch.distributed."""
 
     def wait(self) -> object:
-        """Makes the current stream wait."""
+        """Make the current stream wait."""
 
 
 def describe_run(backward: bool, chunk: int, layer: int) -> str:
-    """A run in words, for messages."""
+    """Return a run in words, for messages."""
     return f"the {'backward' if backward else 'forward'} of chunk {chunk}, layer {layer}"
 
 
@@ -31,24 +32,25 @@ class Progress:
     """The position of the next run in the order, and sends that later runs have to wait for."""
 
     def __init__(self, uses: Sequence[GraphUse]) -> None:
-        """
+        """Begin before the first run of an order.
+
         Args:
-            uses: One for each step of the order, as `graph_uses` returns them.
+            uses: One use for each step of the order, as `graph_uses` returns them.
         """
         self._uses = uses
         self._no_backward: Collection[tuple[int, int]] = ()
-        self._runs = 0  # since the last restart, all steps of the order counted
+        self._runs = 0  # number of steps of the order since the last restart
         self._last_use: dict[int, int] = {}  # by address of a result: the last run that reads it, counted like _runs
         self._in_flight: list[tuple[int, Awaitable]] = []
         self._needed_until = -1  # the last run that reads a result of an earlier run, counted like _runs
-        self._discards = 0  # of the tag when the first of those results was computed
+        self._discards = 0  # discards of the tag when the first of those results was computed
 
     def skip_backwards(self, layers: Collection[tuple[int, int]]) -> None:
-        """Takes layers, by chunk and layer, that have no backward out of the order."""
+        """Skip the backwards of these layers, given by chunk and layer, because nothing in them has a gradient."""
         self._no_backward = layers
 
     def next(self) -> GraphUse:
-        """The run that comes next."""
+        """Return the run that comes next."""
         while True:
             use = self._uses[self._runs % len(self._uses)]
             if not use.graph.backward or (use.graph.chunk, use.graph.layer) not in self._no_backward:
@@ -56,14 +58,15 @@ class Progress:
             self._runs += 1
 
     def begin(self, backward: bool, chunk: int, layer: int, tag: str, discards: int) -> GraphUse:
-        """Called before a run. Makes the current stream wait for sends whose memory this run may use again.
+        """Check that a run comes next, and return it. Called before the run. Makes the current stream wait for sends whose
+        memory this run may use again.
 
         Args:
             backward: Whether the run is a backward.
             chunk: The chunk of the layer.
             layer: The position of the layer in its chunk.
             tag: The tag of the graphs' memory, for the message.
-            discards: How often a pause has discarded contents of the tag so far (`TagInfo.discards`).
+            discards: The number of times that a pause has discarded contents of the tag so far (`TagInfo.discards`).
 
         Raises:
             InvalidStateError: Another run comes next, or a pause has discarded results that this run or a later one reads.
@@ -97,11 +100,11 @@ class Progress:
         return use
 
     def end(self, use: GraphUse, addresses: Sequence[int]) -> None:
-        """Called after a run.
+        """Record that a run has ended.
 
         Args:
-            use: What begin() returned.
-            addresses: Where the results are that the caller gets.
+            use: The return value of begin().
+            addresses: The addresses of the results that the caller gets.
         """
         last = self._runs + use.last - use.first
         self._needed_until = max(self._needed_until, last)
@@ -110,7 +113,7 @@ class Progress:
         self._runs += 1
 
     def keep_for(self, address: int, work: Awaitable) -> None:
-        """Before the memory at that address is used again, the current stream will wait for the work.
+        """Make the current stream wait for the work before the memory at that address is used again.
 
         Raises:
             InvalidArgumentError: No result of a run is there.
@@ -124,7 +127,7 @@ class Progress:
         self._in_flight.append((last, work))
 
     def restart(self) -> None:
-        """The next run is the first of the order, whatever was run before. Waits for all that is in flight."""
+        """Make the first run of the order the next one, whatever was run before. Waits for all work that is in flight."""
         for _, work in self._in_flight:
             work.wait()
         self._in_flight.clear()

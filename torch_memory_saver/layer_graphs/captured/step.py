@@ -1,4 +1,4 @@
-"""Captures a whole step: forward and backward of a model, of one micro-batch or of all, as one CUDA graph."""
+"""The capture of a whole step: forward and backward of a model, of one micro-batch or of all, as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class CapturedStep:
 
     Attributes:
         model: The model that was captured.
-        microbatches: How many micro-batches a call has.
-        tag: The tag of the graph's memory and of the static inputs, for pause() and resume(). Pause it between calls:
-            nothing in it has to be kept.
+        microbatches: The number of micro-batches in a call.
+        tag: The tag of the graph's memory and of the static inputs, for pause() and resume(). Pause it between calls, when
+            none of its contents have to be kept.
     """
 
     def __init__(self, capture: _Capture, graph: Any, losses: Any, gradients: Gradients, memory: MemoryReport) -> None:
@@ -52,21 +52,21 @@ class CapturedStep:
         self._memory = memory
 
     def __call__(self, *batch: Any) -> Any:
-        """Computes the loss, and adds the gradients to the ``.grad`` of the parameters, bit for bit as eager backwards do.
+        """Compute the loss, and add the gradients to the ``.grad`` of the parameters, bit for bit as eager backwards do.
         Everything is on the current stream.
 
         Args:
-            batch: What the sample had, with tensors of the same shapes and types. With several micro-batches, the batch of
-                all of them.
+            batch: The arguments of the sample, with tensors of the same shapes and types. With several micro-batches, the
+                batch of all of them.
 
         Returns:
             The loss, without history. With several micro-batches, their losses, stacked. It is a copy, like the gradients:
-            neither a later call nor a pause changes it.
+                neither a later call nor a pause changes it.
 
         Raises:
             InvalidArgumentError: The batch does not fit the sample; with several micro-batches: a parameter has a hook.
-            InvalidStateError: The memory is paused; gradients are switched off; the model is not as it was: a parameter or
-                buffer was replaced, a module has got a hook or another mode.
+            InvalidStateError: The memory is paused; gradients are switched off; the model has changed: a parameter or buffer
+                was replaced, or a module has got a hook or another mode.
             CaptureInProgressError: The current stream is being captured.
         """
         self._check_state()
@@ -82,7 +82,8 @@ class CapturedStep:
         return losses
 
     def memory_report(self) -> MemoryReport:
-        """What the graph takes, as it was measured during the capture. A pool that it shares is counted as a whole."""
+        """Return the memory that the graph takes, as it was measured during the capture. A pool that it shares is counted as
+        a whole."""
         return self._memory
 
     def _check_state(self) -> None:
@@ -118,23 +119,24 @@ def capture_step(
     warmup: int = 3,
     pool: tuple[int, int] | None = None,
 ) -> CapturedStep:
-    """Captures forward and backward of a model as one CUDA graph, in memory that pause() can release.
+    """Capture forward and backward of a model as one CUDA graph, in memory that pause() can release.
 
     The step runs `warmup` times, and is then captured. Parameters, their gradients, buffers and the state of the random
     generator are the same afterwards as before. Autocast and the modes of the modules are those of this call.
 
     Args:
         model: A module on one GPU, without hooks. Its shapes and its way through the code do not depend on the batch.
-        loss: Called as ``loss(model, *sample)``; returns a tensor with one element. It calls the model, and neither
-            ``backward()`` nor an optimizer.
-        sample: A batch of a step: a tuple, or a single value. Its tensors are on the model's GPU and require no gradient.
-            What is no tensor is a constant of the graph.
-        microbatches: How many micro-batches the graph has. Each tensor of the batch is cut into as many along its first
+        loss: A function that is called as ``loss(model, *sample)`` and returns a tensor with one element. It calls the
+            model, and neither ``backward()`` nor an optimizer.
+        sample: The batch that one step gets: a tuple, or a single value. Its tensors are on the model's GPU and require no
+            gradient. Values that are not tensors are constants of the graph.
+        microbatches: The number of micro-batches in the graph. Each tensor of the batch is cut into as many along its first
             dimension, and ``loss`` is called for each of them.
         tag: The tag of the memory.
         warmup: How often the step runs before it is captured, at least 1.
         pool: The token of a pool for the graph, from ``torch.cuda.graph_pool_handle()``. Steps with one pool share its
-            memory, for instance steps of several sizes: they may run in any order, but on one stream. None: its own.
+            memory, for instance steps of several sizes. They may run in any order, but on one stream. None means a pool of
+            its own.
 
     Raises:
         InvalidArgumentError: The model, the loss or the sample has something that a graph cannot contain.
@@ -184,8 +186,8 @@ class _Capture:
         self._with_gradient: list[str] = []
 
     def warm_up(self, times: int) -> None:
-        """Runs a micro-batch on the stream of the capture, so that libraries allocate their workspaces for it before, and in
-        ordinary memory."""
+        """Run a micro-batch on the stream of the capture, so that libraries allocate their workspaces for this stream before
+        the capture, and in ordinary memory."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), unchanged(self.program):
             for number in range(times):
@@ -197,7 +199,7 @@ class _Capture:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def run(self, pool: tuple[int, int] | None) -> CapturedStep:
-        """Captures."""
+        """Capture the step."""
         meter = MemoryMeter(self._stream.device)
         owner = self.arguments.owner
         parameters = dict(self.program.named_parameters())
@@ -212,7 +214,7 @@ class _Capture:
         ):
             losses, results = self._capture(sums)
         meter.add(graph)
-        # Nothing is read after the end of a call, so other graphs of the pool may have the memory of the results.
+        # No result is read after the end of a call, so other graphs of the pool may use the memory of the results.
         losses = weak_tensor(losses, graph)
         gradients: Gradients = sums or OneGradient(
             [parameters[name] for name in results], [weak_tensor(gradient, graph) for gradient in results.values()]
@@ -222,7 +224,7 @@ class _Capture:
         return CapturedStep(self, graph, losses, gradients, memory)
 
     def _capture(self, sums: GradientSums | None) -> tuple[Any, dict[str, Any]]:
-        """The losses, and the gradients that were not added to the sums."""
+        """Run the micro-batches, and return the losses and the gradients that were not added to the sums."""
         losses = []
         gradients: dict[str, Any] = {}
         for tensors in self._microbatches(self.inputs):
@@ -235,7 +237,7 @@ class _Capture:
         return losses[0] if sums is None else torch.stack(losses), gradients
 
     def _microbatches(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        """The tensors of each micro-batch."""
+        """Return the tensors of each micro-batch."""
         if self.microbatches == 1:
             return [list(tensors)]
         rows = [tensor.shape[0] // self.microbatches for tensor in tensors]
@@ -255,7 +257,8 @@ class _Capture:
 
 @functools.cache
 def _stream(device: int) -> Any:
-    """The stream of all captures of steps on a device: in a pool, PyTorch uses memory again on one stream only."""
+    """Return the stream of all captures of steps on a device. They have one stream, because PyTorch reuses a pool's memory
+    on one stream only."""
     return torch.cuda.Stream(device)
 
 

@@ -1,5 +1,5 @@
-"""Brings the gradients of a captured step into ``parameter.grad``, as eager backwards would: bit for bit, and into memory of
-their own."""
+"""The transfer of a captured step's gradients into ``parameter.grad``. The values are those of eager backwards, bit for bit,
+and they lie in memory of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
 __all__ = ["GradientSums", "Gradients", "OneGradient", "check_parameter_hooks"]
 
-#: What any number can be added to without a change: 0.0 + -0.0 is 0.0.
+#: A number whose addition changes no other number: 0.0 + -0.0 is 0.0.
 _NOTHING = -0.0
 
 
@@ -20,37 +20,38 @@ class Gradients(Protocol):
     """The gradients of a graph's replay."""
 
     def check(self) -> None:
-        """Raises if they could not be accumulated. Changes nothing."""
+        """Raise an error if the gradients could not be accumulated. Changes nothing."""
 
     def begin(self) -> None:
-        """Called before a replay."""
+        """Prepare for a replay, before it runs."""
 
     def end(self) -> None:
-        """Called after a replay, on the same stream: accumulates."""
+        """Accumulate the gradients, after a replay on the same stream."""
 
 
 class OneGradient:
-    """One for each parameter. Autograd accumulates them, with the hooks of the parameters."""
+    """One gradient for each parameter. Autograd accumulates them, with the hooks of the parameters."""
 
     def __init__(self, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """
+        """Hold the gradients of parameters.
+
         Args:
-            parameters: Those that have a gradient.
-            gradients: What each replay writes. Autograd keeps only gradients that nobody else has, so as long as these are
-                held here it makes copies of them.
+            parameters: The parameters that have a gradient.
+            gradients: The tensors that each replay writes. Autograd keeps a gradient only if nothing else refers to it.
+                These are referred to here, so autograd makes copies of them.
         """
         self._parameters = tuple(parameters)
         self._gradients = tuple(gradients)
 
     def check(self) -> None:
-        """Every state of the parameters will do."""
+        """Accept every state of the parameters."""
 
     def begin(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Accumulates."""
-        # A hook may keep what it is called with.
+        """Accumulate the gradients."""
+        # A hook may keep the gradient that it is called with.
         given = [
             gradient.clone() if parameter._backward_hooks else gradient
             for parameter, gradient in zip(self._parameters, self._gradients, strict=True)
@@ -63,18 +64,20 @@ class GradientSums:
     depends on the order."""
 
     def __init__(self, owner: str, parameters: Mapping[str, Any]) -> None:
-        """
+        """Allocate the sums.
+
         Args:
             owner: The step, for messages.
-            parameters: Those that have a gradient, by name.
+            parameters: The parameters that have a gradient, by name.
         """
         self._owner = owner
         self._parameters = dict(parameters)
-        #: By name of the parameter.
+        #: The sums by name of the parameter.
         self.sums = {name: torch.empty_like(parameter.detach()) for name, parameter in parameters.items()}
 
     def check(self) -> None:
-        """
+        """Check that the graph can add to each ``.grad``, and that no parameter has a hook.
+
         Raises:
             InvalidArgumentError: A parameter has a hook.
             InvalidStateError: The graph cannot add to a ``.grad``.
@@ -90,7 +93,7 @@ class GradientSums:
                 )
 
     def begin(self) -> None:
-        """Fills the sums."""
+        """Set the sums to the present gradients."""
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 if parameter.grad is None:
@@ -99,12 +102,12 @@ class GradientSums:
                     self.sums[name].copy_(parameter.grad)
 
     def add(self, gradients: Mapping[str, Any]) -> None:
-        """Within the capture: adds those of a micro-batch."""
+        """Add the gradients of a micro-batch. Called within the capture."""
         for name, gradient in gradients.items():
             self.sums[name].add_(gradient)
 
     def end(self) -> None:
-        """Copies the sums."""
+        """Copy the sums to the gradients."""
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 if parameter.grad is None:
@@ -114,7 +117,8 @@ class GradientSums:
 
 
 def check_parameter_hooks(owner: str, parameters: Mapping[str, Any]) -> None:
-    """
+    """Check that no parameter has a hook.
+
     Raises:
         InvalidArgumentError: A parameter has a hook, which could not run for each micro-batch of one graph.
     """

@@ -1,4 +1,4 @@
-"""Forward and backward of one micro-batch of a step, and what a graph of them cannot contain."""
+"""Forward and backward of one micro-batch of a step, with checks for code that a graph cannot contain."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["MicrobatchResult", "StepProgram", "check_model", "run_microbatch"]
 
 
 class MicrobatchResult(NamedTuple):
-    """What a micro-batch computes.
+    """The results of a micro-batch.
 
     Attributes:
-        loss: Without history.
-        gradients: By name of the parameter; those that the loss does not depend on are missing.
+        loss: The loss, without history.
+        gradients: The gradients, by name of the parameter. Parameters that the loss does not depend on are missing.
     """
 
     loss: Any
@@ -33,7 +33,7 @@ class MicrobatchResult(NamedTuple):
 
 class StepProgram(torch.nn.Module):  # type: ignore[misc]
     """A model and the function of its loss as one module, whose result is the loss. If the loss is a module with parameters,
-    they belong to it."""
+    they belong to this module."""
 
     def __init__(self, model: Any, loss: Callable[..., Any]) -> None:
         super().__init__()
@@ -41,14 +41,15 @@ class StepProgram(torch.nn.Module):  # type: ignore[misc]
         self.loss = loss
 
     def forward(self, *batch: Any) -> Any:
-        """The loss of a micro-batch."""
+        """Return the loss of a micro-batch."""
         return self.loss(self.model, *batch)
 
 
 def check_model(owner: str, program: Any) -> None:
-    """
+    """Check that a graph can contain the model, and that there is a gradient to compute.
+
     Raises:
-        InvalidArgumentError: The model has what a graph leaves out, or nothing to compute a gradient for.
+        InvalidArgumentError: The model has something that a graph would leave out, or nothing to compute a gradient for.
     """
     hook = find_hook(program.named_modules())
     if hook is not None:
@@ -69,11 +70,11 @@ def check_model(owner: str, program: Any) -> None:
 
 
 def run_microbatch(program: StepProgram, arguments: Arguments, tensors: Sequence[Any]) -> MicrobatchResult:
-    """Runs forward and backward on the current stream. Parameters are used through other tensors with the same memory, so
+    """Run forward and backward on the current stream. Parameters are used through other tensors with the same memory, so
     that their hooks do not run and no gradient is accumulated.
 
     Raises:
-        InvalidArgumentError: The model or the loss does what a graph cannot contain.
+        InvalidArgumentError: The model or the loss does something that a graph cannot contain.
     """
     owner = arguments.owner
     leaves = {
@@ -111,7 +112,7 @@ def _check_loss(owner: str, loss: Any, leaves: dict[str, Any]) -> None:
 
 
 def _check_leaves(owner: str, loss: Any, leaves: dict[str, Any], program: StepProgram) -> None:
-    """Checks that the loss depends on no tensor for which the step would leave out the gradient."""
+    """Check that the loss depends on no tensor whose gradient the step would omit."""
     own = {id(leaf) for leaf in leaves.values()}
     for tensor in _leaves_of(loss):
         if id(tensor) not in own:
@@ -124,7 +125,7 @@ def _check_leaves(owner: str, loss: Any, leaves: dict[str, Any], program: StepPr
 
 
 def _leaves_of(loss: Any) -> Iterator[Any]:
-    """The tensors for which a backward would accumulate gradients."""
+    """Yield the tensors for which a backward would accumulate gradients."""
     nodes, seen = [loss.grad_fn], {loss.grad_fn}
     while nodes:
         node = nodes.pop()
@@ -153,7 +154,7 @@ def _check_results(owner: str, program: StepProgram, versions: dict[str, int], g
 
 @contextlib.contextmanager
 def _buffers_stay(owner: str, program: StepProgram) -> Iterator[None]:
-    """Checks that no buffer is replaced by another tensor, and takes that back."""
+    """Check that no buffer is replaced by another tensor, and undo such a replacement."""
     before = [
         (name, part, key, buffer)
         for name, part in program.named_modules()
@@ -177,7 +178,7 @@ def _buffers_stay(owner: str, program: StepProgram) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_optimizer(owner: str) -> Iterator[None]:
-    """Refuses steps of optimizers on this thread."""
+    """Refuse steps of optimizers on this thread."""
     thread = threading.get_ident()
 
     def refuse(optimizer: Any, arguments: Any, keywords: Any) -> None:

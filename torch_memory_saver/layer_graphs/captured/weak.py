@@ -1,8 +1,8 @@
 """Tensors that do not own their memory.
 
 The results of a captured graph lie in its pool. While a tensor holds them, PyTorch's allocator does not give their memory to
-another capture. When that is right, the tensor is replaced by one with the same address, type and shape that the allocator
-does not know of.
+another capture. Once another capture may use the memory, the tensor is replaced by one with the same address, type and shape
+that the allocator does not know of.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class _Memory:
 
 
 def weak_tensor(tensor: Any, keep: object) -> Any:
-    """A tensor with the same memory and metadata that does not own it and has no history.
+    """Return a tensor with the same memory and metadata that does not own the memory and has no history.
 
     Args:
         tensor: Any dense tensor on a GPU.
-        keep: Lives as long as the result's storage. It has to keep the memory mapped.
+        keep: An object that lives as long as the result's storage. It has to keep the memory mapped.
     """
     if tensor.numel() == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -43,7 +43,7 @@ def weak_tensor(tensor: Any, keep: object) -> Any:
 
 
 def extent_bytes(tensor: Any) -> int:
-    """The bytes from a tensor's address to the end of its last element."""
+    """Return the bytes from a tensor's address to the end of its last element."""
     if tensor.numel() == 0:
         return 0
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

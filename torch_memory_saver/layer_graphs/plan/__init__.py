@@ -3,11 +3,11 @@ padding costs, and pictures of it.
 
 Plain data for plain Python: neither torch nor matplotlib is imported before `plot_schedule` draws.
 
-Words used in all of it: a pipeline has `pp` ranks. A *chunk* is a part of the model that lies on one rank as a whole;
-each rank has `vpp` of them. A *micro-batch* is a part of a step's samples. Ranks, chunks, micro-batches, layers,
-positions and slots count from 0. An *order* is what one rank runs in one step: chunk number + 1 for a forward, its
-negative for a backward. The forwards of a chunk run the micro-batches in ascending order, and so do its backwards, so an
-order names no micro-batch.
+These words are used in all modules: a pipeline has `pp` ranks. A *chunk* is a part of the model that lies on one rank as a
+whole; each rank has `vpp` of them. A *micro-batch* is a part of a step's samples. Ranks, chunks, micro-batches, layers,
+positions and slots count from 0. An *order* lists the forwards and backwards that one rank runs in one step: chunk number +
+1 for a forward, its negative for a backward. The forwards of a chunk run the micro-batches in ascending order, and so do its
+backwards, so an order names no micro-batch.
 """
 
 from .buffers import (

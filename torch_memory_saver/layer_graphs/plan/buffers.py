@@ -1,8 +1,8 @@
-"""Which static inputs, graphs and pool memory the micro-batches of an order share.
+"""The static inputs, graphs and pool memory that the micro-batches of an order share.
 
 A captured graph reads its inputs at fixed addresses, the *static inputs*, and keeps its results in the memory of a pool.
-Both are needed from a forward to its backward, so what a backward frees can serve a later forward. Which forward that may
-be follows from the order in which everything is *replayed*, not from the order of the captures.
+Both are needed from a forward to its backward, so what a backward frees can serve a later forward. Which forward that may be
+follows from the order in which everything is *replayed*, not from the order of the captures.
 
 There are two ways to have graphs. ``"per_microbatch"``: each layer has a graph for each micro-batch. ``"shared"``:
 micro-batches of a chunk that are never in flight together use the same graph and buffers.
@@ -32,17 +32,17 @@ __all__ = [
 
 _GRAPHS = ("per_microbatch", "shared")
 
-#: Chunk and micro-batch.
+#: The chunk and the micro-batch.
 _Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class StaticInputs:
-    """Static inputs, and which one each layer reads for each micro-batch.
+    """The static inputs, and the one that each layer reads for each micro-batch.
 
     Attributes:
         shapes: The shape of each static input. Their number is the number of buffers to allocate.
-        numbers: The number of the static input by chunk, micro-batch and layer: ``numbers[chunk][microbatch][layer]``.
+        numbers: The number of the static input that a layer reads for a micro-batch: ``numbers[chunk][microbatch][layer]``.
     """
 
     shapes: tuple[Hashable, ...]
@@ -57,8 +57,8 @@ class Graph:
         backward: Whether it is the backward.
         chunk: The chunk.
         layer: The layer in the chunk.
-        slot: The micro-batch with ``"per_microbatch"``. With ``"shared"`` one of as many as there are micro-batches of the
-            chunk in flight at once.
+        slot: With ``"per_microbatch"``, the micro-batch. With ``"shared"``, a number from 0 on. A chunk has as many slots as
+            it has micro-batches in flight at once.
     """
 
     backward: bool
@@ -77,10 +77,10 @@ class GraphUse:
         graph: The graph.
         microbatch: The micro-batch.
         first: The step in which the graph runs.
-        last: The last step that reads its memory. For a forward this is its backward. For a backward it is the backward
-            of the chunk's first layer: autograd adds up the gradients of a tensor that several layers have read, and keeps
-            the first one until then. At that step the chunk's own gradient is copied or sent on. A send on another stream
-            has to be waited for before the next step.
+        last: The last step that reads its memory. For a forward this is its backward. For a backward it is the backward of
+            the chunk's first layer: autograd adds up the gradients of a tensor that several layers have read, and keeps the
+            first one until then. At that step the chunk's own gradient is copied or sent on. A send on another stream has to
+            be waited for before the next step.
     """
 
     graph: Graph
@@ -96,18 +96,18 @@ def assign_static_inputs(
     shapes: Sequence[Sequence[Hashable]] | None = None,
     graphs: str = "per_microbatch",
 ) -> StaticInputs:
-    """Gives each layer a static input for each micro-batch. A backward frees the static inputs of its forward for a later
-    forward with inputs of the same shape; of those that are free, the one that was freed first is taken.
+    """Give each layer a static input for each micro-batch. A backward frees the static inputs of its forward for a later
+    forward with inputs of the same shape. If several are free, the one that was freed first is taken.
 
-    With ``graphs="per_microbatch"`` there are peak in flight x layers a chunk of them, if all have one shape. With
-    ``graphs="shared"`` a static input belongs to a graph, so they follow its slots, and chunks do not share any: peak of the
-    chunk x its layers, summed over the chunks.
+    With ``graphs="per_microbatch"`` the number of static inputs is the peak in flight x the layers of a chunk, if all have
+    one shape. With ``graphs="shared"`` a static input belongs to a graph, so it follows the slots of the graphs, and chunks
+    do not share any. Their number is then the peak of the chunk x its layers, summed over the chunks.
 
     Args:
         order: One rank's order.
         layers: The layers of each chunk, or of every chunk.
-        shapes: By chunk and layer, what two inputs must have in common to use the same memory, such as shape and dtype.
-            None: all have one shape, which is called None.
+        shapes: The properties that two inputs must share to use the same memory, such as shape and dtype, by chunk and
+            layer. None means that all have one shape, which is called None.
         graphs: ``"per_microbatch"`` or ``"shared"``.
 
     Raises:
@@ -139,12 +139,12 @@ def assign_static_inputs(
 
 
 def number_of_graphs(order: Sequence[int], layers: int | Sequence[int] = 1, graphs: str = "per_microbatch") -> int:
-    """How many graphs a rank captures, forwards and backwards together.
+    """Return the number of graphs that a rank captures, forwards and backwards together.
 
-    ``"per_microbatch"``: 2 x layers of the rank x micro-batches. ``"shared"``: 2 x layers of a chunk x the peak in flight
-    of that chunk, summed over the chunks. That is the least: passes that are in flight together need memory of their own,
-    and the layers of different chunks have parameters of their own. For plain 1F1B it is 2 x layers x
-    min(pp - rank, micro-batches).
+    ``"per_microbatch"``: 2 x layers of the rank x micro-batches. ``"shared"``: 2 x layers of a chunk x the peak in flight of
+    that chunk, summed over the chunks. That is the minimum, because passes that are in flight together need memory of their
+    own, and the layers of different chunks have parameters of their own. For plain 1F1B it is 2 x layers x min(pp - rank,
+    micro-batches).
 
     Args:
         order: One rank's order.
@@ -152,7 +152,7 @@ def number_of_graphs(order: Sequence[int], layers: int | Sequence[int] = 1, grap
         graphs: ``"per_microbatch"`` or ``"shared"``.
 
     Raises:
-        InvalidArgumentError: As `assign_static_inputs`.
+        InvalidArgumentError: The order cannot be read (`passes`), or the layers do not fit its chunks.
     """
     _check_graphs(graphs)
     peaks, counts = peak_by_chunk(order), _layers_of(order, layers)
@@ -164,7 +164,8 @@ def number_of_graphs(order: Sequence[int], layers: int | Sequence[int] = 1, grap
 def graph_uses(
     order: Sequence[int], layers: int | Sequence[int] = 1, graphs: str = "per_microbatch"
 ) -> tuple[GraphUse, ...]:
-    """When the memory of each graph is in use, by first step. A graph that several micro-batches share has a use for each.
+    """Return when the memory of each graph is in use, sorted by first step. A graph that several micro-batches share has one
+    use for each of them.
 
     Args:
         order: One rank's order.
@@ -172,7 +173,7 @@ def graph_uses(
         graphs: ``"per_microbatch"`` or ``"shared"``.
 
     Raises:
-        InvalidArgumentError: As `assign_static_inputs`.
+        InvalidArgumentError: The order cannot be read (`passes`), or the layers do not fit its chunks.
     """
     _check_graphs(graphs)
     found, counts = passes(order), _layers_of(order, layers)
@@ -190,10 +191,10 @@ def graph_uses(
 
 
 def assign_pool_memory(uses: Iterable[GraphUse]) -> dict[Graph, int]:
-    """Gives each graph a part of the pool, by number. Two graphs get the same part only if none of their uses overlap
+    """Give each graph a part of the pool, by number. Two graphs get the same part only if none of their uses overlap
     anywhere in the order. Forwards share with forwards and backwards with backwards, since their sizes differ.
 
-    Graphs choose in the order of their first uses, each the first part that is free in all of its uses. For
+    Graphs choose in the order of their first uses. Each takes the first part that is free in all of its uses. For
     ``"per_microbatch"`` that is the least number of parts, as for any intervals that are coloured by their start.
 
     Args:
@@ -218,17 +219,17 @@ def assign_pool_memory(uses: Iterable[GraphUse]) -> dict[Graph, int]:
 
 
 def find_overlap(uses: Iterable[GraphUse], memory: Mapping[Graph, Hashable]) -> tuple[GraphUse, GraphUse] | None:
-    """Checks that graphs share memory only where their uses never overlap. It looks at every use in the whole order, so
-    None is a proof for that order.
+    """Check that graphs share memory only if their uses never overlap. It checks every use in the whole order, so None is a
+    proof for that order.
 
     Args:
         uses: All uses, as `graph_uses` returns them.
-        memory: What each graph keeps its results in: any name. Graphs with equal names share. A graph that is not named has
-            memory of its own.
+        memory: The memory in which each graph keeps its results, under any name. Graphs with equal names share it. A graph
+            that is not named has memory of its own.
 
     Returns:
-        The earliest two uses of the same memory at the same time, the one that begins first before the other; or None.
-        Both may be uses of one graph, for two micro-batches in flight together.
+        The earliest two uses of the same memory at the same time, sorted by their beginning; or None. Both may be uses of
+            one graph, for two micro-batches in flight together.
     """
     latest: dict[Hashable, GraphUse] = {}
     for use in sorted(uses, key=lambda use: use.first):
@@ -241,7 +242,7 @@ def find_overlap(uses: Iterable[GraphUse], memory: Mapping[Graph, Hashable]) -> 
 
 
 class _Stock:
-    """Numbered buffers of several kinds. Of those that were given back, the one that has waited longest is taken."""
+    """Numbered buffers of several kinds. If several buffers were given back, the one that has waited longest is taken."""
 
     def __init__(self) -> None:
         self.kinds: list[tuple[Hashable, Hashable]] = []
@@ -259,13 +260,13 @@ class _Stock:
 
 
 def _events(found: Sequence[Pass]) -> list[tuple[bool, Pass]]:
-    """Each pass twice, in the order of the positions: when its forward runs, and (True) when its backward runs."""
+    """Return each pass twice, in the order of the positions: when its forward runs, and (True) when its backward runs."""
     events = [(item.forward, False, item) for item in found] + [(item.backward, True, item) for item in found]
     return [(backward, item) for _, backward, item in sorted(events, key=lambda event: event[0])]
 
 
 def _slots(found: Sequence[Pass]) -> dict[_Place, int]:
-    """The slot of each chunk and micro-batch: as many in a chunk as it has passes in flight at once."""
+    """Return the slot of each chunk and micro-batch. A chunk has as many slots as it has passes in flight at once."""
     stocks: dict[int, _Stock] = {}
     slots: dict[_Place, int] = {}
     for backward, item in _events(found):
@@ -278,7 +279,7 @@ def _slots(found: Sequence[Pass]) -> dict[_Place, int]:
 
 
 def _layers_of(order: Sequence[int], layers: int | Sequence[int]) -> tuple[int, ...]:
-    """The number of layers of each chunk of the order."""
+    """Return the number of layers of each chunk of the order."""
     chunks = max(order, default=0)
     counts = (layers,) * chunks if isinstance(layers, int) else tuple(layers)
     if len(counts) != chunks or not all(type(count) is int and count > 0 for count in counts):

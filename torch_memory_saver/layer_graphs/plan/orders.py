@@ -1,4 +1,4 @@
-"""Reads an order: which micro-batch is in which chunk from when to when, and how many at once."""
+"""The passes of an order: which micro-batch is in which chunk from when to when, and how many are in flight at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pass:
 
 
 def passes(order: Sequence[int]) -> tuple[Pass, ...]:
-    """The passes of an order, by the positions of their forwards.
+    """Return the passes of an order, sorted by the positions of their forwards.
 
     Args:
         order: One rank's order.
@@ -72,20 +72,20 @@ def _check_counts(forwards: dict[int, list[int]], backwards: dict[int, list[int]
 
 
 def peak_in_flight(order: Sequence[int]) -> int:
-    """How many passes are in flight at once at most, over all chunks of the rank.
+    """Return the most passes that are in flight at once, over all chunks of the rank.
 
     Raises:
-        InvalidArgumentError: As `passes`.
+        InvalidArgumentError: The order cannot be read (`passes`).
     """
     return _peak(passes(order))
 
 
 def peak_by_chunk(order: Sequence[int]) -> tuple[int, ...]:
-    """How many passes of each chunk are in flight at once at most. The chunks reach these peaks at different times, so that
-    their sum is `peak_in_flight` or more.
+    """Return the most passes of each chunk that are in flight at once. The chunks reach these peaks at different times, so
+    that their sum is `peak_in_flight` or more.
 
     Raises:
-        InvalidArgumentError: As `passes`.
+        InvalidArgumentError: The order cannot be read (`passes`).
     """
     by_chunk: dict[int, list[Pass]] = {}
     for item in passes(order):

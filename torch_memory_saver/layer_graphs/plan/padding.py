@@ -1,4 +1,4 @@
-"""What padding costs: a graph has one size, so a shorter batch is padded to the next captured size. Plain Python."""
+"""The cost of padding: a graph has one size, so a shorter batch is padded to the next captured size. Plain Python."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["PaddingCost", "padding_cost", "smallest_size"]
 
 @dataclass(frozen=True)
 class PaddingCost:
-    """What it costs to pad batches to captured sizes.
+    """The cost of padding batches to captured sizes.
 
     Attributes:
         served: For each size, in ascending order, the lengths that are padded to it, in the order in which they were given.
-        padded_fraction: The part of all work that is done on padding: 0 without any, and below 1.
+        padded_fraction: The share of all work that is done on padding: 0 without padding, and always below 1.
     """
 
     served: Mapping[int, tuple[int, ...]]
@@ -24,7 +24,7 @@ class PaddingCost:
 
     @property
     def graphs(self) -> int:
-        """The number of graphs that are needed: of sizes that serve a length."""
+        """The number of graphs that are needed: one for each size that serves a length."""
         return sum(1 for lengths in self.served.values() if lengths)
 
     @property
@@ -34,30 +34,30 @@ class PaddingCost:
 
 
 def smallest_size(length: int, sizes: Iterable[int]) -> int:
-    """The smallest captured size that a length fits into.
+    """Return the smallest captured size that a length fits into.
 
     Args:
         length: The length of a batch, for instance its tokens.
         sizes: The captured sizes, in any order.
 
     Raises:
-        InvalidArgumentError: No size is large enough; or something is no positive int.
+        InvalidArgumentError: No size is large enough, or a number is no positive int.
     """
     return _smallest(_positive("length", length), _checked_sizes(sizes))
 
 
 def padding_cost(lengths: Iterable[int], sizes: Iterable[int], work: Callable[[int], float] | None = None) -> PaddingCost:
-    """Which captured sizes serve which lengths, and what that costs.
+    """Return which captured sizes serve which lengths, and what that costs.
 
     Args:
-        lengths: The length of each batch of a typical run. Equal lengths count as often as they come.
+        lengths: The length of each batch of a typical run. Equal lengths count as often as they occur.
         sizes: The captured sizes, in any order.
-        work: What a batch of a length costs, in any unit. None: its length. For attention, which grows with the square, pass
-            for instance ``lambda n: n * n``.
+        work: The cost of a batch of a given length, in any unit. None means its length. For attention, which grows with the
+            square, pass for instance ``lambda n: n * n``.
 
     Raises:
-        InvalidArgumentError: There is no length, or no size; a length is longer than all sizes; something is no positive
-            int; or the work is not positive, or is less for a size than for a length that is padded to it.
+        InvalidArgumentError: There is no length, or no size; a length is longer than all sizes; a number is no positive int;
+            or the work is not positive, or is less for a size than for a length that is padded to it.
     """
     given = [_positive("length", length) for length in lengths]
     if not given:
@@ -89,7 +89,7 @@ def _smallest(length: int, sizes: list[int]) -> int:
 
 
 def _checked_sizes(sizes: Iterable[int]) -> list[int]:
-    """The sizes in ascending order, each once."""
+    """Return the sizes in ascending order, each once."""
     found = sorted({_positive("size", size) for size in sizes})
     if not found:
         raise InvalidArgumentError("there are no sizes: pass those that are captured")

@@ -1,4 +1,4 @@
-"""Draws a schedule: a row for each rank, time from left to right."""
+"""Pictures of a schedule: a row for each rank, time from left to right."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .timeline import Timeline, run_orders
 
 __all__ = ["plot_schedule"]
 
-#: Of the first chunk and of the last one; those between are mixed.
+#: The colours of the first chunk and of the last one. The colours of chunks between them are mixed.
 _FORWARD = ((0x9C, 0xC4, 0xEC), (0x2B, 0x6C, 0xB0))
 _BACKWARD = ((0xF2, 0xD0, 0xA4), (0xC8, 0x7F, 0x3A))
 _BUBBLE, _INK, _PALE = "#e2e8f0", "#1a202c", "#ffffff"
 _INCHES_PER_RANK, _INCHES_AROUND, _WIDTH = 0.42, 1.35, 11.0
 _ROW = 0.86
-#: Boxes with less width for each digit have no number of a micro-batch.
+#: Boxes with less width for each digit do not show the number of their micro-batch.
 _INCHES_FOR_A_DIGIT = 0.08
 _POINTS_PER_INCH = 72
-#: Of the white line around a box: at most so many points, and so much of its width.
+#: The maximum width of the white line around a box: in points, and as a share of the width of the box.
 _EDGE, _EDGE_SHARE = 0.6, 0.12
-#: Of the legend. More do not fit into the width.
+#: The maximum number of columns in the legend. More columns do not fit into the width.
 _COLUMNS = 5
 
 
@@ -36,16 +36,16 @@ def plot_schedule(
     backward: float = 2,
     title: str | None = None,
 ) -> Timeline:
-    """Draws the timeline of the orders of all ranks: ranks from top to bottom, time from left to right. Forwards are blue
-    and backwards orange, darker for later chunks, each with the number of its micro-batch. Bubbles are grey. Equal
-    arguments give equal bytes of an SVG file with one release of matplotlib.
+    """Draw the timeline of the orders of all ranks: ranks from top to bottom, time from left to right. Forwards are blue and
+    backwards orange, darker for later chunks, each with the number of its micro-batch. Bubbles are grey. With one release of
+    matplotlib, equal arguments give equal bytes of an SVG file.
 
     Args:
-        path: The file to write. Its suffix says the format: ``.svg``, ``.png`` or ``.pdf``.
+        path: The file to write. Its suffix selects the format: ``.svg``, ``.png`` or ``.pdf``.
         orders: The order of each rank.
         forward: How long a forward of one chunk takes, in any unit.
         backward: How long a backward of one chunk takes, in the same unit.
-        title: Above the picture. None: the number of ranks, chunks and micro-batches, and the bubble.
+        title: The title above the picture. None means the number of ranks, chunks and micro-batches, and the bubble.
 
     Returns:
         The timeline that was drawn.

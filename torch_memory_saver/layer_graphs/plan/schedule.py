@@ -1,13 +1,12 @@
 """The order in which one rank of a pipeline runs its forwards and backwards: 1F1B, plain and interleaved.
 
 Source: Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM*, arXiv
-2104.04473, section 2.2; groups that need not have the size of the pipeline as in Megatron Core's setting
+2104.04473, section 2.2. Groups need not have the size of the pipeline, as with Megatron Core's setting
 ``microbatch_group_size_per_vp_stage``.
 
-A rank runs some forwards first (*warm-up*), so that the ranks after it have work. Then it runs a forward and a backward
-in turn (*steady state*), then the backwards that remain (*cool-down*). With several chunks, it runs a *group* of
-micro-batches in chunk 0, then the same group in chunk 1, and so on, then the next group; backwards begin with the last
-chunk.
+A rank runs some forwards first (*warm-up*), so that the ranks after it have work. Then it runs a forward and a backward in
+turn (*steady state*), then the backwards that remain (*cool-down*). With several chunks, it runs a *group* of micro-batches
+in chunk 0, then the same group in chunk 1, and so on, then the next group; backwards begin with the last chunk.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ __all__ = ["bubble_fraction", "pipeline_order", "schedule_table", "warmup_count"
 
 
 def warmup_count(pp: int, rank: int, vpp: int = 1, group: int | None = None) -> int:
-    """How many forwards a rank runs before its first steady pair of a forward and a backward, if there are micro-batches
-    enough.
+    """Return how many forwards a rank runs before its first steady pair of a forward and a backward, if there are enough
+    micro-batches.
 
     It is ``pp - rank - 1`` for one chunk a rank, and ``(pp - rank - 1) * 2 + (vpp - 1) * group`` for several. The first
     backward is that of the last chunk, whose first forward comes after `vpp` - 1 whole groups. Two forwards for each later
@@ -31,7 +30,8 @@ def warmup_count(pp: int, rank: int, vpp: int = 1, group: int | None = None) -> 
         pp: The number of ranks of the pipeline.
         rank: The rank in the pipeline.
         vpp: The chunks of each rank.
-        group: The micro-batches that run in one chunk before the next chunk. None: `pp`. Without effect if `vpp` is 1.
+        group: The micro-batches that run in one chunk before the next chunk. None means `pp`. It has no effect if `vpp` is
+            1.
 
     Raises:
         InvalidArgumentError: An argument is no int or out of its range.
@@ -44,8 +44,8 @@ def warmup_count(pp: int, rank: int, vpp: int = 1, group: int | None = None) -> 
 
 
 def schedule_table(microbatches: int, chunks: int, group: int) -> tuple[tuple[int, int], ...]:
-    """The forwards of a step as pairs of micro-batch and chunk, in the order in which a rank runs them. The backwards run
-    by the same table with the chunks counted from the last.
+    """Return the forwards of a step as pairs of micro-batch and chunk, in the order in which a rank runs them. The backwards
+    follow the same table, with the chunks counted from the last.
 
     The last group is smaller if the number of micro-batches is not divisible by `group`.
 
@@ -68,20 +68,20 @@ def schedule_table(microbatches: int, chunks: int, group: int) -> tuple[tuple[in
 
 
 def pipeline_order(pp: int, rank: int, microbatches: int, vpp: int = 1, group: int | None = None) -> tuple[int, ...]:
-    """What a rank runs in a step: chunk number + 1 for a forward, its negative for a backward.
+    """Return the order of a rank in a step: chunk number + 1 for a forward, its negative for a backward.
 
     Without a pipeline it is 1, -1, 1, -1, and so on.
 
-    With several chunks a rank, the schedule is meant for a group of `pp` micro-batches or more, of which the last group
-    has `pp` or more too. Megatron Core refuses others. Here they are allowed as long as the ranks do not wait for each
-    other for ever, which is tried with `run_orders`; their bubble is larger (`bubble_fraction`).
+    With several chunks a rank, the schedule is meant for groups of `pp` micro-batches or more, the last group included.
+    Megatron Core refuses other groups. They are allowed here if the ranks do not wait for each other for ever, which is
+    tried with `run_orders`. Their bubble is larger (`bubble_fraction`).
 
     Args:
         pp: The number of ranks of the pipeline.
         rank: The rank in the pipeline.
         microbatches: The micro-batches of a step.
         vpp: The chunks of each rank.
-        group: As for `warmup_count`.
+        group: The size of a group, used as in `warmup_count`.
 
     Raises:
         InvalidArgumentError: An argument is no int or out of its range, or the ranks would wait for each other for ever.
@@ -97,20 +97,20 @@ def pipeline_order(pp: int, rank: int, microbatches: int, vpp: int = 1, group: i
 def bubble_fraction(
     pp: int, microbatches: int, vpp: int = 1, group: int | None = None, *, forward: float = 1, backward: float = 2
 ) -> Bubble:
-    """How long each rank waits in a step: in parts of the ideal time, in which the work alone would be done, and of the
+    """Return how long each rank waits in a step, as fractions of the ideal time, in which only the work is done, and of the
     step.
 
-    They are ``(pp - 1) / (vpp * microbatches)`` and ``(pp - 1) / (vpp * microbatches + pp - 1)``, whatever the durations, if
-    `vpp` is 1, or if `group` and the last group are of `pp` micro-batches or more each. So a number of micro-batches that
-    is not divisible by `group` costs nothing if the remainder is `pp` or more. A smaller remainder or group costs more:
-    a chunk is due before the last rank has run the one before it. Then the values are measured on a timeline
-    with the two durations.
+    The fractions are ``(pp - 1) / (vpp * microbatches)`` and ``(pp - 1) / (vpp * microbatches + pp - 1)``, whatever the
+    durations, if `vpp` is 1, or if `group` and the last group are of `pp` micro-batches or more each. So a number of
+    micro-batches that is not divisible by `group` costs nothing if the remainder is `pp` or more. A smaller remainder or
+    group costs more, because a chunk is due before the last rank has run the one before it. Then the fractions are measured
+    on a timeline with the two durations.
 
     Args:
         pp: The number of ranks of the pipeline.
         microbatches: The micro-batches of a step.
         vpp: The chunks of each rank.
-        group: As for `warmup_count`.
+        group: The size of a group, used as in `warmup_count`.
         forward: How long a forward of one chunk takes, in any unit.
         backward: How long a backward of one chunk takes, in the same unit.
 
@@ -141,7 +141,8 @@ def _all_orders(pp: int, microbatches: int, vpp: int, group: int) -> list[tuple[
 
 
 def _is_regular(pp: int, microbatches: int, vpp: int, group: int) -> bool:
-    """Whether the last rank has run a group's first micro-batch in one chunk when rank 0 needs it for the next chunk."""
+    """Return whether the last rank has run a group's first micro-batch in one chunk when rank 0 needs it for the next
+    chunk."""
     last = microbatches % group
     return vpp == 1 or (group >= pp and (last == 0 or last >= pp))
 

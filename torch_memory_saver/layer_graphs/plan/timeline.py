@@ -1,8 +1,7 @@
-"""Runs the orders of all ranks in simulated time: a forward waits for the stage before, a backward for the stage after.
+"""The orders of all ranks in simulated time: a forward waits for the stage before, a backward for the stage after.
 
-Stage ``chunk * ranks + rank`` is where a chunk lies in the model (Narayanan et al., *Efficient Large-Scale Language Model
-Training on GPU Clusters Using Megatron-LM*, arXiv 2104.04473, section 2.2). Sending takes no time, and no rank waits for
-a receiver.
+A chunk is stage ``chunk * ranks + rank`` of the model (Narayanan et al., *Efficient Large-Scale Language Model Training on
+GPU Clusters Using Megatron-LM*, arXiv 2104.04473, section 2.2). Sending takes no time, and no rank waits for a receiver.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ __all__ = ["Bubble", "Timeline", "Work", "run_orders"]
 
 @dataclass(frozen=True)
 class Work:
-    """One forward or backward of one micro-batch in one chunk.
+    """A forward or a backward that runs one micro-batch in one chunk.
 
     Attributes:
         chunk: The chunk on its rank.
         microbatch: The micro-batch.
         backward: Whether it is a backward.
-        start: When it begins, in the unit of the durations. The step begins at 0.
-        end: When it ends.
+        start: The time at which it begins, in the unit of the durations. The step begins at 0.
+        end: The time at which it ends.
     """
 
     chunk: int
@@ -41,8 +40,8 @@ class Bubble:
     """The time in which a rank waits. It is the same for all ranks, because all have the same work.
 
     Attributes:
-        of_ideal: In parts of the time that the work alone takes. It may be above 1.
-        of_step: In parts of the step, from the first start to the last end on any rank. It is below 1.
+        of_ideal: The time as a fraction of the time that the work alone takes. It may be above 1.
+        of_step: The time as a fraction of the step, from the first start to the last end on any rank. It is below 1.
     """
 
     of_ideal: float
@@ -51,11 +50,11 @@ class Bubble:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What every rank does when.
+    """The work of every rank over time.
 
     Attributes:
-        ranks: For each rank its work, by start.
-        step: From the first start to the last end on any rank.
+        ranks: The work of each rank, sorted by start.
+        step: The time that passes from the first start to the last end on any rank.
         ideal: The time that the work of one rank takes.
     """
 
@@ -65,11 +64,11 @@ class Timeline:
 
     @property
     def bubble(self) -> Bubble:
-        """How long a rank waits, measured on this timeline."""
+        """The time in which a rank waits, measured on this timeline."""
         return Bubble((self.step - self.ideal) / self.ideal, (self.step - self.ideal) / self.step)
 
 
-#: Backward or not, stage, micro-batch.
+#: Whether it is a backward, the stage, and the micro-batch.
 _Key = tuple[bool, int, int]
 
 
@@ -89,18 +88,19 @@ class _Rank:
         return self.work[-1].end if self.work else 0
 
     def key(self) -> _Key:
-        """What this rank does next."""
+        """Return the next work of this rank."""
         backward, chunk, microbatch = self.tasks[len(self.work)]
         return backward, chunk * self.ranks + self.rank, microbatch
 
     def needed(self) -> _Key | None:
-        """What that needs of another stage. A backward on the last stage needs its own forward, which came before it."""
+        """Return the work of another stage that the next work needs, or None. A backward on the last stage needs its own
+        forward, which came before it."""
         backward, stage, microbatch = self.key()
         other = stage + (1 if backward else -1)
         return (backward, other, microbatch) if 0 <= other <= self.last else None
 
     def run(self, ends: dict[_Key, float], durations: tuple[float, float]) -> bool:
-        """Runs all that need not wait, and returns whether anything ran."""
+        """Run all work that need not wait, and return whether anything ran."""
         before = len(self.work)
         while len(self.work) < len(self.tasks):
             needed = self.needed()
@@ -120,7 +120,7 @@ class _Rank:
 
 
 def run_orders(orders: Sequence[Sequence[int]], forward: float = 1, backward: float = 2) -> Timeline:
-    """Runs the orders of all ranks, each as early as its own order and the other stages permit.
+    """Run the orders of all ranks, each as early as its own order and the other stages permit.
 
     Args:
         orders: The order of each rank.
@@ -128,8 +128,8 @@ def run_orders(orders: Sequence[Sequence[int]], forward: float = 1, backward: fl
         backward: How long a backward of one chunk takes, in the same unit.
 
     Raises:
-        InvalidArgumentError: The ranks wait for each other for ever, an order cannot be read (`passes`), the orders
-            differ in their chunks or micro-batches, or a duration is not above 0.
+        InvalidArgumentError: The ranks wait for each other for ever, an order cannot be read (`passes`), the orders differ
+            in their chunks or micro-batches, or a duration is not above 0.
     """
     if not (forward > 0 and backward > 0):
         raise InvalidArgumentError(f"the durations are {forward} and {backward}: both must be above 0")
