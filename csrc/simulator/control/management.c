@@ -184,7 +184,7 @@ int nvmlDeviceGetComputeRunningProcesses_v2(nvml_device_t device, unsigned *coun
 
 /* A simulated driver takes no memory itself, so the used memory is the memory that processes hold. */
 int nvmlDeviceGetMemoryInfo(nvml_device_t device, nvml_memory_t *memory) {
-    sim_budget_process_t rows[SIM_BUDGET_PROCESSES];
+    sim_budget_process_t rows[SIM_BUDGET_PROCESSES] = {0};
     unsigned count = SIM_BUDGET_PROCESSES;
     unsigned long long used = 0;
     if (!memory) return NVML_ERROR_INVALID_ARGUMENT;
