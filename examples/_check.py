@@ -10,4 +10,4 @@ def check(holds: bool, what: str) -> None:
     """End the program with status 1 unless `what` holds."""
     if not holds:
         raise SystemExit(f"FAILED: {what}")
-    print(f"  ok: {what}")
+    print(f"  ok: {what}", flush=True)

@@ -1,4 +1,7 @@
-"""How memory_leak.py runs its engine: three processes in a row. Needs neither PyTorch nor torch_memory_saver."""
+"""The engine of memory_leak.py as seen from outside: it starts three processes in a row and sends requests through them.
+
+This module needs neither PyTorch nor torch_memory_saver.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
+from _check import MIB
 from _image_bursts import side_of
 
 ROLES = ("tokenizer", "scheduler", "detokenizer")
 HERE = Path(__file__).resolve().parent
+#: The number of rollouts, and of images in each request. A step of the trainer follows each rollout.
+STEPS, IMAGES = 4, 3
 #: Variables of the user's shell that are removed because they would change what the example shows.
-LEFT_OUT = ("TMS_DEBUG", "TMS_RELEASE_CACHED", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+REMOVED = ("TMS_DEBUG", "TMS_RELEASE_CACHED", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 #: Seconds to wait for a process to end after its input has ended.
 PATIENCE = 60
 
@@ -30,33 +34,30 @@ class Counters(NamedTuple):
     reserved: int
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """The work of the engine.
 
     Attributes:
-        steps: The number of rollouts. A step of the trainer follows each.
         requests: The number of requests in a rollout.
-        images: The number of images in a request.
-        batch_mib: MiB of the images that the scheduler has on the device at once.
-        optimizer_mib: MiB of each block of the optimizer's state.
+        batch_mib: The size of the images that the scheduler has on the device at once, in MiB.
+        optimizer_mib: Each block of the optimizer's state has this size, in MiB.
     """
 
-    steps: int
     requests: int
-    images: int
     batch_mib: int
     optimizer_mib: int
 
     @property
     def images_of_step(self) -> int:
-        return self.requests * self.images
+        return self.requests * IMAGES
 
-    def rollout(self, step: int) -> Iterator[dict[str, Any]]:
-        for request in range(self.requests):
-            number = step * self.requests + request
-            images = [{"id": number * self.images + image, "side": side_of(step)} for image in range(self.images)]
-            yield {"id": number, "images": images}
+    def rollout(self, step: int) -> list[dict[str, Any]]:
+        """Return the requests of a step."""
+        numbers = range(step * self.requests, (step + 1) * self.requests)
+        return [
+            {"id": number, "images": [{"id": number * IMAGES + image, "side": side_of(step)} for image in range(IMAGES)]}
+            for number in numbers
+        ]
 
 
 @dataclass
@@ -65,6 +66,15 @@ class Results:
 
     memory: dict[str, list[Counters]]
     answers: dict[int, str]
+
+    def __str__(self) -> str:
+        """Return a table of the counters, in MiB."""
+        columns = "  ".join(f"{'allocated':>10}{'reserved':>10}" for _ in ROLES)
+        lines = ["  MiB   " + "  ".join(f"{role:^20}" for role in ROLES).rstrip(), f"  step  {columns}"]
+        for step, counters in enumerate(zip(*(self.memory[role] for role in ROLES), strict=True), 1):
+            cells = (f"{each.allocated / MIB:>10.1f}{each.reserved / MIB:>10.1f}" for each in counters)
+            lines.append(f"  {step:>4}  {'  '.join(cells)}")
+        return "\n".join(lines)
 
 
 class Engine:
@@ -76,18 +86,20 @@ class Engine:
     """
 
     def __init__(self, load: Load, settings: dict[str, str], drop_answered: bool) -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
-        arguments = {
-            "tokenizer": ["--optimizer-mib", str(load.optimizer_mib), *(["--drop-answered"] if drop_answered else [])],
-            "scheduler": ["--batch-mib", str(load.batch_mib)],
-            "detokenizer": [],
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(REMOVED)}
+        commands = {
+            "tokenizer": ["_leak_tokenizer.py", "--optimizer-mib", str(load.optimizer_mib)],
+            "scheduler": ["_leak_stage.py", "scheduler", "--batch-mib", str(load.batch_mib)],
+            "detokenizer": ["_leak_stage.py", "detokenizer"],
         }
+        if drop_answered:
+            commands["tokenizer"].append("--drop-answered")
         self.processes: list[subprocess.Popen[str]] = []
         for role in ROLES:
-            command = [sys.executable, str(HERE / f"_leak_{role}.py"), *arguments[role]]
+            program, *arguments = commands[role]
+            command = [sys.executable, str(HERE / program), *arguments]
             source = self.processes[-1].stdout if self.processes else subprocess.PIPE
-            environment = {**kept, **settings}
-            process = subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, env=environment, text=True)
+            process = subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, env=kept | settings, text=True)
             if self.processes:
                 source.close()  # type: ignore[union-attr]  # only the new process reads it
             self.processes.append(process)
@@ -108,9 +120,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         first = self.processes[0].stdin
         assert first is not None
         with contextlib.suppress(BrokenPipeError):
@@ -132,15 +142,16 @@ def recording(folder: Path) -> dict[str, str]:
 
 
 def run(load: Load, settings: dict[str, str], drop_answered: bool = False) -> Results:
-    """Start an engine, have it make all steps, and end it."""
+    """Start an engine, have it make all steps, and end it. Prints the counters of its processes."""
     results = Results({role: [] for role in ROLES}, {})
     with Engine(load, settings, drop_answered) as engine:
-        for step in range(load.steps):
-            answered = engine.ask("generate", requests=list(load.rollout(step)))
+        for step in range(STEPS):
+            answered = engine.ask("generate", requests=load.rollout(step))
             results.answers |= {request["id"]: request["text"] for request in answered["requests"]}
             memory = engine.ask("sleep", memory={})["memory"]
             memory |= engine.ask("train", memory={})["memory"]
             for role in ROLES:
                 results.memory[role].append(Counters(**memory[role]))
             engine.ask("wake")
+    print(results, flush=True)
     return results

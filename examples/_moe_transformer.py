@@ -6,13 +6,11 @@ no operation whose backward adds to one place from several threads, as the backw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from torch_memory_saver.layer_graphs import graph_part
@@ -26,9 +24,9 @@ CHOSEN_EXPERTS = 2
 class Shape:
     width: int
     length: int
-    """Tokens of a micro-batch: one sequence."""
+    """The number of tokens of a micro-batch, which is one sequence."""
     layers: int
-    experts: int
+    experts: int = 4
     heads: int = 4
 
 
@@ -56,88 +54,17 @@ class Permute(torch.autograd.Function):
         return gradient.index_select(0, ctx.saved_tensors[0]), None, None
 
 
-class GroupedLinear(torch.autograd.Function):
-    """A product of each group of rows with the group's matrix. `groups` has, for each group in turn, the number of its rows
-    and the index of its matrix."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, matrices: torch.Tensor, groups: Sequence[tuple[int, int]]) -> torch.Tensor:
-        ctx.save_for_backward(rows, matrices)
-        ctx.groups = groups
-        results = torch.empty_like(rows)
-        for (begin, end), matrix in spans(groups):
-            torch.mm(rows[begin:end], matrices[matrix], out=results[begin:end])
-        return results
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        rows, matrices = ctx.saved_tensors
-        of_rows, of_matrices = torch.empty_like(rows), torch.zeros_like(matrices)
-        for (begin, end), matrix in spans(ctx.groups):
-            torch.mm(gradient[begin:end], matrices[matrix].t(), out=of_rows[begin:end])
-            of_matrices[matrix].addmm_(rows[begin:end].t(), gradient[begin:end])
-        return of_rows, of_matrices, None
-
-
-def spans(groups: Sequence[tuple[int, int]]) -> Iterable[tuple[tuple[int, int], int]]:
-    """Return, for each group that is not empty, its first row, the row after its last, and its matrix."""
-    ends = accumulate(rows for rows, _ in groups)
-    return [((end - rows, end), matrix) for end, (rows, matrix) in zip(ends, groups, strict=True) if rows]
-
-
-class AllToAll(torch.autograd.Function):
-    """A function that sends each rank of the group its part of the rows. The gradient is sent back."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, sent: list[int], received: list[int], group: Any) -> torch.Tensor:
-        ctx.way_back = received, sent, group
-        return exchange(rows, sent, received, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return exchange(gradient, *ctx.way_back), None, None, None
-
-
-def exchange(rows: torch.Tensor, sent: list[int], received: list[int], group: Any) -> torch.Tensor:
-    arrived = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-    return arrived
-
-
 class Experts(nn.Module):
-    """A matrix for each expert. If there is a group, each of its ranks has an equal part of the matrices."""
+    """A matrix for each expert."""
 
-    def __init__(self, shape: Shape, group: Any = None) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        matrices = torch.randn(shape.experts, shape.width, shape.width) / shape.width**0.5
-        self.group = group
-        self.ranks = 1 if group is None else dist.get_world_size(group)
-        rank = 0 if group is None else dist.get_rank(group)
-        self.matrices = nn.Parameter(matrices.chunk(self.ranks)[rank].clone())
+        self.matrices = nn.Parameter(torch.randn(shape.experts, shape.width, shape.width) / shape.width**0.5)
 
-    def forward(self, tokens: torch.Tensor, counts: torch.Tensor, note: Callable[[list[int]], None]) -> torch.Tensor:
-        """
-        Args:
-            tokens: The tokens, sorted by expert.
-            counts: The number of tokens of each expert, on the GPU.
-            note: A function that is called with the counts on the host.
-        """
-        if self.group is None:
-            sizes = counts.tolist()  # waits for the GPU
-            note(sizes)
-            return GroupedLinear.apply(tokens, self.matrices, [(rows, number) for number, rows in enumerate(sizes)])
-        even = [len(self.matrices)] * self.ranks
-        sizes, others = torch.stack([counts, exchange(counts, even, even, self.group)]).tolist()
-        note(sizes)
-        sent, received = (sums(each, len(self.matrices)) for each in (sizes, others))
-        groups = [(rows, number % len(self.matrices)) for number, rows in enumerate(others)]
-        arrived = AllToAll.apply(tokens, sent, received, self.group)
-        return AllToAll.apply(GroupedLinear.apply(arrived, self.matrices, groups), received, sent, self.group)
-
-
-def sums(numbers: list[int], size: int) -> list[int]:
-    """Return the sums of consecutive groups of `size` numbers."""
-    return [sum(numbers[begin : begin + size]) for begin in range(0, len(numbers), size)]
+    def forward(self, tokens: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        """Run the experts. `tokens` are sorted by expert, and `sizes` has the number of tokens of each expert."""
+        parts = zip(tokens.split(sizes), self.matrices.unbind(), strict=True)
+        return torch.cat([part @ matrix for part, matrix in parts])
 
 
 class Dispatcher:
@@ -153,14 +80,17 @@ class Dispatcher:
         self.inverse = torch.argsort(self.order)
         self.counts = (chosen == torch.arange(experts, device=chosen.device)[:, None]).sum(1)
 
-    def note(self, sizes: list[int]) -> None:
+    def sizes(self) -> list[int]:
+        """Return the number of tokens of each expert. This waits for the GPU."""
+        sizes: list[int] = self.counts.tolist()
         self.seen.append(tuple(sizes))
+        return sizes
 
 
 class Layer(nn.Module):
     """Attention and experts. The code is the same whether the parts run or are replayed."""
 
-    def __init__(self, shape: Shape, group: Any = None) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
         width, head = shape.width, shape.width // shape.heads
         self.shape = shape
@@ -168,7 +98,7 @@ class Layer(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.query_norm, self.key_norm = Norm(head), Norm(head)
         self.gate = nn.Linear(width, shape.experts, bias=False)
-        self.experts = Experts(shape, group)
+        self.experts = Experts(shape)
         self.dispatcher = Dispatcher()
         angles = torch.arange(shape.length)[:, None] / 10_000 ** (torch.arange(0, head, 2) / head)
         self.register_buffer("cosine", angles.cos().repeat(1, 2))
@@ -180,9 +110,8 @@ class Layer(nn.Module):
         normed, weights, chosen = self.route(hidden)
         tokens = self.preprocess(normed, weights, chosen)
         # From here on the sizes differ in each micro-batch.
-        dispatcher = self.dispatcher
-        results = self.experts(tokens, dispatcher.counts, dispatcher.note)
-        results = Permute.apply(results, dispatcher.inverse, dispatcher.order)
+        results = self.experts(tokens, self.dispatcher.sizes())
+        results = Permute.apply(results, self.dispatcher.inverse, self.dispatcher.order)
         return hidden + results.unflatten(0, (-1, CHOSEN_EXPERTS)).sum(1)
 
     @graph_part("attn")
@@ -225,10 +154,10 @@ class Head(nn.Module):
         return self.out(self.norm(hidden))
 
 
-def make_layers(shape: Shape, group: Any = None) -> list[nn.Module]:
+def make_layers(shape: Shape) -> list[nn.Module]:
     """Make the layers of the whole model, on the host. Equal shapes give equal parameters."""
     torch.manual_seed(0)
-    return [*(Layer(shape, group) for _ in range(shape.layers)), Head(shape)]
+    return [*(Layer(shape) for _ in range(shape.layers)), Head(shape)]
 
 
 def make_batch(shape: Shape, *numbers: int) -> tuple[torch.Tensor, torch.Tensor]:

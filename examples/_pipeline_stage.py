@@ -74,7 +74,7 @@ class Stage:
     """The chunks of a rank, with or without graphs."""
 
     def __init__(
-        self, chunks: Sequence[Sequence[Any]], order: Sequence[int], rank: int, ranks: int, links: Sends, graphs: Any = None
+        self, chunks: Sequence[Sequence[Any]], order: Sequence[int], rank: int, ranks: int, links: Any, graphs: Any = None
     ) -> None:
         """
         Args:
@@ -82,7 +82,7 @@ class Stage:
             order: The order in which the rank runs its chunks in a step.
             rank: The number of this rank.
             ranks: The number of ranks.
-            links: The transport to the other ranks.
+            links: The transport to the other ranks (`Sends`), or None if there are no others.
             graphs: The LayerGraphs of captured layers.
         """
         self.chunks, self.order, self.rank, self.ranks, self.links, self.graphs = chunks, order, rank, ranks, links, graphs

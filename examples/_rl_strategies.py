@@ -206,7 +206,11 @@ def run(strategy: type[Strategy], sizes: Sizes, trainer: Remote, folder: Path, s
     manager = strategy(sizes, trainer, folder)
     try:
         manager.start()
-        return [manager.step() for _ in range(steps)]
+        made = []
+        for number in range(1, steps + 1):
+            print(f"  step {number} of {steps}", flush=True)
+            made.append(manager.step())
+        return made
     except RemoteError as error:
         if error.kind != "OutOfMemoryError":
             raise

@@ -1,4 +1,4 @@
-"""Bursts of images with and without PyTorch's expandable segments.
+"""A comparison of ordinary and expandable segments of PyTorch's allocator, under bursts of images that grow.
 
 Each step's images are larger than those of the step before, and need about as much memory in all. An ordinary segment
 holds one image, and no cached segment is large enough for an image of the next step, so reserved memory grows by a burst
@@ -31,7 +31,7 @@ from _image_bursts import at_once, image_bytes, segment_bytes, side_of
 
 #: The names of the variable. Newer releases of PyTorch read the second one, and older releases only the first.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-#: The line width of the output of the command `compare`.
+#: The output of the command `compare` has lines of this width.
 WIDTH = "88"
 #: PyTorch maps an expandable segment of large blocks in pieces of this size.
 PIECE = 20 * MIB

@@ -10,8 +10,7 @@ and first looks at the wrong process: the scheduler, which has most of the memor
    allocated anew in each step, rise above these pixels.
 4. The engine runs again, with a fix of the tokenizer and with TMS_RELEASE_CACHED=pause: nothing grows.
 
-    python examples/memory_leak.py
-    python examples/memory_leak.py --out hunt --plot hunt.svg
+    python examples/memory_leak.py --out hunt
     python examples/memory_leak.py --requests 500 --batch-mib 8192 --optimizer-mib 512    # larger
 """
 
@@ -32,18 +31,15 @@ from typing import Any
 
 from _check import MIB, check
 from _image_bursts import at_once, segment_bytes, side_of
-from _leak_pipeline import Load, Results, recording, run
-from _leak_report import plot, table
+from _leak_pipeline import IMAGES, STEPS, Load, Results, recording, run
 
 #: Bytes of the pixels of one image, which the tokenizer keeps: 3 x 224 x 224 numbers of 32 bits.
 LEAKED = 3 * 224 * 224 * 4
 OPTIMIZER_BLOCKS = 4
 #: The folders of the snapshots, and the file of the page.
 BEFORE, AFTER, PAGE = "before", "after", "leak.html"
-#: The line width of the output of the command `compare`.
+#: The output of the command `compare` has lines of this width.
 WIDTH = "88"
-#: The number of moments that `compare` needs to tell a leak from a warm-up, and the number that a folder keeps.
-FEWEST, MOST = 3, 10
 
 
 def compare(folder: Path, *arguments: str, show: bool = True) -> tuple[int, str]:
@@ -86,7 +82,7 @@ def innermost(stack: dict[str, Any]) -> tuple[str, str]:
 def watch_the_scheduler(folder: Path, before: Results, load: Load) -> None:
     print("\nMost memory grows in the scheduler. Is it there?")
     scheduler = before.memory["scheduler"]
-    planned = [_cached(load, step) for step in range(1, load.steps)]
+    planned = [_cached(load, step) for step in range(1, STEPS)]
     grown = changes([counters.reserved for counters in scheduler])
     check(grown == planned, f"the scheduler's reserved memory grows by {in_mib(planned)} MiB, its bursts")
     check(len({counters.allocated for counters in scheduler}) == 1, "what is allocated there does not grow")
@@ -152,18 +148,11 @@ def in_mib(sizes: list[int]) -> str:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4, help=f"from {FEWEST} to {MOST} (default %(default)s)")
-    parser.add_argument("--requests", type=int, default=8, help="of each step (default %(default)s)")
-    parser.add_argument("--images", type=int, default=3, help="of each request (default %(default)s)")
-    parser.add_argument("--batch-mib", type=int, default=288, help="for images in the scheduler (default %(default)s)")
-    parser.add_argument("--optimizer-mib", type=int, default=32, help="of each of its 4 blocks (default %(default)s)")
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="keep the snapshots and the page there (default: a temporary folder)"
-    )
-    parser.add_argument("--plot", metavar="FILE", help="draw the memory of both runs to this file (needs matplotlib)")
+    parser.add_argument("--requests", type=int, default=8, help="requests of each step (default %(default)s)")
+    parser.add_argument("--batch-mib", type=int, default=288, help="images in the scheduler (default %(default)s)")
+    parser.add_argument("--optimizer-mib", type=int, default=32, help="each of its 4 blocks (default %(default)s)")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="keep the snapshots and the page there")
     options = parser.parse_args()
-    if not FEWEST <= options.steps <= MOST:
-        parser.error(f"--steps must be from {FEWEST} to {MOST}")
     if options.out and any((options.out / name).exists() for name in (BEFORE, AFTER)):
         parser.error(f"{options.out} has snapshots of another run")
     return options
@@ -174,26 +163,22 @@ def folder_of(options: argparse.Namespace) -> Iterator[Path]:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         yield options.out.resolve()
-        return
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            yield Path(name)
 
 
 def main() -> None:
     options = parse()
-    load = Load(options.steps, options.requests, options.images, options.batch_mib, options.optimizer_mib)
+    load = Load(options.requests, options.batch_mib, options.optimizer_mib)
     with folder_of(options) as folder:
-        print(f"The engine: {load.steps} steps of {load.requests} requests with {load.images} images.", flush=True)
+        print(f"The engine: {STEPS} steps of {load.requests} requests with {IMAGES} images.", flush=True)
         before = run(load, recording(folder / BEFORE))
-        print(table(before), flush=True)
         watch_the_scheduler(folder, before, load)
         find_the_leak(folder, load)
         print("\nThe engine again, with the fix, and with TMS_RELEASE_CACHED=pause.", flush=True)
         after = run(load, recording(folder / AFTER) | {"TMS_RELEASE_CACHED": "pause"}, drop_answered=True)
-        print(table(after), flush=True)
         see_that_it_is_cured(folder, before, after)
-    if options.plot:
-        plot(options.plot, before, after)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
-"""A trainer and an inference engine as two processes on one GPU, in turn, by four strategies.
+"""A comparison of four strategies by which a trainer and an inference engine take turns on one GPU.
 
-The sizes are those of a published comparison: a 7B model, a KV cache of 90 GB, a trainer of 48 GB. Together they need more
-than a GPU of 150 GB. The trainer's memory and the engine's lie in regions. Each answer of the engine, by replayed CUDA
+It needs one GPU. With 140 GB or more it uses the sizes of a published comparison, 50 GB of host memory and 16 GB in the
+temporary folder, and takes some minutes: the second strategy writes and reads the weights in every step. A smaller GPU gets
+the same sizes in proportion, and so do host memory and the folder. `--scale 0.1 --skip-search` is a short run.
+
+The published sizes are a 7B model, a KV cache of 90 GB and a trainer of 48 GB. Together they need more than a GPU of 150 GB.
+The trainer and the engine are processes, and their memory lies in regions. Each answer of the engine, by replayed CUDA
 graphs, is checked against the trainer's own.
 
   keep everything      both keep all they have; the engine copies the trainer's live weights over CUDA IPC

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import re
 from collections.abc import Mapping
@@ -20,8 +19,6 @@ STEPS, MICROBATCHES = 2, 3
 SMALL = ["--width", "64", "--length", "32", "--steps", str(STEPS), "--microbatches", str(MICROBATCHES)]
 FREED = re.compile(r"gave back (\d+) MiB \(reported (\d+)\)")
 LOSSES = re.compile(r"step \d+: the losses .* bit for bit \((.*)\)")
-#: A row of the table: rank, peak in flight, the way, the pools in MiB by micro-batches, graphs.
-ROW = re.compile(r" +(\d+) +(\d+) +(per_microbatch|shared|without reuse) +(\d+) +(\d+) +(\d+)$", re.MULTILINE)
 
 
 #: Four simulated GPUs, whatever these tests have.
@@ -58,43 +55,11 @@ def expect_losses(output: str, number: int, microbatches: int) -> None:
 
 @pytest.mark.outer
 def test_training_with_graphs_of_parts() -> None:
-    """The last check asks for what no machine can reach."""
-    arguments = [*SMALL, "--layers", "2", "--repetitions", "1", "--at-least", "1e9"]
-    done = subprocess_run([str(EXAMPLES / "partial_cuda_graph.py"), *arguments], timeout=250).check(status=1)
-    print(done.output)
-    assert "FAILED: a step is at least 1e+09 times as fast" in done.error
-    expect_pauses(done.output, STEPS)
-    expect_losses(done.output, STEPS, MICROBATCHES)
-    assert held(done.output, "the model has changed")
-    assert re.search(r"^graphs +6$", done.output, re.MULTILINE), "a forward and a backward of two layers and the head"
-    assert float(re.findall(r"With graphs a step is (\d+\.\d+) times", done.output)[0]) > 0
-
-
-@pytest.mark.outer
-def test_table_and_picture(tmp_path: Path) -> None:
-    picture = tmp_path / "memory.png"
-    has_matplotlib = importlib.util.find_spec("matplotlib") is not None
-    output = run("--table", "16", "--width", "512", "--length", "512", *(["--plot", str(picture)] if has_matplotlib else []))
-    rows = [(row[2], int(row[0]), *map(int, row[3:6])) for row in ROW.findall(output)]
-    assert len(rows) == 6 and len(held(output, "the pools")) == 8
-    pools = {(way, rank): (eight, sixteen) for way, rank, eight, sixteen, _ in rows}
-    for way in ("per_microbatch", "shared"):
-        # Equal, but for one segment of PyTorch's: which block it chooses depends on addresses.
-        assert all(max(pools[way, rank]) - min(pools[way, rank]) <= 20 for rank in (0, 3))
-        assert pools[way, 3][0] < pools[way, 0][0]
-    assert all(pools["without reuse", rank][1] > 1.2 * pools["without reuse", rank][0] for rank in (0, 3))
-    graphs = {(way, rank): number for way, rank, *_, number in rows}
-    assert (graphs["per_microbatch", 0], graphs["shared", 0], graphs["shared", 3]) == (64, 24, 12)
-    if has_matplotlib:
-        assert picture.read_bytes().startswith(b"\x89PNG") and len(held(output, "forwards and backwards were measured")) == 2
-
-
-@pytest.mark.outer
-@pytest.mark.multigpu
-def test_experts_on_two_gpus() -> None:
-    output = run(*SMALL, "--layers", "1", "--experts-over", "2")
-    expect_pauses(output, 2 * STEPS)
-    expect_losses(output, 2 * (STEPS + 1), MICROBATCHES)
+    output = run(*SMALL, "--layers", "2")
+    expect_pauses(output, STEPS)
+    expect_losses(output, STEPS, MICROBATCHES)
+    assert held(output, "the model has changed")
+    assert re.search(r"^graphs +6$", output, re.MULTILINE), "a forward and a backward of two layers and the head"
 
 
 @pytest.mark.outer
