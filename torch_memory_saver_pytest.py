@@ -1,8 +1,8 @@
 """The pytest plugin: ``pytest --simulated-gpus N`` runs the tests on simulated GPUs.
 
 The dynamic linker loads the simulated GPU when a process starts. So the plugin starts pytest again: it replaces the program
-of this process by one with the same command line and the environment of ``simulate``. That happens before output is captured
-and before a conftest.py is imported.
+of this process by one with the same command line and the environment of ``simulate``. The replacement happens before output
+is captured and before a conftest.py is imported.
 
 Every run of pytest imports this module if the package is installed. So the module lies beside the package, because importing
 the package loads the native library. It imports nothing that pytest has not imported. PYTEST_DONT_REWRITE
@@ -25,6 +25,7 @@ _STARTED = "TORCH_MEMORY_SAVER_PYTEST"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options ``--simulated-gpus`` and ``--simulated-memory``."""
     group = parser.getgroup("torch_memory_saver", "PyTorch on simulated GPUs (torch_memory_saver)")
     group.addoption("--simulated-gpus", type=int, metavar="N", help="run on N simulated GPUs; needs PyTorch's CUDA build")
     group.addoption("--simulated-memory", metavar="SIZE", help=f"memory of each simulated GPU (default {_DEFAULT_MEMORY})")
@@ -33,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # The plugin that captures output starts in this hook, too. With tryfirst this wrapper runs before it.
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
-    """Starts pytest again on the simulated GPUs that the options ask for, unless it runs on them already.
+    """Start pytest again on the simulated GPUs that the options ask for, unless it runs on them already.
 
     Raises:
         pytest.UsageError: The options do not fit together, or pytest cannot be started again.
@@ -48,6 +49,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
+    """Return the header line that describes the simulated GPUs, or None without ``--simulated-gpus``."""
     if config.getoption("--simulated-gpus") is None:
         return None
     gib = int(os.environ["TMS_SIMULATED_MEMORY"]) / (1 << 30)
@@ -55,7 +57,10 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def _runs_on(devices: int, memory: str | None, variables: Mapping[str, str]) -> bool:
-    """Whether ``simulate`` made the environment `variables`, with `devices` devices and, if it is given, that memory."""
+    """Return whether ``simulate`` made the environment `variables`, with that number of devices and that memory.
+
+    The memory is not compared if `memory` is None.
+    """
     preloaded = [os.path.basename(path) for path in variables.get("LD_PRELOAD", "").replace(":", " ").split()]
     if _SIMULATOR not in preloaded or variables.get("TMS_SIMULATED_DEVICES") != str(devices):
         return False
@@ -115,8 +120,11 @@ def _is_of_a_machine(name: str) -> bool:
 
 
 def _is_the_program() -> bool:
-    """Whether this process was started to run pytest and ends with it, as with `pytest` or `python -m pytest`. False in a
-    program that calls pytest.main() and in a worker of pytest-xdist."""
+    """Return whether this process was started to run pytest and ends with it.
+
+    The result is True with `pytest` and `python -m pytest`. It is False in a program that calls pytest.main() and in a
+    worker of pytest-xdist.
+    """
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

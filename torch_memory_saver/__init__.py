@@ -1,13 +1,14 @@
-"""Pause and resume the GPU memory of tensors without changing their addresses.
+"""A library that pauses and resumes the GPU memory of tensors without changing their addresses.
 
     from torch_memory_saver import torch_memory_saver
 
     with torch_memory_saver.region(tag="kv_cache"):
         cache = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
-    torch_memory_saver.pause("kv_cache")   # the physical memory is the driver's again
-    torch_memory_saver.resume("kv_cache")  # new physical memory at the same address
+    torch_memory_saver.pause("kv_cache")   # returns the physical memory to the driver
+    torch_memory_saver.resume("kv_cache")  # maps new physical memory at the same address
 
-What calls return is in :mod:`torch_memory_saver.reports`, what they raise in :mod:`torch_memory_saver.errors`.
+The values that calls return are in :mod:`torch_memory_saver.reports`, and the exceptions are in
+:mod:`torch_memory_saver.errors`.
 
 Importing this module loads no driver, makes no CUDA context, starts no thread and does not import torch.
 """

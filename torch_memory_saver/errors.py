@@ -1,8 +1,8 @@
-"""Every exception that this package raises.
+"""The exceptions that this package raises.
 
-All derive from :class:`TorchMemorySaverError`, which is a ``RuntimeError``. The attributes have the native core's details of
-the failure; those that do not apply are ``""``, ``0`` or, for ``device``, ``None``. The instances can be pickled, so that a
-worker process can send one to its parent.
+All derive from :class:`TorchMemorySaverError`, which is a ``RuntimeError``. The attributes contain the details of the
+failure from the native core. Attributes that do not apply are ``""``, ``0`` or, for ``device``, ``None``. The instances can
+be pickled, so that a worker process can send one to its parent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class TorchMemorySaverError(RuntimeError):
-    """The base of everything that this package raises.
+    """The base class of every exception that this package raises.
 
     Attributes:
         operation: The operation that failed, such as ``"pause"`` or ``"allocate"``.
@@ -82,11 +82,11 @@ class TorchMemorySaverError(RuntimeError):
 
 
 class InvalidArgumentError(TorchMemorySaverError, ValueError):
-    """An argument has a value that the operation does not accept. Nothing was changed."""
+    """An argument has a value that the operation does not accept, and nothing was changed."""
 
 
 class InvalidStateError(TorchMemorySaverError):
-    """The operation does not fit the present state. Nothing was changed."""
+    """The operation does not fit the present state, and nothing was changed."""
 
 
 class NotManagedError(TorchMemorySaverError):
@@ -103,12 +103,17 @@ class OutOfMemoryError(TorchMemorySaverError):
 
 
 class OutOfHostMemoryError(TorchMemorySaverError, MemoryError):
-    """The host has too little memory, for a backup or for bookkeeping; or its limits cannot be read for lack of descriptors
-    (``os_error`` is then the system's error number)."""
+    """The host has too little memory for a backup or for bookkeeping, or the limits of its memory cannot be read.
+
+    The limits cannot be read if the process has too few file descriptors: ``os_error`` is then the system's error number.
+    """
 
 
 class BackupIOError(TorchMemorySaverError, OSError):
-    """A backup file or its directory could not be created, written or read. ``errno`` is the system's error number."""
+    """A backup file or its directory could not be created, written or read.
+
+    ``errno`` is the system's error number.
+    """
 
     def __init__(self, message: str = "", **details: Any) -> None:
         super().__init__(message, **details)
@@ -132,21 +137,22 @@ class TorchUnavailableError(TorchMemorySaverError):
 
 
 class CaptureInProgressError(TorchMemorySaverError):
-    """A stream capture is under way, during which the device must not be synchronised. Nothing was changed."""
+    """A stream capture is active, during which the device must not be synchronised, and nothing was changed."""
 
 
 class ForkedProcessError(TorchMemorySaverError):
-    """This process was forked from one that used the GPU and cannot use the GPU itself. Start it with "spawn" instead."""
+    """This process was forked from one that used the GPU and cannot use the GPU itself: start it with "spawn" instead."""
 
 
 class CallInterruptedError(TorchMemorySaverError):
     """A caller of the native core cancelled the call, and nothing was changed.
 
-    Python code sees the signal handler's own exception instead (KeyboardInterrupt after Ctrl-C)."""
+    Python code sees the signal handler's own exception instead (KeyboardInterrupt after Ctrl-C).
+    """
 
 
 class DeviceLockedError(TorchMemorySaverError):
-    """Another process held the exclusive lock of a device until the timeout of ``resume``. Everything stays paused."""
+    """Another process held the exclusive lock of a device until the timeout of ``resume``, and everything stays paused."""
 
 
 _CLASS_OF_STATUS: dict[str, type[TorchMemorySaverError]] = {
@@ -171,7 +177,7 @@ _out_of_memory_classes: dict[type[BaseException], type[OutOfMemoryError]] = {}
 
 
 def _out_of_memory_class() -> type[OutOfMemoryError]:
-    """OutOfMemoryError, combined with torch's class of that name if torch is loaded and has one."""
+    """Return OutOfMemoryError, combined with torch's class of that name if torch is loaded and has one."""
     theirs = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
     if not (isinstance(theirs, type) and issubclass(theirs, Exception)):
         return OutOfMemoryError
@@ -202,12 +208,23 @@ def make_error(
     address: int,
     tag: str,
 ) -> TorchMemorySaverError:
-    """Return the exception for a failure of the native core. ``_core`` calls this function with positional arguments.
+    """Return the exception for a failure of the native core.
+
+    ``_core`` calls this function with positional arguments.
 
     Args:
         status: Status code of the core without its prefix, such as ``"OUT_OF_DEVICE_MEMORY"``. An unknown status gives a
             :class:`TorchMemorySaverError`.
+        message: Message of the exception. If it is empty, the status is the message.
+        operation: Operation that failed, such as ``"pause"``.
+        call: Driver or system call that failed, such as ``"cuMemCreate"``.
+        result_name: Name that the driver gives the error; "" if no driver call failed.
+        driver_result: The driver's number of the error; 0 if no driver call failed.
+        os_error: The ``errno`` of a failed system call; 0 if none failed.
         device: CUDA ordinal, or -1 if no device is concerned.
+        bytes: Number of bytes requested.
+        address: Device address concerned.
+        tag: Tag concerned.
     """
     cls = _CLASS_OF_STATUS.get(status, TorchMemorySaverError)
     return (_out_of_memory_class() if cls is OutOfMemoryError else cls)(

@@ -4,15 +4,15 @@ It uses ``suspend()`` and ``resume()`` of a process group's backend, which PyTor
 (``ncclCommSuspend``). If a process group has no such backend, its memory stays, and :meth:`NcclHook.what_stays` reports it.
 
 Both are collective: each rank of the group waits for the others. So all ranks have to pause and resume the same tags in the
-same order, each with memory of the tag. This decides the moment: the communicators are suspended *after* a pause and resumed
+same order, each with memory of the tag. For this reason the communicators are suspended *after* a pause and resumed
 *after* a resume, so that a rank has suspended if and only if its memory is paused. A rank whose pause fails has nothing to
 undo, and the others wait for it in NCCL; once its pause has been repeated with success they all go on. If it had been
 suspended before its pause, it would have to resume alone, and would wait for ranks that have paused.
 
 The groups are taken in the order of their creation, which PyTorch requires to be the same on all ranks, or in the given one.
 
-Nothing is imported before a call finds torch imported. Callbacks come on the thread of a pause or resume. The lock of a hook
-is held while it suspends and resumes, for two threads that pause different tags at once; nothing else takes it.
+Nothing is imported before a call finds torch imported. Callbacks run on the thread of a pause or resume. A hook holds its
+lock while it suspends and resumes, because two threads may pause different tags at once. Nothing else takes the lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger("torch_memory_saver")
 
 
 class NcclHook:
-    """The registration of :func:`suspend_on_pause`."""
+    """The registration that :func:`suspend_on_pause` returns."""
 
     def __init__(self, tag: str | Iterable[str] | None, groups: tuple[Any, ...] | None) -> None:
         self._groups = groups
@@ -42,17 +42,22 @@ class NcclHook:
 
     @property
     def suspended(self) -> tuple[str, ...]:
-        """The names of the process groups that are suspended now, in the order in which they were."""
+        """The names of the process groups that are suspended now, in the order in which they were suspended."""
         return tuple(communicator.name for communicator in self._suspended)
 
     def what_stays(self) -> str | None:
-        """One sentence about the communicators whose memory stays on the device during a pause, with the reason. None if all
-        can be suspended, or there are none."""
+        """Return a sentence about the communicators whose memory stays on the device during a pause, or None.
+
+        The sentence gives the reason. None means that all communicators can be suspended, or that there are none.
+        """
         return what_stays(self._groups)
 
     def suspend(self) -> None:
-        """Suspends the communicators that are not suspended. Collective, like :meth:`resume`. If one fails, those before it
-        stay suspended, until the next resume."""
+        """Suspend the communicators that are not suspended.
+
+        The call is collective, like :meth:`resume`. If a communicator fails, those before it stay suspended until the next
+        resume.
+        """
         with self._lock:
             self._log_what_stays()
             suspended = {id(communicator.backend) for communicator in self._suspended}
@@ -63,15 +68,21 @@ class NcclHook:
                 self._suspended.append(communicator)
 
     def resume(self) -> None:
-        """Resumes the communicators that are suspended, in the order in which they were. If one fails, it and those after it
-        stay suspended: call it again, on all ranks."""
+        """Resume the suspended communicators, in the order in which they were suspended.
+
+        The call is collective. If a communicator fails, it and those after it stay suspended: call the method again, on all
+        ranks.
+        """
         with self._lock:
             while self._suspended:
                 self._suspended[0].backend.resume()
                 del self._suspended[0]
 
     def remove(self) -> None:
-        """Ends the registration. What is suspended stays so, until :meth:`resume` is called."""
+        """End the registration.
+
+        Suspended communicators stay suspended until :meth:`resume` is called.
+        """
         for handle in self._handles:
             handle.remove()
 
@@ -82,7 +93,7 @@ class NcclHook:
         self.resume()
 
     def _log_what_stays(self) -> None:
-        """Once for each hook."""
+        """Log the sentence of :meth:`what_stays` once for each hook."""
         if self._has_logged:
             return
         sentence = self.what_stays()

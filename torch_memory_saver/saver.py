@@ -1,6 +1,6 @@
-"""The public class :class:`TorchMemorySaver`. Its one instance is ``torch_memory_saver.torch_memory_saver``.
+"""The public class :class:`TorchMemorySaver` and its one instance, ``torch_memory_saver.torch_memory_saver``.
 
-Each method has its whole documentation and makes one call of the engine, which is created at the first use.
+Each method contains its complete documentation and makes one call of the engine. The engine is created at the first use.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _Callback = TypeVar("_Callback", bound=Callable[[HookCall], Any])
 
 @eager_methods
 class TorchMemorySaver:
-    """Pauses and resumes GPU memory without changing its addresses.
+    """The object that pauses and resumes GPU memory without changing its addresses.
 
-    No driver is loaded and no device used before the first use. All sizes are bytes. Every method may be called from any
-    thread; a region applies to the thread that enters it. Failures are exceptions of :mod:`torch_memory_saver.errors`. A
-    failed call changes nothing, except where the driver fails to release memory: see :meth:`pause` and :meth:`resume`.
+    No driver is loaded and no device is used before the first use. All sizes are bytes. Every method may be called from any
+    thread; a region applies only to the thread that enters it. Failures are exceptions of :mod:`torch_memory_saver.errors`.
+    A failed call changes nothing, except where the driver fails to release memory: see :meth:`pause` and :meth:`resume`.
 
     A process has one saver. Copies of it are the object itself, and unpickling it in another process gives the saver of that
     process.
@@ -69,14 +69,17 @@ class TorchMemorySaver:
         self._impl_ctor_kwargs: dict[str, str] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raises AttributeError for unknown names, except private ones, which existing programs set."""
+        """Set an attribute, and raise AttributeError if its name is unknown.
+
+        Unknown private names are accepted, because existing programs set them.
+        """
         if not name.startswith("_") and not hasattr(type(self), name):
             settable = [key for key, kind in vars(TorchMemorySaver).items() if isinstance(kind, property) and kind.fset]
             raise AttributeError(f"torch_memory_saver has no setting {name!r}{suggestion(name, settable)}")
         super().__setattr__(name, value)
 
     def _ensure_initialized(self) -> None:
-        """Creates the implementation at the first use."""
+        """Create the implementation at the first use."""
         if self._impl is not None:
             return
         mode = self._impl_ctor_kwargs.get("hook_mode", "auto")
@@ -96,7 +99,7 @@ class TorchMemorySaver:
         return implementation
 
     def __reduce__(self) -> tuple[Callable[[], TorchMemorySaver], tuple[()]]:
-        """Pickle the saver as the one of the process that unpickles it."""
+        """Pickle the saver by reference, so that unpickling gives the saver of the process that unpickles it."""
         return _saver_of_this_process, ()
 
     def __copy__(self) -> TorchMemorySaver:
@@ -107,21 +110,23 @@ class TorchMemorySaver:
 
     @property
     def enabled(self) -> bool:
-        """Always True: this is the real saver."""
+        """Whether this is the real saver, which is always True."""
         return True
 
     @property
     def hook_mode(self) -> str:
-        """How allocations are intercepted: "preload" or "torch"; "auto", the default, until the first use decides.
+        """Way in which allocations are intercepted: "preload" or "torch", or "auto" before the first use.
 
-        "preload" if the process was started with the preload library (see :func:`configure_subprocess`): allocations of
-        every library are managed inside regions. "torch" otherwise: only PyTorch's allocations are. Before the first use it
-        may be set to "preload", which makes that mode mandatory, or to a name passed to :func:`register_hook_mode`. "torch"
-        has no effect in a preloaded process.
+        "auto" is the default, and the first use replaces it. The mode becomes "preload" if the process was started with the
+        preload library (see :func:`configure_subprocess`): allocations of every library are then managed inside regions.
+        Otherwise it becomes "torch": only PyTorch's allocations are then managed. Before the first use the mode may be set
+        to "preload", which makes that mode mandatory, or to a name passed to :func:`register_hook_mode`. Setting "torch" has
+        no effect in a preloaded process.
 
         Raises:
-            InvalidArgumentError: Set to an unknown mode.
-            InvalidStateError: Set after the first use to a mode that is not in force.
+            InvalidArgumentError: The new value is an unknown mode.
+            InvalidStateError: After the first use, the new value is a mode that is not in force and is neither "auto" nor
+                "torch".
         """
         if self._impl is None:
             return self._impl_ctor_kwargs.get("hook_mode", "auto")
@@ -146,10 +151,12 @@ class TorchMemorySaver:
 
     @property
     def memory_margin_bytes(self) -> int:
-        """A managed allocation that would leave less free memory on its device than this fails as out of memory. Default 0.
+        """Number of free bytes that a managed allocation must leave on its device to succeed; 0 by default.
+
+        An allocation that would leave fewer bytes fails as out of memory.
 
         Raises:
-            InvalidArgumentError: Set to a value that is not a number of bytes.
+            InvalidArgumentError: The new value is not a number of bytes.
         """
         return int(self._use().memory_margin_bytes)
 
@@ -159,8 +166,11 @@ class TorchMemorySaver:
 
     @property
     def retain_cpu_backup(self) -> bool:
-        """Whether a resume keeps CPU backups for the next pause and for :meth:`get_cpu_backup`. Default False, or
-        ``TMS_RETAIN_CPU_BACKUP``. Read at each resume. True is the same as :attr:`host_memory` "retain"."""
+        """Whether a resume keeps CPU backups for the next pause and for :meth:`get_cpu_backup`.
+
+        The default is False, or the value of ``TMS_RETAIN_CPU_BACKUP``. The setting is read at each resume. True is the same
+        as :attr:`host_memory` "retain".
+        """
         return bool(self._use().retain_cpu_backup)
 
     @retain_cpu_backup.setter
@@ -169,19 +179,19 @@ class TorchMemorySaver:
 
     @property
     def guard(self) -> bool:
-        """Guard mode, for debugging: shows a tensor that is used while it is paused, or before the engine has restored it.
+        """Whether guard mode is on, which exposes tensors that are used while paused or before the engine has restored them.
 
-        While memory is paused, its addresses are mapped read-only to a page of 0xFF bytes: a late read finds NaN (integers
-        -1), a late copy into it is an error of that call, a late write by a kernel is a fault. Memory that a resume brings
-        back without contents is 0xFF as well, unless the call has ``zero=True``. Resumes, and frees of paused memory, wait
-        for the devices. Default False, or ``TMS_GUARD``.
+        Guard mode is for debugging. While memory is paused, its addresses are mapped read-only to a page of 0xFF bytes: a
+        late read finds NaN (integers -1), a late copy into it is an error of that call, and a late write by a kernel is a
+        fault. Memory that a resume brings back without contents is 0xFF as well, unless the call has ``zero=True``. Resumes,
+        and frees of paused memory, wait for the devices. The default is False, or the value of ``TMS_GUARD``.
 
-        It may change at any time, for the pauses and resumes that begin afterwards: what is guarded stays so until it is
-        resumed or freed. A pause does not fail because of it: memory that could not be guarded is paused without, with a
-        warning in the log, and ``stats().counters["guard_failures_total"]`` counts it.
+        The setting may change at any time. It applies to the pauses and resumes that begin afterwards: memory that is
+        guarded stays so until it is resumed or freed. A pause does not fail because of guard mode. Memory that could not be
+        guarded is paused without it, with a warning in the log, and ``stats().counters["guard_failures_total"]`` counts it.
 
         Raises:
-            InvalidArgumentError: Set to something else than True or False.
+            InvalidArgumentError: The new value is neither True nor False.
         """
         return bool(self._use().guard)
 
@@ -191,15 +201,17 @@ class TorchMemorySaver:
 
     @property
     def host_memory(self) -> str:
-        """What happens to host memory after a resume if neither the call nor the region sets it: "release" (released to the
-        system; the default), "pool" (kept, pinned, for any later backup) or "retain" (kept with its contents).
+        """Use of the host memory of a backup after a resume: "release" (the default), "pool" or "retain".
+
+        "release" returns the memory to the system. "pool" keeps it, pinned, for any later backup. "retain" keeps it with its
+        contents. The setting applies if neither the call nor the region sets the option.
 
         The environment sets its initial value (``TMS_HOST_MEMORY``) and the limits: ``TMS_HOST_MEMORY_LIMIT_MB`` is the
         maximum for backups and the pool together, in MiB; ``TMS_HOST_POOL_LIMIT_MB`` is the maximum that the pool keeps. The
         limits of a container and the available memory of the system always apply.
 
         Raises:
-            InvalidArgumentError: Set to another value.
+            InvalidArgumentError: The new value is none of the three.
         """
         return str(self._use().host_memory)
 
@@ -209,9 +221,10 @@ class TorchMemorySaver:
 
     @property
     def share_for(self) -> str | None:
-        """The release of PyTorch, such as "2.11", in the processes that receive managed tensors from this process. None (the
-        default) means the same release as in this process. Releases before 2.13 and releases from 2.13 on cannot read each
-        other's descriptions of shared memory. The setting is read at each send.
+        """Release of PyTorch, such as "2.11", in the processes that receive managed tensors from this process.
+
+        None (the default) means the same release as in this process. Releases before 2.13 and releases from 2.13 on cannot
+        read each other's descriptions of shared memory. The setting is read at each send.
 
         Raises:
             InvalidArgumentError: The new value is not a release, or is a release before 2.6.
@@ -263,7 +276,7 @@ class TorchMemorySaver:
         managed as well. Allocations of other threads are not managed.
 
         Args:
-            tag: Name by which pause and resume select the memory. Any non-empty str is valid. It is never a pattern.
+            tag: Name that selects the memory for pause and resume. Any non-empty str is valid. It is never a pattern.
             enable_cpu_backup: The C++ package's ``backup="host"``, also with ``cpu_backup_backend="pinned"``.
             enable_disk_backup: The C++ package's ``backup="disk"``.
             cpu_backup_backend: "mmap" with ``enable_cpu_backup`` is ``backup="mmap"``.
@@ -320,7 +333,7 @@ class TorchMemorySaver:
                 None: a separate pool for this graph.
             stream: The stream to capture on; None is torch's capture stream.
             capture_error_mode: "global", "thread_local" or "relaxed".
-            tag: Name by which pause and resume select the memory, see :meth:`region`.
+            tag: Name that selects the memory for pause and resume, see :meth:`region`.
             enable_cpu_backup: The C++ package's name of ``backup="host"``.
             cpu_backup_backend: "mmap" together with ``enable_cpu_backup`` is ``backup="mmap"``.
             backup: Where a pause keeps the pool's contents.
@@ -349,7 +362,7 @@ class TorchMemorySaver:
         )
 
     def disable(self) -> AbstractContextManager[None]:
-        """A context manager: allocations inside are ordinary, even inside a region.
+        """Return a context manager inside which allocations are ordinary, even inside a region.
 
         Memory that was allocated and freed inside is released to the driver on exit.
 
@@ -359,13 +372,12 @@ class TorchMemorySaver:
         return self._use().disable()
 
     def bind_region(self, function: _Function) -> _Function:
-        """Wrap a function that another thread is to run, so that what it allocates belongs to the caller's region:
-        ``pool.map(bind_region(load), shards)``.
+        """Wrap a function for another thread, so that its allocations belong to the caller's region.
 
-        A region applies only to the thread that enters it. The wrapper enters a region with the options of the innermost one
-        that the caller is in now, for each call and on the thread of the call. It does so also when the caller has left its
-        own region meanwhile. Inside :meth:`disable` the wrapper's allocations are ordinary as well. Outside of every region
-        the function itself is returned.
+        Use it as in ``pool.map(bind_region(load), shards)``. A region applies only to the thread that enters it. The wrapper
+        enters a region with the options of the innermost one that the caller is in now, for each call and on the thread of
+        the call. It does so even if the caller has left its own region by then. Inside :meth:`disable` the wrapper's
+        allocations are ordinary as well. Outside of every region the function itself is returned.
 
         A pause of the tag is refused or waits while a call is running, as for any region.
 
@@ -374,8 +386,9 @@ class TorchMemorySaver:
                 exceptions on.
 
         Raises:
-            InvalidArgumentError: Not a callable.
-            TypeError: A coroutine function or a generator function: its body runs after the call has returned.
+            InvalidArgumentError: `function` is not a callable.
+            TypeError: `function` is a coroutine function or a generator function, whose body runs after the call has
+                returned.
         """
         return self._use().bind_region(function)
 
@@ -435,9 +448,10 @@ class TorchMemorySaver:
                 thread is already inside a pause or resume (the call comes from a signal handler, a callback or a finaliser);
                 or other processes may still use the memory, and ``if_shared`` does not allow that.
             CaptureInProgressError: A stream capture is active.
-            OutOfHostMemoryError, BackupIOError: The backups could not be made. Everything stays resident. DriverError: The
-            driver failed to release some of the memory. The rest is paused. Exception: Raised by ``progress`` or a callback
-            of :meth:`on_pause`. Nothing was changed, unless memory was already being released: then the pause is complete.
+            OutOfHostMemoryError, BackupIOError: The backups could not be made. Everything stays resident.
+            DriverError: The driver failed to release some of the memory. The rest is paused.
+            Exception: Raised by ``progress`` or a callback of :meth:`on_pause`. Nothing was changed, unless memory was
+                already being released: then the pause is complete.
         """
         optional = _given(
             backup=(backup, None),
@@ -542,8 +556,9 @@ class TorchMemorySaver:
     ) -> Callable[[_Callback], _Callback]: ...
 
     def on_pause(self, tag: Any = None, when: Any = "before", callback: Any = None, *, cancelled: _Cancelled = None) -> Any:
-        """Register a callback that is called around every pause of a tag, for example to deregister buffers whose physical
-        memory the pause releases.
+        """Register a callback that is called around every pause of a tag.
+
+        A callback can, for example, deregister buffers whose physical memory the pause releases.
 
         Before-callbacks are called in the order of registration, after-callbacks in reverse, on the thread of the call, with
         no lock held. Callbacks may allocate and free memory, even inside regions, but must not pause or resume. A callback
@@ -581,7 +596,9 @@ class TorchMemorySaver:
     ) -> Callable[[_Callback], _Callback]: ...
 
     def on_resume(self, tag: Any = None, when: Any = "before", callback: Any = None, *, cancelled: _Cancelled = None) -> Any:
-        """Register a callback that is called around every resume of a tag. The arguments are those of :meth:`on_pause`.
+        """Register a callback that is called around every resume of a tag.
+
+        The arguments are those of :meth:`on_pause`.
 
         A callback is not called if the resume finds nothing paused with its tag. It is called once for a call with
         ``timeout``. With ``wait=False`` the before-callbacks are called before ``resume`` returns. The after-callbacks are
@@ -623,7 +640,9 @@ class TorchMemorySaver:
         )
 
     def forget(self, *what: Preservable) -> None:
-        """Undo :meth:`preserve` for the storages of tensors, and for modules. Objects that are not registered are ignored.
+        """Undo :meth:`preserve` for the storages of tensors, and for modules.
+
+        Objects that are not registered are ignored.
 
         Raises:
             InvalidArgumentError: An object is not a tensor or a module.
@@ -634,10 +653,10 @@ class TorchMemorySaver:
         """Return the blocks that a pause of a tag would keep now because of :meth:`preserve`, by address.
 
         Args:
-            tag: One tag or pattern, or an iterable of them. None selects every tag.
+            tag: Tag or pattern, or an iterable of tags and patterns. None selects every tag.
 
         Raises:
-            InvalidArgumentError: Neither a tag nor an iterable of tags.
+            InvalidArgumentError: `tag` is neither a tag nor an iterable of tags.
         """
         return self._use().preserved(tag)
 
@@ -649,8 +668,9 @@ class TorchMemorySaver:
         modules: torch.nn.Module | Iterable[torch.nn.Module] = (),
         whole: bool = False,
     ) -> FreshReport:
-        """Find memory that a resumed engine has forgotten to restore: live memory that nothing has written to since its
-        resume. This is for debugging and needs :attr:`guard`, turned on before that resume.
+        """Find live memory that a resumed engine has forgotten to restore: nothing has written to it since its resume.
+
+        The method is for debugging and needs :attr:`guard`, turned on before that resume.
 
         With :attr:`guard`, a resume fills memory that it maps without contents with 0xFF bytes. This method samples a few
         places of each block that was live when the resume began, and reports the blocks that still hold the pattern: by
@@ -686,38 +706,38 @@ class TorchMemorySaver:
         return self._use().check_fresh(tag, ignore=ignore, modules=modules, whole=whole)
 
     def empty_cache(self) -> None:
-        """Release cached memory, like ``torch.cuda.empty_cache()``, also managed memory and inside regions.
+        """Release cached memory, managed memory included, like ``torch.cuda.empty_cache()``, even inside regions.
 
         Call it between the layers that a region loads or converts: PyTorch cannot reuse the memory of deleted tensors for
         larger ones while it allocates in a region. Idle segments of a pool that holds tensors are released if they are
         larger than what this strands (``stats().stranded_bytes``).
 
         While another thread is inside a region, memory that PyTorch caches outside of regions on its device is released
-        when that thread leaves; this is logged once. Does nothing without torch.
+        when that thread leaves; this is logged once. The method does nothing if torch is not in use.
         """
         self._use().empty_cache()
 
     def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> torch.Tensor | None:
-        """The host copy of a managed tensor: a CPU tensor of its dtype and shape; None if there is none now.
+        """Return the host copy of a managed tensor as a CPU tensor of its dtype and shape, or None if there is none now.
 
-        There is one while the tensor is paused, if its region or the pause has a backup; after a resume only with
-        ``host_memory="retain"`` or :attr:`retain_cpu_backup`. From a backup on disk the contents are read into new memory,
-        once no pause or resume is running. So a checkpoint can be written while everything is paused.
+        There is a copy while the tensor is paused, if its region or the pause has a backup. After a resume there is one only
+        with ``host_memory="retain"`` or :attr:`retain_cpu_backup`. The contents of a backup on disk are read into new
+        memory, once no pause or resume is running. So a checkpoint can be written while everything is paused.
 
-        There is none for memory that was not copied completely (free blocks of PyTorch's cache). A pause that fails or is
-        interrupted leaves a retained copy unchanged, unless it had begun to overwrite it: then there is none until the next
-        pause, which makes it at the same address.
+        There is no copy of memory that was not copied completely (free blocks of PyTorch's cache). A pause that fails or is
+        interrupted leaves a retained copy unchanged, unless it had begun to overwrite the copy: then there is none until the
+        next pause, which makes it at the same address.
 
         Args:
             x: A contiguous CUDA tensor.
-            zero_copy: The result is the backup's own memory rather than a copy of it, if the backup is in host memory. It
-                stays valid while the result lives. Later pauses may write to it, and one that fails half-way leaves a
-                mixture there. A forked child does not inherit this memory and gets SIGSEGV when it accesses it: copy it
-                before the fork.
+            zero_copy: Whether the result is the backup's own memory rather than a copy of it, if the backup is in host
+                memory. The memory stays valid while the result lives. Later pauses may write to it, and a pause that fails
+                half-way leaves a mixture there. A forked child does not inherit this memory and gets SIGSEGV when it
+                accesses the memory: copy it before the fork.
 
         Raises:
             NotManagedError: The tensor is not in managed memory.
-            InvalidArgumentError: Not a tensor, or one that is not contiguous.
+            InvalidArgumentError: `x` is not a tensor, or is not contiguous.
             BackupIOError: The file of a backup on disk cannot be read, or was changed.
             CaptureInProgressError, InvalidStateError: A backup on disk cannot be read while a capture is active, nor by a
                 thread that is inside a pause or resume.
@@ -725,18 +745,21 @@ class TorchMemorySaver:
         return self._use().get_cpu_backup(x, zero_copy=zero_copy)
 
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
-        """Sets the directory for disk backups from now on. It is created if missing; its parents must exist. Default:
-        ``TMS_DISK_BACKUP_DIR``, else the system's temporary directory.
+        """Set the directory for disk backups from now on.
+
+        The directory is created if it is missing; its parents must exist. The default is ``TMS_DISK_BACKUP_DIR``, or else
+        the system's temporary directory.
 
         Raises:
-            InvalidArgumentError: Not a path.
+            InvalidArgumentError: `path` is not a path.
             BackupIOError: The directory cannot be created or written to. The former one stays in use.
         """
         self._use().set_disk_backup_dir(path)
 
     def reserve_host_memory(self, bytes: int, device: int | torch.device | None = None) -> None:
-        """Prepares pinned host memory for later backups, in the background, so that the first pause is as fast as
-        the later ones.
+        """Prepare pinned host memory for later backups in the background.
+
+        The first pause is then as fast as the later ones.
 
         The memory belongs to the pool of ``host_memory="pool"``, whose limit is raised to `bytes` if it is less. Memory
         already in the pool counts. :meth:`stats` reports its size (``host_pooled_bytes``).
@@ -746,26 +769,32 @@ class TorchMemorySaver:
             device: The device that uses it; None is the current one. Backups of other devices can use it as well.
 
         Raises:
-            OutOfHostMemoryError: It exceeds the available memory, a limit of a container or ``TMS_HOST_MEMORY_LIMIT_MB``.
-                Nothing was changed. A later failure is logged as a warning.
-            InvalidArgumentError: Not a number of bytes, or not a device.
+            OutOfHostMemoryError: `bytes` exceeds the available memory, a limit of a container or
+                ``TMS_HOST_MEMORY_LIMIT_MB``. Nothing was changed. A later failure is logged as a warning.
+            InvalidArgumentError: `bytes` is not a number of bytes, or `device` is not a device.
         """
         self._use().reserve_host_memory(bytes, device)
 
     def release_host_memory(self) -> None:
-        """Releases the idle host memory of the pool, in the background. Undoes ``host_memory="pool"`` and
-        :meth:`reserve_host_memory`. Memory of backups and the pool's limit stay."""
+        """Release the host memory of the pool that is idle, in the background.
+
+        This undoes ``host_memory="pool"`` and :meth:`reserve_host_memory`. Memory of backups and the pool's limit stay.
+        """
         self._use().release_host_memory()
 
     def enable_peer_access(self) -> None:
-        """Makes managed memory accessible to every device that this process uses. Needed in hook mode "torch" after the
-        process has begun to use another device, unless a region was entered or left since: with PyTorch before 2.10, if the
-        program makes MemPools of its own, or if PyTorch has allocated nothing on that device."""
+        """Make managed memory accessible to every device that this process uses.
+
+        The call may be needed in hook mode "torch" after the process has begun to use another device, if no region was
+        entered or left since then. It is needed in three cases: with PyTorch before 2.10, if the program makes MemPools of
+        its own, or if PyTorch has allocated nothing on that device.
+        """
         self._use().enable_peer_access()
 
     def stats(self, tag: str | Iterable[str] | None = None, device: int | torch.device | None = None) -> Stats:
-        """Return the use of managed memory now: bytes by tag and by device, peaks, pauses and resumes so far, every
-        allocation, and the counters. ``print(stats())`` shows a table.
+        """Return the use of managed memory now, by tag, by device and by allocation, with peaks, totals and counters.
+
+        The totals cover the pauses and resumes so far. ``print(stats())`` shows a table.
 
         This method may be called at any time. While another thread pauses or resumes, its allocations are "pausing" or
         "resuming". The method takes a short lock, waits for no device and makes no driver call. Once a pool is retired, it
@@ -783,9 +812,10 @@ class TorchMemorySaver:
         return self._use().stats(select_tags(tag), ordinal)
 
     def ledger(self, device: int | torch.device | None = None, *, measure_context: bool = False) -> Ledger:
-        """Return who holds the memory of the devices now: managed memory, PyTorch's other memory, other libraries, the
-        context, other processes, and memory that is not attributed. The lines add up to the used bytes that the driver
-        reports. ``print(ledger())`` shows tables.
+        """Return who holds the memory of each device now, in lines that add up to the used bytes that the driver reports.
+
+        The lines are managed memory, PyTorch's other memory, other libraries, the context, other processes, and memory that
+        is not attributed. ``print(ledger())`` shows tables.
 
         This method may be called at any time, including in the handler of an out-of-memory error, during a capture, and
         while another thread pauses or resumes. Without `measure_context` it allocates no device memory, waits for no device
@@ -809,8 +839,7 @@ class TorchMemorySaver:
         self._use().reset_peaks()
 
     def is_paused(self, x: torch.Tensor) -> bool:
-        """Return whether accessing a tensor would be an error now because its storage is in managed memory that is not
-        resident.
+        """Return whether a tensor's storage is in managed memory that is not resident, so that an access would be an error.
 
         Such memory is paused, being paused or resumed, or damaged (see :meth:`pause`). A copy from or to it fails with
         "invalid argument". A kernel that accesses it causes an illegal memory access, after which the process can no longer
@@ -824,8 +853,10 @@ class TorchMemorySaver:
         return is_paused(x)
 
     def tag_of(self, x: torch.Tensor) -> str | None:
-        """Return the tag of the memory that holds a tensor, paused or not. Return None for memory that is not managed, such
-        as a CPU tensor's. For a tensor made of other tensors (a subclass), return the tag of the first one that has a tag.
+        """Return the tag of the memory that holds a tensor, paused or not, or None if the memory is not managed.
+
+        The memory of a CPU tensor, for example, is not managed. For a tensor made of other tensors (a subclass), the method
+        returns the tag of the first one that has a tag.
 
         Raises:
             InvalidArgumentError: The argument is invalid for :meth:`is_paused`.
@@ -834,8 +865,9 @@ class TorchMemorySaver:
 
 
 def _given(**options: tuple[Any, Any]) -> dict[str, Any]:
-    """Return the options that differ from their defaults, given as (value, default). The others are omitted because a
-    program may have installed an implementation that does not accept them.
+    """Return the options that differ from their defaults, where each option is given as (value, default).
+
+    The others are omitted because a program may have installed an implementation that does not accept them.
 
     Only values of type int or str are compared, because the comparison of other objects may return or raise anything. The
     check of the option reports such objects.
@@ -867,7 +899,10 @@ def forward_settings(module: ModuleType, saver: TorchMemorySaver) -> None:
 
 
 def _forwarded(saver: TorchMemorySaver, name: str) -> property:
-    """Return the property of a module for one setting. Setting a read-only one is the error of the saver's own property."""
+    """Return the property of a module for one setting.
+
+    Setting a read-only one raises the error of the saver's own property.
+    """
 
     def read(module: ModuleType) -> Any:
         return getattr(saver, name)

@@ -1,4 +1,4 @@
-"""Runs programs, PyTorch's CUDA build included, on the simulated GPU, on machines without a GPU or CUDA packages.
+"""Functions that run programs, including PyTorch's CUDA build, on the simulated GPU without a GPU or CUDA packages.
 
 The dynamic linker does the work. The simulated GPU is preloaded, so its functions come before all others of the same name.
 A folder of stub libraries replaces the CUDA libraries that PyTorch is linked with. Child processes inherit the environment.
@@ -54,12 +54,12 @@ _PYTHON = ("python", "python3")
 
 
 def simulator_path() -> Path:
-    """The path of the simulated GPU's library, whether or not the file exists."""
+    """Return the path of the simulated GPU's library, whether or not the file exists."""
     return Path(os.path.abspath(__file__)).parent / _LIBRARY_NAME
 
 
 def parse_bytes(text: str) -> int:
-    """The number of bytes that a text such as ``8GiB``, ``1.5 GiB`` or ``1048576`` means.
+    """Return the number of bytes that a text such as ``8GiB``, ``1.5 GiB`` or ``1048576`` means.
 
     Raises:
         InvalidArgumentError: The text is not a positive size.
@@ -85,8 +85,8 @@ def environment(
 
     PyTorch's CPU implementations execute its operators, on the bytes of the simulated devices.
 
-    Processes that inherit it share the devices' memory, as on a real machine. Each call describes a new machine, unless its
-    `base` is such an environment: then it describes the same machine.
+    Processes that inherit the environment share the devices' memory, as on a real machine. Each call describes a new
+    machine, unless its `base` is such an environment: then it describes the same machine.
 
     The first call for an installed PyTorch compiles stub libraries, which takes seconds. Later calls find them in the cache.
 
@@ -164,11 +164,10 @@ def environment_without_torch(
 
 
 def run_command(command: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Replaces this process by the program that `command` names, with `variables` as its environment. ``python`` means this
-    interpreter.
+    """Replace this process by the program that `command` names, with `variables` as its environment.
 
-    If `variables` describe another machine than this process's, what the machine's processes share is removed when the
-    program ends, even if it is killed.
+    ``python`` means this interpreter. If `variables` describe a machine other than the one of this process, the memory that
+    the machine's processes share is removed when the program ends, even if it is killed.
 
     Returns:
         The exit status that a shell would give. The function returns only if the program could not be started.
@@ -181,9 +180,10 @@ def run_command(command: Sequence[str], variables: Mapping[str, str]) -> int:
 
 
 def _remove_afterwards(path: Path) -> None:
-    """Starts a process that removes `path` when this process, which becomes another program meanwhile, has ended.
+    """Start a process that removes `path` when this process has ended.
 
-    The last process of the machine removes the file by itself, unless it is killed. On Linux before 5.3 that is all.
+    This process becomes another program in the meantime. The last process of the machine removes the file itself, unless it
+    is killed. On Linux before 5.3 the function does nothing more than that.
     """
     try:
         program = os.pidfd_open(os.getpid())
@@ -231,7 +231,7 @@ def _size(value: int | str) -> int:
 
 
 def _writable(trace: str | os.PathLike[str]) -> str:
-    """The absolute path of the trace file, which the programs create.
+    """Return the absolute path of the trace file, which the programs create.
 
     Raises:
         InvalidArgumentError: The file cannot be written.
@@ -247,10 +247,12 @@ def _writable(trace: str | os.PathLike[str]) -> str:
 
 
 def check_imports(command: Sequence[str]) -> None:
-    """Checks that PyTorch is installed if the script imports it, so that the user gets one message instead of a traceback.
+    """Check that PyTorch is installed if the script imports it.
+
+    The user then gets one message instead of a traceback.
 
     Raises:
-        TorchUnavailableError: The script imports PyTorch, which is not installed, or not supported.
+        TorchUnavailableError: The script imports PyTorch, which is not installed, or is not supported.
     """
     scripts = [part for part in command[1:2] if command[0] in _PYTHON and part.endswith(".py")]
     if not scripts or find_torch() is not None:
@@ -268,7 +270,9 @@ def check_imports(command: Sequence[str]) -> None:
 
 
 def _stubs(simulator: Path) -> tuple[Path, list[Path]]:
-    """The folder of stub libraries, made if necessary, and the stubs that must be preloaded to come before real libraries.
+    """Return the folder of stub libraries, and the stubs that must be preloaded to come before real libraries.
+
+    The folder is made if necessary.
 
     Raises:
         InvalidStateError: The folder cannot be made.
@@ -296,7 +300,7 @@ def _find_stubs(simulator: Path) -> tuple[Path, list[Path]]:
 
 
 def _join(variable: str, first: Sequence[Path], kept: Sequence[str]) -> str:
-    """The value of a variable that lists paths: `first`, and then those of `kept` that are not in it.
+    """Return the value of a variable that lists paths: `first`, and then the entries of `kept` that are not in it.
 
     Raises:
         InvalidStateError: A path contains a character that separates entries.

@@ -2,7 +2,7 @@
 
 A registered mode is a factory, called at the first use of a saver with that mode. Its result replaces
 :class:`torch_memory_saver._engine.engine.Engine`: the saver's methods call its methods of the same names. :class:`HookMode`
-says what these are. Registrations belong to the process: a child process that was not forked registers its own. Any thread
+lists these methods. Registrations belong to the process: a child process that was not forked registers its own. Any thread
 may register.
 """
 
@@ -133,7 +133,7 @@ _registered: dict[str, _Registered] = {}
 
 
 def register_hook_mode(name: str, factory: Callable[[], Any], *, uses_preload: bool = True) -> None:
-    """Makes `name` a value of ``hook_mode``.
+    """Make `name` a valid value of ``hook_mode``, implemented by the result of `factory`.
 
     Args:
         name: The mode's name; any non-empty str except the names of built-in modes.
@@ -156,7 +156,11 @@ def register_hook_mode(name: str, factory: Callable[[], Any], *, uses_preload: b
 
 
 def check_hook_mode(mode: object) -> str:
-    """The mode, if it is a built-in or a registered one."""
+    """Return the mode if it is a built-in or a registered one.
+
+    Raises:
+        InvalidArgumentError: The mode is neither.
+    """
     if not isinstance(mode, str) or (mode not in BUILT_IN and mode not in _registered):
         raise InvalidArgumentError(
             f'hook_mode must be "auto", "preload" or "torch", or a name given to register_hook_mode() in this process, '
@@ -166,12 +170,12 @@ def check_hook_mode(mode: object) -> str:
 
 
 def factory_of(mode: str) -> Callable[[], HookMode] | None:
-    """The factory of a registered mode; None for any other mode."""
+    """Return the factory of a registered mode, or None for any other mode."""
     entry = _registered.get(mode)
     return None if entry is None else entry.factory
 
 
 def uses_preload(mode: str) -> bool:
-    """Whether a process with that mode starts child processes with the preload library."""
+    """Return whether a process with that mode starts child processes with the preload library."""
     entry = _registered.get(mode)
     return entry is None or entry.uses_preload

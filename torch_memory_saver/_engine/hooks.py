@@ -1,32 +1,33 @@
-"""The callbacks of a program around pauses and resumes: what they are and receive, their registry, and the calls.
+"""The callbacks of a program around pauses and resumes: their types, their registry, and the calls.
 
 **Registry.** Registering is not a use of the saver: it loads no driver and does not fix the hook mode, so that modules may
 register while they are imported. Hooks are held strongly until they are removed. A forked child inherits them. A call reads
-the registry once: what is registered later counts from the next call on.
+the registry once: a hook that is registered later applies from the next call on.
 
 **One call**, on the caller's thread, with no lock held:
 
 1. It takes its turn. Two calls whose tags overlap run one after the other, with all their callbacks. Otherwise two threads
    that pause the same tag would both find it resident and call every callback twice; and a resume that begins during the
-   before-callbacks of a pause would find nothing to do, and then resume without callbacks what that pause has paused
-   meanwhile. A turn is not a lock: only pauses and resumes wait for it, never a callback, an allocation or a free. A resume
-   that may wait for other processes gives its turn back after its before-callbacks, because it may wait for a pause of
-   another thread. A callback that waits for another thread's pause or resume of the same tags waits for ever.
-2. It looks at the allocations that it will change. A hook none of whose tags is among them is not called, so a pause of what
-   is paused already calls no hook.
-3. `check` raises what the call is known to fail with, such as a visible capture. No hook has been called then.
+   before-callbacks of a pause would find nothing to do, and then resume without callbacks the memory that the pause has
+   paused by then. A turn is not a lock: only pauses and resumes wait for it, never a callback, an allocation or a free. A
+   resume that may wait for other processes gives its turn back after its before-callbacks, because it may wait for a pause
+   of another thread. A callback that waits for another thread's pause or resume of the same tags waits for ever.
+2. It finds the allocations that it will change. A hook is called only if one of them has one of its tags, so a pause of
+   memory that is already paused calls no hook.
+3. `check` raises an error if the call is certain to fail, for example because of a visible capture. No hook has been called
+   by then.
 4. The before-callbacks are called in the order of registration.
-5. `perform` is the operation with all that belongs to it, such as its attempts within a timeout.
+5. `perform` runs the operation, including its attempts within a timeout.
 6. In reverse order the after-callbacks are called, or ``cancelled`` where the call has failed.
 
-What follows a failure is decided for each hook by the state of its allocations, since an operation may raise after it has
-changed them (the driver failed to release a part, or a signal arrived late): ``after``, with the error, if any of them has
-changed, else ``cancelled`` if its ``before`` had returned. So each ``before`` is followed by exactly one of the two. All of
-them are called, whatever one raises. The call raises the first exception; one that ends the program, such as
-KeyboardInterrupt, is raised in place of an ordinary one. The others are logged.
+The callback that follows a failure is chosen for each hook by the state of its allocations, since an operation may raise
+after it has changed them (the driver failed to release a part, or a signal arrived late). ``after`` is called with the error
+if any of them has changed; otherwise ``cancelled`` is called if ``before`` had returned. So each ``before`` is followed by
+exactly one of the two. All of them are called, even if one raises. The call raises the first exception; one that ends the
+program, such as KeyboardInterrupt, is raised in place of an ordinary one. The others are logged.
 
-A resume in the background has the first four steps in the call that begins it, and the last in ``PendingResume.wait()`` or
-in a later call that finds it ended (pending.py). In a process without hooks `perform` is called at once, and nothing else.
+A resume in the background takes the first four steps in the call that begins it, and the last in ``PendingResume.wait()`` or
+in a later call that finds it ended (pending.py). In a process without hooks only `perform` is called, at once.
 
 Any thread may call. One lock guards the registry, one condition the turns. Neither is held while a callback or an operation
 runs. A signal whose handler raises ends the wait for a turn on the main thread.
@@ -70,8 +71,10 @@ logger = logging.getLogger("torch_memory_saver")
 
 @dataclass(frozen=True)
 class HookCall:
-    """The description of a pause or resume for a callback. It covers the allocations of the hook's tags that the call
-    selects and that were not yet in the target state when the call began, as they were at that time.
+    """Description of the pause or resume around which a callback is called.
+
+    It covers the allocations of the hook's tags that the call selects and that were not yet in the target state when the
+    call began, as they were at that time.
 
     Attributes:
         operation: "pause" or "resume".
@@ -94,20 +97,31 @@ class HookCall:
 
 
 class Hook:
-    """Callbacks around a pause, or around a resume, that belong together. Override what is needed, and pass an instance to
-    :meth:`TorchMemorySaver.on_pause` or :meth:`TorchMemorySaver.on_resume`."""
+    """Callbacks around a pause, or around a resume, that belong together.
+
+    Override the methods that are needed, and pass an instance to :meth:`TorchMemorySaver.on_pause` or
+    :meth:`TorchMemorySaver.on_resume`.
+    """
 
     def before(self, call: HookCall) -> None:
-        """Run before the call changes anything. If this method raises, the call does not take place and raises the
-        exception. The method must undo its own changes before it raises."""
+        """Run before the pause or resume changes anything.
+
+        If this method raises, the call does not take place and raises the exception. The method must undo its own changes
+        before it raises.
+        """
 
     def after(self, call: HookCall) -> None:
-        """Run after the call. If this method raises, the memory stays paused or resumed, and the call raises the exception
-        after all other after-callbacks were called."""
+        """Run after the call has paused or resumed memory of the hook's tags.
+
+        If this method raises, the memory stays paused or resumed, and the call raises the exception after all other
+        after-callbacks were called.
+        """
 
     def cancelled(self, error: BaseException) -> None:
-        """Run in place of :meth:`after` if ``before`` has returned and the call then changes nothing of these tags, because
-        of `error`. An exception that this method raises is logged."""
+        """Run in place of :meth:`after` if the call changes nothing of the hook's tags because of `error`.
+
+        The method is called only if ``before`` has returned. An exception that it raises is logged.
+        """
 
 
 class HookHandle:
@@ -117,8 +131,11 @@ class HookHandle:
         self._remove = remove
 
     def remove(self) -> None:
-        """End the registration. A second call does nothing. In a pause or resume that has begun, ``after`` or ``cancelled``
-        still follows a ``before`` that was called."""
+        """End the registration.
+
+        A second call does nothing. In a pause or resume that has begun, ``after`` or ``cancelled`` still follows a
+        ``before`` that was called.
+        """
         self._remove()
 
 
@@ -126,11 +143,11 @@ _WHEN = ("before", "after")
 
 
 def _nothing(_: Any) -> None:
-    """The callback that a registration lacks."""
+    """Do nothing, as the callback that a registration lacks."""
 
 
 class _Registered:
-    """One registration.
+    """One registration of callbacks.
 
     Attributes:
         tags: Names and patterns as given, or None for every tag.
@@ -162,7 +179,7 @@ _hooks: dict[str, tuple[_Registered, ...]] = {"pause": (), "resume": ()}
 
 
 def _hooks_of(operation: str) -> tuple[_Registered, ...]:
-    """The hooks of "pause" or "resume"."""
+    """Return the hooks of "pause" or "resume"."""
     return _hooks[operation]
 
 
@@ -173,10 +190,10 @@ def register(
     callback: Any = None,
     cancelled: Callable[[BaseException], Any] | None = None,
 ) -> HookHandle:
-    """Registers a hook, with the arguments of :meth:`TorchMemorySaver.on_pause`.
+    """Register a hook, with the arguments of :meth:`TorchMemorySaver.on_pause`.
 
     Raises:
-        InvalidArgumentError: An argument is not valid there.
+        InvalidArgumentError: An argument is invalid for that method.
     """
     tags = check_tags(tag)
     if isinstance(when, Hook):
@@ -223,14 +240,19 @@ _running: list[_Turn] = []
 
 
 class _Turn:
-    """The turn of one call. To be given back on every path; a turn that was not taken may be given back as well."""
+    """The turn of one call.
+
+    The turn must be given back on every path. A turn that was not taken may be given back as well.
+    """
 
     def __init__(self, tags: Tags) -> None:
         self._tags = tags
 
     def take(self, deadline: float = math.inf) -> bool:
-        """Wait until no other call with hooks has one of the tags, at most until the deadline, in seconds of
-        :func:`time.monotonic`. Returns whether the turn was taken."""
+        """Wait until no other call with hooks has one of the tags, and return whether the turn was taken.
+
+        The wait ends at the deadline, in seconds of :func:`time.monotonic`.
+        """
         with _turns_changed:
             while any(self._overlaps(other) for other in _running):
                 remaining = deadline - time.monotonic()
@@ -241,7 +263,10 @@ class _Turn:
         return True
 
     def give_back(self) -> None:
-        """Lets others go on. Does nothing the second time."""
+        """End the turn, so that waiting calls continue.
+
+        A second call does nothing.
+        """
         with _turns_changed:
             if self in _running:
                 _running.remove(self)
@@ -255,7 +280,8 @@ _Result = TypeVar("_Result", PauseReport, ResumeReport)
 _Begun = TypeVar("_Begun")
 
 _PAUSED = frozenset({_core.STATE_PAUSED, _core.STATE_DAMAGED, _core.STATE_REPAIRING})
-#: States in which an allocation is about to become what the operation would make of it; it then leaves it alone.
+#: States in which an allocation already has the target state of the operation or is about to reach it, so that the operation
+#: skips it.
 _UNCONCERNED = {
     "pause": _PAUSED | {_core.STATE_PAUSING},
     "resume": {_core.STATE_RESUMING, _core.STATE_ACTIVE},
@@ -274,8 +300,10 @@ _inherited_memory = False
 
 
 def refuse_inner_call(operation: str) -> None:
-    """To be called first by each operation. The native core checks a part of this as well, but only after torch's pools have
-    been prepared for the pause.
+    """Raise an error if this thread is already inside a pause or resume, or inside a callback of one.
+
+    Each operation calls this function first. The native core checks a part of this as well, but only after PyTorch's pools
+    have been prepared for the pause.
 
     Raises:
         InvalidStateError: This thread is inside a pause or resume, or inside a callback of one.
@@ -289,7 +317,10 @@ def refuse_inner_call(operation: str) -> None:
 
 
 def has_inherited_memory() -> bool:
-    """Whether this process was forked from one that had managed memory, so that its pauses and resumes are refused."""
+    """Return whether this process was forked from one that had managed memory.
+
+    The pauses and resumes of such a process are refused.
+    """
     return _inherited_memory
 
 
@@ -301,8 +332,16 @@ def with_hooks(
     may_wait_for_others: bool = False,
     deadline: float = math.inf,
 ) -> _Result:
-    """Performs an operation that selects `tags`, with the hooks around it. `may_wait_for_others`: other processes or threads
-    may have to pause first. `deadline`: the end of the wait for the turn, in seconds of :func:`time.monotonic`.
+    """Perform an operation that selects `tags`, with the hooks around it.
+
+    Args:
+        operation: "pause" or "resume".
+        tags: Tags that the operation selects, or None for every tag.
+        check: Called before the hooks. It raises an error if the operation is certain to fail.
+        perform: Performs the operation and returns its report.
+        may_wait_for_others: Whether other processes or threads may have to pause first. The turn is then given back before
+            `perform` is called.
+        deadline: End of the wait for the turn, in seconds of :func:`time.monotonic`.
 
     Raises:
         InvalidStateError: Another call with hooks still had the turn at the deadline.
@@ -339,8 +378,11 @@ def with_hooks(
 def begin_with_hooks(
     operation: str, tags: Tags, check: Callable[[], object], begin: Callable[[], _Begun]
 ) -> tuple[_Begun, PendingHooks | None]:
-    """Begins an operation that goes on in the background, after the before-callbacks. The second value, if any, is to be
-    told of its end."""
+    """Begin an operation that continues in the background, after calling the before-callbacks.
+
+    Return the result of `begin`, and the callbacks that remain or None. The caller calls :meth:`PendingHooks.wait` at the
+    end of the operation.
+    """
     if not _hooks_of(operation):
         return begin(), None
     turn = _Turn(tags)
@@ -361,10 +403,12 @@ def begin_with_hooks(
 
 
 class PendingHooks:
-    """The callbacks that remain of a resume in the background. Any thread.
+    """The callbacks of a background resume that remain to be called.
+
+    Any thread may use the object.
 
     Attributes:
-        called: A thread has begun to call them.
+        called: Whether a thread has begun to call the callbacks.
     """
 
     def __init__(self, around: _Around) -> None:
@@ -374,11 +418,14 @@ class PendingHooks:
         self._finished = threading.Event()
 
     def wait(self, wait_for_end: Callable[[], ResumeReport], has_ended: Callable[[], bool]) -> ResumeReport:
-        """Waits with `wait_for_end`, then has the callbacks called, on the thread that is first. Others wait for them.
+        """Wait with `wait_for_end`, and then call the callbacks unless another thread has begun to call them.
+
+        A thread that is not the first waits until the callbacks have returned.
 
         Raises:
-            InvalidStateError: In a callback, before they were called.
-            Exception: What `wait_for_end` raised, or the first exception of a callback.
+            InvalidStateError: This thread is inside a pause, a resume or a callback, and the callbacks have not been called
+                yet.
+            Exception: Raised by `wait_for_end`, or the first exception of a callback.
         """
         if not self._finished.is_set():
             refuse_inner_call("wait")
@@ -404,7 +451,7 @@ class PendingHooks:
 
 
 class _Concerned:
-    """One hook and what of the call concerns it."""
+    """One hook, and the part of the call that concerns it."""
 
     def __init__(self, hook: _Registered, operation: str, rows: list[_core.Segment]) -> None:
         self.hook = hook
@@ -419,7 +466,10 @@ class _Concerned:
 
 
 class _Around:
-    """The hooks of one call. One thread at a time."""
+    """The hooks of one call.
+
+    Only one thread at a time may use the object.
+    """
 
     def __init__(self, operation: str, tags: Tags) -> None:
         self._operation = operation
@@ -439,7 +489,7 @@ class _Around:
         return bool(self._hooks)
 
     def call_before(self) -> None:
-        """Calls the before-callbacks, until one raises."""
+        """Call the before-callbacks until one raises."""
         for concerned in self._hooks:
             if concerned.hook.removed:
                 continue
@@ -453,8 +503,10 @@ class _Around:
         self._returned.extend(map(operator.is_, map(concerned.hook.before, (concerned.call,)), (None,)))
 
     def call_after(self, report: PauseReport | ResumeReport | None, error: BaseException | None) -> BaseException | None:
-        """Calls the after-callbacks, or ``cancelled`` where `error` has prevented the change, in reverse. Returns the
-        exception that the call has to raise in place of `error`, if any."""
+        """Call the after-callbacks in reverse order, or ``cancelled`` where `error` has prevented the change.
+
+        Return the exception that the call has to raise in place of `error`, if any.
+        """
         returned = self._begun[: len(self._returned)]
         changed = _changed(self._operation) if error is not None and self._all_begun else frozenset()
         first = error
@@ -479,7 +531,7 @@ class _Around:
 
 
 def _raise(failure: BaseException | None, cause: BaseException | None = None) -> None:
-    """Raises the exception, if there is one."""
+    """Raise the exception, if there is one."""
     if failure is None:
         return
     try:
@@ -490,13 +542,13 @@ def _raise(failure: BaseException | None, cause: BaseException | None = None) ->
 
 
 def _concerned_rows(operation: str, tags: Tags) -> list[_core.Segment]:
-    """The allocations of the tags that the operation is going to change."""
+    """Return the allocations of the tags that the operation is going to change."""
     unconcerned = _UNCONCERNED[operation]
     return [row for row in _core.segments() if row.state not in unconcerned and selects(tags, row.tag)]
 
 
 def _changed(operation: str) -> frozenset[int]:
-    """The addresses of all allocations in a state that the operation brings about."""
+    """Return the addresses of all allocations in a state that the operation brings about."""
     states = _CHANGED[operation]
     return frozenset(row.address for row in _core.segments() if row.state in states)
 

@@ -1,4 +1,4 @@
-"""Resumes in the background, and what pauses and other resumes do about them.
+"""Resumes in the background, and the way in which pauses and other resumes treat them.
 
 A pause waits for the pending resumes of its tags, so that calls take effect in the order in which they are made. The
 after-callbacks of a pending resume are called once: by ``wait()``, or by a pause or resume of its tags that finds it ended.
@@ -31,10 +31,11 @@ logger = logging.getLogger("torch_memory_saver")
 
 @eager_methods
 class PendingResume:
-    """A resume in the background, returned by ``resume(wait=False)``. It may be used on any thread, and dropped at any time:
-    the resume continues.
+    """A resume in the background, returned by ``resume(wait=False)``.
 
-    It resumes what was paused when it began. A later pause of its tags waits for its end.
+    The object may be used on any thread. It may be dropped at any time: the resume continues.
+
+    The resume covers the memory that was paused when it began. A later pause of its tags waits for its end.
 
     The tensors must not be accessed before :meth:`wait` has returned. Kernels may access them once the stream that they are
     launched on has been passed to :meth:`wait_stream`.
@@ -51,22 +52,28 @@ class PendingResume:
 
     @property
     def done(self) -> bool:
-        """Whether the resume has ended, successfully or not. Does not wait."""
+        """Whether the resume has ended, successfully or not.
+
+        Reading the property does not wait.
+        """
         return _core.pending_done(self._pending)
 
     @passes_log_on
     def wait(self) -> ResumeReport:
-        """Waits until the resume has ended, and returns its report. It may be called again.
+        """Wait until the resume has ended, and return its report.
+
+        The method may be called again.
 
         On the main thread a signal whose handler raises (Ctrl-C) ends the wait. The resume continues. The after-callbacks of
-        :meth:`TorchMemorySaver.on_resume` are called once, by the first of these: this method, a pause of the
-        tags, which waits for the resume, and the next resume of them.
+        :meth:`TorchMemorySaver.on_resume` are called once, by the first of these: this method, a pause of the tags, which
+        waits for the resume, and the next resume of them.
 
         Raises:
-            TorchMemorySaverError: The resume has failed, like one that waits: nothing has changed. After :meth:`wait_stream`
-                the memory may be damaged instead, with its backup intact: call ``resume`` again.
+            TorchMemorySaverError: The resume has failed, with the exceptions of ``resume``, and nothing has changed. After
+                :meth:`wait_stream` the memory may be damaged instead, with its backup intact: call ``resume`` again.
             Exception: Raised by an after-callback. The resume has succeeded.
-            InvalidStateError: In a callback of a pause or resume, if callbacks of this one have not been called yet.
+            InvalidStateError: The call comes from a callback of a pause or resume, and the callbacks of this resume have not
+                been called yet.
         """
         if self._hooks is None:
             return self._wait()
@@ -91,8 +98,10 @@ class PendingResume:
         )
 
     def _call_hooks(self) -> None:
-        """Have the after-callbacks of the ended resume called, unless they were. Failures are logged: they concern the
-        caller of :meth:`wait`, which raises that of the resume again."""
+        """Call the after-callbacks of the ended resume, unless they were called.
+
+        Failures are logged: they concern the caller of :meth:`wait`, which raises the failure of the resume again.
+        """
         if self._hooks is None or self._hooks.called:
             return
         try:
@@ -137,7 +146,7 @@ class PendingResume:
             raise
 
     def _explain(self, error: OutOfMemoryError) -> None:
-        """One report for the resume, however often its failure is raised."""
+        """Explain a failure of the resume, with one report however often the failure is raised."""
         if next(self._failures) == 0:
             explain(error, self._tags)
             self._message = str(error)
@@ -148,19 +157,21 @@ class PendingResume:
 class PendingResumes:
     """The pending resumes of this process whose end no call has seen yet.
 
-    Any thread; no lock, because each change of the list is one operation.
+    Any thread may use the object. It has no lock, because each change of the list is one operation.
     """
 
     def __init__(self) -> None:
         self._resumes: list[PendingResume] = []
 
     def add(self, pending: PendingResume) -> PendingResume:
-        """Have later calls see to the end of a resume. Return it."""
+        """Add a resume, whose end later calls handle, and return it."""
         self._resumes.append(pending)
         return pending
 
     def settle(self, operation: str, tags: tuple[str, ...] | None, deadline: float) -> None:
-        """Wait for the resumes of `tags`, and have their after-callbacks called. To be called before a pause takes its turn.
+        """Wait for the resumes of `tags`, and call their after-callbacks.
+
+        A pause calls this method before it takes its turn.
 
         Raises:
             InvalidStateError: A resume has not ended by the deadline, in seconds of :func:`time.monotonic`.
@@ -170,7 +181,7 @@ class PendingResumes:
         self.see_ended(tags)
 
     def see_ended(self, tags: tuple[str, ...] | None) -> None:
-        """Have the after-callbacks of the ended resumes of `tags` called."""
+        """Call the after-callbacks of the ended resumes of `tags`."""
         for pending in self._of(tags):
             if pending.done:
                 with contextlib.suppress(ValueError):  # another thread was first
@@ -196,5 +207,5 @@ def _handle_of(stream: Any) -> int:
 
 
 def on_main_thread() -> bool:
-    """Whether this is the main thread, the only one on which signal handlers run."""
+    """Return whether this is the main thread, the only one on which signal handlers run."""
     return threading.get_ident() == threading.main_thread().ident

@@ -1,7 +1,7 @@
-"""What the package did, and when: the event ring of the native core, and its exports.
+"""The history of what the package did: the event ring of the native core, and its exports.
 
-The ring keeps the latest 16384 allocations, frees, pauses and resumes with their phases, and failures. An export says how
-many events were dropped, and what each tag held at its first event, so that levels drawn from it are true.
+The ring keeps the latest 16384 allocations, frees, pauses and resumes with their phases, and failures. An export contains
+the number of dropped events, and the memory that each tag held at its first event, so that levels drawn from it are correct.
 
 Importing this package, or reading events, initialises no driver and no CUDA.
 """

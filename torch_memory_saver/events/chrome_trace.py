@@ -1,4 +1,4 @@
-"""Events as a Chrome trace, which Perfetto and chrome://tracing show, by itself or together with one of torch.profiler.
+"""Events as a Chrome trace, which Perfetto and chrome://tracing show, alone or merged into a trace of torch.profiler.
 
 Calls and their phases are complete events ("X"): on the track of their thread, in which they nest, and for phases of one
 device on a track for each device and phase, because those may overlap. Allocations, frees and repairs are instants ("i").
@@ -20,7 +20,7 @@ from torch_memory_saver.events.log import Event, EventLog, Level, events
 
 __all__ = ["BASE_KEY", "trace_events", "write_chrome_trace"]
 
-#: The key by which torch.profiler says to which time its timestamps refer, in nanoseconds since 1970.
+#: Key for the time to which the timestamps of torch.profiler refer, in nanoseconds since 1970.
 BASE_KEY = "baseTimeNanoseconds"
 _CATEGORY = "torch_memory_saver"
 #: Tracks of devices have numbers above those of the kernel's threads, which are below 2^22.
@@ -37,7 +37,9 @@ def write_chrome_trace(
     merge: str | os.PathLike[str] | None = None,
     log: EventLog | None = None,
 ) -> Path:
-    """Write events as a Chrome trace. An existing file is replaced. A missing folder is created.
+    """Write events as a Chrome trace.
+
+    An existing file is replaced. A missing folder is created.
 
     Args:
         path: Path of the file.
@@ -89,12 +91,12 @@ def _read_trace(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def trace_events(log: EventLog, base_ns: int, *, names_process: bool = True) -> list[dict[str, Any]]:
-    """The events of the trace, in the order of their begins, after the names of the tracks.
+    """Return the events of the trace in the order of their begins, after the names of the tracks.
 
     Args:
-        log: What to show.
+        log: Log to show.
         base_ns: Nanoseconds since 1970 to which timestamps refer.
-        names_process: Whether the process is named; not where another trace does.
+        names_process: Whether to name the process. False if another trace names it.
     """
     scale = _Scale(log, base_ns)
     rows = [*_durations(log, scale), *_instants(log, scale), *_counters(log, scale)]
@@ -103,7 +105,7 @@ def trace_events(log: EventLog, base_ns: int, *, names_process: bool = True) -> 
 
 
 class _Scale:
-    """Converts times of a log to timestamps: microseconds since the base."""
+    """The conversion of a log's times to timestamps, which are microseconds since the base."""
 
     def __init__(self, log: EventLog, base_ns: int) -> None:
         self._offset = log.wall_offset_ns - base_ns
@@ -125,7 +127,7 @@ def _durations(log: EventLog, scale: _Scale) -> Iterator[dict[str, Any]]:
         if event.kind in ("end", "phase"):
             end = event.ended_ns
         elif event.kind == "begin" and event.call not in ended:
-            end = max(log.taken_ns, event.ended_ns)  # goes on
+            end = max(log.taken_ns, event.ended_ns)  # the call continues
         else:
             continue
         yield {

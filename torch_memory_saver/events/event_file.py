@@ -66,7 +66,7 @@ def write_events(path: str | os.PathLike[str], *, log: EventLog | None = None) -
 
 
 def log_to_json(log: EventLog) -> dict[str, Any]:
-    """Return the JSON object of the file."""
+    """Return the JSON object of the event file for a log."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -79,11 +79,12 @@ def log_to_json(log: EventLog) -> dict[str, Any]:
 
 
 def load_events(path: str | os.PathLike[str]) -> EventLog:
-    """Reads a file of :func:`write_events`.
+    """Read a file of :func:`write_events`, and return its log.
 
     Raises:
-        OSError: It cannot be read.
-        InvalidArgumentError: It is no such file, or one of a later version. The message names the file and what is wrong.
+        OSError: The file cannot be read.
+        InvalidArgumentError: The file is not an event file, or is one of a later version. The message names the file and
+            what is wrong.
     """
     try:
         data = json.loads(Path(path).read_bytes())

@@ -1,5 +1,7 @@
-"""The recording `events` of TMS_DEBUG, and TMS_METRICS_FILE: events and metrics are written to files without a change of the
-program."""
+"""The event file and the metrics file of a process, which are written without a change of the program.
+
+The recording `events` of TMS_DEBUG requests the event file, and TMS_METRICS_FILE requests the metrics file.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,17 @@ __all__ = ["EventFile", "MetricsFile", "start_event_files", "start_metrics"]
 logger = logging.getLogger("torch_memory_saver")
 
 _EVENTS, _METRICS = "TMS_DEBUG=events", "TMS_METRICS_FILE"
-#: How often the event file of a process is replaced, if something happened since.
+#: Seconds after which the event file of a process is replaced, if something happened since.
 _PERIOD_S = 5.0
 
 
 class _Written:
-    """A file that is written again and again. A failure changes nothing else: it is counted, and logged once for each cause.
+    """A file that is written again and again.
+
+    A failure changes nothing else: it is counted, and logged once for each cause.
 
     Attributes:
-        failures: Attempts that failed so far.
+        failures: Number of attempts that failed so far.
     """
 
     def __init__(self, variable: str) -> None:
@@ -39,7 +43,7 @@ class _Written:
         self._logged: set[int | None] = set()
 
     def attempt(self, write: Callable[[], Path]) -> Path | None:
-        """The path that was written; None after a failure."""
+        """Call `write`, and return the path that was written, or None after a failure."""
         try:
             return write()
         except OSError as error:
@@ -51,10 +55,12 @@ class _Written:
 
 
 class EventFile(_Written):
-    """The event file of this process. Its name has the rank as soon as that is known.
+    """The event file of this process.
+
+    Its name contains the rank as soon as the rank is known.
 
     Args:
-        directory: The folder.
+        directory: Folder of the file.
     """
 
     def __init__(self, directory: str) -> None:
@@ -66,8 +72,11 @@ class EventFile(_Written):
         self._pid = os.getpid()
 
     def write_if_new(self, exits: bool = False) -> None:
-        """Replaces the file, if something happened since it was written. `exits`: also if nothing did, because the file then
-        says that nothing comes after it; not where there never was an event."""
+        """Replace the file if something happened since it was written.
+
+        With `exits` the file is replaced even if nothing happened, because it then states that nothing comes after it. A
+        process that never had an event gets no file.
+        """
         with self._lock:
             self._begin_anew_in_child()
             log = dataclasses.replace(events(), exited=exits)
@@ -82,12 +91,12 @@ class EventFile(_Written):
             self._written, self._recorded = path, recorded
 
     def _begin_anew_in_child(self) -> None:
-        """A forked child has its own events, and leaves its parent's file."""
+        """Begin a new file in a forked child, which has its own events and leaves its parent's file unchanged."""
         if self._pid != os.getpid():
             self._pid, self._written, self._recorded = os.getpid(), None, 0
 
     def after_fork_in_child(self) -> None:
-        """Another thread of the parent may have held the lock."""
+        """Replace the lock, which another thread of the parent may have held."""
         self._lock = threading.Lock()
 
 
@@ -97,8 +106,10 @@ def _file_name() -> str:
 
 
 def start_event_files(directory: str) -> None:
-    """Has the events of this process written to a folder: on a thread every few seconds, and at exit. They then include the
-    free memory of devices."""
+    """Begin to write the events of this process to a folder, on a thread every few seconds and at exit.
+
+    The events then include the free memory of devices.
+    """
     sample_free_memory()
     file = EventFile(directory)
     os.register_at_fork(after_in_child=file.after_fork_in_child)
@@ -110,7 +121,7 @@ class MetricsFile(_Written):
     """The metrics file of this process.
 
     Args:
-        name: Its path, in which ``{pid}`` and ``{rank}`` are replaced.
+        name: Path of the file, in which ``{pid}`` and ``{rank}`` are replaced.
     """
 
     def __init__(self, name: str) -> None:
@@ -118,14 +129,14 @@ class MetricsFile(_Written):
         self._name = name
 
     def write(self) -> None:
-        """Replaces the file."""
+        """Replace the file."""
         rank = own_rank()
         name = self._name.replace("{pid}", str(os.getpid())).replace("{rank}", "none" if rank is None else str(rank))
         self.attempt(lambda: write_metrics(name))
 
 
 def start_metrics(name: str) -> None:
-    """Has the metrics written to a file: now, and after each pause and resume."""
+    """Write the metrics to a file now, and after each pause and resume."""
     file = MetricsFile(name)
     file.write()
     after_call.add(_METRICS, file.write)

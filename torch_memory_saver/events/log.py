@@ -1,6 +1,7 @@
-"""Events as plain data, and the log of this process at one moment, with what a reader of other processes must know about it.
+"""Events as plain data, and the log of this process at one moment.
 
-Any thread may call. Nothing is locked here. The native core copies its ring of events under a lock of its own.
+The log contains everything that a reader in another process must know about this one. Any thread may call. This module has
+no lock: the native core copies its ring of events under a lock of its own.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class EventLog:
 
     Attributes:
         events: Events in the order in which they were recorded: by their ends, except for concurrent events.
-        before: Memory that each tag held on each device before the first event. The changes of the events lead from
-            `before` to `after`, even if earlier events were dropped.
-        after: Memory that each tag held on each device after the last event.
+        before: Levels of each tag on each device before the first event. The changes of the events lead from `before` to
+            `after`, even if earlier events were dropped.
+        after: Levels of each tag on each device after the last event.
         dropped: Number of earlier events that the ring has overwritten.
         capacity: Number of events that the ring keeps.
         taken_ns: Time at which the log was taken, on the clock of the events.
         wall_offset_ns: Nanoseconds to add to a time of an event to get nanoseconds since 1970.
-        pid: Number of the process.
+        pid: Id of the process.
         rank: Rank in torch.distributed, or else from ``RANK``; None without either.
         role: Title or program of the process.
         host: Name of the machine.
@@ -62,15 +63,20 @@ class EventLog:
 
     @property
     def begin_ns(self) -> int:
-        """The time from which the log knows the levels: the begin of the first event. If earlier events were dropped, it is
-        the end of the first event, when that event was recorded, because dropped events may lie inside it."""
+        """The time from which the log knows the levels.
+
+        This is the begin of the first event. If earlier events were dropped, it is the end of the first event, when that
+        event was recorded, because dropped events may lie inside it.
+        """
         if self.dropped and self.events:
             return self.events[0].ended_ns
         return min((event.began_ns for event in self.events), default=self.taken_ns)
 
     def levels(self) -> Iterator[tuple[int, Level]]:
-        """Yield the levels over time, as (time in nanoseconds, level): the levels before the first event, at
-        :attr:`begin_ns`, then one level for each change."""
+        """Yield the levels over time, as (time in nanoseconds, level).
+
+        The levels before the first event come first, at :attr:`begin_ns`. Then there is one level for each change.
+        """
         begin = self.begin_ns
         now: dict[tuple[int, str], Level] = {}
         for level in self.before:
@@ -87,7 +93,9 @@ class EventLog:
 
 @dataclass(frozen=True)
 class Event:
-    """One event. Times are nanoseconds of the monotonic clock, which all processes of a machine share.
+    """One event of a process.
+
+    Times are nanoseconds of the monotonic clock, which all processes of a machine share.
 
     Attributes:
         kind: "allocate", "free", "begin" and "end" (of a pause or resume; "end" has its duration), "phase" (a part of one),
@@ -208,8 +216,11 @@ def events() -> EventLog:
 
 
 def sample_free_memory(on: bool = True) -> None:
-    """Set whether each pause and resume from now on records the free memory of its devices, before and after the call. Each
-    sample costs one driver call. Sampling is off by default, and ``TMS_DEBUG=events`` turns it on."""
+    """Set whether each pause and resume from now on records the free memory of its devices.
+
+    The memory is recorded before and after the call. Each sample costs one driver call. Sampling is off by default, and
+    ``TMS_DEBUG=events`` turns it on.
+    """
     _core.set_event_samples(bool(on))
 
 
@@ -230,7 +241,7 @@ def add_up(levels: Iterable[Level]) -> tuple[Level, ...]:
 
 
 def levels_before(after: Iterable[Level], events: Iterable[Event]) -> tuple[Level, ...]:
-    """The levels before the first of the events, from those after the last."""
+    """Return the levels before the first of the events, computed from the levels after the last event."""
     undone = (
         Level(event.tag, event.device, -event.resident_change, -event.paused_change, -event.backup_change)
         for event in events
@@ -265,7 +276,10 @@ def _event_of(row: _core.Event) -> Event:
 
 
 def _devices_of(rows: Iterable[Event], levels: Iterable[Level]) -> tuple[Device, ...]:
-    """The devices that the rows name. The driver was in use for each, so asking it loads nothing."""
+    """Return the devices that the rows and levels name.
+
+    The driver was in use for each of them, so the query loads nothing.
+    """
     named = {row.device for row in rows} | {level.device for level in levels}
     return tuple(_device(ordinal) for ordinal in sorted(named) if ordinal >= 0)
 
@@ -274,7 +288,7 @@ def _device(ordinal: int) -> Device:
     if ordinal not in _devices:
         try:
             info = _core.device_info(ordinal)
-        except TorchMemorySaverError:  # such as at exit, after the driver's: the log says that it is unknown
+        except TorchMemorySaverError:  # for example after the driver's exit: the UUID is unknown
             return Device(ordinal)
         _devices[ordinal] = Device(ordinal, info.uuid, info.total_bytes)
     return _devices[ordinal]

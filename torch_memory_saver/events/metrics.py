@@ -1,4 +1,7 @@
-"""The state and the counters in the OpenMetrics text format, for Prometheus and its node exporter's textfile collector."""
+"""The state and the counters in the OpenMetrics text format.
+
+Prometheus and the textfile collector of its node exporter read this format.
+"""
 
 from __future__ import annotations
 
@@ -59,21 +62,22 @@ _FAMILIES = {
 
 
 def metrics() -> str:
-    """The managed memory by tag, device and state, and counts of calls, as OpenMetrics text."""
+    """Return the managed memory by tag, device and state, and the counts of calls, as OpenMetrics text."""
     devices = [row.device for row in _core.usage(None) if row.tag is None]
     rows = [(device, row) for device in devices for row in _core.usage(None, device) if row.tag is not None]
     return format_metrics(rows, _core.counters())
 
 
 def write_metrics(path: str | os.PathLike[str]) -> Path:
-    """Writes :func:`metrics` to a file, aside and then renamed, so that a reader never finds a part. A missing folder is
-    made.
+    """Write :func:`metrics` to a file that a reader never finds half-written.
+
+    The text is written to another file, which is then renamed. A missing folder is created.
 
     Returns:
         The path.
 
     Raises:
-        OSError: It could not be written. An existing file is unchanged.
+        OSError: The file could not be written. An existing file is unchanged.
     """
     target = Path(path)
     write_text_file(metrics(), target, "write_metrics", "the metrics were")
@@ -81,7 +85,7 @@ def write_metrics(path: str | os.PathLike[str]) -> Path:
 
 
 def format_metrics(rows: Iterable[tuple[int, _core.Usage]], counters: Mapping[str, int]) -> str:
-    """The text for these counters and the usage of tags, each with its device."""
+    """Return the OpenMetrics text for these counters and the usage of tags, each with its device."""
     samples: dict[str, list[str]] = {name: [] for name in _FAMILIES}
     samples["memory_bytes"] = list(_memory(rows))
     for total in _TOTALS:

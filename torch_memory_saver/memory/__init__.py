@@ -1,5 +1,6 @@
-"""Tools that find growing memory: recorded allocations of PyTorch, snapshots of its memory over time, and comparisons of
-snapshots. Also the release of cached memory.
+"""Tools that find growing memory, and functions that release cached memory.
+
+The tools record the allocations of PyTorch, log the memory of processes, take snapshots over time, and compare snapshots.
 
 Importing this package imports neither torch nor matplotlib. The modules that a function needs are imported at its first use.
 """

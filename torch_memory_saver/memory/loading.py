@@ -1,11 +1,11 @@
-"""Reads the file of a snapshot without running anything in it, and makes the model from its content.
+"""The reader of snapshot files, which runs nothing in a file and makes the model from its content.
 
 The pickle may hold plain values only. `parse` accepts the shapes of PyTorch 2.0 to 2.15. Release 2.0 keeps a block's stack
 in its "history", gives no "requested_size" and calls a state "active_pending_free". Before 2.1 blocks have no address, so
-the address follows from their order in the segment. Keys that are not known here are ignored. A file that lacks what every
-release has raises KeyError, TypeError or ValueError, which `load_snapshot` explains.
+the address follows from their order in the segment. Keys that are not known here are ignored. A file that lacks a key which
+every release has raises KeyError, TypeError or ValueError, which `load_snapshot` explains.
 
-Owns the file, its errors, and the knowledge of PyTorch's keys. Has no state and no lock. Any thread may call.
+The module owns the file, its errors, and the knowledge of PyTorch's keys. It has no state and no lock. Any thread may call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _UNREADABLE = (
 )
 #: Exceptions that `parse` raises for values that are no snapshot.
 _UNKNOWN_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-#: The advice for a file of something else.
+#: Advice for a file that has other contents.
 _WANTED = "give files that torch_memory_saver.memory or torch.cuda.memory._dump_snapshot() has written"
 
 
@@ -128,11 +128,11 @@ def parse(content: Mapping[str, Any], source: str) -> Snapshot:
 
 
 class _RefusedGlobal(Exception):
-    """The pickle names a class or a function."""
+    """The error for a pickle that names a class or a function."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Makes dicts, lists, tuples, texts and numbers, and nothing else."""
+    """An unpickler that makes dicts, lists, tuples, texts and numbers, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise _RefusedGlobal(f"{module}.{name}")

@@ -43,14 +43,15 @@ _MOST_ROWS = 100_000
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """The memory of one process on one device at one moment. All sizes are in bytes. An unknown value is None, or blank in
-    CSV.
+    """The memory of one process on one device at one moment.
+
+    All sizes are in bytes. An unknown value is None, or blank in CSV.
 
     Attributes:
         time: Seconds since the epoch.
         role: The role of the process, such as "engine".
         pid: The id of the process.
-        rank: The rank in torch.distributed, or that of the variable ``RANK``.
+        rank: The rank in torch.distributed, or else the value of the variable ``RANK``.
         label: The label of the mark; "" for a row that was taken at an interval.
         device: CUDA ordinal in the process. None if it does not use CUDA through PyTorch: then only `host_backup` is known.
         allocated: PyTorch's tensors. PyTorch's own counters do not fall at a pause.
@@ -65,7 +66,7 @@ class MemoryRow:
         process: This process's share of `device_used` by NVML, with its CUDA context and all libraries.
         other_processes: `device_used` - `process`. The driver's own memory is a part of it.
         host_backup: Host memory of this process for backups, of all devices, the pool included.
-        summary: ``torch.cuda.memory_summary``; "" unless it was asked for.
+        summary: ``torch.cuda.memory_summary``; "" unless it was requested.
     """
 
     time: float
@@ -93,7 +94,7 @@ _TYPES = typing.get_type_hints(MemoryRow)
 
 
 class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
-    """The memory of this process on its devices: a row for each device, at marks and, if wanted, at an interval.
+    """A log of the memory of this process, with a row for each device at marks and, if requested, at an interval.
 
     Taking a row neither waits for a device nor breaks a capture. As a context manager it takes rows at the interval inside,
     and one at the end.
@@ -101,9 +102,9 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
     Args:
         role: The role of the process. None: the process's title or program.
         path: A CSV file to which each row is appended when it is taken. Several processes may use one file.
-        interval: Seconds between rows that a daemon thread takes, from `start` to `stop`. None: marks only. The thread goes
-            on in forked children, where rows have the child's pid.
-        rank: The rank of the process. None: that of torch.distributed if it is initialised, else ``RANK``.
+        interval: Seconds between rows that a daemon thread takes, from `start` to `stop`. None: marks only. The thread
+            continues in forked children, where rows have the child's pid.
+        rank: The rank of the process. None: the rank in torch.distributed if it is initialised, else ``RANK``.
         summary: Whether rows of marks have the text of ``torch.cuda.memory_summary``.
         most_rows: The number of rows that are kept in memory: the latest ones. The file has all rows.
 
@@ -143,13 +144,17 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
 
     @property
     def rows(self) -> tuple[MemoryRow, ...]:
-        """The rows in memory, oldest first. A forked child also has the rows that its parent took before the fork."""
+        """The rows in memory, oldest first.
+
+        A forked child also has the rows that its parent took before the fork.
+        """
         with self._lock:
             return tuple(self._rows)
 
     def mark(self, label: str = "") -> tuple[MemoryRow, ...]:
-        """Take a row for each device on which this process has a context now, and return the rows. A process without a
-        context gets one row, which has no device.
+        """Take a row for each device on which this process has a context now, and return the rows.
+
+        A process without a context gets one row, which has no device.
 
         Raises:
             OSError: The file cannot be written. The rows are kept in memory.
@@ -157,8 +162,10 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         return self._take(label, self._summary)
 
     def start(self) -> MemoryLog:
-        """Start the thread that takes rows at the interval, the first one at once. Does nothing if the thread runs, or
-        without an interval."""
+        """Start the thread that takes rows at the interval, the first one at once, and return the log.
+
+        The method does nothing if the thread runs, or if the log has no interval.
+        """
         if self._thread is None and self._interval is not None:
             self._take("", False)
             self._thread = Periodic(f"torch_memory_saver: memory log of {self.role}", self._interval, self._at_interval)
@@ -166,7 +173,10 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         return self
 
     def stop(self) -> None:
-        """End the thread. Does nothing if there is none."""
+        """End the thread that takes rows.
+
+        The method does nothing if there is no thread.
+        """
         if self._thread is not None:
             self._thread.stop()
             self._thread = None
@@ -181,7 +191,7 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         self._take("", False)
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
-        """Append the rows in memory to a CSV file: see `read_memory_log`."""
+        """Append the rows in memory to a CSV file, which `read_memory_log` reads."""
         append_rows(path, self.rows)
 
     def _at_interval(self) -> None:
@@ -239,12 +249,13 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
 
 
 class log_memory:
-    """A decorator that takes rows of a memory log before and after each call of a function such as ``wake_up``, ``sleep`` or
-    ``update_weights``.
+    """A decorator that takes rows of a memory log before and after each call of a function.
 
-    The labels are "before sleep" and "after sleep"; of a call that raises, "after sleep (KeyError)". One object may decorate
-    several functions, whose rows go to one log. Decorates functions and coroutine functions. If a row cannot be taken, that
-    is logged as a warning and the call goes on.
+    It suits functions such as ``wake_up``, ``sleep`` or ``update_weights``.
+
+    The labels are "before sleep" and "after sleep". After a call that raises, the label is "after sleep (KeyError)". One
+    object may decorate several functions, whose rows go to one log. It decorates functions and coroutine functions. If a row
+    cannot be taken, a warning is logged and the call continues.
 
     Args:
         role: See :class:`MemoryLog`.
@@ -274,6 +285,11 @@ class log_memory:
         self._release = release
 
     def __call__(self, function: _Function) -> _Function:
+        """Return `function` with a row of the log before and after each call.
+
+        Raises:
+            InvalidArgumentError: `function` is not a function or a coroutine function.
+        """
         name = getattr(function, "__name__", type(function).__name__)
         return around(function, lambda: self._rows(name))
 
@@ -318,7 +334,9 @@ def read_memory_log(*paths: str | os.PathLike[str]) -> list[MemoryRow]:
 
 
 def append_rows(path: str | os.PathLike[str], rows: Iterable[MemoryRow]) -> None:
-    """Append rows to a CSV file, which gets a header if it is new. Several processes may append to one file.
+    """Append rows to a CSV file, which gets a header if it is new.
+
+    Several processes may append to one file.
 
     Raises:
         OSError: The file cannot be written.

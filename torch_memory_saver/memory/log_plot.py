@@ -1,4 +1,4 @@
-"""Draws memory logs: a panel for each process and device, time from left to right."""
+"""The drawing of memory logs: a panel for each process and device, with time from left to right."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plot_memory_log(path: str | os.PathLike[str], rows: Sequence[MemoryRow], *, 
     with their labels.
 
     Args:
-        path: The file to write. Its suffix says the format: ``.svg``, ``.png`` or ``.pdf``.
+        path: The file to write. Its suffix selects the format: ``.svg``, ``.png`` or ``.pdf``.
         rows: Rows from :attr:`MemoryLog.rows` or `read_memory_log`. Rows without a device are skipped.
         title: The title above the picture.
 

@@ -5,7 +5,7 @@ tensor has (*allocated*), that waits for another stream (*awaiting free*), or th
 *live* if it is not inactive. Bytes are those of the allocator, rounded up as it rounds them, so those of live blocks
 add up to what PyTorch calls active, and to what it calls allocated where nothing awaits a free.
 
-Owns no file and no policy. Needs no PyTorch.
+The module owns no file and no policy. It needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ __all__ = ["Block", "BlockState", "CallStack", "Event", "Frame", "ManagedSegment
 
 
 class BlockState(enum.Enum):
-    """The state of a block. PyTorch's names of the states differ between its releases."""
+    """The state of a block.
+
+    PyTorch's names of the states differ between its releases.
+    """
 
     ALLOCATED = "allocated"
     AWAITING_FREE = "awaiting free"
@@ -47,7 +50,7 @@ class Block(NamedTuple):
 
     @property
     def live(self) -> bool:
-        """Whether it is allocated or waits for its free."""
+        """Whether the block is allocated or waits for its free."""
         return self.state is not BlockState.INACTIVE
 
 
@@ -79,12 +82,12 @@ class Segment:
 
     @property
     def live_bytes(self) -> int:
-        """The bytes of its live blocks."""
+        """The bytes of the segment's live blocks."""
         return sum(block.bytes for block in self.blocks if block.live)
 
     @property
     def paused(self) -> bool:
-        """Whether it holds no device memory now."""
+        """Whether the segment holds no device memory now."""
         return self.state == "paused"
 
 

@@ -1,8 +1,8 @@
 """The release of memory that this process only caches: `release_cached()`, its report, and the variable TMS_RELEASE_CACHED.
 
-A process that shares a GPU holds what PyTorch caches from its largest burst, while its neighbours run out of memory. No
-process can empty the cache of another process, so the function is called in each of them. TMS_RELEASE_CACHED has it called
-before each pause, or every so many seconds, without a change of the program.
+A process that shares a GPU keeps the memory that PyTorch cached at its highest use, while its neighbours run out of
+memory. No process can empty the cache of another process, so the function is called in each of them. With TMS_RELEASE_CACHED
+it is called before each pause, or at an interval in seconds, without a change of the program.
 
 Any thread may call. One release runs at a time, under the lock of `CacheReleaser`. A thread that is inside a pause, a resume
 or another release does nothing.
@@ -70,7 +70,9 @@ _AGAIN_AFTER_S = 1.0
 
 @dataclass(frozen=True)
 class DeviceRelease:
-    """PyTorch's memory of one device before and after a release. All sizes are in bytes, and of this process only.
+    """The memory that PyTorch holds on one device before and after a release.
+
+    All sizes are in bytes, and of this process only.
 
     Attributes:
         device: CUDA ordinal.
@@ -99,16 +101,18 @@ class DeviceRelease:
 
 @dataclass(frozen=True)
 class ReleaseReport:
-    """The result of one `release_cached`. It concerns this process only: no release reaches the caches of other processes.
+    """The result of one `release_cached`.
+
+    It concerns this process only: no release reaches the caches of other processes.
 
     Attributes:
         pid: The id of this process.
         devices: The devices on which this process has a context. Empty if nothing was done.
         rounds: The number of rounds, each of which collects garbage and empties the caches. 0 if nothing was done.
         seconds: Wall-clock time of the call.
-        skipped: Why nothing was done: "capture" (a capture is visible), "cool-down", "inside" (a finaliser, callback or
-            hook called it on a thread that is inside a pause, resume or release) or "unused" (PyTorch does not use CUDA
-            here). None if the release was done.
+        skipped: Reason why nothing was done: "capture" (a capture is visible), "cool-down" (the last release ended too
+            recently), "inside" (a finaliser, callback or hook called it on a thread that is inside a pause, resume or
+            release) or "unused" (PyTorch does not use CUDA here). None if the release was done.
     """
 
     pid: int
@@ -119,7 +123,7 @@ class ReleaseReport:
 
     @property
     def freed_bytes(self) -> int:
-        """Physical memory that went back to the driver, on all devices."""
+        """Physical memory that was returned to the driver, on all devices."""
         return sum(device.freed_bytes for device in self.devices)
 
     def __str__(self) -> str:
@@ -137,16 +141,16 @@ class ReleaseReport:
 def release_cached(*, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> ReleaseReport:
     """Give device memory that this process caches back to the driver, so that other processes can use it.
 
-    Collects garbage, and the memory of tensors that were sent to other processes and dropped there
-    (``torch.cuda.ipc_collect``). Then waits for the devices of this process, and empties the pools of this package and of
+    The function collects garbage, and the memory of tensors that were sent to other processes and dropped there
+    (``torch.cuda.ipc_collect``). Then it waits for the devices of this process, and empties the pools of this package and of
     PyTorch, even inside regions. Tensors stay. Only this process is affected, because no process can empty the cache of
     another.
 
-    Does nothing while a stream capture is visible, which it would break. A capture that PyTorch's Python code begins
-    meanwhile waits. A release of another thread ends first.
+    The function does nothing while a stream capture is visible, because it would break the capture. A capture that PyTorch's
+    Python code begins during the release waits. If another thread runs a release, the call waits for its end.
 
     Args:
-        repeat_bytes: Another round follows one that freed at least this many bytes, 10 rounds at most. None: one round.
+        repeat_bytes: Number of bytes that a round must free so that another round follows, up to 10 rounds. None: one round.
             Finalisers of one round may make more memory free for the next.
         cool_down: Nothing is done if the last release of this process, with any arguments, ended less than this many seconds
             ago. A release that did nothing does not count.
@@ -168,8 +172,8 @@ def release_cached(*, repeat_bytes: int | None = None, cool_down: float = 0.0, h
 class releasing_cached(contextlib.AbstractContextManager["releasing_cached"]):
     """A context manager and a decorator that call `release_cached` at the end, even after an exception.
 
-    Nested ones release once, at the end of the outermost, with its arguments. Each thread and each task of asyncio nests by
-    itself; a task that is created inside one is nested in it. Decorates functions and coroutine functions.
+    Nested ones release once, at the end of the outermost one, with its arguments. Each thread and each task of asyncio nests
+    by itself; a task that is created inside one is nested in it. Functions and coroutine functions can be decorated.
 
     Args:
         repeat_bytes: See `release_cached`.
@@ -199,6 +203,11 @@ class releasing_cached(contextlib.AbstractContextManager["releasing_cached"]):
             self.report = _releaser.release(self._options)
 
     def __call__(self, function: _Function) -> _Function:
+        """Return `function` with a release of cached memory at the end of each call.
+
+        Raises:
+            InvalidArgumentError: `function` is not a function or a coroutine function.
+        """
         return around(function, self._another)
 
     def _another(self) -> releasing_cached:
@@ -207,7 +216,10 @@ class releasing_cached(contextlib.AbstractContextManager["releasing_cached"]):
 
 
 def start_releases(value: str) -> None:
-    """Starts what the variable requests. A value that is neither "pause" nor a number of seconds is reported and ignored."""
+    """Start the releases that the variable TMS_RELEASE_CACHED requests.
+
+    A value that is neither "pause" nor a number of seconds is reported and ignored.
+    """
     if value.lower() == "pause":
         before_pause.add(_VARIABLE, _release)
         return
@@ -223,7 +235,7 @@ class ReleaseOptions:
     """The checked options of a release.
 
     Attributes:
-        repeat_bytes: Another round follows one that freed at least this many bytes. None: one round.
+        repeat_bytes: Number of bytes that a round must free so that another round follows. None: one round.
         cool_down: Nothing is done within this many seconds after the last release.
         host: Whether idle pinned host memory is released as well.
     """
@@ -234,8 +246,10 @@ class ReleaseOptions:
 
     @classmethod
     def check(cls, repeat_bytes: object = None, cool_down: object = 0.0, host: object = False) -> ReleaseOptions:
-        """Raises:
-        InvalidArgumentError: A value is not valid.
+        """Return the options of a release after checking each value.
+
+        Raises:
+            InvalidArgumentError: A value is not valid.
         """
         size = None if repeat_bytes is None else check_bytes("repeat_bytes", repeat_bytes)
         if size == 0:
@@ -250,10 +264,10 @@ class ReleaseOptions:
 
 
 class CacheReleaser:
-    """The releases of a process: one at a time, and when the last one was.
+    """The releases of a process, of which one runs at a time, and the end of the last one.
 
     Args:
-        clock: Seconds that never go back; only differences count.
+        clock: Returns seconds that never go back. Only differences are used.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -261,13 +275,16 @@ class CacheReleaser:
         self.after_fork_in_child()
 
     def after_fork_in_child(self) -> None:
-        """Replace the lock, which another thread of the parent may have held. The cool-down begins anew."""
+        """Replace the lock, which another thread of the parent may have held.
+
+        The cool-down begins anew.
+        """
         self._lock = threading.Lock()
         self._last: float | None = None  # when the last release ended
         self._local = threading.local()
 
     def release(self, options: ReleaseOptions) -> ReleaseReport:
-        """See `release_cached`."""
+        """Release cached memory with these options: see `release_cached`."""
         if _core.in_transition() or getattr(self._local, "inside", False):
             return ReleaseReport(os.getpid(), skipped="inside")
         self._local.inside = True
@@ -298,7 +315,10 @@ class CacheReleaser:
         return ReleaseReport(os.getpid(), devices, rounds, self._last - begin)
 
     def _repeat(self, torch: TorchCuda, options: ReleaseOptions) -> int:
-        """Do rounds while they free enough. Return how many were done. A capture that begins meanwhile ends them."""
+        """Do rounds while they free enough, and return how many were done.
+
+        A capture that begins during the rounds ends them.
+        """
         rounds = 0
         while rounds < _MOST_ROUNDS:
             held = _held_bytes(torch)
@@ -316,13 +336,15 @@ class CacheReleaser:
 
 
 def capture_visible(torch: TorchCuda) -> bool:
-    """Whether a stream capture of this process is under way, as far as this package sees it."""
+    """Return whether a stream capture of this process is active, as far as this package can see."""
     return torch.is_capturing() or bool(_core.counters()["visible_captures"])
 
 
 def _empty_caches(torch: TorchCuda) -> None:
-    """Do one round. Memory that other processes have given back and blocks that streams no longer use go to the cache
-    first."""
+    """Empty the caches once.
+
+    Memory that other processes have given back and blocks that streams no longer use go to the cache first.
+    """
     torch.ipc_collect()
     for device in devices_in_use():
         torch.synchronize(device)
@@ -350,7 +372,7 @@ def _difference(before: DeviceMemory, after: DeviceMemory) -> DeviceRelease:
     )
 
 
-#: How many `releasing_cached` this thread or task is inside.
+#: Number of `releasing_cached` that this thread or task is inside.
 _depth: contextvars.ContextVar[int] = contextvars.ContextVar("releasing_cached", default=0)
 #: The releases of this process.
 _releaser = CacheReleaser()
@@ -358,7 +380,9 @@ os.register_at_fork(after_in_child=_releaser.after_fork_in_child)
 
 
 def around(function: _Function, manager: Callable[[], contextlib.AbstractContextManager[Any]]) -> _Function:
-    """Return `function` with each call inside a new manager. The call of a coroutine function ends when it has been awaited.
+    """Return `function` with each call inside a new manager.
+
+    The call of a coroutine function ends when it has been awaited.
 
     Raises:
         InvalidArgumentError: `function` is no function, or its call only makes a generator.
@@ -383,7 +407,7 @@ def around(function: _Function, manager: Callable[[], contextlib.AbstractContext
 
 
 def read_seconds(value: str) -> float | None:
-    """Return the seconds between two releases, or None for anything but a number above 0."""
+    """Return the seconds between two releases, or None if the value is not a number above 0."""
     try:
         seconds = float(value)
     except ValueError:
@@ -392,7 +416,7 @@ def read_seconds(value: str) -> float | None:
 
 
 def _release() -> str | None:
-    """Release cached memory. Return the reason if nothing was done, else None."""
+    """Release cached memory, and return the reason if nothing was done, else None."""
     report = release_cached()
     logger.log(logging.INFO if report.skipped is None else logging.DEBUG, "%s: %s", _VARIABLE, report)
     return report.skipped

@@ -4,8 +4,8 @@ Several processes work in the same folder at once, on several machines too. A fi
 and a moment is removed by being renamed first, so no process ever sees half of either. The counter of moments is a file
 under a lock of the file system.
 
-The recordings `history` and `snapshots` of TMS_DEBUG begin here. They initialise no CUDA: a process that does not use it has
-nothing to record.
+The recordings `history` and `snapshots` of TMS_DEBUG begin here. They do not initialise CUDA, because a process that does
+not use CUDA has nothing to record.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ _HISTORY, _SNAPSHOTS = "TMS_DEBUG=history", "TMS_DEBUG=snapshots"
 
 
 class MemorySnapshotSampler:
-    """Writes snapshots of this process into folders that the processes of a job share: ``<directory>/step-000042/``.
+    """A writer of snapshots of this process into folders that the processes of a job share.
+
+    The folder of a moment is ``<directory>/step-000042/``.
 
     Each process makes its own sampler with the same directory. A file is called ``<tag>-rank<rank>-pid<pid>-<role>.pickle``,
     without the parts that do not exist. Use a new directory for each run.
@@ -109,12 +111,12 @@ class MemorySnapshotSampler:
         self.last_failure: Exception | None = None
 
     def sample(self, step: int | None = None) -> Path | None:
-        """Writes a snapshot.
+        """Write a snapshot of this process, and return the path of its file.
 
         Args:
             step: The number of the moment, the same in all processes, such as the training step. None: a counter that the
-                processes share gives it. A process then joins the moment under way; where it has written in that one, it
-                begins the next. Either all processes of a directory pass steps or none does.
+                processes share gives the number. A process then joins the current moment; if it has already written in that
+                one, it begins the next. Either all processes of a directory pass steps or none does.
 
         Returns:
             The path of the file. None after a failure that was counted.
@@ -122,7 +124,7 @@ class MemorySnapshotSampler:
         Raises:
             InvalidArgumentError: `step` is negative or no whole number. This error is raised whatever `on_error` is.
             CaptureInProgressError: With ``synchronize``, a capture is active: waiting would invalidate it.
-            OSError: The file could not be written, or an old moment not removed.
+            OSError: The file could not be written, or an old moment could not be removed.
             TorchUnavailableError: See :func:`take_snapshot`, also for the other errors.
         """
         if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
@@ -170,8 +172,11 @@ class MemorySnapshotSampler:
 
 
 def start_history(_folder: str) -> None:
-    """Begin to record as soon as the package uses CUDA in this process; at once, if the process uses it already. The history
-    needs no folder: snapshots and out-of-memory reports contain it."""
+    """Begin to record allocations as soon as the package uses CUDA in this process.
+
+    If PyTorch uses CUDA in this process already, the recording begins at once. The history needs no folder: snapshots and
+    out-of-memory reports contain it.
+    """
 
     def start(_torch: Any) -> None:
         try:
@@ -187,7 +192,10 @@ def start_history(_folder: str) -> None:
 
 
 def start_snapshots(folder: str) -> None:
-    """Write a snapshot to a folder before each pause from now on. A forked child that can use CUDA goes on with them."""
+    """Write a snapshot to a folder before each pause from now on.
+
+    A forked child that can use CUDA continues to write them.
+    """
     sampler = MemorySnapshotSampler(folder, on_error="count")
 
     def write() -> None:
@@ -203,7 +211,7 @@ def start_snapshots(folder: str) -> None:
 
 
 def _synchronize(torch: Any) -> None:
-    """Waits for the other ranks, and for this process's devices."""
+    """Wait for the other ranks, and for this process's devices."""
     if torch.cuda.is_current_stream_capturing() or _core.counters()["visible_captures"]:
         raise CaptureInProgressError(
             "sample: a CUDA graph is being captured, and waiting for the device would invalidate it: sample before or after "
@@ -220,11 +228,12 @@ def _synchronize(torch: Any) -> None:
 
 
 def moment_folder(directory: Path, step: int) -> Path:
+    """Return the path of the folder of a moment."""
     return directory / f"step-{step:06d}"
 
 
 def moments(directory: Path) -> list[int]:
-    """The steps that have a folder, in ascending order."""
+    """Return the steps that have a folder, in ascending order."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -233,14 +242,15 @@ def moments(directory: Path) -> list[int]:
 
 
 def next_moment(directory: Path, last: int | None) -> int:
-    """The moment for a process whose last one was `last`, from the counter that all processes share, a locked file.
+    """Return the number of the moment for a process whose last moment was `last`.
 
-    A process joins the moment under way, unless it has been in that one already: then it begins the next. So a process that
-    is late by less than a moment finds itself with the others, and no clock takes part.
+    The number comes from the counter that all processes share, a locked file. A process joins the current moment, unless it
+    has already been in that one: then it begins the next. So a process that is late by less than a moment joins the others,
+    and no clock is needed.
 
     Raises:
         OSError: The counter cannot be read or written.
-        InvalidStateError: Its file has other contents.
+        InvalidStateError: The file of the counter has other contents.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory / _COUNTER) as descriptor:
@@ -272,11 +282,12 @@ def _locked(path: Path) -> Iterator[int]:
 
 
 def remove_oldest(directory: Path, keep: int, found: frozenset[int], current: int) -> None:
-    """Removes all but `keep` moments: first those of `found`, which an earlier run left, and of the others the lowest steps.
-    Never the current one.
+    """Remove all but `keep` moments, and never the current one.
+
+    The moments of `found`, which an earlier run left, are removed first, and then the moments with the lowest steps.
 
     Other processes may remove moments at the same time. A process that is late puts its file into a moment that is made
-    anew, and the next call removes that.
+    anew, and the next call removes that moment.
 
     Raises:
         OSError: A folder cannot be removed.
@@ -289,7 +300,7 @@ def remove_oldest(directory: Path, keep: int, found: frozenset[int], current: in
         try:
             os.rename(moment_folder(directory, step), removed)
         except OSError as error:
-            # Another process has removed it, or a removal of this process's was interrupted. The next call goes on.
+            # Another process has removed it, or a removal by this process was interrupted. The next call continues.
             if error.errno not in _TAKEN:
                 raise
     for name in os.listdir(directory):
@@ -298,8 +309,11 @@ def remove_oldest(directory: Path, keep: int, found: frozenset[int], current: in
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder that other processes may be removing too, or into which one of them has just put a late file. The next
-    call removes what is left."""
+    """Remove a folder, and ignore that another process disturbs the removal.
+
+    Other processes may be removing the folder too, or one of them may have just put a late file into it. The next call
+    removes the rest.
+    """
     try:
         shutil.rmtree(folder)
     except OSError as error:

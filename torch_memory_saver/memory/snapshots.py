@@ -23,8 +23,8 @@ FORMAT = 1
 def take_snapshot(*, tag: str = "", step: int | None = None, role: str | None = None) -> dict[str, Any]:
     """Return PyTorch's memory and the managed segments of this process at this moment.
 
-    No work is waited for, and nothing changes on the device: it may be called inside regions, while memory is paused and
-    during a capture. Other threads may allocate between the two parts.
+    The function waits for no work and changes nothing on the device. It may be called inside regions, while memory is paused
+    and during a capture. Other threads may allocate between the two parts.
 
     Args:
         tag: A name for the moment.
@@ -35,8 +35,8 @@ def take_snapshot(*, tag: str = "", step: int | None = None, role: str | None = 
         The dict that ``torch.cuda.memory._snapshot()`` returns, with one more key, ``"torch_memory_saver"``. Its value has
         the keys `format`, `pid`, `role`, `tag`, `time_ns`, `history`, `segments` (address, bytes, reserved_bytes, device,
         state, backup and tag of each managed allocation) and `devices` (allocated, reserved, free and total bytes of each
-        device in use). `rank`, `step`, and in `history` `max_entries` and `stacks`, are absent where there is none: the
-        pickle of None has an opcode that PyTorch's snapshots lack.
+        device in use). `rank`, `step`, and `max_entries` and `stacks` in `history`, are absent if they are not known,
+        because the pickle of None has an opcode that PyTorch's snapshots lack.
 
     Raises:
         TorchUnavailableError: PyTorch cannot be imported, or finds no CUDA device.

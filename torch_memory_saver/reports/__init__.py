@@ -1,4 +1,7 @@
-"""What the calls of the saver return: plain frozen values, which print as tables."""
+"""The values that the calls of the saver return, which are plain frozen objects.
+
+Statistics, ledgers and reports of unwritten memory print as tables.
+"""
 
 from torch_memory_saver.reports.freshness import FreshReport, UnwrittenBlock
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart

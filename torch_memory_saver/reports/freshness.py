@@ -1,7 +1,8 @@
-"""The report of check_fresh(): memory that nothing has written to since a resume mapped it without contents. The printed
-report is a text for a terminal: findings first, then results that are not findings, then the rest.
+"""The report of check_fresh(): memory that nothing has written to since a resume mapped it without contents.
 
-Plain frozen values. Imports neither torch nor the native core.
+The printed report is a text for a terminal: findings first, then results that are not findings, then the rest.
+
+The module has only plain frozen values. It imports neither torch nor the native core.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ __all__ = ["FreshReport", "UnwrittenBlock"]
 
 @dataclass(frozen=True)
 class UnwrittenBlock:
-    """Memory that holds the fill pattern of guard mode: a block of PyTorch's allocator, a tensor that is a part of one, or
-    an allocation that PyTorch does not know.
+    """Memory that holds the fill pattern of guard mode.
+
+    It is a block of PyTorch's allocator, a tensor that is a part of one, or an allocation that PyTorch does not know.
 
     Attributes:
         address: Address of the first byte, on the device.
@@ -55,10 +57,10 @@ class UnwrittenBlock:
 
 @dataclass(frozen=True)
 class FreshReport:
-    """The live memory of the tags of a check, each byte of it in one class. All sizes are bytes, as programs request them.
+    """The live memory of the tags of a check, in which each byte belongs to one class.
 
-    `unwritten` has the findings, the largest first. `integers`, `partly_written`, `ignored` and the pools of graphs are not
-    findings.
+    All sizes are bytes, as programs request them. `unwritten` has the findings, the largest first. `integers`,
+    `partly_written`, `ignored` and the pools of graphs are not findings.
 
     Attributes:
         unwritten: Blocks that were live when the resume began, and in which everything that was looked at holds the pattern.
@@ -117,7 +119,10 @@ class FreshReport:
 
     @property
     def by_stack(self) -> tuple[tuple[CallStack | None, tuple[UnwrittenBlock, ...]], ...]:
-        """The findings by where they were allocated, those with the most bytes first; None: that was not recorded."""
+        """The findings, grouped by the call stack that allocated them.
+
+        The groups with the most bytes come first. The stack is None if it was not recorded.
+        """
         groups: dict[CallStack | None, list[UnwrittenBlock]] = {}
         for block in self.unwritten:
             groups.setdefault(block.stack, []).append(block)
@@ -128,13 +133,14 @@ class FreshReport:
         return _render(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as dicts, lists, texts and numbers, for JSON."""
+        """Return the fields as dicts, lists, texts and numbers, for JSON."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         lists = ("unwritten", "integers", "partly_written", "ignored")
         return fields | {name: [block.as_dict() for block in fields[name]] for name in lists}
 
 
-#: Rows of each kind, frames of a call stack, and names of a block that are shown. How many more there are is said.
+#: Maximum numbers of rows of each kind, of frames of a call stack, and of names of a block that are shown. The text states
+#: how many more rows and names there are.
 _ROWS = 20
 _FRAMES = 3
 _NAMES = 2
@@ -144,7 +150,7 @@ _Rows = Sequence[UnwrittenBlock]
 
 
 def _render(report: FreshReport) -> str:
-    """The table, which ends with a line break."""
+    """Return the table, which ends with a line break."""
     return "\n".join(_lines(report)) + "\n"
 
 

@@ -1,7 +1,9 @@
-"""The ledger, which lists who holds the memory of a device. Its lines add up to the used bytes that the driver reports.
-The printed ledger is a table for each device, followed by the notes as sentences.
+"""The ledger, which lists who holds the memory of a device.
 
-Plain frozen values. Imports neither torch nor the native core.
+Its lines add up to the used bytes that the driver reports. The printed ledger has a table for each device, with its notes
+below it, and then the remarks as sentences.
+
+The module has only plain frozen values. It imports neither torch nor the native core.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ LEDGER_FORMAT = 1
 
 @dataclass(frozen=True)
 class LedgerPart:
-    """A part of a line. The parts of a line add up to the line.
+    """A part of a ledger's line.
+
+    The parts of a line add up to the line.
 
     Attributes:
         name: Name of the part: a tag for managed memory, slack and deferred frees; "in use" or "cached" for PyTorch's
@@ -37,12 +41,12 @@ class LedgerPart:
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """One holder of a device's memory.
+    """One holder of a device's memory, with its bytes.
 
     Attributes:
         holder: "managed" (resident managed memory), "slack" (managed memory of freed allocations, which a pause returns),
-            "deferred" (managed memory of frees that wait for the end of a capture), "torch" (what PyTorch has reserved of
-            ordinary memory), "library" (allocations of one other library of this process), "context" (this process's
+            "deferred" (managed memory of frees that wait for the end of a capture), "torch" (ordinary memory that PyTorch
+            has reserved), "library" (allocations of one other library of this process), "context" (this process's
             context, with the code of its kernels and all that is not known by name), "processes" (other processes) or
             "unattributed" (the difference to what the driver says).
         name: Name that a table shows, such as the file name of a library.
@@ -63,7 +67,7 @@ class LedgerLine:
 
 @dataclass(frozen=True)
 class DeviceLedger:
-    """The memory of one device. The bytes of all lines add up to `used_bytes`.
+    """The memory of one device, in lines that add up to `used_bytes`.
 
     Attributes:
         device: CUDA ordinal.
@@ -95,13 +99,13 @@ class DeviceLedger:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Who holds the memory of each device. Printed, it is a table.
+    """The holders of the memory of each device, which prints as a table.
 
     Attributes:
         devices: Ledgers of the devices, in order.
         remarks: Sentences about what a pause does not release, such as the memory of NCCL's communicators.
-        pid: The process that has taken it.
-        time: When, in seconds since 1970.
+        pid: Id of the process that took the ledger.
+        time: Time at which the ledger was taken, in seconds since 1970.
     """
 
     devices: tuple[DeviceLedger, ...]
@@ -116,10 +120,10 @@ class Ledger:
         return len(self.devices)
 
     def __getitem__(self, device: int) -> DeviceLedger:
-        """That of a device, by its CUDA ordinal.
+        """Return the ledger of a device, given its CUDA ordinal.
 
         Raises:
-            KeyError: The ledger does not have it.
+            KeyError: The ledger does not contain the device.
         """
         for ledger in self.devices:
             if ledger.device == device:
@@ -127,8 +131,11 @@ class Ledger:
         raise KeyError(device)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for ``json.dumps()``: ``format``, ``pid``, ``time``, ``remarks``, and ``devices``, a list with a dict
-        for each device: the fields of :class:`DeviceLedger`, of its lines and of their parts."""
+        """Return the ledger as plain data for ``json.dumps()``.
+
+        The keys are ``format``, ``pid``, ``time``, ``remarks``, and ``devices``, a list with a dict for each device: the
+        fields of :class:`DeviceLedger`, of its lines and of their parts.
+        """
         fields = dataclasses.asdict(self)
         return {
             "format": LEDGER_FORMAT,
@@ -151,7 +158,7 @@ _NOTHING = "no device is in use by this process"
 
 
 def _ledger_table(ledger: Ledger) -> str:
-    """The lines of `print(ledger)`, without an end of line."""
+    """Return the lines of `print(ledger)`, without a line break at the end."""
     blocks = [_device_table(device) for device in ledger.devices] or [_NOTHING]
     return "\n".join(["\n\n".join(blocks), *ledger.remarks])
 

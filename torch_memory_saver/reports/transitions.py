@@ -17,7 +17,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TransitionReport:
-    """The effect of one pause or resume.
+    """The effect that one pause or resume had.
 
     Attributes:
         allocations: Number of allocations that changed state.
@@ -36,7 +36,7 @@ class TransitionReport:
 
 @dataclass(frozen=True)
 class PauseReport(TransitionReport):
-    """The effect of one pause.
+    """The effect that one pause had.
 
     Memory that was already paused is not counted, even if the pause dropped its backup.
 
@@ -60,12 +60,14 @@ class PauseReport(TransitionReport):
 
 @dataclass(frozen=True)
 class ResumeReport(TransitionReport):
-    """The effect of one resume."""
+    """The effect that one resume had."""
 
 
 def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, possibly_shared_bytes: int) -> PauseReport:
-    """Return the report of a native pause, with the numbers of PyTorch's default pool and of memory sent to other
-    processes."""
+    """Return the report of a native pause.
+
+    The other arguments are the numbers of PyTorch's default pool and of memory sent to other processes.
+    """
     return PauseReport(
         *done,
         reusable_bytes=reusable_bytes,

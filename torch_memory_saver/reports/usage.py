@@ -1,5 +1,6 @@
-"""The use of managed memory at one moment: by tag, by device, and allocation by allocation. The printed statistics are a
-table with a row for each tag and each device, followed by lines about everything else of note.
+"""The use of managed memory at one moment: by tag, by device, and allocation by allocation.
+
+The printed statistics are a table with a row for each tag and each device, followed by lines about everything else of note.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ STATS_FORMAT = 1
 
 @dataclass(frozen=True)
 class Allocation:
-    """One managed allocation. In PyTorch this is a segment of its allocator, which may hold several tensors.
+    """One managed allocation, which in PyTorch is a segment of its allocator and may hold several tensors.
 
     Attributes:
         address: Address of the first byte, on the device.
@@ -37,7 +38,7 @@ class Allocation:
         device: CUDA ordinal.
         state: "active", "pausing", "paused", "resuming", "damaged" or "repairing" (damaged, and a call is retrying the
             release).
-        backup: Kind of backup: "none", "host", "mmap" or "disk".
+        backup: Kind of backup that the allocation has: "none", "host", "mmap" or "disk".
         tag: Tag of the region.
         age: Seconds since the allocation was made.
         state_age: Seconds since its state last changed.
@@ -128,7 +129,7 @@ class CallTotals:
 
 @dataclass(frozen=True)
 class Stats:
-    """The use of managed memory at one moment. Printed, it is a table.
+    """The use of managed memory at one moment, which prints as a table.
 
     Attributes:
         total: Usage of all selected allocations.
@@ -168,11 +169,14 @@ class Stats:
 
     @cached_property
     def allocations(self) -> tuple[Allocation, ...]:
-        """Each selected allocation at that moment, in order of allocation."""
+        """The selected allocations at that moment, in order of allocation."""
         return tuple([Allocation(**record) for record in self._records()])
 
     def _records(self) -> list[dict[str, Any]]:
-        """Return the fields of each selected allocation. The dicts are literals: there may be thousands."""
+        """Return the fields of each selected allocation.
+
+        The dicts are literals, because there may be thousands of them.
+        """
         return [
             {
                 "address": row.address,
@@ -190,9 +194,12 @@ class Stats:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as dicts, lists, texts and numbers, for JSON: ``allocations``, a list with the fields of
-        :class:`Allocation` of each; ``total``, ``tags``, ``devices``, ``pauses``, ``resumes`` and ``counters``, the fields
-        above; ``format``, ``pid`` and ``time`` (seconds since 1970)."""
+        """Return the statistics as dicts, lists, texts and numbers, for JSON.
+
+        The keys are ``format``, ``pid`` and ``time`` (seconds since 1970), ``allocations``, a list with the fields of each
+        :class:`Allocation`, and ``total``, ``tags``, ``devices``, ``pauses``, ``resumes`` and ``counters``, with the fields
+        above.
+        """
         return {
             "format": STATS_FORMAT,
             "pid": os.getpid(),
@@ -217,8 +224,11 @@ class Stats:
 
 
 def take_stats(tags: Iterable[str] | None = None, device: int | None = None, stranded_bytes: int = 0) -> Stats:
-    """The statistics of the allocations of some tags (None: all) on one device (None: all). Rows and counters are read one
-    after the other, so changes by other threads may make them differ."""
+    """Return the statistics of the allocations of some tags on one device.
+
+    None selects every tag or every device. Rows and counters are read one after the other, so changes by other threads may
+    make them differ.
+    """
     selected = None if tags is None else tuple(tags)
     return _add_totals(_select(_core.segments(), selected, device), selected, device, stranded_bytes)
 
@@ -288,7 +298,7 @@ def _peak_of_all(
     by_device: Mapping[int, Usage],
     counters: Mapping[str, int],
 ) -> int | None:
-    """The peak of a selection, where there is one number for it."""
+    """Return the peak of a selection, or None if there is no single number for it."""
     if tags is None and device is None:
         return counters["resident_peak_bytes"]
     if tags is None and device is not None and device in by_device:
@@ -309,12 +319,12 @@ def _totals(counters: Mapping[str, int], call: str) -> CallTotals:
 
 
 _HEADINGS = ("MiB", "allocations", "resident", "peak", "paused", "backup", "slack", "deferred", "damaged")
-#: Columns that are shown only if the total has any, from the right.
+#: Columns that are shown only if the total has such bytes, from right to left.
 _RARE = (("damaged", "damaged_bytes"), ("deferred", "deferred_bytes"), ("slack", "slack_bytes"))
 
 
 def _stats_table(stats: Stats) -> str:
-    """The lines of `print(stats)`, without an end of line."""
+    """Return the lines of `print(stats)`, without a line break at the end."""
     rows: list[tuple[str, ...]] = [_HEADINGS]
     rows += [_row(f"tag {tag}", usage) for tag, usage in stats.tags.items()]
     rows += [_row(f"device {device}", usage) for device, usage in stats.devices.items()]

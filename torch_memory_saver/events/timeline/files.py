@@ -1,4 +1,4 @@
-"""Reads event files, and writes the page."""
+"""Functions that read event files, and write the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ __all__ = ["read_logs", "write_timeline"]
 
 
 def read_logs(paths: Iterable[str | os.PathLike[str]]) -> list[EventLog]:
-    """The logs of event files, one for each process: of several files of one process the latest.
+    """Return the logs of event files, one for each process.
+
+    If several files are of one process, the latest of them is used.
 
     Args:
         paths: Files of :func:`write_events`, and folders of ``TMS_DEBUG=events``, of which every ``.json`` file is read.
@@ -58,8 +60,9 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def write_timeline(path: str | os.PathLike[str], *, logs: Sequence[EventLog] | None = None) -> Path:
-    """Write a page that shows memory over time: one HTML file, which needs no other file and no network. An existing file
-    is replaced. A missing folder is created.
+    """Write a page that shows memory over time, as one HTML file that needs no other file and no network.
+
+    An existing file is replaced. A missing folder is created.
 
     Args:
         path: Path of the file.

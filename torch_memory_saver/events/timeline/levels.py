@@ -1,7 +1,7 @@
 """The memory that a process held over time, and the calls and failures of the process, from its log.
 
-Pure functions of an :class:`EventLog`. Times are nanoseconds of its monotonic clock, and never go back, although events of
-concurrent threads may be recorded out of order.
+The functions are pure. Times are nanoseconds of the log's monotonic clock, and never go back, although events of concurrent
+threads may be recorded out of order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = ("resident", "paused", "backup")
 
 
 class Change(NamedTuple):
-    """From `time_ns` on, the allocations of a tag on a device hold so many bytes of one kind."""
+    """A new level: from `time_ns` on, the allocations of a tag on a device hold `bytes` bytes of one kind."""
 
     time_ns: int
     device: int
@@ -39,7 +39,10 @@ class Change(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A part of a call; see :class:`Event`. `device` is -1 for a phase of the whole call."""
+    """A part of a call, with the fields of :class:`Event`.
+
+    `device` is -1 for a phase of the whole call.
+    """
 
     name: str
     device: int
@@ -93,8 +96,10 @@ class Sample(NamedTuple):
 
 
 def changes_of(log: EventLog) -> Iterator[Change]:
-    """Yield every change of a level. The first changes give the memory held at the first event. After the exit of the
-    process nothing is held."""
+    """Yield every change of a level.
+
+    The first changes give the memory held at the first event. After the exit of the process nothing is held.
+    """
     held: dict[tuple[int, str], Level] = {}
     now = log.begin_ns
     for time_ns, level in log.levels():
@@ -117,8 +122,10 @@ def _differences(time_ns: int, before: Level, after: Level) -> Iterator[Change]:
 
 
 def calls_of(log: EventLog) -> list[Call]:
-    """Return the calls in the order of their begins. A call that began before the first event has only the events that are
-    left of it."""
+    """Return the calls in the order of their begins.
+
+    A call that began before the first event has only the events that are left of it.
+    """
     grouped: dict[int, list[Event]] = {}
     for event in log.events:
         if event.call:

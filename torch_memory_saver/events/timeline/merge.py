@@ -1,6 +1,6 @@
 """Grouping of logs by machine, and of their contents by GPU.
 
-Pure functions of logs. Processes belong to one machine if their kernels have the same boot id; they then share the
+The functions are pure. Processes belong to one machine if their kernels have the same boot id; they then share the
 monotonic clock. A process without a boot id counts as a machine of its own. Processes share a GPU if its UUID is the same.
 A device whose UUID is unknown is not shared, because ordinals depend on ``CUDA_VISIBLE_DEVICES``.
 """
@@ -63,7 +63,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine, from one boot to the next.
+    """A machine between two of its boots.
 
     Attributes:
         names: Names of the machine: several if containers have names of their own.
@@ -96,8 +96,10 @@ def hosts_of(logs: Iterable[EventLog]) -> list[Host]:
 
 
 def same_process(one: EventLog, other: EventLog) -> bool:
-    """Return whether both are logs of one process at two moments. This is certain only if they share an event, because
-    process numbers are reused and containers have numbers of their own."""
+    """Return whether both are logs of one process at two moments.
+
+    This is certain only if they share an event, because process numbers are reused and containers have numbers of their own.
+    """
     if not one.boot_id or (one.boot_id, one.host, one.pid) != (other.boot_id, other.host, other.pid):
         return False
     number = max(one.dropped, other.dropped)
@@ -149,7 +151,10 @@ def _gpu(logs: Sequence[EventLog], devices: dict[int, Device], changes: dict[tup
 
 
 def _rows_of(process: int, changes: Sequence[Change], bands: list[Band]) -> list[Row]:
-    """The rows of a process on a GPU. Adds its bands: by tag, those of the highest peaks first."""
+    """Return the rows of a process on a GPU, and add its bands.
+
+    The bands are added by tag: the tags with the highest peaks come first.
+    """
     peaks: dict[str, int] = {}
     for change in changes:
         peaks[change.tag] = max(peaks.get(change.tag, 0), change.bytes)
@@ -175,8 +180,11 @@ def _rows_of(process: int, changes: Sequence[Change], bands: list[Band]) -> list
 
 
 def _with_other(rows: Sequence[Row], samples: Sequence[Sample], bands: Sequence[Band], total: int) -> list[Row]:
-    """The rows with those of the band "other", the last one: what is used, less what the processes hold. It is known at
-    each sample. Until the next one it stays, as far as the device has room for it."""
+    """Return the rows together with those of the last band, "other".
+
+    The band has the used memory that the processes do not hold. It is known at each sample. Until the next sample it keeps
+    its value, as far as the device has room for it.
+    """
     number = len(bands) - 1
     levels = [0] * len(bands)
     resident = other = 0

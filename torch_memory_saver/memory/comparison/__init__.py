@@ -1,7 +1,7 @@
-"""Comparing snapshots: growth, drift and fragmentation, in a table and on a page.
+"""The comparison of snapshots: growth, drift and fragmentation, in a table and on a page.
 
-processes.py says which snapshots are of one process; growth.py, drift.py and fragmentation.py each find one thing;
-comparison.py puts their results together; table.py and page/ show them. No module here needs PyTorch.
+processes.py finds the snapshots of one process. growth.py, drift.py and fragmentation.py each find one thing. comparison.py
+combines their results. table.py and html/ show them. No module here needs PyTorch.
 """
 
 from .comparison import Comparison, compare

@@ -1,6 +1,7 @@
-"""compare(): from snapshots to what grew in which process, as values of Python and as plain values for JSON.
+"""The function compare(), which finds what grew in which process, and its result.
 
-Sizes are bytes. Puts the results of the other modules together, and finds nothing itself.
+The results are Python values, or plain values for JSON. Sizes are bytes. The module combines the results of the other
+modules, and finds nothing itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ __all__ = ["Comparison", "compare"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`. `str()` of it is the table that the command `compare` prints.
+    """The result of `compare`.
+
+    Its `str()` is the table that the command `compare` prints.
 
     Attributes:
         moments: The names of the moments, in order.
@@ -79,8 +82,10 @@ class Comparison:
         return render(self, width, top, varying)
 
     def html(self) -> str:
-        """Return a page with the findings, a bar for each segment and the active-memory timeline. The page needs no other
-        file and no network."""
+        """Return a page with the findings, a bar for each segment and the active-memory timeline.
+
+        The page needs no other file and no network.
+        """
         from .html import page
 
         return page(self, self._series)
@@ -167,7 +172,10 @@ def _notes(moments: Sequence[Moment], series: Sequence[Series]) -> list[str]:
 
 
 def _as_dict(comparison: Comparison, top: int | None = None) -> dict[str, Any]:
-    """Return the findings. `top` is the number of entries of each list; None for all."""
+    """Return the findings as plain values.
+
+    `top` is the number of entries of each list; None means all.
+    """
     return {
         "moments": list(comparison.moments),
         "notes": list(comparison.notes),

@@ -1,18 +1,18 @@
-"""Which blocks rise in the active-memory timeline from moment to moment, and what grew below them.
+"""Blocks that rise in the active-memory timeline from moment to moment, and the memory that grew below them.
 
 PyTorch's page memory_viz draws the live blocks of a device as layers, each on top of those that were allocated before it.
 The *position* of a block is the bytes below it. The address of a block never moves. Its position rises if memory that was
 allocated before it grows, which is only possible if the block itself is freed and allocated anew.
 
 Blocks are matched by call stack, size and order of allocation: the third block of 512 MiB from a stack is compared with the
-third of the next moment. They rise if the program allocates them anew (an optimizer's state that is loaded for each step,
+third of the next moment. Blocks rise if the program allocates them anew (an optimizer's state that is loaded for each step,
 say) while memory that it allocated before stays. So drift shows a leak where the leak itself is small beside them.
 
 The order comes from the recorded history. The history is bounded, so the event of an old block may be gone: such a block is
-older than all that have one. Blocks without an event keep the order that an earlier snapshot of the process showed. Blocks
-that no snapshot shows lie by address, after those that were there earlier.
+older than all blocks that have an event. Blocks without an event keep the order that an earlier snapshot of the process
+showed. Blocks that no earlier snapshot shows are ordered by address, after those that were there earlier.
 
-Owns the order and the matching. Reads snapshots only.
+The module owns the order and the matching. It reads snapshots only.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Drift:
 
     @property
     def rise(self) -> int:
-        """Bytes from the first moment to the last."""
+        """Growth of the position from the first moment to the last, in bytes."""
         return self.positions[-1] - self.positions[0]
 
 
@@ -89,15 +89,17 @@ def drifts(series: Series) -> Iterator[Drift]:
 
 
 class _Kind(NamedTuple):
-    """The key by which blocks are matched. It has the requested size, because a block may be the larger rest of a free
-    one."""
+    """The key by which blocks are matched: the call stack and the requested size.
+
+    The requested size is used because a block may be the larger rest of a free one.
+    """
 
     stack: CallStack
     bytes: int
 
 
 class _Place(NamedTuple):
-    """The place of a block in an allocation order: the number of blocks below it, and of bytes."""
+    """The place of a block in an allocation order: the number of blocks below it, and their bytes."""
 
     number: int
     below: int
@@ -112,7 +114,7 @@ class _Rise(NamedTuple):
 
 
 def _places(order: Sequence[Block]) -> dict[_Kind, list[_Place]]:
-    """The places of the blocks of each kind, in the order of their allocation."""
+    """Return the places of the blocks of each kind, in the order of their allocation."""
     places: dict[_Kind, list[_Place]] = {}
     for number, (block, below) in enumerate(zip(order, positions(order), strict=True)):
         places.setdefault(_Kind(block.stack, block.requested_bytes), []).append(_Place(number, below))
@@ -130,7 +132,7 @@ def _risen(moments: Sequence[dict[_Kind, list[_Place]]]) -> list[_Rise]:
 
 
 def _grown_below(orders: Sequence[Sequence[Block]], numbers: Sequence[int]) -> tuple[tuple[CallStack, int], ...]:
-    """The call stacks that have more bytes below a block at the last moment than at the first."""
+    """Return the call stacks that have more bytes below a block at the last moment than at the first."""
     change: Counter[CallStack] = Counter()
     for order, number, sign in ((orders[0], numbers[0], -1), (orders[-1], numbers[-1], 1)):
         for block in islice(order, number):
@@ -139,7 +141,7 @@ def _grown_below(orders: Sequence[Sequence[Block]], numbers: Sequence[int]) -> t
 
 
 def allocation_orders(snapshots: Sequence[Snapshot], device: int) -> list[list[Block]]:
-    """The live blocks of one device in the order of their allocation, for each snapshot of one process."""
+    """Return the live blocks of one device in the order of their allocation, for each snapshot of one process."""
     orders: list[list[Block]] = []
     for snapshot in snapshots:
         orders.append(_order(snapshot, device, orders[-1] if orders else []))
@@ -147,7 +149,7 @@ def allocation_orders(snapshots: Sequence[Snapshot], device: int) -> list[list[B
 
 
 def positions(order: Iterable[Block]) -> list[int]:
-    """The bytes below each block of an allocation order."""
+    """Return the bytes below each block of an allocation order."""
     return list(accumulate((block.bytes for block in order), initial=0))[:-1]
 
 
@@ -166,7 +168,7 @@ def _order(snapshot: Snapshot, device: int, earlier: Sequence[Block]) -> list[Bl
 
 
 def _last_allocations(events: Iterable[Event]) -> dict[int, int]:
-    """The number of the event that allocated what lies at an address at the end."""
+    """Return, for each address, the number of the event that allocated the block that is there at the end."""
     found: dict[int, int] = {}
     for number, event in enumerate(events):
         if event.action == "alloc":

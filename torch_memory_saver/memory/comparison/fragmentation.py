@@ -1,10 +1,10 @@
-"""Reserved memory of a device that is not in use, and why it cannot be given back.
+"""Reserved memory of a device that is not in use, and the reasons why it cannot be given back.
 
 PyTorch gives a segment back to the driver at once, or one piece of an expandable segment: a *unit*. A unit without a live
 byte is *cached*, and releasing the cache frees it. A unit that few live bytes keep is *held*: its free bytes cannot be given
 back. Held bytes are fragmentation. Paused segments hold no device memory, and are counted apart.
 
-Owns these words, the figures of a device, and the thresholds of a finding.
+The module owns these words, the figures of a device, and the thresholds of a finding.
 """
 
 from __future__ import annotations
@@ -173,7 +173,10 @@ class Unit(NamedTuple):
 
 
 def units(segments: Iterable[Segment]) -> Iterator[Unit]:
-    """Yield the units of resident segments, by address. Paused segments hold no device memory, and have none."""
+    """Yield the units of resident segments, by address.
+
+    Paused segments hold no device memory, so they have no units.
+    """
     for segment in segments:
         if not segment.paused:
             yield from _units(segment)

@@ -5,8 +5,8 @@ grew, never fell, and did not grow in some interval: lazily created state, or a 
 also fell. Two moments cannot show whether growth is a leak or a warm-up: memory that is larger at the second one has only
 *grown*.
 
-Owns these words. Bytes and blocks are counted for each process, device and call stack. Stacks with equal Python frames are
-one stack, whatever C++ frames lie between.
+The module owns these words. Bytes and blocks are counted for each process, device and call stack. Stacks with equal Python
+frames are one stack, even if the C++ frames between them differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INTERVALS_OF_A_LEAK = 2
 
 
 class GrowthKind(enum.Enum):
-    """How the live bytes of a call stack changed."""
+    """The way in which the live bytes of a call stack changed."""
 
     LEAK = "leak"
     WARM_UP = "warm-up"
@@ -63,7 +63,7 @@ class StackGrowth:
 
     @property
     def growth(self) -> int:
-        """Bytes from the first moment to the last."""
+        """Growth of the live bytes from the first moment to the last."""
         return self.bytes[-1] - self.bytes[0]
 
     @property
@@ -90,7 +90,7 @@ def classify(values: Sequence[int]) -> GrowthKind:
 
 
 def stack_growths(series: Series) -> Iterable[StackGrowth]:
-    """Yield every call stack of a process, device by device, in no order."""
+    """Yield every call stack of a process, device by device, in no particular order."""
     for device in series.devices:
         totals = [_by_stack(snapshot, device) for snapshot in series.snapshots]
         for stack in dict.fromkeys(stack for total in totals for stack in total):

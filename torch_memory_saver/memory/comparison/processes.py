@@ -1,10 +1,10 @@
 """Grouping of snapshots by process: from files and folders to one series for each process.
 
 A *moment* is one step at which every process writes a snapshot: a folder, or files that carry the same step. Processes are
-matched from moment to moment by role and rank. Where a moment has several with the same role and rank, their pids
+matched from moment to moment by role and rank. If a moment has several processes with the same role and rank, their pids
 distinguish them, else their tags, else the names of their files.
 
-Owns the interpretation of the inputs of `compare`. Knows nothing about the comparison itself.
+The module owns the interpretation of the inputs of `compare`. It knows nothing about the comparison itself.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from ..model import Snapshot
 
 __all__ = ["Moment", "Process", "Series", "read_moments", "series_of"]
 
-#: Suffix of a file of a moment.
+#: Suffix of the files of a moment.
 _SUFFIX = ".pickle"
 
 
 @dataclass(frozen=True)
 class Process:
-    """The identity of a process. A value that its snapshots do not report is "" or None.
+    """The identity of a process.
+
+    A value that its snapshots do not report is "" or None.
 
     Attributes:
         role: The role of the process, such as "trainer".
@@ -84,8 +86,8 @@ class Series:
 def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[Moment, ...]:
     """Return the moments that the inputs name, in their order.
 
-    A folder is a moment, or has moments as folders. A file is a moment, unless it has the step of another file of another
-    process.
+    A folder is a moment, or contains folders that are moments. A file is a moment of its own, unless it has the same step as
+    a file of another process.
 
     Raises:
         InvalidArgumentError: There is no input, a folder has no snapshot, or a file is not one.
@@ -136,7 +138,10 @@ def _moments_of(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the snapshots of a moment. Hidden files are still being written, so they are skipped."""
+    """Return the snapshots of a moment.
+
+    Hidden files are still being written, so they are skipped.
+    """
     return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.is_file() and not path.name.startswith("."))
 
 

@@ -1,6 +1,7 @@
 """The comparison as text for a terminal of a given width.
 
-Owns the layout. Findings come first; then each process with its memory, and each kind of result with its call stacks.
+The module owns the layout. Findings come first; then each process with its memory, and each kind of result with its call
+stacks.
 """
 
 from __future__ import annotations
@@ -195,7 +196,10 @@ def _where(row: DeviceUsage | StackGrowth | Drift) -> str:
 
 
 def reasons(found: Fragmentation) -> list[str]:
-    """Return the reasons why it is a finding, one text for each. Sizes are in MiB."""
+    """Return the reasons why a device is a finding, one text for each.
+
+    Sizes are in MiB.
+    """
     usage, texts = found.usage, []
     if usage.is_held:
         where = _held_in(usage.held_segments[-1], usage)
@@ -207,8 +211,10 @@ def reasons(found: Fragmentation) -> list[str]:
 
 
 def _held_in(number: int, usage: DeviceUsage) -> str:
-    """Return a text about the number of segments in which memory is held. PyTorch gives back single pieces of expandable
-    segments."""
+    """Return a text about the number of segments in which memory is held.
+
+    PyTorch gives back single pieces of expandable segments.
+    """
     pieces = usage.held_pieces[-1]
     if pieces == 0:
         return counted(number, "segment")

@@ -22,16 +22,16 @@ from torch_memory_saver.events.timeline.merge import OTHER, Gpu, Host, Row
 __all__ = ["CELLS", "gpu_name", "host_name", "page", "process_name", "reduced", "stacks_of", "table"]
 
 _PAGE = Document(__package__, "template.html", ("columns.js", "pictures.js", "views.js"), ("style.css",))
-#: Changes of levels, and calls, of a page.
+#: Maximum numbers of changes of levels, of calls, and of failures outside of calls on a page.
 _MOST_ROWS = 240_000
 _MOST_CALLS = 12_000
 _MOST_FAILURES = 2_000
-#: Rows of a machine, those of the highest peaks.
+#: Maximum number of table rows for a machine: the rows with the highest peaks.
 _MOST_TABLE_ROWS = 400
 _NS_PER_MS = 1_000_000
-#: The cells of time: at least one for each column of pixels of a picture that shows all of it.
+#: Number of cells of time: at least one for each column of pixels in a picture of the whole time.
 CELLS = 2048
-#: How many bands change from one moment to the next that stays, as an estimate.
+#: Estimated number of bands that change from one kept moment to the next.
 _ROWS_OF_A_MOMENT = 3
 _TABLE_HEADS = ("process", "device", "tag", *(f"{kind} {when}" for kind in KINDS for when in ("peak", "end")))
 
@@ -42,8 +42,11 @@ def page(hosts: Sequence[Host]) -> str:
 
 
 def stacks_of(gpu: Gpu) -> list[list[int]]:
-    """The bands of a GPU that are drawn on top of each other, by their numbers: what is on the GPU; for each process its
-    resident and paused memory; for each process its backups."""
+    """Return the bands of a GPU that are drawn on top of each other, by their numbers.
+
+    The first stack is the memory on the GPU. Then there is one stack for each process with its resident and paused memory,
+    and one for each process with its backups.
+    """
     resident = [number for number, band in enumerate(gpu.bands) if band.kind in ("resident", "other")]
     of_processes = [
         [number for number, band in enumerate(gpu.bands) if band.process == process and band.kind in kinds]
@@ -223,7 +226,10 @@ def _call(call: Call, host: Host, tags: _Tags) -> dict[str, Any]:
 
 
 def _devices(call: Call) -> list[int]:
-    """Return the devices that the call concerned. The list is empty if the call names no device."""
+    """Return the devices that the call concerned.
+
+    The list is empty if the call names no device.
+    """
     named: Iterable[int] = (*(device for _, device in call.tags), *(phase.device for phase in call.phases))
     return sorted({device for device in named if device >= 0})
 
@@ -240,13 +246,16 @@ def host_name(host: Host) -> str:
 
 
 def gpu_name(gpu: Gpu) -> str:
-    """Return a readable name of a GPU: the ordinals that its processes give it."""
+    """Return a readable name of a GPU, with the ordinals that its processes give it."""
     ordinals = sorted(set(gpu.ordinals.values()))
     return f"GPU {' or '.join(map(str, ordinals))}"
 
 
 def table(hosts: Sequence[Host]) -> str:
-    """Return the table as text, in MiB. The end values are those at the end of each log: after an exit nothing is held."""
+    """Return the table as text, in MiB.
+
+    The end values are those at the end of each log: after an exit nothing is held.
+    """
     lines = []
     for host in hosts:
         found = list(_table_rows(host))
@@ -261,7 +270,7 @@ def table(hosts: Sequence[Host]) -> str:
 
 
 def _table_rows(host: Host) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield (highest level in the row, row) for each row of the table."""
+    """Yield each row of the table as (highest level in the row, cells of the row)."""
     for log, changes in zip(host.logs, host.changes, strict=True):
         peaks: dict[tuple[int, str], dict[str, int]] = {}
         ends: dict[tuple[int, str], dict[str, int]] = {}
@@ -311,8 +320,10 @@ def reduced(
 
 
 def _groups(rows: Sequence[Row], begin_ns: int, length_ns: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the number of the first row of each group and the number after its last row. Rows of one time are not
-    separated."""
+    """Yield each group as (number of its first row, number after its last row).
+
+    Rows of one time are not separated.
+    """
     start = 0
     while start < len(rows):
         cell = (rows[start][0] - begin_ns) * CELLS // length_ns
@@ -329,8 +340,10 @@ def _groups(rows: Sequence[Row], begin_ns: int, length_ns: int, most: int) -> It
 def _moments(
     rows: Sequence[Row], start: int, stop: int, levels: list[int], totals: list[int], stacks_of: Sequence[Sequence[int]]
 ) -> list[int]:
-    """The last rows of the moments at which a stack is highest in the group, and of its last moment. Carries `levels` and
-    `totals` on."""
+    """Return the last rows of the moments at which a stack is highest in the group, and of its last moment.
+
+    The function updates `levels` and `totals` to the end of the group.
+    """
     best: dict[int, tuple[int, int]] = {}
     for number in range(start, stop):
         time_ns, band, size = rows[number]

@@ -81,7 +81,10 @@ def _told(comparison: Comparison) -> Iterable[CallStack]:
 
 
 def _recorded(drawn: Iterable[tuple[Series, int]]) -> Iterable[CallStack]:
-    """Return the stacks with the most bytes in the histories. Most of them allocate memory that is freed again."""
+    """Return the stacks with the most bytes in the histories.
+
+    Most of them allocate memory that is freed again.
+    """
     largest: Counter[CallStack] = Counter()
     for one, device in drawn:
         for snapshot in one.snapshots:

@@ -45,7 +45,7 @@ class StackNumbers:
 
     Args:
         leaking: The stacks that are drawn in the colours of leaks.
-        told: The stacks that get a number, the most important first.
+        told: The stacks that get a number of their own, the most important first.
     """
 
     def __init__(self, leaking: Iterable[CallStack], told: Iterable[CallStack]) -> None:
@@ -130,7 +130,10 @@ def _blocks(segment: Segment, numbers: StackNumbers) -> list[list[int]]:
 
 
 def _merged(run: Sequence[Block], segment: Segment, numbers: StackNumbers) -> list[list[int]]:
-    """Return one row for neighbouring blocks. Small free blocks between them are drawn as if they were live."""
+    """Return one row for neighbouring blocks.
+
+    Small free blocks between them are drawn as if they were live.
+    """
     if not run:
         return []
     stacks = {numbers[block.stack] for block in run}
@@ -159,7 +162,7 @@ def layers(events: Sequence[Event], order: Sequence[Block], numbers: StackNumber
     """Return the timeline of a device.
 
     Args:
-        events: The history of the device, oldest first.
+        events: The history of the device, oldest events first.
         order: The live blocks of the device, in the order of their allocation.
         numbers: The numbers of the call stacks.
 
