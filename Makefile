@@ -155,7 +155,7 @@ C_FLAGS_coverage := -O0 --coverage -fprofile-update=atomic
 # Not fortified, although a distribution's compiler may do it by default: the sanitizers look at the plain calls.
 C_FLAGS = -std=c11 -D_GNU_SOURCE -U_FORTIFY_SOURCE -g -pthread -fPIC -fvisibility=hidden -Wall -Wextra -Werror $(C_FLAGS_$(VARIANT)) \
 	-Icsrc -Itests/unit/support $(CUDA_INCLUDES) -MMD -MP
-C_LIBRARIES := -lcmocka -ldl -lrt
+C_LIBRARIES := -lcmocka -ldl -lrt -lm
 
 CORE_LAYERS := $(addprefix csrc/,base device backup core abi)
 CORE_SOURCES := $(shell find $(CORE_LAYERS) -name '*.c' | sort)

@@ -110,6 +110,10 @@ TMS_SIM_EXPORT uint64_t tms_sim_context_references(int device);
  * returns memory. Returns 0 on success, otherwise 2. */
 TMS_SIM_EXPORT int tms_sim_take_memory(int device, int64_t bytes);
 
+/* Computes the fingerprint of contents in this process's memory, as the kernel of csrc/include/tms_fingerprint.h does on a
+ * device. `key` is a tms_fingerprint_key_t. `bytes` is a multiple of 16, at most TMS_FINGERPRINT_CHUNK_BYTES. */
+TMS_SIM_EXPORT void tms_sim_fingerprint(const void *key, const void *contents, uint64_t bytes, uint32_t words[4]);
+
 /* Work in flight. Enqueues a "kernel" on `stream` (a CUstream; NULL is the legacy stream of the current context). It adds
  * `value` to each of `bytes` bytes at `address`, after tms_sim_open_gate(gate) was called; gate 0 means no gate. Returns
  * a CUresult. Access to memory that is not mapped, or not accessible to the stream's device, makes

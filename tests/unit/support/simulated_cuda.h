@@ -48,6 +48,7 @@ enum { NO_GATE = 0 }; /* A kernel or an operator with this gate does not wait. *
     X(end_draw)                                                                                                             \
     X(open_gate)                                                                                                            \
     X(wait_until_synchronizing)                                                                                             \
+    X(fingerprint)                                                                                                          \
     X(lose_device)
 
 typedef struct simulated {
