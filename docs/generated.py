@@ -6,7 +6,7 @@ A part lies between two comments on lines of their own, so that it can be read w
     ...
     <!-- end of generated -->
 
-NAME is a key of GENERATED, "summary", or a Markdown file of the repository, which is shown without its title. `make pages`
+NAME is a key of GENERATED, "api", or a Markdown file of the repository, which is shown without its title. `make pages`
 writes all parts anew; tests/docs/test_generated.py fails if a part is not up to date. The Python code is read and not
 imported, because some of it needs PyTorch.
 """
@@ -19,9 +19,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+import docstrings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
@@ -35,10 +37,8 @@ _SIMULATED = re.compile(r"^ \*   (TMS_SIMULATED_\w+) +(.+(?:\n \* {10,}.+)*)", r
 _COMMAND = re.compile(r"^    ([a-z]+) ", re.MULTILINE)
 
 _PART = re.compile(r"^<!-- generated: (\S+) -->\n.*?^<!-- end of generated -->$", re.MULTILINE | re.DOTALL)
-#: A list of objects for mkdocstrings, which GitHub hides: docs/hooks.py takes it out of the comment.
+#: A list of paths of objects, or of modules, that the part before it describes.
 _REFERENCE = re.compile(r"^<!-- reference\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
-_OBJECT = re.compile(r"^::: (\S+)$", re.MULTILINE)
-_SPHINX_ROLE = re.compile(r":(?:attr|class|func|meth|mod):`[.~]?([^`]+)`")
 
 
 class Variable(NamedTuple):
@@ -134,94 +134,22 @@ def _command_line() -> str:
     return "\n".join(parts)
 
 
-class Documented(NamedTuple):
-    """A class, function or attribute of the package, with the first paragraph of its docstring."""
-
-    name: str
-    summary: str
-
-
-def documented(path: str) -> Documented:
-    """Find the object with this dotted path in the sources. Imports of it from other modules are followed.
-
-    Raises:
-        LookupError: There is no such object, or it has no docstring.
-    """
-    parts = path.split(".")
-    for number in range(len(parts) - 1, 0, -1):
-        file = _module_file(parts[:number])
-        if file is not None:
-            return Documented(".".join(parts[number:]), _first_paragraph(_node(file, parts[:number], parts[number:]), path))
-    raise LookupError(path)
-
-
-def _module_file(parts: list[str]) -> Path | None:
-    base = REPOSITORY.joinpath(*parts)
-    return next((each for each in (base / "__init__.py", base.with_suffix(".py")) if each.exists()), None)
-
-
-@functools.cache
-def _tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
-
-
-def _node(file: Path, module: list[str], names: list[str]) -> ast.AST:
-    """The definition of `names`: a name in a module, then names in classes. Of several definitions, the last one with a
-    docstring is meant: overloads come before it, and the setter of a property after it."""
-    tree: ast.AST = _tree(file)
-    for name in names:
-        found = [each for each in _definitions(tree) if each.name == name]
-        if found:
-            tree = ([each for each in found if ast.get_docstring(each)] or found)[-1]
-            continue
-        for each in ast.walk(_tree(file)) if tree is _tree(file) else ():
-            if isinstance(each, ast.ImportFrom) and name in [alias.asname or alias.name for alias in each.names]:
-                package = module if file.name == "__init__.py" else module[:-1]
-                source = package[: len(package) - each.level + 1] if each.level else []
-                source += each.module.split(".") if each.module else []
-                other = _module_file(source)
-                if other is not None:
-                    return _node(other, source, names)
-        raise LookupError(".".join([*module, *names]))
-    return tree
-
-
-def _definitions(tree: ast.AST) -> Iterator[ast.ClassDef | ast.FunctionDef]:
-    return (each for each in getattr(tree, "body", ()) if isinstance(each, (ast.ClassDef, ast.FunctionDef)))
-
-
-def _first_paragraph(node: ast.AST, path: str) -> str:
-    text = ast.get_docstring(node) if isinstance(node, (ast.ClassDef, ast.FunctionDef)) else None
-    if not text:
-        raise LookupError(f"{path} has no docstring")
-    paragraph = _SPHINX_ROLE.sub(r"`\1`", " ".join(text.split("\n\n")[0].split()))
-    return paragraph.replace("``", "`")
-
-
-def _summary(after: str) -> str:
-    """A table of the objects in the first reference list of a text."""
+def _api(after: str) -> str:
+    """A table of the objects in the first reference list of a text, then their descriptions."""
     found = _REFERENCE.search(after)
-    rows = [documented(path) for path in _OBJECT.findall(found[1] if found else "")]
+    objects: list[docstrings.Found] = []
+    for path in found[1].split() if found else ():
+        file = REPOSITORY / (path.replace(".", "/") + ".py")
+        objects += docstrings.members_of_module(file) if file.exists() else [docstrings.resolve(path)]
     lines = ["| name | purpose |", "| --- | --- |"]
-    return "\n".join(
-        [*lines, *(f"| `{row.name.removeprefix('TorchMemorySaver.')}` | {_cell(row.summary)} |" for row in rows)]
-    )
-
-
-def _errors() -> str:
-    file = REPOSITORY / "torch_memory_saver/errors.py"
-    lines = ["| exception | meaning |", "| --- | --- |"]
-    for each in _definitions(_tree(file)):
-        if isinstance(each, ast.ClassDef) and not each.name.startswith("_"):
-            lines.append(f"| `{each.name}` | {_cell(_first_paragraph(each, each.name))} |")
-    return "\n".join(lines)
+    lines += [f"| `{each.name}` | {_cell(docstrings.first_paragraph(each.node))} |" for each in objects]
+    return "\n\n".join(["\n".join(lines), *(docstrings.describe(each) for each in objects)])
 
 
 GENERATED: dict[str, Callable[[], str]] = {
     "environment": _environment,
     "simulated": _simulated,
     "command-line": _command_line,
-    "errors": _errors,
 }
 
 
@@ -237,8 +165,8 @@ def refreshed(page: str, is_wanted: Callable[[str], bool] = lambda name: True) -
         name = part[1]
         if not is_wanted(name):
             return part[0]
-        if name == "summary":
-            text = _summary(page[part.end() :])
+        if name == "api":
+            text = _api(page[part.end() :])
         elif name in GENERATED:
             text = GENERATED[name]()
         else:

@@ -2,8 +2,7 @@
 
 The pages can be read on GitHub without a build. GitHub's syntax is translated here where MkDocs has another: alerts become
 admonitions. A page that stands for a file of the repository has a link to the file between two comments,
-``<!-- include: FILE -->`` and ``<!-- end of include -->``, which the file's text replaces. The lists of objects for
-mkdocstrings are in comments, ``<!-- reference ... -->``, because GitHub cannot show what they stand for.
+``<!-- include: FILE -->`` and ``<!-- end of include -->``, which the file's text replaces.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 _INCLUDE = re.compile(r"^<!-- include: (\S+) -->\n.*?^<!-- end of include -->$", re.MULTILINE | re.DOTALL)
 _ALERT = re.compile(r"^> \[!(NOTE|TIP|WARNING)\]\n((?:>.*\n?)+)", re.MULTILINE)
-_REFERENCE = re.compile(r"^<!-- reference\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[([^\]\n]+)\]\(([^)\s]+)\)")
-_ROLE = re.compile(r":(?:attr|class|func|meth|mod):(?=<code>)")
 _ELSEWHERE = re.compile(r"https?:|#")
 
 #: Where this documentation shows a file of the repository.
@@ -60,11 +57,6 @@ def admonitions(markdown: str) -> str:
     return _ALERT.sub(translate, markdown)
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Called by MkDocs for each page. Docstrings name what they refer to as Sphinx has it, :meth:`pause`."""
-    return _ROLE.sub("", html)
-
-
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     """Called by MkDocs for each page."""
     up = "../" * page.file.src_uri.count("/")
@@ -77,4 +69,4 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
             return up + path.removeprefix("docs/") + mark + anchor
         return None
 
-    return _REFERENCE.sub(r"\1", admonitions(expand(markdown, link)))
+    return admonitions(expand(markdown, link))

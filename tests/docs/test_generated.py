@@ -29,6 +29,7 @@ def _load(name: str) -> ModuleType:
     return module
 
 
+_load("docstrings")  # which the next one imports
 generated = _load("generated")
 hooks = _load("hooks")
 REFERENCE = REPOSITORY / "docs" / "reference"
@@ -87,14 +88,11 @@ def _reference() -> str:
 def test_every_public_name_is_in_the_reference() -> None:
     page = _reference()
     names = set(torch_memory_saver.__all__) - {"__version__", "errors", "memory_saver", "reports", "torch_memory_saver"}
-    assert [name for name in sorted(names) if not re.search(rf"^::: [\w.]*\b{name}$", page, re.MULTILINE)] == [
-        "OutOfMemoryError",
-        "TorchMemorySaverError",  # both are in the list of the module errors
-    ]
+    assert [name for name in sorted(names) if not re.search(rf"^### `{name}`$", page, re.MULTILINE)] == ["TorchMemorySaver"]
 
 
 def test_every_method_and_setting_is_in_the_reference() -> None:
-    found = re.findall(r"^::: torch_memory_saver\.TorchMemorySaver\.(\w+)$", _reference(), re.MULTILINE)
+    found = re.findall(r"^torch_memory_saver\.TorchMemorySaver\.(\w+)$", _reference(), re.MULTILINE)
     names = {name for name in dir(torch_memory_saver.TorchMemorySaver) if not name.startswith("_")}
     assert sorted(found) == sorted(names)
 
@@ -102,16 +100,24 @@ def test_every_method_and_setting_is_in_the_reference() -> None:
 @pytest.mark.parametrize("package", [layer_graphs, layer_graphs.plan, memory])
 def test_every_name_of_a_package_is_in_the_reference(package: ModuleType) -> None:
     name = re.escape(package.__name__)
-    found = re.findall(rf"^::: {name}\.(\w+)$", _reference(), re.MULTILINE)
+    found = re.findall(rf"^{name}\.(\w+)$", _reference(), re.MULTILINE)
     assert sorted(found) == sorted(set(package.__all__) - {"plan"})
 
 
-def test_a_reference_list_has_its_table_before_it() -> None:
+def test_each_list_of_objects_has_its_description() -> None:
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        assert text.count("<!-- reference\n") == text.count("<!-- generated: summary -->") + page.match(
-            "docs/reference/api.md"
-        ) + (page.name == "errors.md")
+        assert text.count("<!-- reference\n") == text.count("<!-- generated: api -->"), page
+
+
+def test_a_description_has_signature_arguments_and_errors() -> None:
+    page = (REFERENCE / "api" / "regions.md").read_text(encoding="utf-8")
+    pause = page.partition("### `pause`")[2].partition("### `resume`")[0]
+    assert "    timeout: float | None = 10.0,\n" in pause
+    assert '    backup: Literal["host", "mmap", "disk"] | None | Literal["discard"] = None,\n' in pause
+    assert re.search(r"\*\*Arguments\*\*\n\n- `tag`: ", pause) and "- `progress`: " in pause
+    assert re.search(r"\*\*Raises\*\*\n\n- `InvalidArgumentError`: ", pause)
+    assert ":meth:" not in page and "``" not in page.replace("```", "")
 
 
 def test_files_that_pages_stand_for_are_included() -> None:

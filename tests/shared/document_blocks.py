@@ -23,6 +23,8 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)(?P<rest>.*)$")
 _DIRECTIVE = re.compile(
     r"^ *<!-- test: (?P<what>setup|program|(?:torch )?shell|skip: (?P<reason>.+?)|file: (?P<file>\S+))(?: -->)?$"
 )
+#: What docs/generated.py writes. Its code blocks are signatures and outputs, no programs.
+_GENERATED = re.compile(r"^<!-- generated: .*?^<!-- end of generated -->$", re.MULTILINE | re.DOTALL)
 _TORCH = re.compile(r"^\s*(?:import|from) torch\b(?!_)", re.MULTILINE)
 #: Languages of blocks that are no programs: what a command prints, a file's contents, a picture.
 _TEXT = ("text", "mermaid")
@@ -82,7 +84,8 @@ class _Reader:
         self.skipped: list[Skipped] = []
         self.current: Program | None = None
         self.files: dict[str, str] = {}
-        self.lines = page.read_text(encoding="utf-8").splitlines()
+        written = _GENERATED.sub(lambda part: "\n" * part[0].count("\n"), page.read_text(encoding="utf-8"))
+        self.lines = written.splitlines()
         self.at = 0
 
     def read(self) -> tuple[list[Program], list[Skipped]]:
