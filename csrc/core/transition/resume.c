@@ -70,7 +70,8 @@ static void undo_run(tms_transition_t *t, const tms_segment_t *segment) {
     if (tms_run_depopulate(run, tms_quiesced_never_handed_out(), t->driver, &context, &reason) == TMS_OK) return;
     t->done.damaged = true;
     tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
-                      "This was to undo a failed resume: the memory is damaged.");
+                      "This call was part of undoing a failed resume. The memory is damaged: it stays allocated, and later "
+                      "calls try again to release it.");
 }
 
 static void undo(tms_transition_t *t) {
@@ -179,15 +180,20 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     tms_error_append_bytes(error, shortage.needed);
     tms_error_append(error, " and has ");
     tms_error_append_bytes(error, shortage.free);
-    tms_error_append(error, shortage.missing > 0 ? " free: " : " free by now: ");
-    tms_error_append_bytes(error, shortage.missing);
-    tms_error_append(error, " are missing");
+    if (shortage.missing > 0) {
+        tms_error_append(error, " free: ");
+        tms_error_append_bytes(error, shortage.missing);
+        tms_error_append(error, " are missing");
+    } else {
+        tms_error_append(error, " free now, but had too little free memory before");
+    }
     if (t->asked.selection->timeout_seconds > 0) tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
-    tms_error_append(error,
-                     ".\n- Everything stays paused, and resume() can be called again.\n- To make room, pause other tags, "
-                     "delete tensors and empty the framework's cache, or let other processes on the device give memory "
-                     "back; resume(timeout=seconds) waits for them.\n- %s failed with %s (%d) for ",
-                     error->call, error->result_name, (int)error->driver_result);
+    tms_error_append(
+        error,
+        ".\n- Everything stays paused, and resume() can be called again.\n- To make room in this process, pause "
+        "other tags, delete tensors and empty the framework's cache.\n- If other processes hold the memory, "
+        "pause or end them; resume(timeout=seconds) waits for them.\n- %s failed with %s (%d) for ",
+        error->call, error->result_name, (int)error->driver_result);
     tms_error_append_bytes(error, error->bytes);
     tms_error_append(error, " of tag '%s'.", error->tag);
 }
