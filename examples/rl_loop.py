@@ -34,7 +34,7 @@ from torch_memory_saver import torch_memory_saver
 
 MIB = 1 << 20
 PROMPTS, GROUP = 8, 32
-SHAPE = Shape(width=256, words=16, length=8)
+SHAPE = Shape(width=256, vocab_size=16, max_length=8)
 
 
 class Engine:
@@ -58,8 +58,9 @@ class Engine:
 
     def decode(self) -> None:
         """Sample the next token of every sequence."""
-        likely = self.model.decode(self.tokens, self.cache, self.position).float().softmax(dim=-1)
-        self.tokens.copy_((likely / torch.empty_like(likely).exponential_()).argmax(dim=-1))
+        probs = self.model.decode(self.tokens, self.cache, self.position).float().softmax(dim=-1)
+        noise = torch.empty_like(probs).exponential_()  # the largest of probs / noise is a sample; a graph can contain this
+        self.tokens.copy_((probs / noise).argmax(dim=-1))
         self.position += 1
 
     def wake(self, *tags: str) -> None:
@@ -80,7 +81,7 @@ class Engine:
         self.position.zero_()
         self.tokens.copy_(prompts.repeat_interleave(GROUP))
         sequences = [self.tokens.clone()]
-        for _ in range(SHAPE.length):
+        for _ in range(SHAPE.max_length):
             self.graph.replay()
             sequences.append(self.tokens.clone())
         return torch.stack(sequences, dim=1).cpu()
@@ -121,9 +122,8 @@ def loss_of(actor: Transformer, sequences: torch.Tensor, rewards: torch.Tensor) 
     """Return the loss. The advantage of an answer is its reward relative to the other rewards of its group."""
     groups = rewards.view(PROMPTS, GROUP)
     advantages = (groups - groups.mean(dim=1, keepdim=True)) / (groups.std(dim=1, keepdim=True) + 1e-4)
-    likely = actor(sequences[:, :-1]).log_softmax(dim=-1)
-    chosen = likely.gather(2, sequences[:, 1:, None])[:, :, 0]
-    return -(chosen * advantages.view(-1, 1)).mean()
+    log_probs = actor(sequences[:, :-1]).log_softmax(dim=-1).gather(2, sequences[:, 1:, None])[:, :, 0]
+    return -(log_probs * advantages.view(-1, 1)).mean()
 
 
 def used_mib() -> int:
@@ -141,20 +141,20 @@ def main() -> None:
 
     engine = RemoteEngine(options.kv_mib * MIB)
     make_reproducible()
-    with torch_memory_saver.region(tag="actor", backup="host"):
+    with torch_memory_saver.region(tag="actor", backup="host", runs=False):  # runs=False: its tensors are sent
         actor = Transformer(SHAPE).to("cuda")
     optimizer = torch.optim.AdamW(actor.parameters(), lr=1e-3)
-    parked = ["actor"]
+    parked = ["actor"]  # and "optimizer", once there is memory with this tag
     print("step  reward       loss  MiB in use: update  rollout  train")
     for step in range(options.steps):
         engine("wake", "weights")
         engine("load", {name: weight.detach() for name, weight in actor.named_parameters()})
         update = used_mib()
 
-        torch.cuda.empty_cache()  # returns ordinary memory: that of activations and gradients
+        torch.cuda.empty_cache()  # releases the ordinary memory of the last activations and gradients for the engine
         torch_memory_saver.pause(parked, if_shared="wait", timeout=60)  # waits until the engine has unmapped the actor
         engine("wake", "kv_cache", "cuda_graph")
-        sequences = engine("answer", torch.randint(SHAPE.words, (PROMPTS,)))
+        sequences = engine("answer", torch.randint(SHAPE.vocab_size, (PROMPTS,)))
         rollout = used_mib()
 
         engine("sleep")

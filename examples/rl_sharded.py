@@ -147,7 +147,7 @@ class Engine:
         self.tokens.copy_(prompts)
         self.position.zero_()
         sequences = [prompts]
-        for _ in range(self.shape.length):
+        for _ in range(self.shape.max_length):
             self.graph.replay()
             sequences.append(self.tokens.cpu())
         return torch.stack(sequences, dim=1)
@@ -301,13 +301,13 @@ def train_and_roll_out(rank: int, setup: Setup, rendezvous: str, results: Any) -
     trainer = Trainer(rank, setup)
     manager = ShardingManager(trainer, RemoteEngine(rank, setup), setup)
     source = torch.Generator().manual_seed(rank)
-    sequences = torch.randint(setup.shape.words, (SEQUENCES, setup.shape.length + 1), generator=source)
+    sequences = torch.randint(setup.shape.vocab_size, (SEQUENCES, setup.shape.max_length + 1), generator=source)
     steps = []
     for _ in range(setup.steps):
         step = Step(loss=trainer.train(sequences))
         step.bytes["train"] = used_bytes()
         with manager.rollout(step) as engine:
-            prompts = torch.randint(setup.shape.words, (SEQUENCES,), generator=source)
+            prompts = torch.randint(setup.shape.vocab_size, (SEQUENCES,), generator=source)
             sequences = engine("generate", prompts)
             step.answered = engine("digest")
             step.bytes["rollout"] = used_bytes()
