@@ -130,7 +130,7 @@ class Nvml:
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError as error:
-            self._unavailable = f"NVIDIA's bindings of NVML are missing: pip install 'torch_memory_saver[nvml]' ({error})"
+            self._unavailable = f"NVIDIA's bindings of NVML are missing: pip install nvidia-ml-py ({error})"
             return
         try:
             nvml.nvmlInit()

@@ -29,9 +29,7 @@ def write_picture(
         figure_of = importlib.import_module("matplotlib.figure").Figure
         matplotlib = importlib.import_module("matplotlib")
     except ImportError as error:
-        raise InvalidArgumentError(
-            f"{operation} needs matplotlib: pip install 'torch_memory_saver[plot]' ({error})"
-        ) from error
+        raise InvalidArgumentError(f"{operation} needs matplotlib: pip install matplotlib ({error})") from error
     suffix = os.path.splitext(os.fspath(path))[1].lstrip(".").lower()
     # The salt makes the ids of an SVG file the same every time. Text that stays text keeps the file small.
     with matplotlib.rc_context({"svg.hashsalt": operation, "svg.fonttype": "none", "font.family": "sans-serif"}):

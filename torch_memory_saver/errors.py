@@ -32,7 +32,7 @@ __all__ = [
 
 
 class TorchMemorySaverError(RuntimeError):
-    """The base class of every exception that this package raises.
+    """The base class of this package's exceptions.
 
     Attributes:
         operation: The operation that failed, such as ``"pause"`` or ``"allocate"``.
@@ -103,7 +103,7 @@ class OutOfMemoryError(TorchMemorySaverError):
 
 
 class OutOfHostMemoryError(TorchMemorySaverError, MemoryError):
-    """The host has too little memory for a backup or for bookkeeping, or the limits of its memory cannot be read.
+    """Host memory is short for a backup or for bookkeeping, or the limits of host memory cannot be read.
 
     The limits cannot be read if the process has too few file descriptors: ``os_error`` is then the system's error number.
     """

@@ -286,7 +286,7 @@ class RegionOptions(NamedTuple):
         """
         alias = backup_of_aliases(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         if backup is not None and alias is not None:
-            raise InvalidArgumentError("backup says what enable_cpu_backup and enable_disk_backup say: pass backup alone")
+            raise InvalidArgumentError("backup replaces enable_cpu_backup and enable_disk_backup: pass backup alone")
         return cls(
             check_tag(tag),
             choose_backup(alias if backup is None else backup),
@@ -407,7 +407,9 @@ class ResumeOptions:
             time.monotonic() + seconds if seconds else math.inf,
         )
         if options.progress is not None and not options.wait:
-            raise InvalidArgumentError("progress needs a call that waits: it is called on the thread of that call")
+            raise InvalidArgumentError(
+                "progress needs a call that waits, because it is called on the calling thread: leave out wait=False"
+            )
         return options
 
     @property

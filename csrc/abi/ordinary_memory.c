@@ -56,6 +56,6 @@ tms_status_t tms_ordinary_free(tms_state_t *state, uint64_t address, int device,
     *unfreed = (unfreed_t){.address = address, .device = device};
     unfreed->quarantined = (tms_quarantined_t){.retry = retry, .context = state, .holds = TMS_QUARANTINE_BIT(HANDLE)};
     tms_quarantine_add(&state->saver.quarantine, &unfreed->quarantined);
-    tms_error_append(error, " It is quarantined; later calls retry its release.");
+    tms_error_append(error, " The memory stays allocated; later calls try again to release it.");
     return status;
 }

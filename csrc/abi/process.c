@@ -87,7 +87,8 @@ tms_status_t tms_process_register(tms_error_t *error) {
     bool exit_refused = atexit(at_exit) != 0;
     if (!fork_refused && !exit_refused) return TMS_OK;
     tms_error_set_os(error, &context, fork_refused ? "pthread_atfork" : "atexit", ENOMEM, NULL);
-    tms_error_append(error, " Without it %s.",
-                     fork_refused ? "a forked child must not use this library" : "disk backups may stay behind at exit");
+    tms_error_append(error, " As a result, %s.",
+                     fork_refused ? "a forked child must not use this library"
+                                  : "files of disk backups may remain after the exit of this process");
     return TMS_OUT_OF_HOST_MEMORY;
 }

@@ -52,7 +52,8 @@ void tms_state_destroy(tms_state_t *state) {
 
 void tms_state_warn_too_many_captures(tms_state_t *state) {
     tms_log_once(&state->log, &state->warned_too_many_captures, TMS_LOG_WARNING,
-                 "more than %d stream captures are under way at once; pause() will not see all of them",
+                 "more than %d stream captures are under way at once, and pause() cannot detect all of them: do not call "
+                 "pause() before they have ended",
                  TMS_CAPTURE_MAX_NESTED);
 }
 

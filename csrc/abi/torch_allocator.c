@@ -19,7 +19,7 @@ static void report_failure(tms_state_t *state, tms_status_t status, const tms_er
     const bool refused = status == TMS_OUT_OF_DEVICE_MEMORY && !error->call[0];
     if (refused && atomic_load(&state->saver.memory_margin_bytes) > 0)
         tms_log_once(&state->log, &state->warned_refusal, TMS_LOG_WARNING,
-                     "%s. PyTorch may release cached memory and try again; otherwise it raises its own out-of-memory error. "
+                     "%s PyTorch may release cached memory and try again; otherwise it raises its own out-of-memory error. "
                      "(Logged once.)",
                      error->message);
     /* torch first frees cached memory and retries, and then raises its own error. */

@@ -155,7 +155,8 @@ tms_status_t tms_backup_load(tms_backup_t *backup, tms_backup_stores_t *stores, 
     if (tms_backup_held_bytes(backup) == 0) return TMS_OK;
     const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->held.kind);
     if (!entry)
-        return tms_error_set(error, TMS_INVALID_STATE, context, "no store keeps contents of kind %d",
+        return tms_error_set(error, TMS_INVALID_STATE, context,
+                             "the backup has the unknown kind %d, so its contents cannot be restored",
                              (int)backup->held.kind);
     return entry->operations->load(entry->store, backup, &backup->slots[entry - stores->list], copier, address, context,
                                    error);

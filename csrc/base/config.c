@@ -192,7 +192,7 @@ static void note_malformed(const variable_t *variable, const char *value, tms_co
 static bool is_text(const variable_t *variable) { return variable->kind == KIND_TEXT || variable->kind == KIND_PAGE; }
 
 static void warn_malformed(const variable_t *variable, const char *value, const tms_log_t *log) {
-    tms_log_write(log, TMS_LOG_WARNING, "%s='%.*s' is ignored: it may be %s; the default '%s' is used", variable->name,
+    tms_log_write(log, TMS_LOG_WARNING, "%s='%.*s' is ignored (allowed: %s); the default '%s' is used", variable->name,
                   LONGEST_VALUE_SHOWN, value, variable->allowed, variable->initial);
 }
 

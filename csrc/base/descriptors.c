@@ -73,8 +73,8 @@ tms_status_t tms_descriptors_adopt(tms_descriptors_t *descriptors, int given, tm
     tms_error_set_system(error, TMS_INVALID_STATE, context, "fcntl", os_error, NULL);
     tms_error_append(error,
                      " Each allocation that is shared with other processes needs a file descriptor until it is paused or "
-                     "freed, and this process has %d for it. Raise the limit of open files (ulimit -n) before the process "
-                     "starts, or pause some of them first.",
+                     "freed, and this process may use %d of them for that. Raise the limit of open files (ulimit -n) before "
+                     "the process starts, or pause some of these allocations first.",
                      count);
     return TMS_INVALID_STATE;
 }

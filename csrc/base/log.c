@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/hash.h"
+#include "base/status.h"
 
 /* The maximum length of a line: an error message (tms.h) with its prefix. Longer lines are truncated. */
 enum { LINE_BYTES = 2048 };
@@ -139,9 +140,11 @@ static void summarize(const tms_log_t *log, int cause, int device, tms_log_recur
     if (count == summarized || (!last && count < FACTOR * summarized)) return;
     if (!atomic_compare_exchange_strong(&one->summarized, &summarized, count)) return; /* another thread writes it */
     if (device >= 0) snprintf(where, sizeof where, "device %d: ", device);
-    tms_log_write(log, TMS_LOG_WARNING, "%s%s: %llu more time%s since that was logged, %llu bytes in all", where,
-                  cause_texts[cause], (unsigned long long)count, count == 1 ? "" : "s",
-                  (unsigned long long)atomic_load(&one->bytes));
+    tms_error_t bytes; /* not an error: only used to write the size */
+    tms_error_clear(&bytes);
+    tms_error_append_bytes(&bytes, atomic_load(&one->bytes));
+    tms_log_write(log, TMS_LOG_WARNING, "%s%s: %llu more time%s since that was logged, %s in total", where,
+                  cause_texts[cause], (unsigned long long)count, count == 1 ? "" : "s", bytes.message);
 }
 
 void tms_log_summarize(tms_log_t *log, bool last) {

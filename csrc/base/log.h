@@ -26,10 +26,10 @@ typedef enum tms_log_level {
 #define TMS_LOG_CAUSES(X)                                                                                                   \
     X(FREED_ON_LOST_DEVICE, "memory was freed although the device is lost")                                                 \
     X(FREE_DEFERRED, "freed memory could not go back to the driver yet")                                                    \
-    X(QUARANTINED, "memory that was not taken back was quarantined")                                                        \
+    X(QUARANTINED, "memory or addresses could not be released yet")                                                         \
     X(DAMAGED, "an allocation was damaged, or could not be repaired")                                                       \
     X(NO_PEER_ACCESS, "other devices were not given access")                                                                \
-    X(NOT_RELAXED, "a driver call of ours may have broken a stream capture of another thread")                              \
+    X(NOT_RELAXED, "a driver call of this library may have invalidated a stream capture of another thread")                 \
     X(ANOTHER_FAILED, "one of several devices could not be waited for")                                                     \
     X(CONTEXT_KEPT, "a reference to the device's context was not given back")                                               \
     X(NOT_GUARDED, "paused addresses have no guard page")

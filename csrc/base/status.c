@@ -33,7 +33,7 @@ enum { RESULT_CONTAINED = 226, RESULT_TENSOR_MEMORY_LEAK = 721 };
       "copy, which CUDA_LAUNCH_BLOCKING=1 helps to find.",                                                                  \
       true)                                                                                                                 \
     X(CAPTURE_IN_PROGRESS, "End the capture first, then make the call again.", false)                                       \
-    X(INVALID_STATE, "CUDA calls are not permitted here: not from a CUDA host callback.", false)                            \
+    X(INVALID_STATE, "CUDA does not permit this call here. Do not make it in a CUDA host callback.", false)                 \
     X(FORKED, "Start processes that use the GPU with the spawn or forkserver method instead of fork.", false)
 
 const char *tms_status_name(tms_status_t status) {

@@ -15,7 +15,8 @@ void tms_capture_init(tms_capture_t *capture) {
 static tms_capture_entry_t *add(tms_capture_t *capture, const tms_error_context_t *context, tms_error_t *error) {
     int count = tms_capture_visible(capture);
     if (count == TMS_CAPTURE_MAX_NESTED) {
-        tms_error_set(error, TMS_INVALID_STATE, context, "%d stream captures are under way already; end one first", count);
+        tms_error_set(error, TMS_INVALID_STATE, context,
+                      "%d stream captures are under way already, which is the maximum; end one first", count);
         return NULL;
     }
     capture->entries[count] = (tms_capture_entry_t){.thread = this_thread()};

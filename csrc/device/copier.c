@@ -348,9 +348,10 @@ static bool drain(const tms_copier_t *copier) {
     tms_status_t status = reason.status;
     if (status != TMS_CAPTURE_IN_PROGRESS) status = TMS_DRIVER_CALL(driver, &context, &reason, cuCtxSynchronize);
     if (status == TMS_OK || status == TMS_DEVICE_LOST || tms_driver_is_gone(&reason)) return true;
-    tms_log_write(log, TMS_LOG_ERROR,
-                  "%s Copies may still be in flight: the memory that they use is not released; later calls try again.",
-                  reason.message);
+    tms_log_write(
+        log, TMS_LOG_ERROR,
+        "%s Copies may still be running, so the memory that they use stays allocated; later calls try again to release it.",
+        reason.message);
     return false;
 }
 

@@ -307,13 +307,15 @@ static tms_status_t report(const failure_t *failure, const tms_wait_t *wait, con
     if (failure->os_error == EWOULDBLOCK) {
         tms_error_set(error, TMS_DEVICE_LOCKED, &here, "waited %.3f seconds for '%s'%s", wait ? tms_wait_elapsed(wait) : 0.0,
                       failure->path,
-                      failure->replaced ? ", which has replaced the lock file that this process holds: do not remove them"
+                      failure->replaced ? ". It has replaced the lock file that this process holds, because that file was "
+                                          "removed: do not remove lock files"
                                         : "");
         describe_holder(&failure->holder, error);
         return TMS_DEVICE_LOCKED;
     }
     tms_status_t status = failure->os_error == ENOMEM ? TMS_OUT_OF_HOST_MEMORY : TMS_INVALID_STATE;
-    tms_error_set(error, status, &here, "the lock '%s' cannot be used: %s failed with errno %d (%s). See TMS_LOCK_DIR",
+    tms_error_set(error, status, &here,
+                  "the lock '%s' cannot be used: %s failed with errno %d (%s). TMS_LOCK_DIR chooses another directory",
                   failure->path, failure->call, failure->os_error, strerror_r(failure->os_error, reason, sizeof(reason)));
     if (error) {
         error->os_error = failure->os_error;
@@ -339,8 +341,8 @@ tms_status_t tms_device_locks_acquire(tms_device_locks_t *locks, tms_device_mask
     }
     if (unwritten.os_error != 0)
         tms_log_write(locks->devices->driver->log, TMS_LOG_WARNING,
-                      "%s: the lock file '%s' does not name this process as its holder: %s failed with errno %d. The lock "
-                      "itself holds.",
+                      "%s: the id of this process could not be written to the lock file '%s': %s failed with errno %d. The "
+                      "device is locked, but other processes are not told by which process.",
                       context->operation, unwritten.path, unwritten.call, unwritten.os_error);
     return status;
 }

@@ -84,7 +84,7 @@ static void note_failure(const tms_devices_t *devices, tms_status_t one, const t
     bool outranks = *status == TMS_OK || (*status == TMS_DEVICE_LOST && one != TMS_DEVICE_LOST);
     if (*status != TMS_OK)
         tms_log_recurring(devices->driver->log, TMS_LOG_ANOTHER_FAILED, TMS_LOG_WARNING, outranks ? kept : reason,
-                          "Another device or context failed as well.");
+                          "Another device or context failed as well; the call reports only that failure.");
     if (!outranks) return;
     *status = one;
     *kept = *reason;

@@ -132,11 +132,9 @@ tms_cuda_error_t cudaIpcGetMemHandle(void *handle, void *address) {
     tms_log_once(
         &state->log, &state->warned_no_ipc, TMS_LOG_WARNING,
         "cudaIpcGetMemHandle failed, because the memory is managed (tag '%s', %llu bytes) and CUDA has no IPC handles "
-        "for it. PyTorch sends such tensors without these handles once torch_memory_saver is in use in the process: import "
-        "it "
-        "and call torch_memory_saver.stats() before the first tensor is sent. Other programs allocate what they share "
-        "outside "
-        "of regions",
+        "for it. PyTorch needs no such handle once torch_memory_saver is in use in the process: import it and call "
+        "torch_memory_saver.stats() before the first tensor is sent. Programs without PyTorch must allocate the memory that "
+        "they share outside of regions",
         row.tag, (unsigned long long)row.bytes);
     return result;
 }

@@ -155,7 +155,8 @@ static PyObject *raise_unreadable(tms_shared_page_reading_t reading, const tms_s
         errno = EAGAIN;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    if (page->magic != TMS_SHARED_PAGE_MAGIC) return PyErr_Format(PyExc_ValueError, "it is not a page");
+    if (page->magic != TMS_SHARED_PAGE_MAGIC)
+        return PyErr_Format(PyExc_ValueError, "it is not a shared page of torch_memory_saver");
     return PyErr_Format(
         PyExc_ValueError,
         "it has format %llu, and this release of torch_memory_saver reads format %d: use the commands of the "

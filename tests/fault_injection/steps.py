@@ -178,7 +178,7 @@ class Steps(CheckedWorld):
             if error is not None or counters["host_pooled_bytes"] >= size:
                 return []
             log = read_log()
-            return [] if "What was made ready before stays" in log else [f"missing memory is not reported: {counters}"]
+            return [] if "prepared before this failure stays" in log else [f"missing memory is not reported: {counters}"]
 
         return self.other_step(lambda: core.reserve_host_memory(size, 0), expect)
 

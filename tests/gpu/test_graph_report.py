@@ -193,7 +193,7 @@ def test_a_graph_that_was_never_captured() -> None:
 
 def test_measuring_outside_of_a_capture() -> None:
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(errors.InvalidStateError, match="stands inside of a capture"), measure_capture(graph):
+    with pytest.raises(errors.InvalidStateError, match="must be used inside of a capture"), measure_capture(graph):
         pass
 
 

@@ -11,6 +11,7 @@ import pytest
 from gpu_support import MIB, assert_same, core, empty, errors, is_managed, pool_snapshot, saver, segment_of, tms, torch
 
 from torch_memory_saver._engine.process import pool_store
+from torch_memory_saver._text import binary_size
 
 WIDTH = 1 << 20
 BARE = "a token of graph_pool_handle()"
@@ -181,7 +182,7 @@ def test_a_token_that_a_plain_graph_used_first(mode: str, caplog: pytest.LogCapt
         assert after.keys() > before.keys(), "the plain graph's tensors are alive: the managed one needs memory of its own"
         size = sum(row["total_size"] for row in pool_snapshot(token.id) if row["address"] in before)
         (message,) = [record.getMessage() for record in caplog.records if "ordinary memory" in record.getMessage()]
-        assert f"{size} bytes of graph pool {token.id}" in message
+        assert f"{binary_size(size)} of graph pool {token.id}" in message
         cycle()
         step.check(managed)
     step.check(plain)
@@ -271,7 +272,7 @@ def test_memory_outside_of_the_graphs_pool_is_reported(mode: str, caplog: pytest
         assert is_managed(outside[0])
         (message,) = [record.getMessage() for record in caplog.records if "default pool" in record.getMessage()]
     segment = segment_of(outside[0])
-    assert f"{segment.bytes} bytes" in message
+    assert f"{binary_size(segment.bytes)} of managed memory" in message
     del outside[0]
     report = saver.pause("cuda_graph")
     is_replaced = pool_store.substitutes.target(device) != (0, 0)  # the default pool, with PyTorch 2.11 and later

@@ -317,7 +317,9 @@ def test_layers_and_samples_must_fit() -> None:
 
 def test_a_failing_layer_leaves_no_capture_open() -> None:
     made = module(lambda self, x: x * self.a(x).sum().item(), a=linear())
-    refusal = r"layer 0 \(Made\) cannot be captured: CUDA error: operation not permitted when stream is capturing. What runs"
+    refusal = (
+        r"layer 0 \(Made\) cannot be captured: CUDA error: operation not permitted when stream is capturing. Captured code"
+    )
     with pytest.raises(errors.InvalidArgumentError, match=refusal):
         captured(made)
     assert not torch.cuda.is_current_stream_capturing() and core.counters()["visible_captures"] == 0

@@ -28,6 +28,7 @@ from importers import Importer, contents, message
 from sent_tensors import SIZE, drop_counter, share, shared_descriptors, weights
 
 from torch_memory_saver import _core
+from torch_memory_saver._text import binary_size
 
 
 def test_a_pause_completes_while_an_importer_has_the_memory(importer: Importer) -> None:
@@ -67,7 +68,7 @@ def test_an_importer_keeps_the_whole_handle(importer: Importer) -> None:
     assert saver.stats("whole handle").total.slack_bytes == SIZE
     kept = core.export_memory(tensors[-1].data_ptr()).bytes
     assert kept > SIZE
-    with pytest.raises(errors.InvalidStateError, match=f"pause: other processes may still use {kept} bytes"):
+    with pytest.raises(errors.InvalidStateError, match=f"pause: other processes may still use {binary_size(kept)} of"):
         saver.pause("whole handle", backup="host", if_shared="refuse")
     report = saver.pause("whole handle", backup="host")
     saver.resume("whole handle")
@@ -97,7 +98,9 @@ def test_a_pause_may_refuse_or_wait_for_importers() -> None:
     tensor, other = weights(), weights(2 * MIB, tag="other")
     sent = share(tensor)
     for if_shared, timeout in (("refuse", None), ("wait", 0.05)):
-        with pytest.raises(errors.InvalidStateError, match=f"other processes may still use {SIZE} bytes") as caught:
+        with pytest.raises(
+            errors.InvalidStateError, match=f"other processes may still use {binary_size(SIZE)} of"
+        ) as caught:
             saver.pause(if_shared=if_shared, timeout=timeout)
         assert caught.value.bytes == SIZE
         assert segment_of(tensor).state == segment_of(other).state == core.STATE_ACTIVE

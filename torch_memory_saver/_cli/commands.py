@@ -147,13 +147,13 @@ class _Top(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--once", action="store_true", help="print once and end")
-        parser.add_argument("--json", action="store_true", help="print a JSON object a line, with sizes in bytes")
+        parser.add_argument("--json", action="store_true", help="print one JSON object per line, with sizes in bytes")
         parser.add_argument(
             "--interval",
             type=_interval,
             default=_DEFAULT_INTERVAL_S,
             metavar="SECONDS",
-            help=f"time between two looks (default {_DEFAULT_INTERVAL_S:g})",
+            help=f"seconds between refreshes (default {_DEFAULT_INTERVAL_S:g})",
         )
         parser.add_argument(
             "--sort", choices=SORT_KEYS, default=SORT_KEYS[0], help=f"order of the processes (default {SORT_KEYS[0]})"
@@ -172,7 +172,7 @@ class _Ask(Command):
     """Asks another process for a file, which it writes at its next pause or resume."""
 
     name = "ask"
-    help = "have another process write a snapshot of its memory, or its latest events, at its next pause or resume"
+    help = "ask another process to write a snapshot of its memory, or its latest events, at its next pause or resume"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("pid", type=_process, metavar="PID", help="the process, as `top` shows it")

@@ -186,8 +186,10 @@ def rdma() -> Finding:
 
 def peers() -> Finding:
     devices = _usable()
-    if len(devices) < 2:
-        return skip("there are not two usable GPUs", "nothing is needed for one GPU")
+    if not devices:
+        return skip("there is no usable GPU", _NO_GPU)
+    if len(devices) == 1:
+        return skip("there is only one usable GPU", "one GPU needs no access to others")
     unreachable = [
         f"GPU {device.ordinal} cannot access the memory of GPU {', '.join(map(str, missing))}"
         for device in devices

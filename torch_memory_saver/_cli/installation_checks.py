@@ -224,7 +224,7 @@ def settings() -> Finding:
     for name, is_right in _FORMS.items():
         value = given.get(name, "").strip()
         if value and not is_right(value):
-            wrong.append(f"{name}='{value}' is ignored: it may be {allowed[name]}")
+            wrong.append(f"{name}='{value}' is ignored (allowed: {allowed[name]})")
     wrong += _complaints_of_core() if given else []
     if len(wrong) == 1:
         return warn(wrong[0], "correct or unset it", lines)

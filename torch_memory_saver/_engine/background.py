@@ -172,7 +172,7 @@ def debug_folder() -> str:
 def _start_recordings() -> None:
     known, unknown = requested_recordings(os.environ.get(_DEBUG, ""))
     for word in unknown:
-        logger.warning("%s: '%s' is ignored: it may be %s", _DEBUG, word, ", ".join(recordings))
+        logger.warning("%s: '%s' is ignored (allowed: %s)", _DEBUG, word, ", ".join(recordings))
     for word in known:
         recordings[word](os.path.join(debug_folder(), word))
 

@@ -158,7 +158,7 @@ class Engine:
         current = _core.region_current()
         if not current.managed and current.depth == 0 and not self._manages_everything:
             raise InvalidStateError(
-                "disable() is for use inside a region, or where TMS_INIT_ENABLE=1 manages everything; here nothing is",
+                "disable() has nothing to switch off: use it inside a region, or in a process with TMS_INIT_ENABLE=1",
                 operation="disable",
             )
         return Region(self._store, self._find_torch, RegionOptions.disabled(current.tag))

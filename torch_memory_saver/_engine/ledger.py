@@ -119,14 +119,17 @@ _DEFERRED = "memory of freed allocations that is released when the capture ends,
 _OTHER_LIBRARIES = "other libraries"
 #: The library of PyTorch that has its CUDA allocator.
 _TORCHS_ALLOCATOR = "libc10_cuda."
-_NOT_COUNTED = "not counted, because the preload library is not loaded: part of the lines below"
+_NOT_COUNTED = "Not counted without the preload library. This memory is included in 'context and modules'."
 _LOOKUPS = "libraries that look up the driver's functions themselves, as NCCL does, are counted"
 _WITH_LOOKUPS = f"{_LOOKUPS} as well ({preload.LEDGER_VARIABLE}=1)"
 _WITHOUT_LOOKUPS = f"{_LOOKUPS} only with {preload.LEDGER_VARIABLE}=1: part of the lines below"
 _NO_LOOKUPS = (
     f"{preload.LEDGER_VARIABLE}=1 has no effect, because {preload.LEDGER_LIBRARY_NAME} is not loaded: {_LOOKUPS} not"
 )
-_OF_CONTEXT = "what NVML says of this process, without the lines above; also what libraries allocate uncounted"
+_OF_CONTEXT = (
+    "NVML's figure for this process minus the lines above. It includes memory that libraries allocated without being "
+    "counted."
+)
 _DISAGREE = "the sources disagree: they were read one after the other, or count a piece of memory twice"
 _NOT_KNOWN = "the driver's own memory, rounding, and what no source names"
 

@@ -93,9 +93,9 @@ class Region(_core.Scope, FunctionDecorator):
                 note_left(frame)
             else:
                 warn(
-                    f"{frame} is left on another thread than it was entered on. It is over for PyTorch; in preload mode "
-                    "what other libraries allocate on the thread that entered it is still managed. Leave a region on its "
-                    "thread.",
+                    f"{frame} is left on another thread than it was entered on. PyTorch's allocations are no longer "
+                    "managed by it. In preload mode, allocations of other libraries on the thread that entered it are "
+                    "still managed. Leave a region on the thread that entered it.",
                     frames_up=2,
                 )
         except RuntimeWarning:  # warnings are errors in this program

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.frames import Pause
@@ -89,20 +90,21 @@ class DefaultPool:
         if reusable and not self._warned_reusable:
             self._warned_reusable = True
             logger.warning(
-                "%d bytes of the memory that this pause gives back are free blocks of PyTorch's default pool: a tensor made "
-                "in them before the resume would be an illegal access. No other pool can take its place, because another "
-                "thread is inside a region, or PyTorch is older than 2.11. Allocate inside disable() while paused. "
-                "(Said once; the report's reusable_bytes has the number of each pause.)",
-                reusable,
+                "%s of the memory that this pause releases are free blocks of PyTorch's default pool. A tensor that "
+                "PyTorch places there before the resume causes an illegal memory access. The pool cannot be replaced "
+                "during the pause, because another thread is inside a region, or PyTorch is older than 2.11. Allocate "
+                "inside disable() until the resume. (Logged once. reusable_bytes of the report has the number of each "
+                "pause.)",
+                binary_size(reusable),
             )
         if unmanaged and not self._warned_unmanaged:
             self._warned_unmanaged = True
             logger.warning(
-                "%d bytes stay on the GPU although TMS_INIT_ENABLE=1 is to manage everything: PyTorch allocated them while "
-                "its expandable segments were on, which bypass cudaMalloc. Keep expandable_segments off in this process, or "
-                "put region() around what is to be paused. (Said once; the report's unmanaged_bytes has the number of each "
+                "%s stay on the GPU although TMS_INIT_ENABLE=1 is set: PyTorch allocated this memory while its expandable "
+                "segments were on, which bypass cudaMalloc. Keep expandable_segments off in this process, or allocate "
+                "what is to be paused inside region(). (Logged once. unmanaged_bytes of the report has the number of each "
                 "pause.)",
-                unmanaged,
+                binary_size(unmanaged),
             )
 
 

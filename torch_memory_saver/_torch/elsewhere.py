@@ -95,7 +95,7 @@ class Watch:
         if not torch.caches and not _core.preloaded:
             self._warn_of_uncached(
                 "region",
-                f"{frame} manages nothing, and no pause gives back what is allocated in it. Turn caching on, or start the "
+                f"{frame} manages nothing, and no pause releases what is allocated in it. Turn caching on, or start the "
                 'process with the preload library (hook mode "preload"), which manages cudaMalloc',
             )
         entries = self._entries.get(frame.tag, 0) + 1
@@ -119,7 +119,7 @@ class Watch:
             self._warned_uncached.add(cause)
             logger.warning(
                 "PyTorch calls cudaMalloc for each allocation, because its caching is off "
-                "(PYTORCH_NO_CUDA_MEMORY_CACHING, or caching_allocator_enable(False)): %s. (Said once.)",
+                "(PYTORCH_NO_CUDA_MEMORY_CACHING, or caching_allocator_enable(False)): %s. (Logged once.)",
                 consequence,
             )
 
@@ -132,7 +132,7 @@ class Watch:
         try:
             after = _take_reading(torch, self._disabled)
         except (TorchMemorySaverError, RuntimeError) as error:  # a lost device, or a forked child
-            logger.debug("%s: what PyTorch took inside is not known: %s", frame, error)
+            logger.debug("%s: the memory that PyTorch allocated inside is not known: %s", frame, error)
             return
         if after is None or (after.disabled, after.frees) != (before.disabled, before.frees):
             return
@@ -156,4 +156,4 @@ class Watch:
         if any(segment["allocated_size"] for pool in pools for segment in torch.segments(pool.id)):
             return
         self._reported.add(frame.tag)
-        logger.info("%s managed nothing: PyTorch allocated no memory in it. (Said once for the tag.)", frame)
+        logger.info("%s managed nothing: PyTorch allocated no memory in it. (Logged once per tag.)", frame)

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
+from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch import region_settings
 from torch_memory_saver._torch.captures import announcing
 from torch_memory_saver._torch.collector import collector_stopped
@@ -219,18 +220,19 @@ class GraphPools:
         if ordinary:
             self._warned.add(token)
             logger.warning(
-                "%d bytes of graph pool %s are ordinary memory, which no pause gives back: they were allocated before by "
-                "torch.cuda.graph(), or during the capture by another thread",
-                ordinary,
+                "%s of graph pool %s are ordinary memory, which no pause releases. They were allocated by "
+                "torch.cuda.graph() before this capture, or by another thread during it",
+                binary_size(ordinary),
                 token,
             )
         reusable = 0 if self.default_pool_managed else managed_default_pool_bytes(torch)
         if reusable:
             self.default_pool_managed = True
             logger.warning(
-                "PyTorch's default pool got %d bytes of managed memory during a capture, because routing to the graph's "
-                "pool was ended in it: they are paused with the tag of the graph (see the report's reusable_bytes)",
-                reusable,
+                "%s of managed memory were allocated in PyTorch's default pool during a capture, because the program "
+                "ended the routing to the graph's pool in the capture. This memory is paused with the tag of the graph "
+                "(reusable_bytes of the report)",
+                binary_size(reusable),
             )
 
 
@@ -464,8 +466,8 @@ def replaced_error(exception: BaseException | None, token: PoolId | None, used: 
     if token in (None, used) or not isinstance(exception, RuntimeError) or _NOT_ROUTED not in str(exception):
         return None
     return InvalidStateError(
-        f"routing to graph pool {token} was ended inside a capture, which allocates from pool {used} in its place, because "
-        f"PyTorch cannot manage the token's own: {_WAYS_OUT}",
+        f"the program ended the routing to graph pool {token} inside a capture, but the capture allocates from pool {used} "
+        f"instead, because the memory of the former cannot be managed: {_WAYS_OUT}",
         operation="cuda_graph",
     )
 

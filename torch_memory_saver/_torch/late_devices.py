@@ -84,7 +84,7 @@ class LateDevices:
             if unused:
                 self._watch(torch, unused)
         except (TorchMemorySaverError, RuntimeError) as error:
-            logger.debug("devices that come into use later are not watched: %s", error)
+            logger.debug("it is not noticed when this process begins to use another device: %s", error)
             self.end_all()
 
     def _watch(self, torch: TorchCuda, devices: list[int]) -> None:

@@ -494,9 +494,9 @@ class PoolStore(PoolStock):
                 return
             self._has_logged_put_off = True
         logger.warning(
-            "empty_cache() has returned idle managed memory, but what PyTorch caches outside of regions is returned when "
-            "another thread leaves %s: PyTorch returns nothing of it while a thread is inside a region, also not to an "
-            "allocation that is out of memory. Leave regions as soon as the allocations are made. (Logged once.)",
+            "empty_cache() has released idle managed memory, but PyTorch's cache outside of regions is only released when "
+            "another thread leaves %s. PyTorch does not release that cache while a thread is inside a region, even if an "
+            "allocation is out of memory. Leave regions as soon as the allocations are made. (Logged once.)",
             frames[0],
         )
 

@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from torch_memory_saver import _core
+from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch.ipc import (
     CounterFile,
     Counters,
@@ -232,8 +233,8 @@ class SharedMemory:
     ) -> tuple[Any, ...]:
         if _is_capturing(torch, row.device):
             raise CaptureInProgressError(
-                "share: the current stream is capturing, and an event on it would go with the tensor. Share it before or "
-                "after the capture",
+                "share: a tensor cannot be sent while the current stream is being captured, because an event of that "
+                "stream is sent with it. Share it before or after the capture",
                 operation="share",
             )
         exported = _core.export_memory(row.address)
@@ -277,8 +278,8 @@ class SharedMemory:
             ) from error
         if counter_file.is_in_use(counter):
             logger.warning(
-                "share: PyTorch %s does not count its importers as known. Memory of tensors that were sent is not used "
-                "again before the next pause, and possibly_shared_bytes is too large. (Logged once.)",
+                "share: PyTorch %s does not count the receivers of a tensor as expected. So memory of sent tensors is not "
+                "used again before the next pause, and possibly_shared_bytes is too large. (Logged once.)",
                 torch.__version__,
             )
         self._is_tested = True
@@ -364,9 +365,9 @@ class SharedMemory:
         with self.closed(options.tags, options.deadline if waits else 0.0) as shared:
             if shared:
                 raise InvalidStateError(
-                    f"pause: other processes may still use {shared} bytes of this memory, which was sent to them"
+                    f"pause: other processes may still use {binary_size(shared)} of this memory, which was sent to them"
                     + (" and did not drop it within the timeout" if waits else "")
-                    + ". Let them drop their tensors (and call torch.cuda.ipc_collect() there), or call it with "
+                    + ". Let them drop their tensors (and call torch.cuda.ipc_collect() there), or pause with "
                     'if_shared="allow": they then keep the memory, with its contents, until they drop it',
                     operation="pause",
                     bytes=shared,

@@ -225,7 +225,7 @@ def start_releases(value: str) -> None:
         return
     seconds = read_seconds(value)
     if seconds is None:
-        logger.warning("%s='%s' is ignored: it may be pause, or a number of seconds above 0", _VARIABLE, value)
+        logger.warning("%s='%s' is ignored (allowed: pause, or a number of seconds above 0)", _VARIABLE, value)
         return
     Periodic("torch_memory_saver: release_cached", seconds, lambda: _release_or_put_off(seconds)).start()
 

@@ -38,8 +38,8 @@ static int open_file(tms_disk_file_t *file, int flags, struct stat *found, const
 static tms_status_t fail_to_open(const tms_disk_file_t *file, const char *call, int os_error,
                                  const tms_error_context_t *context, tms_error_t *error) {
     if (os_error != ESTALE) return tms_error_set_os(error, context, call, os_error, file->path);
-    tms_error_set(error, TMS_BACKUP_IO, context, "the backup file '%s' was replaced by another one, which is left alone",
-                  file->path);
+    tms_error_set(error, TMS_BACKUP_IO, context,
+                  "the backup file '%s' was replaced by another file, which is left unchanged", file->path);
     if (error) error->os_error = os_error;
     return TMS_BACKUP_IO;
 }

@@ -70,7 +70,8 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
     pthread_mutex_unlock(&store->lock);
     tms_host_block_free(forgotten);
     if (status == TMS_OK) return 0;
-    tms_log_recurring(store->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
+    tms_log_recurring(store->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason,
+                      "The host memory is still allocated; later calls try again.");
     return TMS_QUARANTINE_BIT(HOST);
 }
 
@@ -91,7 +92,7 @@ static void release_piece(tms_host_store_t *store, tms_host_piece_t *piece) {
     tms_host_block_free(forgotten);
     if (status != TMS_OK) {
         tms_log_recurring(store->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
-                          "It is quarantined; later calls retry its release.");
+                          "The host memory stays allocated; later calls try again to release it.");
         piece->quarantined = (tms_quarantined_t){.retry = retry, .holds = TMS_QUARANTINE_BIT(HOST)};
         tms_quarantine_add(store->quarantine, &piece->quarantined);
     }

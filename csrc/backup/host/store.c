@@ -109,7 +109,8 @@ static void make_ready(struct tms_host_batch *batch) {
     if (failed) reason = batch->blocks[0]->failure;
     pthread_mutex_unlock(&store->lock);
     if (failed)
-        tms_log_write(store->log, TMS_LOG_WARNING, "%s What was made ready before stays in the pool.", reason.message);
+        tms_log_write(store->log, TMS_LOG_WARNING,
+                      "%s The host memory that was prepared before this failure stays in the pool.", reason.message);
     tms_host_batch_destroy(batch);
 }
 

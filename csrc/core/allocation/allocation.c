@@ -12,6 +12,8 @@
 
 /* ---- allocate ---- */
 
+static const double mib = 1 << 20;
+
 static tms_status_t check_size(const tms_device_table_t *devices, uint64_t bytes, uint64_t *reserved,
                                const tms_error_context_t *context, tms_error_t *error) {
     if (context->device < 0 || context->device >= devices->count)
@@ -22,8 +24,8 @@ static tms_status_t check_size(const tms_device_table_t *devices, uint64_t bytes
                              "this device has no virtual memory management (cuMemCreate)");
     uint64_t rounded = tms_segment_round(bytes, device->granularity);
     if (rounded == 0 || rounded > device->total_bytes)
-        return tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context, "the device has %llu bytes in all",
-                             (unsigned long long)device->total_bytes);
+        return tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context, "the device has %.1f MiB in total",
+                             (double)device->total_bytes / mib);
     *reserved = rounded;
     return TMS_OK;
 }
@@ -36,8 +38,8 @@ static tms_status_t check_margin(tms_saver_t *saver, uint64_t reserved, const tm
     tms_status_t status = tms_devices_memory(saver->devices, context->device, &free_bytes, &total_bytes, context, error);
     if (status == TMS_OK && (free_bytes < reserved || free_bytes - reserved < margin))
         status = tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context,
-                               "%llu bytes are free, and memory_margin_bytes keeps %llu of them",
-                               (unsigned long long)free_bytes, (unsigned long long)margin);
+                               "%.1f MiB are free, and memory_margin_bytes keeps %.1f MiB of the device free",
+                               (double)free_bytes / mib, (double)margin / mib);
     return status;
 }
 

@@ -72,7 +72,9 @@ static tms_quarantine_mask_t retry_run(tms_quarantined_t *node) {
     tms_saver_t *saver = node->context;
     tms_error_t reason;
     tms_quarantine_mask_t holds = release_run(saver, run, &reason);
-    if (holds) tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
+    if (holds)
+        tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason,
+                          "The memory is still allocated; later calls try again.");
     return holds;
 }
 
@@ -121,7 +123,7 @@ static leaving_t leave_run(tms_saver_t *saver, tms_segment_t *segment, tms_quies
     tms_quarantine_mask_t holds = release_run(saver, last_of, &reason);
     if (!holds) return leaving;
     tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
-                      "It is quarantined; later calls retry its release.");
+                      "The memory stays allocated; later calls try again to release it.");
     last_of->quarantined = (tms_quarantined_t){.retry = retry_run, .context = saver, .holds = holds};
     tms_quarantine_add(&saver->quarantine, &last_of->quarantined);
     return leaving;
@@ -146,7 +148,8 @@ static tms_quarantine_mask_t retry_segment(tms_quarantined_t *node) {
     tms_error_t reason;
     tms_status_t status = tms_saver_unguard(saver, segment, segment->quiesced, &context, &reason);
     if (status != TMS_OK && !tms_driver_is_gone(&reason)) {
-        tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
+        tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason,
+                          "The addresses are still reserved; later calls try again.");
         return TMS_QUARANTINE_BIT(RANGE);
     }
     (void)leave_run(saver, segment, segment->quiesced); /* this succeeds, because the segment has no memory */
@@ -161,7 +164,7 @@ bool tms_saver_release_segment(tms_saver_t *saver, tms_segment_t *segment, tms_q
     tms_status_t status = tms_saver_unguard(saver, segment, quiesced, &context, &reason);
     if (status != TMS_OK && !tms_driver_is_gone(&reason)) {
         tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
-                          "It is quarantined; later calls retry its release.");
+                          "The addresses stay reserved; later calls try again to release them.");
         segment->quiesced = quiesced;
         segment->quarantined =
             (tms_quarantined_t){.retry = retry_segment, .context = saver, .holds = TMS_QUARANTINE_BIT(RANGE)};

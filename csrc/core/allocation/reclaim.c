@@ -58,7 +58,9 @@ static void try_release(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *
     context.bytes = tms_run_bytes(run);
     bool unused = tms_saver_await_users(saver, segment, run->accessible, wait, &quiesced, &reason) == TMS_UNUSED;
     bool whole = unused && tms_run_depopulate(run, quiesced, driver, &context, &reason) == TMS_OK;
-    if (unused && !whole) tms_log_recurring(saver->log, TMS_LOG_DAMAGED, TMS_LOG_WARNING, &reason, "It is still damaged.");
+    if (unused && !whole)
+        tms_log_recurring(saver->log, TMS_LOG_DAMAGED, TMS_LOG_WARNING, &reason,
+                          "The memory is still damaged; later calls try again to release it.");
     pthread_mutex_lock(&saver->lock); /* a call that skips the segments reads these fields */
     run->refused_status = whole ? TMS_OK : reason.status;
     memcpy(run->refused_call, reason.call, sizeof run->refused_call);

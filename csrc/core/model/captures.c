@@ -73,8 +73,9 @@ int tms_saver_captures(tms_saver_t *saver) {
     int left = tms_capture_visible(&saver->capture);
     pthread_mutex_unlock(&saver->lock);
     if (dropped > 0)
-        tms_log_write(saver->log, TMS_LOG_INFO,
-                      "%d stream capture%s ended without a call of this library: operations deferred for %s continue",
-                      dropped, dropped == 1 ? " has" : "s have", dropped == 1 ? "it" : "them");
+        tms_log_write(
+            saver->log, TMS_LOG_INFO,
+            "%d stream capture%s ended, which was not reported to this library: frees that waited for %s are carried out",
+            dropped, dropped == 1 ? " has" : "s have", dropped == 1 ? "it" : "them");
     return left;
 }

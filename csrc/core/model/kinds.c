@@ -112,8 +112,10 @@ void tms_kinds_explain_slack(tms_saver_t *saver, int device, tms_error_t *error)
     if (slack.total == 0) return;
     tms_error_append(error, "\n- ");
     tms_error_append_bytes(error, slack.total);
-    tms_error_append(error, " are slack, which freed allocations have left in the runs of ");
+    tms_error_append(error,
+                     " are slack: memory of freed allocations that shares a physical handle with allocations in use. By "
+                     "tag: ");
     tms_tag_bytes_append(&slack, error);
-    tms_error_append(error, ": pause(tag, backup=\"host\") and resume(tag) return it and keep the contents; memory of "
-                            "region(runs=False) leaves none.");
+    tms_error_append(error, ". pause(tag, backup=\"host\") and resume(tag) return it and keep the contents; "
+                            "allocations of region(runs=False) leave none.");
 }

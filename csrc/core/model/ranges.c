@@ -62,7 +62,8 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
         free(it);
         return 0;
     }
-    tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason, "It is still quarantined.");
+    tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason,
+                      "The addresses are still reserved; later calls try again.");
     if (set_aside(saver, it)) return TMS_QUARANTINE_BIT(RANGE);
     free(it);
     return 0;
@@ -75,7 +76,7 @@ static void free_range(tms_saver_t *saver, reserved_t *it) {
         return;
     }
     tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
-                      "It is quarantined; later calls retry its release.");
+                      "The addresses stay reserved; later calls try again to release them.");
     if (!set_aside(saver, it)) {
         free(it);
         return;

@@ -52,9 +52,9 @@ tms_status_t tms_turn_await_end(tms_saver_t *saver, const tms_error_context_t *c
         if (tms_wait_now() >= end)
             return tms_error_set(
                 error, TMS_INVALID_STATE, context,
-                "a pause() or resume() on another thread has been in a callback (for Ctrl-C, live bytes or "
-                "progress) for %.1f seconds, perhaps because this thread holds the GIL that it needs: begin "
-                "the capture again, without the GIL or when that call has ended",
+                "a pause() or resume() on another thread has been in a callback (for Ctrl-C, live blocks or "
+                "progress) for %.1f seconds, perhaps because this thread holds the GIL, which the callback "
+                "needs. Begin the capture again when that call has ended, or release the GIL first",
                 saver->callback_patience_seconds);
         (void)tms_wait_until(&saver->turn, &saver->lock, end);
     }

@@ -34,10 +34,10 @@ tms_status_t tms_pending_begin(tms_saver_t *saver, const tms_selection_t *select
     if (os_error == 0) {
         pthread_detach(thread);
     } else {
-        tms_log_write(
-            saver->log, TMS_LOG_WARNING,
-            "resume(wait=False): no thread could be started (pthread_create: %s): the call resumes before it returns",
-            strerror(os_error));
+        tms_log_write(saver->log, TMS_LOG_WARNING,
+                      "resume(wait=False): no thread could be started (pthread_create: %s), so the whole resume is done "
+                      "before the call returns",
+                      strerror(os_error));
         (void)run(made);
     }
     *pending = made;

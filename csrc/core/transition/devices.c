@@ -95,7 +95,8 @@ static void start_threads(crew_t *crew, part_t *parts, int count) {
         crew->running--;
         pthread_mutex_unlock(&crew->lock);
         tms_log_write(crew->t->saver->log, TMS_LOG_WARNING,
-                      "%s: no thread could be started for device %d (pthread_create: %s): its part comes after the others",
+                      "%s: no thread could be started for device %d (pthread_create: %s), so its memory is handled after "
+                      "that of the other devices",
                       crew->t->asked.operation, parts[i].device, strerror(os_error));
     }
 }

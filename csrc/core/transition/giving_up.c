@@ -47,7 +47,7 @@ static void log_given_up(const tms_transition_t *t, const tms_tag_bytes_t *conte
     tms_error_clear(&text);
     tms_tag_bytes_append(contents, &text);
     tms_log_write(t->saver->log, TMS_LOG_INFO,
-                  "%s: memory that was paused already has given up its backup and will be resumed without contents: %s",
+                  "%s: backups of memory that was paused already were discarded, so it will be resumed without contents: %s",
                   t->asked.operation, text.message);
 }
 

@@ -111,7 +111,7 @@ static tms_status_t release_run(tms_transition_t *t, const tms_segment_t *segmen
     tms_status_t status = tms_run_depopulate(run, quiesced, t->driver, &context, error);
     if (status != TMS_OK)
         tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, error,
-                          "The memory is damaged; its addresses stay reserved.");
+                          "The memory is damaged: it stays allocated, and later calls try again to release it.");
     return status;
 }
 
@@ -143,9 +143,12 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
     TMS_FOR_EACH(segment, t) tms_saver_release_lock(t->saver, segment);
     if (refused > 0 && error) {
         *error = first;
-        tms_error_append(
-            error, " In all %llu allocations of %llu bytes could not be released and are damaged; all others are paused.",
-            (unsigned long long)refused, (unsigned long long)bytes);
+        tms_error_append(error, " %llu allocation%s (", (unsigned long long)refused, refused == 1 ? "" : "s");
+        tms_error_append_bytes(error, bytes);
+        tms_error_append(error,
+                         ") could not be released and %s damaged; later calls try again to release %s. All other selected "
+                         "allocations are paused.",
+                         refused == 1 ? "is" : "are", refused == 1 ? "it" : "them");
     }
     return first_status;
 }

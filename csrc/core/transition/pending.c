@@ -54,8 +54,8 @@ static bool destroy_events(tms_pending_t *pending) {
             tms_devices_leave(devices, context.device);
         }
         if (status == TMS_OK || tms_driver_is_gone(&reason)) continue;
-        tms_log_write(pending->saver->log, TMS_LOG_WARNING, "%s It is quarantined; later calls retry its release.",
-                      reason.message);
+        tms_log_write(pending->saver->log, TMS_LOG_WARNING,
+                      "%s The event stays allocated; later calls try again to destroy it.", reason.message);
         pending->last_copies[left++] = pending->last_copies[i];
     }
     pending->count = left;
@@ -82,7 +82,8 @@ static void drop_reference(tms_pending_t *pending) {
     pthread_mutex_unlock(&pending->lock);
     if (!last) return;
     if (pending->status != TMS_OK && pending->status != TMS_INTERRUPTED && !pending->reported)
-        tms_log_write(pending->saver->log, TMS_LOG_ERROR, "%s No call waited for this resume.", pending->error.message);
+        tms_log_write(pending->saver->log, TMS_LOG_ERROR, "%s This resume ran in the background, and no call waited for it.",
+                      pending->error.message);
     if (destroy_events(pending)) {
         destroy(pending);
         return;

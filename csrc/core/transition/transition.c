@@ -21,8 +21,8 @@ static tms_status_t check_visible_captures(tms_transition_t *t, tms_error_t *err
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     int visible = tms_saver_captures(t->saver);
     if (visible == 0) return TMS_OK;
-    return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, "%d stream capture%s under way; end %s first", visible,
-                         visible == 1 ? " is" : "s are", visible == 1 ? "it" : "them");
+    return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, "%d stream capture%s under way; end the capture%s first",
+                         visible, visible == 1 ? " is" : "s are", visible == 1 ? "" : "s");
 }
 
 static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
@@ -179,20 +179,20 @@ static tms_status_t report_skipped(tms_transition_t *t, tms_error_t *error) {
     tms_error_t own;
     skipped_t found = find_skipped(t);
     if (found.allocations == 0) return TMS_OK;
-    tms_status_t status = found.call[0]
-                              ? tms_driver_fail(t->driver, &found.context, found.call, (CUresult)found.result, &own)
-                              : tms_error_set(&own, TMS_DRIVER, &found.context, "another thread is trying to repair it");
-    tms_error_append(&own, " In all %llu allocation%s of %llu bytes with the tag '%s'%s %s still damaged",
-                     (unsigned long long)found.allocations, found.allocations == 1 ? "" : "s",
-                     (unsigned long long)found.bytes, found.context.tag, found.has_other_tags ? " and others" : "",
-                     found.allocations == 1 ? "is" : "are");
+    tms_status_t status =
+        found.call[0] ? tms_driver_fail(t->driver, &found.context, found.call, (CUresult)found.result, &own)
+                      : tms_error_set(&own, TMS_DRIVER, &found.context, "another thread is trying to release its memory");
+    tms_error_append(&own, " %llu allocation%s (", (unsigned long long)found.allocations, found.allocations == 1 ? "" : "s");
+    tms_error_append_bytes(&own, found.bytes);
+    tms_error_append(&own, ") with the tag '%s'%s %s still damaged", found.context.tag,
+                     found.has_other_tags ? " and other tags" : "", found.allocations == 1 ? "is" : "are");
     if (t->asked.from == TMS_SEGMENT_ACTIVE) {
         tms_error_append(&own, "; later calls try again.");
         tms_log_write(t->saver->log, TMS_LOG_ERROR, "%s", own.message);
         return TMS_OK;
     }
-    tms_error_append(&own, "; everything else has been resumed. Call resume() again: the addresses stay reserved, and must "
-                           "not be used before that has succeeded.");
+    tms_error_append(&own, "; everything else has been resumed. Call resume() again, and do not use the damaged memory "
+                           "before that call has succeeded. Its addresses stay reserved.");
     t->done.damaged = true;
     if (error) *error = own;
     return status;

@@ -18,6 +18,7 @@ import torch
 from torch_memory_saver import _core, errors
 from torch_memory_saver import torch_memory_saver as saver
 from torch_memory_saver._engine.process import pool_store
+from torch_memory_saver._text import binary_size
 
 MIB = 1 << 20
 BYPASSING = 80 * MIB  # expandable segments grow by 20 MiB
@@ -126,7 +127,7 @@ def toggle() -> None:
     assert report.unmanaged_bytes == 0, report
     saver.resume()
     reports = [record for record in records if "expandable" in record]
-    assert len(reports) == 1 and reports[0].startswith(f"{BYPASSING} bytes stay on the GPU"), records
+    assert len(reports) == 1 and reports[0].startswith(f"{binary_size(BYPASSING)} stay on the GPU"), records
     managed.fill_(4)
     print("ok")
 

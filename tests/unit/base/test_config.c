@@ -69,7 +69,7 @@ static unsigned read_config(void) {
 static void assert_warned(const char *name, const char *value, const char *allowed) {
     char expected[512];
     assert_int_equal(count_lines(output), 1);
-    snprintf(expected, sizeof(expected), " warning: %s='%s' is ignored: it may be %s; the default '", name, value, allowed);
+    snprintf(expected, sizeof(expected), " warning: %s='%s' is ignored (allowed: %s); the default '", name, value, allowed);
     if (!strstr(output, expected)) fail_msg("'%s' is not in '%s'", expected, output);
 }
 

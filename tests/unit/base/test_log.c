@@ -234,8 +234,8 @@ static void test_a_cause_is_logged_once_and_then_counted(void **state) {
     assert_int_equal(count_lines(output), 1);
     assert_non_null(strstr(output, "warning: free: failed with 700 on 1. It is kept.\n"));
     assert_int_equal(summarize(&log, WHEN_DUE), 1);
-    assert_non_null(strstr(output, "device 1: memory that was not taken back was quarantined: 4 more times since that was "
-                                   "logged, 4096 bytes in all\n"));
+    assert_non_null(strstr(output, "device 1: memory or addresses could not be released yet: 4 more times since that was "
+                                   "logged, 4.0 KiB in total\n"));
     assert_int_equal(summarize(&log, WHEN_DUE), 0);
     assert_int_equal(summarize(&log, LAST), 0);
 }
@@ -257,8 +257,8 @@ static void test_causes_are_distinguished(void **state) {
     assert_int_equal(count_lines(output), 5);
     assert_non_null(strstr(output, "failed with 999 on 0."));
     assert_int_equal(summarize(&log, LAST), 4);
-    assert_non_null(strstr(output, "warning: memory that was not taken back was quarantined: 1 more time since"));
-    assert_non_null(strstr(output, "device 0: memory that was not taken back was quarantined: 1 more time since"));
+    assert_non_null(strstr(output, "warning: memory or addresses could not be released yet: 1 more time since"));
+    assert_non_null(strstr(output, "device 0: memory or addresses could not be released yet: 1 more time since"));
 }
 
 /* Two objects that fail differently, in turn. */

@@ -48,7 +48,7 @@ static void a_resume_that_skips_damaged_segments_fails(void **state) {
     assert_int_equal(error.driver_result, CUDA_ERROR_UNKNOWN);
     assert_string_equal(error.result_name, "CUDA_ERROR_UNKNOWN");
     assert_string_equal(error.tag, "a");
-    assert_non_null(strstr(error.message, "2 allocations of 4194304 bytes with the tag 'a' are still damaged"));
+    assert_non_null(strstr(error.message, "2 allocations (4.0 MiB) with the tag 'a' are still damaged"));
     assert_non_null(strstr(error.message, "Call resume() again"));
     assert_int_equal(state_of(f, whole), TMS_SEGMENT_ACTIVE);
     assert_filled(whole, 2 * MIB, 3);
@@ -141,7 +141,7 @@ static void a_pause_of_damaged_segments_logs_once(void **state) {
     const char *logged = strstr(text, "error: pause: ");
     assert_non_null(logged);
     assert_non_null(strstr(logged, "cuMemUnmap"));
-    assert_non_null(strstr(logged, "2 allocations of 4194304 bytes with the tag 'a' and others are still damaged"));
+    assert_non_null(strstr(logged, "2 allocations (4.0 MiB) with the tag 'a' and other tags are still damaged"));
     assert_null(strstr(logged + 1, "error: pause: "));
     ASSERT_OK(resume_all(f, &error), error);
     for (uint32_t i = 0; i < 2; i++) assert_filled(damaged[i], 2 * MIB, i + 1);

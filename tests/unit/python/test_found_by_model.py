@@ -88,7 +88,7 @@ fails(lambda: saver.pause("damaged"), b"cuMemUnmap")
 error = fails(saver.resume, b"cuMemUnmap")
 assert isinstance(error, errors.DriverError), error
 assert (error.operation, error.driver_call, error.driver_result) == ("resume", "cuMemUnmap", 304)
-assert "1 allocation of 2097152 bytes with the tag 'damaged' is still damaged" in str(error), error
+assert "1 allocation (2.0 MiB) with the tag 'damaged' is still damaged" in str(error), error
 assert "Call resume() again" in str(error)
 assert (state(damaged), state(whole)) == (_core.STATE_DAMAGED, _core.STATE_ACTIVE)
 simulator.tms_sim_fail_after(b"cuMemUnmap", 0, 1, 304)

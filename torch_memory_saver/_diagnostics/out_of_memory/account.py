@@ -102,8 +102,8 @@ class Account:
         ledger = self.of_device
         lines = () if ledger is None else ledger.of("slack")
         return " ".join(
-            f"{binary_size(line.bytes or 0)} of device {self.device} are slack, which freed allocations have left with "
-            f"their tags{_parts_of(line)}: {_RETURN_SLACK}"
+            f"{binary_size(line.bytes or 0)} of device {self.device} are slack: memory of freed allocations that stays with "
+            f"its tag{_parts_of(line)}. {_RETURN_SLACK}"
             for line in lines
         )
 
@@ -207,7 +207,7 @@ def _advice(failure: Failure, account: Account) -> list[str]:
     if ledger is None:
         return [f"Who holds it is not known: {account.why_not}."]
     if failure.needed_bytes > ledger.total_bytes:
-        return ["The device is too small for that, whoever holds its memory: request less, or use more devices."]
+        return ["This is more than the whole memory of the device: request less, or use more devices."]
     sentences = []
     if failure.allowed_bytes is not None and failure.allowed_bytes < ledger.total_bytes:
         sentences.append(

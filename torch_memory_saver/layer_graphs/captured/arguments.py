@@ -77,16 +77,17 @@ class Arguments:
         if structure != self._structure:
             raise InvalidArgumentError(
                 f"{self.owner}: the arguments are {_describe_call(leaves, structure)}, and were "
-                f"{_describe_call(self._constants, self._structure)} when it was captured. Pass what the sample had, or "
-                "capture again with another sample"
+                f"{_describe_call(self._constants, self._structure)} when it was captured. Pass arguments of the same "
+                "structure, or capture again with another sample"
             )
         tensors: list[Any] = []
         for leaf, constant in zip(leaves, self._constants, strict=True):
             fits = isinstance(leaf, torch.Tensor) if constant is _TENSOR else _equal(leaf, constant)
             if not fits:
                 raise InvalidArgumentError(
-                    f"{self.owner}: {_describe(leaf)} was passed where {_describe(constant)} was captured. What is no "
-                    "tensor is a constant of the graph: pass a tensor, or capture again with the new value"
+                    f"{self.owner}: {_describe(leaf)} was passed where {_describe(constant)} was captured. A graph reads "
+                    "tensors only, and every other value is a constant in it. Pass what was captured, or capture again "
+                    "with the new value"
                 )
             if constant is _TENSOR:
                 self._check(len(tensors), leaf)
@@ -103,8 +104,9 @@ class Arguments:
             )
         if given.requires_grad and not kind.requires_grad:
             raise InvalidArgumentError(
-                f"{self.owner}: tensor {number} requires a gradient, and its sample did not: the captured backward has none "
-                "for it. Call requires_grad_() on the sample, or detach the tensor"
+                f"{self.owner}: tensor {number} requires a gradient, and its sample did not, so the captured backward does "
+                "not compute this gradient. Capture again with a sample that requires a gradient (requires_grad_()), or "
+                "detach the tensor"
             )
 
     def fill(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

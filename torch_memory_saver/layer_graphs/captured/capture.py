@@ -44,8 +44,8 @@ from .progress import Awaitable, Progress
 __all__ = ["LayerGraphs", "LayerInputs", "capture_layers", "check_layers"]
 
 _WHY_CAPTURES_FAIL = (
-    "What runs in a graph must not wait for the GPU (.item(), .cpu(), nonzero(), `if tensor:`). Move such a step "
-    "between two layers, or behind the last part that is captured (scope=)"
+    "Captured code must not wait for the GPU (.item(), .cpu(), nonzero(), `if tensor:`). Move such code out of the layer, "
+    "or behind the last part that is captured (scope=)"
 )
 
 
@@ -143,7 +143,9 @@ def capture_layers(
     scope = _check_scope(scope)
     modules, inputs = check_layers(layers, sample_inputs, sample_keywords)
     if warmup < 1:
-        raise InvalidArgumentError(f"warmup is {warmup}: a layer runs at least once before it is captured")
+        raise InvalidArgumentError(
+            f"warmup is {warmup}: it must be 1 or more, because a layer must run before it is captured"
+        )
     capture = _Capture(modules, inputs, tuple(order), pool, graphs, tag, reuse_memory, scope)
     with cheap_garbage_collection(), torch.cuda.device(capture.device):
         capture.warm_up(warmup)
@@ -181,7 +183,9 @@ def check_layers(
     keywords = [[None] * count for count in counts] if sample_keywords is None else _by_chunk(sample_keywords, one_chunk)
     for name, given in (("sample_inputs", samples), ("sample_keywords", keywords)):
         if [len(row) for row in given] != counts:
-            raise InvalidArgumentError(f"{name} is for {[len(row) for row in given]} layers, the chunks have {counts}")
+            raise InvalidArgumentError(
+                f"{name} is for {[len(row) for row in given]} layers, but the chunks have {counts} layers"
+            )
     if not counts or 0 in counts:
         raise InvalidArgumentError("a chunk has no layer: there is nothing to capture")
     arguments, tensors = [], []

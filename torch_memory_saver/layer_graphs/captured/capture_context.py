@@ -70,8 +70,8 @@ def refuse_inside_capture(owner: str) -> None:
     """
     if torch.cuda.is_current_stream_capturing():
         raise CaptureInProgressError(
-            f"{owner}: the current stream is being captured, and a capture can neither contain another one nor a replay. "
-            "End it first",
+            f"{owner}: the current stream is being captured, and a capture cannot contain another capture, nor a replay of "
+            "captured layers. End the capture first",
             operation="layer_graphs",
         )
 

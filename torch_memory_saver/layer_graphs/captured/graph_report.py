@@ -124,7 +124,7 @@ def measure_capture(graph: Any) -> Iterator[None]:
     """
     if not torch.cuda.is_current_stream_capturing():
         raise InvalidStateError(
-            "measure_capture() stands inside of a capture: with torch_memory_saver.cuda_graph(graph), "
+            "measure_capture() must be used inside of a capture: with torch_memory_saver.cuda_graph(graph), "
             "measure_capture(graph): ...",
             operation="layer_graphs",
         )

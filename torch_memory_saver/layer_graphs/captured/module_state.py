@@ -137,7 +137,11 @@ class Attributes:
             elif now.value is None or _has_tensor(now.value):
                 tensors[path] = now.value
             elif before is None or not _equal(before.value, now.value):
-                others[path] = f"changes from {'nothing' if before is None else _text(before.value)} to {_text(now.value)}"
+                others[path] = (
+                    f"did not exist before and is now {_text(now.value)}"
+                    if before is None
+                    else f"changes from {_text(before.value)} to {_text(now.value)}"
+                )
         return Changes(tensors, others)
 
     def restore(self) -> None:
@@ -172,9 +176,9 @@ class Attributes:
                 continue
             if isinstance(before.value, torch.Tensor) and isinstance(now.value, torch.Tensor):
                 if before.value.data_ptr() != now.value.data_ptr():
-                    found[path] = "is another tensor"
+                    found[path] = "has been replaced by another tensor"
             elif isinstance(before.value, _PLAIN) and not _equal(before.value, now.value):
-                found[path] = f"was {_text(before.value)} and is {_text(now.value)}"
+                found[path] = f"has changed from {_text(before.value)} to {_text(now.value)}"
         return found
 
 

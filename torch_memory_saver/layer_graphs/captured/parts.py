@@ -124,10 +124,14 @@ def run_in_scope(
         return result
     if run.is_complete:
         raise InvalidArgumentError(
-            f"{owner}: its forward has caught PartialCapture. Let it pass: no bare `except:` around a part"
+            f"{owner}: its forward has caught PartialCapture, the signal that ends a captured forward. Do not put a bare "
+            "`except:` or `except BaseException:` around a part"
         )
     missing = ", ".join(sorted(frozenset(scope) - run.names))
-    raise InvalidArgumentError(f"{owner}: its forward ended without {missing}. Take that out of the scope, or call the part")
+    raise InvalidArgumentError(
+        f"{owner}: its forward ended and did not call {missing}, which the scope contains. Remove the name from the scope, "
+        "or call the part"
+    )
 
 
 def _with(run: _Capture | _Replay, forward: Callable[[], Any]) -> Any:
@@ -162,8 +166,8 @@ class _Capture:
         if name not in self._scope:
             missing = ", ".join(sorted(self._scope - self.names))
             raise InvalidArgumentError(
-                f"{self._owner}: {name} is not in the scope, but runs before {missing}. What is captured must come first: "
-                f"put {name} into the scope, or take {missing} out"
+                f"{self._owner}: {name} is not in the scope, but runs before {missing}, which is in the scope. Captured "
+                f"parts must run before all others. Add {name} to the scope, or remove {missing} from it"
             )
         self._check_random(name)
         before = Attributes(self._module)
@@ -176,8 +180,9 @@ class _Capture:
         if changes.others and not self._is_warm_up:
             path, change = next(iter(changes.others.items()))
             raise InvalidArgumentError(
-                f"{self._owner}: {name} sets {path}, which {change}. A replay runs no Python, so it would stay. Make it a "
-                "tensor that the part sets or changes in place, or move that code behind the last part in scope"
+                f"{self._owner}: {name} sets {path}, which {change}. A replay runs no Python code, so it would not set the "
+                "attribute. Make it a tensor that the part sets or changes in place, or move the code that sets it behind "
+                "the last part in scope"
             )
         self.results.append(_Result(name, value, changes.tensors))
         self._random = self._random_state()
@@ -193,7 +198,7 @@ class _Capture:
         if self._is_warm_up and not torch.equal(self._random, torch.cuda.get_rng_state()):
             raise InvalidArgumentError(
                 f"{self._owner}: its forward draws random numbers before {name} and outside of a part. The graph would draw "
-                "them, and the code behind the parts would see others. Move that code into a part"
+                "its own numbers, and the code behind the last part would get different ones. Move this code into a part"
             )
 
 
@@ -211,9 +216,9 @@ class _Replay:
             return call()
         if name != expected:
             raise InvalidStateError(
-                f"{self._owner}: its forward calls {name} where {expected or 'no part in scope'} was called at the capture. "
-                "A graph has one branch: decide behind the last part in scope, give a part that runs there another name, or "
-                "capture the layer again",
+                f"{self._owner}: its forward calls {name} where {expected or 'no part in scope'} was called at the "
+                "capture. A graph always runs the same parts. Make the decision behind the last part in scope, give a "
+                "part that runs there a name outside the scope, or capture the layer again",
                 operation="layer_graphs",
             )
         result = self._results[self._next]
@@ -224,8 +229,9 @@ class _Replay:
     def check_end(self) -> None:
         if self._next < len(self._results):
             raise InvalidStateError(
-                f"{self._owner}: its forward ended without {self._results[self._next].name}, which was captured. A graph "
-                "has one branch: decide behind the last part in scope, or capture the layer again",
+                f"{self._owner}: its forward ended and did not call {self._results[self._next].name}, which was captured. "
+                "A graph always runs the same parts. Make the decision behind the last part in scope, or capture the "
+                "layer again",
                 operation="layer_graphs",
             )
 
@@ -257,8 +263,8 @@ class Resumption:
             if path not in by_graph | self._reported:
                 self._reported.add(path)
                 logger.warning(
-                    "%s: %s %s since the capture. The captured parts use what it was: if they read it, capture the layer "
-                    "again. (Logged once.)",
+                    "%s: %s %s since the capture. Captured parts still use the old value. If a part reads this attribute, "
+                    "capture the layer again. (Logged once per attribute.)",
                     self._owner,
                     path,
                     change,

@@ -179,8 +179,8 @@ class CapturedPass:
         for number, (output, version) in enumerate(zip(self.outputs, self._versions, strict=True)):
             if self._is_saved[number] and output._version != version:
                 raise InvalidStateError(
-                    f"{self._arguments.owner}: output {number} was changed in place after the layer had returned it, and "
-                    "its backward reads it. Change a clone instead",
+                    f"{self._arguments.owner}: output {number} was changed in place after the layer had returned it, but "
+                    "the layer's backward needs the original values. Change a clone of it instead",
                     operation="layer_graphs",
                 )
 

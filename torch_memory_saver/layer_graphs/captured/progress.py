@@ -122,7 +122,7 @@ class Progress:
         if last is None:
             raise InvalidArgumentError(
                 f"in_flight: the tensor at {address:#x} is no output of a captured layer, nor a gradient of its inputs, so "
-                "its memory is not used again by one. Pass the tensor that the layer returned"
+                "no captured layer overwrites its memory. Pass the tensor that the layer returned"
             )
         self._in_flight.append((last, work))
 

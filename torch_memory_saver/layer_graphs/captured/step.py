@@ -25,7 +25,7 @@ __all__ = ["CapturedStep", "capture_step"]
 
 _WHY_CAPTURES_FAIL = (
     "The model and the loss function must not wait for the GPU (.item(), .cpu(), nonzero(), `if tensor:`). Return the loss "
-    "as a tensor and read it after the step; if the model cannot do without, capture its other layers with capture_layers()"
+    "as a tensor and read it after the step. If a layer has to wait for the GPU, capture the others with capture_layers()"
 )
 
 
@@ -99,7 +99,7 @@ class CapturedStep:
                 "itself, or capture a step in this mode"
             )
         elif hook is not None:
-            why = f"{hook}, and had none when it was captured. It would not run: remove it"
+            why = f"{hook}, and had none when it was captured. A replay does not run the hook: remove it"
         elif changed:
             why = (
                 f"{', '.join(changed)} changed its address or requires_grad after the capture. The graph reads the old "
@@ -149,7 +149,9 @@ def capture_step(
         raise InvalidArgumentError(f"loss is a {type(loss).__name__}: it must be a function of the model and the sample")
     owner = f"step ({type(model).__name__})"
     if warmup < 1:
-        raise InvalidArgumentError(f"{owner}: warmup is {warmup}: a step runs at least once before it is captured")
+        raise InvalidArgumentError(
+            f"{owner}: warmup is {warmup}: it must be 1 or more, because a step must run before it is captured"
+        )
     refuse_inside_capture(owner)
     _refuse_without_gradients(owner)
     _refuse_paused(owner, tag)
@@ -251,7 +253,8 @@ class _Capture:
         if changed:
             raise InvalidArgumentError(
                 f"{self.arguments.owner}: {', '.join(changed)} got a gradient in one run and none in another. A graph "
-                "always does what it did when it was captured: take decisions of the program out of the model and the loss"
+                "always repeats the run that was captured: remove decisions that differ between runs (Python `if`) from "
+                "the model and the loss function"
             )
 
 
@@ -267,8 +270,8 @@ def _refuse_with_gradients(owner: str, batch: tuple[Any, ...]) -> None:
     for number, tensor in enumerate(tensors):
         if tensor.requires_grad:
             raise InvalidArgumentError(
-                f"{owner}: tensor {number} of the batch requires a gradient, and a step computes those of parameters only. "
-                "Detach it, or make what computes it a part of the model"
+                f"{owner}: tensor {number} of the batch requires a gradient, but a step computes gradients of parameters "
+                "only. Detach the tensor, or move the code that computes it into the model"
             )
 
 
@@ -276,7 +279,7 @@ def _refuse_without_gradients(owner: str) -> None:
     if not torch.is_grad_enabled():
         raise InvalidStateError(
             f"{owner}: gradients are switched off here (torch.no_grad() or torch.inference_mode()), and a step computes "
-            "them. Call the model itself instead",
+            "gradients. Call the model itself instead",
             operation="layer_graphs",
         )
 

@@ -125,6 +125,7 @@ def check_parameter_hooks(owner: str, parameters: Mapping[str, Any]) -> None:
     for name, parameter in parameters.items():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise InvalidArgumentError(
-                f"{owner}: parameter {name} has a hook, and one graph of several micro-batches has only the sum of their "
-                "gradients. Remove the hook, or capture with microbatches=1 and call the step for each micro-batch"
+                f"{owner}: parameter {name} has a hook, which needs the gradient of each micro-batch, but one graph of "
+                "several micro-batches has only the sum of the gradients. Remove the hook, or capture with microbatches=1 "
+                "and call the step for each micro-batch"
             )

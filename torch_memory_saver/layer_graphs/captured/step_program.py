@@ -54,13 +54,14 @@ def check_model(owner: str, program: Any) -> None:
     hook = find_hook(program.named_modules())
     if hook is not None:
         raise InvalidArgumentError(
-            f"{owner}: {hook}. It would run once, in the capture, and not in replays. Remove it, or do its work in the loss"
+            f"{owner}: {hook}. It would run once, in the capture, and not in replays. Remove it, or move its code into the "
+            "loss function"
         )
     for name, part in program.named_modules():
         if isinstance(part, torch.nn.parallel.DistributedDataParallel):
             raise InvalidArgumentError(
                 f"{owner}: {name} is a DistributedDataParallel, and a step does not run its reduction of gradients. Capture "
-                "the module in it, and reduce .grad after the step"
+                "the module that it wraps (its attribute module), and reduce .grad after the step"
             )
     if not any(parameter.requires_grad for parameter in program.parameters()):
         raise InvalidArgumentError(
@@ -98,16 +99,16 @@ def run_microbatch(program: StepProgram, arguments: Arguments, tensors: Sequence
 def _check_loss(owner: str, loss: Any, leaves: dict[str, Any]) -> None:
     if any(leaf.grad is not None for leaf in leaves.values()):
         raise InvalidArgumentError(
-            f"{owner}: the loss function has called backward(), which the step does itself. Return the loss and leave its "
-            "backward out"
+            f"{owner}: the loss function has called backward(), which the step calls itself. Return the loss without "
+            "calling backward()"
         )
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(type(loss).__name__)
         raise InvalidArgumentError(f"{owner}: the loss function returned {shape}: it must return a tensor with one element")
     if not loss.requires_grad:
         raise InvalidArgumentError(
-            f"{owner}: the loss does not depend on any parameter that requires a gradient. Leave detach() and "
-            "torch.no_grad() out of the way from the parameters to the loss"
+            f"{owner}: the loss does not depend on any parameter that requires a gradient. Remove detach() and "
+            "torch.no_grad() from the code that computes the loss"
         )
 
 
@@ -119,8 +120,8 @@ def _check_leaves(owner: str, loss: Any, leaves: dict[str, Any], program: StepPr
             name = next((name for name, parameter in program.named_parameters() if parameter is tensor), None)
             what = f"a tensor of shape {list(tensor.shape)} that is no parameter of the model" if name is None else name
             raise InvalidArgumentError(
-                f"{owner}: the loss depends on {what}, by a reference from elsewhere, and the step would compute no "
-                "gradient for it. Read parameters from the model that the loss function gets, and detach other tensors"
+                f"{owner}: the loss depends on {what}, which was not read from the model that the loss function gets, so "
+                "the step would compute no gradient for it. Read parameters from that model, and detach other tensors"
             )
 
 
@@ -141,8 +142,8 @@ def _check_results(owner: str, program: StepProgram, versions: dict[str, int], g
     for name, parameter in program.named_parameters():
         if parameter._version != versions[name]:
             raise InvalidArgumentError(
-                f"{owner}: the model or the loss function changes {name} in place, and it has done so already. A step "
-                "computes gradients only: change parameters after it"
+                f"{owner}: the model or the loss function changes {name} in place, and this run has already changed it. A "
+                "step computes gradients only: change parameters after the step"
             )
     for name, gradient in gradients.items():
         if gradient.layout != torch.strided:

@@ -119,7 +119,7 @@ def assign_static_inputs(
         shapes = [[None] * count for count in counts]
     if [len(row) for row in shapes] != list(counts):
         raise InvalidArgumentError(
-            f"the shapes are for {[len(row) for row in shapes]} layers, the chunks have {list(counts)}"
+            f"the shapes are for {[len(row) for row in shapes]} layers, but the chunks have {list(counts)} layers"
         )
     stock = _Stock()
     taken: dict[_Place, tuple[int, ...]] = {}

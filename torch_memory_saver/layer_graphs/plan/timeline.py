@@ -144,6 +144,8 @@ def run_orders(orders: Sequence[Sequence[int]], forward: float = 1, backward: fl
         pass
     waiting = [rank.waiting() for rank in ranks if len(rank.work) < len(rank.tasks)]
     if waiting:
-        raise InvalidArgumentError(f"these wait for each other for ever: {'; '.join(waiting)}")
+        raise InvalidArgumentError(
+            f"the orders cannot be run, because ranks would wait for each other for ever: {'; '.join(waiting)}"
+        )
     ideal = len(ranks[0].tasks) / 2 * (forward + backward)
     return Timeline(tuple(tuple(rank.work) for rank in ranks), max(rank.now for rank in ranks), ideal)

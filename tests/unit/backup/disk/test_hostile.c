@@ -164,7 +164,7 @@ static void a_file_that_replaced_ours_is_left_alone(void **state) {
     snprintf(path, sizeof(path), "%s", file->path);
     assert_int_equal(rename(path, below("moved")), 0);
     put_file(path, "precious");
-    assert_refused(save(file), ESTALE, "was replaced by another one");
+    assert_refused(save(file), ESTALE, "was replaced by another file");
     assert_refused(load(file), 0, "was changed or truncated");
     assert_false(tms_disk_file_is_usable(file));
     assert_file(path, "precious");
@@ -180,7 +180,7 @@ static void a_file_that_replaced_ours_is_left_alone(void **state) {
     put_file(below("number"), ""); /* takes the inode number that the file system may reuse */
     assert_int_equal(rename(below("copy"), path), 0);
     assert_loads(file);
-    assert_refused(save(file), ESTALE, "was replaced by another one");
+    assert_refused(save(file), ESTALE, "was replaced by another file");
     assert_destroyed_with_warnings(file, 1);
     assert_true(exists(path));
     assert_entries(below("d"), 1, 0);

@@ -30,16 +30,16 @@ def test_nothing_is_set() -> None:
     ("name", "value", "found"),
     [
         ("TMS_DEBUG_FOLDER", "/x", "TMS_DEBUG_FOLDER is unknown; did you mean TMS_DEBUG_DIR?"),
-        ("TMS_HOST_MEMORY", "bogus", "TMS_HOST_MEMORY='bogus' is ignored: it may be release, pool or retain"),
+        ("TMS_HOST_MEMORY", "bogus", "TMS_HOST_MEMORY='bogus' is ignored (allowed: release, pool or retain)"),
         ("TMS_HOST_MEMORY_LIMIT_MB", "x", "TMS_HOST_MEMORY_LIMIT_MB='x' is not a limit"),
         ("TMS_LOG_LEVEL", "loud", "TMS_LOG_LEVEL='loud' is ignored"),
-        ("TMS_DEBUG", "events,all", "TMS_DEBUG='events,all' is ignored: it may be events, snapshots, history and oom"),
+        ("TMS_DEBUG", "events,all", "TMS_DEBUG='events,all' is ignored (allowed: events, snapshots, history and oom"),
         (
             "TMS_SHARED_PAGE",
             "pages",
-            "TMS_SHARED_PAGE='pages' is ignored: it may be 1, true, yes, 0, false, no or an absolute",
+            "TMS_SHARED_PAGE='pages' is ignored (allowed: 1, true, yes, 0, false, no or an absolute",
         ),
-        ("TMS_RELEASE_CACHED", "-1", "TMS_RELEASE_CACHED='-1' is ignored: it may be pause, or a number"),
+        ("TMS_RELEASE_CACHED", "-1", "TMS_RELEASE_CACHED='-1' is ignored (allowed: pause, or a number"),
     ],
 )
 @pytest.mark.parametrize("level", [None, "silent"])

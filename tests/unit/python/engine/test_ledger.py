@@ -211,7 +211,7 @@ def test_it_is_json_and_a_table(
         "cached 30.0",
         "other libraries (1) -",
     ]
-    assert any(line.startswith("(1) not counted") for line in lines)
+    assert any(line.startswith("(1) Not counted") for line in lines)
     assert max(map(len, lines)) <= 80
 
 

@@ -219,7 +219,7 @@ def test_the_layers_must_fit_the_order() -> None:
     for layers in (0, (1,), (1, 2, 3), (1, 0), True):
         with pytest.raises(InvalidArgumentError, match="layers is"):
             number_of_graphs(interleaved(0), layers)
-    with pytest.raises(InvalidArgumentError, match=r"shapes are for \[1, 1\] layers, the chunks have \[2, 2\]"):
+    with pytest.raises(InvalidArgumentError, match=r"shapes are for \[1, 1\] layers, but the chunks have \[2, 2\] layers"):
         assign_static_inputs(interleaved(0), 2, shapes=[["x"], ["x"]])
     for function in (number_of_graphs, graph_uses):
         with pytest.raises(InvalidArgumentError, match="graphs is 'one'"):

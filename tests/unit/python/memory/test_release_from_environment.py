@@ -79,7 +79,7 @@ def test_other_values_are_reported_and_ignored(value: str, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         module.start_releases(value)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == f"TMS_RELEASE_CACHED='{value}' is ignored: it may be pause, or a number of seconds above 0"
+    assert line == f"TMS_RELEASE_CACHED='{value}' is ignored (allowed: pause, or a number of seconds above 0)"
 
 
 @pytest.fixture

@@ -120,8 +120,8 @@ def test_each_holder_has_its_advice(line: LedgerLine, advice: str) -> None:
 
 SLACK = LedgerLine("slack", "managed, slack", 8 * GIB, parts=(LedgerPart("kv", 3 * GIB), LedgerPart("weights", 5 * GIB)))
 RETURN_SLACK = (
-    "8 GiB of device 0 are slack, which freed allocations have left with their tags (tag 'weights': 5 GiB, tag 'kv': "
-    '3 GiB): pause(tag, backup="host") and resume(tag) return it and keep the contents. Tags with region(runs=False), and '
+    "8 GiB of device 0 are slack: memory of freed allocations that stays with its tag (tag 'weights': 5 GiB, tag 'kv': "
+    '3 GiB). pause(tag, backup="host") and resume(tag) return it and keep the contents. Tags with region(runs=False), and '
     "processes with TMS_RUNS=0, have none."
 )
 
@@ -142,7 +142,7 @@ def test_slack_is_the_largest_holder() -> None:
 
 def test_a_device_that_is_too_small() -> None:
     text = summarize(allocation(90 * GIB), account(OTHERS))
-    assert "too small for that" in text and "Have them pause" not in text
+    assert "more than the whole memory of the device" in text and "Have them pause" not in text
 
 
 def test_a_limit_of_pytorchs_own() -> None:

@@ -146,7 +146,7 @@ def test_the_observer_names_slack(mine: Reporter, folder: Path, slack: str, capl
         mine.observe(0, 500 * MIB, 512 * MIB, 496 * MIB)
     (record,), (report,) = caplog.records, reports(folder)
     assert record.getMessage().count("2 MiB of device 0 are slack") == 1
-    assert f"(tag '{slack}': 2 MiB): pause(tag, backup=\"host\") and resume(tag) return it" in record.getMessage()
+    assert f"(tag '{slack}': 2 MiB). pause(tag, backup=\"host\") and resume(tag) return it" in record.getMessage()
     assert [(row["tag"], row["slack_bytes"]) for row in report["tags"]] == [(slack, 2 * MIB)]
     assert "runs=False" in report["summary"]
 

@@ -146,4 +146,4 @@ def test_without_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", fail)
     monkeypatch.setattr("importlib.import_module", fail)
     found = read_gpus()
-    assert found.gpus == () and "pip install 'torch_memory_saver[nvml]'" in found.missing
+    assert found.gpus == () and "pip install nvidia-ml-py" in found.missing

@@ -105,7 +105,7 @@ def test_what_is_no_page_of_this_release_is_named_and_stays(tmp_path: Path, monk
         short.write_bytes(b"being made")
         found = read_pages(tmp_path)
         assert [page.pid for page in found.pages] == [job.pid]
-        assert found.unreadable == {str(other): "it is not a page"}
+        assert found.unreadable == {str(other): "it is not a shared page of torch_memory_saver"}
         assert short.exists()
         os.utime(short, (0, 0))
         newer = bytearray(job.page.read_bytes())

@@ -226,7 +226,7 @@ def test_a_process_of_another_namespace(why: Callable[[int], str], monkeypatch: 
 
 def test_a_page_of_another_release(why: Callable[[int], str], tmp_path: Path) -> None:
     (tmp_path / f"tms-{os.getpid()}-0.page").write_bytes(b"TMS_PLAY".ljust(32768))
-    assert "cannot be used: it is not a page" in why(os.getpid())
+    assert "cannot be used: it is not a shared page" in why(os.getpid())
 
 
 def test_a_directory_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
