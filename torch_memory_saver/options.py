@@ -1,8 +1,10 @@
-"""The options of a call that begins a region, pauses or resumes: a frozen object, checked once, that every lower layer
-passes on unchanged. Each check names the argument, the value and what is allowed.
+"""The checked options of a call that begins a region, pauses or resumes.
 
-The engine's methods create it first. The saver passes them keywords, because the engine may be a registered
-implementation: that is the contract of ``register_hook_mode``.
+The options are a frozen object, checked once, that every lower layer passes on unchanged. Each check names the argument, the
+value and what is allowed.
+
+The engine's methods create the object first. The saver passes keywords to these methods, because the engine may be a
+registered implementation: that is the contract of ``register_hook_mode``.
 
 Every call that selects memory by tags takes patterns, as in ``pause("engine0/*")``: those of the shell, with upper and
 lower case told apart. A region takes names only, and any name. A tag that looks like a pattern is meant by that name, as
@@ -73,7 +75,7 @@ def _one_of(names: Iterable[str]) -> str:
 
 
 def check_tag(tag: object) -> str:
-    """The tag, if it is a valid one: a non-empty str that UTF-8 can encode, without NUL."""
+    """Return the tag if it is a valid one: a non-empty str that UTF-8 can encode, without NUL."""
     if not isinstance(tag, str):
         raise InvalidArgumentError(f"a tag must be a str, not {type(tag).__name__}: {tag!r}")
     if not tag:
@@ -88,8 +90,10 @@ def check_tag(tag: object) -> str:
 
 
 def check_tags(tags: object) -> tuple[str, ...] | None:
-    """The tags of a pause or resume: None or "" is every tag, a str is one, an iterable is several (without duplicates, in
-    order)."""
+    """Return the tags of a pause or resume.
+
+    None or "" is every tag, a str is one, and an iterable is several (without duplicates, in order).
+    """
     if tags is None:
         return None
     if isinstance(tags, str):
@@ -107,7 +111,10 @@ def check_tags(tags: object) -> tuple[str, ...] | None:
 
 
 def choose_backup(backup: object) -> int:
-    """Return the core's number for the backup of a region. None keeps no contents."""
+    """Return the core's number for the backup of a region.
+
+    None keeps no contents.
+    """
     if backup is None:
         return _core.BACKUP_NONE
     if not isinstance(backup, str) or backup not in BACKUPS:
@@ -135,7 +142,10 @@ def backup_of_aliases(enable_cpu_backup: object, enable_disk_backup: object, cpu
 
 
 def choose_pause_backup(backup: object) -> int | None:
-    """Return the core's number for the backup of a pause. None means that the backups of the regions apply."""
+    """Return the core's number for the backup of a pause.
+
+    None means that the backups of the regions apply.
+    """
     if backup is None:
         return None
     if not isinstance(backup, str) or backup not in _PAUSE_BACKUPS:
@@ -144,8 +154,10 @@ def choose_pause_backup(backup: object) -> int | None:
 
 
 def choose_host_policy(host_memory: object) -> int:
-    """Return the core's number for the policy for host memory after a resume. None means that the next wider setting
-    applies."""
+    """Return the core's number for the policy for host memory after a resume.
+
+    None means that the next wider setting applies.
+    """
     if host_memory is None:
         return _core.HOST_DEFAULT
     if not isinstance(host_memory, str) or host_memory not in HOST_MEMORY:
@@ -163,8 +175,10 @@ def check_progress(progress: object) -> Callable[[int, int], Any] | None:
 
 
 def check_device(device: object) -> int:
-    """Return the CUDA ordinal of `device`, an int or a torch.device. None and a torch.device without an ordinal give -1, the
-    current device."""
+    """Return the CUDA ordinal of `device`, an int or a torch.device.
+
+    None and a torch.device without an ordinal give -1, the current device.
+    """
     number = getattr(device, "index", None) if getattr(device, "type", None) == "cuda" else device
     if device is None or (number is None and device is not number):
         return -1
@@ -197,7 +211,10 @@ def check_flag(name: str, value: object, *, none: bool = False) -> bool:
 
 
 def check_switch(name: str, value: object) -> bool:
-    """Return `value`, which must be True or False. Other values, such as "off", are an error."""
+    """Return `value`, which must be True or False.
+
+    Other values, such as "off", are an error.
+    """
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"{name} must be True or False, not {value!r}")
     return value
@@ -211,8 +228,10 @@ def check_if_shared(if_shared: object) -> str:
 
 
 def check_timeout(timeout: object) -> float:
-    """Return the seconds to wait. None gives 0. Other values must be a number that is not negative; infinity waits
-    forever."""
+    """Return the seconds to wait.
+
+    None gives 0. Other values must be a number that is not negative; infinity waits forever.
+    """
     if timeout is None:
         return 0.0
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
@@ -229,8 +248,9 @@ _WILDCARDS = frozenset("*?[")
 
 
 def select_tags(tags: object) -> tuple[str, ...] | None:
-    """Return the names of the tags that a call selects, each once, in order, or None for every tag. A pattern that matches
-    no tag is returned unchanged, and the core warns about it as about an unknown tag.
+    """Return the names of the tags that a call selects, each once, in order, or None for every tag.
+
+    A pattern that matches no tag is returned unchanged, and the core warns about it as about an unknown tag.
 
     Raises:
         InvalidArgumentError: `tags` is neither a tag nor an iterable of tags.
@@ -252,8 +272,9 @@ Progress = Callable[[int, int], Any]
 
 
 class RegionOptions(NamedTuple):
-    """The checked options of a region, of memory or of a graph, which apply to allocations inside. They are the arguments of
-    ``_core.region_enter``.
+    """The checked options of a region, of memory or of a graph, which apply to allocations inside.
+
+    The fields are the arguments of ``_core.region_enter``.
 
     Attributes:
         tag: Name by which pause and resume select the allocations.
@@ -280,7 +301,8 @@ class RegionOptions(NamedTuple):
         enable_disk_backup: object = False,
         cpu_backup_backend: object = None,
     ) -> RegionOptions:
-        """
+        """Check the arguments of a region and return its options.
+
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.region`.
         """
@@ -335,7 +357,8 @@ class PauseOptions:
         if_shared: object = "allow",
         timeout: object = PAUSE_TIMEOUT_S,
     ) -> PauseOptions:
-        """
+        """Check the arguments of a pause and return its options.
+
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.pause`.
         """
@@ -390,7 +413,8 @@ class ResumeOptions:
         progress: object,
         wait: object,
     ) -> ResumeOptions:
-        """
+        """Check the arguments of a resume and return its options.
+
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.resume`, or ``progress`` without
                 ``wait``.

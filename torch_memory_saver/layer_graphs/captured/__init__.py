@@ -1,4 +1,6 @@
-"""CUDA graphs of layers and of whole steps. All modules except ``progress`` and ``accounting`` import torch.
+"""CUDA graphs of layers and of whole steps.
+
+All modules except ``progress`` and ``accounting`` import torch.
 
 - ``capture`` has `capture_layers`, which checks its arguments, makes the plan, captures, and returns `LayerGraphs`.
 - ``layer`` has `CapturedLayer`, which the program calls in place of a module. ``passes`` has the two graphs of a layer for

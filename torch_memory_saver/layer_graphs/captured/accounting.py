@@ -1,4 +1,7 @@
-"""The arithmetic of memory reports, and the text of their values. Plain Python, for `memory` and `graph_report`."""
+"""The arithmetic of memory reports, and the text of their values.
+
+This module is plain Python. `memory` and `graph_report` use it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def peak_bytes(changes: Iterable[int], at_end: int) -> int:
 
 
 def covered_bytes(ranges: Iterable[tuple[int, int]]) -> int:
-    """Return the bytes that lie in any of the ranges of (address, size). Bytes in several ranges count once."""
+    """Return the bytes that lie in any of the ranges of (address, size).
+
+    Bytes in several ranges count once.
+    """
     covered = reached = 0
     for address, length in sorted(ranges):
         covered += max(0, address + length - max(address, reached))

@@ -50,7 +50,9 @@ _WHY_CAPTURES_FAIL = (
 
 
 class LayerGraphs:
-    """The graphs of a rank's layers. They live as long as this object, or a result of them.
+    """The graphs of a rank's layers.
+
+    The graphs live as long as this object, or a result of them.
 
     Attributes:
         layers: The layers to call in place of the modules: ``layers[chunk][layer]``.
@@ -79,8 +81,9 @@ class LayerGraphs:
         return self._memory
 
     def in_flight(self, tensor: Any, work: Awaitable) -> None:
-        """Report that another stream still reads a result, for instance to send it to another rank. Before a later run uses
-        the memory of the result again, the current stream waits for `work`.
+        """Report that another stream still reads a result, for instance to send it to another rank.
+
+        Before a later run uses the memory of the result again, the current stream waits for `work`.
 
         Args:
             tensor: An output of a captured layer, or the gradient of an input.
@@ -93,7 +96,10 @@ class LayerGraphs:
         self._progress.keep_for(tensor.untyped_storage().data_ptr(), work)
 
     def restart(self) -> None:
-        """Begin the order anew, after a step that did not end. Waits for work that is in flight."""
+        """Begin the order anew, after a step that did not end.
+
+        The call waits for work that is in flight.
+        """
         self._progress.restart()
 
 
@@ -242,8 +248,10 @@ class _Capture:
         self._capturing = Capturing(self._into, self._gradient, reuse, scope)
 
     def warm_up(self, times: int) -> None:
-        """Run each layer on the stream of the captures, so that libraries allocate their workspaces for this stream before
-        the captures, and in ordinary memory."""
+        """Run each layer on the stream of the captures.
+
+        Libraries then allocate their workspaces for this stream before the captures, and in ordinary memory.
+        """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), autocast_without_cache():
             for row in self.layers:
@@ -275,7 +283,10 @@ class _Capture:
         return self._meter.report(self._buffers, self._gradients.values(), boundaries)
 
     def _capture(self, use: GraphUse) -> CapturedPass | None:
-        """Capture the graph of a use if this is its first use, and return its pass. Otherwise return None."""
+        """Capture the graph of a use if this is its first use, and return its pass.
+
+        If it is not the first use, return None.
+        """
         graph = use.graph
         layer = self.layers[graph.chunk][graph.layer]
         pool = self._pools[graph.backward, graph.chunk, graph.slot]
@@ -302,8 +313,10 @@ class _Capture:
         self._meter.add(graph)
 
     def _gradient(self, kind: TensorKind, number: int) -> Any:
-        """Return the static tensor for the gradients of such outputs. All layers share it, because each backward reads it
-        only while it runs."""
+        """Return the static tensor for the gradients of such outputs.
+
+        All layers share the tensor, because each backward reads it only while it runs.
+        """
         if (kind, number) not in self._gradients:
             with saver.region(tag=self._tag):
                 self._gradients[kind, number] = kind.make()

@@ -1,5 +1,6 @@
-"""The preparation and the context of a capture: a layer runs before it, errors are named, casts are not kept, and garbage
-collection is cheap.
+"""Functions that prepare a capture, and the context managers in which it runs.
+
+A layer runs before its capture. During the capture, errors are named, casts are not kept, and garbage collection is cheap.
 
 A layer runs before its capture because libraries create handles, choose kernels and allocate workspaces at their first use.
 """
@@ -33,8 +34,9 @@ __all__ = [
 def warm_up(
     module: Any, arguments: Arguments, tensors: Sequence[Any], times: int, scope: Collection[str] | None = None
 ) -> None:
-    """Run forward and backward on the current stream. Buffers and the random generator's state are restored, and no gradient
-    is accumulated.
+    """Run forward and backward on the current stream.
+
+    Buffers and the random generator's state are restored, and no gradient is accumulated.
 
     Args:
         module: The layer.
@@ -100,8 +102,10 @@ def errors_named(owner: str, advice: str) -> Iterator[None]:
 
 
 def _first(error: BaseException, outer: BaseException | None) -> BaseException:
-    """Return the first failure, because the end of an invalidated capture fails as well. An exception that was being handled
-    before the capture is not part of it."""
+    """Return the first failure, because the end of an invalidated capture fails as well.
+
+    An exception that was being handled before the capture is not part of the failure.
+    """
     while error.__context__ is not None and error.__context__ is not outer:
         error = error.__context__
     return error
@@ -120,8 +124,11 @@ def autocast_without_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def cheap_garbage_collection() -> Iterator[None]:
-    """Collect garbage, such as unused graphs. Some releases of PyTorch collect garbage before each capture. Objects that
-    exist already are frozen, so that these collections skip them."""
+    """Collect garbage, such as unused graphs.
+
+    Some releases of PyTorch collect garbage before each capture. Objects that exist already are frozen, so that these
+    collections skip them.
+    """
     gc.collect()
     if gc.get_freeze_count():  # frozen by the program, or by Python 3.12 when it starts
         yield

@@ -40,8 +40,9 @@ _KERNEL, _MEMCPY, _MEMSET = 0, 1, 2
 
 @dataclass(frozen=True)
 class GraphReport:
-    """The memory that a graph takes, and its nodes. All sizes are in bytes. If graphs share a pool, the figures of the pool
-    cover all of them.
+    """The memory that a graph takes, and its nodes.
+
+    All sizes are in bytes. If graphs share a pool, the figures of the pool cover all of them.
 
     Attributes:
         segments: The number of the pool's segments. A segment is memory that PyTorch got from the driver at once: 2 or 20
@@ -71,19 +72,28 @@ class GraphReport:
 
     @property
     def free_bytes(self) -> int:
-        """The bytes that nothing holds now. Replays use them for intermediates, or they are never used."""
+        """The bytes that nothing holds now.
+
+        Replays use them for intermediates, or they are never used.
+        """
         return self.pool_bytes - self.held_bytes
 
     @property
     def fragmentation(self) -> float | None:
-        """The unused share of the pool at its peak. None without `measure_capture`."""
+        """The unused share of the pool at its peak.
+
+        It is None without `measure_capture`.
+        """
         if self.peak_bytes is None:
             return None
         return 1 - self.peak_bytes / self.pool_bytes if self.pool_bytes else 0.0
 
     @property
     def launches(self) -> int | None:
-        """The launches, copies and fills that one replay replaces. None without `measure_capture`."""
+        """The launches, copies and fills that one replay replaces.
+
+        It is None without `measure_capture`.
+        """
         return None if self.kernels is None or self.copies is None else self.kernels + self.copies
 
     def __str__(self) -> str:
@@ -235,7 +245,9 @@ class _Allocation(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """The measurements of a capture. Which allocations lay in the pool is known after the capture, together with the pool.
+    """The measurements of a capture.
+
+    Which allocations lay in the pool is known after the capture, together with the pool.
 
     Attributes:
         nodes: The nodes of the graph.

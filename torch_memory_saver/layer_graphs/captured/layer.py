@@ -21,7 +21,9 @@ __all__ = ["CapturedLayer"]
 
 
 class CapturedLayer:
-    """A layer that replays its graphs. Call it like the module.
+    """A layer that replays its graphs.
+
+    Call it like the module.
 
     The results lie in the graphs' memory. Outputs are valid until the layer's backward has run for this micro-batch.
     Gradients of inputs are valid until the chunk's backward has run. Clone results that are needed for longer. Gradients of

@@ -19,7 +19,9 @@ __all__ = ["MemoryMeter", "MemoryReport"]
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """The memory that captured layers, or a captured step, take. All sizes are in bytes.
+    """The memory that captured layers, or a captured step, take.
+
+    All sizes are in bytes.
 
     Attributes:
         graphs: The number of CUDA graphs, forwards and backwards together.
@@ -54,8 +56,10 @@ class MemoryReport:
 
     @property
     def fragmentation(self) -> float:
-        """The share of the pools that held no result at the peak of the results. A graph uses it while it runs, or it is
-        never used."""
+        """The share of the pools that held no result at the peak of the results.
+
+        A graph uses this memory while it runs, or the memory is never used.
+        """
         return 1 - self.result_bytes / self.pool_bytes if self.pool_bytes else 0.0
 
     def __str__(self) -> str:
@@ -87,7 +91,10 @@ class MemoryMeter:
         self._results = 0
 
     def add(self, graph: Any) -> None:
-        """Measure the results of a graph that was captured. Called before results are released."""
+        """Measure the results of a graph that was captured.
+
+        This must be called before results are released.
+        """
         self._graphs.append(graph)
         self._pools.add(graph.pool())
         blocks = (block for segment in self._segments() for block in segment["blocks"])

@@ -69,8 +69,10 @@ class ModuleState:
         self._tensors = self._look()
 
     def _look(self) -> dict[tuple[str, str], tuple[int, bool]]:
-        """Return the address of each parameter and buffer with whether it needs a gradient, and the identity of each child
-        module."""
+        """Return the addresses of parameters and buffers, and the identities of child modules.
+
+        The address of each parameter and buffer comes with whether the tensor needs a gradient.
+        """
         found = {}
         for name, part in self.parts.items():
             for table in (part._parameters, part._buffers):
@@ -82,8 +84,10 @@ class ModuleState:
         return found
 
     def changed(self) -> list[str]:
-        """Return the names of the parameters, buffers and modules that are other objects now, or lie at other addresses. A
-        parameter whose requires_grad has changed is included."""
+        """Return the names of parameters, buffers and modules that are other objects now, or lie at other addresses.
+
+        A parameter whose requires_grad has changed is included.
+        """
         now = self._look()
         if now == self._tensors:
             return []
@@ -118,8 +122,10 @@ class Changes(NamedTuple):
 
 
 class Attributes:
-    """The attributes of a module, of its submodules, and of the objects that these hold, at one time. Parameters, buffers
-    and submodules are not included."""
+    """The attributes of a module, of its submodules, and of the objects that these hold, at one time.
+
+    Parameters, buffers and submodules are not included.
+    """
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -145,8 +151,11 @@ class Attributes:
         return Changes(tensors, others)
 
     def restore(self) -> None:
-        """Restore attributes that are or were tensors and have been set since, because they would keep a graph's memory.
-        Numbers and other objects stay, so code that prepares something at its first call need not do so again."""
+        """Restore attributes that are or were tensors and have been set since.
+
+        They are restored because they would keep a graph's memory. Numbers and other objects stay, so code that prepares
+        something at its first call need not do so again.
+        """
         for path, now in list(_attributes(self._module)):
             before = self._found.get(path)
             if before is not None and before.value is now.value:
@@ -167,8 +176,10 @@ class Attributes:
             setattr(functools.reduce(getattr, holder_path.split(".") if holder_path else [], self._module), name, value)
 
     def different(self) -> dict[str, str]:
-        """Return how numbers, strings and tensors differ from their earlier values, in words, by path. Attributes that are
-        new or were None are not included."""
+        """Return how numbers, strings and tensors differ from their earlier values, in words, by path.
+
+        Attributes that are new or were None are not included.
+        """
         found: dict[str, str] = {}
         for path, now in _attributes(self._module):
             before = self._found.get(path)

@@ -38,8 +38,9 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def graph_part(name: str) -> Callable[[_Method], _Method]:
-    """Decorate a method of a module as a part, which can be captured without the code that follows it in the layer's
-    forward.
+    """Decorate a method of a module as a part.
+
+    A part can be captured without the code that follows it in the layer's forward.
 
     Args:
         name: The name of the part in ``capture_layers(scope=...)``, such as "attn", "moe_router" or "moe_preprocess".
@@ -59,8 +60,10 @@ def graph_part(name: str) -> Callable[[_Method], _Method]:
 
 
 class PartialCapture(BaseException):
-    """A signal that ends a layer's forward after the last part in scope, during a capture and the runs that prepare it. It
-    is no Exception, so that a layer's ``except Exception`` does not stop it.
+    """A signal that ends a layer's forward after the last part in scope.
+
+    It is used during a capture and the runs that prepare it. It is no Exception, so that a layer's ``except Exception`` does
+    not stop it.
 
     Attributes:
         outputs: The results of the parts.
@@ -80,7 +83,10 @@ class _Result(NamedTuple):
 
 
 class PartialResults(NamedTuple):
-    """The results of the parts in scope, in the order in which they ran. They are the outputs of a graph."""
+    """The results of the parts in scope, in the order in which they ran.
+
+    They are the outputs of a graph.
+    """
 
     parts: tuple[_Result, ...]
 

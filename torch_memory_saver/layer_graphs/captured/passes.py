@@ -70,8 +70,11 @@ class CapturedPass:
     # -- capture -------------------------------------------------------------------------------------------------------
 
     def capture_forward(self, module: Any, pool: int, capturing: Capturing) -> None:
-        """Capture the forward. Parameters are used through other tensors with the same memory, so that hooks of the
-        parameters and the accumulation of their gradients do not get into the graph."""
+        """Capture the forward.
+
+        Parameters are used through other tensors with the same memory, so that hooks of the parameters and the accumulation
+        of their gradients do not get into the graph.
+        """
         kinds = self._arguments.kinds
         leaves = [
             tensor.detach().requires_grad_(kind.requires_grad) for tensor, kind in zip(self.inputs, kinds, strict=True)
@@ -137,8 +140,10 @@ class CapturedPass:
     # -- replay --------------------------------------------------------------------------------------------------------
 
     def replay_forward(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """Run the forward for these inputs, and return the outputs. They lie in the pool, and are valid until the backward
-        has run."""
+        """Run the forward for these inputs, and return the outputs.
+
+        The outputs lie in the pool, and are valid until the backward has run.
+        """
         for static, tensor in zip(self.inputs, tensors, strict=True):
             if not is_same_tensor(tensor, static):
                 static.copy_(tensor)
@@ -156,7 +161,9 @@ class CapturedPass:
         return _pytree.tree_unflatten(leaves, self._structure)
 
     def replay_backward(self, gradients: Sequence[Any]) -> Gradients:
-        """Run the backward for the gradients of the outputs. None stands for a gradient of zero.
+        """Run the backward for the gradients of the outputs.
+
+        None stands for a gradient of zero.
 
         Raises:
             InvalidStateError: An output that the backward reads was changed in place.

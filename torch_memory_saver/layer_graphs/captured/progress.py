@@ -58,8 +58,9 @@ class Progress:
             self._runs += 1
 
     def begin(self, backward: bool, chunk: int, layer: int, tag: str, discards: int) -> GraphUse:
-        """Check that a run comes next, and return it. Called before the run. Makes the current stream wait for sends whose
-        memory this run may use again.
+        """Check that a run comes next, and return it.
+
+        This must be called before the run. It makes the current stream wait for sends whose memory this run may use again.
 
         Args:
             backward: Whether the run is a backward.
@@ -127,7 +128,10 @@ class Progress:
         self._in_flight.append((last, work))
 
     def restart(self) -> None:
-        """Make the first run of the order the next one, whatever was run before. Waits for all work that is in flight."""
+        """Make the first run of the order the next one, whatever was run before.
+
+        The call waits for all work that is in flight.
+        """
         for _, work in self._in_flight:
             work.wait()
         self._in_flight.clear()

@@ -30,7 +30,9 @@ _WHY_CAPTURES_FAIL = (
 
 
 class CapturedStep:
-    """A step that replays its graph. It lives as long as this object.
+    """A step that replays its graph.
+
+    The graph lives as long as this object.
 
     Attributes:
         model: The model that was captured.
@@ -52,8 +54,9 @@ class CapturedStep:
         self._memory = memory
 
     def __call__(self, *batch: Any) -> Any:
-        """Compute the loss, and add the gradients to the ``.grad`` of the parameters, bit for bit as eager backwards do.
-        Everything is on the current stream.
+        """Compute the loss, and add the gradients to the ``.grad`` of the parameters.
+
+        The gradients are added bit for bit as eager backwards add them. Everything is on the current stream.
 
         Args:
             batch: The arguments of the sample, with tensors of the same shapes and types. With several micro-batches, the
@@ -82,8 +85,10 @@ class CapturedStep:
         return losses
 
     def memory_report(self) -> MemoryReport:
-        """Return the memory that the graph takes, as it was measured during the capture. A pool that it shares is counted as
-        a whole."""
+        """Return the memory that the graph takes, as it was measured during the capture.
+
+        A pool that the graph shares is counted as a whole.
+        """
         return self._memory
 
     def _check_state(self) -> None:
@@ -188,8 +193,10 @@ class _Capture:
         self._with_gradient: list[str] = []
 
     def warm_up(self, times: int) -> None:
-        """Run a micro-batch on the stream of the capture, so that libraries allocate their workspaces for this stream before
-        the capture, and in ordinary memory."""
+        """Run a micro-batch on the stream of the capture.
+
+        Libraries then allocate their workspaces for this stream before the capture, and in ordinary memory.
+        """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream), unchanged(self.program):
             for number in range(times):
@@ -260,8 +267,10 @@ class _Capture:
 
 @functools.cache
 def _stream(device: int) -> Any:
-    """Return the stream of all captures of steps on a device. They have one stream, because PyTorch reuses a pool's memory
-    on one stream only."""
+    """Return the stream of all captures of steps on a device.
+
+    The captures have one stream, because PyTorch reuses a pool's memory on one stream only.
+    """
     return torch.cuda.Stream(device)
 
 

@@ -1,5 +1,7 @@
-"""The transfer of a captured step's gradients into ``parameter.grad``. The values are those of eager backwards, bit for bit,
-and they lie in memory of their own."""
+"""The transfer of a captured step's gradients into ``parameter.grad``.
+
+The values are those of eager backwards, bit for bit, and they lie in memory of their own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ class Gradients(Protocol):
     """The gradients of a graph's replay."""
 
     def check(self) -> None:
-        """Raise an error if the gradients could not be accumulated. Changes nothing."""
+        """Raise an error if the gradients could not be accumulated.
+
+        The check changes nothing.
+        """
 
     def begin(self) -> None:
         """Prepare for a replay, before it runs."""
@@ -30,7 +35,10 @@ class Gradients(Protocol):
 
 
 class OneGradient:
-    """One gradient for each parameter. Autograd accumulates them, with the hooks of the parameters."""
+    """One gradient for each parameter.
+
+    Autograd accumulates the gradients, with the hooks of the parameters.
+    """
 
     def __init__(self, parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Hold the gradients of parameters.
@@ -60,8 +68,10 @@ class OneGradient:
 
 
 class GradientSums:
-    """Sums over micro-batches, to which the graph adds. They begin with ``.grad``, because the sum of floating-point numbers
-    depends on the order."""
+    """Sums over micro-batches, to which the graph adds.
+
+    The sums begin with ``.grad``, because the sum of floating-point numbers depends on the order.
+    """
 
     def __init__(self, owner: str, parameters: Mapping[str, Any]) -> None:
         """Allocate the sums.
@@ -102,7 +112,10 @@ class GradientSums:
                     self.sums[name].copy_(parameter.grad)
 
     def add(self, gradients: Mapping[str, Any]) -> None:
-        """Add the gradients of a micro-batch. Called within the capture."""
+        """Add the gradients of a micro-batch.
+
+        This is called within the capture.
+        """
         for name, gradient in gradients.items():
             self.sums[name].add_(gradient)
 

@@ -32,8 +32,10 @@ class MicrobatchResult(NamedTuple):
 
 
 class StepProgram(torch.nn.Module):  # type: ignore[misc]
-    """A model and the function of its loss as one module, whose result is the loss. If the loss is a module with parameters,
-    they belong to this module."""
+    """A model and the function of its loss as one module, whose result is the loss.
+
+    If the loss is a module with parameters, they belong to this module.
+    """
 
     def __init__(self, model: Any, loss: Callable[..., Any]) -> None:
         super().__init__()
@@ -71,8 +73,10 @@ def check_model(owner: str, program: Any) -> None:
 
 
 def run_microbatch(program: StepProgram, arguments: Arguments, tensors: Sequence[Any]) -> MicrobatchResult:
-    """Run forward and backward on the current stream. Parameters are used through other tensors with the same memory, so
-    that their hooks do not run and no gradient is accumulated.
+    """Run forward and backward on the current stream.
+
+    Parameters are used through other tensors with the same memory, so that their hooks do not run and no gradient is
+    accumulated.
 
     Raises:
         InvalidArgumentError: The model or the loss does something that a graph cannot contain.

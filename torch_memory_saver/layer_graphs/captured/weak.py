@@ -15,7 +15,10 @@ __all__ = ["extent_bytes", "weak_tensor"]
 
 
 class _Memory:
-    """Memory at an address, described by the CUDA array interface. PyTorch keeps this object as long as the storage."""
+    """Memory at an address, described by the CUDA array interface.
+
+    PyTorch keeps this object as long as the storage.
+    """
 
     def __init__(self, address: int, size: int, keep: object) -> None:
         self.__cuda_array_interface__ = {

@@ -1,5 +1,7 @@
-"""Plans for CUDA graphs of layers in training: in which order micro-batches run, which buffers and graphs they share, what
-padding costs, and pictures of it.
+"""Plans for CUDA graphs of layers in training.
+
+A plan says in which order micro-batches run, which buffers and graphs they share, and what padding costs. It can be drawn as
+a picture.
 
 Plain data for plain Python: neither torch nor matplotlib is imported before `plot_schedule` draws.
 

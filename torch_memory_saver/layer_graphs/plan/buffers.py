@@ -96,8 +96,10 @@ def assign_static_inputs(
     shapes: Sequence[Sequence[Hashable]] | None = None,
     graphs: str = "per_microbatch",
 ) -> StaticInputs:
-    """Give each layer a static input for each micro-batch. A backward frees the static inputs of its forward for a later
-    forward with inputs of the same shape. If several are free, the one that was freed first is taken.
+    """Give each layer a static input for each micro-batch.
+
+    A backward frees the static inputs of its forward for a later forward with inputs of the same shape. If several are free,
+    the one that was freed first is taken.
 
     With ``graphs="per_microbatch"`` the number of static inputs is the peak in flight x the layers of a chunk, if all have
     one shape. With ``graphs="shared"`` a static input belongs to a graph, so it follows the slots of the graphs, and chunks
@@ -164,8 +166,9 @@ def number_of_graphs(order: Sequence[int], layers: int | Sequence[int] = 1, grap
 def graph_uses(
     order: Sequence[int], layers: int | Sequence[int] = 1, graphs: str = "per_microbatch"
 ) -> tuple[GraphUse, ...]:
-    """Return when the memory of each graph is in use, sorted by first step. A graph that several micro-batches share has one
-    use for each of them.
+    """Return when the memory of each graph is in use, sorted by first step.
+
+    A graph that several micro-batches share has one use for each of them.
 
     Args:
         order: One rank's order.
@@ -191,8 +194,10 @@ def graph_uses(
 
 
 def assign_pool_memory(uses: Iterable[GraphUse]) -> dict[Graph, int]:
-    """Give each graph a part of the pool, by number. Two graphs get the same part only if none of their uses overlap
-    anywhere in the order. Forwards share with forwards and backwards with backwards, since their sizes differ.
+    """Give each graph a part of the pool, by number.
+
+    Two graphs get the same part only if none of their uses overlap anywhere in the order. Forwards share with forwards and
+    backwards with backwards, since their sizes differ.
 
     Graphs choose in the order of their first uses. Each takes the first part that is free in all of its uses. For
     ``"per_microbatch"`` that is the least number of parts, as for any intervals that are coloured by their start.
@@ -219,8 +224,9 @@ def assign_pool_memory(uses: Iterable[GraphUse]) -> dict[Graph, int]:
 
 
 def find_overlap(uses: Iterable[GraphUse], memory: Mapping[Graph, Hashable]) -> tuple[GraphUse, GraphUse] | None:
-    """Check that graphs share memory only if their uses never overlap. It checks every use in the whole order, so None is a
-    proof for that order.
+    """Check that graphs share memory only if their uses never overlap.
+
+    The check covers every use in the whole order, so None is a proof for that order.
 
     Args:
         uses: All uses, as `graph_uses` returns them.
@@ -242,7 +248,10 @@ def find_overlap(uses: Iterable[GraphUse], memory: Mapping[Graph, Hashable]) -> 
 
 
 class _Stock:
-    """Numbered buffers of several kinds. If several buffers were given back, the one that has waited longest is taken."""
+    """Numbered buffers of several kinds.
+
+    If several buffers were given back, the one that has waited longest is taken.
+    """
 
     def __init__(self) -> None:
         self.kinds: list[tuple[Hashable, Hashable]] = []
@@ -266,7 +275,10 @@ def _events(found: Sequence[Pass]) -> list[tuple[bool, Pass]]:
 
 
 def _slots(found: Sequence[Pass]) -> dict[_Place, int]:
-    """Return the slot of each chunk and micro-batch. A chunk has as many slots as it has passes in flight at once."""
+    """Return the slot of each chunk and micro-batch.
+
+    A chunk has as many slots as it has passes in flight at once.
+    """
     stocks: dict[int, _Stock] = {}
     slots: dict[_Place, int] = {}
     for backward, item in _events(found):

@@ -12,7 +12,9 @@ __all__ = ["Pass", "passes", "peak_by_chunk", "peak_in_flight"]
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch in one chunk, from its forward to its backward. It is *in flight* in between, both included.
+    """One micro-batch in one chunk, from its forward to its backward.
+
+    It is *in flight* in between, both included.
 
     Attributes:
         chunk: The chunk on this rank.
@@ -81,8 +83,9 @@ def peak_in_flight(order: Sequence[int]) -> int:
 
 
 def peak_by_chunk(order: Sequence[int]) -> tuple[int, ...]:
-    """Return the most passes of each chunk that are in flight at once. The chunks reach these peaks at different times, so
-    that their sum is `peak_in_flight` or more.
+    """Return the most passes of each chunk that are in flight at once.
+
+    The chunks reach these peaks at different times, so that their sum is `peak_in_flight` or more.
 
     Raises:
         InvalidArgumentError: The order cannot be read (`passes`).

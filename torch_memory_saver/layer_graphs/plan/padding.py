@@ -1,4 +1,7 @@
-"""The cost of padding: a graph has one size, so a shorter batch is padded to the next captured size. Plain Python."""
+"""The cost of padding: a graph has one size, so a shorter batch is padded to the next captured size.
+
+This module is plain Python.
+"""
 
 from __future__ import annotations
 

@@ -36,9 +36,10 @@ def plot_schedule(
     backward: float = 2,
     title: str | None = None,
 ) -> Timeline:
-    """Draw the timeline of the orders of all ranks: ranks from top to bottom, time from left to right. Forwards are blue and
-    backwards orange, darker for later chunks, each with the number of its micro-batch. Bubbles are grey. With one release of
-    matplotlib, equal arguments give equal bytes of an SVG file.
+    """Draw the timeline of the orders of all ranks: ranks from top to bottom, time from left to right.
+
+    Forwards are blue and backwards orange, darker for later chunks, each with the number of its micro-batch. Bubbles are
+    grey. With one release of matplotlib, equal arguments give equal bytes of an SVG file.
 
     Args:
         path: The file to write. Its suffix selects the format: ``.svg``, ``.png`` or ``.pdf``.

@@ -19,8 +19,9 @@ __all__ = ["bubble_fraction", "pipeline_order", "schedule_table", "warmup_count"
 
 
 def warmup_count(pp: int, rank: int, vpp: int = 1, group: int | None = None) -> int:
-    """Return how many forwards a rank runs before its first steady pair of a forward and a backward, if there are enough
-    micro-batches.
+    """Return how many forwards a rank runs before its first steady pair of a forward and a backward.
+
+    The count holds if there are enough micro-batches.
 
     It is ``pp - rank - 1`` for one chunk a rank, and ``(pp - rank - 1) * 2 + (vpp - 1) * group`` for several. The first
     backward is that of the last chunk, whose first forward comes after `vpp` - 1 whole groups. Two forwards for each later
@@ -44,8 +45,9 @@ def warmup_count(pp: int, rank: int, vpp: int = 1, group: int | None = None) -> 
 
 
 def schedule_table(microbatches: int, chunks: int, group: int) -> tuple[tuple[int, int], ...]:
-    """Return the forwards of a step as pairs of micro-batch and chunk, in the order in which a rank runs them. The backwards
-    follow the same table, with the chunks counted from the last.
+    """Return the forwards of a step as pairs of micro-batch and chunk, in the order in which a rank runs them.
+
+    The backwards follow the same table, with the chunks counted from the last.
 
     The last group is smaller if the number of micro-batches is not divisible by `group`.
 
@@ -97,8 +99,9 @@ def pipeline_order(pp: int, rank: int, microbatches: int, vpp: int = 1, group: i
 def bubble_fraction(
     pp: int, microbatches: int, vpp: int = 1, group: int | None = None, *, forward: float = 1, backward: float = 2
 ) -> Bubble:
-    """Return how long each rank waits in a step, as fractions of the ideal time, in which only the work is done, and of the
-    step.
+    """Return how long each rank waits in a step.
+
+    The wait is given as a fraction of the ideal time, in which only the work is done, and as a fraction of the step.
 
     The fractions are ``(pp - 1) / (vpp * microbatches)`` and ``(pp - 1) / (vpp * microbatches + pp - 1)``, whatever the
     durations, if `vpp` is 1, or if `group` and the last group are of `pp` micro-batches or more each. So a number of
@@ -141,8 +144,11 @@ def _all_orders(pp: int, microbatches: int, vpp: int, group: int) -> list[tuple[
 
 
 def _is_regular(pp: int, microbatches: int, vpp: int, group: int) -> bool:
-    """Return whether the last rank has run a group's first micro-batch in one chunk when rank 0 needs it for the next
-    chunk."""
+    """Return whether the schedule is regular, so that `bubble_fraction` can compute the bubble by its formula.
+
+    The schedule is regular if the last rank has run a group's first micro-batch in one chunk when rank 0 needs it for the
+    next chunk.
+    """
     last = microbatches % group
     return vpp == 1 or (group >= pp and (last == 0 or last >= pp))
 

@@ -37,7 +37,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Bubble:
-    """The time in which a rank waits. It is the same for all ranks, because all have the same work.
+    """The time in which a rank waits.
+
+    It is the same for all ranks, because all have the same work.
 
     Attributes:
         of_ideal: The time as a fraction of the time that the work alone takes. It may be above 1.
@@ -93,8 +95,10 @@ class _Rank:
         return backward, chunk * self.ranks + self.rank, microbatch
 
     def needed(self) -> _Key | None:
-        """Return the work of another stage that the next work needs, or None. A backward on the last stage needs its own
-        forward, which came before it."""
+        """Return the work of another stage that the next work needs, or None.
+
+        A backward on the last stage needs its own forward, which came before it.
+        """
         backward, stage, microbatch = self.key()
         other = stage + (1 if backward else -1)
         return (backward, other, microbatch) if 0 <= other <= self.last else None
