@@ -16,8 +16,6 @@ from _rl_strategies import COMPONENTS, PHASES, STRATEGIES, Step, Strategy
 
 _COLORS = ("#2b6cb0", "#63b3ed", "#2f855a", "#9ae6b4", "#d69e2e", "#e9a8a8", "#9b5c8f", "#a0aec0")
 _INK = "#4a5568"
-#: Seconds that a published engine took to resume and synchronise these weights.
-_PUBLISHED_SECONDS = 0.5
 
 
 @dataclass
@@ -85,7 +83,7 @@ def _weights(times: Sequence[dict[str, float]], sizes: Sizes) -> str:
     amounts = [f"{name} {statistics.median(ms):.1f} [{min(ms):.1f}, {max(ms):.1f}]" for name, ms in parts.items()]
     return (
         f"Weights of {sizes.weights / GB:.1f} GB in {LAYERS} tensors, resumed from host memory and then taken from the "
-        f"trainer, in ms: {', '.join(amounts)}. Published for 15.4 GB: {_PUBLISHED_SECONDS * 1000:.0f}."
+        f"trainer, in ms: {', '.join(amounts)}."
     )
 
 

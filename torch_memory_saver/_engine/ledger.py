@@ -122,7 +122,7 @@ _TORCHS_ALLOCATOR = "libc10_cuda."
 _NOT_COUNTED = "Not counted without the preload library. This memory is included in 'context and modules'."
 _LOOKUPS = "libraries that look up the driver's functions themselves, as NCCL does, are counted"
 _WITH_LOOKUPS = f"{_LOOKUPS} as well ({preload.LEDGER_VARIABLE}=1)"
-_WITHOUT_LOOKUPS = f"{_LOOKUPS} only with {preload.LEDGER_VARIABLE}=1: part of the lines below"
+_WITHOUT_LOOKUPS = f"{_LOOKUPS} only with {preload.LEDGER_VARIABLE}=1, and otherwise part of the lines below"
 _NO_LOOKUPS = (
     f"{preload.LEDGER_VARIABLE}=1 has no effect, because {preload.LEDGER_LIBRARY_NAME} is not loaded: {_LOOKUPS} not"
 )
