@@ -72,7 +72,7 @@ def first_paragraph(node: Definition) -> str:
 
 
 def describe(found: Found, level: int = 3) -> str:
-    """Return the whole description, under a heading of this level. That of a class has its public members."""
+    """Return the whole description, under a heading of this level. The description of a class has its public members."""
     node = found.node
     parts = [f"{'#' * level} `{found.name}`"]
     if isinstance(node, ast.FunctionDef) and not _is_property(node):
@@ -99,8 +99,8 @@ def _definitions(tree: ast.AST) -> Iterator[Definition]:
 
 
 def _find(file: Path, module: list[str], names: list[str]) -> tuple[Definition, Path]:
-    """Find a name in a module, then names in classes. Of several definitions, the last one with a docstring is meant:
-    overloads come before it, and the setter of a property after it."""
+    """Find a name in a module, then names in classes. The last of several definitions that has a docstring is
+    meant: overloads come before it, and the setter of a property after it."""
     tree: ast.AST = _tree(file)
     for depth, name in enumerate(names):
         found = [each for each in _definitions(tree) if each.name == name]

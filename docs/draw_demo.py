@@ -39,7 +39,7 @@ class Stage(NamedTuple):
 
 
 def stages(printed: str) -> list[Stage]:
-    """What the demo's chart without Unicode characters says."""
+    """Return the stages in the demo's chart, which has no Unicode characters."""
     kinds = dict(_LEGEND.findall(printed.splitlines()[-3]))
     found = []
     for name, cells, amount in _LINE.findall(printed):

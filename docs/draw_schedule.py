@@ -17,7 +17,7 @@ PP, VPP, MICROBATCHES = 4, 2, 8
 
 
 def orders() -> list[tuple[int, ...]]:
-    """What the picture shows."""
+    """Return the orders that the picture shows."""
     return [pipeline_order(PP, rank, MICROBATCHES, VPP) for rank in range(PP)]
 
 

@@ -23,7 +23,7 @@ WIDTH, HEIGHT = 1100, 1040
 ROUNDS = 4
 #: Kernels between a resume and the pause after it.
 STEPS = 40
-#: Of each tag: MiB, and its backup.
+#: The tags of each role, with the MiB and the backup of each tag.
 ROLES = {
     "engine": {"weights": (512, "host"), "kv_cache": (1280, None), "cuda_graph": (96, "host")},
     "trainer": {"params": (512, "host"), "optimizer": (640, "host"), "activations": (384, None)},
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def run_processes(folder: Path) -> None:
-    """The engine and the trainer, in turn."""
+    """Run the engine and the trainer in turn."""
     variables = {**os.environ, **simulate.environment(devices=1, memory="3GiB", bandwidth="6GiB")}
     workers = []
     for role, tags in ROLES.items():  # one after the other: both together are more than the GPU has
@@ -105,7 +105,7 @@ def expect(worker: subprocess.Popen[str], word: str) -> None:
 
 
 def photograph(browser: str, page: Path, target: Path, scheme: str) -> None:
-    """A picture of the page's upper part, in a light or dark colour scheme."""
+    """Photograph the page's upper part, in a light or dark colour scheme."""
     dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *dark]
     subprocess.run([*command, f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={target}", page.as_uri()], check=True)

@@ -19,7 +19,7 @@ _ALERT = re.compile(r"^> \[!(NOTE|TIP|WARNING)\]\n((?:>.*\n?)+)", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]\n]+)\]\(([^)\s]+)\)")
 _ELSEWHERE = re.compile(r"https?:|#")
 
-#: Where this documentation shows a file of the repository.
+#: The pages that show files of the repository.
 _PAGES = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
@@ -43,12 +43,12 @@ def _include(name: str, link: Callable[[str], str | None]) -> str:
 
 
 def expand(markdown: str, link: Callable[[str], str | None]) -> str:
-    """The page with the files that it stands for. `link` gives the address of a file's page, None if it has none."""
+    """Return the page with the files that it stands for. `link` gives the address of a file's page, None if it has none."""
     return _INCLUDE.sub(lambda request: _include(request[1], link), markdown)
 
 
 def admonitions(markdown: str) -> str:
-    """The page with an admonition in place of each alert."""
+    """Return the page with an admonition in place of each alert."""
 
     def translate(alert: re.Match[str]) -> str:
         lines = [line.removeprefix(">").removeprefix(" ") for line in alert[2].splitlines()]

@@ -282,7 +282,7 @@ class TorchMemorySaver:
             cpu_backup_backend: "mmap" with ``enable_cpu_backup`` is ``backup="mmap"``.
             backup: Where a pause keeps the contents: "host" (pinned host memory, fast), "mmap" (pageable host memory,
                 released at the resume) or "disk" (a file, see :meth:`set_disk_backup_dir`). With None a pause discards them.
-            host_memory: What happens to the backup's host memory after a resume: "release" (released to the system), "pool"
+            host_memory: Use of the backup's host memory after a resume: "release" (released to the system), "pool"
                 (kept, pinned, for any later backup) or "retain" (kept with its contents, for the next pause and for
                 :meth:`get_cpu_backup`). None: :attr:`host_memory` at that time.
             runs: Whether a resume may back neighbouring allocations by one large physical handle, which is faster. With
@@ -336,8 +336,8 @@ class TorchMemorySaver:
             tag: Name that selects the memory for pause and resume, see :meth:`region`.
             enable_cpu_backup: The C++ package's name of ``backup="host"``.
             cpu_backup_backend: "mmap" together with ``enable_cpu_backup`` is ``backup="mmap"``.
-            backup: Where a pause keeps the pool's contents.
-            host_memory: What happens to the backup's host memory after a resume.
+            backup: Place in which a pause keeps the pool's contents, as for :meth:`region`.
+            host_memory: Use of the backup's host memory after a resume, as for :meth:`region`.
             runs: Whether allocations may share physical handles, see :meth:`region`. Memory that the pool already has is not
                 changed.
 

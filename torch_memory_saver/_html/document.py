@@ -17,7 +17,7 @@ _SHARED_SCRIPT, _SHARED_STYLE = "elements.js", "theme.css"
 
 
 def resource(package: str, name: str) -> str:
-    """The text of a file that lies in a package."""
+    """Return the text of a file that lies in a package."""
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -26,10 +26,10 @@ class Document:
     """A kind of page.
 
     Attributes:
-        package: Where its files are.
-        template: The name of its HTML, in which ``{{NAME}}`` stands for a part: POLICY, STYLE, SCRIPT, DATA, or a text.
-        scripts: Names of its scripts. With the shared one they are one script, in this order.
-        styles: The same for its styles.
+        package: The package that has the files of the page.
+        template: The name of the HTML file, in which ``{{NAME}}`` stands for a part: POLICY, STYLE, SCRIPT, DATA, or a text.
+        scripts: Names of the scripts. The shared script and these are joined, in this order.
+        styles: Names of the style sheets, which are joined in the same way.
     """
 
     package: str
@@ -38,11 +38,11 @@ class Document:
     styles: tuple[str, ...]
 
     def page(self, data: object, texts: Mapping[str, str]) -> str:
-        """The page.
+        """Return the page.
 
         Args:
-            data: What its script reads from the element ``data``, for JSON.
-            texts: By the name in the template, plain text.
+            data: The object that the script of the page reads, as JSON, from the element ``data``.
+            texts: Plain texts for the template, by their names in it.
         """
         script = self._joined(_SHARED_SCRIPT, self.scripts)
         style = self._joined(_SHARED_STYLE, self.styles)

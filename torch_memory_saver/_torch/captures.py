@@ -52,7 +52,7 @@ class CaptureGate:
         self._lock = threading.RLock()
 
     def held(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager inside which no other thread begins a capture. The same thread may enter it again."""
+        """Return a context manager inside which no other thread begins a capture. It may be entered again on its thread."""
         return self._lock
 
     def after_fork_in_child(self) -> None:

@@ -149,7 +149,7 @@ class ManagedBlock(NamedTuple):
 def managed_blocks(
     torch: TorchCuda | None, store: PoolStore, resumed: ResumedBlocks, rows: Iterable[_core.Segment]
 ) -> list[ManagedBlock]:
-    """Return the live blocks of managed allocations, in order. Of pools that captures have used, return all blocks."""
+    """Return the live blocks of managed allocations, in order, and all blocks of pools that captures have used."""
     allocations = {row.address: row for row in rows}
     segments = [] if torch is None else [each for each in torch.segments() if each["address"] in allocations]
     pools = frozenset() if torch is None else pools_with_known_blocks(torch, store, segments)
