@@ -133,7 +133,7 @@ def run_demo(device: str, ascii_only: bool = False) -> int:
         return _run_in_child(ascii_only)
     elif not GpuMachine.is_available():
         if device == "auto":
-            print("PyTorch finds no GPU.", end=" ")
+            print("There is no GPU with PyTorch here.", end=" ")
             return _run_in_child(ascii_only)
         raise TorchUnavailableError(
             "the demo finds no GPU: it needs a GPU and PyTorch with CUDA; use --device simulated to run without them"
