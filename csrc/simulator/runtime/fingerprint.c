@@ -25,8 +25,8 @@ void tms_sim_fingerprint(const void *key, const void *contents, uint64_t bytes, 
     }
     for (int i = 0; i < TMS_FINGERPRINT_WORDS; i++) {
         const uint64_t *mix = secret->mix[i];
-        uint64_t sum = mix[2 * TMS_FINGERPRINT_SUMS];
-        for (int t = 0; t < TMS_FINGERPRINT_SUMS; t++) {
+        uint64_t sum = mix[(size_t)2 * TMS_FINGERPRINT_SUMS];
+        for (size_t t = 0; t < TMS_FINGERPRINT_SUMS; t++) {
             const uint64_t total = finalized(sums[t]);
             sum += mix[2 * t] * (uint32_t)total + mix[2 * t + 1] * (total >> HALF);
         }

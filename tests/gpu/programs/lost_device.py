@@ -53,7 +53,7 @@ for _ in range(2):
         refused(lambda: saver.resume()),
     ):
         assert error.error_name.startswith("CUDA_ERROR_"), str(error)
-        assert f"{SIZE * len(cache)} bytes" in str(error), str(error)
+        assert f"{SIZE * len(cache) >> 20}.0 MiB" in str(error), str(error)
         assert "of managed memory were paused" in str(error), str(error)
         assert "'saved'" in str(error), str(error)
         assert "'weights'" not in str(error), str(error)
