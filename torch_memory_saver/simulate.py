@@ -264,8 +264,8 @@ def check_imports(command: Sequence[str]) -> None:
         if "torch" in {name.partition(".")[0] for name in names}:
             raise TorchUnavailableError(
                 f"{scripts[0]} imports torch, which is not installed for {sys.executable}: install PyTorch's CUDA build "
-                "(pip install --no-deps torch==2.11.0, and pip install filelock typing-extensions sympy networkx jinja2 fsspec; "
-                "NVIDIA's packages are not needed), or use the Python that has it",
+                "(pip install --no-deps torch==2.11.0, and pip install filelock typing-extensions sympy networkx jinja2 "
+                "fsspec; NVIDIA's packages are not needed), or use the Python that has it",
                 operation="simulate",
             )
 
