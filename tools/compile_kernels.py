@@ -19,7 +19,8 @@ CSRC = Path(__file__).resolve().parents[1] / "csrc"
 KERNELS = CSRC / "kernels"
 #: Headers that kernels share with their callers.
 HEADERS = CSRC / "include"
-OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++14", b"--device-as-default-execution-space")
+#: With relocatable code a global is visible in the PTX, so that cuModuleGetGlobal finds it.
+OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++14", b"--relocatable-device-code=true")
 
 
 class CompilationError(Exception):

@@ -3,20 +3,11 @@
  *
  * tms_fingerprint(chunks, count, results): `chunks` and `results` are arrays of `count` elements, which may lie in pinned
  * host memory. The grid has count / TMS_FINGERPRINT_GROUP blocks, rounded up. The module's global `tms_fingerprint_key` has
- * the key. No local memory is used; tests/kernels/test_kernels.py assembles the PTX and checks that. */
+ * the key. No local memory is used; tests/unit/tools/test_compile_kernels.py checks that. */
 #include "tms_fingerprint.h"
 
 extern "C" {
 __device__ __align__(16) tms_fingerprint_key_t tms_fingerprint_key;
-}
-
-/* Reads a vector that is not read again. */
-static __device__ __forceinline__ uint4 load(uint64_t address) {
-    uint4 vector;
-    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
-                 : "l"(address));
-    return vector;
 }
 
 static __device__ __forceinline__ uint64_t product(uint4 vector, uint4 key) {
@@ -64,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(TMS_FINGERPRINT_THREADS, 3)
         uint4 vector[TMS_FINGERPRINT_GROUP];
 #pragma unroll
         for (int c = 0; c < TMS_FINGERPRINT_GROUP; c++) {
-            if (place < vectors[c]) vector[c] = load(address[c] + (uint64_t)place * TMS_FINGERPRINT_VECTOR_BYTES);
+            if (place < vectors[c]) vector[c] = __ldcs((const uint4 *)address[c] + place);
         }
 #pragma unroll
         for (int t = 0; t < TMS_FINGERPRINT_SUMS; t++) {

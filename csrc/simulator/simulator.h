@@ -11,11 +11,11 @@
  * the device's budget and filled with a poison byte. A map is MAP_FIXED|MAP_SHARED without access, set-access is
  * mprotect, and an unmap restores PROT_NONE. Device pointers are host addresses, so tests read the bytes directly.
  *
- * A kernel can be launched if the simulator implements it: see the table in runtime/kernels.c. The launch of any other
- * kernel fails with cudaErrorNotSupported, and stderr names the kernel once.
+ * A kernel can be launched if the simulator implements it: see the table in runtime/kernels.c, and runtime/modules.c. The
+ * launch of any other kernel fails with cudaErrorNotSupported, and stderr names the kernel once.
  *
  * Differences from the real driver:
- *   - cudaMalloc and cuMemAlloc charge whole multiples of the granularity.
+ *   - cudaMalloc and cuMemAlloc charge whole multiples of the granularity. Contexts and modules are not charged.
  *   - A call that needs a current context fails with the context's sticky error. Calls of the virtual memory management
  *     need no context and continue to work.
  *   - An asynchronous copy from or to pageable host memory returns when it is complete.

@@ -55,6 +55,7 @@ typedef struct sim_physical {
     unsigned references;   /* from cuMemCreate and cuMemRetainAllocationHandle, minus the releases */
     unsigned mapped;       /* number of mappings */
     bool runtime;          /* from cudaMalloc: the program has no handle */
+    bool module;           /* globals of a module: not charged, like the memory of contexts */
     bool shared_in_place;  /* other processes may have opened it in place: its piece is never reused */
     bool imported;         /* owned and charged by another process; `references` counts the opens */
     bool held;             /* released and not mapped here, but another holder has an export of it */
@@ -284,6 +285,7 @@ typedef struct sim_state {
     size_t trace_count, trace_capacity;
     int trace_file;
 
+    sim_table_t modules;         /* runtime/modules.c */
     sim_table_t kernels_refused; /* kernels already reported on stderr, by address of the name */
 
     _Atomic(const tms_api_t *) manager;  /* tms_sim_set_manager; needs no lock, and outlives a reset */

@@ -198,10 +198,11 @@ static CUresult free_allocation(uint64_t address) {
     const sim_mapping_t *mapping = find_allocation(address);
     if (!mapping) return CUDA_ERROR_INVALID_VALUE;
     int device = mapping->physical->device;
+    bool module = mapping->physical->module;
     CUresult result = sim_memory_unmap_range(address, mapping->span, true);
     if (result != CUDA_SUCCESS) return result;
     sim_memory_free_range(sim_memory_reservation_at(address));
-    sim_state.devices[device].runtime_allocations--;
+    if (!module) sim_state.devices[device].runtime_allocations--;
     return CUDA_SUCCESS;
 }
 

@@ -20,6 +20,8 @@
     X(cuMemHostRegister_v2, sim_host_register, SIM_CONTEXT | SIM_UNSAFE, (void *host, size_t bytes, unsigned int flags),    \
       (host, bytes, flags))                                                                                                 \
     X(cuMemHostUnregister, sim_host_unregister, SIM_FREEING | SIM_UNSAFE, (void *host), (host))                             \
+    X(cuMemHostGetDevicePointer_v2, sim_host_device_address, SIM_CONTEXT,                                                   \
+      (CUdeviceptr * device, void *host, unsigned int flags), (device, host, flags))                                        \
     X(cuMemHostGetFlags, sim_host_flags, SIM_CONTEXT, (unsigned int *flags, void *host), (flags, host))                     \
     X(cuPointerGetAttribute, sim_pointer_attribute, SIM_HEALTHY,                                                            \
       (void *data, CUpointer_attribute attribute, CUdeviceptr address), (data, attribute, address))                         \

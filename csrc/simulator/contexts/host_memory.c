@@ -117,6 +117,13 @@ CUresult sim_host_device_pointer(void **device, void *host, unsigned int flags) 
     return CUDA_SUCCESS;
 }
 
+CUresult sim_host_device_address(CUdeviceptr *device, void *host, unsigned int flags) {
+    void *address = NULL;
+    CUresult result = device ? sim_host_device_pointer(&address, host, flags) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS) *device = (uintptr_t)address;
+    return result;
+}
+
 /* Addresses are unified, so that all pinned memory is mapped for devices. */
 CUresult sim_host_flags(unsigned int *flags, void *address) {
     const sim_host_t *host = sim_host_at((uintptr_t)address);

@@ -17,6 +17,7 @@
     SIM_STREAMS_DRIVER_ENTRIES(X)                                                                                           \
     SIM_GRAPHS_DRIVER_ENTRIES(X)                                                                                            \
     SIM_CONTEXTS_DRIVER_ENTRIES(X)                                                                                          \
+    SIM_RUNTIME_DRIVER_ENTRIES(X)                                                                                           \
     SIM_CONTROL_DRIVER_ENTRIES(X)
 
 #define SIM_RUNTIME_ENTRIES(X)                                                                                              \

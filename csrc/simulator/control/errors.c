@@ -24,6 +24,9 @@ TMS_SIM_EXPORT const char *cudaGetErrorString(CUresult error);
     X(CUDA_ERROR_ECC_UNCORRECTABLE, cudaErrorECCUncorrectable, "uncorrectable ECC error encountered")                       \
     X(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, cudaErrorPeerAccessUnsupported,                                                   \
       "peer access is not supported between these two devices")                                                             \
+    X(CUDA_ERROR_JIT_COMPILER_NOT_FOUND, cudaErrorJitCompilerNotFound, "PTX JIT compiler library not found")                \
+    X(CUDA_ERROR_JIT_COMPILATION_DISABLED, cudaErrorJitCompilationDisabled, "PTX JIT compilation was disabled")             \
+    X(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, cudaErrorLaunchOutOfResources, "too many resources requested for launch")         \
     X(CUDA_ERROR_OPERATING_SYSTEM, cudaErrorOperatingSystem, "OS call failed or operation not supported on this OS")        \
     X(CUDA_ERROR_INVALID_HANDLE, cudaErrorInvalidResourceHandle, "invalid resource handle")                                 \
     X(CUDA_ERROR_ILLEGAL_STATE, cudaErrorIllegalState, "the operation cannot be performed in the present state")            \

@@ -16,6 +16,7 @@
 #include "simulator/memory/mapping.h"
 #include "simulator/memory/physical.h"
 #include "simulator/nccl/communicator.h"
+#include "simulator/runtime/modules.h"
 #include "simulator/simulator.h"
 #include "simulator/streams/stream.h"
 #include "simulator/work/capture.h"
@@ -98,6 +99,7 @@ static void clear(void) {
     sim_capture_clear();
     sim_graph_clear();
     sim_nccl_clear();
+    sim_module_clear();
     sim_event_clear();
     sim_table_release(&sim_state.gates);
     sim_memory_clear();

@@ -133,7 +133,7 @@ static void free_physical(const sim_physical_t *physical) {
         close(physical->file);
     else /* a piece that another process may still have open is never reused */
         sim_piece_put(&sim_state.devices[physical->device], physical->offset, physical->bytes, !physical->shared_in_place);
-    sim_budget_credit(physical->device, physical->bytes, false);
+    if (!physical->module) sim_budget_credit(physical->device, physical->bytes, false);
 }
 
 /* Whether another process, or a descriptor in this one, holds the memory: see export.c. */

@@ -1,5 +1,5 @@
-/* Entry points of the runtime: its current device, copies and kernels, in the format of base/entry_list.h. Implemented in
- * runtime.c, copies.c and kernels.c. */
+/* Entry points of the runtime: its current device, copies and kernels; and the driver's modules. In the format of
+ * base/entry_list.h. Implemented in runtime.c, copies.c, kernels.c and modules.c. */
 #ifndef TMS_SIM_RUNTIME_ENTRIES_H
 #define TMS_SIM_RUNTIME_ENTRIES_H
 
@@ -76,6 +76,20 @@
     X(cudaLaunchKernelExC_ptsz, sim_kernel_launch_configured, SIM_RUNTIME,                                                  \
       (const sim_launch_config_t *config, const void *function, void **arguments), (config, function, arguments))
 
+#define SIM_RUNTIME_DRIVER_ENTRIES(X)                                                                                       \
+    X(cuModuleLoadData, sim_module_load, SIM_CONTEXT | SIM_UNSAFE, (CUmodule * module, const void *image), (module, image)) \
+    X(cuModuleUnload, sim_module_unload, SIM_CONTEXT | SIM_UNSAFE, (CUmodule module), (module))                             \
+    X(cuModuleGetFunction, sim_module_function, SIM_CONTEXT, (CUfunction * function, CUmodule module, const char *name),    \
+      (function, module, name))                                                                                             \
+    X(cuModuleGetGlobal_v2, sim_module_global, SIM_CONTEXT,                                                                 \
+      (CUdeviceptr * address, size_t *bytes, CUmodule module, const char *name), (address, bytes, module, name))            \
+    X(cuLaunchKernel, sim_module_launch, SIM_CONTEXT,                                                                       \
+      (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,            \
+       unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **parameters,           \
+       void **extra),                                                                                                       \
+      (function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, parameters, extra))
+
+SIM_RUNTIME_DRIVER_ENTRIES(SIM_DECLARE_ENTRY)
 SIM_RUNTIME_RUNTIME_ENTRIES(SIM_DECLARE_ENTRY)
 
 #endif

@@ -50,6 +50,7 @@ def test_the_ptx_is_what_the_source_compiles_to(source: Path) -> None:
     ptx = tool.compile_kernel(tool.load_nvrtc(), source)
     assert source.with_suffix(".ptx").read_bytes() == ptx, "run: python tools/compile_kernels.py"
     assert b"\n.version 8.0\n.target sm_70\n" in ptx
+    assert b"\n.visible .global .align 16 .b8 tms_fingerprint_key[" in ptx, "cuModuleGetGlobal may not find the key"
 
 
 @pytest.mark.parametrize("source", KERNELS, ids=lambda path: path.stem)
