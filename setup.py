@@ -140,7 +140,7 @@ def native(name: str, *folders: str, link_flags: list[str]) -> Extension:
             "setup.py",
             DECLARATIONS,
             exports,
-            *sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/include/*.def")),
+            *sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/include/*.def") + glob("csrc/kernels/*.ptx")),
         ],
         define_macros=[("_GNU_SOURCE", None), ("Py_LIMITED_API", LIMITED_API), ("TMS_INTERFACE", str(interface()))],
         extra_compile_args=[*COMPILE_FLAGS, *warnings_are_errors],

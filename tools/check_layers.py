@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 SHARED = "include"
 # The parts of some layers in the same form. A part is a module directly in the layer, or a folder.
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "backup": (("content",), ("backup",), ("host",), ("disk",), ("stores",)),
+    "backup": (("content",), ("fingerprints",), ("backup",), ("host",), ("disk",), ("stores",), ("pass",)),
     "core": (("model",), ("allocation",), ("transition",)),
 }
 # (user, used): the modules of the used part whose headers the user may include. A pair that is not listed: all modules.
@@ -49,6 +49,7 @@ BACKUP_DOORS: dict[tuple[str, str], frozenset[str]] = {
     ("disk", "host"): frozenset({"backup/host/store", "backup/host/map"}),
     ("stores", "host"): frozenset({"backup/host/operations"}),
     ("stores", "disk"): frozenset({"backup/disk/operations"}),
+    ("pass", "host"): frozenset({"backup/host/batch"}),
 }
 SIMULATOR = "simulator"
 # The folders of csrc/simulator in the same form. "." stands for the files directly in it.

@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 
 import awake  # noqa: E402
 import bench  # noqa: E402
+import changes  # noqa: E402
 import command_line  # noqa: E402
 import comparisons  # noqa: E402
 import devices  # noqa: E402
@@ -52,6 +53,7 @@ from mutant import Mutant, TableError, check  # noqa: E402
 _TABLES = (
     awake,
     bench,
+    changes,
     command_line,
     comparisons,
     devices,
@@ -228,7 +230,7 @@ def _try_mutant(tree: Tree, mutant: Mutant) -> bool:
     """Plants the bug and prints in one line what its tests did. Returns whether all of them noticed it."""
     started = time.monotonic()
     path = tree.folder / mutant.file
-    original = path.read_text()
+    original = path.read_text(encoding="utf-8")
     wrong: list[tuple[str, Outcome]] = []
     try:
         path.write_text(mutant.apply(original))
@@ -239,7 +241,7 @@ def _try_mutant(tree: Tree, mutant: Mutant) -> bool:
         else:
             wrong = [("", Outcome("does not build", built.output))]
     finally:
-        path.write_text(original)
+        path.write_text(original, encoding="utf-8")
     seconds = time.monotonic() - started
     if not wrong:
         print(f"noticed   {mutant.name} ({mutant.file}) by {', '.join(mutant.tests)} [{seconds:.0f} s]", flush=True)

@@ -8,15 +8,16 @@
  * once the copier has waited) -> discard. cancel undoes plan and save. `saved`: it holds contents, which `held` describes.
  *
  * Each store has a slot in every backup, because successive pauses may use different stores. A retained backup holds the
- * contents of an earlier pause. A pause overwrites it, so that its memory keeps its address from pause to pause. A pause
- * that fails before anything was copied into it leaves it unchanged. A pause that fails later leaves it without contents
- * until the next pause, because they would be a mixture; its memory stays. */
+ * contents of an earlier pause. A pause overwrites what has changed in it (fingerprints.h), so that its memory keeps its
+ * address from pause to pause. A pause that fails before anything was copied into it leaves it unchanged. A pause that fails
+ * later leaves it without contents until the next pause, because they would be a mixture; its memory stays. */
 #ifndef TMS_BACKUP_H
 #define TMS_BACKUP_H
 
 #include <stdbool.h>
 
 #include "backup/content.h"
+#include "backup/fingerprints.h"
 #include "base/config.h"
 #include "device/copier.h"
 #include "device/wait.h"
@@ -37,6 +38,9 @@ typedef struct tms_backup {
     bool saved;                                      /* holds the contents of a pause */
     tms_backup_content_t held;                       /* the saved contents, if `saved` */
     tms_backup_content_t planned;                    /* the contents that the current pause saves */
+    bool partial;                                    /* the current pause copies `changed` only */
+    tms_backup_content_t changed;                    /* the part of `planned` that differs from `held` */
+    tms_fingerprints_t fingerprints;                 /* of `held`, and of `planned` */
     tms_backup_slot_t slots[TMS_BACKUP_STORES_MOST]; /* in the order of the stores */
 } tms_backup_t;
 
@@ -73,13 +77,16 @@ typedef struct tms_backup_operations {
     tms_status_t (*plan)(void *store, void *batch, tms_backup_t *backup, tms_backup_slot_t *slot,
                          const tms_backup_request_t *request, const tms_backup_content_t *content,
                          const tms_error_context_t *context, tms_error_t *error);
-    /* Begins to copy backup->planned, which is not empty, from the segment at `address`. The copy is complete once the
-     * copier has waited. A store whose copies do not end in the copier's stream adds a relay to the copier
+    /* Begins to copy tms_backup_copied(backup), which is not empty, from the segment at `address`. The copy is complete once
+     * the copier has waited. A store whose copies do not end in the copier's stream adds a relay to the copier
      * (device/copier.h). Host memory that the device writes to is registered with the copier (tms_copier_hold). Sets `saved`
      * to false before the held contents are overwritten. Called on the thread of the copier's device, concurrently with the
      * calls for other devices. */
     tms_status_t (*save)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error);
+    /* Optional, after plan. Whether the planned contents will replace the held ones in place, and those are as they were
+     * saved: then only what has changed is copied. Without it everything is copied. */
+    bool (*is_intact)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot);
     /* Begins to copy backup->held to the device. The held contents stay unchanged even after a failure, so that the call can
      * be repeated. */
     tms_status_t (*load)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
@@ -147,6 +154,10 @@ typedef struct tms_backup_operations {
     void (*after_fork_in_child)(void *store);
 } tms_backup_operations_t;
 
+/* Returns the contents that the current pause copies. */
+static inline const tms_backup_content_t *tms_backup_copied(const tms_backup_t *backup) {
+    return backup->partial ? &backup->changed : &backup->planned;
+}
 /* Whether a resume brings part of the segment back without contents. */
 static inline bool tms_backup_lacks_contents(const tms_backup_t *backup) {
     return !backup->saved || backup->held.bytes < backup->bytes;

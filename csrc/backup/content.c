@@ -2,10 +2,16 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 void tms_backup_content_forget(tms_backup_content_t *content) {
     free(content->extents);
     *content = (tms_backup_content_t){.kind = TMS_BACKUP_NONE};
+}
+
+bool tms_backup_contents_match(const tms_backup_content_t *a, const tms_backup_content_t *b) {
+    if (a->kind != b->kind || a->bytes != b->bytes || a->extent_count != b->extent_count) return false;
+    return a->extent_count == 0 || memcmp(a->extents, b->extents, a->extent_count * sizeof *a->extents) == 0;
 }
 
 bool tms_live_lists(const tms_live_t *live, uint64_t address) {

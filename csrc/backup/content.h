@@ -28,6 +28,8 @@ tms_status_t tms_backup_content_choose(tms_backup_content_t *content, tms_backup
                                        tms_error_t *error);
 /* Whether `live` describes the segment at `address`. */
 bool tms_live_lists(const tms_live_t *live, uint64_t address);
+/* Whether two contents keep the same parts of a segment, in a store of the same kind. */
+bool tms_backup_contents_match(const tms_backup_content_t *a, const tms_backup_content_t *b);
 /* Frees the extents and makes the content empty. */
 void tms_backup_content_forget(tms_backup_content_t *content);
 

@@ -1,5 +1,7 @@
 #include "backup/stores.h"
 
+#include <string.h>
+
 /* ---- the list ---- */
 
 void tms_backup_stores_add(tms_backup_stores_t *stores, const tms_backup_operations_t *operations, void *store,
@@ -47,7 +49,10 @@ const tms_backup_store_t *tms_backup_stores_find(const tms_backup_stores_t *stor
 #define FOR_EACH(entry, stores)                                                                                             \
     for (const tms_backup_store_t *entry = (stores)->list; entry < (stores)->list + (stores)->count; entry++)
 
-void tms_backup_stores_drain(tms_backup_stores_t *stores) { FOR_EACH(entry, stores) CALL(entry, drain, entry->store); }
+void tms_backup_stores_drain(tms_backup_stores_t *stores) {
+    FOR_EACH(entry, stores) CALL(entry, drain, entry->store);
+    tms_fingerprinter_release(&stores->fingerprinter, stores->copying.devices);
+}
 
 void tms_backup_stores_release(tms_backup_stores_t *stores) { FOR_EACH(entry, stores) CALL(entry, release, entry->store); }
 
@@ -122,6 +127,25 @@ void tms_backup_batch_end(tms_backup_stores_t *stores, tms_backup_batch_t *batch
 
 static bool is_empty(const tms_backup_slot_t *slot) { return !slot->kept && !slot->fresh; }
 
+bool tms_backup_can_compare(const tms_backup_stores_t *stores, tms_backup_kind_t kind) {
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, kind);
+    return entry && entry->operations->is_intact;
+}
+
+/* Finds out what has changed since the held contents were saved, once the plan is made. Fresh fingerprints of another layout
+ * are forgotten. */
+static tms_status_t compare(tms_backup_t *backup, const tms_backup_store_t *entry, const tms_backup_slot_t *slot,
+                            const tms_error_context_t *context, tms_error_t *error) {
+    const tms_fingerprints_t *fingerprints = &backup->fingerprints;
+    if (!tms_backup_contents_match(&backup->held, &backup->planned)) {
+        tms_fingerprints_cancel(&backup->fingerprints);
+        return TMS_OK;
+    }
+    backup->partial = fingerprints->kept && fingerprints->fresh && entry->operations->is_intact(entry->store, backup, slot);
+    if (!backup->partial) return TMS_OK;
+    return tms_fingerprints_compare(fingerprints, &backup->planned, &backup->changed, context, error);
+}
+
 tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, tms_backup_batch_t *batch,
                              const tms_backup_request_t *request, const tms_error_context_t *context, tms_error_t *error) {
     tms_backup_content_t content;
@@ -135,17 +159,20 @@ tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, 
             status = entry->operations->plan(entry->store, batch->of[index], backup, &backup->slots[index], request,
                                              &content, context, error);
     }
-    if (status == TMS_OK)
-        backup->planned = content;
-    else
+    if (status != TMS_OK) {
         tms_backup_content_forget(&content);
-    return status;
+        return status;
+    }
+    backup->planned = content;
+    return tms_backup_can_compare(stores, request->kind)
+               ? compare(backup, entry, &backup->slots[entry - stores->list], context, error)
+               : TMS_OK;
 }
 
 tms_status_t tms_backup_save(tms_backup_t *backup, tms_backup_stores_t *stores, tms_copier_t *copier, CUdeviceptr address,
                              const tms_error_context_t *context, tms_error_t *error) {
     const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->planned.kind);
-    if (!entry || backup->planned.bytes == 0) return TMS_OK;
+    if (!entry || tms_backup_copied(backup)->bytes == 0) return TMS_OK;
     return entry->operations->save(entry->store, backup, &backup->slots[entry - stores->list], copier, address, context,
                                    error);
 }
@@ -162,11 +189,18 @@ tms_status_t tms_backup_load(tms_backup_t *backup, tms_backup_stores_t *stores, 
                                    error);
 }
 
+static void forget_changes(tms_backup_t *backup) {
+    backup->partial = false;
+    tms_backup_content_forget(&backup->changed);
+}
+
 void tms_backup_cancel(tms_backup_t *backup, tms_backup_stores_t *stores) {
     for (int i = 0; i < stores->count; i++) {
         if (!is_empty(&backup->slots[i])) CALL(&stores->list[i], cancel, stores->list[i].store, backup, &backup->slots[i]);
     }
     tms_backup_content_forget(&backup->planned);
+    forget_changes(backup);
+    tms_fingerprints_cancel(&backup->fingerprints);
     if (!backup->saved) tms_backup_content_forget(&backup->held);
 }
 
@@ -174,6 +208,8 @@ void tms_backup_commit(tms_backup_t *backup, tms_backup_stores_t *stores) {
     for (int i = 0; i < stores->count; i++) {
         if (!is_empty(&backup->slots[i])) CALL(&stores->list[i], commit, stores->list[i].store, backup, &backup->slots[i]);
     }
+    forget_changes(backup);
+    tms_fingerprints_commit(&backup->fingerprints);
     tms_backup_content_forget(&backup->held);
     backup->held = backup->planned;
     backup->planned = (tms_backup_content_t){.kind = TMS_BACKUP_NONE};
@@ -191,6 +227,7 @@ void tms_backup_discard(tms_backup_t *backup, tms_backup_stores_t *stores, tms_h
     }
     if (retained) return;
     tms_backup_content_forget(&backup->held);
+    tms_fingerprints_forget(&backup->fingerprints);
     backup->saved = false;
 }
 
@@ -206,6 +243,8 @@ void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores) {
     }
     tms_backup_content_forget(&backup->planned);
     tms_backup_content_forget(&backup->held);
+    forget_changes(backup);
+    tms_fingerprints_forget(&backup->fingerprints);
     backup->saved = false;
 }
 
@@ -224,6 +263,21 @@ tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores
     if (!entry || !entry->operations->read) return TMS_OK;
     return entry->operations->read(entry->store, backup, &backup->slots[entry - stores->list], offset, bytes, destination,
                                    found, wait, context, error);
+}
+
+/* Returns the first byte of the contents of a backup in host memory. The bytes that it keeps follow without gaps. */
+static const char *first_byte(const tms_backup_t *backup, const tms_backup_stores_t *stores) {
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->held.kind);
+    const uint64_t offset = backup->held.extents ? backup->held.extents->offset : 0;
+    return entry->operations->find(entry->store, backup, &backup->slots[entry - stores->list], offset, 1, NULL);
+}
+
+bool tms_backup_differs(const tms_backup_t *backup, const tms_backup_t *copy, const tms_backup_stores_t *stores,
+                        uint64_t *place) {
+    const char *a = first_byte(backup, stores), *b = first_byte(copy, stores);
+    if (memcmp(a, b, copy->held.bytes) == 0) return false;
+    for (*place = 0; a[*place] == b[*place]; ++*place) continue;
+    return true;
 }
 
 void tms_backup_taken_by_store(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t *bytes) {

@@ -10,6 +10,7 @@
 #include "backup/backup.h"
 #include "backup/disk/operations.h"
 #include "backup/host/operations.h"
+#include "device/fingerprinter.h"
 
 #define TMS_BACKUP_BIT(kind) (1u << TMS_BACKUP_##kind)
 
@@ -33,6 +34,7 @@ typedef struct tms_backup_stores {
 #undef TMS_BACKUP_MEMBER
     tms_backup_store_t list[TMS_BACKUP_STORES_MOST]; /* the stores of the rows, then added stores */
     int count;
+    tms_fingerprinter_t fingerprinter; /* used by the call that has the turn */
 } tms_backup_stores_t;
 
 /* The batches of one pause: the result of each store's `begin`. Zeros: none. */
@@ -72,7 +74,10 @@ void tms_backup_batch_end(tms_backup_stores_t *stores, tms_backup_batch_t *batch
 
 /* ---- one segment ---- */
 
-/* These call the operations of the same names. plan sets backup->planned. */
+/* Whether the store of this kind can copy only what has changed since the last pause. */
+bool tms_backup_can_compare(const tms_backup_stores_t *stores, tms_backup_kind_t kind);
+/* These call the operations of the same names. plan sets backup->planned; if fresh fingerprints of the same layout are
+ * known, it also sets backup->changed. */
 tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, tms_backup_batch_t *batch,
                              const tms_backup_request_t *request, const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_backup_save(tms_backup_t *backup, tms_backup_stores_t *stores, tms_copier_t *copier, CUdeviceptr address,
@@ -99,6 +104,10 @@ void *tms_backup_find(const tms_backup_t *backup, const tms_backup_stores_t *sto
 tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t offset, uint64_t bytes,
                              void *destination, bool *found, tms_wait_t *wait, const tms_error_context_t *context,
                              tms_error_t *error);
+/* Whether a backup and a copy of the same contents, both in host memory, differ; *place becomes the first byte that does.
+ * The planned contents of the backup are its held ones, of which a part was copied anew. */
+bool tms_backup_differs(const tms_backup_t *backup, const tms_backup_t *copy, const tms_backup_stores_t *stores,
+                        uint64_t *place);
 /* Returns the number of bytes that the backup holds, or the space that it occupies without contents. */
 uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores);
 /* Writes that number for each store, in the order of their list. `bytes` has room for all of them. */

@@ -24,6 +24,7 @@
     X(MEGABYTES, "TMS_DISK_BACKUP_CHUNK_MB", NULL, disk_backup_chunk_bytes, "256", "a whole number from 1 to 2^40")         \
     X(TEXT, "TMS_LOCK_DIR", NULL, lock_directory, "", "a directory")                                                        \
     X(BOOL, "TMS_RUNS", NULL, runs, "1", BOOL_ALLOWED)                                                                      \
+    X(BOOL, "TMS_VERIFY_BACKUPS", NULL, verify_backups, "0", BOOL_ALLOWED)                                                  \
     X(BOOL, "TMS_GUARD", NULL, guard, "0", BOOL_ALLOWED)                                                                    \
     X(PAGE, "TMS_SHARED_PAGE", NULL, shared_page_directory, "1", PAGE_ALLOWED)                                              \
     X(BOOL, "TMS_LEDGER", NULL, ledger, "0", BOOL_ALLOWED)                                                                  \

@@ -32,7 +32,8 @@ typedef enum tms_log_level {
     X(NOT_RELAXED, "a driver call of this library may have invalidated a stream capture of another thread")                 \
     X(ANOTHER_FAILED, "one of several devices could not be waited for")                                                     \
     X(CONTEXT_KEPT, "a reference to the device's context was not given back")                                               \
-    X(NOT_GUARDED, "paused addresses have no guard page")
+    X(NOT_GUARDED, "paused addresses have no guard page")                                                                   \
+    X(NOT_COMPARED, "all contents were copied, because it was not known which ones had changed")
 
 typedef enum tms_log_cause {
 #define TMS_LOG_CAUSE(name, text) TMS_LOG_##name,

@@ -13,8 +13,9 @@
 typedef struct tms_calls {
     _Atomic uint64_t successes, failures;
     _Atomic uint64_t nanoseconds;
-    _Atomic uint64_t bytes;        /* bytes of device memory that were released or mapped */
-    _Atomic uint64_t copied_bytes; /* bytes copied to or from backups */
+    _Atomic uint64_t bytes;           /* bytes of device memory that were released or mapped */
+    _Atomic uint64_t copied_bytes;    /* bytes copied to or from backups */
+    _Atomic uint64_t unchanged_bytes; /* pauses: bytes that retained backups had already */
 } tms_calls_t;
 
 typedef struct tms_stats {

@@ -331,6 +331,17 @@ tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *co
     return TMS_OK;
 }
 
+void tms_copier_step_out(tms_copier_t *copier) {
+    tms_devices_leave(copier->copying->devices, copier->device);
+    copier->outside = true;
+}
+
+tms_status_t tms_copier_step_in(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = tms_devices_enter(copier->copying->devices, copier->device, context, error);
+    if (status == TMS_OK) copier->outside = false;
+    return status;
+}
+
 /* ---- closing ---- */
 
 /* After a failure copies may still be in flight, to memory that the caller is about to free. Waits for the stream, retries
@@ -360,12 +371,12 @@ bool tms_copier_close(tms_copier_t *copier) {
     struct tms_copier_holdings *held = copier->held;
     held->stream = copier->stream;
     for (int i = 0; i < TMS_COPIER_EVENTS; i++) held->events[i] = copier->events[i];
-    bool idle = drain(copier);
+    bool idle = !copier->outside && drain(copier);
     held->busy = !idle;
     for (tms_copier_relay_t *relay = held->relays; relay; relay = relay->next) relay->table->close(relay);
     held->node.retry = retry;
     held->node.holds = release_holdings(held, copier->driver, copier->wait);
-    tms_devices_leave(copier->copying->devices, copier->device);
+    if (!copier->outside) tms_devices_leave(copier->copying->devices, copier->device);
     copier->open = false;
     copier->held = NULL;
     if (!held->node.holds) {

@@ -1,7 +1,7 @@
 /* A copier: a stream on one device for the copies of one call.
  *
- * Its device's context is current between open and close. Used by one thread; no lock. If the call can be cancelled, copies
- * are queued in chunks, of which at most two are in flight.
+ * Its device's context is current between open and close, except between step_out and step_in. Used by one thread; no lock.
+ * If the call can be cancelled, copies are queued in chunks, of which at most two are in flight.
  *
  * A copier knows no store. A store registers host memory that must outlive the copies with tms_copier_hold. A store whose
  * medium the driver cannot access (files) adds a relay. If the device cannot be synchronized, both outlive the copier in the
@@ -81,6 +81,7 @@ typedef struct tms_copier {
     uint64_t begun;                     /* number of copies to host memory that may have written there, or will once
                                            queued */
     bool open;
+    bool outside;                     /* between step_out and step_in */
     bool idle;                        /* everything queued has completed */
     struct tms_copier_holdings *held; /* copier.c */
 } tms_copier_t;
@@ -117,6 +118,10 @@ tms_status_t tms_copier_queue_all(tms_copier_t *copier, tms_error_t *error);
 /* Queues a fill with one byte; later copies of this copier come after it. */
 tms_status_t tms_copier_fill(tms_copier_t *copier, CUdeviceptr address, uint64_t bytes, unsigned char value,
                              const tms_error_context_t *context, tms_error_t *error);
+/* Makes the context current again that was current before open, while the stream works on. Until step_in only close may be
+ * called. It may be called even if step_in fails: then the copies may still be running. */
+void tms_copier_step_out(tms_copier_t *copier);
+tms_status_t tms_copier_step_in(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);
 /* Calls tms_copier_queue_all, and waits for everything queued. A backup is valid, or may be discarded, only after this has
  * succeeded. */
 tms_status_t tms_copier_wait(tms_copier_t *copier, const tms_error_context_t *context, tms_error_t *error);

@@ -76,6 +76,15 @@ enum { TMS_IN_STREAM_ORDER = 1 }; /* CU_MEMCPY_SRC_ACCESS_ORDER_STREAM */
     X(cuMemGetAccess, "cuMemGetAccess", (unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address))    \
     X(cuMemHostRegister, "cuMemHostRegister_v2", (void *host, size_t size, unsigned int flags))                             \
     X(cuMemHostUnregister, "cuMemHostUnregister", (void *host))                                                             \
+    X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (CUdeviceptr * address, void *host, unsigned int flags))   \
+    X(cuModuleLoadData, "cuModuleLoadData", (CUmodule * module, const void *image))                                         \
+    X(cuModuleUnload, "cuModuleUnload", (CUmodule module))                                                                  \
+    X(cuModuleGetFunction, "cuModuleGetFunction", (CUfunction * function, CUmodule module, const char *name))               \
+    X(cuModuleGetGlobal, "cuModuleGetGlobal_v2", (CUdeviceptr * address, size_t *bytes, CUmodule module, const char *name)) \
+    X(cuLaunchKernel, "cuLaunchKernel",                                                                                     \
+      (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,            \
+       unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **parameters,           \
+       void **extra))                                                                                                       \
     X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr device, unsigned char value, size_t size, CUstream stream))          \
     X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *host, CUdeviceptr device, size_t size, CUstream stream))            \
     X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr device, const void *host, size_t size, CUstream stream))      \

@@ -159,6 +159,7 @@ typedef struct tms_report {
     uint64_t copied_bytes; /* bytes copied to or from backups */
     uint64_t unknown_tags; /* tags in the selection that no allocation ever had */
     double seconds;
+    uint64_t unchanged_bytes; /* a pause: bytes that were not copied, because a retained backup has them already */
 } tms_report_t;
 
 /* A line of the log. Its text does not have the prefix that lines on stderr have. */

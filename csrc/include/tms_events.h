@@ -53,14 +53,15 @@ typedef struct tms_footprint {
 
 /* One event. Fields that do not apply are 0, NULL or, for `device`, -1. */
 typedef struct tms_event {
-    uint64_t began, ended; /* nanoseconds of CLOCK_MONOTONIC; equal for an event without a duration */
-    uint64_t busy;         /* PHASE: nanoseconds inside it, where it alternates with another one */
-    uint64_t call;         /* the number of its call of pause or resume; the first is 1 */
-    uint64_t address;      /* ALLOCATE, FREE, REPAIR */
-    uint64_t allocations;  /* END, PHASE, MOVE: their number */
-    uint64_t bytes;        /* ALLOCATE: requested; END: moved; PHASE: moved or copied; MEMORY: free */
-    uint64_t copied_bytes; /* END */
-    uint64_t total_bytes;  /* MEMORY: of the device */
+    uint64_t began, ended;    /* nanoseconds of CLOCK_MONOTONIC; equal for an event without a duration */
+    uint64_t busy;            /* PHASE: nanoseconds inside it, where it alternates with another one */
+    uint64_t call;            /* the number of its call of pause or resume; the first is 1 */
+    uint64_t address;         /* ALLOCATE, FREE, REPAIR */
+    uint64_t allocations;     /* END, PHASE, MOVE: their number */
+    uint64_t bytes;           /* ALLOCATE: requested; END: moved; PHASE: moved or copied; MEMORY: free */
+    uint64_t copied_bytes;    /* END */
+    uint64_t unchanged_bytes; /* END of a pause: not copied, because retained backups have them already */
+    uint64_t total_bytes;     /* MEMORY: of the device */
     tms_footprint_t change;
     const char *operation; /* the call's operation: "pause", "resume", ...; valid for ever, like the tag */
     const char *tag;

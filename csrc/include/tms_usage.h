@@ -36,6 +36,7 @@
     X(pause_nanoseconds_total)     /* time of the pauses that succeeded */                                                  \
     X(pause_bytes_total)           /* device memory that the pauses released */                                             \
     X(pause_copied_bytes_total)    /* bytes that the pauses copied */                                                       \
+    X(pause_unchanged_bytes_total) /* bytes that the pauses did not copy, as retained backups had them already */           \
     X(resume_nanoseconds_total)    /* time of the resumes that succeeded */                                                 \
     X(resume_bytes_total)          /* device memory that the resumes mapped */                                              \
     X(resume_copied_bytes_total)   /* bytes that the resumes copied */                                                      \

@@ -3,7 +3,7 @@
 #include "base/status.h"
 #include "convert.h"
 
-enum { MOST_FIELDS = 21 };
+enum { MOST_FIELDS = 22 };
 
 /* The fields are in the order of the functions below, and of _core.pyi. */
 static PyStructSequence_Field segment_fields[] = {{"address", "of the first byte"},
@@ -36,10 +36,13 @@ static PyStructSequence_Field export_fields[] = {{"address", "of the allocation"
                                                  {"device", "CUDA ordinal"},
                                                  {"descriptor", "the file descriptor, which stays the library's"},
                                                  {NULL, NULL}};
-static PyStructSequence_Field report_fields[] = {
-    {"allocations", "that changed state"},         {"bytes", "of device memory released or mapped"},
-    {"copied_bytes", "to or from backups"},        {"unknown_tags", "tags of the call that no allocation ever had"},
-    {"seconds", "of the native part of the call"}, {NULL, NULL}};
+static PyStructSequence_Field report_fields[] = {{"allocations", "that changed state"},
+                                                 {"bytes", "of device memory released or mapped"},
+                                                 {"copied_bytes", "to or from backups"},
+                                                 {"unknown_tags", "tags of the call that no allocation ever had"},
+                                                 {"seconds", "of the native part of the call"},
+                                                 {"unchanged_bytes", "in retained backups already"},
+                                                 {NULL, NULL}};
 static PyStructSequence_Field tag_info_fields[] = {{"paused", "allocations that are not active"},
                                                    {"epoch", "pauses that ever changed one"},
                                                    {"discards", "times that a pause discarded contents of one"},
@@ -68,6 +71,7 @@ static PyStructSequence_Field event_fields[] = {{"kind", "its name: TMS_EVENT_KI
                                                 {"allocations", "their number"},
                                                 {"bytes", "as tms_event_t says for the kind"},
                                                 {"copied_bytes", "to or from backups"},
+                                                {"unchanged_bytes", "in retained backups already"},
                                                 {"total_bytes", "of the device"},
                                                 {"resident_change", "bytes"},
                                                 {"paused_change", "bytes"},
@@ -96,7 +100,7 @@ static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 11},
     [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 11},
     [TMS_PY_EXPORT] = {"torch_memory_saver._core.Export", "Exported physical memory.", export_fields, 5},
-    [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 5},
+    [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 6},
     [TMS_PY_TAG_INFO] = {"torch_memory_saver._core.TagInfo", "How far a tag is paused.", tag_info_fields, 3},
     [TMS_PY_DEVICE_MEMORY] = {"torch_memory_saver._core.DeviceMemory", "A device's memory.", device_memory_fields, 2},
     [TMS_PY_DEVICE_INFO] = {"torch_memory_saver._core.DeviceInfo", "What a device is.", device_info_fields, 2},
@@ -175,8 +179,9 @@ PyObject *tms_py_export(PyObject *module, const tms_export_t *exported) {
 }
 
 PyObject *tms_py_report(PyObject *module, const tms_report_t *report) {
-    PyObject *values[MOST_FIELDS] = {number(report->allocations), number(report->bytes), number(report->copied_bytes),
-                                     number(report->unknown_tags), PyFloat_FromDouble(report->seconds)};
+    PyObject *values[MOST_FIELDS] = {number(report->allocations),         number(report->bytes),
+                                     number(report->copied_bytes),        number(report->unknown_tags),
+                                     PyFloat_FromDouble(report->seconds), number(report->unchanged_bytes)};
 
     return make(module, TMS_PY_REPORT, values);
 }
@@ -233,6 +238,7 @@ PyObject *tms_py_event(PyObject *module, const tms_event_t *event) {
         number(event->allocations),
         number(event->bytes),
         number(event->copied_bytes),
+        number(event->unchanged_bytes),
         number(event->total_bytes),
         signed_number(event->change.resident_bytes),
         signed_number(event->change.paused_bytes),

@@ -23,6 +23,10 @@ KINDS = {"without_backup": NONE, "with_pinned_backup": PINNED, "with_mmap_backup
 SMALL, LARGE = 1_000_003, (2 << 20) + 70_001
 
 
+#: Calls before host memory is released on another thread. If one fails, the next call of the library tries again.
+RELEASING = frozenset({"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"})
+
+
 @dataclass(frozen=True)
 class Scenario:
     prepare: Callable[[Any], Any]

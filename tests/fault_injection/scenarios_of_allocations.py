@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from scenario import DISK, KINDS, LARGE, MMAP, NONE, PINNED, SMALL, scenario
+from scenario import DISK, KINDS, LARGE, MMAP, NONE, PINNED, RELEASING, SMALL, scenario
 
 if TYPE_CHECKING:
     from blocks import Block
@@ -191,7 +191,7 @@ def _(world: World) -> Step:
     world.allocate(SMALL, MMAP)
     step = world.free_in_transition(block, world.pause, lambda: world.hold(block))
     # Memory that could not be pinned, which a process reports once, was released with the block.
-    step.tolerates = {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"}
+    step.tolerates = set(RELEASING)
     return step
 
 

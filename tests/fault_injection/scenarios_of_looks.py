@@ -6,7 +6,7 @@ import ctypes
 from array import array
 from typing import TYPE_CHECKING
 
-from scenario import DISK, LARGE, NONE, PINNED, SMALL, scenario
+from scenario import DISK, LARGE, NONE, PINNED, RELEASING, SMALL, scenario
 
 from torch_memory_saver import _core as core
 
@@ -36,7 +36,7 @@ def _count_step(world: World, **options: bool) -> Step:
     step = world.other_step(run)
     if not world.pools:
         # A process reports once that memory could not be pinned, and when the checks look, the call has released it.
-        step.tolerates = {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"}
+        step.tolerates = set(RELEASING)
     return step
 
 

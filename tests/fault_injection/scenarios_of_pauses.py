@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from scenario import DISK, KINDS, LARGE, MMAP, NONE, PINNED, SMALL, scenario
+from scenario import DISK, KINDS, LARGE, MMAP, NONE, PINNED, RELEASING, SMALL, scenario
 
 if TYPE_CHECKING:
     from step import Step
@@ -74,7 +74,24 @@ scenario("resume_exclusive")(_resume(PINNED, exclusive=True))
 @scenario("pause_with_retained_backups")
 def _(world: World) -> Step:
     world.retain(True)
-    return _pause_again(PINNED)(world)
+    step = _pause_again(PINNED)(world)
+    step.tolerates = set(RELEASING)
+    return step
+
+
+@scenario("pause_saving_what_has_changed")
+def _(world: World) -> Step:
+    """A part of one backup has changed, all of another, and nothing of a third."""
+    world.retain(True)
+    part = world.allocate(LARGE, PINNED)
+    whole = world.allocate(SMALL, MMAP)
+    world.allocate(LARGE, MMAP)
+    world.cycle()
+    world.change(part)
+    world.rewrite(whole)
+    step = world.pause_step()
+    step.tolerates = set(RELEASING)
+    return step
 
 
 @scenario("resume_with_retained_backups")
@@ -190,7 +207,9 @@ def _pause_retained_to(backup: int) -> Callable[[World], Step]:
         world.allocate(LARGE, MMAP)
         world.cycle()
         world.rewrite()
-        return world.pause_step(backup=backup)
+        step = world.pause_step(backup=backup)
+        step.tolerates = set(RELEASING)
+        return step
 
     return prepare
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from machine import OUT_OF_MEMORY
-from scenario import DISK, NONE, PINNED, SMALL, scenario
+from scenario import DISK, NONE, PINNED, RELEASING, SMALL, scenario
 
 if TYPE_CHECKING:
     from blocks import Block
@@ -143,7 +143,7 @@ def _(world: World) -> Step:
     block = world.run(SEGMENTS, PINNED)[1]
     step = world.free_in_transition(block, world.pause, lambda: world.hold(block))
     # Memory that could not be pinned, which a process reports once, was released with the block.
-    step.tolerates = {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"}
+    step.tolerates = set(RELEASING)
     return step
 
 

@@ -207,11 +207,16 @@ class World:
         self.pause(None)
         self.resume(None)
 
-    def rewrite(self) -> None:
-        """Other contents than those that an earlier pause saved."""
-        for block in self.blocks.values():
+    def rewrite(self, *blocks: Block) -> None:
+        """Other contents than those that an earlier pause saved; without arguments, of all blocks."""
+        for block in blocks or self.blocks.values():
             self.seed += 1
             block.write(pattern(self.seed, block.size))
+
+    def change(self, block: Block) -> None:
+        """One byte in the middle."""
+        middle = block.size // 2
+        block.write(block.data[:middle] + bytes([block.data[middle] ^ 1]) + block.data[middle + 1 :])
 
     def retain(self, on: bool) -> None:
         core.set_retain_backup(on)

@@ -135,7 +135,10 @@ def after_pause(world: World, tags: Tags, selected: list[Allocation], report: An
             world.detach_views(allocation)
     unknown = unknown_tags(tags) if unknown is None else unknown
     expected = (len(selected), sum(a.reserved for a in selected), copied, unknown)
-    assert (report.allocations, report.bytes, report.copied_bytes, report.unknown_tags) == expected, (report, expected)
+    kept = report.copied_bytes + report.unchanged_bytes
+    assert (report.allocations, report.bytes, kept, report.unknown_tags) == expected, (report, expected)
+    assert report.unchanged_bytes == 0 or not world.looks, "a program may have written to a backup, but not all was copied"
+    World.unchanged += report.unchanged_bytes
 
 
 def after_failed_pause(world: World, selected: list[Allocation]) -> None:

@@ -48,6 +48,8 @@ STEPS_KEPT = 400
 class World:
     #: The most host memory that this process ever reserved: the pool may grow to it.
     reserved = 0
+    #: The bytes that the pauses of this process did not copy, because they had not changed.
+    unchanged = 0
     #: How many worlds this process has had.
     worlds = 0
 
@@ -58,6 +60,8 @@ class World:
         self.payload = payload
         World.worlds += 1
         self.number = World.worlds
+        #: Whether each comparison looks at the host backups. A pause copies all of a backup that was looked at.
+        self.looks = self.number % 2 == 0
         self.tags = tuple(f"{tag} {self.number}" for tag in TAGS)
         self.allocations: list[Allocation] = []
         self.leaving: list[Allocation] = []  # their frees wait, on other threads

@@ -58,7 +58,7 @@ def check(mutants: tuple[Mutant, ...], root: Path) -> list[str]:
     problems = []
     for mutant in mutants:
         try:
-            mutant.apply((root / mutant.file).read_text())
+            mutant.apply((root / mutant.file).read_text(encoding="utf-8"))
         except (OSError, TableError) as error:
             problems.append(str(error))
         if not mutant.tests:
@@ -74,4 +74,4 @@ def _exists(test: str, root: Path) -> bool:
     path = root / name
     if not path.is_file():
         return False
-    return not function or f"def {function.partition('[')[0]}(" in path.read_text()
+    return not function or f"def {function.partition('[')[0]}(" in path.read_text(encoding="utf-8")

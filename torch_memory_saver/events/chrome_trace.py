@@ -167,6 +167,7 @@ def _arguments(event: Event) -> dict[str, Any]:
         "allocations": event.allocations,
         "bytes": event.bytes,
         "copied_bytes": event.copied_bytes,
+        "unchanged_bytes": event.unchanged_bytes,
         "busy_us": event.busy_ns / _NS_PER_US,
         "status": None if event.status == "OK" else event.status,
         "driver_result": event.driver_result,

@@ -118,6 +118,7 @@ class Event:
         bytes: Requested bytes for "allocate" and "free", released or mapped bytes for "end", mapped or copied bytes for a
             phase, free bytes of the device for "memory".
         copied_bytes: Bytes copied to or from backups, for "end".
+        unchanged_bytes: Bytes that a pause did not copy, because retained backups have them already, for "end".
         total_bytes: Total bytes of the device, for "memory".
         resident_change: Change of the physical memory of the tag on the device, in bytes.
         paused_change: Change of the tag's reserved addresses without physical memory on the device, in bytes.
@@ -140,6 +141,7 @@ class Event:
     allocations: int = 0
     bytes: int = 0
     copied_bytes: int = 0
+    unchanged_bytes: int = 0
     total_bytes: int = 0
     resident_change: int = 0
     paused_change: int = 0
@@ -266,6 +268,7 @@ def _event_of(row: _core.Event) -> Event:
         allocations=row.allocations,
         bytes=row.bytes,
         copied_bytes=row.copied_bytes,
+        unchanged_bytes=row.unchanged_bytes,
         total_bytes=row.total_bytes,
         resident_change=row.resident_change,
         paused_change=row.paused_change,

@@ -41,6 +41,8 @@ class PauseReport(TransitionReport):
     Memory that was already paused is not counted, even if the pause dropped its backup.
 
     Attributes:
+        unchanged_bytes: Bytes that were not copied, because the backup that the last resume retained has them already
+            (``host_memory="retain"``). ``copied_bytes`` and ``unchanged_bytes`` together are all that is kept.
         reusable_bytes: Bytes of paused memory that PyTorch could assign to new tensors before the resume, because they are
             free blocks of its default pool and no other pool could replace that pool. The number can differ from 0 only in
             processes that manage everything (``TMS_INIT_ENABLE=1``), if another thread was inside a region, or with a
@@ -53,6 +55,7 @@ class PauseReport(TransitionReport):
             after an importer was killed, and too small after an importer received the same message twice.
     """
 
+    unchanged_bytes: int = 0
     reusable_bytes: int = 0
     unmanaged_bytes: int = 0
     possibly_shared_bytes: int = 0
@@ -69,7 +72,8 @@ def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, 
     The other arguments are the numbers of PyTorch's default pool and of memory sent to other processes.
     """
     return PauseReport(
-        *done,
+        *done[:5],
+        unchanged_bytes=done.unchanged_bytes,
         reusable_bytes=reusable_bytes,
         unmanaged_bytes=unmanaged_bytes,
         possibly_shared_bytes=possibly_shared_bytes,
@@ -78,4 +82,4 @@ def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, 
 
 def resume_report(done: _core.Report) -> ResumeReport:
     """Return the report of a native resume."""
-    return ResumeReport(*done)
+    return ResumeReport(*done[:5])

@@ -41,6 +41,14 @@ static tms_status_t plan(void *store, void *batch, tms_backup_t *backup, tms_bac
     return TMS_OK;
 }
 
+/* A program that had access to the buffer may have written to it. */
+static bool is_intact(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot) {
+    tms_host_buffer_t *kept = slot->kept;
+    (void)store;
+    (void)backup;
+    return kept && !slot->fresh && !atomic_load(&kept->handed_out);
+}
+
 /* ---- copies ---- */
 
 /* One step of a copy: `bytes` between the device and the buffer, in parts that end with its pieces. `gathered`: it may be
@@ -98,7 +106,8 @@ static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *s
     (void)store;
     tms_status_t status = tms_copier_hold(copier, buffer, drop_held, context, error);
     if (status == TMS_OK) tms_host_buffer_acquire(buffer);
-    if (status == TMS_OK) status = copy_extents(&backup->planned, buffer, step_to_host, copier, address, context, error);
+    if (status == TMS_OK)
+        status = copy_extents(tms_backup_copied(backup), buffer, step_to_host, copier, address, context, error);
     /* The contents of a retained buffer are being overwritten. */
     if (!slot->fresh && copier->begun != begun) backup->saved = false;
     return status;
@@ -118,6 +127,9 @@ static void commit(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
     if (!needed || slot->fresh) drop(&slot->kept);
     if (slot->fresh) slot->kept = slot->fresh;
     slot->fresh = NULL;
+    /* Everything was copied, unless only changes were. A program that still has a reference can write again. */
+    tms_host_buffer_t *kept = slot->kept;
+    if (kept && !backup->partial) atomic_store(&kept->handed_out, atomic_load(&kept->references) > 1);
 }
 
 /* A retained buffer stays at its address even without contents. If the device could not be synchronized, it may still write
@@ -152,6 +164,7 @@ static void *find(void *store, const tms_backup_t *backup, const tms_backup_slot
             found = (char *)kept->memory + extent->packed + (offset - extent->offset);
     }
     if (found && buffer) {
+        atomic_store(&kept->handed_out, true);
         tms_host_buffer_acquire(kept);
         *buffer = kept;
     }
@@ -190,6 +203,7 @@ static void count(void *store, tms_counters_t *counters) {
 
 const tms_backup_operations_t tms_host_operations = {.place = "host memory",
                                                      .plan = plan,
+                                                     .is_intact = is_intact,
                                                      .save = save,
                                                      .load = load,
                                                      .commit = commit,

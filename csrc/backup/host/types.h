@@ -79,7 +79,8 @@ typedef struct tms_host_store {
 struct tms_host_buffer {
     struct tms_host_buffer *previous, *next; /* in the list of its block, in any order; under the store's lock */
     _Atomic uint32_t references;
-    _Atomic int policy; /* tms_host_policy_t, RELEASE or POOL: applied when the last reference is dropped */
+    _Atomic int policy;      /* tms_host_policy_t, RELEASE or POOL: applied when the last reference is dropped */
+    _Atomic bool handed_out; /* a program has got a reference since all of it was written last */
     tms_host_store_t *store;
     struct tms_host_block *block;
     tms_backup_kind_t kind;

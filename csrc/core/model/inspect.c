@@ -225,6 +225,7 @@ void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
         .pause_nanoseconds_total = tms_stats_read(&pauses->nanoseconds),
         .pause_bytes_total = tms_stats_read(&pauses->bytes),
         .pause_copied_bytes_total = tms_stats_read(&pauses->copied_bytes),
+        .pause_unchanged_bytes_total = tms_stats_read(&pauses->unchanged_bytes),
         .resume_nanoseconds_total = tms_stats_read(&resumes->nanoseconds),
         .resume_bytes_total = tms_stats_read(&resumes->bytes),
         .resume_copied_bytes_total = tms_stats_read(&resumes->copied_bytes),

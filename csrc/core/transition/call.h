@@ -40,6 +40,7 @@ typedef struct tms_transition_planned {
     tms_run_t *runs;               /* the runs of its segments, which the call owns; a resume adds the runs that it makes */
     tms_backup_batch_t batch;      /* the batches of a pause in the stores */
     uint64_t total_bytes;          /* number of bytes to be copied */
+    uint64_t unchanged_bytes;      /* a pause: number of bytes that the retained backups have already */
 } tms_transition_planned_t;
 
 /* The results of an attempt. The devices' parts write the atomics concurrently. */

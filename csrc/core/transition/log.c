@@ -32,6 +32,7 @@ void tms_transition_log(const tms_transition_t *t) {
     tms_error_append(&line, ", in %.3f seconds", t->done.report.seconds);
     for (int i = 0; i < stores->count; i++)
         append_part(&line, notes->kept_bytes[i], "to ", stores->list[i].operations->place);
+    append_part(&line, t->done.report.unchanged_bytes, "unchanged since the last pause", "");
     append_part(&line, notes->dropped_bytes, "dropped", "");
     if (t->asked.to == TMS_SEGMENT_ACTIVE) append_part(&line, t->done.report.copied_bytes, "from backups", "");
     tms_error_append(&line, "; now ");

@@ -1,5 +1,6 @@
 #include "core/transition/pause.h"
 
+#include "backup/pass.h"
 #include "core/allocation/free.h"
 #include "core/model/turn.h"
 #include "core/transition/devices.h"
@@ -9,6 +10,7 @@
 #include "core/transition/phases.h"
 #include "core/transition/saving.h"
 #include "core/transition/transition.h"
+#include "core/transition/verifying.h"
 
 /* ---- contents ---- */
 
@@ -51,8 +53,9 @@ static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wai
     tms_phase_t copying = {.began = tms_phases_now(t)};
     TMS_FOR_EACH(segment, t) {
         if (segment->device != device) continue;
-        copying.allocations += segment->backup.planned.bytes > 0;
-        copying.bytes += segment->backup.planned.bytes;
+        const uint64_t bytes = tms_backup_copied(&segment->backup)->bytes;
+        copying.allocations += bytes > 0;
+        copying.bytes += bytes;
     }
     tms_phases_push(t, TMS_PHASE_COPY, copying.bytes);
     copying.status = tms_saving_copy(t, device, wait, error);
@@ -76,21 +79,78 @@ static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_l
     return tms_wait_ask(&t->wait, &context, error);
 }
 
+/* ---- what has changed ---- */
+
+/* Whether the next pause may find the backup that this pause makes, so that it can copy only what has changed. A resume may
+ * retain it although the region does not: then the second pause finds it. */
+static bool may_be_retained(const tms_transition_t *t, const tms_segment_t *segment) {
+    const tms_backup_t *backup = &segment->backup;
+    return backup->saved || tms_saver_host_policy(t->saver, backup->policy) == TMS_HOST_RETAIN;
+}
+
+/* Starts to compute the fingerprints of what the retained backups hold. They hold the same parts of the segments in most
+ * pauses, so that this can be done before it is known what is live. */
+static void begin_comparison(const tms_transition_t *t, tms_pass_t *pass) {
+    TMS_FOR_EACH(segment, t) {
+        tms_backup_t *backup = &segment->backup;
+        if (backup->saved && backup->fingerprints.kept && chosen_kind(t, segment) == backup->held.kind)
+            tms_pass_add(pass, backup, &backup->held, tms_segment_address(segment), segment->device);
+    }
+    tms_pass_start(pass);
+}
+
+/* Starts to compute the fingerprints that are still missing, of what is to be copied. */
+static void begin_fingerprints(const tms_transition_t *t, tms_pass_t *pass) {
+    TMS_FOR_EACH(segment, t) {
+        tms_backup_t *backup = &segment->backup;
+        if (backup->fingerprints.fresh || !may_be_retained(t, segment)) continue;
+        if (tms_backup_can_compare(&t->saver->stores, backup->planned.kind))
+            tms_pass_add(pass, backup, &backup->planned, tms_segment_address(segment), segment->device);
+    }
+    tms_pass_start(pass);
+}
+
+/* Finishes a pass, unless this is a forked child, where its kernels belong to the parent. Returns the first failure of the
+ * call. */
+static tms_status_t finish(tms_pass_t *pass, tms_status_t status, tms_error_t *error) {
+    if (status == TMS_FORKED) return status;
+    tms_status_t finished = tms_pass_finish(pass, status == TMS_OK ? error : NULL);
+    return status == TMS_OK ? finished : status;
+}
+
 /* ---- the steps ---- */
+
+/* *known becomes `live`, or NULL if the live bytes are unknown. */
+static tms_status_t plan(tms_transition_t *t, tms_pass_t *pass, tms_live_t *live, const tms_live_t **known,
+                         tms_device_mask_t *copying, tms_error_t *error) {
+    begin_comparison(t, pass);
+    tms_status_t status = find_live(t, live, known, error);
+    status = finish(pass, status, error);
+    return status == TMS_OK ? plan_all(t, *known, copying, error) : status;
+}
+
+static tms_status_t copy(tms_transition_t *t, tms_pass_t *pass, tms_device_mask_t copying, tms_error_t *error) {
+    begin_fingerprints(t, pass);
+    tms_status_t status = tms_transition_on_devices(t, copying, save_device, error);
+    return finish(pass, status, error);
+}
 
 static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     tms_device_mask_t copying = 0;
     tms_live_t live = {0};
     const tms_live_t *known = NULL;
+    tms_pass_t pass = {.stores = &t->saver->stores, .wait = &t->wait, .operation = t->asked.operation};
     const uint64_t began = tms_phases_begin(t, TMS_PHASE_PLAN);
-    tms_status_t status = find_live(t, &live, &known, error);
-    if (status == TMS_OK) status = plan_all(t, known, &copying, error);
+    tms_status_t status = plan(t, &pass, &live, &known, &copying, error);
     tms_phases_end(t, TMS_PHASE_PLAN, began, status);
-    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, save_device, error);
+    if (status == TMS_OK) status = copy(t, &pass, copying, error);
     if (status == TMS_FORKED) return status;
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
+    if (status == TMS_OK && t->saver->config->verify_backups && t->planned.unchanged_bytes > 0)
+        status = tms_verifying_check(t, known, error);
     if (status == TMS_OK) {
         t->done.report.copied_bytes = t->planned.total_bytes;
+        t->done.report.unchanged_bytes = t->planned.unchanged_bytes;
         tms_transition_report_progress(t);
     }
     return status;

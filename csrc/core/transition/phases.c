@@ -24,6 +24,7 @@ void tms_phases_end_call(tms_transition_t *t, tms_status_t status, const tms_err
     event.allocations = t->done.report.allocations;
     event.bytes = t->done.report.bytes;
     event.copied_bytes = t->done.report.copied_bytes;
+    event.unchanged_bytes = t->done.report.unchanged_bytes;
     tms_events_record(&t->saver->events, event);
     if (!t->nvtx) return;
     tms_nvtx_mark(t->nvtx, status, t->done.report.bytes);

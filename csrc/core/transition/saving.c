@@ -14,9 +14,11 @@ tms_status_t tms_saving_plan(tms_transition_t *t, tms_segment_t *segment, tms_ba
     segment->target = backup;
     tms_status_t status = tms_backup_plan(backup, &t->saver->stores, &t->planned.batch, &request, &context, error);
     if (status == TMS_OK) status = tms_wait_check(&t->wait, &context, error);
-    if (status != TMS_OK || backup->planned.bytes == 0) return status;
-    *copying |= (tms_device_mask_t)1 << segment->device;
-    t->planned.total_bytes += backup->planned.bytes;
+    if (status != TMS_OK) return status;
+    const uint64_t bytes = tms_backup_copied(backup)->bytes;
+    if (bytes > 0) *copying |= (tms_device_mask_t)1 << segment->device;
+    t->planned.total_bytes += bytes;
+    t->planned.unchanged_bytes += backup->planned.bytes - bytes;
     return TMS_OK;
 }
 

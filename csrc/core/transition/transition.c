@@ -223,7 +223,7 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     t->has_turn = true;
     t->done.report = (tms_report_t){.unknown_tags = unknown_tags}; /* discards the report of an earlier attempt */
     t->done.notes = (tms_transition_notes_t){.dropped_bytes = 0};
-    t->planned.total_bytes = 0;
+    t->planned.total_bytes = t->planned.unchanged_bytes = 0;
     atomic_store(&t->done.copied_bytes, 0);
     /* Checked again: a capture may have begun while this call waited for its turn or for memory. */
     if (t->devices) status = check_visible_captures(t, error);
@@ -291,6 +291,7 @@ static void count(tms_calls_t *calls, tms_status_t status, const tms_report_t *r
     tms_stats_add(&calls->nanoseconds, (uint64_t)(report->seconds * TMS_NANOSECONDS));
     tms_stats_add(&calls->bytes, report->bytes);
     tms_stats_add(&calls->copied_bytes, report->copied_bytes);
+    tms_stats_add(&calls->unchanged_bytes, report->unchanged_bytes);
 }
 
 static void count_in_page(tms_transition_t *t, tms_status_t status) {

@@ -27,8 +27,9 @@ typedef struct life {
     fixture_t fixture;
     tms_driver_table_t *table; /* the loaded one, to take entry points out of it */
     uint64_t address[SEGMENTS];
-    const char *call; /* missing or failing */
-    int failures;     /* of our calls */
+    uint32_t seed[SEGMENTS]; /* of the contents */
+    const char *call;        /* missing or failing */
+    int failures;            /* of our calls */
 } life_t;
 
 static void begin(life_t *life, const char *call) {
@@ -68,8 +69,13 @@ static void look(life_t *life) {
         assert_true(row.state == TMS_SEGMENT_ACTIVE || row.state == TMS_SEGMENT_PAUSED ||
                     (row.state == TMS_SEGMENT_DAMAGED && can_be_damaged(life->call)));
         if (row.state == TMS_SEGMENT_ACTIVE && WANTED[i].backup != TMS_BACKUP_NONE)
-            assert_filled(life->address[i], BYTES, (uint32_t)i);
+            assert_filled(life->address[i], BYTES, life->seed[i]);
     }
+}
+
+static void write_to(life_t *life, int i, uint32_t seed) {
+    life->seed[i] = seed;
+    fill(life->address[i], BYTES, seed);
 }
 
 static void allocate_all(life_t *life) {
@@ -80,7 +86,7 @@ static void allocate_all(life_t *life) {
         tms_status_t status =
             tms_saver_allocate(&life->fixture.saver, &region, BYTES, WANTED[i].device, &life->address[i], &error);
         if (succeeds(life, status, &error))
-            fill(life->address[i], BYTES, (uint32_t)i);
+            write_to(life, i, (uint32_t)i);
         else
             assert_int_equal(life->address[i], 0);
     }
@@ -121,6 +127,18 @@ static void pause_and_resume(life_t *life) {
     look(life);
 }
 
+/* Retained backups, of which one changes between two pauses. */
+static void pause_what_has_changed(life_t *life) {
+    tms_segment_info_t row;
+    atomic_store(&life->fixture.saver.host_policy, TMS_HOST_RETAIN);
+    pause_and_resume(life);
+    if (life->address[0] && tms_saver_find(&life->fixture.saver, life->address[0], &row) == TMS_OK &&
+        row.state == TMS_SEGMENT_ACTIVE)
+        write_to(life, 0, SEGMENTS);
+    pause_and_resume(life);
+    atomic_store(&life->fixture.saver.host_policy, TMS_HOST_RELEASE);
+}
+
 static void live(life_t *life) {
     tms_error_t error;
     tms_device_mask_t active = 0;
@@ -129,6 +147,7 @@ static void live(life_t *life) {
     (void)succeeds(life, tms_saver_refresh_peers(&life->fixture.saver, &error), &error);
     export_all(life);
     pause_and_resume(life);
+    pause_what_has_changed(life);
     free_all(life);
 }
 
@@ -163,6 +182,12 @@ static bool is_optional(const char *call) {
                                            "cuThreadExchangeStreamCaptureMode",
                                            "cuMemHostRegister",
                                            "cuMemHostUnregister",
+                                           "cuMemHostGetDevicePointer",
+                                           "cuModuleLoadData",
+                                           "cuModuleUnload",
+                                           "cuModuleGetFunction",
+                                           "cuModuleGetGlobal",
+                                           "cuLaunchKernel",
                                            "cuMemsetD8Async",
                                            "cuMemGetAccess",
                                            "cuMemAlloc",

@@ -68,6 +68,7 @@ class Call(NamedTuple):
     allocations: int
     bytes: int
     copied_bytes: int
+    unchanged_bytes: int
     status: str
     driver_result: int
     tags: tuple[tuple[str, int], ...]
@@ -144,6 +145,7 @@ def _call(log: EventLog, rows: list[Event]) -> Call:
         allocations=shown.allocations if end else 0,
         bytes=shown.bytes if end else 0,
         copied_bytes=shown.copied_bytes if end else 0,
+        unchanged_bytes=shown.unchanged_bytes if end else 0,
         status=shown.status,
         driver_result=shown.driver_result,
         tags=tuple((row.tag, row.device) for row in rows if row.kind == "move" and row.tag is not None),

@@ -176,8 +176,9 @@ def test_a_failed_pause_leaves_a_retained_copy_at_its_address(simulator: Any) ->
     view = _core.host_backup(address, MIB)
     assert view is not None
     simulator.write(address, b"2" * MIB)
-    for call, contents in (("cuMemcpyDtoHAsync", b"1" * MIB), ("cuStreamSynchronize", None)):
-        simulator.fail_after(call, 0, 1, 999)
+    # The first wait is for the comparison with what the copy holds.
+    for call, before, contents in (("cuMemcpyDtoHAsync", 0, b"1" * MIB), ("cuStreamSynchronize", 1, None)):
+        simulator.fail_after(call, before, 1, 999)
         with pytest.raises(errors.DriverError):
             _core.pause(None, None)
         kept = _core.host_backup(address, MIB)

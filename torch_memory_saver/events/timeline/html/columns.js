@@ -149,6 +149,7 @@ function callText(call, ordinal) {
   const moved = call.what === "pause" ? "released" : "mapped";
   if (call.bytes) lines.push(`${size(call.bytes)} ${moved} in ${plural(call.allocations, "allocation")}`);
   if (call.copied) lines.push(`${size(call.copied)} copied ${call.what === "pause" ? "to" : "from"} backups`);
+  if (call.unchanged) lines.push(`${size(call.unchanged)} unchanged since the last pause`);
   if (call.status) lines.push(failureText(call.status, call.result));
   for (const [name, device, , ns, busy, bytes, status] of call.phases) {
     if (device >= 0 && device !== ordinal) continue;

@@ -218,6 +218,7 @@ def _call(call: Call, host: Host, tags: _Tags) -> dict[str, Any]:
         "allocations": call.allocations,
         "bytes": call.bytes,
         "copied": call.copied_bytes,
+        "unchanged": call.unchanged_bytes,
         "status": "" if call.status == "OK" else call.status,
         "result": call.driver_result,
         "unfinished": not call.finished,

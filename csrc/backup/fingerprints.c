@@ -1,0 +1,70 @@
+#include "backup/fingerprints.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+tms_extent_t tms_fingerprints_piece(const tms_extent_t *extent, uint64_t done) {
+    const uint64_t begin = extent->offset + done, left = extent->bytes - done;
+    const uint64_t most = TMS_FINGERPRINT_CHUNK_BYTES - begin % TMS_FINGERPRINT_VECTOR_BYTES;
+    return (tms_extent_t){.offset = begin, .packed = extent->packed + done, .bytes = left < most ? left : most};
+}
+
+uint64_t tms_fingerprints_count(const tms_backup_content_t *content) {
+    tms_extent_t whole;
+    size_t count;
+    const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
+    uint64_t pieces = 0;
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t bytes = extents[i].offset % TMS_FINGERPRINT_VECTOR_BYTES + extents[i].bytes;
+        pieces += (bytes + TMS_FINGERPRINT_CHUNK_BYTES - 1) / TMS_FINGERPRINT_CHUNK_BYTES;
+    }
+    return pieces;
+}
+
+void tms_fingerprints_commit(tms_fingerprints_t *fingerprints) {
+    free(fingerprints->kept);
+    fingerprints->kept = fingerprints->fresh;
+    fingerprints->fresh = NULL;
+}
+
+void tms_fingerprints_cancel(tms_fingerprints_t *fingerprints) {
+    free(fingerprints->fresh);
+    fingerprints->fresh = NULL;
+}
+
+void tms_fingerprints_forget(tms_fingerprints_t *fingerprints) {
+    tms_fingerprints_cancel(fingerprints);
+    tms_fingerprints_commit(fingerprints);
+}
+
+/* Appends a piece, as a part of the extent before it if they are neighbours. */
+static void append(tms_backup_content_t *content, const tms_extent_t *piece) {
+    tms_extent_t *last = content->extent_count > 0 ? &content->extents[content->extent_count - 1] : NULL;
+    if (last && last->offset + last->bytes == piece->offset && last->packed + last->bytes == piece->packed)
+        last->bytes += piece->bytes;
+    else
+        content->extents[content->extent_count++] = *piece;
+    content->bytes += piece->bytes;
+}
+
+tms_status_t tms_fingerprints_compare(const tms_fingerprints_t *fingerprints, const tms_backup_content_t *content,
+                                      tms_backup_content_t *changed, const tms_error_context_t *context,
+                                      tms_error_t *error) {
+    tms_extent_t whole, piece;
+    size_t count;
+    uint64_t index = 0;
+    const uint64_t pieces = tms_fingerprints_count(content);
+    const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
+    *changed = (tms_backup_content_t){.kind = content->kind};
+    for (size_t i = 0; i < count; i++) {
+        for (uint64_t done = 0; done < extents[i].bytes; done += piece.bytes, index++) {
+            piece = tms_fingerprints_piece(&extents[i], done);
+            if (memcmp(&fingerprints->kept[index], &fingerprints->fresh[index], sizeof *fingerprints->kept) == 0) continue;
+            if (!changed->extents) changed->extents = calloc(pieces - index, sizeof *changed->extents);
+            if (!changed->extents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+            append(changed, &piece);
+        }
+    }
+    return TMS_OK;
+}

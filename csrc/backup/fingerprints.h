@@ -1,0 +1,35 @@
+/* The fingerprints of a backup (include/tms_fingerprint.h), which show what has changed in the segment since it was saved.
+ *
+ * They belong to a layout of contents (content.h): one for each piece of at most TMS_FINGERPRINT_CHUNK_BYTES of each extent.
+ * A backup has `kept` ones, of the contents that it holds, and during a pause `fresh` ones, of the contents now. After the
+ * pause the fresh ones are kept. The kept ones are valid only while the backup is `saved`: a backup that was overwritten in
+ * part has no contents, and the next pause copies all of it.
+ *
+ * Owned by the backup; no lock. */
+#ifndef TMS_BACKUP_FINGERPRINTS_H
+#define TMS_BACKUP_FINGERPRINTS_H
+
+#include "backup/content.h"
+#include "include/tms_fingerprint.h"
+
+/* NULL: not known. */
+typedef struct tms_fingerprints {
+    tms_fingerprint_t *kept, *fresh;
+} tms_fingerprints_t;
+
+/* The piece of an extent that begins `done` bytes after its start. All pieces but the first begin at a multiple of a vector.
+ */
+tms_extent_t tms_fingerprints_piece(const tms_extent_t *extent, uint64_t done);
+/* The number of pieces of a content. */
+uint64_t tms_fingerprints_count(const tms_backup_content_t *content);
+
+void tms_fingerprints_commit(tms_fingerprints_t *fingerprints); /* the fresh ones are kept from now on */
+void tms_fingerprints_cancel(tms_fingerprints_t *fingerprints); /* forgets the fresh ones */
+void tms_fingerprints_forget(tms_fingerprints_t *fingerprints); /* forgets all */
+
+/* Fills *changed with the part of `content` whose fingerprints differ; both are known and belong to this layout.
+ * TMS_OUT_OF_HOST_MEMORY. */
+tms_status_t tms_fingerprints_compare(const tms_fingerprints_t *fingerprints, const tms_backup_content_t *content,
+                                      tms_backup_content_t *changed, const tms_error_context_t *context, tms_error_t *error);
+
+#endif

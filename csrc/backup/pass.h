@@ -1,0 +1,48 @@
+/* A pass: a kernel on each device that computes the fingerprints of the contents of many segments (fingerprints.h).
+ *
+ * It reads device memory, and writes to host memory of its own. It is started, other work can be done, and it is finished. A
+ * pass that cannot be started is only logged: the backups get no fresh fingerprints, so that everything is copied.
+ *
+ * Only the call that has the turn makes a pass: on its thread, with no lock held, and while it owns the segments. */
+#ifndef TMS_BACKUP_PASS_H
+#define TMS_BACKUP_PASS_H
+
+#include "backup/stores.h"
+
+/* The contents of one segment. */
+typedef struct tms_pass_part {
+    tms_backup_t *backup;
+    const tms_backup_content_t *content;
+    CUdeviceptr address;
+    int device;
+    uint64_t first; /* index of its first piece among those of its device */
+} tms_pass_part_t;
+
+/* The kernel on one device. */
+typedef struct tms_pass_kernel {
+    tms_copier_t copier; /* not open: there is no kernel to wait for */
+    tms_host_buffer_t *buffer;
+    uint64_t pieces;
+} tms_pass_kernel_t;
+
+/* `stores`, `wait` and `operation` are the call's; the rest is zeros at first. */
+typedef struct tms_pass {
+    tms_backup_stores_t *stores;
+    tms_wait_t *wait;
+    const char *operation;
+    tms_pass_part_t *parts;
+    size_t count, capacity;
+    tms_pass_kernel_t *kernels[TMS_MAX_DEVICES];
+} tms_pass_t;
+
+/* Adds the contents of the segment at `address`: `content` of `backup`, which stays as it is until the pass is finished. If
+ * memory is short, they are not added. */
+void tms_pass_add(tms_pass_t *pass, tms_backup_t *backup, const tms_backup_content_t *content, CUdeviceptr address,
+                  int device);
+/* Queues the kernels. */
+void tms_pass_start(tms_pass_t *pass);
+/* Waits for the kernels, gives the backups their fresh fingerprints, and empties the pass. Fails if a device cannot be
+ * waited for. */
+tms_status_t tms_pass_finish(tms_pass_t *pass, tms_error_t *error);
+
+#endif

@@ -1,0 +1,65 @@
+#include "core/transition/verifying.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "core/transition/devices.h"
+#include "core/transition/saving.h"
+
+/* Plans to copy the contents of the segments whose backup was copied in part. `copies` has one for each segment on the list;
+ * the others stay empty. */
+static tms_status_t plan_all(tms_transition_t *t, tms_backup_t *copies, const tms_live_t *live, tms_device_mask_t *copying,
+                             tms_error_t *error) {
+    const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    tms_backup_t *copy = copies;
+    TMS_FOR_EACH(segment, t) {
+        *copy = (tms_backup_t){.bytes = segment->bytes};
+        segment->target = copy;
+        tms_status_t status = TMS_OK;
+        if (segment->backup.partial)
+            status = tms_saving_plan(t, segment, copy, TMS_BACKUP_PINNED, TMS_HOST_RELEASE, live, copying, error);
+        if (status != TMS_OK) return status;
+        copy++;
+    }
+    return tms_backup_batch_start(&t->saver->stores, &t->planned.batch, &context, error);
+}
+
+static tms_status_t compare_all(tms_transition_t *t, tms_backup_t *copies, tms_error_t *error) {
+    tms_backup_t *copy = copies;
+    tms_status_t status = TMS_OK;
+    TMS_FOR_EACH(segment, t) {
+        uint64_t place = 0;
+        tms_backup_commit(copy, &t->saver->stores);
+        if (segment->backup.partial && tms_backup_differs(&segment->backup, copy, &t->saver->stores, &place)) {
+            const tms_error_context_t context = tms_transition_context_of(t, segment);
+            segment->backup.saved = false;
+            status =
+                tms_error_set(error, TMS_INVALID_STATE, &context,
+                              "byte %llu of the contents kept is not what the device holds, although its fingerprint is "
+                              "that of the last pause. Nothing was released. Report this as a bug",
+                              (unsigned long long)place);
+        }
+        copy++;
+    }
+    return status;
+}
+
+tms_status_t tms_verifying_check(tms_transition_t *t, const tms_live_t *live, tms_error_t *error) {
+    const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    const uint64_t total = t->planned.total_bytes;
+    tms_device_mask_t copying = 0;
+    size_t count = 0;
+    TMS_FOR_EACH(segment, t) count++;
+    tms_backup_t *copies = calloc(count + 1, sizeof *copies);
+    if (!copies) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+    tms_status_t status = plan_all(t, copies, live, &copying, error);
+    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, tms_saving_copy, error);
+    if (status == TMS_FORKED) goto forget; /* in a forked child: the copies belong to the parent */
+    tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
+    if (status == TMS_OK) status = compare_all(t, copies, error);
+    for (size_t i = 0; i < count; i++) tms_backup_destroy(&copies[i], &t->saver->stores);
+forget:
+    free(copies);
+    t->planned.total_bytes = total;
+    return status;
+}

@@ -1,0 +1,13 @@
+/* TMS_VERIFY_BACKUPS: checks that what a pause did not copy, because its fingerprints are equal, is what the device holds.
+ *
+ * Called by a pause after its copies, on its thread and with no lock held. Copies the contents of these segments to other
+ * host memory and compares. */
+#ifndef TMS_VERIFYING_H
+#define TMS_VERIFYING_H
+
+#include "core/transition/call.h"
+
+/* `live` is what the plan of the pause was made with. TMS_INVALID_STATE if bytes differ: then the backup has no contents. */
+tms_status_t tms_verifying_check(tms_transition_t *t, const tms_live_t *live, tms_error_t *error);
+
+#endif

@@ -1,0 +1,661 @@
+/* Guards pauses that copy only what has changed since the last pause: which bytes are copied, by how many driver calls, when
+ * everything is copied, and that every byte comes back. */
+
+#include "support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "copies.h"
+#include "include/tms_fingerprint.h"
+#include "temporary.h"
+
+static const uint64_t CHUNK = TMS_FINGERPRINT_CHUNK_BYTES;
+static const uint64_t BYTES = (uint64_t)8 * TMS_FINGERPRINT_CHUNK_BYTES;
+
+static uint64_t copies(void) { return simulator()->calls("cuMemcpyDtoHAsync") + simulator()->calls("cuMemcpyBatchAsync"); }
+
+static void retain(fixture_t *f) { atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN); }
+
+static uint64_t allocate_filled(fixture_t *f, const char *tag, tms_backup_kind_t backup, uint64_t bytes, uint32_t seed) {
+    uint64_t address = allocate(f, tag, backup, bytes);
+    fill(address, bytes, seed);
+    return address;
+}
+
+/* Pauses everything, and asserts how many bytes were copied and how many were not. */
+static void pause_copying(fixture_t *f, uint64_t copied, uint64_t unchanged) {
+    tms_error_t error;
+    tms_report_t report;
+    ASSERT_OK(pause_with_report(f, ALL_TAGS, &report, &error), error);
+    assert_int_equal(report.copied_bytes, copied);
+    assert_int_equal(report.unchanged_bytes, unchanged);
+}
+
+static void resume(fixture_t *f) {
+    tms_error_t error;
+    ASSERT_OK(resume_all(f, &error), error);
+}
+
+static void add_one(uint64_t address) { ++*(uint8_t *)(uintptr_t)address; }
+static void subtract_one(uint64_t address) { --*(uint8_t *)(uintptr_t)address; }
+
+static char *log_of(void (*act)(fixture_t *f), fixture_t *f) {
+    static char text[16384];
+    FILE *file = tmpfile();
+    int before = dup(STDERR_FILENO);
+    assert_true(file && before >= 0);
+    fflush(stderr);
+    assert_true(dup2(fileno(file), STDERR_FILENO) >= 0);
+    act(f);
+    fflush(stderr);
+    assert_true(dup2(before, STDERR_FILENO) >= 0);
+    close(before);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    return text;
+}
+
+/* ---- what is copied ---- */
+
+static void what_has_not_changed_is_not_copied(void **state) {
+    fixture_t *f = *state;
+    static const tms_backup_kind_t kinds[] = {TMS_BACKUP_PINNED, TMS_BACKUP_MMAP};
+    retain(f);
+    for (size_t i = 0; i < 2; i++) {
+        tms_error_t error;
+        uint64_t address = allocate_filled(f, "a", kinds[i], BYTES, 1);
+        pause_copying(f, BYTES, 0);
+        resume(f);
+        for (int cycle = 0; cycle < 3; cycle++) {
+            simulator()->clear_counts();
+            pause_copying(f, 0, BYTES);
+            assert_int_equal(copies(), 0);
+            assert_int_equal(simulator()->calls("cuLaunchKernel"), 1);
+            resume(f);
+            assert_filled(address, BYTES, 1);
+        }
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    }
+}
+
+static struct {
+    __typeof__(((tms_driver_table_t *)NULL)->cuMemcpyBatchAsync) copy;
+    size_t parts;
+} batch;
+
+static CUresult count_parts(CUdeviceptr *targets, CUdeviceptr *sources, size_t *sizes, size_t count,
+                            struct CUmemcpyAttributes_st *attributes, size_t *first_copies, size_t attribute_count,
+                            CUstream stream) {
+    batch.parts += count;
+    return batch.copy(targets, sources, sizes, count, attributes, first_copies, attribute_count, stream);
+}
+
+static void a_changed_byte_copies_its_chunk_and_neighbours_are_one_copy(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    add_one(address + 3 * CHUNK + 5);
+    pause_copying(f, CHUNK, BYTES - CHUNK);
+    resume(f);
+    subtract_one(address + 3 * CHUNK + 5);
+    add_one(address + CHUNK - 1); /* the end of the first, the start of the second, and all of the last */
+    add_one(address + CHUNK);
+    fill(address + 7 * CHUNK, CHUNK, 2);
+    simulator()->clear_counts();
+    batch.copy = f->cuda->cuMemcpyBatchAsync;
+    batch.parts = 0;
+    writable(f)->cuMemcpyBatchAsync = count_parts;
+    pause_copying(f, 4 * CHUNK, BYTES - 4 * CHUNK);
+    assert_int_equal(copies(), 1);
+    assert_int_equal(batch.parts, 3);
+    resume(f);
+    subtract_one(address + CHUNK - 1);
+    subtract_one(address + CHUNK);
+    assert_filled_part(address, 0, 7 * CHUNK, 1);
+    assert_filled(address + 7 * CHUNK, CHUNK, 2);
+}
+
+/* The size of an allocation need not be a multiple of anything. */
+static void the_last_byte_of_an_odd_size_counts(void **state) {
+    fixture_t *f = *state;
+    const uint64_t bytes = 2 * CHUNK + 1;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, bytes, 1);
+    pause_copying(f, bytes, 0);
+    resume(f);
+    pause_copying(f, 0, bytes);
+    resume(f);
+    add_one(address + bytes - 1);
+    pause_copying(f, 1, bytes - 1);
+    resume(f);
+    subtract_one(address + bytes - 1);
+    assert_filled(address, bytes, 1);
+}
+
+static void each_device_has_its_own_kernel(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address[2];
+    retain(f);
+    for (int device = 0; device < 2; device++) {
+        address[device] = allocate_on(f, device, "a", TMS_BACKUP_PINNED, BYTES);
+        fill(address[device], BYTES, (uint32_t)device);
+    }
+    pause_copying(f, 2 * BYTES, 0);
+    resume(f);
+    add_one(address[1]);
+    simulator()->clear_counts();
+    pause_copying(f, CHUNK, 2 * BYTES - CHUNK);
+    assert_int_equal(simulator()->calls("cuLaunchKernel"), 2);
+    assert_int_equal(simulator()->calls("cuModuleLoadData"), 0); /* loaded by the first pause */
+    resume(f);
+    subtract_one(address[1]);
+    for (int device = 0; device < 2; device++) assert_filled(address[device], BYTES, (uint32_t)device);
+    for (int device = 0; device < 2; device++) ASSERT_OK(tms_saver_free(&f->saver, address[device], &error), error);
+}
+
+/* A module ends with its context. The next one has another key, so that all fingerprints differ. */
+static void a_context_that_was_reset_gets_another_module(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    f->saver.stores.fingerprinter.modules[0].context++; /* as if the module belonged to an earlier context */
+    simulator()->clear_counts();
+    pause_copying(f, BYTES, 0);
+    assert_int_equal(simulator()->calls("cuModuleLoadData"), 1);
+    resume(f);
+    pause_copying(f, 0, BYTES);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+}
+
+/* ---- who retains ---- */
+
+static void without_retained_backups_nothing_is_computed(void **state) {
+    fixture_t *f = *state;
+    (void)allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    simulator()->clear_counts();
+    for (int cycle = 0; cycle < 2; cycle++) {
+        pause_copying(f, BYTES, 0);
+        resume(f);
+    }
+    assert_int_equal(simulator()->calls("cuModuleLoadData"), 0);
+    assert_int_equal(simulator()->calls("cuLaunchKernel"), 0);
+    assert_int_equal(simulator()->calls("cuMemHostGetDevicePointer"), 0);
+}
+
+static void a_resume_that_retains_makes_the_pause_after_next_partial(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const tms_selection_t retaining = {.host_policy = TMS_HOST_RETAIN};
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    static const uint64_t copied[] = {8, 8, 0, 0}; /* chunks */
+    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++) {
+        pause_copying(f, copied[i] * CHUNK, BYTES - copied[i] * CHUNK);
+        ASSERT_OK(resume_selected(f, &retaining, &error), error);
+    }
+    pause_copying(f, 0, BYTES);
+    resume(f); /* which gives the backup up */
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+}
+
+static void a_pause_with_another_backup_drops_the_copy_and_its_fingerprints(void **state) {
+    fixture_t *f = *state;
+    static const tms_backup_kind_t others[] = {TMS_BACKUP_NONE, TMS_BACKUP_DISK, TMS_BACKUP_MMAP};
+    char directory[TEMPORARY_BYTES];
+    tms_error_t error;
+    retain(f);
+    assert_non_null(make_temporary_directory(directory, "changes"));
+    ASSERT_OK(tms_disk_set_directory(&f->saver.stores.disk, directory, &error), error);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        const tms_selection_t other = {.has_backup = 1, .backup = others[i]};
+        pause_copying(f, BYTES, 0);
+        resume(f);
+        pause_copying(f, 0, BYTES);
+        resume(f);
+        ASSERT_OK(pause_selected(f, &other, &error), error);
+        resume(f);
+        fill(address, BYTES, 1);
+    }
+    assert_int_equal(remove_temporary_directory(directory), 0);
+}
+
+/* ---- live bytes ---- */
+
+typedef struct knowledge {
+    uint64_t addresses[2]; /* sorted */
+    tms_live_range_t ranges[4];
+    size_t count;
+} knowledge_t;
+
+static int32_t tell(void *context, tms_live_t *live) {
+    const knowledge_t *known = context;
+    *live = (tms_live_t){.allocations = known->addresses,
+                         .allocation_count = known->addresses[1] ? 2 : 1,
+                         .ranges = known->ranges,
+                         .range_count = known->count};
+    return 0;
+}
+
+static void pause_live(fixture_t *f, knowledge_t *known, uint64_t copied, uint64_t unchanged) {
+    tms_error_t error;
+    tms_report_t report;
+    const tms_selection_t selection = {.find_live = tell, .live_context = known};
+    ASSERT_OK(pause_selected_with_report(f, &selection, &report, &error), error);
+    assert_int_equal(report.copied_bytes, copied);
+    assert_int_equal(report.unchanged_bytes, unchanged);
+}
+
+/* What is free may change: it is neither kept nor compared. */
+static void only_live_bytes_are_compared(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    const uint64_t first = 2 * CHUNK + 512, second = 512;
+    knowledge_t known = {
+        .addresses = {address},
+        .ranges = {{address + 512, address + 512 + first}, {address + 6 * CHUNK, address + 6 * CHUNK + second}},
+        .count = 2};
+    pause_live(f, &known, first + second, 0);
+    resume(f);
+    pause_live(f, &known, 0, first + second);
+    resume(f);
+    fill(address + 3 * CHUNK, 3 * CHUNK, 2); /* free */
+    pause_live(f, &known, 0, first + second);
+    resume(f);
+    add_one(address + 6 * CHUNK + second - 1);
+    pause_live(f, &known, second, first);
+    resume(f);
+    add_one(address + 512 + CHUNK);
+    pause_live(f, &known, CHUNK, first + second - CHUNK);
+    resume(f);
+    subtract_one(address + 512 + CHUNK);
+    subtract_one(address + 6 * CHUNK + second - 1);
+    assert_filled_part(address, 512, first, 1);
+    assert_filled_part(address, 6 * CHUNK, second, 1);
+}
+
+/* The kernel reads whole vectors, so that up to 15 free bytes count as well. */
+static void a_live_range_may_begin_and_end_anywhere(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    const uint64_t begin = 3, end = 4 * CHUNK + 5;
+    knowledge_t known = {.addresses = {address}, .ranges = {{address + begin, address + end}}, .count = 1};
+    const tms_selection_t selection = {.find_live = tell, .live_context = &known};
+    for (uint64_t place = begin; place < end; place += CHUNK / 2) {
+        tms_report_t report;
+        add_one(address + place);
+        ASSERT_OK(pause_selected_with_report(f, &selection, &report, &error), error);
+        if (place > begin) assert_in_range(report.unchanged_bytes, CHUNK, end - begin);
+        resume(f);
+        subtract_one(address + place);
+        assert_filled_part(address, begin, end - begin, 1);
+    }
+}
+
+static void another_live_set_copies_all_of_its_segment_only(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    uint64_t a = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1),
+             b = allocate_filled(f, "b", TMS_BACKUP_PINNED, BYTES, 2);
+    const uint64_t low = a < b ? a : b, high = a < b ? b : a;
+    knowledge_t known = {.addresses = {low, high},
+                         .ranges = {{low, low + CHUNK}, {low + 2 * CHUNK, low + 3 * CHUNK}, {high, high + BYTES}},
+                         .count = 3};
+    pause_live(f, &known, 2 * CHUNK + BYTES, 0);
+    resume(f);
+    pause_live(f, &known, 0, 2 * CHUNK + BYTES);
+    resume(f);
+    known.ranges[1].end += CHUNK;
+    pause_live(f, &known, 3 * CHUNK, BYTES);
+    resume(f);
+    pause_live(f, &known, 0, 3 * CHUNK + BYTES);
+    resume(f);
+}
+
+/* ---- views ---- */
+
+typedef struct view {
+    tms_host_buffer_t *buffer;
+    void *host;
+} view_t;
+
+static view_t look(fixture_t *f, uint64_t address) {
+    tms_error_t error;
+    view_t view = {NULL, NULL};
+    ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &view.buffer, &view.host, &error), error);
+    return view;
+}
+
+/* A program may write to a view of the backup at any time. The write never reaches the device after a later pause. */
+static void a_segment_whose_copy_was_handed_out_is_copied_whole(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    uint64_t other = allocate_filled(f, "b", TMS_BACKUP_PINNED, BYTES, 2);
+    pause_copying(f, 2 * BYTES, 0);
+    resume(f);
+    view_t view = look(f, address);
+    for (int cycle = 0; cycle < 3; cycle++) { /* as long as the program has it */
+        memset(view.host, cycle, BYTES);
+        pause_copying(f, BYTES, BYTES);
+        resume(f);
+        assert_filled(address, BYTES, 1);
+    }
+    memset(view.host, 1, BYTES);
+    tms_host_buffer_drop(view.buffer); /* and once more */
+    pause_copying(f, BYTES, BYTES);
+    resume(f);
+    pause_copying(f, 0, 2 * BYTES);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+    assert_filled(other, BYTES, 2);
+}
+
+/* ---- failures ---- */
+
+/* The copy of the first was overwritten, and that of the second may have been. */
+static void after_a_late_failure_what_was_overwritten_is_copied_whole(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    retain(f);
+    uint64_t first = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    uint64_t second = allocate_filled(f, "b", TMS_BACKUP_PINNED, BYTES, 2);
+    uint64_t third = allocate_filled(f, "c", TMS_BACKUP_PINNED, BYTES, 3);
+    pause_copying(f, 3 * BYTES, 0);
+    resume(f);
+    add_one(first);
+    add_one(second);
+    simulator()->fail_after("cuMemcpyDtoHAsync", 1, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
+    assert_null(look(f, first).host);
+    pause_copying(f, 2 * BYTES, BYTES);
+    resume(f);
+    pause_copying(f, 0, 3 * BYTES);
+    resume(f);
+    subtract_one(first);
+    subtract_one(second);
+    assert_filled(first, BYTES, 1);
+    assert_filled(second, BYTES, 2);
+    assert_filled(third, BYTES, 3);
+}
+
+/* Fails until the driver loads the module and launches the kernel: everything is copied, which is logged once. */
+static void pause_twice_copying_all(fixture_t *f) {
+    for (int i = 0; i < 2; i++) {
+        pause_copying(f, BYTES, 0);
+        resume(f);
+    }
+}
+
+static void without_the_kernel_everything_is_copied(void **state) {
+    fixture_t *f = *state;
+    static const struct {
+        const char *call;
+        CUresult result;
+    } cases[] = {
+        {"cuModuleLoadData", CUDA_ERROR_JIT_COMPILER_NOT_FOUND}, {"cuModuleLoadData", CUDA_ERROR_OUT_OF_MEMORY},
+        {"cuModuleGetFunction", CUDA_ERROR_NOT_FOUND},           {"cuModuleGetGlobal", CUDA_ERROR_NOT_FOUND},
+        {"cuMemHostGetDevicePointer", CUDA_ERROR_INVALID_VALUE}, {"cuLaunchKernel", CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES},
+        {"cuMemHostRegister", CUDA_ERROR_OPERATING_SYSTEM},
+    };
+    retain(f);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tms_error_t error;
+        tms_fingerprinter_release(&f->saver.stores.fingerprinter, &f->devices);
+        tms_log_init(&f->log, TMS_LOG_WARNING);
+        uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+        simulator()->fail_after(cases[i].call, 0, 1000, (int)cases[i].result);
+        const char *logged = log_of(pause_twice_copying_all, f);
+        const char *line = strstr(logged, "All contents are copied");
+        if (!line || strstr(line + 1, "All contents are copied")) fail_msg("%s: %s", cases[i].call, logged);
+        simulator()->fail_after(cases[i].call, 0, 0, CUDA_SUCCESS);
+        pause_copying(f, BYTES, 0); /* and computes fingerprints again */
+        resume(f);
+        pause_copying(f, 0, BYTES);
+        resume(f);
+        assert_filled(address, BYTES, 1);
+        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    }
+}
+
+static void without_compilation_in_the_driver_everything_is_copied(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    (void)allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    assert_int_equal(setenv("CUDA_DISABLE_PTX_JIT", "1", 1), 0);
+    const char *logged = log_of(pause_twice_copying_all, f);
+    assert_int_equal(unsetenv("CUDA_DISABLE_PTX_JIT"), 0);
+    assert_non_null(strstr(logged, "cuModuleLoadData failed with CUDA_ERROR_JIT_COMPILATION_DISABLED"));
+}
+
+/* The module needs 2 MiB of the simulated device. */
+static void on_a_full_device_everything_is_copied(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t free_bytes = 0, total = 0;
+    const tms_error_context_t context = {.operation = "test"};
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    ASSERT_OK(tms_devices_memory(&f->devices, 0, &free_bytes, &total, &context, &error), error);
+    assert_int_equal(simulator()->take_memory(0, (int64_t)free_bytes), 0);
+    const char *logged = log_of(pause_twice_copying_all, f);
+    assert_non_null(strstr(logged, "cuModuleLoadData failed with CUDA_ERROR_OUT_OF_MEMORY"));
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)free_bytes), 0);
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    pause_copying(f, 0, BYTES);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+}
+
+/* The kernel may still be reading the memory: it stays mapped, and the pause fails. */
+static void a_device_that_cannot_be_waited_for_fails_the_pause(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    static const char *const calls[] = {"cuStreamSynchronize", "cuCtxPushCurrent"};
+    for (size_t i = 0; i < 2; i++) {
+        bool reached = true;
+        int failed = 0;
+        for (uint64_t before = 0; reached; before++) {
+            const uint64_t fired = simulator()->failures_fired();
+            simulator()->fail_after(calls[i], before, 1, CUDA_ERROR_UNKNOWN);
+            const tms_status_t status = pause_all(f, &error);
+            reached = simulator()->failures_fired() > fired;
+            simulator()->fail_after(calls[i], 0, 0, CUDA_SUCCESS);
+            assert_int_equal(state_of(f, address), status == TMS_OK ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_ACTIVE);
+            if (status != TMS_OK) {
+                failed++;
+                assert_string_equal(error.call, calls[i]);
+                pause_copying(f, 0, BYTES); /* nothing was overwritten */
+            }
+            resume(f);
+            pause_copying(f, 0, BYTES);
+            resume(f);
+        }
+        assert_true(failed > 0);
+    }
+    assert_nothing_waits(&f->saver);
+    assert_filled(address, BYTES, 1);
+}
+
+static int32_t cancel(void *context) {
+    (void)context;
+    return 1;
+}
+
+static int32_t tell_nothing(void *context, tms_live_t *live) {
+    (void)context;
+    (void)live;
+    return 1;
+}
+
+static void a_pause_cancelled_while_the_kernel_runs_changes_nothing(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    add_one(address);
+    const tms_selection_t selection = {.interrupted = cancel, .find_live = tell_nothing};
+    assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    pause_copying(f, CHUNK, BYTES - CHUNK);
+    resume(f);
+    subtract_one(address);
+    assert_filled(address, BYTES, 1);
+    assert_nothing_waits(&f->saver);
+}
+
+/* ---- TMS_VERIFY_BACKUPS ---- */
+
+/* A kernel that does nothing: all fingerprints are equal. */
+static CUresult launch_nothing(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                               unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                               CUstream stream, void **parameters, void **extra) {
+    (void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
+    (void)shared_bytes, (void)stream, (void)parameters, (void)extra;
+    return CUDA_SUCCESS;
+}
+
+static void a_verified_pause_fails_if_it_left_a_changed_byte_out(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    retain(f);
+    f->config.verify_backups = true;
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    uint64_t other = allocate_filled(f, "b", TMS_BACKUP_MMAP, BYTES, 2);
+    writable(f)->cuLaunchKernel = launch_nothing;
+    pause_copying(f, 2 * BYTES, 0);
+    resume(f);
+    pause_copying(f, 0, 2 * BYTES);
+    resume(f);
+    add_one(other + 5 * CHUNK + 3);
+    assert_int_equal(pause_all(f, &error), TMS_INVALID_STATE);
+    assert_int_equal(error.address, other);
+    assert_non_null(strstr(error.message, "byte 2621443 of the contents"));
+    assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
+    assert_null(look(f, other).host);
+    pause_copying(f, BYTES, BYTES);
+    resume(f);
+    subtract_one(other + 5 * CHUNK + 3);
+    assert_filled(address, BYTES, 1);
+    assert_filled(other, BYTES, 2);
+    assert_nothing_waits(&f->saver);
+}
+
+static void a_verified_pause_of_live_bytes_compares_those(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    retain(f);
+    f->config.verify_backups = true;
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    knowledge_t known = {.addresses = {address},
+                         .ranges = {{address + CHUNK, address + 2 * CHUNK}, {address + 4 * CHUNK, address + 5 * CHUNK}},
+                         .count = 2};
+    const tms_selection_t selection = {.find_live = tell, .live_context = &known};
+    writable(f)->cuLaunchKernel = launch_nothing;
+    pause_live(f, &known, 2 * CHUNK, 0);
+    resume(f);
+    fill(address + 2 * CHUNK, CHUNK, 3); /* free */
+    pause_live(f, &known, 0, 2 * CHUNK);
+    resume(f);
+    add_one(address + 4 * CHUNK + 1);
+    assert_int_equal(pause_selected(f, &selection, &error), TMS_INVALID_STATE);
+    assert_non_null(strstr(error.message, "byte 524289 of the contents"));
+}
+
+/* ---- everything at random ---- */
+
+/* Writes of random sizes at random places between pauses, some of which fail, and live sets that change now and then. */
+static void every_byte_comes_back_after_random_writes(void **state) {
+    fixture_t *f = *state;
+    enum { SEGMENTS = 3, CYCLES = 600, MOST_WRITES = 4 };
+    const char *text = getenv("TMS_TEST_CYCLES");
+    const int cycles = text ? atoi(text) : CYCLES;
+    static const uint64_t sizes[SEGMENTS] = {TMS_FINGERPRINT_CHUNK_BYTES * 2 + 12345, 70000, TMS_FINGERPRINT_CHUNK_BYTES};
+    uint64_t address[SEGMENTS], copied = 0, unchanged = 0, failed = 0;
+    uint8_t *expected[SEGMENTS];
+    unsigned seed = 1;
+    retain(f);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    for (int i = 0; i < SEGMENTS; i++) {
+        address[i] = allocate_filled(f, "a", i == 1 ? TMS_BACKUP_MMAP : TMS_BACKUP_PINNED, sizes[i], (uint32_t)i);
+        expected[i] = malloc(sizes[i]);
+        assert_non_null(expected[i]);
+        memcpy(expected[i], (const void *)(uintptr_t)address[i], sizes[i]);
+    }
+    for (int cycle = 0; cycle < cycles; cycle++) {
+        tms_error_t error;
+        tms_report_t report;
+        for (int n = rand_r(&seed) % (MOST_WRITES + 1); n > 0; n--) {
+            const int i = rand_r(&seed) % SEGMENTS;
+            const uint64_t offset = (uint64_t)rand_r(&seed) % sizes[i], left = sizes[i] - offset;
+            const uint64_t bytes = 1 + (uint64_t)rand_r(&seed) % (rand_r(&seed) % 2 ? left : left < 64 ? left : 64);
+            memset((void *)(uintptr_t)(address[i] + offset), cycle, bytes);
+            memset(expected[i] + offset, cycle, bytes);
+        }
+        if (rand_r(&seed) % 8 == 0) {
+            static const char *const calls[] = {"cuMemcpyBatchAsync", "cuStreamSynchronize", "cuLaunchKernel",
+                                                "cuMemcpyDtoHAsync"};
+            simulator()->fail_after(calls[rand_r(&seed) % 4], (uint64_t)(rand_r(&seed) % 3), 1, CUDA_ERROR_UNKNOWN);
+        }
+        while (pause_with_report(f, ALL_TAGS, &report, &error) != TMS_OK) failed++;
+        copied += report.copied_bytes;
+        unchanged += report.unchanged_bytes;
+        while (resume_all(f, &error) != TMS_OK) failed++;
+        for (int i = 0; i < SEGMENTS; i++) assert_memory_equal((const void *)(uintptr_t)address[i], expected[i], sizes[i]);
+    }
+    print_message("%d cycles: %llu bytes copied, %llu unchanged, %llu failed calls\n", cycles, (unsigned long long)copied,
+                  (unsigned long long)unchanged, (unsigned long long)failed);
+    assert_true(copied > 0 && unchanged > 0 && failed > 0);
+    for (int i = 0; i < SEGMENTS; i++) free(expected[i]);
+}
+
+#define ONE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        ONE(what_has_not_changed_is_not_copied),
+        ONE(a_changed_byte_copies_its_chunk_and_neighbours_are_one_copy),
+        ONE(the_last_byte_of_an_odd_size_counts),
+        cmocka_unit_test_setup_teardown(each_device_has_its_own_kernel, setup_two_devices, teardown),
+        ONE(a_context_that_was_reset_gets_another_module),
+        ONE(without_retained_backups_nothing_is_computed),
+        ONE(a_resume_that_retains_makes_the_pause_after_next_partial),
+        ONE(a_pause_with_another_backup_drops_the_copy_and_its_fingerprints),
+        ONE(only_live_bytes_are_compared),
+        ONE(a_live_range_may_begin_and_end_anywhere),
+        ONE(another_live_set_copies_all_of_its_segment_only),
+        ONE(a_segment_whose_copy_was_handed_out_is_copied_whole),
+        ONE(after_a_late_failure_what_was_overwritten_is_copied_whole),
+        ONE(without_the_kernel_everything_is_copied),
+        ONE(without_compilation_in_the_driver_everything_is_copied),
+        ONE(on_a_full_device_everything_is_copied),
+        ONE(a_device_that_cannot_be_waited_for_fails_the_pause),
+        ONE(a_pause_cancelled_while_the_kernel_runs_changes_nothing),
+        ONE(a_verified_pause_fails_if_it_left_a_changed_byte_out),
+        ONE(a_verified_pause_of_live_bytes_compares_those),
+        ONE(every_byte_comes_back_after_random_writes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
