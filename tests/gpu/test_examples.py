@@ -41,6 +41,7 @@ RUN_ELSEWHERE = {
     "compile_reduce_overhead.py",
     "fragmentation.py",
     "memory_leak.py",
+    "model_swap.py",
     "partial_cuda_graph.py",
     "rl_colocate.py",
     "rl_loop.py",
@@ -97,6 +98,23 @@ def test_example(name: str) -> None:
 def test_every_example_is_run() -> None:
     files = {path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("_")} - {"transformer.py"}
     assert files - RUN_ELSEWHERE == set(CALLS) == set(CHECKS)
+
+
+def test_model_swap_example() -> None:
+    """At its full size, more than half of the device for each model, on a simulated machine of its own."""
+    machine = OWN_MACHINE | {"TMS_SIMULATED_MEMORY": "1GiB"} if SIMULATED else {}
+    try:
+        command = [str(EXAMPLES / "model_swap.py"), *([] if SIMULATED else ["--gib", "2"])]
+        done = subprocess_run(command, machine, timeout=280).check()
+    finally:
+        if machine:
+            SHARED_MEMORY.unlink(missing_ok=True)
+    print(done.output)
+    assert len(held(done.output)) == 2 + 6 * 3
+    copied = [float(each) for each in re.findall(r"pause of \w+: .* s, (\d+\.\d) MiB copied", done.output)]
+    assert [each > 500 for each in copied] == [True, True] + 6 * [False]
+    assert copied[2::2] == [0.0, 0.0, 0.0]
+    assert min(copied[3::2]) > 0
 
 
 def test_torchrun_example() -> None:
