@@ -2,7 +2,7 @@
 
 Each step has a burst of images on the device. The program keeps a prefix of each of the first images until it ends: a small
 block, which PyTorch puts into the rest of the image's segment. After each step the program writes a snapshot, and at the
-end it releases cached memory. It prints its figures as JSON.
+end it releases cached memory, with --pause after a pause and a resume of everything. It prints its figures as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from _check import MIB
 from _fragmentation_sizes import FIRST_SIDE, PREFIX_BYTES, PREFIXES, STRIDE
 from _image_bursts import CHANNELS, at_once, side_of
 
-from torch_memory_saver import memory
+from torch_memory_saver import memory, torch_memory_saver
 
 
 class Program:
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="for the snapshots")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--burst-mib", type=int, required=True)
+    parser.add_argument("--pause", action="store_true")
     options = parser.parse_args()
     memory.record_history()
     sampler = memory.MemorySnapshotSampler(options.folder, role="bursts")
@@ -60,6 +61,10 @@ def main() -> None:
         sampler.sample(number + 1)
         steps.append(counters())
     expandable = any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
+    if options.pause:
+        if torch_memory_saver.pause(backup="host").bytes == 0 or torch_memory_saver.stats().resident_bytes > 0:
+            raise SystemExit("FAILED: not everything was paused")
+        torch_memory_saver.resume()
     memory.release_cached()
     print(json.dumps({"steps": steps, "released": counters(), "expandable": expandable}))
 

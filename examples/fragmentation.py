@@ -3,7 +3,8 @@
 Each step's images are larger than those of the step before, and need about as much memory in all. An ordinary segment
 holds one image, and no cached segment is large enough for an image of the next step, so reserved memory grows by a burst
 in each step. A release returns the segments, except for those in which a small block is still in use. An expandable
-segment is one range that has room for images of every size, and a release returns each free piece of 20 MiB.
+segment is one range that has room for images of every size, and a release returns each free piece of 20 MiB. A third run
+manages everything (``run --manage``): after a pause and a resume, a release returns as much.
 
     python examples/fragmentation.py
     python examples/fragmentation.py --burst-mib 8192 --out snapshots    # larger
@@ -63,11 +64,13 @@ class Outcome:
         return [counters[name] for counters in self.steps]
 
 
-def run(folder: Path, expandable: bool, options: argparse.Namespace) -> Outcome:
+def run(folder: Path, expandable: bool, options: argparse.Namespace, managed: bool = False) -> Outcome:
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment |= dict.fromkeys(VARIABLES, "expandable_segments:True") if expandable else {}
     environment["COLUMNS"] = WIDTH
     command = [str(PROGRAM), str(folder), "--steps", str(options.steps), "--burst-mib", str(options.burst_mib)]
+    if managed:
+        command = ["-m", "torch_memory_saver", "run", "--manage", "--", sys.executable, *command, "--pause"]
     printed = json.loads(_output(command, environment))
     compare = ["-m", "torch_memory_saver", "compare", str(folder)]
     found = json.loads(_output([*compare, "--json"], environment))
@@ -122,10 +125,8 @@ def check_ordinary(outcome: Outcome, options: argparse.Namespace) -> None:
     check(not outcome.expandable and found is not None and found["unused_grows"], "`compare` reports the growth")
     assert found is not None
     holder = found["holders"][0]
-    check(
-        holder["stack"]["frames"][0]["name"].endswith("remember") and holder["blocks"] == PREFIXES,
-        f"the {PREFIXES} prefixes hold segments",
-    )
+    place = holder["stack"]["frames"][0]["name"]
+    check(place.endswith("remember") and holder["blocks"] == PREFIXES, f"the {PREFIXES} prefixes hold segments")
     held = PREFIXES * segment_bytes(sides[0]) - holder["bytes"]
     check(outcome.usage["held"][-1] == held, f"they hold {held / MIB:.1f} MiB, the rest of {PREFIXES} segments")
 
@@ -142,6 +143,12 @@ def check_expandable(outcome: Outcome, ordinary: Outcome, options: argparse.Name
     held, before = outcome.usage["held"][-1], ordinary.usage["held"][-1]
     check(held < before, f"the prefixes hold {held / MIB:.1f} MiB instead of {before / MIB:.1f}")
     check(outcome.released["reserved"] < ordinary.released["reserved"], "after the release less is reserved than without")
+
+
+def check_managed(outcome: Outcome, expandable: Outcome) -> None:
+    left = outcome.released["reserved"] / MIB
+    check(outcome.steps == expandable.steps, "managed: PyTorch's counters are the same after each step")
+    check(outcome.released == expandable.released, f"after a pause and a resume the release leaves {left:.1f} MiB, too")
 
 
 def check_release(name: str, outcome: Outcome) -> None:
@@ -177,6 +184,7 @@ def main() -> None:
     with folder_of(options) as folder:
         ordinary = run(folder / "ordinary", False, options)
         expandable = run(folder / "expandable", True, options)
+        managed = run(folder / "managed", True, options, managed=True)
     print(table(ordinary, expandable))
     for name, outcome in (("ordinary segments", ordinary), ("expandable segments", expandable)):
         print(f"\n`compare`, {name}:\n{textwrap.indent(outcome.text.rstrip(), '  ')}")
@@ -185,6 +193,7 @@ def main() -> None:
     check_expandable(expandable, ordinary, options)
     check_release("without", ordinary)
     check_release("with", expandable)
+    check_managed(managed, expandable)
 
 
 if __name__ == "__main__":

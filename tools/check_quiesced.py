@@ -1,11 +1,11 @@
 """Checks who makes a `tms_quiesced_t`, without which no memory is unmapped: `python tools/check_quiesced.py`.
 
-core/model/quiesced.c makes such values in three functions (core/model/quiesced.h). Elsewhere in csrc a value is only
+core/model/quiesced.c makes such values in four functions (core/model/quiesced.h). Elsewhere in csrc a value is only
 declared, passed and assigned as a whole. The check fails on every other way to make one: an initialiser, a compound
-literal or a cast, a field, `memset` and the like. It fails on a call of `tms_quiesced_never_handed_out` or
-`tms_quiesced_devices_lost` from a function that is not listed here with its reason, and on a listed function that makes
-none any more. It also fails on `cuMemUnmap` outside of the functions listed for it; the interposers only pass on what
-the program itself unmaps."""
+literal or a cast, a field, `memset` and the like. It fails on a call of `tms_quiesced_never_handed_out`,
+`tms_quiesced_by_program` or `tms_quiesced_devices_lost` from a function that is not listed here with its reason, and on a
+listed function that makes none any more. It also fails on `cuMemUnmap` outside of the functions listed for it; the
+interposers only pass on what the program itself unmaps."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ UNWAITED = {
     ): "a failed resume, which has waited for its copies",
     ("core/allocation/free.c", "tms_saver_await_users", "tms_quiesced_never_handed_out"): "no device has access",
     ("core/allocation/free.c", "tms_saver_await_users", "tms_quiesced_devices_lost"): "waiting has found them lost",
+    ("core/allocation/free.c", "tms_saver_retire", "tms_quiesced_by_program"): "the program has unmapped it",
+    ("core/allocation/handles.c", "tms_handles_unmap", "tms_quiesced_by_program"): "the program unmaps it",
+    ("core/allocation/handles.c", "make_segment", "tms_quiesced_never_handed_out"): "the allocation has failed",
+    ("core/allocation/handles.c", "tms_handles_map", "tms_quiesced_never_handed_out"): "it was never mapped",
+    ("core/allocation/handles.c", "tms_handles_release", "tms_quiesced_never_handed_out"): "it was never mapped",
 }
 
 #: The functions that unmap, as (file, function): they refuse to without a value that covers every device with access.
@@ -45,7 +50,7 @@ _FORBIDDEN = {
     "the raw memory of one": re.compile(r"\bmem(?:set|cpy|move)\([^;]*\bquiesced\b"),
     "a designated initialiser": re.compile(r"\.quiesced\s*=\s*\{"),
 }
-_MAKER = re.compile(r"\b(tms_quiesced_(?:never_handed_out|devices_lost))\(")
+_MAKER = re.compile(r"\b(tms_quiesced_(?:never_handed_out|by_program|devices_lost))\(")
 _FUNCTION = re.compile(r"^\w[^;{}()]*?\b(\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
 
 

@@ -733,9 +733,9 @@ class TorchMemorySaver:
         Args:
             x: A contiguous CUDA tensor.
             zero_copy: Whether the result is the backup's own memory rather than a copy of it, if the backup is in host
-                memory. The memory stays valid while the result lives. Later pauses may write to it, and a pause that fails
-                half-way leaves a mixture there. A forked child does not inherit this memory and gets SIGSEGV when it
-                accesses the memory: copy it before the fork.
+                memory, and the tensor in one piece of an expandable segment. The memory stays valid while the result lives.
+                Later pauses may write to it, and a pause that fails half-way leaves a mixture there. A forked child does not
+                inherit this memory and gets SIGSEGV when it accesses the memory: copy it before the fork.
 
         Raises:
             NotManagedError: The tensor is not in managed memory.

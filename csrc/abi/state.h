@@ -11,7 +11,7 @@
 #include "core/model/saver.h"
 
 /* The maximum number of interposed functions (preload/resolve.h). */
-enum { TMS_MAX_HOOKS = 48 };
+enum { TMS_MAX_HOOKS = 64 };
 
 typedef struct tms_state {
     tms_log_t log;
@@ -22,11 +22,12 @@ typedef struct tms_state {
     tms_region_defaults_t regions;
     tms_saver_t saver;
     tms_late_devices_t late_devices;
-    tms_ledger_t ledger;                 /* preload only: memory that is not managed */
-    _Atomic(void *) real[TMS_MAX_HOOKS]; /* preload only: the runtime's functions, resolved lazily */
-    _Atomic bool warned_no_runtime;      /* preload only: there is no CUDA runtime to forward to */
-    _Atomic bool warned_not_managed;     /* preload only: an allocation in a region is not managed */
-    _Atomic bool warned_no_ipc;          /* preload only: CUDA's IPC handles were asked for managed memory */
+    tms_ledger_t ledger;                              /* preload only: memory that is not managed */
+    _Atomic(void *) real[TMS_MAX_HOOKS];              /* preload only: the runtime's functions, resolved lazily */
+    _Atomic uintptr_t allocator_begin, allocator_end; /* preload only: the code of PyTorch's allocator (handle_hooks.c) */
+    _Atomic bool warned_no_runtime;                   /* preload only: there is no CUDA runtime to forward to */
+    _Atomic bool warned_not_managed;                  /* preload only: an allocation in a region is not managed */
+    _Atomic bool warned_no_ipc;                       /* preload only: CUDA's IPC handles were asked for managed memory */
     _Atomic bool interpreter_told; /* preload only: the first managed allocation has been made (preload/interpreter.h) */
     _Atomic bool warned_too_many_captures;
     _Atomic bool warned_malformed_use; /* compat.c: wrong use has been logged */

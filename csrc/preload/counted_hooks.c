@@ -64,10 +64,9 @@ FREES(CUresult, cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream), add
 
 /* ---- physical memory ---- */
 
-/* Host memory is not counted. */
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
-                     unsigned long long flags) {
-    tms_counting_t counting = tms_counting_begin(CALLER);
+CUresult tms_counted_create(const void *caller, CUmemGenericAllocationHandle *handle, size_t bytes,
+                            const CUmemAllocationProp *properties, unsigned long long flags) {
+    tms_counting_t counting = tms_counting_begin(caller);
     tms_ledger_t *ledger = tms_counting_ledger(&counting);
     CUresult result;
     TMS_CALL_REAL(result, counting.state, cuMemCreate, handle, bytes, properties, flags);
@@ -75,6 +74,11 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
         tms_ledger_add_handle(ledger, counting.caller, properties->location.id, *handle, bytes);
     tms_counting_end(&counting);
     return result;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                     unsigned long long flags) {
+    return tms_counted_create(CALLER, handle, bytes, properties, flags);
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {

@@ -1,5 +1,6 @@
 /* The interposers, which programs call instead of the functions of resolve.h: hooks.c has the hooks that manage memory and
- * see captures, and counted_hooks.c the hooks that only count (counting.h).
+ * see captures, counted_hooks.c the hooks that only count (counting.h), and handle_hooks.c what PyTorch's allocator gets in
+ * place of the driver's virtual memory management.
  *
  * A hook only calls the real function if the thread's allocations are not managed, if this thread is already inside a hook,
  * or if the state cannot be created. Loading the library does nothing, and no hook runs before the program calls a CUDA
@@ -19,5 +20,9 @@ TMS_RUNTIME_HOOKS(TMS_HOOK_DECLARE)
 #define TMS_HOOK_DECLARE(name, parameters) TMS_EXPORT CUresult name parameters;
 TMS_DRIVER_HOOKS(TMS_HOOK_DECLARE)
 #undef TMS_HOOK_DECLARE
+
+/* cuMemCreate, called by the code at `caller`. Host memory is not counted. */
+CUresult tms_counted_create(const void *caller, CUmemGenericAllocationHandle *handle, size_t bytes,
+                            const CUmemAllocationProp *properties, unsigned long long flags);
 
 #endif

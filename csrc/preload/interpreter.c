@@ -70,6 +70,23 @@ static bool run(const python_t *python) {
     return done != NULL;
 }
 
+tms_interpreter_thread_t tms_interpreter_leave(void) {
+    tms_interpreter_thread_t thread = {.state = NULL};
+    int (*holds)(void) = NULL;
+    void *(*save)(void) = NULL;
+    python_t python;
+    if (!find_python(&python) || !find_function("PyGILState_Check", (void *)&holds, sizeof holds) ||
+        !find_function("PyEval_SaveThread", (void *)&save, sizeof save) ||
+        !find_function("PyEval_RestoreThread", (void *)&thread.restore, sizeof thread.restore))
+        return thread;
+    if (holds()) thread.state = save();
+    return thread;
+}
+
+void tms_interpreter_return(tms_interpreter_thread_t thread) {
+    if (thread.state) thread.restore(thread.state);
+}
+
 static int run_pending(void *argument) {
     (void)argument;
     python_t python;

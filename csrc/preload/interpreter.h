@@ -1,4 +1,5 @@
-/* Makes the Python interpreter of this process, if there is one, install the code that is needed to send managed tensors.
+/* The two uses of the Python interpreter of this process, if there is one: to install the code that is needed to send
+ * managed tensors, and to release the GIL during a wait.
  *
  * With TMS_INIT_ENABLE a process may have managed memory although its program never imports the package: a worker that
  * inherits the environment. CUDA has no IPC handles for managed memory, so PyTorch cannot send its tensors until the package
@@ -18,5 +19,13 @@
 
 /* Called after a managed allocation. Costs one atomic read, except for the first. */
 void tms_interpreter_prepare_sharing(tms_state_t *state);
+
+/* Releases the GIL if this thread holds it, and takes it again: for a wait that needs another thread to go on. */
+typedef struct tms_interpreter_thread {
+    void *state; /* NULL: the thread did not hold the GIL */
+    void (*restore)(void *state);
+} tms_interpreter_thread_t;
+tms_interpreter_thread_t tms_interpreter_leave(void);
+void tms_interpreter_return(tms_interpreter_thread_t thread);
 
 #endif

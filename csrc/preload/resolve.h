@@ -50,7 +50,10 @@ typedef struct tms_box {
     X(cudaMallocFromPoolAsync, (void **address, size_t bytes, void *pool, void *stream))                                    \
     X(cudaMallocFromPoolAsync_ptsz, (void **address, size_t bytes, void *pool, void *stream))                               \
     X(cudaFreeAsync, (void *address, void *stream))                                                                         \
-    X(cudaFreeAsync_ptsz, (void *address, void *stream))
+    X(cudaFreeAsync_ptsz, (void *address, void *stream))                                                                    \
+    X(cudaGetDriverEntryPoint, (const char *symbol, void **function, unsigned long long flags, int *result))                \
+    X(cudaGetDriverEntryPointByVersion,                                                                                     \
+      (const char *symbol, void **function, unsigned int version, unsigned long long flags, int *result))
 
 /* The interposed functions of the driver, under the symbols of its library. */
 #define TMS_DRIVER_HOOKS(X)                                                                                                 \
@@ -73,7 +76,18 @@ typedef struct tms_box {
 
 /* Functions that are called but not interposed. */
 #define TMS_RUNTIME_CALLS(X) X(cudaGetDevice, (int *device))
-#define TMS_DRIVER_CALLS(X)  X(cuCtxGetDevice, (CUdevice * device))
+#define TMS_DRIVER_CALLS(X)  X(cuCtxGetDevice, (CUdevice * device)) TMS_HANDLE_CALLS(X)
+
+/* The driver's functions that PyTorch's allocator gets an interposer of, besides those of TMS_DRIVER_HOOKS
+ * (handle_hooks.h). */
+#define TMS_HANDLE_CALLS(X)                                                                                                 \
+    X(cuMemSetAccess, (CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count))                     \
+    X(cuMemAddressFree, (CUdeviceptr address, size_t bytes))                                                                \
+    X(cuMemExportToShareableHandle,                                                                                         \
+      (void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type, unsigned long long flags))     \
+    X(cuMemGetAllocationPropertiesFromHandle, (CUmemAllocationProp * properties, CUmemGenericAllocationHandle handle))      \
+    X(cuMulticastBindMem, (CUmemGenericAllocationHandle multicast, size_t at, CUmemGenericAllocationHandle handle,          \
+                           size_t offset, size_t bytes, unsigned long long flags))
 
 /* The driver's functions that look up others. Only the ledger library interposes them (lookups/). */
 #define TMS_DRIVER_LOOKUPS(X)                                                                                               \

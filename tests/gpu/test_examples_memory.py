@@ -216,7 +216,7 @@ def bursts(tmp_path_factory: pytest.TempPathFactory) -> Bursts:
 
 
 def test_every_check_of_the_bursts_holds(bursts: Bursts) -> None:
-    assert len(held(bursts.output)) == 10
+    assert len(held(bursts.output)) == 12
 
 
 def test_ordinary_segments_grow_by_each_burst_and_are_held(bursts: Bursts) -> None:

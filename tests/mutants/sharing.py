@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         "one-of-two-first-sends-is-forgotten",
         _SHARED,
-        "if replaced is None or replaced.exported.generation != memory.exported.generation:",
+        "if replaced is None or replaced.exported != memory.exported:",
         "if True:",
         (f"{_PYTHON}::test_two_first_sends_of_the_same_memory_at_once_are_both_kept",),
     ),

@@ -14,7 +14,6 @@ from pathlib import Path
 from torch_memory_saver._cli.host_checks import why_not_writable
 from torch_memory_saver._engine import background, preload
 from torch_memory_saver._replace import replace_process
-from torch_memory_saver._torch.layer import expandable_segments_on
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
 __all__ = ["ChildOptions", "options_of", "print_environment", "run_program", "variables_for"]
@@ -72,19 +71,12 @@ def variables_for(options: ChildOptions, base: Mapping[str, str], operation: str
     """The variables to set in an environment that has those of `base`. Entries of lists are kept, behind the new ones.
 
     Raises:
-        InvalidStateError: The hook library is not installed or cannot be named; or everything is to be managed while
-            PyTorch's expandable segments are on.
+        InvalidStateError: The hook library is not installed or cannot be named.
     """
     result: dict[str, str] = {}
     if options.preloaded:
         result |= preload.preload_variables(base.get("LD_PRELOAD", ""), operation, options.ledger)
     if options.manage:
-        if expandable_segments_on(base):
-            raise InvalidStateError(
-                "--manage has no effect while PyTorch's expandable segments are on, because they bypass cudaMalloc: take "
-                "expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF",
-                operation=operation,
-            )
         result["TMS_INIT_ENABLE"] = "1"
     if options.record:
         result["TMS_DEBUG"] = ",".join(options.record)

@@ -191,15 +191,7 @@ def allocator() -> Finding:
     lines = [f"{name}={value}" for name, value in given.items()]
     if any("backend:cudamallocasync" in value.lower().replace(" ", "") for value in given.values()):
         return fail("PyTorch's cudaMallocAsync allocator has no memory pools", "take backend out of the variable", lines)
-    if not expandable_segments_on(os.environ):
-        return ok("off", lines)
-    if _core.preloaded and os.environ.get("TMS_INIT_ENABLE", "").lower() in _TRUE:
-        return fail(
-            "on, so that TMS_INIT_ENABLE cannot manage PyTorch's memory",
-            "take expandable_segments:True out of the variable, or use regions instead of TMS_INIT_ENABLE",
-            lines,
-        )
-    return ok("on: regions work beside them, and memory outside of regions cannot be managed", lines)
+    return ok("on" if expandable_segments_on(os.environ) else "off", lines)
 
 
 def _given() -> dict[str, str]:

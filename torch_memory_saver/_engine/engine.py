@@ -100,7 +100,7 @@ class Engine:
 
     Raises:
         InvalidArgumentError: An unknown hook mode.
-        InvalidStateError: "preload" without the preload library, or ``TMS_INIT_ENABLE`` with expandable segments.
+        InvalidStateError: "preload" without the preload library.
     """
 
     def __init__(self, hook_mode: str = "auto") -> None:
@@ -117,13 +117,6 @@ class Engine:
             install_sharing(torch)
         if self._manages_everything:
             self._graph_pools.default_pool_managed = True
-        if self._manages_everything and layer.expandable_segments_on(os.environ):
-            raise InvalidStateError(
-                "TMS_INIT_ENABLE=1 cannot manage PyTorch's memory while its expandable segments are on, because they bypass "
-                "cudaMalloc: take expandable_segments:True out of PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF, or use "
-                "regions instead of TMS_INIT_ENABLE",
-                operation="initialize",
-            )
         if _init_enabled() and not _core.preloaded:
             logger.warning(
                 "TMS_INIT_ENABLE is set, but this process was started without the preload library: only regions are "
@@ -247,9 +240,9 @@ class Engine:
         with pausing(
             self._store, torch, options.tags, options.deadline, lambda found: self._free_caches(found, options.tags)
         ) as leave_paused_pools:
-            reusable = unmanaged = 0
+            reusable = 0
             if torch is not None and self._graph_pools.default_pool_managed:
-                reusable, unmanaged = self._default_pool.prepare(torch, options.tags, self._manages_everything)
+                reusable = self._default_pool.prepare(torch, options.tags)
             find_live = None
             if options.asks_for_live:
                 find_live = live_finder(torch, self._store, options.tags, every_backup=options.backup is not None)
@@ -273,8 +266,8 @@ class Engine:
                 raise
             if done.allocations:
                 leave_paused_pools()
-            self._default_pool.warn_once(reusable, unmanaged)
-        return pause_report(done, reusable, unmanaged, shared)
+            self._default_pool.warn_once(reusable)
+        return pause_report(done, reusable, shared)
 
     def _free_caches(self, torch: TorchCuda, tags: Tags) -> None:
         blas_workspaces.free_in(torch, self._store, tags, self._graph_pools.default_pool_managed)

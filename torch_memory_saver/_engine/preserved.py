@@ -260,8 +260,26 @@ def _kept(by_tag: Mapping[str | None, _Storages], tags: Tags) -> Iterator[tuple[
     rows = [row for row in _core.segments() if row.backup == _core.BACKUP_NONE and selects(tags, row.tag)]
     rows.sort(key=lambda row: row.address)
     storages = _merged(rows, by_tag)
+    _cut(rows, storages)
     for row, begins in _by_allocation(rows, sorted(storages)):
         yield row, begins, list(map(add, begins, map(storages.__getitem__, begins)))
+
+
+def _cut(rows: list[_core.Segment], storages: _Storages) -> None:
+    """Cut the storages that lie in several allocations, the pieces of an expandable segment, at the borders of these."""
+    ends = {row.address: row.address + row.bytes for row in rows}
+    starts = list(ends)
+    for row, begins in list(_by_allocation(rows, sorted(storages))):
+        for begin in begins:
+            border, end = ends[row.address], begin + storages[begin]
+            if end <= border:
+                continue
+            storages[begin] = border - begin
+            for start in starts[bisect_right(starts, begin) :]:
+                if start != border or start >= end:
+                    break
+                border = ends[start]
+                storages[start] = max(storages.get(start, 0), min(end, border) - start)
 
 
 def _merged(rows: list[_core.Segment], by_tag: Mapping[str | None, _Storages]) -> _Storages:

@@ -269,24 +269,48 @@ def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
     if x.numel() == 0:
         return torch.empty(x.shape, dtype=x.dtype)
     size = x.numel() * x.element_size()
-    owner = _core.host_backup(x.data_ptr(), size)
+    owner = None if _has_several_pieces(x.data_ptr(), size) else _core.host_backup(x.data_ptr(), size)
     if owner is None:
-        return _read(torch, x, size)
+        copy = torch.empty(x.shape, dtype=x.dtype)
+        return copy if _copy_pieces(x.data_ptr(), size, copy.data_ptr()) else None
     view = _as_bytes(owner, size)
     tensor = torch.frombuffer(view, dtype=torch.uint8)
     return (tensor if zero_copy else tensor.clone()).view(x.dtype).view(x.shape)
 
 
-def _read(torch: Any, x: Any, size: int) -> Any:
-    """The contents of a paused tensor from a backup on disk, or None if there is none."""
-    row = _core.find(x.data_ptr())
-    if row is None or row.state == _core.STATE_ACTIVE or row.backup_bytes == 0:
-        return None
-    copy = torch.empty(x.shape, dtype=x.dtype)
+def _has_several_pieces(address: int, size: int) -> bool:
+    """Whether memory lies in several managed allocations, the pieces of an expandable segment."""
+    row = _core.find(address)
+    end = None if row is None else row.address + row.bytes
+    return end is not None and address + size > end and _core.find(end) is not None
+
+
+def _copy_pieces(address: int, size: int, destination: int) -> bool:
+    """Copy contents from the backups of the allocations that they lie in: one, or the pieces of an expandable segment.
+    Return whether there were backups of all of them."""
+    end = address + size
+    while address < end:
+        row = _core.find(address)
+        if row is None:
+            return False
+        part = min(end, row.address + row.bytes) - address
+        owner = _core.host_backup(address, part)
+        if owner is not None:
+            ctypes.memmove(destination, owner.address, part)
+        elif not _read(row, address, part, destination):
+            return False
+        address += part
+        destination += part
+    return True
+
+
+def _read(row: _core.Segment, address: int, size: int, destination: int) -> bool:
+    """Read paused contents from a backup on disk. Return whether there was one."""
+    if row.state == _core.STATE_ACTIVE or row.backup_bytes == 0:
+        return False
     torch_cuda = layer.in_use()
     stream = None if torch_cuda is None else torch_cuda.current_stream()
-    is_read = _core.read_backup(x.data_ptr(), size, copy.data_ptr(), stream, interruptible=on_main_thread())
-    return copy if is_read else None
+    return _core.read_backup(address, size, destination, stream, interruptible=on_main_thread())
 
 
 def _as_bytes(owner: _core.HostBuffer, size: int) -> Any:

@@ -3,15 +3,14 @@ cover is shown in the report and logged once.
 
 PyTorch hands out free blocks of its default pool although their segments are paused, and a tensor that is deleted during the
 pause adds such a block. So before a pause of memory of the default pool, the allocations of every thread on that device are
-routed to a *substitute*: a new pool whose memory comes from cudaMalloc, as that of the default pool does. It is managed as
-well, and resident until the next pause, which puts a new substitute in its place. Once no memory of the default pool is
+routed to a *substitute*: a new pool whose memory PyTorch makes as that of the default pool. It is managed as well, and
+resident until the next pause, which puts a new substitute in its place. Once no memory of the default pool is
 paused, the routing ends and the substitute is retired.
 
 A substitute begins only where its routing stays below all others, because PyTorch allocates from the pool that is routed
 last: regions and captures that begin later take precedence, and this thread's own regions are routed again. So it does not
 begin while another thread is in a region or a capture is active, nor with a PyTorch before 2.11. The pause then reports the
-bytes that PyTorch may hand out. It also reports memory that was allocated while expandable segments were on, which bypass
-cudaMalloc: it is not managed. They may be switched on at run time, after the check at the first use.
+bytes that PyTorch may hand out.
 
 PyTorch returns no cached memory while a pool is routed. :meth:`SubstitutePools.suspended` ends the routing for that moment.
 Its caching is off meanwhile, so that allocations of other threads go to cudaMalloc. Two things remain: memory that a program
@@ -57,23 +56,19 @@ _ROUTED, _NOT_ROUTED = "already recording to mempool_id", "not currently recordi
 
 
 class DefaultPool:
-    """The numbers of the default pool, and the warnings logged. Any thread may call."""
+    """The number of the default pool, and whether it was logged. Any thread may call."""
 
     def __init__(self, substitutes: SubstitutePools) -> None:
         self._substitutes = substitutes
-        self._warned_reusable = False
-        self._warned_unmanaged = False
+        self._warned = False
 
-    def prepare(self, torch: TorchCuda, tags: Tags, manages_everything: bool) -> tuple[int, int]:
-        """Prepare a pause of `tags` that is about to begin. Return (paused bytes that torch may hand out nevertheless, bytes
-        that are not managed in spite of ``TMS_INIT_ENABLE``)."""
+    def prepare(self, torch: TorchCuda, tags: Tags) -> int:
+        """Prepare a pause of `tags` that is about to begin. Return the paused bytes that torch may hand out nevertheless."""
         with collector_stopped():
             segments = torch.segments()
         free = self._free_bytes(segments, tags)
         covered = self._substitutes.begin(torch, free)
-        reusable = sum(size for device, size in free.items() if device not in covered)
-        unmanaged = _expandable_bytes(segments) if manages_everything and selects(tags, DEFAULT_TAG) else 0
-        return reusable, unmanaged
+        return sum(size for device, size in free.items() if device not in covered)
 
     def _free_bytes(self, segments: list[dict[str, Any]], tags: Tags) -> Counter[int]:
         """Return the bytes of free blocks that the pause takes away from torch, by device. A device where it takes none away
@@ -85,10 +80,10 @@ class DefaultPool:
                 free[segment["device"]] += _free_blocks(segment)
         return free
 
-    def warn_once(self, reusable: int, unmanaged: int) -> None:
-        """Log what :meth:`prepare` has returned, after the pause. Each number is logged once."""
-        if reusable and not self._warned_reusable:
-            self._warned_reusable = True
+    def warn_once(self, reusable: int) -> None:
+        """Log what :meth:`prepare` has returned, after the pause, once."""
+        if reusable and not self._warned:
+            self._warned = True
             logger.warning(
                 "%s of the memory that this pause releases are free blocks of PyTorch's default pool. A tensor that "
                 "PyTorch places there before the resume causes an illegal memory access. The pool cannot be replaced "
@@ -97,27 +92,10 @@ class DefaultPool:
                 "pause.)",
                 binary_size(reusable),
             )
-        if unmanaged and not self._warned_unmanaged:
-            self._warned_unmanaged = True
-            logger.warning(
-                "%s stay on the GPU although TMS_INIT_ENABLE=1 is set: PyTorch allocated this memory while its expandable "
-                "segments were on, which bypass cudaMalloc. Keep expandable_segments off in this process, or allocate "
-                "what is to be paused inside region(). (Logged once. unmanaged_bytes of the report has the number of each "
-                "pause.)",
-                binary_size(unmanaged),
-            )
 
 
 def _free_blocks(segment: dict[str, Any]) -> int:
     return sum(int(block["size"]) for block in segment["blocks"] if block["state"] == "inactive")
-
-
-def _expandable_bytes(segments: list[dict[str, Any]]) -> int:
-    return sum(
-        int(segment["total_size"])
-        for segment in segments
-        if segment.get("is_expandable") and pool_of(segment) == DEFAULT_POOL
-    )
 
 
 class SubstitutePools:

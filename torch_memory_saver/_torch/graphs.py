@@ -2,8 +2,8 @@
 
 A capture uses the pool of the program's token, which torch owns, if torch's allocations in that pool are managed:
 
-- preloaded, in any pool: inside the capture a region's settings are in force, and torch calls cudaMalloc, which is ours. Not
-  for expandable segments, which torch makes in every pool without an allocator while they are on;
+- preloaded, in any pool: inside the capture a region's settings are in force, and torch calls our functions in place of
+  cudaMalloc and, for expandable segments, of the driver's virtual memory management;
 - otherwise in a pool with our allocator. torch makes the pool of a bare token (``graph_pool_handle()``) at its first use,
   and no allocator can be attached to it. Whether a pool has ours is seen by its segments, or by an allocation.
 
@@ -61,8 +61,8 @@ logger = logging.getLogger("torch_memory_saver")
 #: torch's error if a routing is ended that is not in force.
 _NOT_ROUTED = "not currently recording to mempool_id"
 _WAYS_OUT = (
-    'start the process with the preload library (hook mode "preload"; see configure_subprocess()) and without PyTorch\'s '
-    "expandable_segments, or give cuda_graph() the id of a torch.cuda.MemPool that was made with this package's allocator"
+    'start the process with the preload library (hook mode "preload"; see configure_subprocess()), or give cuda_graph() the '
+    "id of a torch.cuda.MemPool that was made with this package's allocator"
 )
 
 
@@ -416,7 +416,7 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
     options = key.options
     found = refuse_paused(torch, token)
     managed = [row for row in found if row is not None]
-    if not _core.preloaded or torch.settings().get("expandable_segments", False):
+    if not _core.preloaded:
         if len(managed) < len(found):
             raise InvalidStateError(
                 f"graph pool {token} already holds memory that is not managed: give cuda_graph() a token that only "

@@ -19,7 +19,7 @@ version          after the letter ``e``
 ===============  ====================================================================================
 
 Each importer reads lower versions of its own layout, so 1 stands for 1 and 2. An importer finds what it has mapped by the
-bytes of the description. So a nonce follows the descriptor, which importers do not read: the same bytes for the same
+bytes of the description. So a nonce follows the descriptors, which importers do not read: the same bytes for the same
 physical memory, and other bytes for any other.
 
 **The counters** tell a sender whether a tensor that it has sent is still in use elsewhere. PyTorch sends a tensor with a
@@ -52,6 +52,7 @@ import os
 import re
 import secrets
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
@@ -69,7 +70,6 @@ __all__ = [
 ]
 
 _KIND = b"e"
-_HANDLES = 1
 _FILE_DESCRIPTOR = 1
 #: The layouts after the letter, by the version that a description names: struct formats without the descriptor.
 _LAYOUTS = {1: "<i4xQQ", 3: "<i4xQQi4x"}
@@ -126,14 +126,15 @@ def format_of_importer(release: object) -> int:
     raise InvalidArgumentError(f"share_for: managed memory can be sent to PyTorch 2.6 and later, not to {release}")
 
 
-def describe(layout: int, exported: _core.Export) -> bytes:
-    """The description of exported memory, in one of the formats."""
-    fields: tuple[int, ...] = (os.getpid(), exported.bytes, _HANDLES)
+def describe(layout: int, exported: Sequence[_core.Export]) -> bytes:
+    """The description of exported memory, in one of the formats. Several pieces lie side by side and have the same size."""
+    fields: tuple[int, ...] = (os.getpid(), exported[0].bytes, len(exported))
     if layout >= 3:
         fields += (_FILE_DESCRIPTOR,)
     header = struct.pack(_LAYOUTS[layout], *fields)
-    descriptor = struct.pack("<i", exported.descriptor)
-    return bytes([layout]) + _KIND + header + descriptor + _nonce + struct.pack("<Q", exported.generation)
+    descriptors = struct.pack(f"<{len(exported)}i", *(piece.descriptor for piece in exported))
+    generations = struct.pack(f"<{len(exported)}Q", *(piece.generation for piece in exported))
+    return bytes([layout]) + _KIND + header + descriptors + _nonce + generations
 
 
 #: Where POSIX shared memory is, as files.

@@ -58,6 +58,7 @@ import re
 import threading
 import warnings
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -250,17 +251,23 @@ def _allocated_bytes(torch: TorchCuda) -> int:
 
 def _blocks_that_may_be_workspaces(torch: TorchCuda, tags: Tags) -> dict[int, tuple[int, int]]:
     """Return the address of each block of memory of `tags` that has the size of a workspace, with its device and stream."""
-    active = {row.address for row in _core.segments() if row.state == _core.STATE_ACTIVE and selects(tags, row.tag)}
+    active = sorted(row.address for row in _core.segments() if row.state == _core.STATE_ACTIVE and selects(tags, row.tag))
     if not active:
         return {}
     sizes = workspace_sizes()
     return {
         block["address"]: (segment["device"], segment["stream"])
-        for segment in torch.segments()
-        if segment["address"] in active
+        for segment in torch.whole_segments()  # a block may lie in several pieces of an expandable segment
+        if _is_any_between(active, segment["address"], segment["address"] + segment["total_size"])
         for block in segment["blocks"]
         if block["requested_size"] in sizes and block["state"] != "inactive"
     }
+
+
+def _is_any_between(addresses: list[int], begin: int, end: int) -> bool:
+    """Whether one of the sorted addresses lies in [begin, end)."""
+    index = bisect_left(addresses, begin)
+    return index < len(addresses) and addresses[index] < end
 
 
 def _is_captured(graph: Any) -> bool:

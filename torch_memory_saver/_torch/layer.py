@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import watch_captures
+from torch_memory_saver._torch.expandable import cut
 from torch_memory_saver._torch.steps import OneUse, call_each, record_each
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
@@ -279,7 +280,15 @@ class TorchCuda:
         return stats
 
     def segments(self, pool: PoolId = DEFAULT_POOL) -> list[dict[str, Any]]:
-        """Return the segments of one pool on every device. With the default pool's id, return the segments of every pool."""
+        """Return the segments of one pool on every device. With the default pool's id, return the segments of every pool.
+        Each is one managed allocation, or ordinary memory: expandable segments are cut into such pieces."""
+        segments = self.whole_segments(pool)
+        if any(segment.get("is_expandable") for segment in segments):
+            return cut(segments, _core.segments())
+        return segments
+
+    def whole_segments(self, pool: PoolId = DEFAULT_POOL) -> list[dict[str, Any]]:
+        """Return the same segments as PyTorch lists them."""
         segments: list[dict[str, Any]] = self._snapshot(pool)["segments"]
         return segments
 

@@ -144,6 +144,22 @@ def _raise(error: BaseException) -> NoReturn:
 #: PyTorch's function that describes a storage, without this package's wrapper.
 
 
+#: Where exported memory begins, and the number of its pieces.
+_Place = tuple[int, int]
+
+
+def _place(exported: tuple[_core.Export, ...]) -> _Place:
+    return exported[0].address, len(exported)
+
+
+def _export(address: int, end: int) -> tuple[_core.Export, ...]:
+    """Export the memory from an address of an allocation up to `end`."""
+    exported = [_core.export_memory(address)]
+    while exported[-1].address + exported[-1].bytes < end:
+        exported.append(_core.export_memory(exported[-1].address + exported[-1].bytes))
+    return tuple(exported)
+
+
 class _Sent(NamedTuple):
     """One storage that was sent, kept for as long as the counter says that it is in use."""
 
@@ -155,10 +171,10 @@ class _Sent(NamedTuple):
 
 @dataclass
 class _Memory:
-    """A piece of physical memory, of one allocation or of neighbours (csrc/core/model/run.h), with the storages that were
-    sent of it. It ends with a pause of the tag (its epoch advances)."""
+    """A piece of physical memory, of one allocation or of neighbours (csrc/core/model/run.h), or several pieces of an
+    expandable segment, with the storages that were sent of it. It ends with a pause of the tag (its epoch advances)."""
 
-    exported: _core.Export
+    exported: tuple[_core.Export, ...]  # side by side, and of the same size
     tag: str
     epoch: int
     descriptions: dict[int, bytes] = field(default_factory=dict)  # by format
@@ -180,7 +196,7 @@ class SharedMemory:
         self._counters = Counters()
         self._events = StreamEvents()
         self._lock = threading.RLock()
-        self._memory: dict[int, _Memory] = {}  # by its address
+        self._memory: dict[_Place, _Memory] = {}
         self._own_format: int | None = None
         self._is_tested = False
         self._sending: dict[object, _core.Segment] = {}  # by call
@@ -237,15 +253,15 @@ class SharedMemory:
                 "stream is sent with it. Share it before or after the capture",
                 operation="share",
             )
-        exported = _core.export_memory(row.address)
-        memory = self._memory.get(exported.address)
-        if memory is None or memory.exported.generation != exported.generation:
+        exported = _export(row.address, storage.data_ptr() + storage.nbytes())
+        memory = self._memory.get(_place(exported))
+        if memory is None or memory.exported != exported:
             memory = _Memory(exported, row.tag, _core.tag_info(row.tag).epoch)
         own = self._own_format or self._find_own_format(torch, share, row.device)
         layout = own if self.importer is None else format_of_importer(self.importer)
         handle = memory.descriptions.get(layout) or memory.describe(layout)
         event = self._events.record(torch, row.device)
-        offset = storage.data_ptr() - exported.address
+        offset = storage.data_ptr() - exported[0].address
         result = (row.device, handle, storage.nbytes(), offset, counter[0].name, counter[1], event.handle, True)
         if layout == own and not self._is_tested:
             self._test(torch, result)
@@ -286,10 +302,10 @@ class SharedMemory:
 
     def _keep(self, memory: _Memory, sent: _Sent) -> None:
         with self._lock:
-            address = memory.exported.address
-            replaced = self._memory.get(address)
-            if replaced is None or replaced.exported.generation != memory.exported.generation:
-                self._memory[address] = memory
+            place = _place(memory.exported)
+            replaced = self._memory.get(place)
+            if replaced is None or replaced.exported != memory.exported:
+                self._memory[place] = memory
             else:
                 memory = replaced  # of another thread, perhaps, that has sent of the same memory meanwhile
             memory.sent.append(sent)
@@ -306,15 +322,15 @@ class SharedMemory:
         released: list[Any] = []  # outlives the lock
         with self._lock:
             self._sends_until_look = _LOOK_AFTER
-            for address, memory in list(self._memory.items()):
+            for place, memory in list(self._memory.items()):
                 if self._has_ended(memory):
-                    released.append(self._memory.pop(address, None))
+                    released.append(self._memory.pop(place, None))
                     continue
                 in_use = [sent for sent in memory.sent if sent.counter_file.is_in_use(sent.counter)]
                 released.append(memory.sent)
                 memory.sent = in_use
                 if not in_use:
-                    self._memory.pop(address, None)
+                    self._memory.pop(place, None)
 
     @staticmethod
     def _has_ended(memory: _Memory) -> bool:
@@ -385,7 +401,7 @@ class SharedMemory:
 
     def _shared_bytes(self, tags: Tags) -> int:
         """Return :meth:`possibly_shared_bytes`. The caller holds the lock."""
-        sent = [each.exported for each in self._memory.values() if selects(tags, each.tag)]
+        sent = {piece for each in self._memory.values() if selects(tags, each.tag) for piece in each.exported}
         sending = {
             row.address: row.reserved_bytes
             for row in self._sending.values()

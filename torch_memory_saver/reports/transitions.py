@@ -47,8 +47,6 @@ class PauseReport(TransitionReport):
             free blocks of its default pool and no other pool could replace that pool. The number can differ from 0 only in
             processes that manage everything (``TMS_INIT_ENABLE=1``), if another thread was inside a region, or with a
             PyTorch before 2.11. Such a process should allocate inside ``disable()`` while memory is paused.
-        unmanaged_bytes: Bytes of PyTorch's default pool that stay on the GPU in spite of ``TMS_INIT_ENABLE=1``, because they
-            were allocated while PyTorch's expandable segments, which bypass cudaMalloc, were on.
         possibly_shared_bytes: Bytes of paused allocations that were sent to other processes and may still be mapped there.
             The memory returns to the driver when those processes drop their tensors. Whole physical handles are counted,
             which neighbouring allocations may share. The number is an estimate from PyTorch's counters: it is too large
@@ -57,7 +55,6 @@ class PauseReport(TransitionReport):
 
     unchanged_bytes: int = 0
     reusable_bytes: int = 0
-    unmanaged_bytes: int = 0
     possibly_shared_bytes: int = 0
 
 
@@ -66,7 +63,7 @@ class ResumeReport(TransitionReport):
     """The effect that one resume had."""
 
 
-def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, possibly_shared_bytes: int) -> PauseReport:
+def pause_report(done: _core.Report, reusable_bytes: int, possibly_shared_bytes: int) -> PauseReport:
     """Return the report of a native pause.
 
     The other arguments are the numbers of PyTorch's default pool and of memory sent to other processes.
@@ -75,7 +72,6 @@ def pause_report(done: _core.Report, reusable_bytes: int, unmanaged_bytes: int, 
         *done[:5],
         unchanged_bytes=done.unchanged_bytes,
         reusable_bytes=reusable_bytes,
-        unmanaged_bytes=unmanaged_bytes,
         possibly_shared_bytes=possibly_shared_bytes,
     )
 

@@ -30,8 +30,8 @@ static tms_status_t check_size(const tms_device_table_t *devices, uint64_t bytes
     return TMS_OK;
 }
 
-static tms_status_t check_margin(tms_saver_t *saver, uint64_t reserved, const tms_error_context_t *context,
-                                 tms_error_t *error) {
+tms_status_t tms_allocation_check_margin(tms_saver_t *saver, uint64_t reserved, const tms_error_context_t *context,
+                                         tms_error_t *error) {
     const uint64_t margin = atomic_load(&saver->memory_margin_bytes);
     uint64_t free_bytes = 0, total_bytes = 0;
     if (margin == 0) return TMS_OK;
@@ -43,8 +43,7 @@ static tms_status_t check_margin(tms_saver_t *saver, uint64_t reserved, const tm
     return status;
 }
 
-/* A segment without addresses and memory. */
-static tms_segment_t *new_segment(const tms_region_t *region, uint64_t bytes, int device) {
+tms_segment_t *tms_allocation_make_segment(const tms_region_t *region, uint64_t bytes, int device) {
     tms_segment_t *segment = calloc(1, sizeof *segment);
     if (!segment) return NULL;
     segment->bytes = bytes;
@@ -63,8 +62,7 @@ static tms_status_t populate(tms_saver_t *saver, tms_segment_t *segment, const t
     return status == TMS_OK ? tms_run_populate_own(segment, driver, devices, peers, context, error) : status;
 }
 
-/* Under the lock: another thread may pause or free the segment at once, and subtract from these counters. */
-static void publish(tms_saver_t *saver, tms_segment_t *segment) {
+void tms_allocation_publish(tms_saver_t *saver, tms_segment_t *segment) {
     atomic_store_explicit(&segment->tag->used, true, memory_order_relaxed);
     tms_stats_add(&saver->stats.allocations_total, 1);
     tms_registry_insert(&saver->registry, &segment->node);
@@ -77,13 +75,13 @@ static bool reuse_slack(tms_saver_t *saver, const tms_region_t *region, uint64_t
                         uint64_t *address) {
     bool reused = false;
     if (region->own_handles || tms_stats_read(&saver->account.slack[device]) < reserved) return false;
-    tms_segment_t *segment = new_segment(region, bytes, device);
+    tms_segment_t *segment = tms_allocation_make_segment(region, bytes, device);
     if (!segment) return false;
     pthread_mutex_lock(&saver->lock);
     tms_kind_t *kind = tms_kinds_find(region->tag->kinds, region->backup, region->host_policy, device);
     if (kind && tms_kind_take_slack(saver, kind, segment, reserved)) {
         *address = tms_segment_address(segment);
-        publish(saver, segment);
+        tms_allocation_publish(saver, segment);
         tms_peers_note_reused(saver, segment->run);
         reused = true;
     }
@@ -96,7 +94,7 @@ static bool reuse_slack(tms_saver_t *saver, const tms_region_t *region, uint64_t
 static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, uint64_t reserved,
                                  const tms_driver_table_t *driver, const tms_device_table_t *devices, tms_segment_t **made,
                                  const tms_error_context_t *context, tms_error_t *error) {
-    tms_segment_t *segment = new_segment(region, bytes, context->device);
+    tms_segment_t *segment = tms_allocation_make_segment(region, bytes, context->device);
     if (!segment) {
         tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
         return TMS_OUT_OF_HOST_MEMORY;
@@ -124,14 +122,14 @@ static tms_status_t allocate_new(tms_saver_t *saver, const tms_region_t *region,
                                  const tms_driver_table_t *driver, const tms_device_table_t *devices, uint64_t *address,
                                  const tms_error_context_t *context, tms_error_t *error) {
     tms_segment_t *segment = NULL;
-    tms_status_t status = check_margin(saver, reserved, context, error);
+    tms_status_t status = tms_allocation_check_margin(saver, reserved, context, error);
     if (status != TMS_OK) return status;
     const tms_device_mask_t seen = tms_peers_seen(saver);
     status = make_segment(saver, region, bytes, reserved, driver, devices, &segment, context, error);
     if (status != TMS_OK) return status;
     *address = tms_segment_address(segment); /* before publishing: another thread may free it afterwards */
     pthread_mutex_lock(&saver->lock);
-    publish(saver, segment);
+    tms_allocation_publish(saver, segment);
     (void)tms_peers_note_skipped(saver, seen); /* the look comes next */
     pthread_mutex_unlock(&saver->lock);
     return TMS_OK;
@@ -153,6 +151,22 @@ static void note_failure(tms_saver_t *saver, const tms_tag_t *tag, tms_status_t 
     pthread_mutex_unlock(&saver->lock);
 }
 
+void tms_allocation_fail(tms_saver_t *saver, const tms_tag_t *tag, tms_status_t status, const tms_error_context_t *context,
+                         tms_error_t *error) {
+    note_failure(saver, tag, status, context, error);
+    if (status == TMS_OUT_OF_DEVICE_MEMORY) tms_kinds_explain_slack(saver, context->device, error);
+}
+
+tms_status_t tms_allocation_prepare(tms_saver_t *saver, uint64_t bytes, const tms_driver_table_t **driver,
+                                    const tms_device_table_t **devices, uint64_t *reserved, tms_error_context_t *context,
+                                    tms_error_t *error) {
+    tms_status_t status = tms_devices_load(saver->devices, driver, devices, context, error);
+    if (status != TMS_OK) return status;
+    tms_account_open_page(&saver->account, saver->log, *driver, *devices);
+    if (context->device == TMS_NO_DEVICE) status = tms_devices_current(saver->devices, &context->device, context, error);
+    return status == TMS_OK ? check_size(*devices, bytes, reserved, context, error) : status;
+}
+
 tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device,
                                 uint64_t *address, tms_error_t *error) {
     tms_error_context_t context = {.operation = "allocate", .device = device, .bytes = bytes, .tag = region->tag->name};
@@ -166,16 +180,11 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         *address = 0; /* like cudaMalloc */
         return TMS_OK;
     }
-    if (status == TMS_OK) status = tms_devices_load(saver->devices, &driver, &devices, &context, error);
-    if (status == TMS_OK) tms_account_open_page(&saver->account, saver->log, driver, devices);
-    if (status == TMS_OK && device == TMS_NO_DEVICE)
-        status = tms_devices_current(saver->devices, &context.device, &context, error);
-    if (status == TMS_OK) status = check_size(devices, bytes, &reserved, &context, error);
+    if (status == TMS_OK) status = tms_allocation_prepare(saver, bytes, &driver, &devices, &reserved, &context, error);
     if (status == TMS_OK && !reuse_slack(saver, region, bytes, reserved, context.device, address))
         status = allocate_new(saver, region, bytes, reserved, driver, devices, address, &context, error);
     if (status != TMS_OK) {
-        note_failure(saver, region->tag, status, &context, error);
-        if (status == TMS_OUT_OF_DEVICE_MEMORY) tms_kinds_explain_slack(saver, context.device, error);
+        tms_allocation_fail(saver, region->tag, status, &context, error);
         return tms_saver_explain_loss(saver, status, error);
     }
     /* Devices that came into use since the last look get access to earlier allocations, and to slack that was reused. */

@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "core/allocation/orphans.h"
 #include "core/model/captures.h"
 #include "core/model/kinds.h"
 #include "core/model/ranges.h"
@@ -134,7 +135,7 @@ void tms_saver_disown_runs(tms_saver_t *saver, tms_run_t *runs, bool damages, tm
         next = run->next_in_call;
         const bool has_memory = tms_run_has_memory(run);
         if (!has_memory) tms_kind_forget_slack(saver, run);
-        tms_run_disown(run, damages && has_memory, freed);
+        tms_run_disown(run, damages && has_memory && !run->kept, freed);
     }
 }
 
@@ -235,6 +236,11 @@ void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wa
     tms_quiesced_t quiesced;
     tms_error_t reason;
     tms_use_t use;
+    if (tms_segment_is_of_program(segment)) {
+        (void)tms_saver_release_segment(saver, segment, tms_quiesced_by_program());
+        tms_orphans_end(saver);
+        return;
+    }
     do {
         if (!find_users(saver, segment, &users)) return;
         use = tms_saver_await_users(saver, segment, users, wait, &quiesced, &reason);
@@ -249,6 +255,7 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
     pthread_mutex_lock(&saver->lock);
     tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
     tms_segment_t *segment = node ? tms_segment_of(node) : NULL;
+    if (segment && tms_segment_is_of_program(segment)) segment = NULL; /* the driver refuses it: it has no such allocation */
     bool freed_before = segment && segment->free_requested;
     bool at_start = segment && tms_segment_address(segment) == address;
     tms_error_context_t context = {.operation = "free", .device = TMS_NO_DEVICE, .address = address};

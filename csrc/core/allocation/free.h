@@ -13,9 +13,9 @@
 /* tms_api_t.free. A free of mapped memory waits for the devices. A free of a segment in transition is recorded, and the
  * owner of the transition finishes it. */
 tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *error);
-/* Ends a freed segment that may be mapped: waits for the devices, then releases it. The free is deferred if the wait is
- * forbidden by a capture, fails, or is cancelled by `wait` (NULL: never). It is not deferred if the device is lost, because
- * a lost device runs nothing.
+/* Ends a freed segment that may be mapped: waits for the devices, unless it is an orphan (orphans.h), then releases it. The
+ * free is deferred if the wait is forbidden by a capture, fails, or is cancelled by `wait` (NULL: never). It is not deferred
+ * if the device is lost, because a lost device runs nothing.
  */
 void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait);
 /* Releases a freed segment, which the callee owns, and whose memory no device uses any more. Resources that the driver fails

@@ -35,20 +35,24 @@ void tms_kinds_release(tms_saver_t *saver) {
 /* ---- whether neighbours share a handle ---- */
 
 bool tms_kind_shares_handles(const tms_segment_t *segment) {
+    if (segment->own_handle || tms_segment_is_of_program(segment)) return false;
     const tms_kind_t *kind = tms_kind_of(segment->piece);
-    return !segment->own_handle && !kind->sent && kind->freed_bytes <= kind->resumed_bytes / TMS_KIND_FREED_DIVISOR;
+    return !kind->sent && kind->freed_bytes <= kind->resumed_bytes / TMS_KIND_FREED_DIVISOR;
 }
 
 void tms_kind_note_free(const tms_segment_t *segment) {
+    if (tms_segment_is_of_program(segment)) return;
     if (tms_segment_was_resumed(segment)) tms_kind_of(segment->piece)->freed_bytes += tms_segment_reserved(segment);
 }
 
 void tms_kind_begin_resumed(const tms_segment_t *segment) {
+    if (tms_segment_is_of_program(segment)) return;
     tms_kind_t *kind = tms_kind_of(segment->piece);
     kind->resumed_bytes = kind->freed_bytes = 0;
 }
 
 void tms_kind_note_resumed(const tms_segment_t *segment) {
+    if (tms_segment_is_of_program(segment)) return;
     tms_kind_of(segment->piece)->resumed_bytes += tms_segment_reserved(segment);
 }
 
@@ -78,6 +82,7 @@ bool tms_kind_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *se
 }
 
 void tms_kind_forget_slack(tms_saver_t *saver, tms_run_t *run) {
+    if (!run->first) return;
     tms_kind_t *kind = tms_kind_of(run->first);
     const uint64_t before = kind->space.backed_bytes;
     tms_space_hold(run->first, run->end);
@@ -86,6 +91,7 @@ void tms_kind_forget_slack(tms_saver_t *saver, tms_run_t *run) {
 }
 
 void tms_kind_leave_slack(tms_saver_t *saver, tms_segment_t *segment) {
+    if (tms_segment_is_of_program(segment)) return;
     tms_kind_t *kind = tms_kind_of(segment->piece);
     const uint64_t before = kind->space.backed_bytes;
     tms_space_give_back(segment->piece, segment->run, !segment->run->damaged);

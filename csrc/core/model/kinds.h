@@ -38,8 +38,8 @@ tms_kind_t *tms_kinds_of_segment(tms_saver_t *saver, tms_kind_t **list, const tm
 void tms_kinds_release(tms_saver_t *saver);
 
 /* Whether a resume may back the segment and its neighbours of the kind by one handle: unless a handle of its own was
- * requested (runs=False), memory of the kind was sent to another process, or more than an eighth of it was freed since the
- * last resume. */
+ * requested (runs=False), the program maps it itself, memory of the kind was sent to another process, or more than an eighth
+ * of it was freed since the last resume. */
 bool tms_kind_shares_handles(const tms_segment_t *segment);
 /* Records that a segment with memory is freed. */
 void tms_kind_note_free(const tms_segment_t *segment);

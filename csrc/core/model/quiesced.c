@@ -14,6 +14,8 @@ tms_status_t tms_quiesce(tms_wait_t *wait, tms_devices_t *devices, tms_device_ma
 
 tms_quiesced_t tms_quiesced_never_handed_out(void) { return make(~(tms_device_mask_t)0); }
 
+tms_quiesced_t tms_quiesced_by_program(void) { return make(~(tms_device_mask_t)0); }
+
 tms_quiesced_t tms_quiesced_devices_lost(tms_device_mask_t devices) { return make(devices); }
 
 bool tms_quiesced_covers(tms_quiesced_t quiesced, tms_device_mask_t devices) {

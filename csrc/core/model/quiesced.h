@@ -1,7 +1,7 @@
 /* A value that proves that memory may be unmapped: the devices that run nothing that uses it, and since when. The functions
  * that unmap require one (run.h, segment.h), so unmapping without having waited does not compile.
  *
- * Only the three functions below create such a value: no initialiser, cast or field access occurs outside quiesced.c
+ * Only the four functions below create such a value: no initialiser, cast or field access occurs outside quiesced.c
  * (tools/check_quiesced.py). Other code only copies a value. A value stays valid, because the program cannot use memory that
  * is about to be unmapped. No lock; any thread. */
 #ifndef TMS_QUIESCED_H
@@ -23,6 +23,9 @@ tms_status_t tms_quiesce(tms_wait_t *wait, tms_devices_t *devices, tms_device_ma
 /* Makes a value for memory that was never handed out, or that is not mapped, so that a call can undo its work or retry. The
  * call's own work on the memory (copies of a resume) has finished. */
 tms_quiesced_t tms_quiesced_never_handed_out(void);
+/* Makes a value for memory that the program unmaps with the driver's function, which waits for nothing: the program has
+ * waited. */
+tms_quiesced_t tms_quiesced_by_program(void);
 /* Makes a value for devices that are at rest or lost. A lost device runs nothing. If the driver has shut down, all devices
  * are lost. */
 tms_quiesced_t tms_quiesced_devices_lost(tms_device_mask_t devices);

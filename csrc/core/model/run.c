@@ -117,6 +117,16 @@ tms_status_t tms_run_populate_own(tms_segment_t *segment, const tms_driver_table
     return tms_run_populate(segment->run, driver, devices, peers, context, error);
 }
 
+tms_run_t *tms_run_make_unplaced(tms_segment_t *segment, uint64_t bytes) {
+    tms_run_t *run = calloc(1, sizeof *run);
+    if (!run) return NULL;
+    run->end = bytes;
+    run->device = segment->device;
+    run->tag = segment->tag;
+    tms_run_attach(run, segment);
+    return run;
+}
+
 static void drop(tms_run_t *run) {
     if (--run->segments == 0) free(run);
 }
@@ -134,7 +144,7 @@ void tms_run_own(tms_run_t *run, tms_run_t **list) {
     run->segments++; /* the owner's reference */
     run->next_in_call = *list;
     *list = run;
-    tms_space_hold(run->first, run->end);
+    if (run->first) tms_space_hold(run->first, run->end);
 }
 
 void tms_run_disown(tms_run_t *run, bool damaged, tms_segment_t **freed) {
@@ -144,9 +154,9 @@ void tms_run_disown(tms_run_t *run, bool damaged, tms_segment_t **freed) {
         segment->next_in_transition = *freed;
         *freed = segment;
     }
-    run->owned = false;
+    run->owned = run->leaving = run->kept = false;
     run->damaged = damaged;
-    if (!damaged) tms_space_settle(run->first, run->end);
+    if (!damaged && run->first) tms_space_settle(run->first, run->end);
     drop(run);
 }
 

@@ -7,7 +7,8 @@
  * allocation asks which devices are in use, as every allocation does, and gives a new one access (peers.h).
  *
  * A run lives as long as a segment refers to it, a freed one included until its end. The pieces of its addresses
- * (base/address_space.h) lie between `first` and `end`.
+ * (base/address_space.h) lie between `first` and `end`. The run of a segment that the program maps has that segment alone,
+ * and no pieces.
  *
  * A call that moves segments owns their runs until it ends. Slack of an owned run is not handed out. A freed segment that
  * would leave an owned run waits, and the owner retires it. So the memory of a run is released once: by its owner, or with
@@ -37,11 +38,13 @@ typedef struct tms_run {
     tms_device_mask_t accessible; /* devices that have access, owner included */
 
     /* Under the saver's lock. */
-    tms_piece_t *first;          /* the piece at `begin` */
-    size_t segments;             /* number of segments that refer to it */
-    bool owned;                  /* a call owns the run and its segments */
-    bool damaged;                /* its segments are DAMAGED */
-    tms_segment_t *waiting;      /* freed segments that the owner of the run retires at its end */
+    tms_piece_t *first;     /* the piece at `begin` */
+    size_t segments;        /* number of segments that refer to it */
+    bool owned;             /* a call owns the run and its segments */
+    bool damaged;           /* its segments are DAMAGED */
+    bool leaving;           /* a pause has begun to release it */
+    bool kept;              /* the program has taken its memory over during a pause, which keeps it (allocation/handles.h) */
+    tms_segment_t *waiting; /* freed segments that the owner of the run retires at its end */
     tms_descriptor_t exported;   /* descriptor of `handle` once exported (export.h); closed before the memory is released */
     uint64_t generation;         /* the number of that export in the process */
     tms_status_t refused_status; /* the status of the last attempt that failed to repair it */
@@ -81,6 +84,8 @@ tms_status_t tms_run_set_access(uint64_t begin, uint64_t bytes, const tms_driver
 
 /* ---- references ---- */
 
+/* Makes a run of its own for a segment that has no addresses yet. Returns NULL if host memory is short. */
+tms_run_t *tms_run_make_unplaced(tms_segment_t *segment, uint64_t bytes);
 /* Makes a run for the addresses from `first` up to the end of `last`, which lie side by side. No segment refers to it yet,
  * and it has no memory. Returns NULL if host memory is short. */
 tms_run_t *tms_run_make(const tms_segment_t *first, const tms_segment_t *last);

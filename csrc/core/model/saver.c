@@ -30,6 +30,7 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
     tms_registry_init(&saver->registry);
     tms_registry_init(&saver->ranges);
     tms_registry_init(&saver->quarantined_ranges);
+    tms_registry_init(&saver->handles);
     tms_capture_init(&saver->capture);
     saver->callback_patience_seconds = TMS_CALLBACK_PATIENCE_SECONDS;
     atomic_init(&saver->guard.on, config->guard);

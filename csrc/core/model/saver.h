@@ -62,6 +62,10 @@ typedef struct tms_saver {
     struct tms_kind *page_kinds;       /* the kinds of guard pages */
     tms_registry_t ranges;             /* reserved address ranges */
     tms_registry_t quarantined_ranges; /* address ranges that the driver failed to free */
+    tms_registry_t handles;            /* the program's handles (allocation/handles.h), by number */
+    uint64_t handles_made;
+    uint64_t orphans;                   /* segments that the program has unmapped while a call owns them (orphans.h) */
+    struct tms_late_range *late_ranges; /* addresses that the program has freed meanwhile */
     tms_quarantine_t quarantine;
     tms_device_locks_t device_locks;
     tms_descriptors_t descriptors; /* the descriptors of exported memory; has its own lock */

@@ -25,6 +25,7 @@ tms_shared_page_outcome_t tms_ending_page_outcome(const tms_transition_t *t, boo
 /* Under the lock: gives a segment its final state. `moved`: the call has succeeded. */
 static void settle(tms_transition_t *t, tms_account_moves_t *moves, tms_segment_t *segment, bool moved) {
     const bool was_active = t->asked.from == TMS_SEGMENT_ACTIVE;
+    if (segment->run && segment->run->kept) moved = false; /* the pause has left its memory as it is */
     const bool damaged = moved == was_active && tms_segment_has_memory(segment);
     if (moved && was_active && tms_segment_lacks_contents(segment))
         atomic_fetch_add_explicit(&segment->tag->discards, 1, memory_order_relaxed);

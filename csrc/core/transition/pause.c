@@ -135,6 +135,13 @@ static tms_status_t copy(tms_transition_t *t, tms_pass_t *pass, tms_device_mask_
     return finish(pass, status, error);
 }
 
+/* From here on no memory of the call can be taken over. */
+static void begin_leaving(tms_transition_t *t) {
+    pthread_mutex_lock(&t->saver->lock);
+    TMS_FOR_EACH(segment, t) segment->run->leaving = !segment->run->kept;
+    pthread_mutex_unlock(&t->saver->lock);
+}
+
 static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     tms_device_mask_t copying = 0;
     tms_live_t live = {0};
@@ -146,6 +153,7 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     if (status == TMS_OK) status = copy(t, &pass, copying, error);
     if (status == TMS_FORKED) return status;
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
+    if (status == TMS_OK) begin_leaving(t);
     if (status == TMS_OK && t->saver->config->verify_backups && t->planned.unchanged_bytes > 0)
         status = tms_verifying_check(t, known, error);
     if (status == TMS_OK) {
@@ -156,7 +164,18 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-static void commit(tms_transition_t *t) { TMS_FOR_EACH(segment, t) tms_backup_commit(&segment->backup, &t->saver->stores); }
+/* The copies of memory that the program has taken over are of no use. */
+static void commit(tms_transition_t *t) {
+    tms_backup_stores_t *stores = &t->saver->stores;
+    TMS_FOR_EACH(segment, t) {
+        if (segment->run->leaving) {
+            tms_backup_commit(&segment->backup, stores);
+        } else {
+            tms_backup_cancel(&segment->backup, stores);
+            tms_backup_discard(&segment->backup, stores, TMS_HOST_RELEASE);
+        }
+    }
+}
 
 static void cancel(tms_transition_t *t) { TMS_FOR_EACH(segment, t) tms_backup_cancel(&segment->backup, &t->saver->stores); }
 
@@ -183,6 +202,7 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
     const uint64_t mark = tms_transition_mark(t);
     TMS_FOR_EACH(segment, t) {
         tms_run_t *run = segment->run;
+        if (!run->leaving) continue;
         if (run->mark != mark) {
             tms_error_t reason;
             tms_status_t status = release_run(t, segment, quiesced, &reason);
@@ -200,7 +220,9 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
         bytes += tms_segment_reserved(segment);
     }
     tms_guarding_end(t);
-    TMS_FOR_EACH(segment, t) tms_saver_release_lock(t->saver, segment);
+    TMS_FOR_EACH(segment, t) {
+        if (segment->run->leaving) tms_saver_release_lock(t->saver, segment);
+    }
     if (refused > 0 && error) {
         *error = first;
         tms_error_append(error, " %llu allocation%s (", (unsigned long long)refused, refused == 1 ? "" : "s");

@@ -16,7 +16,7 @@ static tms_status_t plan_all(tms_transition_t *t, tms_backup_t *copies, const tm
         *copy = (tms_backup_t){.bytes = segment->bytes};
         segment->target = copy;
         tms_status_t status = TMS_OK;
-        if (segment->backup.partial)
+        if (segment->backup.partial && segment->run->leaving)
             status = tms_saving_plan(t, segment, copy, TMS_BACKUP_PINNED, TMS_HOST_RELEASE, live, copying, error);
         if (status != TMS_OK) return status;
         copy++;
@@ -45,7 +45,8 @@ static tms_status_t compare_all(tms_transition_t *t, tms_backup_t *copies, tms_e
     TMS_FOR_EACH(segment, t) {
         tms_backup_commit(copy, &t->saver->stores);
         tms_status_t status = TMS_OK;
-        if (segment->backup.partial) status = compare(t, segment, copy, first == TMS_OK ? error : NULL);
+        if (segment->backup.partial && segment->run->leaving)
+            status = compare(t, segment, copy, first == TMS_OK ? error : NULL);
         if (first == TMS_OK) first = status;
         copy++;
     }

@@ -70,6 +70,7 @@ def test_exports_are_exactly_the_list(libraries: Any) -> None:
     assert exported >= FOR_EXISTING_PROGRAMS
     assert exported >= {"cudaMalloc", "cudaFree", "cudaDeviceEnablePeerAccess", "tms_get_api"}
     hooks = r"cuda(Malloc|Free|DeviceEnablePeerAccess|IpcGetMemHandle|Stream(Begin|End)Capture|StreamDestroy|DeviceReset)"
+    hooks += r"|cudaGetDriverEntryPoint(ByVersion)?$"
     hooks += r"|cuMem(Alloc|Free|Create$|Release$|RetainAllocationHandle$|Map$|Unmap$)|cuGetProcAddress(_v2)?$"
     assert all(re.match(hooks, name) for name in exported if name.startswith("cu"))
 

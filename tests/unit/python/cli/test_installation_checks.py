@@ -166,22 +166,20 @@ def test_managing_everything_needs_the_hook_library(
 
 
 @pytest.mark.parametrize(
-    ("variables", "everything", "status", "text"),
+    ("variables", "status", "text"),
     [
-        ({}, False, Status.OK, "off"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, True, Status.OK, "off"),
-        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, False, Status.OK, "on: regions"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "a:1,expandable_segments:True"}, True, Status.FAIL, "TMS_INIT_ENABLE cannot"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, False, Status.FAIL, "no memory pools"),
+        ({}, Status.OK, "off"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, Status.OK, "off"),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, Status.OK, "on"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "a:1,expandable_segments:True"}, Status.OK, "on"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, Status.FAIL, "no memory pools"),
     ],
 )
 def test_the_allocator_of_pytorch(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], everything: bool, status: str, text: str
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], status: str, text: str
 ) -> None:
     for name in installation_checks._ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TMS_INIT_ENABLE", str(int(everything)))
-    monkeypatch.setattr(_core, "preloaded", everything)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     finding = installation_checks.allocator()

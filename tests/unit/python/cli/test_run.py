@@ -99,8 +99,6 @@ def test_what_cannot_be_done_is_one_sentence(command: Program, tmp_path: Path) -
             command("run", "--record", "events", "--directory", folder, *program, status=2),
             f"{folder}: it cannot be written to: ",
         )
-    on = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    assert_refused(command("run", "--manage", *program, status=1, **on), "expandable segments are on")
     for words in ("", "all", "events,all"):
         assert "is not one or more of events, snapshots" in command("run", "--record", words, *program, status=2).stderr
 

@@ -172,22 +172,6 @@ assert torch_memory_saver.pause().reusable_bytes == 0
     program(text, TMS_INIT_ENABLE="1", TMS_INIT_ENABLE_CPU_BACKUP="1", TMS_INIT_CPU_BACKUP_BACKEND="mmap")
 
 
-@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_init_enable_with_expandable_segments_is_an_error(program: Program, variable: str) -> None:
-    text = """
-try:
-    torch_memory_saver.pause()
-except module.errors.InvalidStateError as error:
-    assert "expandable" in str(error)
-else:
-    raise AssertionError
-"""
-    setting = {variable: "max_split_size_mb:64, expandable_segments:True"}
-    program(text, TMS_INIT_ENABLE="1", **setting)
-    program("torch_memory_saver.pause()", **setting)
-    program("torch_memory_saver.pause()", TMS_INIT_ENABLE="1", **{variable: "expandable_segments:False"})
-
-
 def test_out_of_memory_at_resume_can_be_repeated(program: Program) -> None:
     text = """
 with torch_memory_saver.region("a", enable_cpu_backup=True):

@@ -1,0 +1,44 @@
+"""Guards TMS_INIT_ENABLE with PyTorch's expandable segments, whose memory PyTorch maps itself. Each scenario is a process of
+its own, because the variables are read at the first allocation."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_support import Program, run_programs
+
+pytestmark = pytest.mark.outer
+
+KEPT = ("TMS_INIT_ENABLE_CPU_BACKUP", "1")
+SCENARIOS = (
+    "contents",
+    "live_bytes",
+    "empty_cache",
+    "other_threads",
+    "disabled",
+    "at_run_time",
+    "backups",
+    "graphs",
+    "not_managed",
+    "peers",
+    "sent",
+)
+
+
+def run(scenario: str, *environment: tuple[str, str]) -> None:
+    variables = (("TMS_INIT_ENABLE", "1"), ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), *environment)
+    run_programs([Program("expandable_managed.py", (scenario,), variables, preload=True)])[0].check()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_expandable_segments_are_managed(scenario: str) -> None:
+    run(scenario, KEPT)
+
+
+@pytest.mark.parametrize("backend", ["mmap", "disk"])
+def test_contents_in_other_backups(backend: str) -> None:
+    variable = ("TMS_INIT_CPU_BACKUP_BACKEND", "mmap") if backend == "mmap" else ("TMS_INIT_ENABLE_DISK_BACKUP", "1")
+    run("contents", *((KEPT,) if backend == "mmap" else ()), variable)
+
+
+def test_a_preserved_tensor_in_several_pieces() -> None:
+    run("preserved")
