@@ -1,6 +1,6 @@
 """The allocator of vLLM's sleep mode: each memory pool of vLLM is a region whose tag is the name of the pool.
 
-vLLM has no abstract class for it, so the methods and their names are those that its worker and its backends call.
+The methods are those that vLLM's worker, its backends and its captures call. vLLM requires no base class.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SleepAllocator:
 
     @contextmanager
     def cudagraph_pool(self) -> Iterator[PoolId]:
-        """Give the id of the pool for CUDA graphs, whose captures have to begin and end inside the context.
+        """Yield the id of the pool for CUDA graphs, whose captures have to begin and end inside the context.
 
         Their memory has the tag "cudagraph". A graph that is captured into the pool can be replayed whenever its memory and
         the memory that it uses are awake.
