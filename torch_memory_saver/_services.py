@@ -1,10 +1,11 @@
 """What the engine publishes for features, which import nothing else of it and of PyTorch's side.
 
-Features (events, memory, layer_graphs, nccl, simulate) use the public class, the reports and options, and these names. They
-do not use each other. `make lint` checks all of that.
+Features (events, memory, layer_graphs, nccl, simulate, vllm) use the public class, the reports and options, and these names.
+They do not use each other. `make lint` checks all of that.
 """
 
 from torch_memory_saver._engine.background import Periodic, after_call, before_pause
+from torch_memory_saver._engine.graph_pool import GraphPool
 from torch_memory_saver._engine.hooks import HookCall
 from torch_memory_saver._engine.hooks import register as register_hook
 from torch_memory_saver._engine.preload import library_path as preload_library_path
@@ -18,6 +19,7 @@ from torch_memory_saver._torch.ordinary_memory import DeviceMemory, device_memor
 __all__ = [
     "Communicator",
     "DeviceMemory",
+    "GraphPool",
     "History",
     "HookCall",
     "Periodic",

@@ -1,0 +1,50 @@
+"""vLLM's stand-in (vllm_stand_in), with the plug-in as in a process that has just been started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import torch_memory_saver
+
+_FOLDER = Path(__file__).resolve().parent / "vllm_stand_in"
+_PLUGIN = "torch_memory_saver.vllm"
+#: As pyproject.toml declares it.
+ENTRY_POINT = EntryPoint("torch_memory_saver", "torch_memory_saver.vllm:register", "vllm.general_plugins")
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm" or f"{name}.".startswith(f"{_PLUGIN}.")]:
+        del sys.modules[name]
+    vars(torch_memory_saver).pop("vllm", None)
+
+
+@contextmanager
+def stand_in() -> Iterator[None]:
+    """Inside, ``vllm`` is the stand-in, and neither it nor the plug-in has been imported."""
+    _forget()
+    sys.path.insert(0, str(_FOLDER))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(_FOLDER))
+        _forget()
+
+
+def load_plugin() -> Any:
+    """Load the plug-in as vLLM does, and return its module."""
+    ENTRY_POINT.load()()
+    return import_module(_PLUGIN)
+
+
+def make_worker(backend: str = "torch_memory_saver", **settings: Any) -> Any:
+    """Return a worker of an engine in sleep mode, or with other settings of the model."""
+    config = import_module("vllm.config")
+    settings = {"enable_sleep_mode": True, "sleep_mode_backend": backend, **settings}
+    vllm_config = config.VllmConfig(config.ModelConfig(**settings))
+    return import_module("vllm.v1.worker.gpu_worker").Worker(vllm_config)

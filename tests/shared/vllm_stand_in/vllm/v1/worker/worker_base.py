@@ -1,0 +1,12 @@
+"""The base class of workers."""
+
+from __future__ import annotations
+
+from vllm.config import VllmConfig
+
+
+class WorkerBase:
+    def __init__(self, vllm_config: VllmConfig, local_rank: int, rank: int, distributed_init_method: str = "") -> None:
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.rank = rank

@@ -1,0 +1,15 @@
+"""A plug-in of vLLM, whose sleep mode then releases and restores memory through this package.
+
+vLLM calls :func:`register` in each of its processes, because it is an entry point of the group ``vllm.general_plugins``. The
+plug-in takes effect if an engine is started with sleep mode and ``sleep_mode_backend="torch_memory_saver"``. It was written
+for the interface of vLLM 0.33.0.
+
+Importing this package imports neither vLLM nor torch.
+"""
+
+from __future__ import annotations
+
+from .allocator import SleepAllocator, allocator
+from .plugin import BACKEND, register
+
+__all__ = ["BACKEND", "SleepAllocator", "allocator", "register"]

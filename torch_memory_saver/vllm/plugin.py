@@ -1,0 +1,144 @@
+"""The entry point that vLLM calls in each of its processes, and what it changes in vLLM.
+
+vLLM's registry of backends covers suspend and resume only. Memory comes from the allocator that
+``get_mem_allocator_instance`` of ``vllm.device_allocator`` returns, long before the backend is created, so this function is
+replaced. The new one returns our allocator if the newest worker of the process that can sleep selects our backend. A worker
+is constructed in the process that allocates its memory, before its first allocation. In every other case vLLM's own function
+is called.
+
+vLLM also decides by the name of its own backend whether sleeping releases the memory of CUDA graphs. That property of its
+configuration is replaced, so that ``sleep_mode_offload_cudagraph`` works with our backend as well.
+
+A failure to find something in vLLM is logged and never raised: it would end engines that use another backend.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from importlib import import_module
+from typing import Any
+
+from .allocator import allocator
+
+__all__ = ["BACKEND", "register"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+#: Name that selects the backend, as in ``--sleep-mode-backend torch_memory_saver``.
+BACKEND = "torch_memory_saver"
+_VLLMS_OWN = "cumem"
+_GRAPH_POOL = "use_cumem_cudagraph_pool"
+
+
+class _State:
+    """The state of the plug-in in this process.
+
+    Attributes:
+        was_called: Whether :func:`register` was called.
+        is_selected: Whether the newest worker that can sleep selects our backend.
+    """
+
+    def __init__(self) -> None:
+        self.was_called = False
+        self.is_selected = False
+
+
+_state = _State()
+
+
+def register() -> None:
+    """Register the backend with vLLM, and have vLLM use our allocator where the backend is selected.
+
+    vLLM calls this function. Further calls do nothing. A release of vLLM that lacks a part of the interface is named in the
+    log, and stays unchanged.
+    """
+    if _state.was_called:
+        return
+    _state.was_called = True
+    try:
+        backends = import_module("vllm.device_allocator.sleep_mode_backend")
+        find_allocator = import_module("vllm.device_allocator").get_mem_allocator_instance
+        worker_class = import_module("vllm.v1.worker.worker_base").WorkerBase
+        config_class = import_module("vllm.config").VllmConfig
+        is_cuda = import_module("vllm.platforms").current_platform.is_cuda()
+        backends.SleepModeBackendFactory.register_backend(BACKEND, f"{__package__}.backend", "SleepBackend")
+    except (ImportError, AttributeError, ValueError) as error:  # ValueError: the name is taken
+        _log_lack(error)
+        return
+    if is_cuda:
+        _watch_workers(worker_class)
+        _replace_allocator(find_allocator)
+        _release_graphs(config_class)
+
+
+def _log_lack(error: Exception) -> None:
+    """Log why the backend does not exist. Releases of vLLM without any backends are no reason for a warning."""
+    is_old = isinstance(error, ModuleNotFoundError) and str(error.name).startswith("vllm.device_allocator")
+    logger.log(
+        logging.INFO if is_old else logging.WARNING,
+        "vLLM %s does not get the sleep mode backend %r, which was written for vLLM 0.33.0: %s. Its own backends work as "
+        "before.",
+        getattr(sys.modules.get("vllm"), "__version__", "(unknown release)"),
+        BACKEND,
+        error,
+    )
+
+
+def _backend_of(vllm_config: Any) -> str | None:
+    """Return the backend that a configuration selects, or None without sleep mode."""
+    model = getattr(vllm_config, "model_config", None)
+    return getattr(model, "sleep_mode_backend", None) if getattr(model, "enable_sleep_mode", False) else None
+
+
+def _watch_workers(worker_class: Any) -> None:
+    """Note which backend each new worker selects. Workers without sleep mode do not count."""
+    construct = worker_class.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, vllm_config: Any, *arguments: Any, **keywords: Any) -> None:
+        backend = _backend_of(vllm_config)
+        if backend is not None:
+            _state.is_selected = backend == BACKEND
+        construct(self, vllm_config, *arguments, **keywords)
+
+    worker_class.__init__ = __init__
+
+
+def _replace_allocator(original: Any) -> None:
+    """Replace vLLM's function in its module, and in the modules that have imported it by name."""
+
+    @functools.wraps(original)
+    def get_mem_allocator_instance() -> Any:
+        return allocator if _state.is_selected else original()
+
+    name = original.__name__
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:
+            setattr(module, name, get_mem_allocator_instance)
+
+
+def _release_graphs(config_class: Any) -> None:
+    """Have vLLM capture CUDA graphs into our pool where it would capture them into its own. Older releases have no pool."""
+    original = getattr(config_class, _GRAPH_POOL, None)
+    if not isinstance(original, property):
+        return
+
+    def use_pool(vllm_config: Any) -> Any:
+        if _backend_of(vllm_config) == BACKEND:
+            vllm_config = _View(vllm_config, model_config=_View(vllm_config.model_config, sleep_mode_backend=_VLLMS_OWN))
+        return original.__get__(vllm_config)
+
+    setattr(config_class, _GRAPH_POOL, property(use_pool, doc=original.__doc__))
+
+
+class _View:
+    """A configuration in which some values are replaced."""
+
+    def __init__(self, original: Any, **replaced: Any) -> None:
+        self._original = original
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
