@@ -189,7 +189,7 @@ def _failures(decision: bytes) -> dict[int, str]:
 
 
 class BoundedCalls:
-    """Calls of the store that end in time, also if the store is on a machine that has been lost and never answers.
+    """Calls of the store that end in time, even if the machine that hosts the store is lost and never answers.
 
     Each call runs on a thread of its own, which is left behind if the store does not answer. A signal whose handler raises
     does not end a call, because the rank has to know the decision.

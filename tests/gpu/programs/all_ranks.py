@@ -22,7 +22,7 @@ from gpu_support import MIB, checksum, fill_random, state_of, take_all_but
 
 from torch_memory_saver import _core, ranks
 from torch_memory_saver import torch_memory_saver as saver
-from torch_memory_saver.errors import OutOfMemoryError, RanksError
+from torch_memory_saver.errors import InvalidArgumentError, OutOfMemoryError, RanksError
 
 SIZE = 32 * MIB
 #: Longer than any rank needs, however slow the machine is.
@@ -87,6 +87,13 @@ def working() -> None:
         handle.remove()
         assert error.failures == {3: "ZeroDivisionError: refused"}, error
         expect(ACTIVE)
+    for wrong in ("weights", dist.GroupMember.NON_GROUP_MEMBER):
+        try:
+            ranks.pause_all("weights", wrong)
+        except InvalidArgumentError as error:
+            assert str(error).startswith("group must be None or a process group that this process is a member of, not ")
+        else:
+            raise AssertionError("a group that is none has been accepted")
 
 
 def refuse(call: object) -> None:
