@@ -1,4 +1,4 @@
-"""Guards the vote of ranks, in any order of their steps: all obey one decision, also if ranks are killed or late."""
+"""Guards the vote of ranks in any order of their steps: all obey one decision, even if ranks are killed or late."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPERATION = "pause_all"
 #: Long enough that no test reaches it.
 TIMEOUT_S = 1000.0
 
-#: What the test does next with one rank.
+#: A rank, and the next thing that happens to it.
 MOVES = st.tuples(st.integers(0, len(RANKS) - 1), st.sampled_from(["step"] * 12 + ["time out", "kill"]))
 #: The ranks and the numbers of the calls that fail there.
 FAILURES = st.sets(st.tuples(st.sampled_from(RANKS), st.integers(1, CALLS)), max_size=2)
@@ -64,7 +64,7 @@ class Run:
             rank.step()
 
     def finish(self) -> None:
-        """Lets all ranks go on. Those that wait reach their timeouts when nothing else happens."""
+        """Lets all ranks go on. Ranks that wait reach their timeouts when nothing else happens."""
         while going := [rank for rank in self.ranks if not rank.ended]:
             for rank in [rank for rank in going if not rank.waits] or going[:1]:
                 self.disturbed |= rank.waits
