@@ -153,7 +153,7 @@ def test_the_last_rank_is_killed_between_its_agreement_and_the_decision() -> Non
 def test_a_store_that_never_answers_is_lost() -> None:
     never = threading.Event()
     with pytest.raises(StoreLost, match="it does not answer"):
-        BoundedCalls(Clock(0.01)).ask(never.wait)
+        BoundedCalls(Clock(0.01)).ask(lambda: never.wait(30))  # seconds, so that a failure of this test ends
     never.set()
 
 
