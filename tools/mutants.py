@@ -41,6 +41,7 @@ import memory  # noqa: E402
 import native  # noqa: E402
 import out_of_memory  # noqa: E402
 import package  # noqa: E402
+import ranks  # noqa: E402
 import releases_and_logs  # noqa: E402
 import runs  # noqa: E402
 import shared_pages  # noqa: E402
@@ -67,6 +68,7 @@ _TABLES = (
     native,
     out_of_memory,
     package,
+    ranks,
     releases_and_logs,
     runs,
     shared_pages,

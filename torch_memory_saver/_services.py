@@ -1,7 +1,7 @@
 """What the engine publishes for features, which import nothing else of it and of PyTorch's side.
 
-Features (events, memory, layer_graphs, nccl, simulate, vllm) use the public class, the reports and options, and these names.
-They do not use each other. `make lint` checks all of that.
+Features (events, memory, layer_graphs, nccl, ranks, simulate, vllm) use the public class, the reports and options, and these
+names. They do not use each other. `make lint` checks all of that.
 """
 
 from torch_memory_saver._engine.background import Periodic, after_call, before_pause
@@ -15,11 +15,13 @@ from torch_memory_saver._torch.history import History, current_history, is_recor
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
 from torch_memory_saver._torch.nccl_communicators import Communicator, communicators, what_stays, why_not
 from torch_memory_saver._torch.ordinary_memory import DeviceMemory, device_memory
+from torch_memory_saver._torch.process_groups import GroupOfRanks, group_of_ranks
 
 __all__ = [
     "Communicator",
     "DeviceMemory",
     "GraphPool",
+    "GroupOfRanks",
     "History",
     "HookCall",
     "Periodic",
@@ -32,6 +34,7 @@ __all__ = [
     "current_history",
     "device_memory",
     "devices_in_use",
+    "group_of_ranks",
     "is_recording",
     "layer",
     "preload_library_path",

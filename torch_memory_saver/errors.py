@@ -8,8 +8,8 @@ be pickled, so that a worker process can send one to its parent.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 __all__ = [
     "BackupIOError",
@@ -25,10 +25,13 @@ __all__ = [
     "NotManagedError",
     "OutOfHostMemoryError",
     "OutOfMemoryError",
+    "RanksError",
     "TorchMemorySaverError",
     "TorchUnavailableError",
     "make_error",
 ]
+
+_DETAILS = ("operation", "driver_call", "error_name", "driver_result", "os_error", "device", "bytes", "address", "tag")
 
 
 class TorchMemorySaverError(RuntimeError):
@@ -45,6 +48,9 @@ class TorchMemorySaverError(RuntimeError):
         address: The device address concerned.
         tag: The tag concerned.
     """
+
+    #: The names of the attributes, which a pickle of the error contains.
+    _details: ClassVar[tuple[str, ...]] = _DETAILS
 
     def __init__(
         self,
@@ -78,7 +84,7 @@ class TorchMemorySaverError(RuntimeError):
         # The class that is combined with torch's is created on demand and cannot be found by name. The name of its base is
         # enough, because the receiving process creates its own combination. A program's subclass becomes its base here.
         name = next(cls.__name__ for cls in type(self).__mro__ if globals().get(cls.__name__) is cls)
-        return _rebuild, (name, str(self), {name: getattr(self, name) for name in _DETAILS})
+        return _rebuild, (name, str(self), {name: getattr(self, name) for name in self._details})
 
 
 class InvalidArgumentError(TorchMemorySaverError, ValueError):
@@ -155,6 +161,32 @@ class DeviceLockedError(TorchMemorySaverError):
     """Another process held the exclusive lock of a device until the timeout of ``resume``, and everything stays paused."""
 
 
+class RanksError(TorchMemorySaverError):
+    """A pause or resume of all ranks (:mod:`torch_memory_saver.ranks`) has failed, and this rank has undone its part.
+
+    All ranks raise this error. On a rank that has failed itself, ``__cause__`` is its own error.
+
+    Attributes:
+        failures: Reasons of the failure, by global rank. The dictionary is empty if the store of the process group does not
+            answer, so that the ranks could not decide.
+        not_undone: Sentences about what this rank could not undo, one for each tag.
+    """
+
+    _details = (*_DETAILS, "failures", "not_undone")
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        failures: Mapping[int, str] | None = None,
+        not_undone: Iterable[str] = (),
+        **details: Any,
+    ) -> None:
+        super().__init__(message, **details)
+        self.failures = dict(failures or {})
+        self.not_undone = tuple(not_undone)
+
+
 _CLASS_OF_STATUS: dict[str, type[TorchMemorySaverError]] = {
     "INVALID_ARGUMENT": InvalidArgumentError,
     "INVALID_STATE": InvalidStateError,
@@ -170,8 +202,6 @@ _CLASS_OF_STATUS: dict[str, type[TorchMemorySaverError]] = {
     "INTERRUPTED": CallInterruptedError,
     "DEVICE_LOCKED": DeviceLockedError,
 }
-
-_DETAILS = ("operation", "driver_call", "error_name", "driver_result", "os_error", "device", "bytes", "address", "tag")
 
 _out_of_memory_classes: dict[type[BaseException], type[OutOfMemoryError]] = {}
 

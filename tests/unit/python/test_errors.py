@@ -57,6 +57,13 @@ def test_errors_survive_a_pickle(status: str) -> None:
     assert getattr(copy, "errno", None) == getattr(error, "errno", None)
 
 
+def test_an_error_of_ranks_survives_a_pickle() -> None:
+    error = errors.RanksError("what", operation="pause_all", failures={3: "why"}, not_undone=["tag"])
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (errors.RanksError, "what", vars(error))
+    assert (copy.operation, copy.failures, copy.not_undone) == ("pause_all", {3: "why"}, ("tag",))
+
+
 def test_no_device_is_none() -> None:
     assert errors.make_error("DRIVER", "x", "", "", "", 0, 0, -1, 0, 0, "").device is None
 

@@ -1,0 +1,212 @@
+"""One of several ranks that pause and resume together: python all_ranks.py RANK RANKS FILE SCENARIO...
+
+Each rank checks its own memory and its own error, and prints the scenarios that it has passed. FILE is where rank 0 writes
+the port of the store.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
+
+import torch
+import torch.distributed as dist
+from gpu_support import MIB, checksum, fill_random, state_of, take_all_but
+
+from torch_memory_saver import _core, ranks
+from torch_memory_saver import torch_memory_saver as saver
+from torch_memory_saver.errors import InvalidArgumentError, OutOfMemoryError, RanksError
+
+SIZE = 32 * MIB
+#: Longer than any rank needs, however slow the machine is.
+LONG_S = 100.0
+#: For calls that end by their timeout.
+SHORT_S = 5.0
+#: The rank that is short of memory, is late, and is killed first.
+OTHER = 2
+#: The rank that is killed next. Then only the ranks 0, which has the store, and 1 are left.
+NEXT = 3
+
+rank, count, file, scenarios = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
+
+
+def join() -> dist.Store:
+    """Make the group. Rank 0 has the store, and writes its port."""
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, count, True, wait_for_workers=False)
+        file.with_suffix(".new").write_text(str(store.port))
+        file.with_suffix(".new").rename(file)
+    else:
+        while not file.exists():
+            time.sleep(0.01)
+        store = dist.TCPStore("127.0.0.1", int(file.read_text()), count, False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=LONG_S))
+    return store
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
+
+
+def states() -> list[int]:
+    return [state_of(tensor) for tensor in tensors.values()]
+
+
+def expect(state: int, contents: bool = True) -> None:
+    assert states() == [state] * len(tensors), (rank, states())
+    if state == _core.STATE_ACTIVE and contents:
+        assert {name: checksum(tensor) for name, tensor in tensors.items()} == sums
+
+
+def fails(call: Any, *arguments: Any, **options: Any) -> RanksError:
+    try:
+        call(*arguments, **options)
+    except RanksError as error:
+        return error
+    raise AssertionError(f"rank {rank}: {call.__name__} has not failed")
+
+
+def working() -> None:
+    for group in (None, dist.new_group(backend="gloo")):
+        assert ranks.pause_all(group=group, timeout=LONG_S).bytes >= 2 * SIZE
+        expect(PAUSED)
+        assert ranks.resume_all(["weights", "kv"], group, LONG_S).bytes >= 2 * SIZE
+        expect(ACTIVE)
+    part = dist.new_group([1, 3], backend="gloo")  # ranks are named by their numbers in the world
+    if rank in (1, 3):
+        handle = saver.on_pause("kv", "before", refuse if rank == 3 else lambda call: None)
+        error = fails(ranks.pause_all, group=part, timeout=LONG_S)
+        handle.remove()
+        assert error.failures == {3: "ZeroDivisionError: refused"}, error
+        expect(ACTIVE)
+    for wrong in ("weights", dist.GroupMember.NON_GROUP_MEMBER):
+        try:
+            ranks.pause_all("weights", wrong)
+        except InvalidArgumentError as error:
+            assert str(error).startswith("group must be None or a process group that this process is a member of, not ")
+        else:
+            raise AssertionError("a group that is none has been accepted")
+
+
+def refuse(call: object) -> None:
+    raise ZeroDivisionError("refused")
+
+
+def short_of_memory() -> None:
+    """One rank cannot resume: the others pause again what they have resumed, with its contents."""
+    ranks.pause_all(timeout=LONG_S)
+    hog = take_all_but(SIZE, device) if rank == OTHER else None
+    dist.barrier()
+    error = fails(ranks.resume_all, timeout=2 * SHORT_S)
+    expect(PAUSED)
+    neighbours = {each for each in range(count) if each % torch.cuda.device_count() == device_of(OTHER)}
+    assert error.failures and set(error.failures) <= neighbours, error
+    if count <= torch.cuda.device_count():
+        assert list(error.failures) == [OTHER]
+        assert isinstance(error.__cause__, OutOfMemoryError) == (rank == OTHER)
+    assert error.not_undone == ()
+    assert str(error).startswith(
+        f"resume_all failed on rank {next(iter(error.failures))}: OutOfMemoryError: resume: device "
+    )
+    dist.barrier()
+    del hog
+    torch.cuda.empty_cache()
+    dist.barrier()
+    ranks.resume_all(timeout=LONG_S)
+    expect(ACTIVE)
+
+
+def late() -> None:
+    """One rank makes the call after the others have given up."""
+    if rank == OTHER:
+        store.wait(["given up"], timedelta(seconds=LONG_S))
+    error = fails(ranks.pause_all, timeout=SHORT_S)
+    assert list(error.failures) == [OTHER]
+    assert "did not make the call" in error.failures[OTHER]
+    expect(ACTIVE)
+    if rank != OTHER:
+        store.set("given up", "1")
+    dist.barrier()
+    ranks.pause_all(timeout=LONG_S)  # the ranks have the same number of calls
+    ranks.resume_all(timeout=LONG_S)
+    expect(ACTIVE)
+
+
+def killed_before() -> None:
+    """One rank is killed before it makes the call."""
+    ranks.pause_all(timeout=LONG_S)
+    if rank == OTHER:
+        die()
+    error = fails(ranks.resume_all, timeout=SHORT_S)
+    assert error.failures == {OTHER: f"the rank did not make the call within the timeout of {SHORT_S:g} seconds"}
+    assert error.not_undone == ()
+    expect(PAUSED)
+    saver.resume()
+    expect(ACTIVE)
+
+
+def killed_inside() -> None:
+    """One rank is killed during its pause."""
+    if rank == NEXT:
+        saver.on_pause("kv", "after", lambda call: die())
+    error = fails(ranks.pause_all, group=first_three, timeout=SHORT_S)
+    assert error.failures == {NEXT: f"the rank did not end its part of the call within the timeout of {SHORT_S:g} seconds"}
+    assert error.not_undone == ()
+    expect(ACTIVE)
+
+
+def store_killed() -> None:
+    store_lost(signal.SIGKILL)
+
+
+def store_stopped() -> None:
+    store_lost(signal.SIGSTOP)
+
+
+def store_lost(how: signal.Signals) -> None:
+    """The process that has the store ends, or does not answer any more, while the other waits for the decision."""
+
+    def end(call: object) -> None:
+        store.wait(["paused"], timedelta(seconds=LONG_S))
+        os.kill(os.getpid(), how)
+
+    if rank == 0:
+        saver.on_pause("kv", "before", end)
+    else:
+        saver.on_pause("kv", "after", lambda call: store.set("paused", "1"))
+    error = fails(ranks.pause_all, group=last_two, timeout=SHORT_S)
+    assert error.failures == {}
+    assert "the store of the process group is lost" in str(error)
+    assert "has undone its part: 'kv', 'weights'" in str(error)
+    expect(ACTIVE)
+
+
+def device_of(each: int) -> int:
+    return each % torch.cuda.device_count()
+
+
+ACTIVE, PAUSED = _core.STATE_ACTIVE, _core.STATE_PAUSED
+device = device_of(rank)
+torch.cuda.set_device(device)
+store = join()
+tensors = {}
+for name, seed in (("kv", rank), ("weights", 100 + rank)):
+    with saver.region(tag=name, backup="host"):
+        tensors[name] = torch.empty(SIZE, dtype=torch.uint8, device=f"cuda:{device}")
+    fill_random(tensors[name], seed)
+sums = {name: checksum(tensor) for name, tensor in tensors.items()}
+first_three = dist.new_group([0, 1, NEXT], backend="gloo") if count > NEXT else None
+last_two = dist.new_group([0, 1], backend="gloo")
+dist.barrier()
+for scenario in scenarios:
+    globals()[scenario]()
+    print(scenario, flush=True)
+os._exit(0)  # the group cannot be destroyed together once a rank has been killed
