@@ -146,6 +146,7 @@ def at_run_time() -> None:
     settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     settings("expandable_segments:False")
     ordinary = filled(45 * MIB, 1)
+    torch.cuda.empty_cache()  # newer releases would use cached blocks of ordinary segments
     settings("expandable_segments:True")
     expandable = filled(45 * MIB, 2)
     with saver.region(tag="weights", enable_cpu_backup=True):
@@ -190,6 +191,7 @@ def graphs() -> None:
     """A graph that was captured by PyTorch alone replays after a pause."""
     state = torch.zeros(30 * MIB, dtype=torch.int32, device="cuda")
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         state += 1
     torch.cuda.synchronize()
