@@ -402,8 +402,8 @@ class TorchMemorySaver:
         Tensors, parameters and storages stay the same objects: views and tied weights still share their memory, and only
         addresses change. A storage that already lies in memory with this tag and backup is not moved. One with another tag
         or backup is moved. During the call, device memory grows by at most the largest storage and 64 MiB. It grows by more
-        if PyTorch has placed storages in segments that are larger, or beside tensors that stay, because PyTorch releases
-        whole segments only.
+        where PyTorch cannot release the old memory: PyTorch releases whole segments, which several storages and other
+        tensors may share, and it releases nothing while another thread is inside a region.
 
         The call waits for the devices. Meanwhile no other thread may use the tensors. What has the old addresses becomes
         invalid: results of ``data_ptr()``, DLPack capsules, and captured CUDA graphs, which have to be captured again. A
@@ -426,9 +426,9 @@ class TorchMemorySaver:
                 on a CUDA device, or has memory of a captured graph, of a MemPool of the program, of another process, or
                 that PyTorch's CUDA allocator has not made. Nothing was moved. A ``step()`` raises this error as well,
                 after it has run.
-            InvalidStateError: A tensor is saved for a backward that has not run, or is paused with another tag. Nothing was
-                moved. Also if PyTorch's caching is off in hook mode "torch". Saved tensors are found through the tensors
-                with a ``grad_fn`` that Python's garbage collector lists. They are not found if ``gc.freeze()`` has put these
+            InvalidStateError: A tensor is saved for a backward that has not run, or is paused with another tag, and nothing
+                was moved; or PyTorch's caching is off in hook mode "torch". Saved tensors are found through the tensors with
+                a ``grad_fn`` that Python's garbage collector lists. They are not found if ``gc.freeze()`` has put these
                 aside, if a hook for saved tensors has packed them, or if they are attributes of a context.
             CaptureInProgressError: A stream capture is active. Nothing was moved. A ``step()`` that is captured moves
                 nothing.

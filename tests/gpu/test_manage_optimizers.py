@@ -9,21 +9,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gpu_support import MIB, Program, empty, errors, run_programs, saver, torch
+from gpu_support import MIB, Program, empty, errors, free_bytes, run_programs, saver, torch
 
 TAG = "optimizer"
 WIDTH = 64
 
 
 @pytest.fixture
-def moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The sizes of the storages that were moved."""
-    seen: list[int] = []
+def moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """The size of each storage that was moved, and the free bytes of the device after it."""
+    seen: list[tuple[int, int]] = []
     resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
     def resize_and_count(storage: Any, size: int) -> Any:
-        seen.append(size)
-        return resize(storage, size)
+        result = resize(storage, size)
+        seen.append((size, int(torch.cuda.mem_get_info(0)[0])))
+        return result
 
     monkeypatch.setattr(torch.UntypedStorage, "resize_", resize_and_count, raising=False)
     yield seen
@@ -74,7 +75,7 @@ ADAM = {
 
 
 @pytest.mark.parametrize("options", ADAM.values(), ids=ADAM)
-def test_adams_state_moves_after_the_first_step(options: dict[str, bool], moves: list[int]) -> None:
+def test_adams_state_moves_after_the_first_step(options: dict[str, bool], moves: list[tuple[int, int]]) -> None:
     def make(model: Any) -> Any:
         return torch.optim.AdamW(model.parameters(), lr=0.01, **options)
 
@@ -89,7 +90,7 @@ def test_adams_state_moves_after_the_first_step(options: dict[str, bool], moves:
         assert tags(optimizer) == {TAG}
         if step == 0:
             size = sum(tensor.untyped_storage().nbytes() for tensor in state_of(optimizer) if tensor.is_cuda)
-            assert handle.moved_bytes == sum(moves) == size
+            assert handle.moved_bytes == sum(moved for moved, _ in moves) == size
             moves.clear()
         assert saver.pause(TAG).bytes >= handle.moved_bytes
         saver.resume(TAG)
@@ -116,6 +117,22 @@ def test_temporaries_of_a_step_stay_outside() -> None:
     assert saver.stats(TAG).total.resident_bytes <= size + 2 * MIB
 
 
+def test_the_state_does_not_lie_in_segments_of_activations(moves: list[tuple[int, int]]) -> None:
+    """They would stay on the device until all of the state in them has moved."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(12))).cuda()
+    size = 2048 * 2048 * 4
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    after: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: after.append(free_bytes()))
+    saver.manage(optimizer, tag=TAG)
+    give_gradients(model, 0)
+    del [empty(24 * size)][0]
+    assert torch.cuda.memory_reserved() >= 24 * size
+    optimizer.step()
+    assert len(moves) == 12 * 3
+    assert after[0] - min(free for _, free in moves) <= size + 64 * MIB
+
+
 def test_state_that_exists_moves_at_once() -> None:
     model = new_model()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -127,7 +144,7 @@ def test_state_that_exists_moves_at_once() -> None:
     assert {saver.tag_of(parameter) for parameter in model.parameters()} == {TAG}
 
 
-def test_the_state_of_a_new_group_moves(moves: list[int]) -> None:
+def test_the_state_of_a_new_group_moves(moves: list[tuple[int, int]]) -> None:
     model = new_model()
     optimizer = torch.optim.AdamW(model[0].parameters())
     saver.manage(optimizer, tag=TAG)
@@ -190,7 +207,7 @@ def test_state_that_a_step_replaces_moves_again() -> None:
             assert torch.equal(doubled, parameter * 2)
 
 
-def test_remove_ends_the_registration(moves: list[int]) -> None:
+def test_remove_ends_the_registration(moves: list[tuple[int, int]]) -> None:
     model = new_model()
     optimizer = torch.optim.AdamW(model.parameters())
     handle = saver.manage(optimizer, tag=TAG)
@@ -202,7 +219,7 @@ def test_remove_ends_the_registration(moves: list[int]) -> None:
     assert (moves, handle.moved_bytes, tags(optimizer)) == ([], 0, {None})
 
 
-def test_a_later_call_replaces_the_earlier_one(moves: list[int]) -> None:
+def test_a_later_call_replaces_the_earlier_one(moves: list[tuple[int, int]]) -> None:
     model = new_model()
     optimizer = torch.optim.AdamW(model.parameters())
     first = saver.manage(optimizer, tag="first")
@@ -259,7 +276,7 @@ def on_a_side_stream(work: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("options", [{"capturable": True}, {"fused": True, "capturable": True}], ids=["foreach", "fused"])
-def test_a_captured_step_uses_the_moved_state(options: dict[str, bool], moves: list[int]) -> None:
+def test_a_captured_step_uses_the_moved_state(options: dict[str, bool], moves: list[tuple[int, int]]) -> None:
     def make(model: Any) -> Any:
         return torch.optim.AdamW(model.parameters(), lr=0.01, **options)
 

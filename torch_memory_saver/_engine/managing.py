@@ -5,11 +5,11 @@ new memory from the pool of the region, copies the contents on the current strea
 storage. So every tensor with this storage has moved as well, and an allocation that fails leaves the storage as it was.
 
 The old memory goes to PyTorch's cache, and from there to the driver. Emptying the cache for each storage would be slow. So
-it is emptied before the moved bytes that may still be cached, together with the next storage, exceed the largest storage by
-16 MiB. PyTorch releases whole segments only: storages are moved in the order of their addresses, so that at most one segment
-is partly moved, of 20 MiB if its storages are small. The last segment of the new memory may have 20 MiB to spare. So the
-peak is at most the largest storage and 64 MiB, unless PyTorch has placed storages in larger segments, or beside tensors that
-stay.
+it is emptied at the beginning and at the end, and before the moved bytes that may still be cached, together with the next
+storage, exceed the largest storage by 16 MiB. PyTorch releases whole segments only: storages are moved in the order of their
+addresses, so that at most one segment is partly moved, of 20 MiB if its storages are small. The last segment of the new
+memory may have 20 MiB to spare. So the peak is at most the largest storage and 64 MiB, unless PyTorch has placed storages in
+larger segments or beside tensors that stay, or another thread is inside a region, because PyTorch releases nothing then.
 
 All devices concerned are waited for before and after. The old memory is recorded as used by the current stream, so that no
 other thread gets it before the copy has ended. No capture may be active, and none begins meanwhile: see ``capture_gate``.
@@ -66,7 +66,7 @@ class ManageHandle:
     def remove(self) -> None:
         """Stop moving the new state of the optimizers.
 
-        What was moved stays managed. Without an optimizer, and in a second call, this method does nothing.
+        Memory that was moved stays managed. Without an optimizer, and in a second call, this method does nothing.
         """
         for follower in self._followers:
             follower.remove()
@@ -108,6 +108,7 @@ def _move(
         _refuse_captures(torch)
         for device in devices:
             torch.synchronize(device)
+        store.empty_cache(torch)
         _move_each(torch, store, options, found, handle)
         store.empty_cache(torch)
         for device in devices:
@@ -125,14 +126,9 @@ def _move_each(
             store.empty_cache(torch)
             cached = 0
         try:
-            _move_one(torch, each)
-        except torch.torch.OutOfMemoryError:
-            store.empty_cache(torch)  # PyTorch does not do this itself while a pool is routed
-            cached = 0
-            try:
-                _move_one(torch, each)
-            except torch.torch.OutOfMemoryError as error:
-                raise _out_of_memory(options, found, number) from error
+            _move_one(torch, store, each)
+        except torch.torch.OutOfMemoryError as error:
+            raise _out_of_memory(options, found, number) from error
         handle.moved_bytes += each.bytes
         cached += each.bytes
         row = _core.find(each.storage.data_ptr())
@@ -147,12 +143,15 @@ def _move_each(
             )
 
 
-def _move_one(torch: TorchCuda, movable: Movable) -> None:
+def _move_one(torch: TorchCuda, store: PoolStore, movable: Movable) -> None:
     storage = movable.storage
-    stream = torch.torch.cuda.current_stream(movable.device)
     alias = torch.torch.empty(0, dtype=torch.torch.uint8, device=storage.device).set_(storage)
-    alias.record_stream(stream)
-    storage.resize_(movable.bytes)
+    alias.record_stream(torch.torch.cuda.current_stream(movable.device))
+    try:
+        storage.resize_(movable.bytes)
+    except torch.torch.OutOfMemoryError:
+        store.empty_cache(torch)  # PyTorch does not do this itself while a pool is routed
+        storage.resize_(movable.bytes)
 
 
 def _refuse_captures(torch: TorchCuda) -> None:
@@ -198,11 +197,13 @@ class _Follower:
         self._options = options
         self._handle = handle
         self._addresses: list[int] = []
+        self._is_prepared = False
         earlier = _followers.get(optimizer)
         if earlier is not None:
             earlier.remove()
         _followers[optimizer] = self
         self._hooks = [
+            optimizer.register_step_pre_hook(lambda optimizer, arguments, keywords: self._prepare(optimizer)),
             optimizer.register_step_post_hook(lambda optimizer, arguments, keywords: self._look_at(optimizer)),
             optimizer.register_load_state_dict_post_hook(self._look_at),
         ]
@@ -210,6 +211,19 @@ class _Follower:
     def remove(self) -> None:
         while self._hooks:
             self._hooks.pop().remove()
+
+    def _prepare(self, optimizer: Any) -> None:
+        """Empty PyTorch's cache once, before the step that makes the state.
+
+        Otherwise PyTorch places state in large segments of freed activations, and a segment is not released before all of
+        the state in it has moved.
+        """
+        torch = None if optimizer.state or self._is_prepared else layer.in_use()
+        if torch is not None:
+            with capture_gate.held():
+                if not _is_capturing(torch):
+                    self._is_prepared = True
+                    self._store.empty_cache(torch)
 
     def _look_at(self, optimizer: Any) -> None:
         """Move the state that is not in place. During a capture nothing is moved: a later step does it."""

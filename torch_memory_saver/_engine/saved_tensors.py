@@ -1,4 +1,4 @@
-"""Which storages live graphs have saved for a backward.
+"""The storages that live graphs have saved for a backward.
 
 Autograd has no list of its graphs. A graph is found by a tensor or a node of it that has a Python object, because Python's
 garbage collector lists these objects. From there all nodes are visited. What a node has saved is read without unpacking it,
