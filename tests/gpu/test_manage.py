@@ -7,7 +7,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from gpu_support import MIB, core, empty, errors, free_bytes, hold_stream, saver, segment_of, take_all_but, tms, torch
+from gpu_support import (
+    MIB,
+    core,
+    empty,
+    errors,
+    free_bytes,
+    hold_stream,
+    saver,
+    segment_of,
+    subprocess_run,
+    take_all_but,
+    tms,
+    torch,
+)
+
+from torch_memory_saver._torch import captures, layer
 
 TAG = "managed"
 #: What the move of a storage may take in addition to the largest one.
@@ -185,7 +200,7 @@ def test_the_peak_is_the_largest_storage(sizes: list[int], lows: list[int]) -> N
     torch.cuda.empty_cache()
     start = free_bytes()
 
-    handle = saver.manage(tensors, tag=TAG)
+    handle = saver.manage([tensors[start::7] for start in range(7)], tag=TAG)  # not in the order of their addresses
 
     assert handle.moved_bytes == sum(sizes) * MIB
     assert len(lows) == len(sizes)
@@ -209,8 +224,6 @@ def test_small_tensors_empty_the_cache_seldom(monkeypatch: pytest.MonkeyPatch) -
     saver.manage(tensors, tag="before")
     releases: list[None] = []
     empty_cache = torch._C._cuda_emptyCache
-    from torch_memory_saver._torch import layer
-
     monkeypatch.setattr(layer.require(), "empty_cache", lambda: releases.append(None) or empty_cache())
     saver.manage(tensors, tag=TAG)
     assert 1 <= len(releases) <= 3
@@ -310,3 +323,45 @@ def test_another_thread_does_not_get_memory_that_is_being_copied(monkeypatch: py
         saver.manage(tensor, tag=TAG)
     assert others != [address]
     assert bool((tensor == 9).all())
+
+
+def test_no_capture_begins_during_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = filled(MIB, 1)
+    resize = torch.UntypedStorage.resize_
+    opened: list[bool] = []
+
+    def try_gate() -> None:
+        opened.append(captures.capture_gate.held().acquire(blocking=False))  # type: ignore[attr-defined]
+
+    def resize_while_another_thread_tries(storage: Any, size: int) -> Any:
+        thread = threading.Thread(target=try_gate)
+        thread.start()
+        thread.join()
+        return resize(storage, size)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", resize_while_another_thread_tries, raising=False)
+    saver.manage(tensor, tag=TAG)
+    assert opened == [False]
+
+
+_UNCACHED = """
+import torch
+from torch_memory_saver import errors, torch_memory_saver as saver
+
+tensor = torch.full((1 << 20,), 3, dtype=torch.uint8, device="cuda")
+try:
+    print(saver.manage(tensor, tag="managed").moved_bytes, saver.tag_of(tensor))
+except errors.InvalidStateError as error:
+    print(error)
+assert bool((tensor == 3).all())
+"""
+
+
+@pytest.mark.outer
+@pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
+def test_where_pytorch_does_not_cache(preload: bool) -> None:
+    done = subprocess_run(["-c", _UNCACHED], {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, preload=preload).check()
+    if preload:
+        assert done.output == f"{MIB} managed\n"
+    else:
+        assert "PyTorch's caching may be off" in done.output

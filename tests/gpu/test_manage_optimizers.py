@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from gpu_support import MIB, Program, empty, errors, free_bytes, run_programs, saver, torch
 
+from torch_memory_saver._engine import managing
+from torch_memory_saver._torch import layer
+
 TAG = "optimizer"
 WIDTH = 64
 
@@ -97,6 +100,38 @@ def test_adams_state_moves_after_the_first_step(options: dict[str, bool], moves:
     assert moves == [], "later steps move nothing"
     assert [saver.tag_of(parameter) for parameter in model.parameters()] == [None] * 3
     assert_weights(model, expected)
+
+
+def test_a_step_that_adds_nothing_costs_no_look_at_pytorchs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = new_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    saver.manage(optimizer, tag=TAG)
+    give_gradients(model, 0)
+    optimizer.step()
+    calls: list[str] = []
+    monkeypatch.setattr(managing, "find_movable", lambda *_: calls.append("find"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: calls.append("synchronize"))
+    monkeypatch.setattr(layer.require(), "empty_cache", lambda: calls.append("empty"))
+    for step in range(1, 3):
+        give_gradients(model, step)
+        optimizer.step()
+    monkeypatch.undo()
+    assert calls == []
+
+
+def test_a_step_of_an_optimizer_without_state_empties_the_cache_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = new_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    saver.manage(optimizer, tag=TAG)
+    give_gradients(model, 0)
+    emptied: list[int] = []
+    empty_cache = layer.require().empty_cache
+    monkeypatch.setattr(layer.require(), "empty_cache", lambda: emptied.append(1) or empty_cache())
+    optimizer.step()
+    first = len(emptied)
+    optimizer.step()
+    assert first >= 1
+    assert len(emptied) == first
 
 
 def test_temporaries_of_a_step_stay_outside() -> None:

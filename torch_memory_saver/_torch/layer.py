@@ -156,10 +156,10 @@ class TorchCuda:
     def make_pool(self, device: int, managed: bool) -> Any:
         """Return a new MemPool of the device, with this package's allocator or torch's own. Its reference is leaked until it
         is retired."""
+        if not managed and device in self.watched_devices:  # its first use may be inside disable()
+            return self.make_watching_pool(device)
         if managed:
             return self._new_pool(device, self.allocator())
-        if device in self.watched_devices:  # its first use may be inside disable()
-            return self.make_watching_pool(device)
         return self._ordinary(self._new_pool(device))
 
     def make_watching_pool(self, device: int) -> Any:
