@@ -36,6 +36,7 @@ def lows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
     def resize_and_look(storage: Any, size: int) -> Any:
+        __tracebackhide__ = True  # PyTorch shows a storage with all its bytes
         result = resize(storage, size)
         seen.append(int(torch.cuda.mem_get_info(0)[0]))
         return result
@@ -261,6 +262,7 @@ def test_a_failure_of_the_copy_is_passed_on_and_changes_nothing(monkeypatch: pyt
     calls: list[int] = []
 
     def fail_second(storage: Any, size: int) -> Any:
+        __tracebackhide__ = True  # PyTorch shows a storage with all its bytes
         calls.append(size)
         if len(calls) == 2:
             raise KeyboardInterrupt
@@ -285,6 +287,7 @@ def test_cached_memory_is_released_if_memory_is_short(monkeypatch: pytest.Monkey
     cached: list[Any] = [None]
 
     def cache_before(storage: Any, size: int) -> Any:
+        __tracebackhide__ = True  # PyTorch shows a storage with all its bytes
         if cached:  # inside the region, where no other part of the package makes room
             cached.clear()
             with saver.disable():
@@ -311,6 +314,7 @@ def test_another_thread_does_not_get_memory_that_is_being_copied(monkeypatch: py
         others.append(filled(24 * MIB, 1).data_ptr())
 
     def resize_behind_work(storage: Any, size: int) -> Any:
+        __tracebackhide__ = True  # PyTorch shows a storage with all its bytes
         hold_stream()
         result = resize(storage, size)
         thread = threading.Thread(target=allocate)
@@ -334,6 +338,7 @@ def test_no_capture_begins_during_a_move(monkeypatch: pytest.MonkeyPatch) -> Non
         opened.append(captures.capture_gate.held().acquire(blocking=False))  # type: ignore[attr-defined]
 
     def resize_while_another_thread_tries(storage: Any, size: int) -> Any:
+        __tracebackhide__ = True  # PyTorch shows a storage with all its bytes
         thread = threading.Thread(target=try_gate)
         thread.start()
         thread.join()

@@ -25,6 +25,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
     def resize_and_count(storage: Any, size: int) -> Any:
+        __tracebackhide__ = True  # PyTorch shows a storage with all its bytes
         result = resize(storage, size)
         seen.append((size, int(torch.cuda.mem_get_info(0)[0])))
         return result

@@ -26,7 +26,7 @@ MUTANTS = (
         _MANAGING,
         "        if cached and cached + each.bytes > most:",
         "        if False:",
-        (_MOVES + "test_the_peak_is_the_largest_storage", _MOVES + "test_a_device_that_is_almost_full_suffices"),
+        (_MOVES + "test_the_peak_is_the_largest_storage",),
     ),
     Mutant(
         "the-cache-is-emptied-for-each-storage",

@@ -9,6 +9,7 @@ This module owns no state and keeps no tensor alive. Its functions may be called
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ __all__ = ["Movable", "find_movable", "flat", "not_in_place", "refuse_others_mem
 _OPERATION = "manage"
 
 
-class Movable(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Movable:
     """A storage on a CUDA device.
 
     Attributes:
@@ -38,7 +40,7 @@ class Movable(NamedTuple):
         bytes: Size of the storage.
     """
 
-    storage: Any
+    storage: Any = dataclasses.field(repr=False)  # PyTorch shows all its bytes
     name: str
     device: int
     address: int
