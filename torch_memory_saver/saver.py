@@ -429,7 +429,8 @@ class TorchMemorySaver:
             InvalidStateError: A tensor is saved for a backward that has not run, or is paused with another tag, and nothing
                 was moved; or PyTorch's caching is off in hook mode "torch". Saved tensors are found through the tensors with
                 a ``grad_fn`` that Python's garbage collector lists. They are not found if ``gc.freeze()`` has put these
-                aside, if a hook for saved tensors has packed them, or if they are attributes of a context.
+                aside, if a hook for saved tensors has packed them, if they are attributes of a context, or with an old
+                PyTorch (2.11 shows them).
             CaptureInProgressError: A stream capture is active. Nothing was moved. A ``step()`` that is captured moves
                 nothing.
             OutOfMemoryError: Memory is short for a storage, which stays where it was. What was moved before stays moved, and

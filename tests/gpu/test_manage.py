@@ -45,20 +45,23 @@ def lows(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield seen
 
 
-class Tied(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+def tied_model() -> Any:
     """A language model in small: tied embeddings, a buffer that is a view, and a tensor that stays on the CPU."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = torch.nn.Embedding(512, 256, device="cuda")
-        self.hidden = torch.nn.Linear(256, 256, device="cuda")
-        self.out = torch.nn.Linear(256, 512, bias=False, device="cuda")
-        self.out.weight = self.words.weight
-        self.register_buffer("table", torch.arange(4096, dtype=torch.float32, device="cuda")[1024:2048])
-        self.register_buffer("host", torch.ones(4))
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(512, 256, device="cuda")
+            self.hidden = torch.nn.Linear(256, 256, device="cuda")
+            self.out = torch.nn.Linear(256, 512, bias=False, device="cuda")
+            self.out.weight = self.words.weight
+            self.register_buffer("table", torch.arange(4096, dtype=torch.float32, device="cuda")[1024:2048])
+            self.register_buffer("host", torch.ones(4))
 
-    def forward(self, words: Any) -> Any:
-        return self.out(torch.relu(self.hidden(self.words(words)))) + self.table[:512]
+        def forward(self, words: Any) -> Any:
+            return self.out(torch.relu(self.hidden(self.words(words)))) + self.table[:512]
+
+    return Tied()
 
 
 def storages_of(module: Any) -> dict[int, int]:
@@ -84,7 +87,7 @@ def filled(size: int, value: int) -> Any:
 
 
 def test_a_module_moves_and_stays_the_same() -> None:
-    model = Tied()
+    model = tied_model()
     words = torch.arange(8, device="cuda")
     expected = model(words).detach().clone()
     identities, storages = [id(each) for each in model.parameters()], storages_of(model)
@@ -156,10 +159,18 @@ def test_storages_without_memory_are_skipped() -> None:
 
 def test_sparse_tensors_move_with_their_parts() -> None:
     indices = torch.tensor([[0, 1, 1], [2, 0, 2]], device="cuda")
-    tensor = torch.sparse_coo_tensor(indices, torch.tensor([3.0, 4.0, 5.0], device="cuda"), (2, 3))
+    tensor = torch.sparse_coo_tensor(indices, torch.tensor([3.0, 4.0, 5.0], device="cuda"), (2, 3), check_invariants=True)
     assert saver.manage(tensor, tag=TAG).moved_bytes == 6 * 8 + 3 * 4
     assert saver.tag_of(tensor._values()) == TAG
     assert tensor._values().tolist() == [3.0, 4.0, 5.0]
+
+
+def test_nested_tensors_move_and_their_parts_on_the_cpu_stay() -> None:
+    rows = [torch.full((length,), float(length), device="cuda") for length in (2, 3)]
+    tensor = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    assert saver.manage(tensor, tag=TAG).moved_bytes >= 5 * 4
+    assert saver.tag_of(tensor.values()) == TAG
+    assert tensor.values().tolist() == [2.0, 2.0, 3.0, 3.0, 3.0]
 
 
 def test_inside_a_region_of_another_tag() -> None:

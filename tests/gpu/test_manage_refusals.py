@@ -58,6 +58,22 @@ def test_a_tensor_that_only_seems_to_be_on_the_device() -> None:
     refused(fake, "is a FakeTensor without memory")
 
 
+def test_tensors_without_a_storage_of_their_own() -> None:
+    class Wrapper(torch.Tensor):
+        """A subclass that does not say what it is made of."""
+
+        @staticmethod
+        def __new__(cls, inner: Any) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+        @classmethod
+        def __torch_dispatch__(cls, *_: Any) -> Any:
+            raise NotImplementedError
+
+    refused(Wrapper(torch.ones(3, device="cuda")), r"a tensor of shape \(3,\) has no storage of its own")
+    refused(torch.nn.LazyLinear(3, device="cuda"), "LazyLinear.weight has no storage of its own")
+
+
 def test_tensors_that_are_no_leaves() -> None:
     product = weight() * 2
     refused(product, "is not a leaf: MulBackward0 has made it")
@@ -70,18 +86,21 @@ def test_tensors_that_are_no_leaves() -> None:
 # -- saved for a backward ----------------------------------------------------------------------------------------------
 
 
-class Keeping(torch.autograd.Function):  # type: ignore[misc, name-defined, unused-ignore]
+def function(x: Any, y: Any) -> Any:
     """A function of the program that saves its arguments."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Any, y: Any) -> Any:
-        ctx.save_for_backward(x, y)
-        return x * y
+    class Keeping(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, y: Any) -> Any:
+            ctx.save_for_backward(x, y)
+            return x * y
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, Any]:
-        x, y = ctx.saved_tensors
-        return gradient * y, gradient * x
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> tuple[Any, Any]:
+            x, y = ctx.saved_tensors
+            return gradient * y, gradient * x
+
+    return Keeping.apply(x, y)
 
 
 def packed(x: Any, y: Any) -> Any:
@@ -98,13 +117,20 @@ SAVING: dict[str, Callable[[Any, Any], Any]] = {
     "product": lambda x, y: x * y,
     "matmul": lambda x, y: x @ y,
     "view": lambda x, y: torch.nn.functional.linear(x, y),
-    "function": lambda x, y: Keeping.apply(x, y),
+    "function": function,
     "deep": lambda x, y: ((x * y) + 1).relu().sum(),
     "list": lambda x, y: torch.einsum("ij,jk->ik", x, y),
     "hooks": packed,
 }
 
 
+@pytest.fixture
+def shows_saved_tensors() -> None:
+    if not hasattr(torch._C._autograd.SavedTensor, "data"):
+        pytest.skip(f"PyTorch {torch.__version__} does not show saved tensors")
+
+
+@pytest.mark.usefixtures("shows_saved_tensors")
 @pytest.mark.parametrize("compute", SAVING.values(), ids=SAVING)
 def test_a_tensor_that_is_saved_for_a_backward(compute: Callable[[Any, Any], Any]) -> None:
     parameter = weight()
@@ -113,13 +139,14 @@ def test_a_tensor_that_is_saved_for_a_backward(compute: Callable[[Any, Any], Any
     refused(parameter.data[3:5], "is saved for a backward", errors.InvalidStateError)
     node = result.grad_fn
     del result
-    if compute is not SAVING["function"]:  # whose node ends with its result
+    if compute is not function:  # whose node ends with its result
         refused(parameter, "is saved for a backward", errors.InvalidStateError)
     del node
     gc.collect()
     assert saver.manage(parameter, tag=TAG).moved_bytes == 16 * 16 * 4
 
 
+@pytest.mark.usefixtures("shows_saved_tensors")
 def test_the_error_names_the_parameter_and_the_node() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)).cuda()
     model(torch.rand(4, 8, device="cuda")).sum()
@@ -132,6 +159,24 @@ def test_the_error_names_the_parameter_and_the_node() -> None:
     )
     result.backward()
     assert saver.manage(model, tag=TAG).moved_bytes > 0, "the result lives on, but its backward has run"
+
+
+def test_a_saved_tensor_that_is_not_found_keeps_its_contents() -> None:
+    class Hidden:
+        """What a hook packs tensors into."""
+
+        def __init__(self, tensor: Any) -> None:
+            self.tensor = tensor
+
+    parameter, other = weight(), torch.rand(16, 16, device="cuda", requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(Hidden, lambda hidden: hidden.tensor):
+        result = (parameter * other).sum()
+    address = parameter.data_ptr()
+    assert saver.manage(parameter, tag=TAG).moved_bytes > 0
+    assert parameter.data_ptr() != address
+    result.backward()
+    assert torch.equal(other.grad, parameter.detach())
+    assert torch.equal(parameter.grad, other.detach())
 
 
 def test_what_no_backward_needs_may_move_while_a_graph_lives() -> None:

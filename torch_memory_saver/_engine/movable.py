@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
@@ -79,10 +79,9 @@ def find_movable(torch: Any, objects: Iterable[Any]) -> list[Movable]:
     for each in objects:
         for name, tensor in _tensors_of(torch, each):
             for storage in _storages(torch, name, tensor):
-                size = storage.nbytes()
-                if size and storage._cdata not in found:
-                    ordinal = storage.device.index
-                    found[storage._cdata] = Movable(storage, name, ordinal, storage.data_ptr(), size)
+                if storage._cdata not in found:
+                    ordinal, address = storage.device.index, storage.data_ptr()
+                    found[storage._cdata] = Movable(storage, name, ordinal, address, storage.nbytes())
     return sorted(found.values(), key=lambda movable: (movable.device, movable.address))
 
 
@@ -130,24 +129,22 @@ def tensors_in(torch: Any, values: Iterable[Any]) -> list[Any]:
     return tensors
 
 
-def _storages(torch: Any, name: str, tensor: Any) -> Iterator[Any]:
+def _storages(torch: Any, name: str, tensor: Any) -> list[Any]:
+    """Return the storages of a tensor on a CUDA device. Parts of a subclass may be on the CPU: they stay there."""
     if not tensor.is_leaf:
         made_by = type(tensor.grad_fn).__name__
         raise _refusal(name, f"is not a leaf: {made_by} has made it", "pass a leaf, or detach() the tensor")
     try:
-        storages = list(storages_of(torch, [tensor]))
+        storages = [storage for storage in storages_of(torch, [tensor]) if storage.device.type != "cpu" and storage.nbytes()]
+        has_memory = all(storage.device.type == "cuda" and storage.data_ptr() for storage in storages)
     except InvalidArgumentError:
         raise
     except (RuntimeError, NotImplementedError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise _refusal(name, f"has no storage of its own ({reason})", "pass the tensors that it is made of") from error
-    for storage in storages:
-        if storage.device.type != "cuda":
-            kind = type(tensor).__name__
-            raise _refusal(
-                name, f"is a {kind} without memory (its storage is on device {storage.device})", "pass a tensor that has it"
-            )
-        yield storage
+    if not has_memory:
+        raise _refusal(name, f"is a {type(tensor).__name__} without memory", "pass a tensor that has memory")
+    return storages
 
 
 def not_in_place(found: Iterable[Movable], options: RegionOptions) -> list[Movable]:

@@ -6,6 +6,8 @@ so no hook of the program runs. Nodes whose backward has run have saved nothing 
 
 Three things are not found: graphs that only C++ code holds, or objects that ``gc.freeze()`` has put aside; tensors that a
 :class:`torch.autograd.Function` keeps as attributes of its context; and what a hook has packed into an object of its own.
+Nothing is found with a PyTorch whose ``SavedTensor`` has no ``data`` (2.11 has it). A saved tensor that is not found keeps
+its contents when it moves, because the graph has its storage.
 
 This module owns no state and keeps no tensor alive. Its functions may be called on any thread.
 """
