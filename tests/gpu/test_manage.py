@@ -25,7 +25,7 @@ from gpu_support import (
 from torch_memory_saver._torch import captures, layer
 
 TAG = "managed"
-#: What the move of a storage may take in addition to the largest one.
+#: Bytes by which the device may exceed the largest storage during a move.
 SLACK = 64 * MIB
 
 

@@ -104,7 +104,7 @@ def function(x: Any, y: Any) -> Any:
 
 
 def packed(x: Any, y: Any) -> Any:
-    """What a hook packs in a tuple; unpacking it would be an error."""
+    """Return a product whose arguments a hook has packed in tuples. Unpacking them is an error."""
 
     def unpack(_: Any) -> Any:
         raise AssertionError("manage() must not unpack")
@@ -163,7 +163,7 @@ def test_the_error_names_the_parameter_and_the_node() -> None:
 
 def test_a_saved_tensor_that_is_not_found_keeps_its_contents() -> None:
     class Hidden:
-        """What a hook packs tensors into."""
+        """The object in which a hook packs a tensor."""
 
         def __init__(self, tensor: Any) -> None:
             self.tensor = tensor
