@@ -37,6 +37,7 @@ import hook_calls  # noqa: E402
 import host_memory  # noqa: E402
 import layer_graphs  # noqa: E402
 import ledger  # noqa: E402
+import managing  # noqa: E402
 import memory  # noqa: E402
 import native  # noqa: E402
 import out_of_memory  # noqa: E402
@@ -64,6 +65,7 @@ _TABLES = (
     host_memory,
     layer_graphs,
     ledger,
+    managing,
     memory,
     native,
     out_of_memory,

@@ -45,6 +45,7 @@ region = torch_memory_saver.region
 cuda_graph = torch_memory_saver.cuda_graph
 disable = torch_memory_saver.disable
 bind_region = torch_memory_saver.bind_region
+manage = torch_memory_saver.manage
 pause = torch_memory_saver.pause
 resume = torch_memory_saver.resume
 empty_cache = torch_memory_saver.empty_cache
@@ -85,6 +86,7 @@ __all__ = [
     "get_cpu_backup",
     "is_paused",
     "ledger",
+    "manage",
     "memory_saver",
     "on_pause",
     "on_resume",

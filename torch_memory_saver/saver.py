@@ -15,6 +15,7 @@ from torch_memory_saver._engine import hook_modes, hooks, preload
 from torch_memory_saver._engine.engine import Engine
 from torch_memory_saver._engine.hook_modes import HookMode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
+from torch_memory_saver._engine.managing import ManageHandle
 from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver._engine.tensors import is_paused, tag_of
 from torch_memory_saver._text import suggestion
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     Preservable: TypeAlias = torch.Tensor | torch.nn.Module | Iterable[Any]
+    Manageable: TypeAlias = torch.Tensor | torch.nn.Module | torch.optim.Optimizer | Iterable[Any]
     Ignorable: TypeAlias = str | torch.Tensor | torch.nn.Module | Iterable[Any]
 
 __all__ = ["TorchMemorySaver", "forward_settings", "torch_memory_saver"]
@@ -393,6 +395,49 @@ class TorchMemorySaver:
                 returned.
         """
         return self._use().bind_region(function)
+
+    def manage(self, what: Manageable, *, tag: str = DEFAULT_TAG, backup: _Backup = None) -> ManageHandle:
+        """Move tensors that already exist into managed memory, as if a region with the same tag and backup had made them.
+
+        Tensors, parameters and storages stay the same objects: views and tied weights still share their memory, and only
+        addresses change. A storage that already lies in memory with this tag and backup is not moved. One with another tag
+        or backup is moved. During the call, device memory grows by at most the largest storage and 64 MiB. It grows by more
+        where PyTorch cannot release the old memory: PyTorch releases whole segments, which several storages and other
+        tensors may share, and it releases nothing while another thread is inside a region.
+
+        The call waits for the devices. Meanwhile no other thread may use the tensors. What has the old addresses becomes
+        invalid: results of ``data_ptr()``, DLPack capsules, and captured CUDA graphs, which have to be captured again. A
+        process that has received a tensor (CUDA IPC) keeps the old memory.
+
+        Args:
+            what: Tensors, modules, optimizers, or iterables of them. A tensor stands for its whole storage. A module stands
+                for its parameters and buffers, not for gradients. An optimizer stands for its state, not for the parameters;
+                until ``remove()`` of the handle, each ``step()`` and ``load_state_dict()`` moves new state after it ran, so
+                that temporaries stay outside. A later call for the same optimizer replaces the earlier one. Tensors of
+                modules and optimizers that are on the CPU stay there.
+            tag: Name that selects the memory for pause and resume, see :meth:`region`.
+            backup: Where a pause keeps the contents, see :meth:`region`.
+
+        Returns:
+            A handle with the bytes that were moved.
+
+        Raises:
+            InvalidArgumentError: An object is none of these; or a tensor is not a leaf (it has a ``grad_fn``), has no memory
+                on a CUDA device, or has memory of a captured graph, of a MemPool of the program, of another process, or
+                that PyTorch's CUDA allocator has not made. Nothing was moved. A ``step()`` raises this error as well,
+                after it has run.
+            InvalidStateError: A tensor is saved for a backward that has not run, or is paused with another tag, and nothing
+                was moved; or PyTorch's caching is off in hook mode "torch". Saved tensors are found through the tensors with
+                a ``grad_fn`` that Python's garbage collector lists. They are not found if ``gc.freeze()`` has put these
+                aside, if a hook for saved tensors has packed them, if they are attributes of a context, or with an old
+                PyTorch (2.11 shows them).
+            CaptureInProgressError: A stream capture is active. Nothing was moved. A ``step()`` that is captured moves
+                nothing.
+            OutOfMemoryError: Memory is short for a storage, which stays where it was. What was moved before stays moved, and
+                the same call moves the rest.
+            TorchUnavailableError: There is no PyTorch that can use CUDA.
+        """
+        return self._use().manage(what, **_given(tag=(tag, DEFAULT_TAG), backup=(backup, None)))
 
     def pause(
         self,

@@ -13,7 +13,10 @@ pytestmark = skip_with_too_few_devices
 
 @pytest.mark.parametrize(
     "scenarios",
-    ["ddp,ddp_buckets,ddp_accumulates,ddp_unused", "fsdp,fsdp_clips,fsdp_accumulates,fsdp_offloads,fsdp_state,fsdp_sleeps"],
+    [
+        "ddp,ddp_buckets,ddp_accumulates,ddp_unused,ddp_managed",
+        "fsdp,fsdp_clips,fsdp_accumulates,fsdp_offloads,fsdp_state,fsdp_sleeps,fsdp_managed",
+    ],
 )
 def test_training_on_two_gpus(scenarios: str, tmp_path: Path) -> None:
     for rank in run_ranks("training_rank.py", scenarios, tmp_path):

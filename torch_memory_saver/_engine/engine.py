@@ -20,6 +20,7 @@ from torch_memory_saver._engine.background import after_call, before_pause, expl
 from torch_memory_saver._engine.freshness import Checked, check_fresh
 from torch_memory_saver._engine.hook_modes import check_hook_mode
 from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
+from torch_memory_saver._engine.managing import ManageHandle, manage
 from torch_memory_saver._engine.native_log import passes_log_on
 from torch_memory_saver._engine.pending import PendingResume, on_main_thread
 from torch_memory_saver._engine.preserved import preserving_finder
@@ -158,6 +159,10 @@ class Engine:
 
     def bind_region(self, function: Any) -> Any:
         return bind_region(self._store, self._find_torch, function)
+
+    @passes_log_on
+    def manage(self, what: Any, *, tag: str = DEFAULT_TAG, backup: str | None = None) -> ManageHandle:
+        return manage(self._store, what, RegionOptions.check(tag, backup))
 
     def cuda_graph(
         self,

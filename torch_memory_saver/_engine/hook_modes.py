@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from torch_memory_saver.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from torch_memory_saver._engine.managing import ManageHandle
     from torch_memory_saver._engine.pending import PendingResume
     from torch_memory_saver.reports.freshness import FreshReport
     from torch_memory_saver.reports.ledger import Ledger
@@ -96,6 +97,8 @@ class HookMode(Protocol):
     ) -> ResumeReport | PendingResume: ...
 
     def bind_region(self, function: _Function, /) -> _Function: ...
+
+    def manage(self, what: Any, /, *, tag: str = ..., backup: str | None = ...) -> ManageHandle: ...
 
     def preserve(self, what: Iterable[Any], /, *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]: ...
 

@@ -58,6 +58,8 @@ DEFAULT_POOL: PoolId = (0, 0)
 _NO_POOL: PoolId = (0, (1 << 62) - 1)
 #: PyTorch's variable that turns off its caching for the whole process.
 _NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+#: Number of recorded pools of ordinary memory at which those without memory are forgotten.
+_MANY_POOLS = 10_000
 #: Oldest supported version. Before it, a routed pool serves every thread of the process.
 _OLDEST = (2, 8)
 #: Since this version a MemPool can be destroyed while it has other uses.
@@ -117,6 +119,8 @@ class TorchCuda:
         self.watched_devices: Collection[int] = ()
         self.begin_routing_of_all_threads: Callable[[int, PoolId], None] = extension._cuda_beginAllocateToPool
         self._making = threading.local()
+        #: Pools of ordinary memory that this package has made, such as those of disable(), and that no capture has used.
+        self.ordinary_pools: set[PoolId] = set()
         self._enable_caching: Callable[[bool], None] = extension._cuda_cudaCachingAllocator_enable
         # Otherwise each allocation is a cudaMalloc, and no pool is used. PyTorch takes any value of the variable for a yes.
         self.caches = _NO_CACHING not in os.environ
@@ -155,12 +159,21 @@ class TorchCuda:
         is retired."""
         if not managed and device in self.watched_devices:  # its first use may be inside disable()
             return self.make_watching_pool(device)
-        return self._new_pool(device, *((self.allocator(),) if managed else ()))
+        if managed:
+            return self._new_pool(device, self.allocator())
+        return self._ordinary(self._new_pool(device))
 
     def make_watching_pool(self, device: int) -> Any:
         """Return a new MemPool of the device, with the allocator of ordinary memory that watches for the device's first use
         (late_devices.py). Its reference is leaked until it is retired."""
-        return self._new_pool(device, self._watching_allocator.allocator())
+        return self._ordinary(self._new_pool(device, self._watching_allocator.allocator()))
+
+    def _ordinary(self, memory_pool: Any) -> Any:
+        """Record a pool of ordinary memory, and return it."""
+        if len(self.ordinary_pools) >= _MANY_POOLS:
+            self.ordinary_pools &= {pool_of(segment) for segment in self.segments()}
+        self.ordinary_pools.add(memory_pool.id)
+        return memory_pool
 
     def _new_pool(self, device: int, *arguments: Any) -> Any:
         kind = self.torch.cuda.MemPool

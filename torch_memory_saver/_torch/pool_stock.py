@@ -276,8 +276,11 @@ class PoolStock:
         """Return the retired pools whose memory torch may still hold. torch releases it when its cache is emptied."""
         return frozenset(self._retired)
 
-    def _strike_off(self, pools: Iterable[Pool]) -> None:
-        self._uncaptured -= {pool.id for pool in pools}
+    def _strike_off(self, torch: TorchCuda, pools: Iterable[Pool]) -> None:
+        """Record that captures may have used the pools."""
+        captured = {pool.id for pool in pools}
+        self._uncaptured -= captured
+        torch.ordinary_pools -= captured
 
     def _forget(self, pools: set[PoolId]) -> None:
         """Forgets retired pools. The caller holds the lock."""

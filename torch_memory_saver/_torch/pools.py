@@ -128,7 +128,7 @@ class PoolStore(PoolStock):
         for device in devices[len(frame.pools) :]:
             self._check_out(torch, Key(frame.options, device), frame.pools)
         if _may_be_capturing(torch):
-            self._strike_off(frame.pools)
+            self._strike_off(torch, frame.pools)
         if outer is not None:
             self._end_routing(torch, outer)
         self._begin_routing(torch, frame)
@@ -170,7 +170,7 @@ class PoolStore(PoolStock):
             if is_own:
                 self._settle_autograd(torch, stack)
             if frame.pools and _may_be_capturing(torch):
-                self._strike_off(frame.pools)
+                self._strike_off(torch, frame.pools)
             self._end_routing(torch, frame)
             if not frame.managed:
                 for pool in frame.pools:
@@ -383,7 +383,7 @@ class PoolStore(PoolStock):
             for frame in self._frames.values():
                 uses = _OBJECT_USES + (_ROUTING_USES if frame.routed else 0)
                 alive += [(pool, uses) for pool in frame.pools]
-        self._strike_off([pool for pool, uses in alive if torch.uses_of(pool.memory_pool) > uses])
+        self._strike_off(torch, [pool for pool, uses in alive if torch.uses_of(pool.memory_pool) > uses])
         with self._lock:
             return frozenset(self._uncaptured)
 
@@ -529,7 +529,7 @@ class PoolStore(PoolStock):
         with self._lock:
             keys = [key for key in self._idle if matches(key)]
             taken = [pool for key in keys for pool in self._idle.pop(key)]
-        self._strike_off(taken)  # a program that has the object may capture into the pool
+        self._strike_off(torch, taken)  # a program that has the object may capture into the pool
         memory_pools = [pool.memory_pool for pool in taken]
         for pool in taken:
             self.retire(torch, pool)

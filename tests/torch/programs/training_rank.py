@@ -301,6 +301,39 @@ def fsdp_sleeps() -> None:
     expect(model.state_dict(), on_the_cpu(plain))
 
 
+def train_and_sleep(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Moves everything into managed memory before the third step, gradients of buckets included, and pauses it between
+    further steps. DDP makes its buckets anew after the first step."""
+    for number, batch in enumerate(batches()):
+        if number == 2:
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            torch_memory_saver.manage([model, optimizer, gradients], tag="training", backup="host")
+        loss_of(model, mine(batch)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        if number < 2:
+            continue
+        members = [*model.parameters(), *(state["exp_avg"] for state in optimizer.state.values())]
+        assert {torch_memory_saver.tag_of(member) for member in members} == {"training"}
+        assert torch_memory_saver.pause("training").bytes > 0
+        dist.barrier()
+        torch_memory_saver.resume("training")
+
+
+def ddp_managed() -> None:
+    model = in_parallel(bucket_cap_mb=0.01, gradient_as_bucket_view=True)
+    train_and_sleep(model, new_optimizer(model))
+    assert {torch_memory_saver.tag_of(parameter.grad) for parameter in model.parameters()} == {"training"}
+    expect(model.module.state_dict(), on_the_cpu(plain))
+
+
+def fsdp_managed() -> None:
+    for reshard in (True, False):
+        model = sharded(new_model().to(device), reshard_after_forward=reshard)
+        train_and_sleep(model, new_optimizer(model))
+        expect(model.state_dict(), on_the_cpu(plain))
+
+
 if __name__ == "__main__":
-    scenarios = (ddp, ddp_buckets, ddp_accumulates, ddp_unused)
-    main(*scenarios, fsdp, fsdp_clips, fsdp_accumulates, fsdp_offloads, fsdp_state, fsdp_sleeps)
+    scenarios = (ddp, ddp_buckets, ddp_accumulates, ddp_unused, ddp_managed)
+    main(*scenarios, fsdp, fsdp_clips, fsdp_accumulates, fsdp_offloads, fsdp_state, fsdp_sleeps, fsdp_managed)

@@ -76,6 +76,7 @@ class FakeTorch:
         self.uses: dict[PoolId, int] = {}
         self.managed: dict[PoolId, bool] = {}
         self.begun: set[PoolId] = set()
+        self.ordinary_pools: set[PoolId] = set()
         self.routings: list[tuple[int, PoolId, int | None]] = []  # None: of every thread
         self.caching = self.caches = True
         self.rows: list[FakeSegment] = []

@@ -182,7 +182,7 @@ def test_without_torch_everything_is_live(store: PoolStore) -> None:
 
 
 def listing(*segments: dict[str, Any]) -> Any:
-    return SimpleNamespace(segments=lambda: list(segments), captures_join_regions=False)
+    return SimpleNamespace(segments=lambda: list(segments), captures_join_regions=False, ordinary_pools=set())
 
 
 def test_the_record_is_of_segments_that_are_about_to_be_resumed(simulator: Any) -> None:

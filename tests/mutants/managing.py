@@ -1,0 +1,146 @@
+"""Bugs of manage(): what it moves, what it refuses, and what the device holds meanwhile."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_MANAGING = "torch_memory_saver/_engine/managing.py"
+_MOVABLE = "torch_memory_saver/_engine/movable.py"
+_SAVED = "torch_memory_saver/_engine/saved_tensors.py"
+_MOVES = "torch:tests/gpu/test_manage.py::"
+_OPTIMIZERS = "torch:tests/gpu/test_manage_optimizers.py::"
+_REFUSALS = "torch:tests/gpu/test_manage_refusals.py::"
+
+MUTANTS = (
+    Mutant(
+        "old-memory-is-used-again-during-the-copy",
+        _MANAGING,
+        "    alias.record_stream(torch.torch.cuda.current_stream(movable.device))\n",
+        "",
+        (_MOVES + "test_another_thread_does_not_get_memory_that_is_being_copied",),
+    ),
+    Mutant(
+        "moved-memory-stays-in-the-cache",
+        _MANAGING,
+        "        if cached and cached + each.bytes > most:",
+        "        if False:",
+        (_MOVES + "test_the_peak_is_the_largest_storage",),
+    ),
+    Mutant(
+        "the-cache-is-emptied-for-each-storage",
+        _MANAGING,
+        "        if cached and cached + each.bytes > most:",
+        "        if True:",
+        (_MOVES + "test_small_tensors_empty_the_cache_seldom",),
+    ),
+    Mutant(
+        "storages-move-in-any-order",
+        _MOVABLE,
+        "    return sorted(found.values(), key=lambda movable: (movable.device, movable.address))",
+        "    return list(found.values())",
+        (_MOVES + "test_the_peak_is_the_largest_storage",),
+    ),
+    Mutant(
+        "cached-memory-counts-as-a-lack",
+        _MANAGING,
+        "        store.empty_cache(torch)  # PyTorch does not do this itself while a pool is routed\n",
+        "        raise\n",
+        (_MOVES + "test_cached_memory_is_released_if_memory_is_short",),
+    ),
+    Mutant(
+        "another-backup-counts-as-in-place",
+        _MOVABLE,
+        " and row.tag == options.tag and row.backup == options.backup",
+        " and row.tag == options.tag",
+        (_MOVES + "test_another_tag_or_backup_moves_managed_memory",),
+    ),
+    Mutant(
+        "another-tag-counts-as-in-place",
+        _MOVABLE,
+        " and row.tag == options.tag and row.backup == options.backup",
+        " and row.backup == options.backup",
+        (_MOVES + "test_another_tag_or_backup_moves_managed_memory",),
+    ),
+    Mutant(
+        "each-step-looks-at-pytorchs-memory",
+        _MANAGING,
+        " or _addresses_of(torch.torch, optimizer) == self._addresses or ",
+        " or ",
+        (_OPTIMIZERS + "test_a_step_that_adds_nothing_costs_no_look_at_pytorchs_memory",),
+    ),
+    Mutant(
+        "state-lies-in-segments-of-activations",
+        _MANAGING,
+        "                    self._store.empty_cache(torch)\n",
+        "                    pass\n",
+        (_OPTIMIZERS + "test_the_state_does_not_lie_in_segments_of_activations",),
+    ),
+    Mutant(
+        "each-step-without-state-empties-the-cache",
+        _MANAGING,
+        "                    self._is_prepared = True\n",
+        "",
+        (_OPTIMIZERS + "test_a_step_of_an_optimizer_without_state_empties_the_cache_once",),
+    ),
+    Mutant(
+        "loaded-state-stays-outside",
+        _MANAGING,
+        "            optimizer.register_load_state_dict_post_hook(self._look_at),\n",
+        "",
+        (_OPTIMIZERS + "test_state_that_is_loaded_moves_at_once",),
+    ),
+    Mutant(
+        "an-earlier-registration-goes-on",
+        _MANAGING,
+        "            earlier.remove()\n",
+        "            pass\n",
+        (_OPTIMIZERS + "test_a_later_call_replaces_the_earlier_one",),
+    ),
+    Mutant(
+        "state-in-lists-stays-outside",
+        _MOVABLE,
+        "            elif isinstance(value, (list, tuple)):\n                nested.extend(value)\n",
+        "",
+        (_OPTIMIZERS + "test_state_that_a_step_replaces_moves_again",),
+    ),
+    Mutant(
+        "memory-of-graphs-moves",
+        _MOVABLE,
+        "        if pool is not None and pool not in known:",
+        "        if False:",
+        (
+            _REFUSALS + "test_memory_of_a_captured_graph",
+            _OPTIMIZERS + "test_state_that_a_capture_has_made_is_refused_by_name",
+        ),
+    ),
+    Mutant(
+        "memory-of-disable-is-refused",
+        _MOVABLE,
+        " | torch.ordinary_pools",
+        "",
+        (_REFUSALS + "test_ordinary_memory_of_disable_and_of_other_tags_may_move",),
+    ),
+    Mutant(
+        "saved-tensors-move",
+        _MANAGING,
+        "        refuse_saved(torch.torch, found)\n",
+        "",
+        (_REFUSALS + "test_a_tensor_that_is_saved_for_a_backward",),
+    ),
+    Mutant(
+        "only-the-last-node-of-a-graph-is-looked-at",
+        _SAVED,
+        "                waiting.append(following)\n",
+        "                pass\n",
+        (_REFUSALS + "test_a_tensor_that_is_saved_for_a_backward",),
+    ),
+    Mutant(
+        "captures-begin-during-a-move",
+        _MANAGING,
+        "    with Region(store, lambda: torch, options), capture_gate.held():",
+        "    with Region(store, lambda: torch, options):",
+        (_MOVES + "test_no_capture_begins_during_a_move",),
+    ),
+)
