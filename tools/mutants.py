@@ -33,6 +33,7 @@ import comparisons  # noqa: E402
 import devices  # noqa: E402
 import events  # noqa: E402
 import guard  # noqa: E402
+import handles  # noqa: E402
 import hook_calls  # noqa: E402
 import host_memory  # noqa: E402
 import layer_graphs  # noqa: E402
@@ -61,6 +62,7 @@ _TABLES = (
     devices,
     events,
     guard,
+    handles,
     hook_calls,
     host_memory,
     layer_graphs,

@@ -20,7 +20,7 @@ _SLACK = (
     Mutant(
         "slack-is-handed-out-while-a-call-owns-its-run",
         _RUN,
-        "    *list = run;\n    tms_space_hold(run->first, run->end);",
+        "    *list = run;\n    if (run->first) tms_space_hold(run->first, run->end);",
         "    *list = run;",
         (_TEST_RUNS,),
     ),
@@ -215,7 +215,7 @@ _PLACES = (
     Mutant(
         "memory-beside-what-was-sent-in-one-run",
         _KINDS,
-        " && !kind->sent",
+        "!kind->sent && ",
         "",
         (_TEST_LAYOUT,),
     ),

@@ -98,7 +98,7 @@ MUTANTS = (
     Mutant(
         "the-offset-in-the-allocation-is-not-sent",
         _SHARED,
-        "offset = storage.data_ptr() - exported.address",
+        "offset = storage.data_ptr() - exported[0].address",
         "offset = 0",
         (
             f"{_PYTHON}::test_a_storage_goes_with_its_memory_a_counter_and_an_event",

@@ -1,0 +1,75 @@
+"""Bugs of memory that PyTorch maps itself: its expandable segments."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_HANDLES = "csrc/core/allocation/handles.c"
+_ORPHANS = "csrc/core/allocation/orphans.c"
+_PAUSE = "csrc/core/transition/pause.c"
+_HOOKS = "csrc/preload/handle_hooks.c"
+_TEST = "tests/unit/core/allocation/test_handles.c"
+_HOOK_TEST = "tests/unit/preload/test_handles.py::test_memory_that_pytorch_maps_itself"
+_CUT = "torch_memory_saver/_torch/expandable.py"
+_CUT_TEST = "tests/unit/python/torch/test_expandable.py"
+
+MUTANTS = (
+    Mutant(
+        "a-pause-releases-what-was-taken-over",
+        _PAUSE,
+        "segment->run->leaving = !segment->run->kept;",
+        "segment->run->leaving = true;",
+        (_TEST,),
+    ),
+    Mutant(
+        "memory-that-a-resume-fills-is-taken-over",
+        _HANDLES,
+        "segment->state != TMS_SEGMENT_PAUSING || ",
+        "",
+        (_TEST,),
+    ),
+    Mutant(
+        "addresses-are-freed-under-an-orphan",
+        _ORPHANS,
+        "const bool keep = saver->orphans > 0;",
+        "const bool keep = false;",
+        (_TEST,),
+    ),
+    Mutant(
+        "late-addresses-stay-reserved",
+        _ORPHANS,
+        "    if (--saver->orphans == 0) {",
+        "    if (--saver->orphans == UINT64_MAX) {",
+        (_TEST,),
+    ),
+    Mutant(
+        "a-handle-is-mapped-twice",
+        _HANDLES,
+        "if (handle->mapped || !handle->segment || !handle->segment->run->has_handle)",
+        "if (!handle->segment)",
+        (_TEST,),
+    ),
+    Mutant(
+        "every-library-s-memory-is-managed",
+        _HOOKS,
+        "properties && called_by_allocator(state, CALLER) &&",
+        "properties &&",
+        (f"{_HOOK_TEST}[preload-another_library_uses_the_table]",),
+    ),
+    Mutant(
+        "pytorch-keeps-to-fabric-handles",
+        _HOOKS,
+        "if (asks_for_fabric(state, &region, properties)) return CUDA_ERROR_NOT_PERMITTED;",
+        "(void)asks_for_fabric;",
+        (f"{_HOOK_TEST}[preload-fabric_handles]",),
+    ),
+    Mutant(
+        "a-block-in-two-pieces-is-in-the-first",
+        _CUT,
+        'if self._address + block["size"] > end:',
+        "if False:",
+        (_CUT_TEST,),
+    ),
+)
