@@ -424,6 +424,56 @@ static void parts_of_a_range_are_found(void **state) {
     end(&program);
 }
 
+/* ---- failures ---- */
+
+/* Creates and maps one handle if the driver lets it. PyTorch releases the handles that it could not map. */
+static void try_map(program_t *program, int piece) {
+    tms_saver_t *saver = &program->fixture->saver;
+    const tms_region_settings_t settings = {.managed = true, .tag = "default", .backup = TMS_BACKUP_PINNED};
+    tms_region_t region;
+    tms_error_t error;
+    uint64_t number = 0;
+    bool busy = false;
+    ASSERT_OK(tms_region_from_settings(&program->fixture->regions, &settings, &region, &error), error);
+    if (tms_handles_create(saver, &region, PIECE_BYTES, 0, &number, &error) != TMS_OK) return;
+    if (tms_handles_map(saver, place(program, piece), PIECE_BYTES, number, &busy, &error) == TMS_OK)
+        program->handles[piece] = number;
+    else
+        ASSERT_OK(tms_handles_release(saver, number, &error), error);
+    assert_false(busy);
+}
+
+static void a_failed_call_loses_nothing(void **state) {
+    static const char *const calls[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"};
+    fixture_t *f = *state;
+    for (size_t call = 0; call < sizeof calls / sizeof *calls; call++) {
+        bool fired = true;
+        for (uint64_t succeed = 0; fired; succeed++) {
+            const uint64_t before = simulator()->failures_fired();
+            program_t program = reserve(f);
+            tms_error_t error;
+            simulator()->fail_after(calls[call], succeed, 1, CUDA_ERROR_UNKNOWN);
+            for (int piece = 0; piece < PIECES; piece++) {
+                try_map(&program, piece);
+                if (program.handles[piece]) fill(place(&program, piece), PIECE_BYTES, (uint32_t)piece);
+            }
+            (void)pause_all(f, &error);
+            if (resume_all(f, &error) != TMS_OK) ASSERT_OK(resume_all(f, &error), error);
+            for (int piece = 0; piece < PIECES; piece++) {
+                if (program.handles[piece]) assert_filled(place(&program, piece), PIECE_BYTES, (uint32_t)piece);
+            }
+            for (int piece = 0; piece < PIECES; piece++) {
+                if (program.handles[piece]) unmap(&program, piece);
+            }
+            fired = simulator()->failures_fired() > before;
+            simulator()->fail_after(calls[call], 0, 0, 0);
+            tms_saver_reclaim(&f->saver);
+            assert_int_equal(used(), 0);
+            end(&program);
+        }
+    }
+}
+
 /* ---- threads ---- */
 
 enum { CYCLES = 60 };
@@ -502,6 +552,7 @@ int main(void) {
         TEST(a_part_cannot_be_mapped_or_unmapped),
         TEST(too_little_memory_is_named),
         TEST(parts_of_a_range_are_found),
+        TEST(a_failed_call_loses_nothing),
         TEST(threads_map_beside_pauses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
