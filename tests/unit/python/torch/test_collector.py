@@ -66,7 +66,7 @@ def test_reading_blocks_would_begin_collections(many_blocks: FakeTorch) -> None:
 
 def test_what_is_read_about_the_default_pool(many_blocks: FakeTorch) -> None:
     with collections() as begun:
-        DefaultPool(PoolStore().substitutes).prepare(many_blocks, None, True)
+        DefaultPool(PoolStore().substitutes).prepare(many_blocks, None)
     assert len(begun) <= 1
 
 

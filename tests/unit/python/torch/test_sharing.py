@@ -49,7 +49,7 @@ def test_a_storage_goes_with_its_memory_a_counter_and_an_event(shared: SharedMem
     address = allocate()
     fields = send(shared, FakeStorage(1000, address=address + MIB))
     exported = _core.export_memory(address)
-    assert fields[1] == ipc.describe(1, exported)
+    assert fields[1] == ipc.describe(1, [exported])
     assert (fields[0], fields[2], fields[3]) == (0, 1000, MIB)
     (path,) = tmp_path.iterdir()
     assert fields[4:] == (f"/{path.name}".encode(), 0, b"event0", True)
