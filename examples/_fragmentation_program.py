@@ -62,7 +62,7 @@ def main() -> None:
         steps.append(counters())
     expandable = any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
     if options.pause:
-        if torch_memory_saver.pause(backup="host").bytes == 0 or torch_memory_saver.stats().resident_bytes > 0:
+        if torch_memory_saver.pause(backup="host").bytes == 0 or torch_memory_saver.stats().total.resident_bytes > 0:
             raise SystemExit("FAILED: not everything was paused")
         torch_memory_saver.resume()
     memory.release_cached()
