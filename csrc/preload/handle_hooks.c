@@ -55,8 +55,7 @@ static bool is_final(tms_status_t status) {
 /* At its first allocation PyTorch asks for memory with fabric handles, and keeps to them if it gets some. Managed memory has
  * file descriptors, for which PyTorch asks next. */
 static bool asks_for_fabric(const tms_state_t *state, const tms_region_t *region, const CUmemAllocationProp *properties) {
-    return (region->managed || state->config.init_enable) &&
-           (properties->requestedHandleTypes & FABRIC) != 0;
+    return (region->managed || state->config.init_enable) && (properties->requestedHandleTypes & FABRIC) != 0;
 }
 
 static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,

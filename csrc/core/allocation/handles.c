@@ -86,7 +86,7 @@ tms_status_t tms_handles_create(tms_saver_t *saver, const tms_region_t *region, 
     tms_handle_t *handle = calloc(1, sizeof *handle);
     status = handle ? create(saver, region, bytes, handle, &context, error)
                     : tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
-    if (status != TMS_OK) {
+    if (!handle || status != TMS_OK) {
         free(handle);
         tms_allocation_fail(saver, region->tag, status, &context, error);
         return tms_saver_explain_loss(saver, status, error);

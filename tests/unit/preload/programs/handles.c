@@ -8,7 +8,7 @@
 #include "support.h"
 
 enum { PIECES = 4, FABRIC = 8 };
-#define DESCRIPTOR CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+#define DESCRIPTOR  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 #define PIECE_BYTES ((size_t)2 << 20)
 
 typedef struct library {
