@@ -42,11 +42,24 @@ void fixture_begin(fixture_t *fixture, int devices) {
     heap_store_add(&fixture->heap, &fixture->saver.stores);
 }
 
-/* Frees every segment, whatever its state. No other thread may be in the saver. */
+/* Frees a segment, whatever its state. */
+static void free_segment(tms_saver_t *saver, const tms_segment_t *segment) {
+    const uint64_t address = segment->node.begin;
+    if (!tms_segment_is_of_program(segment)) {
+        (void)tms_saver_free(saver, address, NULL);
+        return;
+    }
+    uint64_t number = 0;
+    const bool has_handle = tms_handles_retain(saver, address, &number);
+    (void)tms_handles_unmap(saver, address, tms_segment_reserved(segment), NULL);
+    for (int i = 0; has_handle && i < 2; i++) (void)tms_handles_release(saver, number, NULL);
+}
+
+/* Frees every segment. No other thread may be in the saver. */
 static void free_everything(tms_saver_t *saver) {
     tms_pendings_close(&saver->pendings, INFINITY);
     while (tms_saver_capture_end(saver, 0)) continue;
-    while (saver->registry.first) (void)tms_saver_free(saver, saver->registry.first->begin, NULL);
+    while (saver->registry.first) free_segment(saver, tms_segment_of(saver->registry.first));
     tms_saver_reclaim(saver);
 }
 

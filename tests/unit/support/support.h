@@ -15,6 +15,7 @@
 #include "core/allocation/allocation.h"
 #include "core/allocation/capture_end.h"
 #include "core/allocation/free.h"
+#include "core/allocation/handles.h"
 #include "core/allocation/reclaim.h"
 #include "core/model/inspect.h"
 #include "core/model/peers.h"
