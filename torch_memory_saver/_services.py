@@ -8,15 +8,13 @@ from torch_memory_saver._engine.background import Periodic, after_call, before_p
 from torch_memory_saver._engine.hooks import HookCall
 from torch_memory_saver._engine.hooks import register as register_hook
 from torch_memory_saver._engine.preload import library_path as preload_library_path
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch import layer, nccl_communicators
 from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver._torch.history import History, current_history, is_recording, record_history, stop_history
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
-from torch_memory_saver._torch.nccl_communicators import Communicator, communicators, what_stays, why_not
 from torch_memory_saver._torch.ordinary_memory import DeviceMemory, device_memory
 
 __all__ = [
-    "Communicator",
     "DeviceMemory",
     "History",
     "HookCall",
@@ -26,16 +24,14 @@ __all__ = [
     "after_call",
     "before_pause",
     "capture_gate",
-    "communicators",
     "current_history",
     "device_memory",
     "devices_in_use",
     "is_recording",
     "layer",
+    "nccl_communicators",
     "preload_library_path",
     "record_history",
     "register_hook",
     "stop_history",
-    "what_stays",
-    "why_not",
 ]
