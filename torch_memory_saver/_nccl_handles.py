@@ -62,7 +62,7 @@ def why_too_old(version: tuple[int, ...], library: str = "") -> str | None:
 class HandleCommunicator:
     """A communicator by its handle.
 
-    A `ctypes.c_void_p` is read at each call: without a value the communicator counts as destroyed.
+    A `ctypes.c_void_p` is read at each call. Without a value there is no communicator any more.
 
     Raises:
         InvalidArgumentError: The arguments have other types, the library is no NCCL, or it refuses the handle.
@@ -82,16 +82,22 @@ class HandleCommunicator:
         self._reason = why_too_old(version, f" ({self._file})") or self._what_is_missing(version)
         self._check()
 
+    def exists(self) -> bool:
+        """Return whether the handle has a value. NCCL is not called."""
+        return bool(_value(self._handle))
+
     def why_not(self) -> str | None:
         """Return why the communicator cannot be suspended, or None if it can."""
         return self._reason
 
     def statistics(self) -> Statistics | None:
-        """Return the state of the communicator, or None if it was destroyed. The first None is logged.
+        """Return the state of the communicator, or None if it was destroyed. The first refusal by NCCL is logged.
 
         Raises:
             TorchMemorySaverError: NCCL fails.
         """
+        if not self.exists():
+            return None
         suspended = self._statistic(_IS_SUSPENDED)
         kept_bytes = self._statistic(_PERSISTENT_BYTES)
         if suspended is None or kept_bytes is None:
@@ -135,7 +141,7 @@ class HandleCommunicator:
     def _check(self) -> None:
         """Check that the library accepts the handle, by a function that every version has."""
         count = ctypes.c_int()
-        result = self._call("ncclCommCount", ctypes.byref(count)) if _value(self._handle) else _INVALID_ARGUMENT
+        result = self._call("ncclCommCount", ctypes.byref(count)) if self.exists() else _INVALID_ARGUMENT
         if result != _SUCCESS:
             raise InvalidArgumentError(
                 f"{self.name} is not a communicator of {self._file}, or is not ready: ncclCommCount returned {result}; pass "
@@ -144,9 +150,7 @@ class HandleCommunicator:
 
     def _statistic(self, which: int) -> int | None:
         value = ctypes.c_uint64()
-        result = _INVALID_ARGUMENT
-        if _value(self._handle):
-            result = self._call("ncclCommMemStats", which, ctypes.byref(value))
+        result = self._call("ncclCommMemStats", which, ctypes.byref(value))
         if result == _INVALID_ARGUMENT:
             return None
         self._finish("ncclCommMemStats", result)
@@ -156,8 +160,8 @@ class HandleCommunicator:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "NCCL communicator %s of %s was destroyed, so it is neither suspended nor resumed. Remove its hook before "
-                "you destroy a communicator.",
+                "NCCL communicator %s of %s was destroyed, so it is neither suspended nor resumed. Before you destroy a "
+                "communicator, remove its hook or set the value of its c_void_p to None.",
                 self.name,
                 self._file,
             )

@@ -183,7 +183,7 @@ _COMMUNICATORS = (
     Mutant(
         "the-ledger-does-not-name-communicators-by-handle",
         _COMMUNICATORS_FILE,
-        "[*communicators(None), *_handles]",
+        "[*communicators(None), *communicators(_handles)]",
         "communicators(None)",
         (f"{_NCCL_HANDLES}::test_an_old_library_beside_a_new_one",),
     ),

@@ -111,7 +111,7 @@ def what_stays(found: Sequence[Communicator] | None = None) -> str | None:
     Args:
         found: Communicators. None selects those of all process groups, and the handles of all hooks.
     """
-    found = [*communicators(None), *_handles] if found is None else found
+    found = [*communicators(None), *communicators(_handles)] if found is None else found
     return " ".join((*what_cannot_be_suspended(found), *what_is_kept(found))) or None
 
 
@@ -146,10 +146,9 @@ def communicators(groups: Iterable[Any] | None) -> list[Communicator]:
     found: list[Communicator] = []
     for group in _groups_of_this_process(torch) if groups is None else groups:
         if isinstance(group, HandleCommunicator):
-            found.append(group)
-            continue
-        backend = _nccl_backend(torch, group)
-        if backend is not None and _has_communicator(backend):
+            if group.exists():
+                found.append(group)
+        elif (backend := _nccl_backend(torch, group)) is not None and _has_communicator(backend):
             found.append(GroupCommunicator(str(group.group_name), backend))
     return found
 

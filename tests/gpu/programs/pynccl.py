@@ -88,8 +88,8 @@ all_reduce()
 hook = nccl.suspend_on_pause("w", groups=[dist.group.WORLD, (comm, library)])
 cycles: list[dict[str, Any]] = []
 for _ in range(2):
-    before = free_bytes()
     dist.barrier()
+    before = free_bytes()
     saver.pause("w")
     cycles.append(
         {
