@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from torch_memory_saver._nccl_handles import HandleCommunicator, Statistics, why_too_old
 from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.nccl_handles import HandleCommunicator, Statistics, why_too_old
 
 __all__ = [
     "Communicator",
