@@ -110,19 +110,17 @@ if version.value >= 22907:  # its owner suspends it, as vLLM does
     saver.resume("w")
     check(library.ncclCommResume(comm))
     all_reduce()
-print(
-    json.dumps(
-        {
-            "name": hex(comm.value or 0),
-            "version": version.value,
-            "file": os.path.basename(library._name),
-            "persistent": persistent_bytes(),
-            "group": dist.group.WORLD.group_name,
-            "cycles": cycles,
-        }
-    ),
-    flush=True,
-)
+row = {
+    "name": hex(comm.value or 0),
+    "version": version.value,
+    "file": os.path.basename(library._name),
+    "persistent": persistent_bytes(),
+    "group": dist.group.WORLD.group_name,
+    "cycles": cycles,
+}
+# In one write, because the ranks share the output.
+sys.stdout.write(json.dumps(row) + "\n")
+sys.stdout.flush()
 check(library.ncclCommDestroy(comm))
 comm.value = None
 saver.pause("w")  # the hook leaves alone what is gone
