@@ -9,16 +9,14 @@ from torch_memory_saver._engine.graph_pool import GraphPool
 from torch_memory_saver._engine.hooks import HookCall
 from torch_memory_saver._engine.hooks import register as register_hook
 from torch_memory_saver._engine.preload import library_path as preload_library_path
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch import layer, nccl_communicators
 from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver._torch.history import History, current_history, is_recording, record_history, stop_history
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
-from torch_memory_saver._torch.nccl_communicators import Communicator, communicators, what_stays, why_not
 from torch_memory_saver._torch.ordinary_memory import DeviceMemory, device_memory
 from torch_memory_saver._torch.process_groups import GroupOfRanks, group_of_ranks
 
 __all__ = [
-    "Communicator",
     "DeviceMemory",
     "GraphPool",
     "GroupOfRanks",
@@ -30,17 +28,15 @@ __all__ = [
     "after_call",
     "before_pause",
     "capture_gate",
-    "communicators",
     "current_history",
     "device_memory",
     "devices_in_use",
     "group_of_ranks",
     "is_recording",
     "layer",
+    "nccl_communicators",
     "preload_library_path",
     "record_history",
     "register_hook",
     "stop_history",
-    "what_stays",
-    "why_not",
 ]

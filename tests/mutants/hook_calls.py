@@ -8,11 +8,13 @@ __all__ = ["MUTANTS"]
 
 _CALLS = "torch_memory_saver/_engine/hooks.py"
 _NCCL = "torch_memory_saver/nccl.py"
+_COMMUNICATORS_FILE = "torch_memory_saver/_torch/nccl_communicators.py"
 _TESTS = "tests/unit/python/engine/test_hooks.py"
 _FAILURES = "tests/unit/python/engine/test_hooks_failures.py"
 _PENDING = "tests/unit/python/engine/test_hooks_pending.py"
 _THREADS = "tests/unit/python/engine/test_hooks_threads.py"
 _NCCL_TESTS = "tests/unit/python/engine/test_nccl.py"
+_NCCL_HANDLES = "tests/unit/python/engine/test_nccl_handles.py"
 
 _ORDER = (
     Mutant(
@@ -138,25 +140,52 @@ _COMMUNICATORS = (
     ),
     Mutant(
         "communicators-that-do-not-exist-are-suspended",
-        "torch_memory_saver/_torch/nccl_communicators.py",
+        _COMMUNICATORS_FILE,
         "return pointer is None or pointer() != 0",
         "return pointer is None or pointer() is not None",
         (_NCCL_TESTS,),
     ),
     Mutant(
         "an-old-nccl-is-asked",
-        "torch_memory_saver/_torch/nccl_communicators.py",
-        "version < _FIRST_NCCL",
-        "version < (2,)",
+        "torch_memory_saver/_torch/nccl_handles.py",
+        "version >= _FIRST_NCCL",
+        "version >= (2,)",
         (f"{_NCCL_TESTS}::test_an_old_nccl_is_not_asked",),
     ),
     Mutant(
         "a-communicator-that-failed-to-resume-is-forgotten",
         _NCCL,
-        "            while self._suspended:\n                self._suspended[0].backend.resume()\n"
-        "                del self._suspended[0]\n",
-        "            while self._suspended:\n                self._suspended.pop(0).backend.resume()\n",
+        "                nccl_communicators.resume(communicator)\n                del self._suspended[name]\n",
+        "                del self._suspended[name]\n                nccl_communicators.resume(communicator)\n",
         (f"{_NCCL_TESTS}::test_a_group_that_fails_to_resume",),
+    ),
+    Mutant(
+        "a-communicator-that-its-owner-has-suspended-is-suspended-again",
+        _COMMUNICATORS_FILE,
+        "if statistics is None or statistics.suspended:",
+        "if statistics is None:",
+        (f"{_NCCL_HANDLES}::test_what_its_owner_suspends_is_left_alone",),
+    ),
+    Mutant(
+        "a-communicator-that-its-owner-has-resumed-is-resumed-again",
+        _COMMUNICATORS_FILE,
+        "if statistics is not None and statistics.suspended:",
+        "if statistics is not None:",
+        (f"{_NCCL_HANDLES}::test_what_its_owner_has_resumed_is_not_resumed_again",),
+    ),
+    Mutant(
+        "a-destroyed-communicator-keeps-the-others-from-being-resumed",
+        "torch_memory_saver/_torch/nccl_handles.py",
+        "        if result == _INVALID_ARGUMENT:\n            return None\n",
+        "",
+        (f"{_NCCL_HANDLES}::test_a_communicator_that_is_destroyed_meanwhile",),
+    ),
+    Mutant(
+        "the-ledger-does-not-name-communicators-by-handle",
+        _COMMUNICATORS_FILE,
+        "[*communicators(None), *communicators(_handles)]",
+        "communicators(None)",
+        (f"{_NCCL_HANDLES}::test_an_old_library_beside_a_new_one",),
     ),
 )
 

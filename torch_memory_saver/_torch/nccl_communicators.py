@@ -1,53 +1,169 @@
-"""NCCL communicators of PyTorch's process groups: which exist, and which keep their device memory during a pause.
+"""NCCL communicators of PyTorch's process groups, and those that a hook has by handle.
 
-Makes no call of NCCL and imports nothing. Communicators of other libraries are not known here.
+Lists them, suspends and resumes one, and describes what keeps device memory during a pause. Imports nothing. Only `suspend`
+and `resume` call NCCL. The ledger has no hook, so the module keeps for it the handles of all hooks, and the bytes that NCCL
+keeps of suspended communicators. Each step on these two collections is atomic under the GIL, so there is no lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.nccl_handles import HandleCommunicator, Statistics, why_too_old
 
-__all__ = ["Communicator", "communicators", "what_stays", "why_not"]
+__all__ = [
+    "Communicator",
+    "add_handles",
+    "communicators",
+    "from_pairs",
+    "remove_handles",
+    "resume",
+    "suspend",
+    "what_cannot_be_suspended",
+    "what_is_kept",
+    "what_stays",
+]
 
-#: The first NCCL with ncclCommSuspend.
-_FIRST_NCCL = (2, 29, 7)
+#: Names of PyTorch's two NCCL backends. The second is the default of PyTorch 2.15.
+_BACKENDS = ("nccl", "nccl2")
 
 
-class Communicator(NamedTuple):
+class GroupCommunicator(NamedTuple):
+    """The communicator of a process group. `backend` is the group's ProcessGroupNCCL."""
+
     name: str
     backend: Any
 
+    def why_not(self) -> str | None:
+        """Return why the communicator cannot be suspended, or None if it can."""
+        if not all(hasattr(self.backend, name) for name in ("suspend", "resume", "memory_stats")):
+            version = getattr(layer.imported(), "__version__", "")
+            return f"PyTorch {version} has no suspend() of a process group's backend, which PyTorch 2.12 has"
+        version_of_nccl = getattr(self.backend, "get_runtime_nccl_version", None)
+        return None if version_of_nccl is None else why_too_old(tuple(version_of_nccl()))
 
-def what_stays(groups: Iterable[Any] | None = None) -> str | None:
-    """Return one sentence about the communicators whose memory no hook can release, with the reason. None if all can be
-    suspended, or if there are none. Makes no call of NCCL.
+    def statistics(self) -> Statistics:
+        """Return the state of the communicator."""
+        values = self.backend.memory_stats()
+        return Statistics(values["suspended"] != 0, values["persist"])
+
+    def suspend(self) -> None:
+        self.backend.suspend()
+
+    def resume(self) -> None:
+        self.backend.resume()
+
+
+Communicator = GroupCommunicator | HandleCommunicator
+
+#: Communicators by handle of the hooks that are registered.
+_handles: list[HandleCommunicator] = []
+#: Bytes that NCCL does not release, of each suspended communicator, by its name.
+_kept_bytes: dict[str, int] = {}
+
+
+def add_handles(groups: Iterable[Any]) -> None:
+    """Make the communicators by handle among `groups` known to the ledger."""
+    _handles.extend(each for each in groups if isinstance(each, HandleCommunicator))
+
+
+def remove_handles(groups: Iterable[Any]) -> None:
+    """Undo `add_handles`. A second call does nothing."""
+    for each in groups:
+        if isinstance(each, HandleCommunicator) and each in _handles:
+            _handles.remove(each)
+
+
+def from_pairs(groups: Iterable[Any]) -> tuple[Any, ...]:
+    """Return `groups` with a communicator in place of each pair of a handle and a library.
+
+    Raises:
+        InvalidArgumentError: A pair is not that of a communicator.
+    """
+    return tuple(HandleCommunicator(*_pair(each)) if isinstance(each, tuple) else each for each in groups)
+
+
+def suspend(communicator: Communicator) -> bool:
+    """Suspend a communicator, unless it is suspended or destroyed. Return whether this call has suspended it."""
+    statistics = communicator.statistics()
+    if statistics is None or statistics.suspended:
+        return False
+    communicator.suspend()
+    _kept_bytes[communicator.name] = statistics.kept_bytes
+    return True
+
+
+def resume(communicator: Communicator) -> None:
+    """Resume a communicator that `suspend` has suspended, unless it was resumed or destroyed since then."""
+    statistics = communicator.statistics()
+    if statistics is not None and statistics.suspended:
+        communicator.resume()
+    _kept_bytes.pop(communicator.name, None)
+
+
+def what_stays(found: Sequence[Communicator] | None = None) -> str | None:
+    """Return sentences about the communicators that keep device memory during a pause, with the reasons. None if there are
+    none. Makes no call of NCCL, so what suspended communicators keep is known after their suspension.
 
     Args:
-        groups: Process groups. None: all that exist.
+        found: Communicators. None selects those of all process groups, and the handles of all hooks.
     """
-    staying = [(each, reason) for each in communicators(groups) if (reason := why_not(each.backend)) is not None]
-    if not staying:
-        return None
-    names = ", ".join(repr(communicator.name) for communicator, _ in staying)
-    many = len(staying) > 1
-    return (
-        f"The NCCL communicator{'s' if many else ''} of process group{'s' if many else ''} {names} "
-        f"keep{'' if many else 's'} {'their' if many else 'its'} device memory during a pause: {staying[0][1]}."
-    )
+    found = [*communicators(None), *communicators(_handles)] if found is None else found
+    return " ".join((*what_cannot_be_suspended(found), *what_is_kept(found))) or None
+
+
+def what_cannot_be_suspended(found: Iterable[Communicator]) -> Iterator[str]:
+    """Return a sentence for each reason for which communicators cannot be suspended."""
+    by_reason: dict[str, dict[str, Communicator]] = {}
+    for each in found:
+        if (reason := each.why_not()) is not None:
+            by_reason.setdefault(reason, {})[each.name] = each
+    for reason, communicators_of_it in by_reason.items():
+        subject, many = _subject(list(communicators_of_it.values()))
+        yield f"{subject} {'keep their' if many else 'keeps its'} device memory during a pause: {reason}."
+
+
+def what_is_kept(found: Iterable[Communicator]) -> Iterator[str]:
+    """Return a sentence about the memory that NCCL keeps of suspended communicators, if there is any."""
+    keeping = {each.name: each for each in found if _kept_bytes.get(each.name)}
+    for kind in (GroupCommunicator, HandleCommunicator):
+        of_kind = [each for each in keeping.values() if isinstance(each, kind)]
+        if of_kind:
+            subject, many = _subject(of_kind)
+            size = binary_size(sum(_kept_bytes.get(each.name, 0) for each in of_kind))
+            yield (
+                f"{subject} keep{'' if many else 's'} {size} of device memory while suspended: NCCL releases no persistent "
+                "memory, such as buffers of NVLS."
+            )
 
 
 def communicators(groups: Iterable[Any] | None) -> list[Communicator]:
-    """Return the communicators that exist, in the order in which all ranks take them."""
+    """Return the communicators that exist, in the order in which all ranks take them. None: those of all process groups."""
     torch = layer.imported()
-    found = []
+    found: list[Communicator] = []
     for group in _groups_of_this_process(torch) if groups is None else groups:
-        backend = _nccl_backend(torch, group)
-        if backend is not None and _has_communicator(backend):
-            found.append(Communicator(str(group.group_name), backend))
+        if isinstance(group, HandleCommunicator):
+            if group.exists():
+                found.append(group)
+        elif (backend := _nccl_backend(torch, group)) is not None and _has_communicator(backend):
+            found.append(GroupCommunicator(str(group.group_name), backend))
     return found
+
+
+def _pair(each: tuple[Any, ...]) -> tuple[Any, Any]:
+    return (each[0], each[1]) if len(each) == 2 else (each, None)
+
+
+def _subject(found: Sequence[Communicator]) -> tuple[str, bool]:
+    """Return the subject of a sentence about communicators of one kind, and whether it is a plural."""
+    many = len(found) > 1
+    s = "s" if many else ""
+    if isinstance(found[0], HandleCommunicator):
+        return f"The NCCL communicator{s} {', '.join(each.name for each in found)}", many
+    return f"The NCCL communicator{s} of process group{s} {', '.join(repr(each.name) for each in found)}", many
 
 
 def _groups_of_this_process(torch: Any) -> tuple[Any, ...]:
@@ -63,7 +179,7 @@ def _nccl_backend(torch: Any, group: Any) -> Any:
         backend = group._get_backend(torch.device("cuda"))
     except RuntimeError:  # the group has none for CUDA
         return None
-    return backend if backend.name() == "nccl" else None
+    return backend if backend.name() in _BACKENDS else None
 
 
 def _has_communicator(backend: Any) -> bool:
@@ -71,19 +187,3 @@ def _has_communicator(backend: Any) -> bool:
     is bound to a device."""
     pointer = getattr(backend, "_comm_ptr", None)
     return pointer is None or pointer() != 0
-
-
-def why_not(backend: Any) -> str | None:
-    """Return why a communicator cannot be suspended, or None if it can."""
-    if not hasattr(backend, "suspend") or not hasattr(backend, "resume"):
-        version = getattr(layer.imported(), "__version__", "")
-        return f"PyTorch {version} has no suspend() of a process group's backend, which PyTorch 2.12 has"
-    version_of_nccl = getattr(backend, "get_runtime_nccl_version", None)
-    version = None if version_of_nccl is None else tuple(version_of_nccl())
-    if version is not None and version < _FIRST_NCCL:
-        return f"NCCL {_dotted(version)} has no ncclCommSuspend, which NCCL {_dotted(_FIRST_NCCL)} has"
-    return None
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(str(number) for number in version)

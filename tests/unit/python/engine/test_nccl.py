@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nccl_stubs import Backend, Gloo, Group, OldBackend
 from recorded_hooks import Recorder
 
 from torch_memory_saver import _core, nccl
@@ -17,64 +18,7 @@ from torch_memory_saver._torch import layer
 from torch_memory_saver.errors import InvalidArgumentError, OutOfHostMemoryError
 
 TIMEOUT_S = 60
-NEW, OLD = (2, 29, 7), (2, 28, 9)
-
-
-class Backend:
-    """ProcessGroupNCCL of PyTorch 2.12: suspend() and resume() are collective, and not to be called twice."""
-
-    def __init__(self, log: list[str], name: str, ranks: threading.Barrier | None = None, version: Any = NEW) -> None:
-        self.log, self.own_name, self.ranks, self.version = log, name, ranks, version
-        self.is_suspended = False
-        self.raises: BaseException | None = None
-        self.pointer = 1
-
-    def name(self) -> str:
-        return "nccl"
-
-    def get_runtime_nccl_version(self) -> tuple[int, ...]:
-        return tuple(self.version)
-
-    def _comm_ptr(self) -> int:
-        return self.pointer
-
-    def suspend(self) -> None:
-        self._change("suspend", True)
-
-    def resume(self) -> None:
-        self._change("resume", False)
-
-    def _change(self, call: str, suspended: bool) -> None:
-        if self.raises is not None:
-            raise self.raises
-        assert self.is_suspended is not suspended, f"{call} twice"
-        if self.ranks is not None:
-            self.ranks.wait(TIMEOUT_S)
-        self.is_suspended = suspended
-        self.log.append(f"{call} {self.own_name}")
-
-
-class OldBackend:
-    """ProcessGroupNCCL before PyTorch 2.12."""
-
-    def name(self) -> str:
-        return "nccl"
-
-
-class Gloo:
-    def name(self) -> str:
-        return "gloo"
-
-
-class Group:
-    def __init__(self, name: str, backend: Any) -> None:
-        self.group_name = name
-        self.backend = backend
-
-    def _get_backend(self, device: Any) -> Any:
-        if self.backend is None:
-            raise RuntimeError("No backend type associated with device type cuda")
-        return self.backend
+OLD = (2, 28, 9)
 
 
 @pytest.fixture
@@ -229,6 +173,55 @@ def test_an_old_nccl_is_not_asked(hooks: Recorder, torch: Any, register: Any, lo
         "The NCCL communicator of process group 'old' keeps its device memory during a pause: NCCL 2.28.9 has no "
         "ncclCommSuspend, which NCCL 2.29.7 has."
     )
+
+
+def test_what_its_owner_has_suspended_is_left_alone(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    theirs, ours = Backend(log, "theirs"), Backend(log, "ours")
+    add(torch, Group("theirs", theirs), Group("ours", ours))
+    hooks.allocate("w")
+    hook = register()
+    theirs.suspend()
+    hooks.saver.pause()
+    assert hook.suspended == ("ours",)
+    ours.resume()
+    hooks.saver.resume()
+    assert hook.suspended == () and theirs.is_suspended
+    assert log == ["suspend theirs", "suspend ours", "resume ours"]
+
+
+def test_a_sentence_says_what_nccl_keeps_of_a_suspended_group(
+    hooks: Recorder, torch: Any, register: Any, log: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    backends = [Backend(log, name) for name in ("a", "b")]
+    for backend in backends:
+        backend.kept_bytes = 12 << 20
+    add(torch, *(Group(backend.own_name, backend) for backend in backends))
+    hooks.allocate("w")
+    hook = register()
+    assert hook.what_stays() is None, "not known before a suspension"
+    with caplog.at_level("INFO", "torch_memory_saver"):
+        hooks.saver.pause()
+    sentence = (
+        "The NCCL communicators of process groups 'a', 'b' keep 24 MiB of device memory while suspended: NCCL releases no "
+        "persistent memory, such as buffers of NVLS."
+    )
+    assert hook.what_stays() == sentence
+    assert [record.getMessage() for record in caplog.records if "NCCL" in record.getMessage()] == [sentence]
+    hooks.saver.resume()
+    assert hook.what_stays() is None
+
+
+def test_the_second_backend_of_pytorch(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    """PyTorch 2.15 makes it by default, and it does not tell the version of NCCL."""
+    backend = Backend(log, "world")
+    backend.type_name, backend.get_runtime_nccl_version = "nccl2", None  # type: ignore[method-assign,assignment]
+    add(torch, Group("world", backend))
+    hooks.allocate("w")
+    hook = register()
+    hooks.saver.pause()
+    assert hook.suspended == ("world",) and hook.what_stays() is None
+    hooks.saver.resume()
+    assert log == ["suspend world", "resume world"]
 
 
 def test_nothing_where_there_are_no_groups(
