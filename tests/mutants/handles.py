@@ -45,10 +45,10 @@ MUTANTS = (
         (_TEST,),
     ),
     Mutant(
-        "a-handle-is-mapped-twice",
+        "a-part-is-unmapped-as-if-it-were-all",
         _HANDLES,
-        "if (handle->mapped || !handle->segment || !handle->segment->run->has_handle)",
-        "if (!handle->segment)",
+        "node->begin != address || node->end != address + bytes) {",
+        "node->begin != address) {",
         (_TEST,),
     ),
     Mutant(
