@@ -113,5 +113,7 @@ elif scenario == "not_enabled":
     assert "torch_memory_saver" not in sys.modules
 else:
     allocate()
-    assert "torch_memory_saver" not in sys.modules
+    assert not is_installed()
+    # With torch, a thread of the library may be in the middle of an import that fails.
+    assert scenario != "without_torch" or "torch_memory_saver" not in sys.modules
 print("done")
