@@ -1,4 +1,4 @@
-"""Guards what needs fresh processes: import, exit, the first CUDA call, environment variables.
+"""Guards what needs fresh processes: import, exit, the first CUDA call, environment variables, children, ranks of torchrun.
 
 Programs of both hook modes are started together, because most of their time is torch's import.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from gpu_support import Finished, Program, run_programs, torch
+from gpu_support import PROGRAMS, Finished, Program, run_programs, subprocess_run, torch
 
 pytestmark = pytest.mark.outer
 
@@ -21,6 +21,7 @@ STATES = [
     "graph",
     "work_in_flight",
 ]
+EVERYTHING = {"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"}
 #: Seconds that `import torch_memory_saver` may take where torch is imported already.
 IMPORT_LIMIT_S = 0.03
 
@@ -105,3 +106,21 @@ def test_the_first_cuda_call_is_cuda_malloc() -> None:
 def test_init_enable(environment: tuple[tuple[str, str], ...]) -> None:
     program = Program("init_enable.py", (), (("TMS_INIT_ENABLE", "1"), *environment), preload=True)
     run_programs([program])[0].check()
+
+
+@pytest.mark.parametrize("how", ["spawn", "forkserver"])
+def test_a_process_and_its_child_pause_in_turn(how: str, shared_device: None) -> None:
+    done = subprocess_run([str(PROGRAMS / "children.py"), how], EVERYTHING, preload=True).check()
+    assert (done.output, done.error) == ("paused in turn\n", "")
+
+
+@pytest.mark.timeout(320)
+@pytest.mark.parametrize(
+    ("preload", "ranks"), [(False, 4), (True, 2), (True, 4)], ids=["regions, 4", "everything, 2", "everything, 4"]
+)
+def test_ranks_of_torchrun_pause(preload: bool, ranks: int, shared_device: None) -> None:
+    """Two ranks with regions, in both hook modes: test_multi_gpu.py."""
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += [str(PROGRAMS / "torchrun_pauses.py"), "everything" if preload else "regions"]
+    done = subprocess_run(command, EVERYTHING if preload else {}, preload, timeout=300).check()
+    assert done.output.count("ok") == ranks

@@ -49,6 +49,13 @@ _DOCTOR = (
         (_TESTS + "test_facts.py::test_no_device_is_no_problem_of_the_driver",),
     ),
     Mutant(
+        "a-static-runtime-is-not-noticed",
+        _CLI + "installation_checks.py",
+        "if has_driver and not has_runtime:",
+        "if has_driver and has_runtime:",
+        (_TESTS + "test_installation_checks.py::test_preloaded_programs", "tests/unit/preload/test_static_runtime.py"),
+    ),
+    Mutant(
         "only-the-cgroup-of-the-process-counts",
         _CLI + "host_checks.py",
         "range(len(parts), -1, -1)",

@@ -8,7 +8,7 @@ import filecmp
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from torch_memory_saver import __version__, _core, simulate
@@ -55,6 +55,9 @@ _FORMS: Mapping[str, Callable[[str], bool]] = {
 }
 _DEBUG, _DEBUG_FOLDER = "TMS_DEBUG", "TMS_DEBUG_DIR"
 _METRICS, _PAGES = "TMS_METRICS_FILE", "TMS_SHARED_PAGE"
+#: Folder of the processes. Tests substitute another folder.
+_PROCESSES = Path("/proc")
+_DRIVERS, _RUNTIMES = ("libcuda.so",), ("libcudart.so", "libcudart-")
 
 
 def package() -> Finding:
@@ -186,6 +189,37 @@ def hook_mode() -> Finding:
     return ok(mode)
 
 
+def _libraries_by_process() -> Iterator[tuple[str, set[str]]]:
+    """Yield each process whose mapped files can be read, as "PID (name)", and the names of these files."""
+    for folder in sorted(_PROCESSES.glob("[0-9]*"), key=lambda folder: int(folder.name)):
+        try:
+            lines = (folder / "maps").read_text(errors="replace").splitlines()
+            name = (folder / "comm").read_text(errors="replace").strip()
+        except OSError:  # it has ended, or belongs to another user
+            continue
+        yield f"{folder.name} ({name})", {line.rpartition("/")[2] for line in lines}
+
+
+def preloaded_programs() -> Finding:
+    """Look for processes with the hook library that call the driver without a shared CUDA runtime."""
+    count, found = 0, []
+    for process, names in _libraries_by_process():
+        if not any(map(_is_hook_library, names)):
+            continue
+        count += 1
+        has_driver, has_runtime = (any(name.startswith(kind) for name in names) for kind in (_DRIVERS, _RUNTIMES))
+        if has_driver and not has_runtime:
+            found.append(process)
+    if found:
+        who = f"process {found[0]} has" if len(found) == 1 else f"{len(found)} processes have"
+        return warn(
+            f"{who} no shared libcudart, so the hook library manages nothing there",
+            "link the program with the shared CUDA runtime, by nvcc -cudart shared",
+            found if len(found) > 1 else (),
+        )
+    return ok(f"{count} running, none with a CUDA runtime that is linked statically" if count else "none is running")
+
+
 def allocator() -> Finding:
     given = {name: os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)}
     lines = [f"{name}={value}" for name, value in given.items()]
@@ -263,6 +297,7 @@ CHECKS = (
     Check("libcudart", runtime),
     Check("LD_PRELOAD", preloaded),
     Check("hook mode", hook_mode),
+    Check("preloaded programs", preloaded_programs),
     Check("expandable segments", allocator),
     Check("NVTX ranges", nvtx),
     Check("settings", settings),

@@ -22,6 +22,7 @@ LEDGER_NAME = "torch_memory_saver_hook_mode_preload_ledger.abi3.so"
 SIMULATOR_NAME = "_simulated_cuda.so"
 #: The names under which programs look for the runtime.
 RUNTIME_NAME = "libcudart.so.13"
+JEMALLOC_NAME = "libjemalloc.so.2"
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -149,6 +150,26 @@ def stub_runtime(compile_program: Compile) -> Path:
         f"-Wl,--version-script={PROGRAMS / 'stub_runtime.map'}",
         output=f"stub/{RUNTIME_NAME}",
     )
+
+
+@pytest.fixture(scope="session")
+def jemalloc() -> Path:
+    """The library that replaces malloc in programs that preload it."""
+    folders = [Path("/usr/lib"), Path("/usr/lib64"), *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/local/lib")]
+    for folder in folders:
+        if (folder / JEMALLOC_NAME).is_file():
+            return folder / JEMALLOC_NAME
+    pytest.skip(f"needs {JEMALLOC_NAME} (Debian's package libjemalloc2)")
+
+
+@pytest.fixture(scope="session")
+def asan_runtime(compiler: str) -> Path:
+    """ASan's runtime as a shared library, which the programs that preload it need not be compiled for."""
+    name = "libasan.so"
+    found = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+    if found == name or not Path(found).is_file():
+        pytest.skip(f"needs {name}, which gcc brings")
+    return Path(found).resolve()
 
 
 def clean_environment(libraries: Libraries) -> dict[str, str]:

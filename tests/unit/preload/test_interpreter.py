@@ -29,6 +29,14 @@ def test_the_first_managed_allocation(run: Run, libraries: Any, scenario: str, t
     assert outcome(done) == (0, "done\n", "")
 
 
+@pytest.mark.parametrize("options", [["-S"], ["-I"], ["-I", "-S"]], ids=" ".join)
+def test_a_program_of_ctypes_pauses(run: Run, libraries: Any, options: list[str], tmp_path: Path) -> None:
+    """-I ignores PYTHON* variables and the working directory, as -S leaves out installed packages."""
+    env = {**ENABLED, "TMS_INIT_ENABLE_CPU_BACKUP": "1"}
+    done = run([sys.executable, *options, PROGRAM, "with_ctypes_only", libraries.simulator], env=env, cwd=tmp_path)
+    assert outcome(done) == (0, "done\n", "")
+
+
 def test_without_init_enable_nothing_is_installed(run: Run, libraries: Any, tmp_path: Path) -> None:
     done = run([sys.executable, "-S", PROGRAM, "not_enabled", libraries.simulator], cwd=tmp_path)
     assert outcome(done) == (0, "done\n", "")

@@ -13,8 +13,6 @@ Compile = Callable[..., Path]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 DRIVER = "libcuda.so.1"
-JEMALLOC = "libjemalloc.so.2"
-
 
 #: A driver gives its own functions, not those that the linker finds first.
 OF_A_DRIVER = ("-shared", "-fPIC", "-Wl,-Bsymbolic-functions")
@@ -114,11 +112,6 @@ def test_beside_a_library_that_wraps_malloc(
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
-def find_jemalloc() -> Path | None:
-    folders = [Path("/usr/lib"), Path("/usr/lib64"), *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/local/lib")]
-    return next((folder / JEMALLOC for folder in folders if (folder / JEMALLOC).is_file()), None)
-
-
 @of_the_ledger
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_beside_jemalloc(
@@ -127,11 +120,9 @@ def test_beside_jemalloc(
     libraries: Any,
     lookups: dict[str, str],
     cuda_header: str,
+    jemalloc: Path,
     ours_first: bool,
 ) -> None:
-    jemalloc = find_jemalloc()
-    if jemalloc is None:
-        pytest.skip(f"needs {JEMALLOC} (Debian's package libjemalloc2)")
     preload = [libraries.preload, jemalloc] if ours_first else [jemalloc, libraries.preload]
     done = run([compile_program("lookups", cuda_header), "many_threads"], preload=preload, env=lookups)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

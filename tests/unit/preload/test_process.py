@@ -14,6 +14,8 @@ Compile = Callable[..., Path]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Scenario = Callable[..., "subprocess.CompletedProcess[str]"]
 
+EVERYTHING = {"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"}
+
 
 @pytest.mark.parametrize("scenario", ["fork_before_use", "fork_and_exec", "threads", "free_after_deinitialisation"])
 def test_scenario_without_log_output(run_scenario: Scenario, scenario: str) -> None:
@@ -135,4 +137,28 @@ def test_allocations_inside_an_allocation_are_not_the_programs(
 ) -> None:
     neighbour = compile_program("neighbour", "-shared", "-fPIC", output="libneighbour.so")
     done = run([cuda_program("beside_neighbour"), "nested"], preload=[libraries.preload, neighbour])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+@pytest.mark.parametrize("scenario", ["everything_managed", "threads"])
+def test_beside_jemalloc(
+    cuda_program: Callable[[str], Path], run: Run, libraries: Any, jemalloc: Path, scenario: str, ours_first: bool
+) -> None:
+    """It replaces malloc, and looks up functions before its constructor has run."""
+    order = [libraries.preload, jemalloc] if ours_first else [jemalloc, libraries.preload]
+    done = run([cuda_program("process"), scenario], preload=order, env=EVERYTHING)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("flags", [[], ["-fsanitize=address"]], ids=["ordinary", "instrumented"])
+@pytest.mark.parametrize("scenario", ["everything_managed", "threads"])
+def test_behind_the_runtime_of_asan(
+    compile_program: Compile, run: Run, libraries: Any, asan_runtime: Path, scenario: str, flags: list[str]
+) -> None:
+    """ASan's runtime has to be the first library. It also stands before functions that the library calls, such as mmap."""
+    linked = (f"-L{libraries.runtime_folder}", "-l:libcudart.so.13")
+    program = compile_program("process", *flags, *linked, output=f"process_asan{len(flags)}")
+    options = {"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1"}
+    done = run([program, scenario], preload=[asan_runtime, libraries.preload], env=EVERYTHING | options)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

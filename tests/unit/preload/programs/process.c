@@ -140,5 +140,17 @@ static void threads(void) {
     EQUAL(usage_of(0).reservations, 0);
 }
 
+/* With the variables that manage and back up everything, the program calls only CUDA, and something else pauses it. */
+static void everything_managed(void) {
+    void *address = allocate(8 * MIB);
+    fill(address, 8 * MIB, 1);
+    EQUAL(TMS(tms_pause)(NULL), SUCCESS);
+    EQUAL(usage_of(0).physical_bytes, 0);
+    EQUAL(TMS(tms_resume)(NULL), SUCCESS);
+    CHECK(is_filled(address, 8 * MIB, 1));
+    EQUAL(cudaFree(address), SUCCESS);
+    EQUAL(usage_of(0).reservations, 0);
+}
+
 MAIN(SCENARIO(fork_after_use), SCENARIO(fork_before_use), SCENARIO(fork_and_exec), SCENARIO(threads_during_exit),
-     SCENARIO(free_after_deinitialisation), SCENARIO(threads))
+     SCENARIO(free_after_deinitialisation), SCENARIO(threads), SCENARIO(everything_managed))

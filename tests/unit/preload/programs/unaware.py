@@ -76,10 +76,35 @@ def while_the_main_thread_waits() -> None:
     assert lock.acquire(timeout=60)
 
 
-if scenario != "without_torch":
+def free_bytes() -> int:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert library.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)) == 0
+    return free.value
+
+
+def with_ctypes_only() -> None:
+    """A program that uses the runtime itself, and pauses through the C functions."""
+    address, size = ctypes.c_void_p(), 8 << 20
+    assert library.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    assert library.cudaMemset(address, 0x5C, ctypes.c_size_t(size)) == 0
+    before = free_bytes()
+    assert library.tms_pause(None) == 0
+    assert free_bytes() == before + size
+    assert library.tms_resume(None) == 0
+    assert free_bytes() == before
+    host = ctypes.create_string_buffer(size)
+    assert library.cudaMemcpy(host, address, ctypes.c_size_t(size), 2) == 0
+    assert host.raw == b"\x5c" * size
+    assert library.cudaFree(address) == 0
+    assert "torch_memory_saver" not in sys.modules
+
+
+if scenario not in ("without_torch", "with_ctypes_only"):
     sys.modules["torch"] = make_torch()
 if scenario == "on_main_thread":
     on_main_thread()
+elif scenario == "with_ctypes_only":
+    with_ctypes_only()
 elif scenario == "while_the_main_thread_waits":
     while_the_main_thread_waits()
 elif scenario == "not_enabled":
@@ -88,5 +113,7 @@ elif scenario == "not_enabled":
     assert "torch_memory_saver" not in sys.modules
 else:
     allocate()
-    assert "torch_memory_saver" not in sys.modules
+    assert not is_installed()
+    # With torch, a thread of the library may be in the middle of an import that fails.
+    assert scenario != "without_torch" or "torch_memory_saver" not in sys.modules
 print("done")

@@ -25,6 +25,7 @@ NAMES = {
         "libcudart",
         "LD_PRELOAD",
         "hook mode",
+        "preloaded programs",
         "expandable segments",
         "NVTX ranges",
         "settings",
@@ -61,6 +62,8 @@ def test_lines_and_objects_say_the_same(variables: dict[str, str]) -> None:
     assert lines.returncode == rows.returncode == any(row["status"] == Status.FAIL for row in json.loads(rows.stdout))
     for row in json.loads(rows.stdout):
         assert list(row) == KEYS
+        if row["name"] == "preloaded programs":  # other tests run some
+            continue
         assert f"{row['status']:<4}  {row['name']}" in lines.stdout
         if row["name"] not in ("GPUs", "host memory", "disk directory"):  # free memory differs
             assert all(text in lines.stdout for text in (row["found"], row["advice"], *row["details"]))

@@ -165,6 +165,36 @@ def test_managing_everything_needs_the_hook_library(
     assert finding.found.startswith("preload" if preloaded else "torch")
 
 
+HOOKS, DRIVER, RUNTIME = f"/a/{preload.LIBRARY_NAME}", "/lib/libcuda.so.570.1", "/b/libcudart.so.13"
+
+
+@pytest.mark.parametrize(
+    ("mapped", "status", "text"),
+    [
+        ([], Status.OK, "none is running"),
+        ([[DRIVER]], Status.OK, "none is running"),
+        ([[HOOKS], [HOOKS, DRIVER, RUNTIME], [HOOKS, DRIVER, "/b/libcudart-a1.so.12"]], Status.OK, "3 running, none"),
+        ([[HOOKS, DRIVER, RUNTIME], [HOOKS, DRIVER]], Status.WARN, "process 2 (train) has no shared libcudart"),
+        ([[HOOKS, DRIVER], [f"/a/{preload.LEDGER_LIBRARY_NAME}", DRIVER]], Status.WARN, "2 processes have no"),
+    ],
+)
+def test_preloaded_programs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mapped: list[list[str]], status: str, text: str
+) -> None:
+    monkeypatch.setattr(installation_checks, "_PROCESSES", tmp_path)
+    (tmp_path / "3").mkdir(exist_ok=True)  # one that has ended
+    for number, paths in enumerate(mapped, start=1):
+        folder = tmp_path / str(number)
+        folder.mkdir(exist_ok=True)
+        lines = ["7f00-7f01 rw-p 00000000 00:00 0", *(f"7f01-7f02 r-xp 00000000 fe:01 12    {path}" for path in paths)]
+        (folder / "maps").write_text("\n".join(lines))
+        (folder / "comm").write_text("train\n")
+    finding = installation_checks.preloaded_programs()
+    assert_complete(finding, status)
+    assert text in finding.found
+    assert finding.details == (("1 (train)", "2 (train)") if text.startswith("2 processes") else ())
+
+
 @pytest.mark.parametrize(
     ("variables", "status", "text"),
     [
