@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from wheels import PACKAGE, PYTHONS, VirtualEnvironment, find_python, write_cpp_wheel, write_wheel
+from wheels import PACKAGE, PYTHONS, VirtualEnvironment, find_python, user_environment, write_cpp_wheel, write_wheel
 
 from torch_memory_saver import __version__ as VERSION
 
@@ -222,16 +222,10 @@ def test_one_wheel_works_with_each_python(wheel: Path, tmp_path: Path, release: 
     python = find_python(release)
     if python is None:
         pytest.skip(f"needs Python {release}, in PATH or installed by pyenv")
-    options = (
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--only-binary=:all:",
-        "--implementation=cp",
-        f"--python-version={release}",
-    )
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", str(tmp_path), str(wheel)], check=True)
-    environment = VirtualEnvironment._environment() | {"PYTHONPATH": str(tmp_path)}
+    for_it = ("--only-binary=:all:", "--implementation=cp", f"--python-version={release}", "--target", str(tmp_path))
+    install = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
+    subprocess.run([*install, *for_it, str(wheel)], check=True)
+    environment = user_environment() | {"PYTHONPATH": str(tmp_path)}
     command = [python, *DEMO, "--device", "simulated"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert "Every check held" in done.stdout, done.stderr

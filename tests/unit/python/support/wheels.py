@@ -46,7 +46,7 @@ class VirtualEnvironment:
 
     def versions(self) -> dict[str, str]:
         """The version of each package that pip finds."""
-        return {row["name"]: row["version"] for row in json.loads(self.pip("list", "--format=json"))}
+        return {row["name"].replace("-", "_"): row["version"] for row in json.loads(self.pip("list", "--format=json"))}
 
     def files(self) -> set[Path]:
         return set(self.folder.rglob("*"))
