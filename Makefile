@@ -252,7 +252,7 @@ NOT_IN_QEMU := test_store:a_forked_child_changes_nothing test_transition_log:eac
 # These tests start a program without the emulator, or need a library of this machine.
 NOT_IN_QEMU_PRELOADED := disk_backups_are_files or fork_and_exec or jemalloc or asan
 .PHONY: aarch64
-aarch64: build ## the libraries for aarch64, the C tests and the tests of the preload libraries in qemu-aarch64 (a quarter of an hour)
+aarch64: build ## the libraries for aarch64, the C tests and the tests of the preload libraries in qemu-aarch64 (ten minutes)
 	$(MAKE) site VARIANT=aarch64 $(AARCH64)
 	$(MAKE) ctest VARIANT=aarch64 $(AARCH64) NOT_EMULATED="$(NOT_IN_QEMU)"
 	$(AARCH64) SITE=$(abspath build/c/aarch64/site) $(IN_TREE) -m pytest -m '' -k 'not ($(NOT_IN_QEMU_PRELOADED))' \
