@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/syscall.h>
 
-/* The same numbers on every processor but Alpha. */
+/* Every processor but Alpha has these numbers. */
 #ifndef __NR_io_uring_setup
 #define __NR_io_uring_setup 425
 #define __NR_io_uring_enter 426
@@ -35,7 +35,7 @@ typedef struct tms_uring_completion {
     uint32_t flags;
 } tms_uring_completion_t;
 
-/* Where the parts of the two rings lie in their mapping. */
+/* The places of the parts of a ring in the mapping of both rings. */
 typedef struct tms_uring_submission_offsets {
     uint32_t head, tail, mask, entries, flags, dropped, array, reserved[3];
 } tms_uring_submission_offsets_t;
