@@ -23,7 +23,7 @@ PYTHON_FILES = setup.py torch_memory_saver_pytest.py $(wildcard torch_memory_sav
 .PHONY: help
 help: ## this list
 	@echo "make <target>, where <target> is one of"
-	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 20
+	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 20
 
 ##@ Build
 
@@ -147,10 +147,14 @@ ALL_C_TESTS := $(shell find tests/unit -name 'test_*.c' | sort)
 C_TESTS ?= $(ALL_C_TESTS)
 # For one program, which hangs if it takes longer.
 C_TEST_SECONDS := 300
+# Runs the programs of another processor, without the tests of NOT_EMULATED: each PROGRAM:TEST (make aarch64).
+EMULATOR :=
+NOT_EMULATED :=
 C_BUILD := build/c/$(VARIANT)
 C_FLAGS_plain := -O1
 C_FLAGS_asan := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 C_FLAGS_tsan := -O1 -fno-omit-frame-pointer -fsanitize=thread
+C_FLAGS_aarch64 := -O1
 C_FLAGS_coverage := -O0 --coverage -fprofile-update=atomic
 # Not fortified, although a distribution's compiler may do it by default: the sanitizers look at the plain calls.
 C_FLAGS = -std=c11 -D_GNU_SOURCE -U_FORTIFY_SOURCE -g -pthread -fPIC -fvisibility=hidden -Wall -Wextra -Werror $(C_FLAGS_$(VARIANT)) \
@@ -186,7 +190,8 @@ $(C_PROGRAMS): %: %.o $(C_CORE) $(C_SUPPORT)
 ctest-build: $(C_PROGRAMS) $(C_DRIVER)
 ctest: ctest-build ## the C unit tests (C_TESTS=tests/unit/core/model/test_region.c for one)
 	@failed=""; for program in $(C_PROGRAMS); do \
-		if TMS_CUDA_DRIVER="$(abspath $(C_DRIVER))" timeout $(C_TEST_SECONDS) $$program >$$program.log 2>&1; then \
+		export SKIPPED_TESTS=; for test in $(NOT_EMULATED); do case $$test in $${program##*/}:*) SKIPPED_TESTS=$${test#*:} ;; esac; done; \
+		if TMS_CUDA_DRIVER="$(abspath $(C_DRIVER))" timeout $(C_TEST_SECONDS) $(EMULATOR) $$program >$$program.log 2>&1; then \
 			echo "$$program: $$(grep -E 'PASSED|SKIPPED' $$program.log)"; \
 		else \
 			echo "$$program: exit status $$?"; \
@@ -233,6 +238,25 @@ OF_SETUP := --ignore=tests/unit/preload/test_exports.py --ignore=tests/unit/pyth
 	--deselect=tests/unit/python/simulate/test_elf.py::test_the_simulated_gpu \
 	$(addprefix --deselect=tests/unit/python/setup/test_libraries.py::test_,libraries_ mappings_of_libraries_ core_exports preload_library_exports \
 	simulator_exports) --deselect=tests/unit/python/setup/test_setup.py::test_source_distribution
+
+# ---- The processor of GH200 and GB200. Debian has a cross compiler and an emulator of it:
+#     dpkg --add-architecture arm64 && apt-get update
+#     apt-get install gcc-aarch64-linux-gnu qemu-user libcmocka-dev:arm64
+
+AARCH64 := CC=aarch64-linux-gnu-gcc EMULATOR=qemu-aarch64
+# What the emulator lacks: a fork without some of the memory (MADV_DONTFORK), io_uring, mutexes that survive a killed process
+# (set_robust_list), the start times of processes in /proc, and the speed for an hour of calls that fail one after the other.
+NOT_IN_QEMU := test_store:a_forked_child_changes_nothing test_transition_log:each_call_is_one_line \
+	test_process:processes_share_a_budget test_management:the_management_library_lists_the_processes_with_memory \
+	test_nccl_setup:a_rank_that_dies_before_the_others_are_there test_driver_calls:every_call_may_fail
+# These tests start a program without the emulator, or need a library of this machine.
+NOT_IN_QEMU_PRELOADED := disk_backups_are_files or fork_and_exec or jemalloc or asan
+.PHONY: aarch64
+aarch64: build ## the libraries for aarch64, the C tests and the tests of the preload libraries in qemu-aarch64 (ten minutes)
+	$(MAKE) site VARIANT=aarch64 $(AARCH64)
+	$(MAKE) ctest VARIANT=aarch64 $(AARCH64) NOT_EMULATED="$(NOT_IN_QEMU)"
+	$(AARCH64) SITE=$(abspath build/c/aarch64/site) $(IN_TREE) -m pytest -m '' -k 'not ($(NOT_IN_QEMU_PRELOADED))' \
+		$(PYTEST_ARGUMENTS) $(patsubst %,tests/unit/preload/test_%.py,capture ledger lookups memory process)
 
 ##@ Sanitizers, fuzzing, coverage
 # ---- Sanitizers.

@@ -8,12 +8,14 @@
 Every build also puts them beside the sources, so that Python started in a clone finds them. They need a C compiler, Python's
 headers and ``cuda.h``; with the headers of nvtx3, profilers see pauses as NVTX ranges. They are linked with the C library
 only: the CUDA driver is looked for when it is first needed.
-``TMS_WERROR=1`` makes warnings errors.
+``TMS_WERROR=1`` makes warnings errors. ``TMS_PINNED_VERSION=0.0.9`` gives the package a version that meets the pin
+``torch_memory_saver==0.0.9`` (package_version).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +43,10 @@ SIMULATOR = f"{PACKAGE}._simulated_cuda"
 
 #: Its own module, because each run of pytest imports it where the package is installed.
 PYTEST_PLUGIN = f"{PACKAGE}_pytest"
+
+#: Has the version of the package, which nothing else says.
+VERSION_FILE = f"{PACKAGE}/_interface.py"
+PINNED_VERSION = "TMS_PINNED_VERSION"
 
 #: The layers of the native core, the lowest first (ARCHITECTURE.md). The extension and the preload libraries have them all.
 CORE_LAYERS = ["csrc/base", "csrc/device", "csrc/backup", "csrc/core", "csrc/abi"]
@@ -217,6 +223,23 @@ class BuildLibraries(build_ext):
         return []
 
 
+def package_version() -> str:
+    """The version of the distribution: that of the Python files, or, with TMS_PINNED_VERSION, the pinned version with the
+    former as its local part. For pip, the version 0.0.9+ours.1.0.0a1 meets the requirement ==0.0.9 and is newer than 0.0.9.
+    Exits with one sentence if the variable is no release number."""
+    found = re.search(r'^__version__ = "(.+)"$', Path(VERSION_FILE).read_text(encoding="utf-8"), re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"error: {VERSION_FILE} does not say __version__.")
+    pinned = os.environ.get(PINNED_VERSION)
+    if not pinned:
+        return found[1]
+    if not re.fullmatch(r"\d+(\.\d+)+(\.post\d+)?", pinned):
+        raise SystemExit(
+            f"error: {PINNED_VERSION}={pinned} is no release number: set it to the version that is pinned, as 0.0.9."
+        )
+    return f"{pinned}+ours.{found[1]}"
+
+
 def refuse_free_threaded_python() -> None:
     """Exits with one sentence where Python has no stable ABI, which the extension and the tag of the wheel are made for."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -242,6 +265,7 @@ def main() -> None:
     refuse_free_threaded_python()
     require_wheel(sys.argv)
     setup(
+        version=package_version(),
         license="Apache-2.0",
         packages=find_packages(include=[PACKAGE, f"{PACKAGE}.*"]),
         py_modules=[PYTEST_PLUGIN],

@@ -14,7 +14,7 @@ from document_blocks import REPOSITORY, pages
 
 import torch_memory_saver
 from torch_memory_saver import _core, layer_graphs, memory
-from torch_memory_saver._engine.variables import PYTHON_VARIABLES
+from torch_memory_saver._engine.variables import BUILD_VARIABLES, PYTHON_VARIABLES
 
 if not (REPOSITORY / "docs").is_dir():
     pytest.skip("needs the sources: there is no docs/", allow_module_level=True)
@@ -56,7 +56,7 @@ def test_every_variable_that_the_code_names_has_a_row_and_there_are_few() -> Non
     named = {
         name for path in sources for name in re.findall(r'(?<!b)"(TMS_[A-Z_]*[A-Z])\b', path.read_text(encoding="utf-8"))
     }
-    of_others = ("TMS_SIMULATED", "TMS_GPU", "TMS_DEMO", "TMS_WERROR")
+    of_others = ("TMS_SIMULATED", "TMS_GPU", "TMS_DEMO", *BUILD_VARIABLES)
     known = {row.name for row in generated.variables()}
     assert {name for name in named if not name.startswith(of_others)} <= known
     assert len(known) <= 22
@@ -70,6 +70,7 @@ def test_every_variable_of_the_simulated_gpu_has_a_row() -> None:
 
 def test_variables_that_the_pages_mention_exist() -> None:
     known = {row.name for row in generated.variables()} | {name for name, _ in generated.simulated_variables()}
+    known.update(BUILD_VARIABLES)
     for page in pages():
         mentioned = set(re.findall(r"\bTMS_[A-Z_]+[A-Z]\b(?!\*)", page.read_text(encoding="utf-8")))
         assert mentioned <= known, page

@@ -77,6 +77,16 @@ _DOCTOR = (
         (_TESTS + "test_installation_checks.py::test_the_library_of_another_installation",),
     ),
     Mutant(
+        "libraries-of-the-cpp-package-are-taken-for-ours",
+        "torch_memory_saver/_engine/preload.py",
+        "if path.name not in own)",
+        'if "_cu" not in path.name and path.name not in own)',
+        (
+            _TESTS + "test_installation_checks.py::test_files_that_the_cpp_package_has_left",
+            _TESTS + "test_installation_checks.py::test_the_first_use_warns_once_of_libraries_of_the_cpp_package",
+        ),
+    ),
+    Mutant(
         "what-the-core-says-of-a-value-is-not-asked",
         _CLI + "installation_checks.py",
         '    variables = {_LEVEL: "warning"} if quiet else {}',

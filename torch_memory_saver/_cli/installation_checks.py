@@ -24,6 +24,10 @@ from torch_memory_saver.memory.release import read_seconds
 
 __all__ = ["CHECKS"]
 
+#: How the names of pip's records end.
+_RECORD = ".dist-info"
+#: Between a version that others pin and the version of this package (TMS_PINNED_VERSION of setup.py).
+_LOCAL = "+ours."
 _TRUE = ("1", "true", "yes")
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 #: The function that the preload library stands before.
@@ -60,12 +64,31 @@ _PROCESSES = Path("/proc")
 _DRIVERS, _RUNTIMES = ("libcuda.so",), ("libcudart.so", "libcudart-")
 
 
+def _pip_records() -> list[Path]:
+    """Return the folders with pip's records of packages of this name, beside this package. A source tree has none."""
+    return sorted(preload.library_path().parent.glob(f"torch_memory_saver-*{_RECORD}"))
+
+
+def _recorded_version(record: Path) -> str:
+    return record.name.removesuffix(_RECORD).partition("-")[2]
+
+
 def package() -> Finding:
     lines = [str(Path(simulate.__file__).parent), _core.library_path]
     missing = [path for path in (preload.library_path(), simulate.simulator_path()) if not path.is_file()]
     if missing:
         return fail(f"there is no {missing[0]}", "install torch_memory_saver again", lines)
-    return ok(f"torch_memory_saver {__version__}", lines)
+    own = [path for path in _pip_records() if _recorded_version(path).rpartition(_LOCAL)[2] == __version__]
+    others = [path for path in _pip_records() if path not in own] + preload.libraries_of_another_package()
+    if others:
+        return warn(
+            "files of another torch_memory_saver, such as the C++ package, lie beside this one",
+            "run pip uninstall torch_memory_saver until it finds none, delete what is left of these files, and install this "
+            "package again",
+            [*lines, *map(str, others)],
+        )
+    known_as = [f", which pip knows as {_recorded_version(path)}" for path in own if _LOCAL in path.name]
+    return ok(f"torch_memory_saver {__version__}{''.join(known_as)}", lines)
 
 
 def python() -> Finding:

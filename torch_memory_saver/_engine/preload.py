@@ -1,4 +1,5 @@
-"""The preload library: its path, how child processes load it, and which built-in hook mode is in force."""
+"""The preload library: its path, libraries of the C++ package beside it, how child processes load it, and which built-in
+hook mode is in force."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from torch_memory_saver import _core
+from torch_memory_saver._text import warn_once
 from torch_memory_saver.errors import InvalidStateError
 
 __all__ = [
@@ -17,11 +19,13 @@ __all__ = [
     "configure_subprocess",
     "counts_lookups",
     "ledger_library_path",
+    "libraries_of_another_package",
     "library_path",
     "mode_in_force",
     "preload_variables",
     "preloading",
     "resolve_hook_mode",
+    "warn_of_another_package",
 ]
 
 #: File name of the library for LD_PRELOAD, which is in the parent directory of the package's directory.
@@ -31,6 +35,8 @@ LIBRARY_NAME = "torch_memory_saver_hook_mode_preload.abi3.so"
 LEDGER_LIBRARY_NAME = "torch_memory_saver_hook_mode_preload_ledger.abi3.so"
 LEDGER_VARIABLE = "TMS_LEDGER"
 
+#: Matches these names and those of the C++ package, some of which also name a release of CUDA.
+_LIBRARY_NAMES = "torch_memory_saver_hook_mode_*.so"
 _VARIABLE = "LD_PRELOAD"
 _HOW_TO_PRELOAD = (
     "start the process inside `with torch_memory_saver.configure_subprocess():`, or with the environment variable "
@@ -46,6 +52,26 @@ def library_path() -> Path:
 def ledger_library_path() -> Path:
     """The path of the preload library that also stands before look-ups, whether or not the file is there."""
     return library_path().with_name(LEDGER_LIBRARY_NAME)
+
+
+def libraries_of_another_package() -> list[Path]:
+    """Return the libraries of the C++ package that lie beside this package. pip leaves them if the C++ package was copied
+    there, or was not uninstalled before this package was installed."""
+    own = (LIBRARY_NAME, LEDGER_LIBRARY_NAME)
+    return sorted(path for path in library_path().parent.glob(_LIBRARY_NAMES) if path.name not in own)
+
+
+def warn_of_another_package() -> None:
+    """Warn once of libraries of the C++ package beside this package, because launchers may preload them."""
+    found = libraries_of_another_package()
+    if found:
+        warn_once(
+            "libraries of another package",
+            "%s has libraries of the C++ package torch_memory_saver: %s. Programs such as slime preload these instead of "
+            "the library of this package: delete them.",
+            found[0].parent,
+            ", ".join(path.name for path in found),
+        )
 
 
 def counts_lookups() -> bool:

@@ -11,7 +11,14 @@ from typing import NamedTuple
 from torch_memory_saver import _core
 from torch_memory_saver._text import suggestion
 
-__all__ = ["PYTHON_VARIABLES", "Variable", "known_variables", "unknown_variables", "warn_of_unknown_variables"]
+__all__ = [
+    "BUILD_VARIABLES",
+    "PYTHON_VARIABLES",
+    "Variable",
+    "known_variables",
+    "unknown_variables",
+    "warn_of_unknown_variables",
+]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -63,9 +70,10 @@ PYTHON_VARIABLES = (
 )
 
 _PREFIX = "TMS_"
-#: Known variables that the core does not read: those of the simulated GPU, the tests, the demo and the build.
+#: Variables that setup.py reads.
+BUILD_VARIABLES = ("TMS_WERROR", "TMS_PINNED_VERSION")
+#: Prefixes of the other variables that the core does not read: those of the simulated GPU, the tests and the demo.
 _OTHER_PREFIXES = ("TMS_SIMULATED_", "TMS_GPU_", "TMS_DEMO_")
-_OTHERS = ("TMS_WERROR",)
 
 
 def known_variables() -> set[str]:
@@ -75,11 +83,9 @@ def known_variables() -> set[str]:
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
     """The names that look like variables of this package but are unknown."""
-    known = known_variables()
+    known = known_variables().union(BUILD_VARIABLES)
     return sorted(
-        name
-        for name in names
-        if name.startswith(_PREFIX) and name not in known and name not in _OTHERS and not name.startswith(_OTHER_PREFIXES)
+        name for name in names if name.startswith(_PREFIX) and name not in known and not name.startswith(_OTHER_PREFIXES)
     )
 
 

@@ -31,6 +31,10 @@ HEADERS = REPOSITORY / "csrc"
 #: No program here takes longer, on a busy machine and under a sanitizer. Reached only by one that hangs.
 TIMEOUT_SECONDS = 120
 
+#: The emulator of another processor, if any (make aarch64). CC then names a compiler for that processor, and SITE a folder
+#: with the package's libraries for it.
+EMULATOR = os.environ.get("EMULATOR", "")
+
 COMPILE_FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}"]
 #: The number of the interface, as setup.interface() computes it.
 COMPILE_FLAGS.append(f"-DTMS_INTERFACE={zlib.crc32((REPOSITORY / 'torch_memory_saver' / '_core.pyi').read_bytes())}u")
@@ -70,6 +74,8 @@ class Run(Protocol):
 
 def package_folders() -> list[Path]:
     """Possible folders of the package, the best first: the one that is imported, then the one of the source tree."""
+    if EMULATOR:
+        return [Path(os.environ["SITE"]) / "torch_memory_saver"]
     folders = [REPOSITORY / "torch_memory_saver"]
     specification = importlib.util.find_spec("torch_memory_saver")
     if specification is not None and specification.origin is not None:
@@ -107,6 +113,8 @@ def cuda_header() -> str:
 
 @pytest.fixture(scope="session")
 def compiler() -> str:
+    if EMULATOR:
+        return os.environ["CC"]
     for name in ("gcc", "cc", "clang"):
         path = shutil.which(name)
         if path:
@@ -191,6 +199,14 @@ def environment(libraries: Libraries) -> dict[str, str]:
     return {**clean_environment(libraries), "LD_PRELOAD": str(libraries.preload)}
 
 
+def emulated(command: Sequence[str], variables: dict[str, str]) -> list[str]:
+    """The command that runs a program in the emulator. Variables of the dynamic linker move from `variables` to options,
+    because the emulator is a program of this machine."""
+    names = [name for name in variables if name.startswith("LD_")]
+    options = [word for name in names for word in ("-E", f"{name}={variables.pop(name)}")]
+    return [EMULATOR, *options, *command]
+
+
 @pytest.fixture
 def run(libraries: Libraries) -> Run:
     def run_one(
@@ -204,9 +220,11 @@ def run(libraries: Libraries) -> Run:
         loaded = [libraries.preload] if preload is None else preload
         if loaded:
             variables["LD_PRELOAD"] = ":".join(str(path) for path in loaded)
+        variables.update(env or {})
+        words = [str(word) for word in command]
         return subprocess.run(
-            [str(word) for word in command],
-            env={**variables, **(env or {})},
+            emulated(words, variables) if EMULATOR else words,
+            env=variables,
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             capture_output=True,

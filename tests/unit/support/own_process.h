@@ -13,6 +13,10 @@ int run_in_child(void (*body)(void));
  * changes the status of _exit. */
 _Noreturn void end_child(int status);
 
+/* Executes this program anew with a role as its argument, in the emulator that EMULATOR names, if any (make aarch64).
+ * Returns only if that fails. */
+void execute_again(const char *role);
+
 /* Runs it and fails the test unless the child exits with 0. */
 void assert_exits(void (*body)(void));
 

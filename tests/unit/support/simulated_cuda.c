@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "own_process.h"
+
 static void resolve(void *library, const char *name, void *field) {
     void *address = dlsym(library, name);
     if (!address) fail_msg("the simulator lacks %s", name);
@@ -124,10 +126,9 @@ tms_sim_usage_t usage_of(int device) {
 }
 
 static void become(const char *role, const char *const *variables, int output) {
-    char *const arguments[] = {"simulated", (char *)role, NULL};
     dup2(output, STDERR_FILENO);
     for (; *variables; variables++) putenv((char *)*variables);
-    execv("/proc/self/exe", arguments);
+    execute_again(role);
     _exit(127);
 }
 

@@ -11,10 +11,13 @@ import pytest
 from findings import assert_complete
 from processes import SIMULATOR, Program
 
-from torch_memory_saver import _core, simulate
+from torch_memory_saver import __version__, _core, simulate
 from torch_memory_saver._cli import installation_checks
 from torch_memory_saver._cli.check import Status, TorchFacts
 from torch_memory_saver._engine import preload
+from torch_memory_saver._engine.engine import Engine
+
+OURS = str(preload.library_path())
 
 
 def test_the_package_and_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -24,6 +27,58 @@ def test_the_package_and_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     finding = installation_checks.package()
     assert_complete(finding, Status.FAIL)
     assert f"there is no {tmp_path}/none.so" in finding.found
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder that the doctor takes for the one in which this package is installed."""
+    library = tmp_path / preload.LIBRARY_NAME
+    shutil.copy(OURS, library)
+    monkeypatch.setattr(preload, "library_path", lambda: library)
+    (tmp_path / preload.LEDGER_LIBRARY_NAME).touch()
+    (tmp_path / f"torch_memory_saver-{__version__}.dist-info").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("record", [f"torch_memory_saver-0.0.9+ours.{__version__}.dist-info", None])
+def test_the_version_that_pip_knows(site: Path, record: str | None) -> None:
+    found = f"torch_memory_saver {__version__}"
+    if record is not None:
+        (site / f"torch_memory_saver-{__version__}.dist-info").rename(site / record)
+        found += f", which pip knows as 0.0.9+ours.{__version__}"
+    finding = installation_checks.package()
+    assert_complete(finding, Status.OK)
+    assert finding.found == found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch_memory_saver_hook_mode_preload_cu12.abi3.so",
+        "torch_memory_saver_hook_mode_torch.abi3.so",
+        "torch_memory_saver-0.0.9.dist-info",
+    ],
+)
+def test_files_that_the_cpp_package_has_left(site: Path, name: str) -> None:
+    (site / name).touch()
+    finding = installation_checks.package()
+    assert_complete(finding, Status.WARN)
+    assert "such as the C++ package, lie beside this one" in finding.found
+    assert "run pip uninstall torch_memory_saver until it finds none" in finding.advice
+    assert finding.details[2:] == (str(site / name),)
+
+
+def test_the_first_use_warns_once_of_libraries_of_the_cpp_package(site: Path, caplog: pytest.LogCaptureFixture) -> None:
+    preload.warn_of_another_package()
+    assert caplog.messages == []
+    names = ("torch_memory_saver_hook_mode_preload_cu12.abi3.so", "torch_memory_saver_hook_mode_preload_cu13.abi3.so")
+    for name in names:
+        (site / name).touch()
+    Engine()
+    Engine()
+    (message,) = caplog.messages
+    assert message.startswith(f"{site} has libraries of the C++ package torch_memory_saver: {', '.join(names)}. ")
+    assert "instead of the library of this package: delete them." in message
 
 
 @pytest.mark.parametrize(("built_in", "status"), [(1, Status.OK), (0, Status.SKIP)])
@@ -90,9 +145,6 @@ def test_the_cuda_runtime(monkeypatch: pytest.MonkeyPatch, facts: TorchFacts, st
     finding = installation_checks.runtime()
     assert_complete(finding, status)
     assert len(finding.details) == lines
-
-
-OURS = str(preload.library_path())
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from torch_memory_saver._torch import layer
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
-REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 def test_the_module_has_the_singleton_and_its_methods() -> None:
@@ -32,11 +31,6 @@ def test_the_module_has_the_singleton_and_its_methods() -> None:
         assert getattr(module, name) == getattr(module.torch_memory_saver, name)
     assert all(hasattr(module, name) for name in module.__all__)
     assert module.torch_memory_saver.enabled is True
-
-
-def test_the_version_is_the_projects() -> None:
-    (version,) = re.findall(r'^version = "(.*)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
-    assert module.__version__ == version
 
 
 def test_import_changes_nothing(program: Program) -> None:

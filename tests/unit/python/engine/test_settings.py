@@ -256,8 +256,8 @@ assert saver.hook_mode == "auto"
 print("before the first use", file=__import__("sys").stderr)
 saver.pause(), saver.resume(), module.TorchMemorySaver().pause()
 """
-    variables = {"TMS_HOST_MEMORY_LIMIT": "5", "TMS_INIT_ENABEL": "1", "TMS_XYZZY": "1", "TMS_WERROR": "1"}
-    done = program(text, preloaded=False, **variables)
+    misspelled = {"TMS_HOST_MEMORY_LIMIT": "5", "TMS_INIT_ENABEL": "1", "TMS_XYZZY": "1"}
+    done = program(text, preloaded=False, **misspelled, **dict.fromkeys(variables.BUILD_VARIABLES, "1"))
     lines = done.stderr.splitlines()
     assert lines[0] == "before the first use"
     assert len(lines) == 4, done.stderr

@@ -1,5 +1,6 @@
-"""Guards every way to install the package, each from a clone of its own: `pip install .`, an editable install, a wheel, a
-source distribution; and the error of the import if the Python files and the native library do not match.
+"""Guards every way to install the package, each from a clone of its own: `pip install .`, an editable install, a wheel for
+each Python, a source distribution, beside a requirement that pins another version; that uninstalling leaves nothing; and the
+error of the import if the Python files and the native library do not match.
 
 The C files are compiled only once for all tests, without optimisation: the compiler of these tests keeps every object file.
 """
@@ -16,6 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from wheels import PACKAGE, PYTHONS, VirtualEnvironment, find_python, user_environment, write_cpp_wheel, write_wheel
+
+from torch_memory_saver import __version__ as VERSION
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 PRELOAD = "torch_memory_saver_hook_mode_preload.abi3.so"
@@ -71,12 +75,12 @@ class Clone:
                 (tools / entry.name).symlink_to(entry)
         (self.site / "zz_tools.pth").write_text(f"{tools}\n")
 
-    def run(self, *arguments: str, folder: Path | None = None, status: int = 0) -> str:
+    def run(self, *arguments: str, folder: Path | None = None, status: int = 0, **variables: str) -> str:
         """The output of Python, followed by its errors."""
         done = subprocess.run(
             [str(self.python), *arguments],
             cwd=folder or self.outside,
-            env=self._environment,
+            env=self._environment | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -89,6 +93,13 @@ class Clone:
     def install(self, *what: str) -> None:
         options = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--ignore-installed")
         self.run("-m", "pip", "install", *options, *what, folder=self.tree)
+
+    def wheel(self, into: Path, **variables: str) -> Path:
+        """Builds a wheel of the clone, in an empty folder."""
+        options = ("--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(into))
+        self.run("-m", "pip", "wheel", *options, ".", folder=self.tree, **variables)
+        (path,) = into.iterdir()
+        return path
 
     def imported(self, folder: Path | None = None) -> list[str]:
         """Paths of the package and of the library that holds the state, of Python started in that folder."""
@@ -196,6 +207,108 @@ def test_an_editable_install_survives_the_edit_of_a_python_file(tmp_path: Path, 
     assert clone.run(
         "-c", "from torch_memory_saver._engine.preload import library_path as path; print(path().is_file())"
     ) == ("True\n")
+
+
+# The wheel.
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, installed: Clone) -> Path:
+    return installed.wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.mark.parametrize("release", PYTHONS)
+def test_one_wheel_works_with_each_python(wheel: Path, tmp_path: Path, release: str) -> None:
+    python = find_python(release)
+    if python is None:
+        pytest.skip(f"needs Python {release}, in PATH or installed by pyenv")
+    for_it = ("--only-binary=:all:", "--implementation=cp", f"--python-version={release}", "--target", str(tmp_path))
+    install = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
+    subprocess.run([*install, *for_it, str(wheel)], check=True)
+    environment = user_environment() | {"PYTHONPATH": str(tmp_path)}
+    command = [python, *DEMO, "--device", "simulated"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert "Every check held" in done.stdout, done.stderr
+
+
+def test_uninstalling_leaves_nothing(wheel: Path, tmp_path: Path) -> None:
+    environment = VirtualEnvironment(tmp_path / "venv", wheel.parent)
+    before = environment.files()
+    environment.pip("install", str(wheel))
+    assert "Every check held" in environment.run(*DEMO)
+    assert environment.package_check()["status"] == "ok"
+    assert len(libraries_of(environment.site)) == len(LIBRARIES)
+    environment.pip("uninstall", "--yes", PACKAGE)
+    assert environment.files() - before == set()
+
+
+def test_an_install_over_the_cpp_package_replaces_it(wheel: Path, tmp_path: Path) -> None:
+    cpp = write_cpp_wheel(tmp_path, "0.0.10")
+    environment = VirtualEnvironment(tmp_path / "venv", wheel.parent)
+    environment.pip("install", str(cpp))
+    environment.pip("install", str(wheel))
+    check = environment.package_check()
+    assert (check["status"], check["found"]) == ("ok", f"torch_memory_saver {VERSION}")
+    assert sorted(path.name for path in environment.site.glob("*.so")) == sorted([PRELOAD, LEDGER])
+
+
+def test_an_install_beside_files_of_the_cpp_package_says_so(wheel: Path, tmp_path: Path) -> None:
+    """pip then knows two packages of one name. What the doctor advises leaves only this one."""
+    cpp = write_cpp_wheel(tmp_path, "0.0.10")
+    environment = VirtualEnvironment(tmp_path / "venv", wheel.parent)
+    before = environment.files()
+    environment.pip("install", str(cpp))
+    environment.pip("install", "--ignore-installed", str(wheel))
+    check = environment.package_check()
+    assert (check["status"], check["found"]) == (
+        "warn",
+        "files of another torch_memory_saver, such as the C++ package, lie beside this one",
+    )
+    left = {Path(line).name for line in check["details"][2:]}
+    suffixes = ("torch", "torch_cu12", "torch_cu13", "preload_cu12", "preload_cu13")
+    assert left == {f"torch_memory_saver_hook_mode_{suffix}.abi3.so" for suffix in suffixes} | {
+        "torch_memory_saver-0.0.10.dist-info"
+    }
+    for _ in range(2):
+        environment.pip("uninstall", "--yes", PACKAGE)
+    assert environment.files() - before == set()
+
+
+def test_a_pinned_version_keeps_the_package(installed: Clone, tmp_path: Path) -> None:
+    """Releases of an engine pin the C++ package. pip finds that package too, and keeps this one."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    ours = installed.wheel(wheels, TMS_PINNED_VERSION="0.0.9")
+    version = f"0.0.9+ours.{VERSION}"
+    assert ours.name.startswith(f"torch_memory_saver-{version}-cp310-abi3-")
+    write_cpp_wheel(wheels, "0.0.9")
+    write_wheel(wheels, "engine", "1.0", requirement="torch_memory_saver==0.0.9")
+    write_wheel(wheels, "engine", "1.1", requirement="torch-memory-saver==0.0.9")
+    environment = VirtualEnvironment(tmp_path / "venv", wheels)
+    environment.pip("install", str(ours))
+    for command in ("engine==1.0", "--upgrade engine", "--upgrade --upgrade-strategy=eager engine", PACKAGE):
+        environment.pip("install", *command.split())
+        assert environment.versions()[PACKAGE] == version
+        assert "No broken requirements found" in environment.pip("check")
+    assert environment.versions()["engine"] == "1.1"
+    assert environment.run("-c", "import torch_memory_saver as t; print(t.__version__)") == f"{VERSION}\n"
+    check = environment.package_check()
+    assert (check["status"], check["found"]) == ("ok", f"torch_memory_saver {VERSION}, which pip knows as {version}")
+
+
+def test_without_a_pinned_version_a_pin_replaces_the_package(wheel: Path, tmp_path: Path) -> None:
+    """What the pinned version prevents; a constraint does not."""
+    write_cpp_wheel(tmp_path, "0.0.9")
+    engine = write_wheel(tmp_path, "engine", "1.0", requirement="torch_memory_saver==0.0.9")
+    environment = VirtualEnvironment(tmp_path / "venv", tmp_path)
+    environment.pip("install", str(wheel))
+    environment.pip("install", str(engine))
+    assert environment.versions()[PACKAGE] == "0.0.9"
+    environment.pip("install", "--no-deps", str(wheel))
+    assert environment.versions()[PACKAGE] == VERSION
+    assert "torch-memory-saver==0.0.9" in environment.pip("check", status=1).replace("_", "-")
+    (tmp_path / "constraints").write_text(f"torch_memory_saver=={VERSION}\n")
+    environment.pip("install", "--constraint", str(tmp_path / "constraints"), "--force-reinstall", str(engine), status=1)
 
 
 # The interface between the Python files and the library.

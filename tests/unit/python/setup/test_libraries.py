@@ -62,6 +62,43 @@ def test_libraries_need_the_c_library_only(name: str) -> None:
     assert needed - SYSTEM_LIBRARIES == set()
 
 
+#: Release of glibc for which the wheels of manylinux_2_28 are built (pyproject.toml).
+OLDEST_GLIBC = (2, 28)
+#: Functions that the headers of that release replace by others, which newer releases have as well (__xstat).
+OF_OLDER_HEADERS = {"stat", "fstat", "lstat", "fstatat"}
+
+
+def first_releases() -> dict[str, tuple[int, ...]]:
+    """Every function of this machine's C library, with the oldest of its symbol versions."""
+    mapped = re.search(r" (/\S*/libc\.so\.6)$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    assert mapped is not None
+    releases: dict[str, tuple[int, ...]] = {}
+    for library in map(Path(mapped[1]).with_name, sorted(SYSTEM_LIBRARIES | {"libm.so.6"})):
+        symbols = readelf("--dyn-syms", library) if library.is_file() else ""
+        for name, release in re.findall(r"(\w+)@+GLIBC_([\d.]+)$", symbols, re.MULTILINE):
+            found = tuple(map(int, release.split(".")))
+            releases[name] = min(found, releases.get(name, found))
+    return releases
+
+
+@needs_readelf
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_need_no_function_that_manylinux_lacks(name: str) -> None:
+    """A build on a newer system asks for newer versions of the same functions. So functions are compared, not versions."""
+    releases = first_releases()
+    wanted = {symbol.removeprefix("__isoc23_") for symbol in dynamic_symbols(LIBRARIES[name])[False]} & set(releases)
+    assert {"snprintf", "pthread_create"} <= wanted and releases["memfd_create"] == (2, 27)
+    assert {symbol for symbol in wanted - OF_OLDER_HEADERS if releases[symbol] > OLDEST_GLIBC} == set()
+
+
+@needs_source_tree
+def test_wheels_are_built_for_that_manylinux() -> None:
+    images = re.findall(
+        r'^manylinux-(\w+)-image = "manylinux_(\d+)_(\d+)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert images == [(processor, *map(str, OLDEST_GLIBC)) for processor in ("x86_64", "aarch64")]
+
+
 #: All functions of the C library and of Python that end the process, or write to stdout.
 ENDS_THE_PROCESS = {"exit", "_exit", "_Exit", "quick_exit", "abort", "raise", "tgkill", "pthread_kill"}
 ENDS_THE_PROCESS |= {"__assert_fail", "__assert_perror_fail", "err", "errx", "error", "Py_Exit", "Py_FatalError"}

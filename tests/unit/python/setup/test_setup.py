@@ -11,11 +11,15 @@ import subprocess
 import sys
 import tarfile
 import zlib
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from built import LIBRARIES, REPOSITORY, needs_source_tree
+from wheels import PYTHONS
+
+import torch_memory_saver
 
 # cuda.h.
 
@@ -243,17 +247,44 @@ def test_objects_of_the_c_tests_are_not_fortified(variant: str) -> None:
 
 
 @needs_source_tree
-def test_version_has_one_source() -> None:
-    import torch_memory_saver
-
-    declared = re.search(r'^version = "(.*)"$', (REPOSITORY / "pyproject.toml").read_text(), re.MULTILINE)
-    assert declared is not None
+def test_version_has_one_source(setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.delenv("TMS_PINNED_VERSION", raising=False)
+    assert setup_script.package_version() == torch_memory_saver.__version__
+    files = [REPOSITORY / "pyproject.toml", *REPOSITORY.glob("*.py"), *(REPOSITORY / "torch_memory_saver").rglob("*.py")]
+    having = [path.name for path in files if f'"{torch_memory_saver.__version__}"' in path.read_text()]
+    assert having == ["_interface.py"]
     try:
         installed = importlib.metadata.version("torch_memory_saver")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the package is not installed: its libraries were built in the source tree")
-    assert installed == declared[1]
-    assert torch_memory_saver.__version__ == declared[1]
+    assert installed.rpartition("+ours.")[2] == torch_memory_saver.__version__
+
+
+@needs_source_tree
+def test_a_pinned_version_has_the_own_one_as_its_local_part(
+    setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    for given, expected in {"": "", "0.0.9": "0.0.9+ours.", "0.0.9.post1": "0.0.9.post1+ours."}.items():
+        monkeypatch.setenv("TMS_PINNED_VERSION", given)
+        assert setup_script.package_version() == expected + torch_memory_saver.__version__
+    for wrong in ("==0.0.9", "0.0.9+ours", "latest", "1", "0.0.9 "):
+        monkeypatch.setenv("TMS_PINNED_VERSION", wrong)
+        with pytest.raises(SystemExit) as end:
+            setup_script.package_version()
+        message = str(end.value)
+        assert message.startswith(f"error: TMS_PINNED_VERSION={wrong} is no release number: set it to")
+        assert "\n" not in message
+
+
+@needs_source_tree
+def test_wheels_are_tested_with_each_python() -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    assert tuple(re.findall(r"Python :: (3\.\d+)", text)) == PYTHONS
+    (build,) = re.findall(r'^build = "(.*)"$', text, re.MULTILINE)
+    assert all(fnmatch(f"cp{release.replace('.', '')}-manylinux_aarch64", build) for release in PYTHONS)
+    assert not fnmatch("cp39-manylinux_x86_64", build) and not fnmatch("cp314t-manylinux_x86_64", build)
 
 
 @needs_source_tree

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "own_process.h"
 #include "processes_fixture.h"
 
 /* Ends when its input ends, or when it is killed. */
@@ -16,12 +17,11 @@ typedef struct holder {
 } holder_t;
 
 static void become_holder(const int *down, const int *up) {
-    char *const arguments[] = {"simulated", "hold", NULL};
     dup2(down[0], STDIN_FILENO);
     dup2(up[1], STDOUT_FILENO);
     close(down[1]);
     close(up[0]);
-    execv("/proc/self/exe", arguments);
+    execute_again("hold");
     _exit(CHILD_FAILED);
 }
 
