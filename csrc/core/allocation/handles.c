@@ -126,10 +126,12 @@ static place_t take_over(tms_saver_t *saver, tms_handle_t *handle, uint64_t addr
     return TAKEN_OVER;
 }
 
-/* Maps memory of its own at addresses where nothing managed is, and publishes the segment. */
+/* Maps memory of its own at addresses where nothing managed is, and publishes the segment. A map that has failed has
+ * released the memory, which is then created again. */
 static tms_status_t map_own(tms_saver_t *saver, tms_handle_t *handle, uint64_t address, tms_error_context_t *context,
                             tms_error_t *error) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
+    const tms_device_table_t *devices = atomic_load(&saver->devices->table);
     tms_segment_t *segment = handle->segment;
     tms_run_t *run = segment->run;
     const uint64_t bytes = tms_run_bytes(run);
@@ -139,7 +141,8 @@ static tms_status_t map_own(tms_saver_t *saver, tms_handle_t *handle, uint64_t a
     if (status != TMS_OK) return status;
     run->begin = address;
     run->end = address + bytes;
-    status = tms_run_map(run, driver, peers, context, error);
+    status = run->has_handle ? tms_run_map(run, driver, peers, context, error)
+                             : tms_run_populate(run, driver, devices, peers, context, error);
     if (status != TMS_OK) return status;
     segment->node.begin = run->begin;
     segment->node.end = run->end;
@@ -148,7 +151,7 @@ static tms_status_t map_own(tms_saver_t *saver, tms_handle_t *handle, uint64_t a
     tms_allocation_publish(saver, segment);
     (void)tms_peers_note_skipped(saver, seen); /* the look comes next */
     pthread_mutex_unlock(&saver->lock);
-    if (atomic_load(&saver->devices->table)->count > 1) tms_peers_refresh_after_allocation(saver);
+    if (devices->count > 1) tms_peers_refresh_after_allocation(saver);
     return TMS_OK;
 }
 
@@ -156,10 +159,9 @@ static tms_status_t map_own(tms_saver_t *saver, tms_handle_t *handle, uint64_t a
 static tms_status_t check_map(const tms_handle_t *handle, uint64_t bytes, uint64_t number,
                               const tms_error_context_t *context, tms_error_t *error) {
     if (!handle) return fail_unknown(context, number, error);
-    if (handle->mapped || !handle->segment || !handle->segment->run->has_handle)
+    if (handle->mapped || !handle->segment)
         return tms_error_set(error, TMS_INVALID_STATE, context,
-                             "the handle 0x%llx was mapped before, and a handle that is "
-                             "managed can be mapped only once",
+                             "the handle 0x%llx was mapped before, and a managed handle can be mapped only once",
                              (unsigned long long)number);
     if (tms_run_bytes(handle->segment->run) != bytes)
         return tms_error_set(error, TMS_INVALID_ARGUMENT, context, "a handle is mapped as a whole");
@@ -197,7 +199,7 @@ tms_status_t tms_handles_map(tms_saver_t *saver, uint64_t address, uint64_t byte
     case IN_USE: return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "managed memory is mapped at the addresses");
     }
     status = map_own(saver, handle, address, &context, error);
-    *busy = status != TMS_OK && orphans && own->run->has_handle; /* an orphan that is about to be unmapped may be there */
+    *busy = status == TMS_DRIVER && orphans; /* an orphan that is about to be unmapped may be there */
     return status;
 }
 

@@ -143,12 +143,12 @@ static void unmapped_while_paused(void **state) {
 
 /* ---- while a pause asks what is live: PyTorch's mutex is held by the thread that maps ---- */
 
-typedef enum meanwhile { UNMAP, UNMAP_AND_MAP, MAP_TWICE, GROW, FREE_ADDRESSES } meanwhile_t;
+typedef enum meanwhile { UNMAP, UNMAP_AND_MAP, MAP_TWICE, GROW, FREE_ADDRESSES, FAIL_TO_MAP } meanwhile_t;
 
 typedef struct question {
     program_t *program;
     meanwhile_t meanwhile;
-    bool asked;
+    bool asked, busy;
 } question_t;
 
 static int32_t while_asked(void *context, tms_live_t *live) {
@@ -176,6 +176,15 @@ static int32_t while_asked(void *context, tms_live_t *live) {
         free_addresses(program);
         program->base = 0;
         break;
+    case FAIL_TO_MAP: {
+        tms_error_t error;
+        unmap(program, 1);
+        program->handles[3] = create(program, TMS_BACKUP_PINNED);
+        simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_INVALID_VALUE);
+        (void)tms_handles_map(&program->fixture->saver, place(program, 3), PIECE_BYTES, program->handles[3], &question->busy,
+                              &error);
+        break;
+    }
     }
     return -1; /* everything is live */
 }
@@ -185,6 +194,7 @@ static tms_status_t pause_meanwhile(program_t *program, meanwhile_t meanwhile, t
     const tms_selection_t selection = {.find_live = while_asked, .live_context = &question};
     tms_status_t status = pause_selected_with_report(program->fixture, &selection, report, error);
     assert_true(question.asked);
+    assert_int_equal(question.busy, meanwhile == FAIL_TO_MAP);
     return status;
 }
 
@@ -260,6 +270,21 @@ static void a_segment_grows_meanwhile(void **state) {
     assert_filled(place(&program, 3), PIECE_BYTES, 8);
     ASSERT_OK(resume_all(f, &error), error);
     assert_filled(place(&program, 3), PIECE_BYTES, 8);
+    end(&program);
+}
+
+/* The orphan may be unmapped a moment after it is no segment any more. */
+static void a_map_that_fails_beside_an_orphan_is_tried_again(void **state) {
+    fixture_t *f = *state;
+    program_t program = reserve(f);
+    tms_report_t report;
+    tms_error_t error;
+    for (int piece = 0; piece < PIECES - 1; piece++) map(&program, piece, TMS_BACKUP_PINNED);
+    ASSERT_OK(pause_meanwhile(&program, FAIL_TO_MAP, &report, &error), error);
+    map_handle(&program, 3, program.handles[3]);
+    fill(place(&program, 3), PIECE_BYTES, 6);
+    assert_filled(place(&program, 3), PIECE_BYTES, 6);
+    ASSERT_OK(resume_all(f, &error), error);
     end(&program);
 }
 
@@ -545,6 +570,7 @@ int main(void) {
         TEST(a_map_takes_the_memory_over_twice),
         TEST(a_failed_pause_leaves_what_was_taken_over),
         TEST(a_segment_grows_meanwhile),
+        TEST(a_map_that_fails_beside_an_orphan_is_tried_again),
         TEST(addresses_are_freed_at_the_end),
         TEST(a_map_is_busy_while_a_resume_fills_the_memory),
         TEST(references_keep_a_handle),
