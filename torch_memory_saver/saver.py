@@ -204,7 +204,8 @@ class TorchMemorySaver:
         """Use of the host memory of a backup after a resume: "release" (the default), "pool" or "retain".
 
         "release" returns the memory to the system. "pool" keeps it, pinned, for any later backup. "retain" keeps it with its
-        contents. The setting applies if neither the call nor the region sets the option.
+        contents, and so a backup on disk, so that the next pause copies only what has changed. The setting applies if
+        neither the call nor the region sets the option.
 
         The environment sets its initial value (``TMS_HOST_MEMORY``) and the limits: ``TMS_HOST_MEMORY_LIMIT_MB`` is the
         maximum for backups and the pool together, in MiB; ``TMS_HOST_POOL_LIMIT_MB`` is the maximum that the pool keeps. The
@@ -283,8 +284,9 @@ class TorchMemorySaver:
             backup: Where a pause keeps the contents: "host" (pinned host memory, fast), "mmap" (pageable host memory,
                 released at the resume) or "disk" (a file, see :meth:`set_disk_backup_dir`). With None a pause discards them.
             host_memory: Use of the backup's host memory after a resume: "release" (released to the system), "pool"
-                (kept, pinned, for any later backup) or "retain" (kept with its contents, for the next pause and for
-                :meth:`get_cpu_backup`). None: :attr:`host_memory` at that time.
+                (kept, pinned, for any later backup) or "retain" (kept with its contents, for :meth:`get_cpu_backup` and for
+                the next pause, which copies only what has changed; a backup on disk is kept as well). None:
+                :attr:`host_memory` at that time.
             runs: Whether a resume may back neighbouring allocations by one large physical handle, which is faster. With
                 False each allocation keeps a handle of its own, so that a free always returns its memory at once. Use
                 False for tags of which a part is freed between a resume and the next pause, and for tags whose memory is

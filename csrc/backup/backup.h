@@ -84,9 +84,10 @@ typedef struct tms_backup_operations {
      * calls for other devices. */
     tms_status_t (*save)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error);
-    /* Optional, after plan. Whether the planned contents will replace the held ones in place, and those are as they were
-     * saved: then only what has changed is copied. Without it everything is copied. */
-    bool (*is_intact)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot);
+    /* Optional, after plan. Returns the size of the blocks of the backup in which the held contents can be overwritten in
+     * place, because the planned contents have the same layout. 0: everything must be copied, because the space is new or a
+     * program may have written to it. */
+    uint64_t (*block_bytes)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot);
     /* Begins to copy backup->held to the device. The held contents stay unchanged even after a failure, so that the call can
      * be repeated. */
     tms_status_t (*load)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,

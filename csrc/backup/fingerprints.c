@@ -48,9 +48,34 @@ static void append(tms_backup_content_t *content, const tms_extent_t *piece) {
     content->bytes += piece->bytes;
 }
 
-tms_status_t tms_fingerprints_compare(const tms_fingerprints_t *fingerprints, const tms_backup_content_t *content,
-                                      tms_backup_content_t *changed, const tms_error_context_t *context,
-                                      tms_error_t *error) {
+/* Fills *wide with the part of `content` in the blocks of the backup that `changed` touches. *wide has room. */
+static void widen(const tms_backup_content_t *content, const tms_backup_content_t *changed, uint64_t block,
+                  tms_backup_content_t *wide) {
+    tms_extent_t whole;
+    size_t count, next = 0;
+    const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t end = extents[i].packed + extents[i].bytes;
+        uint64_t at = extents[i].packed;
+        while (at < end && next < changed->extent_count) {
+            const tms_extent_t *touched = &changed->extents[next];
+            const uint64_t blocks_begin = touched->packed / block * block;
+            const uint64_t blocks_end = (touched->packed + touched->bytes + block - 1) / block * block;
+            if (blocks_begin >= end) break;
+            if (blocks_end <= at) {
+                next++;
+                continue;
+            }
+            const uint64_t from = at > blocks_begin ? at : blocks_begin, to = end < blocks_end ? end : blocks_end;
+            const tms_extent_t part = {extents[i].offset + (from - extents[i].packed), from, to - from};
+            append(wide, &part);
+            at = to;
+        }
+    }
+}
+
+static tms_status_t find_changes(const tms_fingerprints_t *fingerprints, const tms_backup_content_t *content,
+                                 tms_backup_content_t *changed, const tms_error_context_t *context, tms_error_t *error) {
     tms_extent_t whole, piece;
     size_t count;
     uint64_t index = 0;
@@ -66,5 +91,20 @@ tms_status_t tms_fingerprints_compare(const tms_fingerprints_t *fingerprints, co
             append(changed, &piece);
         }
     }
+    return TMS_OK;
+}
+
+tms_status_t tms_fingerprints_compare(const tms_fingerprints_t *fingerprints, const tms_backup_content_t *content,
+                                      uint64_t block, tms_backup_content_t *changed, const tms_error_context_t *context,
+                                      tms_error_t *error) {
+    tms_backup_content_t wide = {.kind = content->kind};
+    tms_status_t status = find_changes(fingerprints, content, changed, context, error);
+    if (status != TMS_OK || changed->bytes == 0 || block == 1) return status;
+    const size_t most = changed->extent_count + (content->extents ? content->extent_count : 1);
+    wide.extents = calloc(most, sizeof *wide.extents);
+    if (!wide.extents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    widen(content, changed, block, &wide);
+    tms_backup_content_forget(changed);
+    *changed = wide;
     return TMS_OK;
 }

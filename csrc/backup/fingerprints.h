@@ -27,9 +27,10 @@ void tms_fingerprints_commit(tms_fingerprints_t *fingerprints); /* the fresh one
 void tms_fingerprints_cancel(tms_fingerprints_t *fingerprints); /* forgets the fresh ones */
 void tms_fingerprints_forget(tms_fingerprints_t *fingerprints); /* forgets all */
 
-/* Fills *changed with the part of `content` whose fingerprints differ; both are known and belong to this layout.
- * TMS_OUT_OF_HOST_MEMORY. */
+/* Fills *changed with the part of `content` that must be copied: whole blocks of `block` bytes of the backup, in which a
+ * fingerprint differs. Both fingerprints are known and belong to this layout. TMS_OUT_OF_HOST_MEMORY. */
 tms_status_t tms_fingerprints_compare(const tms_fingerprints_t *fingerprints, const tms_backup_content_t *content,
-                                      tms_backup_content_t *changed, const tms_error_context_t *context, tms_error_t *error);
+                                      uint64_t block, tms_backup_content_t *changed, const tms_error_context_t *context,
+                                      tms_error_t *error);
 
 #endif

@@ -1,5 +1,7 @@
 #include "backup/stores.h"
 
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- the list ---- */
@@ -129,7 +131,7 @@ static bool is_empty(const tms_backup_slot_t *slot) { return !slot->kept && !slo
 
 bool tms_backup_can_compare(const tms_backup_stores_t *stores, tms_backup_kind_t kind) {
     const tms_backup_store_t *entry = tms_backup_stores_find(stores, kind);
-    return entry && entry->operations->is_intact;
+    return entry && entry->operations->block_bytes;
 }
 
 /* Finds out what has changed since the held contents were saved, once the plan is made. Fresh fingerprints of another layout
@@ -141,9 +143,10 @@ static tms_status_t compare(tms_backup_t *backup, const tms_backup_store_t *entr
         tms_fingerprints_cancel(&backup->fingerprints);
         return TMS_OK;
     }
-    backup->partial = fingerprints->kept && fingerprints->fresh && entry->operations->is_intact(entry->store, backup, slot);
+    const uint64_t block = entry->operations->block_bytes(entry->store, backup, slot);
+    backup->partial = fingerprints->kept && fingerprints->fresh && block > 0;
     if (!backup->partial) return TMS_OK;
-    return tms_fingerprints_compare(fingerprints, &backup->planned, &backup->changed, context, error);
+    return tms_fingerprints_compare(fingerprints, &backup->planned, block, &backup->changed, context, error);
 }
 
 tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, tms_backup_batch_t *batch,
@@ -265,19 +268,45 @@ tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores
                                    found, wait, context, error);
 }
 
-/* Returns the first byte of the contents of a backup in host memory. The bytes that it keeps follow without gaps. */
-static const char *first_byte(const tms_backup_t *backup, const tms_backup_stores_t *stores) {
+/* Compares `bytes` at `offset` of the segment. `buffer` has room for them. */
+static tms_status_t compare_part(const tms_backup_t *backup, const tms_backup_t *copy, const tms_backup_stores_t *stores,
+                                 uint64_t offset, uint64_t bytes, char *buffer, bool *differs, uint64_t *place,
+                                 tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
     const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->held.kind);
-    const uint64_t offset = backup->held.extents ? backup->held.extents->offset : 0;
-    return entry->operations->find(entry->store, backup, &backup->slots[entry - stores->list], offset, 1, NULL);
+    const tms_backup_slot_t *slot = &backup->slots[entry - stores->list];
+    const char *b = tms_backup_find(copy, stores, offset, bytes, NULL), *a = buffer;
+    tms_status_t status = TMS_OK;
+    bool found = false;
+    if (entry->operations->find)
+        a = entry->operations->find(entry->store, backup, slot, offset, bytes, NULL);
+    else
+        status = entry->operations->read(entry->store, backup, slot, offset, bytes, buffer, &found, wait, context, error);
+    if (status != TMS_OK || memcmp(a, b, bytes) == 0) return status;
+    for (*place = 0; a[*place] == b[*place]; ++*place) continue;
+    *place += offset;
+    *differs = true;
+    return TMS_OK;
 }
 
-bool tms_backup_differs(const tms_backup_t *backup, const tms_backup_t *copy, const tms_backup_stores_t *stores,
-                        uint64_t *place) {
-    const char *a = first_byte(backup, stores), *b = first_byte(copy, stores);
-    if (memcmp(a, b, copy->held.bytes) == 0) return false;
-    for (*place = 0; a[*place] == b[*place]; ++*place) continue;
-    return true;
+tms_status_t tms_backup_compare(const tms_backup_t *backup, const tms_backup_t *copy, const tms_backup_stores_t *stores,
+                                bool *differs, uint64_t *place, tms_wait_t *wait, const tms_error_context_t *context,
+                                tms_error_t *error) {
+    enum { PART_BYTES = 8 << 20 };
+    tms_extent_t whole;
+    size_t count;
+    const tms_extent_t *extents = tms_backup_extents(&backup->held, &whole, &count);
+    char *buffer = malloc(PART_BYTES);
+    tms_status_t status = buffer ? TMS_OK : tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
+    *differs = false;
+    for (size_t i = 0; status == TMS_OK && !*differs && i < count; i++) {
+        for (uint64_t part, done = 0; status == TMS_OK && !*differs && done < extents[i].bytes; done += part) {
+            part = extents[i].bytes - done < PART_BYTES ? extents[i].bytes - done : PART_BYTES;
+            status = compare_part(backup, copy, stores, extents[i].offset + done, part, buffer, differs, place, wait,
+                                  context, error);
+        }
+    }
+    free(buffer);
+    return status;
 }
 
 void tms_backup_taken_by_store(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t *bytes) {

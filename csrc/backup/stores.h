@@ -104,10 +104,12 @@ void *tms_backup_find(const tms_backup_t *backup, const tms_backup_stores_t *sto
 tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores_t *stores, uint64_t offset, uint64_t bytes,
                              void *destination, bool *found, tms_wait_t *wait, const tms_error_context_t *context,
                              tms_error_t *error);
-/* Whether a backup and a copy of the same contents, both in host memory, differ; *place becomes the first byte that does.
- * The planned contents of the backup are its held ones, of which a part was copied anew. */
-bool tms_backup_differs(const tms_backup_t *backup, const tms_backup_t *copy, const tms_backup_stores_t *stores,
-                        uint64_t *place);
+/* Compares a backup with a copy of the same contents in host memory. The planned contents of the backup are its held ones,
+ * of which a part was copied anew. *differs becomes whether a byte differs, and *place the first offset in the segment that
+ * does. Reads a file in parts. */
+tms_status_t tms_backup_compare(const tms_backup_t *backup, const tms_backup_t *copy, const tms_backup_stores_t *stores,
+                                bool *differs, uint64_t *place, tms_wait_t *wait, const tms_error_context_t *context,
+                                tms_error_t *error);
 /* Returns the number of bytes that the backup holds, or the space that it occupies without contents. */
 uint64_t tms_backup_taken_bytes(const tms_backup_t *backup, const tms_backup_stores_t *stores);
 /* Writes that number for each store, in the order of their list. `bytes` has room for all of them. */

@@ -94,6 +94,19 @@ def _(world: World) -> Step:
     return step
 
 
+@scenario("pause_writing_what_has_changed")
+def _(world: World) -> Step:
+    """A block of one file has changed, and nothing of another."""
+    world.retain(True)
+    part = world.allocate(LARGE, DISK)
+    world.allocate(SMALL, DISK)
+    world.cycle()
+    world.change(part)
+    step = world.pause_step()
+    step.tolerates = set(RELEASING)
+    return step
+
+
 @scenario("resume_with_retained_backups")
 def _(world: World) -> Step:
     world.retain(True)

@@ -104,7 +104,7 @@ class TorchWorld:
             size = each.tensor.numel()
             each.contents = bytes(size) if self.resuming.get("zero") else poison(size)
         policy = self.resuming.get("host_memory") or each.memory or self.memory
-        if policy != "retain" or each.place == "disk":  # a file is removed
+        if policy != "retain" or each.place == "disk":  # a file is read only while memory is paused
             each.copy = None
 
     def observe(self) -> None:

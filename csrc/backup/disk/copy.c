@@ -25,7 +25,7 @@ typedef struct open_file {
     size_t extent;                       /* index of the extent in which the last piece begins */
     int pieces;                          /* number of pieces that have not completed the disk's stage */
     bool in_use;
-    bool is_read; /* all of the file has been read: no more pieces follow */
+    bool is_read; /* no more pieces follow */
 } open_file_t;
 
 /* A part of a file that occupies one buffer. */
@@ -218,8 +218,8 @@ static tms_status_t make_room(pipe_t *pipe, const tms_error_context_t *context, 
     return status;
 }
 
-/* Adds the piece at `offset` of the file, for the segment at `address`. */
-static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, uint64_t offset, CUdeviceptr address,
+/* Adds the piece at `offset` of the file, for the segment at `address`. `is_last`: no more pieces of the file follow. */
+static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, uint64_t offset, CUdeviceptr address, bool is_last,
                               const tms_error_context_t *context, tms_error_t *error) {
     uint64_t bytes = TMS_DISK_BUFFER_BYTES, left = file->content->bytes - offset;
     tms_status_t status = tms_wait_check(pipe->copier->wait, context, error);
@@ -232,7 +232,7 @@ static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, uint64_t offset, 
     status = pipe->saving ? start_on_device(pipe, piece, error) : make_room(pipe, context, error);
     if (status != TMS_OK) return status;
     file->pieces++;
-    file->is_read = left <= bytes;
+    file->is_read = is_last;
     if (!pipe->saving) tms_disk_queue_submit(&pipe->queue, &piece->request);
     pipe->next++;
     uint64_t ahead = pipe->saving ? WITH_DEVICE_FIRST : READ_AHEAD_MOST - 1;
@@ -304,8 +304,21 @@ static pipe_t *open_pipe(tms_disk_directory_t *directory, tms_copier_t *copier, 
 
 /* ---- copies ---- */
 
-static tms_status_t copy(tms_disk_file_t *backup, const tms_backup_content_t *content, tms_copier_t *copier,
-                         CUdeviceptr address, bool saving, const tms_error_context_t *context, tms_error_t *error) {
+/* Returns the offset of the first piece from `offset` on that is to be copied. *next is the first changed extent that may
+ * lie there. At least the size of the content: there is none. */
+static uint64_t first_piece(const tms_backup_content_t *content, const tms_backup_content_t *changed, uint64_t offset,
+                            size_t *next) {
+    if (!changed) return offset;
+    while (*next < changed->extent_count && changed->extents[*next].packed + changed->extents[*next].bytes <= offset)
+        ++*next;
+    if (*next == changed->extent_count) return content->bytes;
+    const uint64_t begin = changed->extents[*next].packed; /* the beginning of a piece, unless it lies in this one */
+    return begin > offset ? begin / TMS_DISK_BUFFER_BYTES * TMS_DISK_BUFFER_BYTES : offset;
+}
+
+static tms_status_t copy(tms_disk_file_t *backup, const tms_backup_content_t *content, const tms_backup_content_t *changed,
+                         tms_copier_t *copier, CUdeviceptr address, bool saving, const tms_error_context_t *context,
+                         tms_error_t *error) {
     open_file_t *file = NULL;
     tms_error_t reason;
     tms_error_clear(&reason);
@@ -316,17 +329,22 @@ static tms_status_t copy(tms_disk_file_t *backup, const tms_backup_content_t *co
     if (status == TMS_OK && pipe->saving != saving) status = empty(pipe, &reason);
     pipe->saving = saving;
     if (status == TMS_OK) status = open_for(pipe, backup, content, &file, context, &reason);
-    for (uint64_t offset = 0; status == TMS_OK && offset < content->bytes; offset += TMS_DISK_BUFFER_BYTES)
-        status = add_piece(pipe, file, offset, address, context, &reason);
+    size_t next = 0;
+    for (uint64_t offset = first_piece(content, changed, 0, &next), after; status == TMS_OK && offset < content->bytes;
+         offset = after) {
+        after = first_piece(content, changed, offset + TMS_DISK_BUFFER_BYTES, &next);
+        status = add_piece(pipe, file, offset, address, after >= content->bytes, context, &reason);
+    }
     return keep(pipe, status, &reason, error);
 }
 
-tms_status_t tms_disk_copy_save(tms_disk_file_t *file, const tms_backup_content_t *content, tms_copier_t *copier,
-                                CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
-    return copy(file, content, copier, address, true, context, error);
+tms_status_t tms_disk_copy_save(tms_disk_file_t *file, const tms_backup_content_t *content,
+                                const tms_backup_content_t *changed, tms_copier_t *copier, CUdeviceptr address,
+                                const tms_error_context_t *context, tms_error_t *error) {
+    return copy(file, content, changed, copier, address, true, context, error);
 }
 
 tms_status_t tms_disk_copy_load(tms_disk_file_t *file, const tms_backup_content_t *content, tms_copier_t *copier,
                                 CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
-    return copy(file, content, copier, address, false, context, error);
+    return copy(file, content, NULL, copier, address, false, context, error);
 }

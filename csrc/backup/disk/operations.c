@@ -18,6 +18,7 @@ static tms_status_t plan(void *store, void *batch, tms_backup_t *backup, tms_bac
     tms_disk_file_t *file = slot->fresh ? slot->fresh : slot->kept;
     if (content->bytes == 0 || (file && tms_disk_file_is_usable(file))) return TMS_OK;
     /* A file that was removed, replaced or truncated since the last pause contains nothing that is still needed. */
+    if (backup->held.kind == TMS_BACKUP_DISK) backup->saved = false;
     drop(store, &slot->kept);
     drop(store, &slot->fresh);
     /* Reserves space for the whole segment, regardless of the live bytes, so that the next pause cannot run out of space. */
@@ -26,11 +27,18 @@ static tms_status_t plan(void *store, void *batch, tms_backup_t *backup, tms_bac
     return status;
 }
 
+static uint64_t block_bytes(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot) {
+    (void)store;
+    (void)backup;
+    return slot->kept && !slot->fresh ? TMS_DISK_BLOCK_BYTES : 0;
+}
+
 static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
     (void)store;
     if (backup->held.kind == TMS_BACKUP_DISK) backup->saved = false;
-    return tms_disk_copy_save(slot->fresh ? slot->fresh : slot->kept, &backup->planned, copier, address, context, error);
+    return tms_disk_copy_save(slot->fresh ? slot->fresh : slot->kept, &backup->planned,
+                              backup->partial ? &backup->changed : NULL, copier, address, context, error);
 }
 
 static tms_status_t load(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
@@ -69,7 +77,7 @@ static void cancel(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
 
 /* The file of a region with disk backups stays, so that the next pause cannot run out of space. */
 static bool discard(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_host_policy_t policy) {
-    (void)policy;
+    if (policy == TMS_HOST_RETAIN && backup->saved && backup->held.kind == TMS_BACKUP_DISK) return true;
     if (backup->kind != TMS_BACKUP_DISK) drop(store, &slot->kept);
     return false;
 }
@@ -108,6 +116,7 @@ static void count(void *store, tms_counters_t *counters) {
 
 const tms_backup_operations_t tms_disk_operations = {.place = "disk",
                                                      .plan = plan,
+                                                     .block_bytes = block_bytes,
                                                      .save = save,
                                                      .load = load,
                                                      .read = read_part,

@@ -42,11 +42,11 @@ static tms_status_t plan(void *store, void *batch, tms_backup_t *backup, tms_bac
 }
 
 /* A program that had access to the buffer may have written to it. */
-static bool is_intact(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot) {
+static uint64_t block_bytes(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot) {
     tms_host_buffer_t *kept = slot->kept;
     (void)store;
     (void)backup;
-    return kept && !slot->fresh && !atomic_load(&kept->handed_out);
+    return kept && !slot->fresh && !atomic_load(&kept->handed_out) ? 1 : 0;
 }
 
 /* ---- copies ---- */
@@ -203,7 +203,7 @@ static void count(void *store, tms_counters_t *counters) {
 
 const tms_backup_operations_t tms_host_operations = {.place = "host memory",
                                                      .plan = plan,
-                                                     .is_intact = is_intact,
+                                                     .block_bytes = block_bytes,
                                                      .save = save,
                                                      .load = load,
                                                      .commit = commit,

@@ -24,24 +24,32 @@ static tms_status_t plan_all(tms_transition_t *t, tms_backup_t *copies, const tm
     return tms_backup_batch_start(&t->saver->stores, &t->planned.batch, &context, error);
 }
 
+static tms_status_t compare(tms_transition_t *t, tms_segment_t *segment, const tms_backup_t *copy, tms_error_t *error) {
+    const tms_error_context_t context = tms_transition_context_of(t, segment);
+    bool differs = false;
+    uint64_t place = 0;
+    tms_status_t status =
+        tms_backup_compare(&segment->backup, copy, &t->saver->stores, &differs, &place, &t->wait, &context, error);
+    if (status != TMS_OK || !differs) return status;
+    segment->backup.saved = false;
+    return tms_error_set(
+        error, TMS_INVALID_STATE, &context,
+        "the backup has another byte %llu than the device, although its fingerprint has not changed. Nothing "
+        "was released. Report this as a bug",
+        (unsigned long long)place);
+}
+
 static tms_status_t compare_all(tms_transition_t *t, tms_backup_t *copies, tms_error_t *error) {
     tms_backup_t *copy = copies;
-    tms_status_t status = TMS_OK;
+    tms_status_t first = TMS_OK;
     TMS_FOR_EACH(segment, t) {
-        uint64_t place = 0;
         tms_backup_commit(copy, &t->saver->stores);
-        if (segment->backup.partial && tms_backup_differs(&segment->backup, copy, &t->saver->stores, &place)) {
-            const tms_error_context_t context = tms_transition_context_of(t, segment);
-            segment->backup.saved = false;
-            status =
-                tms_error_set(error, TMS_INVALID_STATE, &context,
-                              "byte %llu of the contents kept is not what the device holds, although its fingerprint is "
-                              "that of the last pause. Nothing was released. Report this as a bug",
-                              (unsigned long long)place);
-        }
+        tms_status_t status = TMS_OK;
+        if (segment->backup.partial) status = compare(t, segment, copy, first == TMS_OK ? error : NULL);
+        if (first == TMS_OK) first = status;
         copy++;
     }
-    return status;
+    return first;
 }
 
 tms_status_t tms_verifying_check(tms_transition_t *t, const tms_live_t *live, tms_error_t *error) {

@@ -1,0 +1,247 @@
+/* Guards disk backups that are retained: a pause writes only the blocks of a file that have changed. */
+
+#include "changes.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "temporary.h"
+
+static char directory[TEMPORARY_BYTES];
+
+static int setup(void **state) {
+    tms_error_t error;
+    if (setup_one_device(state) != 0) return -1;
+    fixture_t *f = *state;
+    if (!make_temporary_directory(directory, "disk-changes")) return -1;
+    return tms_disk_set_directory(&f->saver.stores.disk, directory, &error) == TMS_OK ? 0 : -1;
+}
+
+static int end(void **state) {
+    int result = teardown(state);
+    return remove_temporary_directory(directory) == 0 ? result : -1;
+}
+
+static tms_disk_file_t *only_file(fixture_t *f) {
+    tms_disk_file_t *file = f->saver.stores.disk.files;
+    assert_non_null(file);
+    assert_null(file->next);
+    return file;
+}
+
+/* Changes a byte of the only file. Again: changes it back. */
+static void damage(fixture_t *f, uint64_t offset) {
+    uint8_t byte = 0;
+    int fd = open(only_file(f)->path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, &byte, 1, (off_t)offset), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, (off_t)offset), 1);
+    assert_int_equal(close(fd), 0);
+}
+
+/* A damaged block that a pause leaves alone is found by the resume. */
+static void only_changed_blocks_are_written(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    char text[64];
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    pause_copying(f, 0, BYTES);
+    resume(f);
+    damage(f, 2 * CHUNK + 9);
+    damage(f, 5 * CHUNK + 9);
+    add_one(address + 5 * CHUNK + 1);
+    pause_copying(f, CHUNK, BYTES - CHUNK);
+    assert_int_equal(resume_all(f, &error), TMS_BACKUP_IO);
+    assert_string_equal(error.tag, "a");
+    (void)snprintf(text, sizeof text, "bytes at offset %d", 2 * CHUNK);
+    assert_non_null(strstr(error.message, text));
+    assert_non_null(strstr(error.message, only_file(f)->path));
+    damage(f, 2 * CHUNK + 9);
+    resume(f);
+    subtract_one(address + 5 * CHUNK + 1);
+    assert_filled(address, BYTES, 1);
+}
+
+/* Blocks lie in the file, which has no gaps: two live ranges may share one. */
+static void a_block_is_written_with_all_that_it_has(void **state) {
+    fixture_t *f = *state;
+    const uint64_t part = CHUNK / 4 * 3;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    knowledge_t known = {.addresses = {address},
+                         .ranges = {{address, address + part},
+                                    {address + 2 * CHUNK, address + 2 * CHUNK + part},
+                                    {address + 4 * CHUNK, address + 4 * CHUNK + part}},
+                         .count = 3};
+    pause_live(f, &known, 3 * part, 0); /* in blocks of 4, 4 and 1 quarters */
+    resume(f);
+    pause_live(f, &known, 0, 3 * part);
+    resume(f);
+    add_one(address + 4 * CHUNK); /* in the second block, and the whole range is compared at once */
+    pause_live(f, &known, 3 * part - CHUNK, CHUNK);
+    resume(f);
+    add_one(address); /* in the first block, which begins the second range */
+    pause_live(f, &known, CHUNK, 3 * part - CHUNK);
+    resume(f);
+    subtract_one(address);
+    subtract_one(address + 4 * CHUNK);
+    for (int i = 0; i < 3; i++) assert_filled_part(address, (uint64_t)2 * i * CHUNK, part, 1);
+}
+
+static void an_odd_size_has_a_last_block_of_its_own(void **state) {
+    fixture_t *f = *state;
+    const uint64_t bytes = 3 * CHUNK + 777;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, bytes, 1);
+    pause_copying(f, bytes, 0);
+    resume(f);
+    add_one(address + bytes - 1);
+    pause_copying(f, 777, bytes - 777);
+    resume(f);
+    subtract_one(address + bytes - 1);
+    pause_copying(f, 777, bytes - 777);
+    resume(f);
+    pause_copying(f, 0, bytes);
+    resume(f);
+    assert_filled(address, bytes, 1);
+}
+
+static void after_a_late_failure_the_whole_file_is_written(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    add_one(address);
+    add_one(address + 4 * CHUNK);
+    simulator()->fail_after("cuMemcpyDtoHAsync", 1, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    pause_copying(f, 0, BYTES);
+    resume(f);
+    subtract_one(address);
+    subtract_one(address + 4 * CHUNK);
+    assert_filled(address, BYTES, 1);
+}
+
+static void a_file_that_is_gone_is_made_again(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    for (int i = 0; i < 2; i++) {
+        pause_copying(f, BYTES, 0);
+        resume(f);
+        pause_copying(f, 0, BYTES);
+        resume(f);
+        assert_int_equal(unlink(only_file(f)->path), 0);
+    }
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+}
+
+/* The next pause finds no contents, whether it fails or not. */
+static void a_pause_that_fails_after_the_file_was_lost_has_no_contents(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    assert_int_equal(unlink(only_file(f)->path), 0);
+    simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+}
+
+static void a_resume_that_does_not_retain_leaves_space_without_contents(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const tms_selection_t releasing = {.host_policy = TMS_HOST_RELEASE};
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    const ino_t number = only_file(f)->identity.number;
+    ASSERT_OK(resume_selected(f, &releasing, &error), error);
+    pause_copying(f, BYTES, 0);
+    assert_int_equal(only_file(f)->identity.number, number);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+}
+
+/* A region with another backup keeps the file only as long as its contents are valid. */
+static void a_file_of_one_pause_goes_with_the_next_one_elsewhere(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_report_t report;
+    const tms_selection_t to_disk = {.has_backup = 1, .backup = TMS_BACKUP_DISK};
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    for (int i = 0; i < 2; i++) {
+        ASSERT_OK(pause_selected_with_report(f, &to_disk, &report, &error), error);
+        assert_int_equal(report.copied_bytes, i == 0 ? BYTES : 0);
+        resume(f);
+    }
+    (void)only_file(f);
+    pause_copying(f, BYTES, 0);
+    assert_null(f->saver.stores.disk.files);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+}
+
+/* A kernel that does nothing: all fingerprints are equal. */
+static CUresult launch_nothing(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                               unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                               CUstream stream, void **parameters, void **extra) {
+    (void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
+    (void)shared_bytes, (void)stream, (void)parameters, (void)extra;
+    return CUDA_SUCCESS;
+}
+
+static void a_verified_pause_reads_the_file(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    retain(f);
+    f->config.verify_backups = true;
+    writable(f)->cuLaunchKernel = launch_nothing;
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    pause_copying(f, 0, BYTES);
+    resume(f);
+    add_one(address + 3 * CHUNK);
+    assert_int_equal(pause_all(f, &error), TMS_INVALID_STATE);
+    assert_non_null(strstr(error.message, "another byte 1572864 than the device"));
+    pause_copying(f, BYTES, 0);
+    resume(f);
+    subtract_one(address + 3 * CHUNK);
+    assert_filled(address, BYTES, 1);
+}
+
+#define ONE(test) cmocka_unit_test_setup_teardown(test, setup, end)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        ONE(only_changed_blocks_are_written),
+        ONE(a_block_is_written_with_all_that_it_has),
+        ONE(an_odd_size_has_a_last_block_of_its_own),
+        ONE(after_a_late_failure_the_whole_file_is_written),
+        ONE(a_file_that_is_gone_is_made_again),
+        ONE(a_pause_that_fails_after_the_file_was_lost_has_no_contents),
+        ONE(a_resume_that_does_not_retain_leaves_space_without_contents),
+        ONE(a_file_of_one_pause_goes_with_the_next_one_elsewhere),
+        ONE(a_verified_pause_reads_the_file),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

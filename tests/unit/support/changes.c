@@ -1,0 +1,43 @@
+#include "changes.h"
+
+void retain(fixture_t *f) { atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN); }
+
+uint64_t allocate_filled(fixture_t *f, const char *tag, tms_backup_kind_t backup, uint64_t bytes, uint32_t seed) {
+    uint64_t address = allocate(f, tag, backup, bytes);
+    fill(address, bytes, seed);
+    return address;
+}
+
+void pause_copying(fixture_t *f, uint64_t copied, uint64_t unchanged) {
+    tms_error_t error;
+    tms_report_t report;
+    ASSERT_OK(pause_with_report(f, ALL_TAGS, &report, &error), error);
+    assert_int_equal(report.copied_bytes, copied);
+    assert_int_equal(report.unchanged_bytes, unchanged);
+}
+
+void resume(fixture_t *f) {
+    tms_error_t error;
+    ASSERT_OK(resume_all(f, &error), error);
+}
+
+void add_one(uint64_t address) { ++*(uint8_t *)(uintptr_t)address; }
+void subtract_one(uint64_t address) { --*(uint8_t *)(uintptr_t)address; }
+
+int32_t tell(void *context, tms_live_t *live) {
+    const knowledge_t *known = context;
+    *live = (tms_live_t){.allocations = known->addresses,
+                         .allocation_count = known->addresses[1] ? 2 : 1,
+                         .ranges = known->ranges,
+                         .range_count = known->count};
+    return 0;
+}
+
+void pause_live(fixture_t *f, knowledge_t *known, uint64_t copied, uint64_t unchanged) {
+    tms_error_t error;
+    tms_report_t report;
+    const tms_selection_t selection = {.find_live = tell, .live_context = known};
+    ASSERT_OK(pause_selected_with_report(f, &selection, &report, &error), error);
+    assert_int_equal(report.copied_bytes, copied);
+    assert_int_equal(report.unchanged_bytes, unchanged);
+}

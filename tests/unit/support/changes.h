@@ -1,0 +1,28 @@
+/* For tests of pauses that copy only what has changed. */
+#ifndef TMS_TEST_CHANGES_H
+#define TMS_TEST_CHANGES_H
+
+#include "include/tms_fingerprint.h"
+#include "support.h"
+
+enum { CHUNK = TMS_FINGERPRINT_CHUNK_BYTES, BYTES = 8 * CHUNK };
+
+/* Every resume from now on keeps the contents of backups. */
+void retain(fixture_t *f);
+uint64_t allocate_filled(fixture_t *f, const char *tag, tms_backup_kind_t backup, uint64_t bytes, uint32_t seed);
+/* Pauses everything, and asserts how many bytes were copied and how many were not. */
+void pause_copying(fixture_t *f, uint64_t copied, uint64_t unchanged);
+void resume(fixture_t *f);
+void add_one(uint64_t address);
+void subtract_one(uint64_t address);
+
+/* What is live, for pauses that ask. */
+typedef struct knowledge {
+    uint64_t addresses[2]; /* sorted; the second may be 0 */
+    tms_live_range_t ranges[4];
+    size_t count;
+} knowledge_t;
+int32_t tell(void *context, tms_live_t *live);
+void pause_live(fixture_t *f, knowledge_t *known, uint64_t copied, uint64_t unchanged);
+
+#endif
