@@ -46,6 +46,8 @@ _TOTALS = (
     _Total("failed_allocations_total", "failures", {"operation": "allocate"}),
     _Total("pause_nanoseconds_total", "call_seconds", {"operation": "pause"}, per=_NS_PER_SECOND),
     _Total("resume_nanoseconds_total", "call_seconds", {"operation": "resume"}, per=_NS_PER_SECOND),
+    _Total("pause_copied_bytes_total", "kept_bytes", {"how": "copied"}),
+    _Total("pause_unchanged_bytes_total", "kept_bytes", {"how": "unchanged"}),
 )
 #: Families: the metric's type, its unit, what it counts.
 _FAMILIES = {
@@ -58,6 +60,11 @@ _FAMILIES = {
     "calls": ("counter", "", "Calls that succeeded."),
     "failures": ("counter", "", "Pauses, resumes and allocations that failed."),
     "call_seconds": ("counter", "seconds", "Time of the pauses and resumes that succeeded."),
+    "kept_bytes": (
+        "counter",
+        "bytes",
+        "Contents that pauses kept: copied, or unchanged since an earlier pause and not copied.",
+    ),
 }
 
 

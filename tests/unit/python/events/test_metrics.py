@@ -30,6 +30,8 @@ COUNTERS = {
     "failed_allocations_total": 6,
     "pause_nanoseconds_total": 1_500_000_000,
     "resume_nanoseconds_total": 250_000,
+    "pause_copied_bytes_total": 11,
+    "pause_unchanged_bytes_total": 13,
 }
 TEXT = """\
 # TYPE torch_memory_saver_memory_bytes gauge
@@ -64,6 +66,11 @@ torch_memory_saver_failures_total{operation="allocate"} 6
 # HELP torch_memory_saver_call_seconds Time of the pauses and resumes that succeeded.
 torch_memory_saver_call_seconds_total{operation="pause"} 1.5
 torch_memory_saver_call_seconds_total{operation="resume"} 0.00025
+# TYPE torch_memory_saver_kept_bytes counter
+# UNIT torch_memory_saver_kept_bytes bytes
+# HELP torch_memory_saver_kept_bytes Contents that pauses kept: copied, or unchanged since an earlier pause and not copied.
+torch_memory_saver_kept_bytes_total{how="copied"} 11
+torch_memory_saver_kept_bytes_total{how="unchanged"} 13
 # EOF
 """
 
@@ -86,8 +93,9 @@ def test_prometheus_reads_it() -> None:
     assert samples["torch_memory_saver_call_seconds_total", "pause"] == 1.5
     assert samples["torch_memory_saver_calls_total", "resume"] == 2
     assert samples["torch_memory_saver_failures_total", "allocate"] == 6
-    assert len(samples) == 21
-    assert len(list(parser.text_string_to_metric_families(format_metrics((), COUNTERS)))) == 3
+    assert samples["torch_memory_saver_kept_bytes_total", "unchanged"] == 13
+    assert len(samples) == 23
+    assert len(list(parser.text_string_to_metric_families(format_metrics((), COUNTERS)))) == 4
 
 
 def test_the_numbers_are_those_of_the_process(simulator: Any, tmp_path: Path) -> None:
