@@ -5,6 +5,8 @@ A target is the least ratio of the limit's time and ours. `1.0` beside a limit i
 
 from __future__ import annotations
 
+import importlib
+import random
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from direct_io import DirectFile
+from kernels import CHUNK, Fingerprints, device_read
 from limits import BareAllocations, CoreCalls, NoCompiler, PinnedCopy
 from results import Row
 from savers import Ours, Unavailable
@@ -143,6 +146,7 @@ class _Cycles(Case):
         copy = None if setting.is_peer else PinnedCopy(setting.device, shape.bytes)
         pauses, resumes, outs, backs = [], [], [], []
         for _ in range(setting.repetitions):
+            self.change(setting, blocks)
             pauses.append(setting.timed(lambda: saver.pause(tag)))
             setting.rest(shape.bytes)
             resumes.append(setting.timed(lambda: saver.resume(tag)))
@@ -159,6 +163,9 @@ class _Cycles(Case):
             rows += self.beside_bare_calls(setting, shape, copy, pauses, resumes)
         setting.check(blocks, self.name)
         return rows
+
+    def change(self, setting: Setting, blocks: list[Block]) -> None:
+        """Changes the contents before a pause, if that matters."""
 
     def beside_bare_calls(
         self, setting: Setting, shape: Shape, copy: PinnedCopy, pauses: list[float], resumes: list[float]
@@ -214,12 +221,97 @@ class Pooled(_Cycles):
 
 
 class Retained(_Cycles):
-    """Host backup that is kept with its contents."""
+    """Host backup that is kept with its contents. All contents change before each pause, so that all are copied."""
 
     name = "retained"
     host_memory = "retain"
     pause_at_least = resume_at_least = 0.97
     peer_repetitions = 5
+
+    def change(self, setting: Setting, blocks: list[Block]) -> None:
+        for block in blocks:
+            block.value = block.value % 251 + 1
+        setting.fill(blocks)
+
+
+class Changes(Case):
+    """Host backup that is kept, of contents of which nothing, or 5 % of the chunks of 512 KiB, change before a pause. A
+    pause is compared with the fingerprint kernel, a pinned copy of what has changed, and the bare unmap and release,
+    one after the other and in turns with it. The kernel is compared with one that only reads. What comes before the
+    release is compared with a pinned copy of everything."""
+
+    name = "changes"
+    shapes = (_LARGE, _SMALL)
+    peer_repetitions = 0
+    changed_part = 0.05
+    pause_at_least, kernel_at_least, before_at_least = 0.87, 0.9, 40
+
+    def run(self, setting: Setting, shape: Shape) -> list[Row]:
+        saver, tag, device = setting.saver, self.name, setting.device
+        blocks = setting.allocate(tag, shape, "pinned", "retain")
+        saver.pause(tag)
+        saver.resume(tag)
+        bare, bare_name = _bare(setting, shape.bytes, min(_LARGE_HANDLE, shape.bytes))
+        if bare is None:
+            raise Unavailable(bare_name)
+        kernel = Fingerprints(device, [(block.address, block.size) for block in blocks])
+        read, read_name = device_read(device, shape.bytes)
+        copy = PinnedCopy(device, shape.bytes)
+        part = PinnedCopy(device, max(CHUNK, int(self.changed_part * shape.bytes) // CHUNK * CHUNK))
+        chooser = random.Random(1)
+        times: dict[str, list[float]] = {}
+
+        def measure(name: str, work: Callable[[], object]) -> None:
+            times.setdefault(name, []).append(setting.timed(work))
+
+        def limit(changed: bool) -> None:
+            kernel.run()
+            if changed:
+                part.out()
+            bare.pause()
+
+        for repetition in range(-1, setting.repetitions):  # The first one is not kept: the kernel is loaded.
+            if repetition == 0:
+                times.clear()
+            for name in ("nothing", "a part"):
+                if name == "a part":
+                    self.change(chooser, blocks, part)
+                measure(name, lambda: saver.pause(tag))
+                times.setdefault(f"before, {name}", []).append(_seconds_before_release())
+                setting.rest(shape.bytes)
+                saver.resume(tag)
+                bare.resume()
+                measure(f"limit, {name}", partial(limit, name == "a part"))
+                setting.rest(shape.bytes)
+            measure("kernel", kernel.run)
+            if read is not None:
+                measure("read", read.run)
+            measure("copy", copy.out)
+        setting.check(blocks, self.name)
+        bare.close()
+        row, size = partial(setting.row, self, shape), shape.bytes
+        bare_name = f"{Fingerprints.name} and {bare_name}"
+        return [
+            row("fingerprints", size, times["kernel"], times.get("read", ()), read_name, self.kernel_at_least),
+            row("pause, nothing changed", size, times["nothing"], times["limit, nothing"], bare_name, self.pause_at_least),
+            row("before the release", size, times["before, nothing"], times["copy"], PinnedCopy.name, self.before_at_least),
+            row("pause, 5 % changed", size, times["a part"], times["limit, a part"], bare_name, self.pause_at_least),
+        ]
+
+    @staticmethod
+    def change(chooser: random.Random, blocks: list[Block], part: PinnedCopy) -> None:
+        """Writes to as many chunks as the copy has, in the middle of blocks, whose ends are compared."""
+        places = [(block, at) for block in blocks for at in range(CHUNK, block.size - 2 * CHUNK + 1, CHUNK)]
+        for block, at in chooser.sample(places, min(len(places), part.size // CHUNK)):
+            block.device.fill(block.address + at, 16, chooser.randrange(256))
+
+
+def _seconds_before_release() -> float:
+    """Of the last pause."""
+    log = importlib.import_module("torch_memory_saver.events").events()
+    end = next(event for event in reversed(log.events) if (event.operation, event.kind) == ("pause", "end"))
+    (unmap,) = (event for event in log.events if event.call == end.call and event.phase == "unmap")
+    return float(unmap.began_ns - end.began_ns) / 1e9
 
 
 class Mmap(Case):
@@ -487,7 +579,7 @@ class ImportTime(Case):
 
 
 CASES: tuple[Case, ...] = (
-    *(Dropped(), FirstPause(), Release(), Pooled(), Retained(), LiveBytes(), LiveBytesOfTorch(), Mmap(), Disk()),
+    *(Dropped(), FirstPause(), Release(), Pooled(), Retained(), Changes(), LiveBytes(), LiveBytesOfTorch(), Mmap(), Disk()),
     *(Allocation(), RegionEntry(), ImportTime()),
 )
 

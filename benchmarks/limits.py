@@ -231,16 +231,16 @@ class PinnedCopy:
     name = "one pinned copy"
 
     def __init__(self, device: Device, size: int) -> None:
-        self._device, self._size = device, size
+        self._device, self.size = device, size
         self._address = device.allocate(size)
         device.fill(self._address, size, 1)
         self.host = HostMemory(size)
 
     def out(self) -> None:
-        self._device.copy_out(self.host, self._address, self._size)
+        self._device.copy_out(self.host, self._address, self.size)
 
     def back(self) -> None:
-        self._device.copy_back(self.host, self._address, self._size)
+        self._device.copy_back(self.host, self._address, self.size)
 
     def back_and_release(self) -> None:
         """Copies back, and then releases the host memory."""

@@ -1,6 +1,7 @@
-"""Compiles csrc/kernels/*.cu to PTX, with the oldest NVRTC of CUDA 12, so that every driver of CUDA 12 and 13 can load it.
+"""Compiles csrc/kernels/*.cu and benchmarks/*.cu to PTX, with the oldest NVRTC of CUDA 12, so that every driver of CUDA 12
+and 13 can load it.
 
-    python tools/compile_kernels.py           # writes csrc/kernels/*.ptx
+    python tools/compile_kernels.py           # writes the .ptx beside each source
     python tools/compile_kernels.py --check   # fails if a file is out of date
 
 NVRTC is a library of the package nvidia-cuda-nvrtc-cu12, of exactly the release in REQUIREMENT. It needs no GPU.
@@ -15,10 +16,11 @@ from importlib import metadata
 from pathlib import Path
 
 REQUIREMENT = "nvidia-cuda-nvrtc-cu12==12.0.140"
-CSRC = Path(__file__).resolve().parents[1] / "csrc"
-KERNELS = CSRC / "kernels"
+ROOT = Path(__file__).resolve().parents[1]
+#: Folders with kernels.
+KERNELS = (ROOT / "csrc" / "kernels", ROOT / "benchmarks")
 #: Headers that kernels share with their callers.
-HEADERS = CSRC / "include"
+HEADERS = ROOT / "csrc" / "include"
 #: With relocatable code a global is visible in the PTX, so that cuModuleGetGlobal finds it.
 OPTIONS = (b"--gpu-architecture=compute_70", b"--std=c++14", b"--relocatable-device-code=true")
 
@@ -79,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         nvrtc = load_nvrtc()
-        for source in sorted(KERNELS.glob("*.cu")):
+        for source in sorted(path for folder in KERNELS for path in folder.glob("*.cu")):
             target, ptx = source.with_suffix(".ptx"), compile_kernel(nvrtc, source)
             if not options.check:
                 target.write_bytes(ptx)
