@@ -22,6 +22,13 @@ uint64_t tms_fingerprints_count(const tms_backup_content_t *content) {
     return pieces;
 }
 
+bool tms_fingerprints_renew(tms_fingerprints_t *fingerprints, const tms_fingerprint_t *values, uint64_t count) {
+    tms_fingerprints_cancel(fingerprints);
+    fingerprints->fresh = malloc(count * sizeof *values);
+    if (fingerprints->fresh) memcpy(fingerprints->fresh, values, count * sizeof *values);
+    return fingerprints->fresh != NULL;
+}
+
 void tms_fingerprints_commit(tms_fingerprints_t *fingerprints) {
     free(fingerprints->kept);
     fingerprints->kept = fingerprints->fresh;

@@ -23,6 +23,8 @@ tms_extent_t tms_fingerprints_piece(const tms_extent_t *extent, uint64_t done);
 /* The number of pieces of a content. */
 uint64_t tms_fingerprints_count(const tms_backup_content_t *content);
 
+/* The fresh ones become a copy of `values`. False if memory is short; then there are none. */
+bool tms_fingerprints_renew(tms_fingerprints_t *fingerprints, const tms_fingerprint_t *values, uint64_t count);
 void tms_fingerprints_commit(tms_fingerprints_t *fingerprints); /* the fresh ones are kept from now on */
 void tms_fingerprints_cancel(tms_fingerprints_t *fingerprints); /* forgets the fresh ones */
 void tms_fingerprints_forget(tms_fingerprints_t *fingerprints); /* forgets all */

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "backup/host/batch.h"
 
@@ -141,13 +140,8 @@ void tms_pass_start(tms_pass_t *pass) {
 
 /* If memory is short, the backup gets none. */
 static void give_fingerprints(const tms_pass_t *pass, const tms_pass_part_t *part, const tms_pass_kernel_t *kernel) {
-    tms_fingerprints_t *fingerprints = &part->backup->fingerprints;
-    const uint64_t bytes = tms_fingerprints_count(part->content) * sizeof *fingerprints->fresh;
-    tms_fingerprints_cancel(fingerprints);
-    fingerprints->fresh = malloc(bytes);
-    if (fingerprints->fresh)
-        memcpy(fingerprints->fresh, results_of(kernel) + part->first, bytes);
-    else
+    if (!tms_fingerprints_renew(&part->backup->fingerprints, results_of(kernel) + part->first,
+                                tms_fingerprints_count(part->content)))
         log_lack_of_memory(pass, part->device, "malloc");
 }
 

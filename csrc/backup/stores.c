@@ -167,9 +167,8 @@ tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, 
         return status;
     }
     backup->planned = content;
-    return tms_backup_can_compare(stores, request->kind)
-               ? compare(backup, entry, &backup->slots[entry - stores->list], context, error)
-               : TMS_OK;
+    if (!entry || !entry->operations->block_bytes) return TMS_OK;
+    return compare(backup, entry, &backup->slots[entry - stores->list], context, error);
 }
 
 tms_status_t tms_backup_save(tms_backup_t *backup, tms_backup_stores_t *stores, tms_copier_t *copier, CUdeviceptr address,
@@ -268,21 +267,22 @@ tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores
                                    found, wait, context, error);
 }
 
-/* Compares `bytes` at `offset` of the segment. `buffer` has room for them. */
-static tms_status_t compare_part(const tms_backup_t *backup, const tms_backup_t *copy, const tms_backup_stores_t *stores,
-                                 uint64_t offset, uint64_t bytes, char *buffer, bool *differs, uint64_t *place,
-                                 tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
-    const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->held.kind);
-    const tms_backup_slot_t *slot = &backup->slots[entry - stores->list];
-    const char *b = tms_backup_find(copy, stores, offset, bytes, NULL), *a = buffer;
+/* Compares `bytes` at `offset` of the segment with `expected`. `buffer` has room for them. */
+static tms_status_t compare_part(const tms_backup_t *backup, const tms_backup_store_t *entry, const tms_backup_slot_t *slot,
+                                 uint64_t offset, uint64_t bytes, const char *expected, char *buffer, bool *differs,
+                                 uint64_t *place, tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
+    const char *held = buffer;
     tms_status_t status = TMS_OK;
-    bool found = false;
+    bool found = true;
     if (entry->operations->find)
-        a = entry->operations->find(entry->store, backup, slot, offset, bytes, NULL);
+        held = entry->operations->find(entry->store, backup, slot, offset, bytes, NULL);
     else
         status = entry->operations->read(entry->store, backup, slot, offset, bytes, buffer, &found, wait, context, error);
-    if (status != TMS_OK || memcmp(a, b, bytes) == 0) return status;
-    for (*place = 0; a[*place] == b[*place]; ++*place) continue;
+    if (status == TMS_OK && !(held && found && expected))
+        return tms_error_set(error, TMS_INVALID_STATE, context, "the backup or its copy has no byte %llu",
+                             (unsigned long long)offset);
+    if (status != TMS_OK || memcmp(held, expected, bytes) == 0) return status;
+    for (*place = 0; held[*place] == expected[*place]; ++*place) continue;
     *place += offset;
     *differs = true;
     return TMS_OK;
@@ -295,14 +295,18 @@ tms_status_t tms_backup_compare(const tms_backup_t *backup, const tms_backup_t *
     tms_extent_t whole;
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(&backup->held, &whole, &count);
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->held.kind);
+    *differs = false;
+    if (!entry) return TMS_OK; /* it holds nothing */
     char *buffer = malloc(PART_BYTES);
     tms_status_t status = buffer ? TMS_OK : tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
-    *differs = false;
     for (size_t i = 0; status == TMS_OK && !*differs && i < count; i++) {
         for (uint64_t part, done = 0; status == TMS_OK && !*differs && done < extents[i].bytes; done += part) {
             part = extents[i].bytes - done < PART_BYTES ? extents[i].bytes - done : PART_BYTES;
-            status = compare_part(backup, copy, stores, extents[i].offset + done, part, buffer, differs, place, wait,
-                                  context, error);
+            const uint64_t offset = extents[i].offset + done;
+            status = compare_part(backup, entry, &backup->slots[entry - stores->list], offset, part,
+                                  tms_backup_find(copy, stores, offset, part, NULL), buffer, differs, place, wait, context,
+                                  error);
         }
     }
     free(buffer);
