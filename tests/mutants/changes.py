@@ -46,8 +46,8 @@ MUTANTS = (
     Mutant(
         "what-a-program-may-have-written-to-is-compared",
         _HOST,
-        "return kept && !slot->fresh && !atomic_load(&kept->handed_out);",
-        "return kept && !slot->fresh;",
+        "return kept && !slot->fresh && !atomic_load(&kept->handed_out) ? 1 : 0;",
+        "return kept && !slot->fresh ? 1 : 0;",
         (_TEST,),
     ),
     Mutant(
