@@ -188,9 +188,11 @@ class Allocation:
             for begin, end in self.kept:
                 whole[begin:end] = self.contents[begin:end]
             self.contents = bytes(whole)
+        retains = (choice.host_policy or self.policy or process_policy) == _core.HOST_RETAIN
+        if retains and self.saved == _core.BACKUP_DISK and self.file:
+            return False
         self.file = self.file and self.backup == _core.BACKUP_DISK
-        policy = choice.host_policy or self.policy or process_policy
-        if policy == _core.HOST_RETAIN and self.saved in ON_HOST:
+        if retains and self.saved in ON_HOST:
             return False
         self.loses_backup()
         return True
