@@ -247,9 +247,3 @@ def test_compare_says_what_is_held(bursts: Bursts) -> None:
     assert f"held in {PREFIXES} segments by {PREFIXES} blocks" in ordinary and "remember" in ordinary
     assert f"held in {PREFIXES} pieces of expandable segments by {PREFIXES} blocks" in expandable
     assert "grew in every interval" in ordinary and "grew in every interval" not in expandable
-
-
-@pytest.mark.skipif(not SIMULATED, reason="the guide shows the figures of the simulated GPU")
-def test_the_guide_shows_what_the_bursts_print(bursts: Bursts) -> None:
-    (block,) = [block for block in shown("finding-leaks.md") if "expandable segments" in block]
-    assert without_places(block) in without_places(bursts.output)
