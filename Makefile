@@ -265,6 +265,7 @@ NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/unit/,preload/test_harml
 	$(addprefix python/,torch/test_torch_cpu.py torch/test_interrupted_regions.py setup cli/test_commands.py \
 	cli/test_demo.py cli/test_chart.py simulate/test_simulate.py simulate/test_pytest_plugin.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
+	--deselect=tests/unit/preload/test_lookups.py::test_beside_jemalloc \
 	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_its_parents_resources \
 	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents \
 	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_inherits_copies_of_a_backup_and_not_its_memory
