@@ -153,8 +153,8 @@ address = allocate(64 * MIB, 5, host_memory="{policy}")
 torch_memory_saver.pause()
 view = _core.host_backup(address, 64 * MIB)
 torch_memory_saver.resume()
-held = resident()
-assert held >= 64 * MIB and pooled() == 0
+held = 64 * MIB
+wait_for(lambda: (pooled(), resident()) == (0, held)) # a buffer of the fingerprints may still be released
 if "{policy}" != "retain":
     fill(address, 64 * MIB, 6)
     torch_memory_saver.pause()
