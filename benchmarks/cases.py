@@ -237,8 +237,8 @@ class Retained(_Cycles):
 class Changes(Case):
     """Host backup that is kept, of contents of which nothing, or 5 % of the chunks of 512 KiB, change before a pause. A
     pause is compared with the fingerprint kernel, a pinned copy of what has changed, and the bare unmap and release,
-    one after the other and in turns with it. The kernel is compared with one that only reads. What comes before the
-    release is compared with a pinned copy of everything."""
+    one after the other and in turns with it. The kernel is compared with one that only reads, and the steps before the
+    release with a pinned copy of everything."""
 
     name = "changes"
     shapes = (_LARGE, _SMALL)
@@ -307,7 +307,7 @@ class Changes(Case):
 
 
 def _seconds_before_release() -> float:
-    """Of the last pause."""
+    """Return the seconds from the begin of the last pause to the first unmap."""
     log = importlib.import_module("torch_memory_saver.events").events()
     end = next(event for event in reversed(log.events) if (event.operation, event.kind) == ("pause", "end"))
     (unmap,) = (event for event in log.events if event.call == end.call and event.phase == "unmap")

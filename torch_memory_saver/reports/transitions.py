@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch_memory_saver import _core
 
@@ -69,7 +70,7 @@ def pause_report(done: _core.Report, reusable_bytes: int, possibly_shared_bytes:
     The other arguments are the numbers of PyTorch's default pool and of memory sent to other processes.
     """
     return PauseReport(
-        *done[:5],
+        **_common(done),
         unchanged_bytes=done.unchanged_bytes,
         reusable_bytes=reusable_bytes,
         possibly_shared_bytes=possibly_shared_bytes,
@@ -78,4 +79,9 @@ def pause_report(done: _core.Report, reusable_bytes: int, possibly_shared_bytes:
 
 def resume_report(done: _core.Report) -> ResumeReport:
     """Return the report of a native resume."""
-    return ResumeReport(*done[:5])
+    return ResumeReport(**_common(done))
+
+
+def _common(done: _core.Report) -> dict[str, Any]:
+    """Return the numbers that both reports have, by name."""
+    return {field.name: getattr(done, field.name) for field in fields(TransitionReport)}

@@ -21,6 +21,11 @@ void resume(fixture_t *f) {
     ASSERT_OK(resume_all(f, &error), error);
 }
 
+void cycle_copying(fixture_t *f, uint64_t copied, uint64_t unchanged) {
+    pause_copying(f, copied, unchanged);
+    resume(f);
+}
+
 void add_one(uint64_t address) { ++*(uint8_t *)(uintptr_t)address; }
 void subtract_one(uint64_t address) { --*(uint8_t *)(uintptr_t)address; }
 

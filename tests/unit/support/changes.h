@@ -13,6 +13,8 @@ uint64_t allocate_filled(fixture_t *f, const char *tag, tms_backup_kind_t backup
 /* Pauses everything, and asserts how many bytes were copied and how many were not. */
 void pause_copying(fixture_t *f, uint64_t copied, uint64_t unchanged);
 void resume(fixture_t *f);
+/* pause_copying and resume. */
+void cycle_copying(fixture_t *f, uint64_t copied, uint64_t unchanged);
 void add_one(uint64_t address);
 void subtract_one(uint64_t address);
 

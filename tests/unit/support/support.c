@@ -285,6 +285,13 @@ static void *found_in_slot(fixture_t *f, const tms_backup_t *backup, tms_backup_
     return slot->fresh ? slot->fresh : slot->kept;
 }
 
+view_t view_of(fixture_t *fixture, uint64_t address, uint64_t bytes) {
+    tms_error_t error;
+    view_t view = {NULL, NULL};
+    ASSERT_OK(tms_saver_host_backup(&fixture->saver, address, bytes, &view.buffer, &view.host, &error), error);
+    return view;
+}
+
 tms_host_buffer_t *host_buffer_of(fixture_t *f, const tms_backup_t *backup) {
     return found_in_slot(f, backup, TMS_BACKUP_PINNED);
 }

@@ -145,6 +145,13 @@ void assert_filled(uint64_t address, uint64_t bytes, uint32_t seed);
 void assert_filled_part(uint64_t address, uint64_t offset, uint64_t bytes, uint32_t seed);
 void assert_poisoned(uint64_t address, uint64_t bytes);
 
+/* A host copy that the test keeps alive, as a zero-copy view does; `host` is NULL if there is none. */
+typedef struct view {
+    tms_host_buffer_t *buffer;
+    void *host;
+} view_t;
+view_t view_of(fixture_t *fixture, uint64_t address, uint64_t bytes);
+
 /* The backup that the stores have, of this pause or of earlier ones; NULL. */
 tms_host_buffer_t *host_buffer_of(fixture_t *fixture, const tms_backup_t *backup);
 tms_disk_file_t *disk_file_of(fixture_t *fixture, const tms_backup_t *backup);

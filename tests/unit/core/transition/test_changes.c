@@ -39,8 +39,7 @@ static void what_has_not_changed_is_not_copied(void **state) {
     for (size_t i = 0; i < 2; i++) {
         tms_error_t error;
         uint64_t address = allocate_filled(f, "a", kinds[i], BYTES, 1);
-        pause_copying(f, BYTES, 0);
-        resume(f);
+        cycle_copying(f, BYTES, 0);
         for (int cycle = 0; cycle < 3; cycle++) {
             simulator()->clear_counts();
             pause_copying(f, 0, BYTES);
@@ -69,11 +68,9 @@ static void a_changed_byte_copies_its_chunk_and_neighbours_are_one_copy(void **s
     fixture_t *f = *state;
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
-    pause_copying(f, BYTES, 0);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
     add_one(address + 3 * CHUNK + 5);
-    pause_copying(f, CHUNK, BYTES - CHUNK);
-    resume(f);
+    cycle_copying(f, CHUNK, BYTES - CHUNK);
     subtract_one(address + 3 * CHUNK + 5);
     add_one(address + CHUNK - 1); /* the end of the first, the start of the second, and all of the last */
     add_one(address + CHUNK);
@@ -98,13 +95,10 @@ static void the_last_byte_of_an_odd_size_counts(void **state) {
     const uint64_t bytes = 2 * CHUNK + 1;
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, bytes, 1);
-    pause_copying(f, bytes, 0);
-    resume(f);
-    pause_copying(f, 0, bytes);
-    resume(f);
+    cycle_copying(f, bytes, 0);
+    cycle_copying(f, 0, bytes);
     add_one(address + bytes - 1);
-    pause_copying(f, 1, bytes - 1);
-    resume(f);
+    cycle_copying(f, 1, bytes - 1);
     subtract_one(address + bytes - 1);
     assert_filled(address, bytes, 1);
 }
@@ -118,8 +112,7 @@ static void each_device_has_its_own_kernel(void **state) {
         address[device] = allocate_on(f, device, "a", TMS_BACKUP_PINNED, BYTES);
         fill(address[device], BYTES, (uint32_t)device);
     }
-    pause_copying(f, 2 * BYTES, 0);
-    resume(f);
+    cycle_copying(f, 2 * BYTES, 0);
     add_one(address[1]);
     simulator()->clear_counts();
     pause_copying(f, CHUNK, 2 * BYTES - CHUNK);
@@ -136,15 +129,13 @@ static void a_context_that_was_reset_gets_another_module(void **state) {
     fixture_t *f = *state;
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
-    pause_copying(f, BYTES, 0);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
     f->saver.stores.fingerprinter.modules[0].context++; /* as if the module belonged to an earlier context */
     simulator()->clear_counts();
     pause_copying(f, BYTES, 0);
     assert_int_equal(simulator()->calls("cuModuleLoadData"), 1);
     resume(f);
-    pause_copying(f, 0, BYTES);
-    resume(f);
+    cycle_copying(f, 0, BYTES);
     assert_filled(address, BYTES, 1);
 }
 
@@ -155,8 +146,7 @@ static void without_retained_backups_nothing_is_computed(void **state) {
     (void)allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
     simulator()->clear_counts();
     for (int cycle = 0; cycle < 2; cycle++) {
-        pause_copying(f, BYTES, 0);
-        resume(f);
+        cycle_copying(f, BYTES, 0);
     }
     assert_int_equal(simulator()->calls("cuModuleLoadData"), 0);
     assert_int_equal(simulator()->calls("cuLaunchKernel"), 0);
@@ -173,10 +163,8 @@ static void a_resume_that_retains_makes_the_pause_after_next_partial(void **stat
         pause_copying(f, copied[i] * CHUNK, BYTES - copied[i] * CHUNK);
         ASSERT_OK(resume_selected(f, &retaining, &error), error);
     }
-    pause_copying(f, 0, BYTES);
-    resume(f); /* which gives the backup up */
-    pause_copying(f, BYTES, 0);
-    resume(f);
+    cycle_copying(f, 0, BYTES); /* which gives the backup up */
+    cycle_copying(f, BYTES, 0);
     assert_filled(address, BYTES, 1);
 }
 
@@ -191,10 +179,8 @@ static void a_pause_with_another_backup_drops_the_copy_and_its_fingerprints(void
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         const tms_selection_t other = {.has_backup = 1, .backup = others[i]};
-        pause_copying(f, BYTES, 0);
-        resume(f);
-        pause_copying(f, 0, BYTES);
-        resume(f);
+        cycle_copying(f, BYTES, 0);
+        cycle_copying(f, 0, BYTES);
         ASSERT_OK(pause_selected(f, &other, &error), error);
         resume(f);
         fill(address, BYTES, 1);
@@ -275,39 +261,23 @@ static void another_live_set_copies_all_of_its_segment_only(void **state) {
 
 /* ---- views ---- */
 
-typedef struct view {
-    tms_host_buffer_t *buffer;
-    void *host;
-} view_t;
-
-static view_t look(fixture_t *f, uint64_t address) {
-    tms_error_t error;
-    view_t view = {NULL, NULL};
-    ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &view.buffer, &view.host, &error), error);
-    return view;
-}
-
 /* A program may write to a view of the backup at any time. The write never reaches the device after a later pause. */
 static void a_segment_whose_copy_was_handed_out_is_copied_whole(void **state) {
     fixture_t *f = *state;
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
     uint64_t other = allocate_filled(f, "b", TMS_BACKUP_PINNED, BYTES, 2);
-    pause_copying(f, 2 * BYTES, 0);
-    resume(f);
-    view_t view = look(f, address);
+    cycle_copying(f, 2 * BYTES, 0);
+    view_t view = view_of(f, address, BYTES);
     for (int cycle = 0; cycle < 3; cycle++) { /* as long as the program has it */
         memset(view.host, cycle, BYTES);
-        pause_copying(f, BYTES, BYTES);
-        resume(f);
+        cycle_copying(f, BYTES, BYTES);
         assert_filled(address, BYTES, 1);
     }
     memset(view.host, 1, BYTES);
     tms_host_buffer_drop(view.buffer); /* and once more */
-    pause_copying(f, BYTES, BYTES);
-    resume(f);
-    pause_copying(f, 0, 2 * BYTES);
-    resume(f);
+    cycle_copying(f, BYTES, BYTES);
+    cycle_copying(f, 0, 2 * BYTES);
     assert_filled(address, BYTES, 1);
     assert_filled(other, BYTES, 2);
 }
@@ -322,17 +292,14 @@ static void after_a_late_failure_what_was_overwritten_is_copied_whole(void **sta
     uint64_t first = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
     uint64_t second = allocate_filled(f, "b", TMS_BACKUP_PINNED, BYTES, 2);
     uint64_t third = allocate_filled(f, "c", TMS_BACKUP_PINNED, BYTES, 3);
-    pause_copying(f, 3 * BYTES, 0);
-    resume(f);
+    cycle_copying(f, 3 * BYTES, 0);
     add_one(first);
     add_one(second);
     simulator()->fail_after("cuMemcpyDtoHAsync", 1, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(pause_all(f, &error), TMS_DRIVER);
-    assert_null(look(f, first).host);
-    pause_copying(f, 2 * BYTES, BYTES);
-    resume(f);
-    pause_copying(f, 0, 3 * BYTES);
-    resume(f);
+    assert_null(view_of(f, first, BYTES).host);
+    cycle_copying(f, 2 * BYTES, BYTES);
+    cycle_copying(f, 0, 3 * BYTES);
     subtract_one(first);
     subtract_one(second);
     assert_filled(first, BYTES, 1);
@@ -343,8 +310,7 @@ static void after_a_late_failure_what_was_overwritten_is_copied_whole(void **sta
 /* Fails until the driver loads the module and launches the kernel: everything is copied, which is logged once. */
 static void pause_twice_copying_all(fixture_t *f) {
     for (int i = 0; i < 2; i++) {
-        pause_copying(f, BYTES, 0);
-        resume(f);
+        cycle_copying(f, BYTES, 0);
     }
 }
 
@@ -372,8 +338,7 @@ static void without_the_kernel_everything_is_copied(void **state) {
         simulator()->fail_after(cases[i].call, 0, 0, CUDA_SUCCESS);
         pause_copying(f, BYTES, 0); /* and computes fingerprints again */
         resume(f);
-        pause_copying(f, 0, BYTES);
-        resume(f);
+        cycle_copying(f, 0, BYTES);
         assert_filled(address, BYTES, 1);
         assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
     }
@@ -402,10 +367,8 @@ static void on_a_full_device_everything_is_copied(void **state) {
     const char *logged = log_of(pause_twice_copying_all, f);
     assert_non_null(strstr(logged, "cuModuleLoadData failed with CUDA_ERROR_OUT_OF_MEMORY"));
     assert_int_equal(simulator()->take_memory(0, -(int64_t)free_bytes), 0);
-    pause_copying(f, BYTES, 0);
-    resume(f);
-    pause_copying(f, 0, BYTES);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
+    cycle_copying(f, 0, BYTES);
     assert_filled(address, BYTES, 1);
 }
 
@@ -415,8 +378,7 @@ static void a_device_that_cannot_be_waited_for_fails_the_pause(void **state) {
     tms_error_t error;
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
-    pause_copying(f, BYTES, 0);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
     tms_log_init(&f->log, TMS_LOG_SILENT);
     static const char *const calls[] = {"cuStreamSynchronize", "cuCtxPushCurrent"};
     for (size_t i = 0; i < 2; i++) {
@@ -435,8 +397,7 @@ static void a_device_that_cannot_be_waited_for_fails_the_pause(void **state) {
                 pause_copying(f, 0, BYTES); /* nothing was overwritten */
             }
             resume(f);
-            pause_copying(f, 0, BYTES);
-            resume(f);
+            cycle_copying(f, 0, BYTES);
         }
         assert_true(failed > 0);
     }
@@ -460,14 +421,12 @@ static void a_pause_cancelled_while_the_kernel_runs_changes_nothing(void **state
     tms_error_t error;
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
-    pause_copying(f, BYTES, 0);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
     add_one(address);
     const tms_selection_t selection = {.interrupted = cancel, .find_live = tell_nothing};
     assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
-    pause_copying(f, CHUNK, BYTES - CHUNK);
-    resume(f);
+    cycle_copying(f, CHUNK, BYTES - CHUNK);
     subtract_one(address);
     assert_filled(address, BYTES, 1);
     assert_nothing_waits(&f->saver);
@@ -492,18 +451,15 @@ static void a_verified_pause_fails_if_it_left_a_changed_byte_out(void **state) {
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
     uint64_t other = allocate_filled(f, "b", TMS_BACKUP_MMAP, BYTES, 2);
     writable(f)->cuLaunchKernel = launch_nothing;
-    pause_copying(f, 2 * BYTES, 0);
-    resume(f);
-    pause_copying(f, 0, 2 * BYTES);
-    resume(f);
+    cycle_copying(f, 2 * BYTES, 0);
+    cycle_copying(f, 0, 2 * BYTES);
     add_one(other + 5 * CHUNK + 3);
     assert_int_equal(pause_all(f, &error), TMS_INVALID_STATE);
     assert_int_equal(error.address, other);
     assert_non_null(strstr(error.message, "another byte 2621443 than the device"));
     assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
-    assert_null(look(f, other).host);
-    pause_copying(f, BYTES, BYTES);
-    resume(f);
+    assert_null(view_of(f, other, BYTES).host);
+    cycle_copying(f, BYTES, BYTES);
     subtract_one(other + 5 * CHUNK + 3);
     assert_filled(address, BYTES, 1);
     assert_filled(other, BYTES, 2);

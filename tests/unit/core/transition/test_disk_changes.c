@@ -49,10 +49,8 @@ static void only_changed_blocks_are_written(void **state) {
     char text[64];
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
-    pause_copying(f, BYTES, 0);
-    resume(f);
-    pause_copying(f, 0, BYTES);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
+    cycle_copying(f, 0, BYTES);
     damage(f, 2 * CHUNK + 9);
     damage(f, 5 * CHUNK + 9);
     add_one(address + 5 * CHUNK + 1);
@@ -99,16 +97,12 @@ static void an_odd_size_has_a_last_block_of_its_own(void **state) {
     const uint64_t bytes = 3 * CHUNK + 777;
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, bytes, 1);
-    pause_copying(f, bytes, 0);
-    resume(f);
+    cycle_copying(f, bytes, 0);
     add_one(address + bytes - 1);
-    pause_copying(f, 777, bytes - 777);
-    resume(f);
+    cycle_copying(f, 777, bytes - 777);
     subtract_one(address + bytes - 1);
-    pause_copying(f, 777, bytes - 777);
-    resume(f);
-    pause_copying(f, 0, bytes);
-    resume(f);
+    cycle_copying(f, 777, bytes - 777);
+    cycle_copying(f, 0, bytes);
     assert_filled(address, bytes, 1);
 }
 
@@ -117,17 +111,14 @@ static void after_a_late_failure_the_whole_file_is_written(void **state) {
     tms_error_t error;
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
-    pause_copying(f, BYTES, 0);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
     add_one(address);
     add_one(address + 4 * CHUNK);
     simulator()->fail_after("cuMemcpyDtoHAsync", 1, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
-    pause_copying(f, BYTES, 0);
-    resume(f);
-    pause_copying(f, 0, BYTES);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
+    cycle_copying(f, 0, BYTES);
     subtract_one(address);
     subtract_one(address + 4 * CHUNK);
     assert_filled(address, BYTES, 1);
@@ -138,14 +129,11 @@ static void a_file_that_is_gone_is_made_again(void **state) {
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
     for (int i = 0; i < 2; i++) {
-        pause_copying(f, BYTES, 0);
-        resume(f);
-        pause_copying(f, 0, BYTES);
-        resume(f);
+        cycle_copying(f, BYTES, 0);
+        cycle_copying(f, 0, BYTES);
         assert_int_equal(unlink(only_file(f)->path), 0);
     }
-    pause_copying(f, BYTES, 0);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
     assert_filled(address, BYTES, 1);
 }
 
@@ -155,13 +143,11 @@ static void a_pause_that_fails_after_the_file_was_lost_has_no_contents(void **st
     tms_error_t error;
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
-    pause_copying(f, BYTES, 0);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
     assert_int_equal(unlink(only_file(f)->path), 0);
     simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(pause_all(f, &error), TMS_DRIVER);
-    pause_copying(f, BYTES, 0);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
     assert_filled(address, BYTES, 1);
 }
 
@@ -216,15 +202,12 @@ static void a_verified_pause_reads_the_file(void **state) {
     f->config.verify_backups = true;
     writable(f)->cuLaunchKernel = launch_nothing;
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
-    pause_copying(f, BYTES, 0);
-    resume(f);
-    pause_copying(f, 0, BYTES);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
+    cycle_copying(f, 0, BYTES);
     add_one(address + 3 * CHUNK);
     assert_int_equal(pause_all(f, &error), TMS_INVALID_STATE);
     assert_non_null(strstr(error.message, "another byte 1572864 than the device"));
-    pause_copying(f, BYTES, 0);
-    resume(f);
+    cycle_copying(f, BYTES, 0);
     subtract_one(address + 3 * CHUNK);
     assert_filled(address, BYTES, 1);
 }

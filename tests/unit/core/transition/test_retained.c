@@ -10,19 +10,6 @@
 
 static const uint64_t BYTES = 4 * MIB;
 
-/* A host copy that the test keeps alive, as a zero-copy view does; `host` is NULL if there is none. */
-typedef struct view {
-    tms_host_buffer_t *buffer;
-    void *host;
-} view_t;
-
-static view_t look(fixture_t *f, uint64_t address) {
-    tms_error_t error;
-    view_t view = {NULL, NULL};
-    ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &view.buffer, &view.host, &error), error);
-    return view;
-}
-
 /* Active, filled with `seed`, with that retained. */
 static uint64_t allocate_retained(fixture_t *f, const char *tag, tms_backup_kind_t backup, uint32_t seed) {
     tms_error_t error;
@@ -35,7 +22,7 @@ static uint64_t allocate_retained(fixture_t *f, const char *tag, tms_backup_kind
 }
 
 static void assert_copy(fixture_t *f, uint64_t address, const void *where, uint32_t seed) {
-    view_t view = look(f, address);
+    view_t view = view_of(f, address, BYTES);
     assert_ptr_equal(view.host, where);
     assert_filled((uint64_t)view.host, BYTES, seed);
     tms_host_buffer_drop(view.buffer);
@@ -67,7 +54,7 @@ static void a_pause_that_fails_before_it_copies_keeps_the_contents(void **state)
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         tms_error_t error;
         uint64_t address = allocate_retained(f, "a", kinds[i], 1);
-        view_t view = look(f, address);
+        view_t view = view_of(f, address, BYTES);
         for (size_t j = 0; j < sizeof calls / sizeof *calls; j++) {
             fill(address, BYTES, 2);
             simulator()->fail_after(calls[j].name, 0, calls[j].failures, CUDA_ERROR_UNKNOWN);
@@ -88,10 +75,10 @@ static void a_copy_that_fails_with_its_device_counts_as_begun(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
-    view_t view = look(f, address);
+    view_t view = view_of(f, address, BYTES);
     simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_ILLEGAL_ADDRESS);
     assert_int_equal(pause_all(f, &error), TMS_DEVICE_LOST);
-    assert_null(look(f, address).host);
+    assert_null(view_of(f, address, BYTES).host);
     assert_renewed(f, address, view.host, 2);
     tms_host_buffer_drop(view.buffer);
 }
@@ -100,7 +87,7 @@ static void a_pause_that_finds_no_host_memory_for_others_keeps_the_contents(void
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
-    view_t view = look(f, address);
+    view_t view = view_of(f, address, BYTES);
     uint64_t other = allocate(f, "b", TMS_BACKUP_PINNED, BYTES);
     fill(address, BYTES, 2);
     f->saver.stores.host.limits.cap_bytes = BYTES;
@@ -121,12 +108,12 @@ static void a_pause_that_fails_among_its_copies_keeps_those_that_it_has_not_begu
     tms_error_t error;
     uint64_t first = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1),
              second = allocate_retained(f, "b", TMS_BACKUP_PINNED, 2);
-    view_t views[] = {look(f, first), look(f, second)};
+    view_t views[] = {view_of(f, first, BYTES), view_of(f, second, BYTES)};
     fill(first, BYTES, 3);
     fill(second, BYTES, 4);
     simulator()->fail_after("cuMemcpyDtoHAsync", 1, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(pause_all(f, &error), TMS_DRIVER);
-    assert_null(look(f, first).host);
+    assert_null(view_of(f, first, BYTES).host);
     assert_copy(f, second, views[1].host, 2);
     assert_int_equal(buffer_bytes(f), 2 * BYTES); /* the memory of both stays */
     assert_renewed(f, first, views[0].host, 5);
@@ -138,12 +125,12 @@ static void a_pause_that_fails_at_the_end_of_its_copies_moves_nothing(void **sta
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate_retained(f, "a", TMS_BACKUP_MMAP, 1);
-    view_t view = look(f, address);
+    view_t view = view_of(f, address, BYTES);
     fill(address, BYTES, 2);
     for (uint32_t i = 0; i < 2; i++) { /* the second has no contents to begin with, so that nothing is compared before it */
         simulator()->fail_after("cuStreamSynchronize", 1 - i, 1, CUDA_ERROR_UNKNOWN);
         assert_int_equal(pause_all(f, &error), TMS_DRIVER);
-        assert_null(look(f, address).host);
+        assert_null(view_of(f, address, BYTES).host);
         assert_int_equal(buffer_bytes(f), BYTES);
     }
     assert_renewed(f, address, view.host, 2);
@@ -160,7 +147,7 @@ static void a_pause_cancelled_among_its_copies_moves_nothing(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
-    view_t view = look(f, address);
+    view_t view = view_of(f, address, BYTES);
     const tms_selection_t selection = {.interrupted = after_the_first_chunk};
     fill(address, BYTES, 2);
     copy_slowly(f, MIB);
@@ -168,7 +155,7 @@ static void a_pause_cancelled_among_its_copies_moves_nothing(void **state) {
     assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
     release_copies();
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
-    assert_null(look(f, address).host);
+    assert_null(view_of(f, address, BYTES).host);
     assert_filled_part((uint64_t)view.host, 0, MIB, 2);
     assert_filled_part((uint64_t)view.host, 3 * MIB, MIB, 1);
     assert_renewed(f, address, view.host, 3);
@@ -191,7 +178,7 @@ static void a_pause_of_live_bytes_does_the_same(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
-    view_t view = look(f, address);
+    view_t view = view_of(f, address, BYTES);
     knowledge_t known = {address, {{address, address + MIB}, {address + 2 * MIB, address + 3 * MIB}}};
     const tms_selection_t selection = {.find_live = tell, .live_context = &known};
     static const char *const calls[] = {"cuMemGetAccess", "cuMemcpyBatchAsync"};
@@ -204,7 +191,7 @@ static void a_pause_of_live_bytes_does_the_same(void **state) {
         if (i == 0)
             assert_copy(f, address, view.host, 1);
         else
-            assert_null(look(f, address).host);
+            assert_null(view_of(f, address, BYTES).host);
     }
     assert_renewed(f, address, view.host, 3);
     tms_host_buffer_drop(view.buffer);
@@ -220,7 +207,7 @@ static void memory_without_contents_is_released_with_its_policy_or_its_allocatio
         fill(address, BYTES, 2);
         simulator()->fail_after("cuStreamSynchronize", 1, 1, CUDA_ERROR_UNKNOWN); /* after that of the comparison */
         assert_int_equal(pause_all(f, &error), TMS_DRIVER);
-        assert_null(look(f, address).host);
+        assert_null(view_of(f, address, BYTES).host);
         assert_int_equal(buffer_bytes(f), BYTES);
         if (!freed) {
             atomic_store(&f->saver.host_policy, TMS_HOST_RELEASE);
@@ -248,7 +235,7 @@ static void memory_without_contents_is_released_when_a_pause_saves_elsewhere(voi
         fill(address, BYTES, 2);
         simulator()->fail_after("cuStreamSynchronize", 1, 1, CUDA_ERROR_UNKNOWN);
         assert_int_equal(pause_all(f, &error), TMS_DRIVER);
-        assert_null(look(f, address).host);
+        assert_null(view_of(f, address, BYTES).host);
         ASSERT_OK(pause_selected(f, &selection, &error), error);
         assert_int_equal(buffer_bytes(f), 0);
         ASSERT_OK(resume_all(f, &error), error);
@@ -265,13 +252,13 @@ static void memory_with_copies_in_flight_is_reused_once_the_device_is_idle(void 
     static char trace[CHUNK];
     tms_error_t error;
     uint64_t address = allocate_retained(f, "a", TMS_BACKUP_PINNED, 1);
-    view_t view = look(f, address);
+    view_t view = view_of(f, address, BYTES);
     tms_log_init(&f->log, TMS_LOG_SILENT);
     fill(address, BYTES, 2);
     simulator()->fail_after("cuStreamSynchronize", 1, 3, CUDA_ERROR_UNKNOWN);
     simulator()->fail_after("cuCtxSynchronize", 1, 1, CUDA_ERROR_UNKNOWN); /* not the wait that a pause begins with */
     assert_int_equal(pause_all(f, &error), TMS_DRIVER);
-    assert_null(look(f, address).host);
+    assert_null(view_of(f, address, BYTES).host);
     simulator()->clear_counts();
     simulator()->trace(ON);
     assert_renewed(f, address, view.host, 2);
