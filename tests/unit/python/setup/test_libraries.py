@@ -87,7 +87,7 @@ def test_libraries_need_no_function_that_manylinux_lacks(name: str) -> None:
     """A build on a newer system asks for newer versions of the same functions. So functions are compared, not versions."""
     releases = first_releases()
     wanted = {symbol.removeprefix("__isoc23_") for symbol in dynamic_symbols(LIBRARIES[name])[False]} & set(releases)
-    assert {"snprintf", "pthread_create"} <= wanted and releases["memfd_create"] == (2, 27)
+    assert "pthread_create" in wanted and releases["memfd_create"] == (2, 27)
     assert {symbol for symbol in wanted - OF_OLDER_HEADERS if releases[symbol] > OLDEST_GLIBC} == set()
 
 
