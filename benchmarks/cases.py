@@ -5,8 +5,6 @@ A target is the least ratio of the limit's time and ours. `1.0` beside a limit i
 
 from __future__ import annotations
 
-import importlib
-import random
 import subprocess
 import sys
 import time
@@ -17,29 +15,16 @@ from functools import partial
 from typing import Any
 
 from direct_io import DirectFile
-from kernels import CHUNK, Fingerprints, device_read
-from limits import BareAllocations, CoreCalls, NoCompiler, PinnedCopy
+from incremental import Changes, Swap
+from limits import CoreCalls, NoCompiler, PinnedCopy
 from results import Row
 from savers import Ours, Unavailable
-from setting import GIB, MIB, Block, Case, Setting, Shape, live_and_dead_sizes
+from setting import GIB, LARGE_HANDLE, MIB, Block, Case, Setting, Shape, live_and_dead_sizes
 
 __all__ = ["CASES", "find"]
 
 _LARGE = Shape(32, 512 * MIB)
 _SMALL = Shape(800, 16 * MIB)
-#: Bytes. The driver's calls take little time for handles of this size; docs/performance.md has their times by size.
-_LARGE_HANDLE = 512 * MIB
-
-
-def _bare(setting: Setting, total: int, size: int) -> tuple[BareAllocations | None, str]:
-    """The bare driver calls on handles of `size` bytes and their name. None for the peer, and without a C compiler; then the
-    text says why."""
-    if setting.is_peer:
-        return None, ""
-    try:
-        return BareAllocations(total, size, setting.device.ordinal), f"bare driver calls on handles of {size // MIB} MiB"
-    except NoCompiler as error:
-        return None, f"no limit: {error}"
 
 
 class Dropped(Case):
@@ -59,7 +44,7 @@ class Dropped(Case):
         saver, tag = setting.saver, self.name
         blocks = setting.allocate(tag, shape)
         saver.pause(tag)
-        bare, limit_name = _bare(setting, shape.bytes, max(shape.size, min(_LARGE_HANDLE, shape.bytes)))
+        bare, limit_name = setting.bare(shape.bytes, max(shape.size, min(LARGE_HANDLE, shape.bytes)))
         sides: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
             "ours": (partial(saver.resume, tag), partial(saver.pause, tag))
         }
@@ -79,7 +64,7 @@ class Dropped(Case):
         setting.check(blocks, self.name)
         if bare is not None:
             bare.close()
-        at_least = self.at_least if shape.size >= _LARGE_HANDLE else self.small_at_least
+        at_least = self.at_least if shape.size >= LARGE_HANDLE else self.small_at_least
         return [
             setting.row(
                 *(self, shape, operation, shape.bytes, times["ours", operation], times.get(("bare", operation), ())),
@@ -112,7 +97,7 @@ class FirstPause(Case):
             copy = PinnedCopy(setting.device, shape.bytes)
             outs, backs = [setting.timed(copy.out)], [setting.timed(copy.back)]
             copy.close()
-            bare, bare_name = _bare(setting, shape.bytes, shape.size)
+            bare, bare_name = setting.bare(shape.bytes, shape.size)
             if bare is not None:
                 bare_name = "bare prefaulting, pinning, copies and calls"
                 bare.resume()
@@ -161,6 +146,7 @@ class _Cycles(Case):
         ]
         if copy is not None:
             rows += self.beside_bare_calls(setting, shape, copy, pauses, resumes)
+        rows += self.without_rest(setting, shape, blocks, copy)
         setting.check(blocks, self.name)
         return rows
 
@@ -171,6 +157,10 @@ class _Cycles(Case):
         self, setting: Setting, shape: Shape, copy: PinnedCopy, pauses: list[float], resumes: list[float]
     ) -> list[Row]:
         """The rows that compare the times with bare driver calls and copies; none unless the case has them."""
+        return []
+
+    def without_rest(self, setting: Setting, shape: Shape, blocks: list[Block], copy: PinnedCopy | None) -> list[Row]:
+        """The row of resumes at once after their pauses, which the peer also makes; none unless the case has it."""
         return []
 
 
@@ -196,7 +186,7 @@ class Pooled(_Cycles):
     ) -> list[Row]:
         saver, tag, host = setting.saver, self.name, copy.host.address
         outs, backs, at_once, bare_at_once = [], [], [], []
-        bare, limit_name = _bare(setting, shape.bytes, shape.size)
+        bare, limit_name = setting.bare(shape.bytes, shape.size)
         if bare is not None:
             limit_name = f"copies and {limit_name}"
             bare.resume()
@@ -221,7 +211,8 @@ class Pooled(_Cycles):
 
 
 class Retained(_Cycles):
-    """Host backup that is kept with its contents. All contents change before each pause, so that all are copied."""
+    """Host backup that is kept with its contents. All contents change before each pause, so that all are copied. A resume at
+    once after its pause is measured, too."""
 
     name = "retained"
     host_memory = "retain"
@@ -233,85 +224,17 @@ class Retained(_Cycles):
             block.value = block.value % 251 + 1
         setting.fill(blocks)
 
-
-class Changes(Case):
-    """Host backup that is kept, of contents of which nothing, or 5 % of the chunks of 512 KiB, change before a pause. A
-    pause is compared with the fingerprint kernel, a pinned copy of what has changed, and the bare unmap and release,
-    one after the other and in turns with it. The kernel is compared with one that only reads, and the steps before the
-    release with a pinned copy of everything."""
-
-    name = "changes"
-    shapes = (_LARGE, _SMALL)
-    peer_repetitions = 0
-    changed_part = 0.05
-    pause_at_least, kernel_at_least, before_at_least = 0.87, 0.9, 40
-
-    def run(self, setting: Setting, shape: Shape) -> list[Row]:
-        saver, tag, device = setting.saver, self.name, setting.device
-        blocks = setting.allocate(tag, shape, "pinned", "retain")
-        saver.pause(tag)
-        saver.resume(tag)
-        bare, bare_name = _bare(setting, shape.bytes, min(_LARGE_HANDLE, shape.bytes))
-        if bare is None:
-            raise Unavailable(bare_name)
-        kernel = Fingerprints(device, [(block.address, block.size) for block in blocks])
-        read, read_name = device_read(device, shape.bytes)
-        copy = PinnedCopy(device, shape.bytes)
-        part = PinnedCopy(device, max(CHUNK, int(self.changed_part * shape.bytes) // CHUNK * CHUNK))
-        chooser = random.Random(1)
-        times: dict[str, list[float]] = {}
-
-        def measure(name: str, work: Callable[[], object]) -> None:
-            times.setdefault(name, []).append(setting.timed(work))
-
-        def limit(changed: bool) -> None:
-            kernel.run()
-            if changed:
-                part.out()
-            bare.pause()
-
-        for repetition in range(-1, setting.repetitions):  # The first one is not kept: the kernel is loaded.
-            if repetition == 0:
-                times.clear()
-            for name in ("nothing", "a part"):
-                if name == "a part":
-                    self.change(chooser, blocks, part)
-                measure(name, lambda: saver.pause(tag))
-                times.setdefault(f"before, {name}", []).append(_seconds_before_release())
+    def without_rest(self, setting: Setting, shape: Shape, blocks: list[Block], copy: PinnedCopy | None) -> list[Row]:
+        saver, tag = setting.saver, self.name
+        resumes, backs = [], []
+        for _ in range(setting.repetitions):
+            self.change(setting, blocks)
+            saver.pause(tag)
+            resumes.append(setting.timed(lambda: saver.resume(tag)))
+            if copy is not None:
                 setting.rest(shape.bytes)
-                saver.resume(tag)
-                bare.resume()
-                measure(f"limit, {name}", partial(limit, name == "a part"))
-                setting.rest(shape.bytes)
-            measure("kernel", kernel.run)
-            if read is not None:
-                measure("read", read.run)
-            measure("copy", copy.out)
-        setting.check(blocks, self.name)
-        bare.close()
-        row, size = partial(setting.row, self, shape), shape.bytes
-        bare_name = f"{Fingerprints.name} and {bare_name}"
-        return [
-            row("fingerprints", size, times["kernel"], times.get("read", ()), read_name, self.kernel_at_least),
-            row("pause, nothing changed", size, times["nothing"], times["limit, nothing"], bare_name, self.pause_at_least),
-            row("before the release", size, times["before, nothing"], times["copy"], PinnedCopy.name, self.before_at_least),
-            row("pause, 5 % changed", size, times["a part"], times["limit, a part"], bare_name, self.pause_at_least),
-        ]
-
-    @staticmethod
-    def change(chooser: random.Random, blocks: list[Block], part: PinnedCopy) -> None:
-        """Writes to as many chunks as the copy has, in the middle of blocks, whose ends are compared."""
-        places = [(block, at) for block in blocks for at in range(CHUNK, block.size - 2 * CHUNK + 1, CHUNK)]
-        for block, at in chooser.sample(places, min(len(places), part.size // CHUNK)):
-            block.device.fill(block.address + at, 16, chooser.randrange(256))
-
-
-def _seconds_before_release() -> float:
-    """Return the seconds from the begin of the last pause to the first unmap."""
-    log = importlib.import_module("torch_memory_saver.events").events()
-    end = next(event for event in reversed(log.events) if (event.operation, event.kind) == ("pause", "end"))
-    (unmap,) = (event for event in log.events if event.call == end.call and event.phase == "unmap")
-    return float(unmap.began_ns - end.began_ns) / 1e9
+                backs.append(setting.timed(copy.back))
+        return [setting.row(self, shape, "resume at once", shape.bytes, resumes, backs, PinnedCopy.name)]
 
 
 class Mmap(Case):
@@ -579,8 +502,8 @@ class ImportTime(Case):
 
 
 CASES: tuple[Case, ...] = (
-    *(Dropped(), FirstPause(), Release(), Pooled(), Retained(), Changes(), LiveBytes(), LiveBytesOfTorch(), Mmap(), Disk()),
-    *(Allocation(), RegionEntry(), ImportTime()),
+    *(Dropped(), FirstPause(), Release(), Pooled(), Retained(), Changes(), Swap(), LiveBytes(), LiveBytesOfTorch()),
+    *(Mmap(), Disk(), Allocation(), RegionEntry(), ImportTime()),
 )
 
 

@@ -10,14 +10,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from limits import Device
+from limits import BareAllocations, Device, NoCompiler
 from results import Row
 from savers import Saver
 
-__all__ = ["GIB", "MIB", "SMALLEST_SCALE", "Block", "Case", "Setting", "Shape", "WrongContents", "live_and_dead_sizes"]
+__all__ = [
+    "GIB",
+    "LARGE_HANDLE",
+    "MIB",
+    "SMALLEST_SCALE",
+    "Block",
+    "Case",
+    "Setting",
+    "Shape",
+    "WrongContents",
+    "live_and_dead_sizes",
+]
 
 MIB = 1 << 20
 GIB = 1 << 30
+#: Bytes. The driver's calls take little time for handles of this size; docs/performance.md has their times by size.
+LARGE_HANDLE = 512 * MIB
 #: A smaller scale would make the shapes of a case equal.
 SMALLEST_SCALE = 1 / 512
 #: The smallest block that is benchmarked. PyTorch makes one segment for each block of this size or larger.
@@ -129,6 +142,16 @@ class Setting:
         torch = importlib.import_module("torch")
         tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
         return Block(self.device, tensor.data_ptr(), size, index % 251 + 1, tensor)
+
+    def bare(self, total: int, size: int) -> tuple[BareAllocations | None, str]:
+        """The bare driver calls on handles of `size` bytes and their name. None for the peer, and without a C compiler; then
+        the text says why."""
+        if self.is_peer:
+            return None, ""
+        try:
+            return BareAllocations(total, size, self.device.ordinal), f"bare driver calls on handles of {size // MIB} MiB"
+        except NoCompiler as error:
+            return None, f"no limit: {error}"
 
     def fill(self, blocks: Sequence[Block]) -> None:
         """Fills each block with its value."""

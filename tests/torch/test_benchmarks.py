@@ -41,6 +41,7 @@ def test_a_case(name: str, tmp_path: Path) -> None:
     expected = {
         "first": {"pause", "resume", "pause, bare"},
         "pooled": {"pause", "resume", "pause, bare", "resume, bare", "resume at once"},
+        "retained": {"pause", "resume", "resume at once"},
         "changes": {"fingerprints", "pause, nothing changed", "before the release", "pause, 5 % changed"},
         "allocate": {"allocate", "free"},
         "region": {"little memory in use", "GPU mostly in use"},

@@ -29,6 +29,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
@@ -245,7 +246,7 @@ class _Capture:
         pool: The pool; None before it is known.
         outer_stream: The stream that was current before; None before it is known.
         graph_has_begun: True once PyTorch's begin of the capture was called.
-        last_resort: The one call that ends a capture that PyTorch's exit has not ended.
+        last_resort: The one call that ends a capture that PyTorch's exit has not ended; None before that.
         entered: The context managers that are left at the end of the capture.
         is_over: True once the pool has been kept for the graph, or released.
     """
@@ -256,7 +257,7 @@ class _Capture:
         self.pool: _CapturePool | None = None
         self.outer_stream: Any = None
         self.graph_has_begun = False
-        self.last_resort: Iterator[tuple[()]] = iter([()])
+        self.last_resort: Iterator[partial[Any]] | None = None
         self.is_over = False
         self.entered = Entered()
 
@@ -356,7 +357,9 @@ class GraphCapture(_core.Scope, FunctionDecorator):
         if capture.outer_stream is None:
             return
         if _is_capturing(torch):
-            call_each(self._graph.capture_end, capture.last_resort)
+            if capture.last_resort is None:
+                capture.last_resort = iter([partial(self._graph.capture_end)])
+            call_each(capture.last_resort)
         if capture.graph_has_begun:
             clean_up(torch, capture.device, pool, capture.outer_stream)
         else:

@@ -340,18 +340,17 @@ class Routing:
     """The routing of one thread's allocations to some pools, one of each device. Begun once and ended once; both can be
     interrupted by a signal handler that raises, and repeated."""
 
-    __slots__ = ("_begun", "_ends", "_pools", "_releases", "_torch")
+    __slots__ = ("_begun", "_pools", "_steps", "_torch")
 
     def __init__(self, torch: TorchCuda, pools: list[tuple[int, PoolId]]) -> None:
         self._torch = torch
         self._pools = pools
         self._begun: list[None] = []
-        self._ends: Iterator[tuple[int, PoolId]] | None = None
-        self._releases: Iterator[tuple[int, PoolId]] | None = None
+        self._steps: Iterator[functools.partial[Any]] | None = None  # the remaining ones of the end
 
     @property
     def is_ending(self) -> bool:
-        return self._ends is not None
+        return self._steps is not None
 
     @property
     def has_begun(self) -> bool:
@@ -363,12 +362,11 @@ class Routing:
 
     def end(self) -> None:
         """End what has begun, from any thread. If PyTorch refuses it for one pool, a repetition continues with the next."""
-        if self._ends is None:
-            self._ends = iter(self._pools[: len(self._begun)])
-        call_each(self._torch.end_routing, self._ends)
-        if self._releases is None:
-            self._releases = iter(self._pools[: len(self._begun)])
-        call_each(self._torch.release_pool, self._releases)
+        if self._steps is None:
+            pools = self._pools[: len(self._begun)]
+            steps = (self._torch.end_routing, self._torch.release_pool)
+            self._steps = iter([functools.partial(step, *pool) for step in steps for pool in pools])
+        call_each(self._steps)
 
 
 class Routed(OneUse):

@@ -30,7 +30,7 @@ import ctypes
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch_memory_saver import _core
@@ -64,9 +64,6 @@ _OBJECT_USES = 1
 #: The bytes that a pool may strand for any idle segments that are larger: PyTorch's smallest segments of large and of small
 #: tensors, 20 MiB and 2 MiB, of which each pool with one tensor of each kind has one.
 _SMALL_LOSS = 22 << 20
-
-#: Calls a partial object, without bytecode.
-_CALL = functools.partial.__call__
 
 
 class Key(NamedTuple):
@@ -150,7 +147,7 @@ class Pool:
         self.id: PoolId = memory_pool.id
         self.key = key
         self.route = key.device, self.id  # what PyTorch's routing functions take
-        self.retirement: Iterator[tuple[Callable[[], object]]] | None = None  # the remaining steps
+        self.retirement: Iterator[functools.partial[Any]] | None = None  # the remaining steps
         self.epoch = 0  # number of pauses of the tag when this pool was last entered
         self.bytes = self.blocks = 0  # of its segments, and their blocks, at the last look for idle ones
         self.live = True  # whether it held a tensor when it was last decided whether to retire it
@@ -404,7 +401,7 @@ class _Retirable(Protocol):
 
     memory_pool: Any
     id: PoolId
-    retirement: Iterator[tuple[Callable[[], object]]] | None
+    retirement: Iterator[functools.partial[Any]] | None
 
     @property
     def device(self) -> int: ...
@@ -418,11 +415,11 @@ def retire(torch: TorchCuda, pool: _Retirable) -> None:
     use is released instead, and the object stays. A signal handler cannot divide this (steps.py), and it may be repeated.
     """
     if pool.retirement is None:
-        pool.retirement = iter([(step,) for step in _steps_of_retirement(torch, pool)])
-    call_each(_CALL, pool.retirement)
+        pool.retirement = iter(_steps_of_retirement(torch, pool))
+    call_each(pool.retirement)
 
 
-def _steps_of_retirement(torch: TorchCuda, pool: _Retirable) -> list[Callable[[], object]]:
+def _steps_of_retirement(torch: TorchCuda, pool: _Retirable) -> list[functools.partial[Any]]:
     forget = functools.partial(setattr, pool, "memory_pool", None)  # no other reference must keep the object
     release = functools.partial(torch.release_pool, pool.device, pool.id)
     if not torch.pool_objects_end_quietly:

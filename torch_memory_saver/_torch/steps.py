@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import starmap
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -68,10 +69,9 @@ def record_each(results: list[Any], function: Callable[..., Any], calls: Iterabl
     results.extend(starmap(function, calls))
 
 
-def call_each(function: Callable[..., Any], calls: Iterator[tuple[Any, ...]]) -> None:
-    """Call a function with each remaining tuple of arguments. The iterator records which calls were made: repeating the step
-    continues after the call that failed."""
-    deque(starmap(function, calls), maxlen=0)
+def call_each(steps: Iterator[partial[Any]]) -> None:
+    """Call the remaining steps, which the iterator records: repeating this continues after the one that failed."""
+    deque(map(partial.__call__, steps), maxlen=0)
 
 
 class Entered:

@@ -1,0 +1,178 @@
+"""The cases of backups that are kept with their contents, so that a pause copies only what has changed."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable
+from functools import partial
+
+from kernels import CHUNK, Fingerprints, device_read
+from limits import PinnedCopy
+from results import Row
+from savers import Ours, Unavailable
+from setting import GIB, LARGE_HANDLE, MIB, Block, Case, Setting, Shape
+
+__all__ = ["Changes", "Swap"]
+
+
+class Changes(Case):
+    """Host backup that is kept, of contents of which nothing, or 5 % of the chunks of 512 KiB, change before a pause. A
+    pause is compared with the fingerprint kernel, a pinned copy of what has changed, and the bare unmap and release,
+    one after the other and in turns with it. The kernel is compared with one that only reads, and the steps before the
+    release with a pinned copy of everything."""
+
+    name = "changes"
+    shapes = (Shape(32, 512 * MIB), Shape(800, 16 * MIB))
+    peer_repetitions = 0
+    changed_part = 0.05
+    pause_at_least, kernel_at_least, before_at_least = 0.87, 0.9, 40
+
+    def run(self, setting: Setting, shape: Shape) -> list[Row]:
+        saver, tag, device = setting.saver, self.name, setting.device
+        blocks = setting.allocate(tag, shape, "pinned", "retain")
+        saver.pause(tag)
+        saver.resume(tag)
+        bare, bare_name = setting.bare(shape.bytes, min(LARGE_HANDLE, shape.bytes))
+        if bare is None:
+            raise Unavailable(bare_name)
+        kernel = Fingerprints(device, [(block.address, block.size) for block in blocks])
+        read, read_name = device_read(device, shape.bytes)
+        copy = PinnedCopy(device, shape.bytes)
+        part = PinnedCopy(device, max(CHUNK, int(self.changed_part * shape.bytes) // CHUNK * CHUNK))
+        chooser = random.Random(1)
+        times: dict[str, list[float]] = {}
+
+        def measure(name: str, work: Callable[[], object]) -> None:
+            times.setdefault(name, []).append(setting.timed(work))
+
+        def limit(changed: bool) -> None:
+            kernel.run()
+            if changed:
+                part.out()
+            bare.pause()
+
+        for repetition in range(-1, setting.repetitions):  # The first one is not kept: the kernel is loaded.
+            if repetition == 0:
+                times.clear()
+            for name in ("nothing", "a part"):
+                if name == "a part":
+                    self.change(chooser, blocks, part)
+                measure(name, lambda: saver.pause(tag))
+                times.setdefault(f"before, {name}", []).append(_seconds_before_release())
+                setting.rest(shape.bytes)
+                saver.resume(tag)
+                bare.resume()
+                measure(f"limit, {name}", partial(limit, name == "a part"))
+                setting.rest(shape.bytes)
+            measure("kernel", kernel.run)
+            if read is not None:
+                measure("read", read.run)
+            measure("copy", copy.out)
+        setting.check(blocks, self.name)
+        bare.close()
+        row, size = partial(setting.row, self, shape), shape.bytes
+        bare_name = f"{Fingerprints.name} and {bare_name}"
+        return [
+            row("fingerprints", size, times["kernel"], times.get("read", ()), read_name, self.kernel_at_least),
+            row("pause, nothing changed", size, times["nothing"], times["limit, nothing"], bare_name, self.pause_at_least),
+            row("before the release", size, times["before, nothing"], times["copy"], PinnedCopy.name, self.before_at_least),
+            row("pause, 5 % changed", size, times["a part"], times["limit, a part"], bare_name, self.pause_at_least),
+        ]
+
+    @staticmethod
+    def change(chooser: random.Random, blocks: list[Block], part: PinnedCopy) -> None:
+        """Writes to as many chunks as the copy has, in the middle of blocks, whose ends are compared."""
+        places = [(block, at) for block in blocks for at in range(CHUNK, block.size - 2 * CHUNK + 1, CHUNK)]
+        for block, at in chooser.sample(places, min(len(places), part.size // CHUNK)):
+            block.device.fill(block.address + at, 16, chooser.randrange(256))
+
+
+def _seconds_before_release() -> float:
+    """Return the seconds from the begin of the last pause to the first unmap."""
+    log = importlib.import_module("torch_memory_saver.events").events()
+    end = next(event for event in reversed(log.events) if (event.operation, event.kind) == ("pause", "end"))
+    (unmap,) = (event for event in log.events if event.call == end.call and event.phase == "unmap")
+    return float(unmap.began_ns - end.began_ns) / 1e9
+
+
+class Swap(Case):
+    """A model that is swapped out and in, with a backup that is kept, of which nothing has changed. The tensors are those of
+    Qwen2.5-32B in bfloat16, as PyTorch lays them out. Half of the layers are taken as often as needed to have room for the
+    limits. The C++ package copies everything each time."""
+
+    name = "swap"
+    #: Each layer as a block of its bytes, and the embeddings beside them.
+    shapes = (Shape(64, 930 * MIB),)
+    hidden, key, intermediate, words = 5120, 1024, 27648, 152064  # sizes of https://huggingface.co/Qwen/Qwen2.5-32B
+    repetitions = peer_repetitions = 5
+    host_bytes = 72 * GIB
+    pause_at_least, resume_at_least = 0.8, 0.95
+    most_copied = 8 * GIB
+    spare = 3 * GIB
+
+    def sizes(self, layers: int, part: float) -> list[int]:
+        """Bytes of the tensors, each multiplied by `part`."""
+        hidden, intermediate = self.hidden, self.intermediate
+        attention = [hidden * hidden, hidden, *[self.key * hidden, self.key] * 2, hidden * hidden]
+        layer = [*attention, *[intermediate * hidden] * 3, hidden, hidden]
+        parameters = [self.words * hidden, *layer * layers, hidden, self.words * hidden]
+        return [max(512, int(2 * count * part) // 512 * 512) for count in parameters]
+
+    def run(self, setting: Setting, shape: Shape) -> list[Row]:
+        saver, tag = setting.saver, self.name
+        layers, part = shape.count, shape.size / self.shapes[0].size
+        while 2 * sum(self.sizes(layers, part)) + part * (self.most_copied + self.spare) > setting.device.memory()[0]:
+            layers //= 2
+        with saver.region(tag, "pinned", "retain"):
+            blocks = [setting.block(size, index) for index, size in enumerate(self.sizes(layers, part))]
+        setting.fill(blocks)
+        total = sum(block.size for block in blocks)
+        saver.pause(tag)
+        saver.resume(tag)
+        limits = _SwapLimits(setting, saver, tag, blocks, int(part * self.most_copied)) if isinstance(saver, Ours) else None
+        pauses, resumes = [], []
+        for _ in range(setting.repetitions):
+            pauses.append(setting.timed(lambda: saver.pause(tag)))
+            setting.rest(total)
+            resumes.append(setting.timed(lambda: saver.resume(tag)))
+            if limits is not None:
+                limits.measure()
+        setting.check(blocks, self.name)
+        row = partial(setting.row, self, f"{layers} layers, {total / GIB:.1f} GiB")
+        if limits is None:
+            return [row("pause", total, pauses), row("resume", total, resumes)]
+        return [
+            row("pause", total, pauses, limits.pauses, limits.pause_name, self.pause_at_least),
+            row("resume", total, resumes, limits.resumes, limits.resume_name, self.resume_at_least),
+        ]
+
+
+class _SwapLimits:
+    """The fingerprint kernel and the bare unmap and release for the memory of a tag, and a pinned copy of at most `copied`
+    bytes back to the device, whose time is multiplied to that of all bytes.
+
+    Raises:
+        Unavailable: There is no C compiler.
+    """
+
+    resume_name = f"{PinnedCopy.name} of a part"
+
+    def __init__(self, setting: Setting, saver: Ours, tag: str, blocks: list[Block], copied: int) -> None:
+        reserved = saver.reserved_bytes(tag)
+        bare, name = setting.bare(reserved, min(LARGE_HANDLE, reserved))
+        if bare is None:
+            raise Unavailable(name)
+        self.pause_name = f"{Fingerprints.name} and {name}"
+        self.pauses: list[float] = []
+        self.resumes: list[float] = []
+        self._setting, self._bare, self._total = setting, bare, sum(block.size for block in blocks)
+        self._kernel = Fingerprints(setting.device, [(block.address, block.size) for block in blocks])
+        self._copy = PinnedCopy(setting.device, min(copied, self._total))
+
+    def measure(self) -> None:
+        setting = self._setting
+        self._bare.resume()
+        self.pauses.append(setting.timed(self._kernel.run) + setting.timed(self._bare.pause))
+        setting.rest(self._total)
+        self.resumes.append(setting.timed(self._copy.back) * self._total / self._copy.size)
