@@ -35,23 +35,45 @@ static __device__ __forceinline__ uint32_t reduced(const uint64_t *totals, const
     return (uint32_t)(sum >> 32);
 }
 
-extern "C" __global__ void __launch_bounds__(TMS_FINGERPRINT_THREADS, 3)
+extern "C" __global__ void __launch_bounds__(TMS_FINGERPRINT_THREADS, 2)
     tms_fingerprint(const tms_fingerprint_chunk_t *chunks, uint32_t count, tms_fingerprint_t *results) {
-    enum { WARP = 32, WARPS = TMS_FINGERPRINT_THREADS / WARP };
+    enum { WARP = 32, WARPS = TMS_FINGERPRINT_THREADS / WARP, AHEAD = 2 };
     __shared__ uint64_t partial[WARPS][TMS_FINGERPRINT_GROUP][TMS_FINGERPRINT_SUMS];
     const uint4 *keys = (const uint4 *)tms_fingerprint_key.vectors;
     const uint32_t first = blockIdx.x * TMS_FINGERPRINT_GROUP;
     uint64_t sums[TMS_FINGERPRINT_GROUP][TMS_FINGERPRINT_SUMS] = {};
     uint64_t address[TMS_FINGERPRINT_GROUP];
-    uint32_t vectors[TMS_FINGERPRINT_GROUP], most = 0;
+    uint32_t vectors[TMS_FINGERPRINT_GROUP], least = TMS_FINGERPRINT_VECTORS, most = 0;
 #pragma unroll
     for (int c = 0; c < TMS_FINGERPRINT_GROUP; c++) {
         const bool exists = first + c < count;
         address[c] = exists ? chunks[first + c].address : 0;
         vectors[c] = exists ? (uint32_t)chunks[first + c].bytes / TMS_FINGERPRINT_VECTOR_BYTES : 0;
+        least = min(least, vectors[c]);
         most = max(most, vectors[c]);
     }
-    for (uint32_t place = threadIdx.x; place < most; place += TMS_FINGERPRINT_THREADS) {
+    /* Without conditions the loads of all chunks, and of AHEAD places of each, are in flight together. */
+    uint32_t place = threadIdx.x;
+    for (; place + (AHEAD - 1) * TMS_FINGERPRINT_THREADS < least; place += AHEAD * TMS_FINGERPRINT_THREADS) {
+        uint4 vector[AHEAD][TMS_FINGERPRINT_GROUP];
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+#pragma unroll
+            for (int c = 0; c < TMS_FINGERPRINT_GROUP; c++)
+                vector[a][c] = __ldcs((const uint4 *)address[c] + place + a * TMS_FINGERPRINT_THREADS);
+        }
+#pragma unroll
+        for (int a = 0; a < AHEAD; a++) {
+#pragma unroll
+            for (int t = 0; t < TMS_FINGERPRINT_SUMS; t++) {
+                const uint4 key = keys[place + a * TMS_FINGERPRINT_THREADS + t];
+#pragma unroll
+                for (int c = 0; c < TMS_FINGERPRINT_GROUP; c++) sums[c][t] += product(vector[a][c], key);
+            }
+        }
+    }
+    /* The rest of chunks of different lengths, and of a group that is not full. */
+    for (; place < most; place += TMS_FINGERPRINT_THREADS) {
         uint4 vector[TMS_FINGERPRINT_GROUP];
 #pragma unroll
         for (int c = 0; c < TMS_FINGERPRINT_GROUP; c++) {
