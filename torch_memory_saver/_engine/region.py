@@ -62,7 +62,8 @@ class Region(_core.Scope, FunctionDecorator):
         note_entered(frame)
 
     def _choose(self) -> Frame:
-        return choose_frame(self._frames, self._store.stack())
+        frames = self._frames
+        return frames[0] if len(frames) == 1 else choose_frame(frames, self._store.stack())
 
     def _leave(self, frame: Frame) -> None:
         if not frame.used:
@@ -74,8 +75,9 @@ class Region(_core.Scope, FunctionDecorator):
             self._frames.remove(frame)
 
     def _left(self, frame: Frame, exception: BaseException | None) -> None:
-        self._store.return_memory(frame)
-        if frame.torch is not None and not self._store.single_device:
+        store, torch = self._store, frame.torch
+        store.return_memory(frame)
+        if torch is not None and not store.single_device:
             try:
                 _core.refresh_peers()
             except ForkedProcessError:
@@ -85,11 +87,12 @@ class Region(_core.Scope, FunctionDecorator):
                     raise
                 # Does not replace the exception of the region's body.
                 logger.warning("leaving region(tag=%r) after an exception: %s", self._options.tag, error)
-        if exception is None:
-            self._store.watch.end(frame, frame.used)
-        self._return_idle(frame)
+        if frame.reading is not None and exception is None:
+            store.watch.end(frame, frame.used)
+        if torch is not None and frame.managed:
+            self._return_idle(frame)
         try:
-            if frame.stack is self._store.stack():
+            if frame.stack is store.stack():
                 note_left(frame)
             else:
                 warn(

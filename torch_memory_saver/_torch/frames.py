@@ -116,6 +116,7 @@ class Frame:
     over: Frame | None = None
     reading: Reading | None = None
     routing: Routing | None = None
+    inner: frozenset[Pool] = frozenset()
     routed = False
     closed = False
 
@@ -127,7 +128,6 @@ class Frame:
         self.stack = stack
         self.ids: list[int] = []
         self.pools: list[Pool] = []
-        self.inner: set[Pool] = set()
 
     def __str__(self) -> str:
         return f"region(tag={self.tag!r})" if self.managed else "disable()"

@@ -363,9 +363,9 @@ class Routing:
     def end(self) -> None:
         """End what has begun, from any thread. If PyTorch refuses it for one pool, a repetition continues with the next."""
         if self._steps is None:
-            pools = self._pools[: len(self._begun)]
-            steps = (self._torch.end_routing, self._torch.release_pool)
-            self._steps = iter([functools.partial(step, *pool) for step in steps for pool in pools])
+            pools, partial = self._pools[: len(self._begun)], functools.partial
+            ends = [partial(self._torch.end_routing, *pool) for pool in pools]
+            self._steps = iter(ends + [partial(self._torch.release_pool, *pool) for pool in pools])
         call_each(self._steps)
 
 

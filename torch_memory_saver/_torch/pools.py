@@ -119,14 +119,15 @@ class PoolStore(PoolStock):
             return
         if self._doomed:
             self.retire_doomed(torch)
-        devices = self._devices_to_route(torch)
+        devices = self._devices or self._find_devices()
         if not stack or not frame.managed:
             self._make_room(torch, frame.options, devices)
         outer = stack[-1] if stack and not torch.last_routed_wins else None
         while not _core.within(self._lock, self._admit, frame):
             self._changed.wait_until(lambda: not self._must_wait(frame), math.inf)
-        for device in devices[len(frame.pools) :]:
-            self._check_out(torch, Key(frame.options, device), frame.pools)
+        if len(frame.pools) < len(devices):
+            for device in devices[len(frame.pools) :]:
+                self._check_out(torch, Key(frame.options, device), frame.pools)
         if _may_be_capturing(torch):
             self._strike_off(torch, frame.pools)
         if outer is not None:
@@ -162,7 +163,9 @@ class PoolStore(PoolStock):
         """Ends only this frame, which may have been entered in part. The later frames of its thread stay; the last is in
         force. A signal handler may raise between any two steps: a repetition makes those that remain."""
         torch, stack = frame.torch, frame.stack
-        if frame in stack:
+        if stack and stack[-1] is frame:
+            stack.remove(frame)
+        elif frame in stack:
             frame.later = stack[stack.index(frame) + 1 :]
             stack.remove(frame)
         if torch is not None:
@@ -208,14 +211,14 @@ class PoolStore(PoolStock):
         torch = frame.torch
         if torch is None or not frame.managed:
             return
+        routed = frame.inner.union(pools) if frame.inner else pools
         if frame.stack:
-            frame.stack[-1].inner.update(pools, frame.inner)
+            frame.stack[-1].inner = frame.stack[-1].inner.union(routed)
             return
-        frame.inner.update(pools)
         rows = _core.usage(frame.tag)
         has_changed = rows != self._rows.get(frame.tag)
         self._rows[frame.tag] = rows
-        used = [pool for pool in frame.inner if self._is_due(pool, has_changed or pool.key.options.tag != frame.tag)]
+        used = [pool for pool in routed if self._is_due(pool, has_changed or pool.key.options.tag != frame.tag)]
         if not used or would_read_stacks(torch):
             return
         in_use = _core.active_devices()
@@ -266,10 +269,9 @@ class PoolStore(PoolStock):
             torch.set_autograd_threads(before)
             self._local.autograd_threads = None
 
-    def _devices_to_route(self, torch: TorchCuda) -> Sequence[int]:
-        if not self._devices:
-            self._devices = range(_core.device_count())
-            self.single_device = len(self._devices) == 1
+    def _find_devices(self) -> Sequence[int]:
+        self._devices = range(_core.device_count())
+        self.single_device = len(self._devices) == 1
         return self._devices
 
     def begin_pause(self, pause: Pause, deadline: float) -> None:
@@ -550,7 +552,7 @@ class SpareRouting(OneUse):
         if store._spare_pools:
             move(store._spare_pools, self._pools)
         else:
-            devices = store._devices_to_route(torch)
+            devices = store._devices or store._find_devices()
             self._pools.append([store.make_pool(torch, Key(frame.options, device)) for device in devices])
         frame.pools = self._pools[0]
         store._frames[id(frame)] = frame
