@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "backup/host/batch.h"
 
@@ -61,13 +62,13 @@ static tms_status_t make_buffer(const tms_pass_t *pass, tms_pass_kernel_t *kerne
                                        .group = kernel};
     tms_status_t status = tms_host_batch_create(&batch, &pass->stores->host, context, error);
     if (status == TMS_OK) status = tms_host_batch_add(batch, &wanted, &kernel->buffer, context, error);
-    if (status == TMS_OK) atomic_store(&kernel->buffer->policy, TMS_HOST_POOL);
     if (status == TMS_OK) status = tms_host_batch_start(batch, context, error);
     for (uint64_t part, done = 0; status == TMS_OK && done < wanted.bytes; done += part) {
         status = tms_host_buffer_await(kernel->buffer, done, pass->wait, &part, context, error);
         if (status == TMS_OK && !tms_host_buffer_is_pinned(kernel->buffer, done))
             status = tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context, "memory for fingerprints could not be pinned");
     }
+    if (status == TMS_OK) atomic_store(&kernel->buffer->policy, TMS_HOST_POOL);
     tms_host_batch_destroy(batch);
     return status;
 }
@@ -106,6 +107,8 @@ static tms_status_t queue_kernel(const tms_pass_t *pass, tms_pass_kernel_t *kern
     tms_status_t status = make_buffer(pass, kernel, device, context, error);
     if (status == TMS_OK) status = tms_copier_hold(copier, kernel->buffer, drop_buffer, context, error);
     if (status == TMS_OK) tms_host_buffer_acquire(kernel->buffer);
+    /* The buffer may hold the results of an earlier pass, which look as if nothing had changed. */
+    if (status == TMS_OK) memset(results_of(kernel), 0, kernel->pieces * sizeof(tms_fingerprint_t));
     for (size_t i = 0; status == TMS_OK && i < pass->count; i++) {
         if (pass->parts[i].device == device) status = write_pieces(&pass->parts[i], kernel, context, error);
     }

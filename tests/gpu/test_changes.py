@@ -92,7 +92,8 @@ def test_the_kernel_computes_what_the_function_in_c_does() -> None:
     memory = empty(8 * MIB)
     fill_random(memory, 1)
     copy = memory.cpu()
-    sizes = [CHUNK, 16, CHUNK - 16, 4096, 0, 48, CHUNK, 512, CHUNK // 2, 12_352]  # the last group is not full
+    sizes = [CHUNK] * 4 + [CHUNK - 16, CHUNK, CHUNK - 4096, CHUNK - 4112]  # groups of which most is read without conditions
+    sizes += [CHUNK, 16, CHUNK - 16, 4096, 0, 48, CHUNK, 512, CHUNK // 2, 12_352]  # the last group is not full
     begins = [sum(sizes[:index]) for index in range(len(sizes))]
     chunks = [(memory.data_ptr() + begin, size) for begin, size in zip(begins, sizes, strict=True)]
     found = kernel.fingerprints(chunks)

@@ -79,6 +79,13 @@ MUTANTS = (
         (_TEST,),
     ),
     Mutant(
+        "the-results-of-an-earlier-pass-are-taken-for-those-of-this-one",
+        _PASS,
+        "    if (status == TMS_OK) memset(results_of(kernel), 0, kernel->pieces * sizeof(tms_fingerprint_t));\n",
+        "",
+        (_TEST,),
+    ),
+    Mutant(
         "the-module-of-a-context-that-was-reset-is-used",
         "csrc/device/fingerprinter.c",
         "if (loaded->context != current) *loaded",
@@ -90,6 +97,13 @@ MUTANTS = (
         "csrc/kernels/fingerprint.cu",
         "for (int warp = 0; warp < WARPS; warp++)",
         "for (int warp = 1; warp < WARPS; warp++)",
+        (_TEST_KERNEL,),
+    ),
+    Mutant(
+        "the-kernel-reads-the-key-of-another-place",
+        "csrc/kernels/fingerprint.cu",
+        "const uint4 key = keys[place + a * TMS_FINGERPRINT_THREADS + t];",
+        "const uint4 key = keys[place + t];",
         (_TEST_KERNEL,),
     ),
 )

@@ -46,7 +46,8 @@ def test_the_kernel_and_the_function_of_the_simulated_gpu_agree(kernel: ctypes.C
     simulator = ctypes.CDLL(str(simulate.simulator_path()))
     source = random.Random(1)
     key = ctypes.create_string_buffer(source.randbytes(KEY_BYTES), KEY_BYTES)
-    sizes = [CHUNK, 16, CHUNK - 16, 4096, 0, 48, CHUNK, 512, CHUNK // 2, 12_352]  # the last group is not full
+    sizes = [CHUNK] * 4 + [CHUNK - 16, CHUNK, CHUNK - 4096, CHUNK - 4112]  # groups of which most is read without conditions
+    sizes += [CHUNK, 16, CHUNK - 16, 4096, 0, 48, CHUNK, 512, CHUNK // 2, 12_352]  # the last group is not full
     memory = ctypes.create_string_buffer(source.randbytes(sum(sizes) + 16), sum(sizes) + 16)
     address = -(-ctypes.addressof(memory) // 16) * 16
     chunks, results = (Chunk * len(sizes))(), (Words * len(sizes))()

@@ -329,6 +329,7 @@ static void without_the_kernel_everything_is_copied(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tms_error_t error;
         tms_fingerprinter_release(&f->saver.stores.fingerprinter, &f->devices);
+        tms_host_store_trim(&f->saver.stores.host); /* the buffer of the fingerprints is pinned again */
         tms_log_init(&f->log, TMS_LOG_WARNING);
         uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
         simulator()->fail_after(cases[i].call, 0, 1000, (int)cases[i].result);
@@ -443,6 +444,20 @@ static CUresult launch_nothing(CUfunction function, unsigned int grid_x, unsigne
     return CUDA_SUCCESS;
 }
 
+/* The buffer of the results is that of the pass before. */
+static void a_kernel_that_writes_nothing_does_not_hide_a_change(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    cycle_copying(f, 0, BYTES);
+    add_one(address + 3 * CHUNK);
+    writable(f)->cuLaunchKernel = launch_nothing;
+    cycle_copying(f, BYTES, 0);
+    subtract_one(address + 3 * CHUNK);
+    assert_filled(address, BYTES, 1);
+}
+
 static void a_verified_pause_fails_if_it_left_a_changed_byte_out(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -552,6 +567,7 @@ int main(void) {
         ONE(a_segment_whose_copy_was_handed_out_is_copied_whole),
         ONE(after_a_late_failure_what_was_overwritten_is_copied_whole),
         ONE(without_the_kernel_everything_is_copied),
+        ONE(a_kernel_that_writes_nothing_does_not_hide_a_change),
         ONE(without_compilation_in_the_driver_everything_is_copied),
         ONE(on_a_full_device_everything_is_copied),
         ONE(a_device_that_cannot_be_waited_for_fails_the_pause),
