@@ -163,10 +163,9 @@ class PoolStore(PoolStock):
         """Ends only this frame, which may have been entered in part. The later frames of its thread stay; the last is in
         force. A signal handler may raise between any two steps: a repetition makes those that remain."""
         torch, stack = frame.torch, frame.stack
-        if stack and stack[-1] is frame:
-            stack.remove(frame)
-        elif frame in stack:
-            frame.later = stack[stack.index(frame) + 1 :]
+        if frame in stack:
+            if stack[-1] is not frame:
+                frame.later = stack[stack.index(frame) + 1 :]
             stack.remove(frame)
         if torch is not None:
             is_own = stack is self.stack()

@@ -14,6 +14,7 @@
 #define __align__(bytes) alignas(bytes)
 #define __launch_bounds__(...)
 using std::max;
+using std::min;
 
 struct uint4 {
     uint32_t x, y, z, w;
