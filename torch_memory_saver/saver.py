@@ -15,7 +15,6 @@ from torch_memory_saver._engine import hook_modes, hooks, preload
 from torch_memory_saver._engine.engine import Engine
 from torch_memory_saver._engine.hook_modes import HookMode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
-from torch_memory_saver._engine.managing import ManageHandle
 from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver._engine.tensors import is_paused, tag_of
 from torch_memory_saver._text import suggestion
@@ -37,6 +36,8 @@ from torch_memory_saver.reports.usage import PreservedBlock, Stats
 
 if TYPE_CHECKING:
     import torch
+
+    from torch_memory_saver._engine.managing import ManageHandle
 
     Preservable: TypeAlias = torch.Tensor | torch.nn.Module | Iterable[Any]
     Manageable: TypeAlias = torch.Tensor | torch.nn.Module | torch.optim.Optimizer | Iterable[Any]

@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import preload
@@ -20,7 +20,6 @@ from torch_memory_saver._engine.background import after_call, before_pause, expl
 from torch_memory_saver._engine.freshness import Checked, check_fresh
 from torch_memory_saver._engine.hook_modes import check_hook_mode
 from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
-from torch_memory_saver._engine.managing import ManageHandle, manage
 from torch_memory_saver._engine.native_log import passes_log_on
 from torch_memory_saver._engine.pending import PendingResume, on_main_thread
 from torch_memory_saver._engine.preserved import preserving_finder
@@ -65,6 +64,9 @@ from torch_memory_saver.reports.freshness import FreshReport
 from torch_memory_saver.reports.ledger import Ledger
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport, pause_report, resume_report
 from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_stats
+
+if TYPE_CHECKING:
+    from torch_memory_saver._engine.managing import ManageHandle
 
 __all__ = ["Engine", "private_attributes"]
 
@@ -163,6 +165,8 @@ class Engine:
 
     @passes_log_on
     def manage(self, what: Any, *, tag: str = DEFAULT_TAG, backup: str | None = None) -> ManageHandle:
+        from torch_memory_saver._engine.managing import manage  # few programs need it, and an import takes a millisecond
+
         return manage(self._store, what, RegionOptions.check(tag, backup))
 
     def cuda_graph(
