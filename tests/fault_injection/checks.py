@@ -50,7 +50,7 @@ def grew(before: Any, after: Any) -> bool:
 
 
 def is_of_host_memory(name: str) -> bool:
-    """About held resources: with a pool, a failed call may leave it larger."""
+    """About held resources: a failed call may leave a pool larger, to which buffers of fingerprints return as well."""
     return "host_" in name or name in ("mapped bytes", "resident bytes", "blocks of memory")
 
 
@@ -289,7 +289,7 @@ class CheckedWorld(World):
             for name in after
             if grew(before[name], after[name])
             # Without a thread to release it, host memory waits for the next call.
-            and not ((self.pools or "pthread_create" in failed) and is_of_host_memory(name))
+            and not ((self.pools or self.retains or "pthread_create" in failed) and is_of_host_memory(name))
             and not (name == "mapped bytes" and "munmap" in failed)  # addresses that were never prefaulted
         ]
 
@@ -312,9 +312,8 @@ class CheckedWorld(World):
             self.free(block)
         self.reclaim()
         self.machine.settle()
-        if self.pools:
-            core.release_host_memory()
-            self.machine.settle()
+        core.release_host_memory()  # a pool, or the buffer of fingerprints
+        self.machine.settle()
         if self.backup_directory != self.directory / "backups":
             self.set_directory(self.directory / "backups")
         return problems

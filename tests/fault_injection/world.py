@@ -58,6 +58,7 @@ class World:
     guards: bool = False
     #: Host memory may be kept for later.
     pools: bool = False
+    retains: bool = False
     #: A tag has been made, which stays for ever.
     new_tags: bool = False
     #: Tags of scenarios with runs that have other names by now.
@@ -219,6 +220,8 @@ class World:
         block.write(block.data[:middle] + bytes([block.data[middle] ^ 1]) + block.data[middle + 1 :])
 
     def retain(self, on: bool) -> None:
+        """Backups are kept with their contents, and the buffer of their fingerprints in the pool."""
+        self.retains = self.retains or on
         core.set_retain_backup(on)
 
     def guard(self, on: bool) -> None:

@@ -3,6 +3,7 @@ output."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -144,6 +145,26 @@ def test_sharded_example() -> None:
         assert nothing == 0 < parked
         assert max(train, update) < min(everything) - KV_MIB / 2, "the KV cache was there before the rollout"
         assert rollout <= min(everything) - parked, "the trainer was there in the rollout"
+
+
+@pytest.mark.multigpu
+def test_a_model_of_32b_in_small(tmp_path: Path) -> None:
+    """With an eighth of each width and a quarter of the layers, on GPUs of any size: the ratio counts from the weights."""
+    results = {}
+    for strategy in ("kept", "stages"):
+        file = tmp_path / f"{strategy}.json"
+        arguments = ["--model", "32b", "--divided", "8", "--steps", "2", "--strategy", strategy, "--json", str(file)]
+        ratio = 2 * 10**8 / torch.cuda.get_device_properties(0).total_memory
+        subprocess_run([str(EXAMPLES / "rl_sharded.py"), *arguments, "--ratio", str(ratio)], timeout=280).check()
+        results[strategy] = json.loads(file.read_text())
+    done = subprocess_run([str(EXAMPLES / "rl_sharded.py"), "--compare", *map(str, tmp_path.glob("*.json"))]).check()
+    assert len(held(done.output)) == 1, "the losses are equal"
+    kept, stages = ([steps[-1] for steps in results[name]["ranks"]] for name in ("kept", "stages"))
+    trainer = 12 * results["kept"]["layers"] * 7_600_000 // len(kept)
+    for own, other in zip(stages, kept, strict=True):
+        assert own["released"] > 0.9 * trainer
+        assert own["bytes"]["rollout"] < other["bytes"]["rollout"] - 0.9 * trainer
+        assert own["sent"] == own["answered"] != 0
 
 
 def rows_of_phases(output: str) -> list[list[float]]:

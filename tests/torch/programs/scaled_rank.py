@@ -12,19 +12,25 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 os.environ["NCCL_GRAPH_REGISTER"] = "0"
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 import torch
 import torch.distributed as dist
-from scaled_model import HEAD, KV_HEADS, LAYERS, PARTS, WORDS, Engine, Model
+from _qwen import Engine, Model, Shape
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from torch_memory_saver import OutOfMemoryError, torch_memory_saver
 
 RANKS = 8
+#: Of an engine.
+PARTS = 2
 STEPS = 2
+#: With an eighth of each width matrices have a 64th of the parameters.
+SHAPE = Shape().divided(8)
 #: Of the device's memory, for the engine's weights and KV cache.
 RATIO = 0.9
 #: The graph's own memory: a 64th of 2 GiB.
@@ -51,7 +57,7 @@ def bits(tensors: Iterable[torch.Tensor]) -> int:
 class Trainer:
     def __init__(self) -> None:
         with torch.device("meta"):
-            self.model = Model()
+            self.model = Model(SHAPE)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for layer in self.model.layers:
             fully_shard(layer, mp_policy=policy)
@@ -66,7 +72,7 @@ class Trainer:
         with torch_memory_saver.region(tag="optimizer", enable_cpu_backup=True):
             self.optimizer.step()  # makes its state, and changes nothing else
         self.optimizer.param_groups[0]["lr"] = 1e-3
-        self.words = torch.randint(WORDS, (1, TOKENS + 1), generator=torch.Generator().manual_seed(rank)).to(device)
+        self.words = torch.randint(SHAPE.words, (1, TOKENS + 1), generator=torch.Generator().manual_seed(rank)).to(device)
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -93,16 +99,16 @@ class Rollout:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         with torch_memory_saver.region(tag="weights"):
-            self.engine = Engine(rank % PARTS, group)
+            self.engine = Engine(SHAPE, rank % PARTS, PARTS, group)
         weights = self.engine.weights.values()
         for weight in weights:
             weight.zero_()
         budget = int(RATIO * torch.cuda.mem_get_info()[1]) - sum(weight.nbytes for weight in weights)
-        heads = KV_HEADS // PARTS
-        tokens = budget // (LAYERS * 2 * heads * HEAD * torch.bfloat16.itemsize)
+        heads = SHAPE.kv_heads // PARTS
+        tokens = budget // (SHAPE.layers * 2 * heads * SHAPE.head * torch.bfloat16.itemsize)
         # One allocation: rounding each layer's to 2 MiB would weigh 64 times as much as on a real GPU.
         with torch_memory_saver.region(tag="kv_cache"):
-            self.cache = torch.empty(LAYERS, 2, tokens, heads, HEAD, dtype=torch.bfloat16, device=device)
+            self.cache = torch.empty(SHAPE.layers, 2, tokens, heads, SHAPE.head, dtype=torch.bfloat16, device=device)
         self.tokens = torch.arange(SEQUENCES, device=device)
         # From the first to the last token of the cache.
         self.slots = torch.linspace(0, tokens - 1, SEQUENCES * TOKENS).long().view(SEQUENCES, TOKENS).to(device)
