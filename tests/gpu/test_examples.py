@@ -148,7 +148,6 @@ def test_sharded_example() -> None:
 
 
 @pytest.mark.multigpu
-@pytest.mark.timeout(300)
 def test_a_model_of_32b_in_small(tmp_path: Path) -> None:
     """With an eighth of each width and a quarter of the layers, on GPUs of any size: the ratio counts from the weights."""
     results = {}
