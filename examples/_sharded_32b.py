@@ -363,7 +363,7 @@ def plot(path: str, results: list[dict[str, Any]]) -> None:
         axis.bar(PHASES, cache, bottom=[peak - held for peak, held in zip(peaks, cache, strict=True)], label="KV cache")
         axis.axhline(result["device_bytes"] / 1e9, linestyle="--", color="gray", label="device")
         axis.set_title(f"{result['strategy']}, ratio {result['ratio']:.2f}")
-    axis.legend(fontsize="small")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.supylabel("GB")
     figure.savefig(path)
 
