@@ -267,24 +267,38 @@ tms_status_t tms_backup_read(const tms_backup_t *backup, const tms_backup_stores
                                    found, wait, context, error);
 }
 
-/* Compares `bytes` at `offset` of the segment with `expected`. `buffer` has room for them. */
-static tms_status_t compare_part(const tms_backup_t *backup, const tms_backup_store_t *entry, const tms_backup_slot_t *slot,
-                                 uint64_t offset, uint64_t bytes, const char *expected, char *buffer, bool *differs,
-                                 uint64_t *place, tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
-    const char *held = buffer;
+/* The comparison of a backup with its copy. */
+typedef struct comparison {
+    const tms_backup_t *backup, *copy;
+    const tms_backup_stores_t *stores;
+    const tms_backup_store_t *entry; /* which holds the backup */
+    char *buffer;                    /* for one part of a backup that can only be read */
+    bool *differs;
+    uint64_t *place;
+    tms_wait_t *wait;
+} comparison_t;
+
+/* Compares `bytes` at `offset` of the segment. */
+static tms_status_t compare_part(const comparison_t *all, uint64_t offset, uint64_t bytes,
+                                 const tms_error_context_t *context, tms_error_t *error) {
+    const tms_backup_operations_t *operations = all->entry->operations;
+    const tms_backup_slot_t *slot = &all->backup->slots[all->entry - all->stores->list];
+    const char *expected = tms_backup_find(all->copy, all->stores, offset, bytes, NULL), *held = all->buffer;
     tms_status_t status = TMS_OK;
     bool found = true;
-    if (entry->operations->find)
-        held = entry->operations->find(entry->store, backup, slot, offset, bytes, NULL);
+    if (operations->find)
+        held = operations->find(all->entry->store, all->backup, slot, offset, bytes, NULL);
     else
-        status = entry->operations->read(entry->store, backup, slot, offset, bytes, buffer, &found, wait, context, error);
+        status = operations->read(all->entry->store, all->backup, slot, offset, bytes, all->buffer, &found, all->wait,
+                                  context, error);
     if (status == TMS_OK && !(held && found && expected))
         return tms_error_set(error, TMS_INVALID_STATE, context, "the backup or its copy has no byte %llu",
                              (unsigned long long)offset);
     if (status != TMS_OK || memcmp(held, expected, bytes) == 0) return status;
-    for (*place = 0; held[*place] == expected[*place]; ++*place) continue;
-    *place += offset;
-    *differs = true;
+    uint64_t first = 0;
+    while (held[first] == expected[first]) first++;
+    *all->place = offset + first;
+    *all->differs = true;
     return TMS_OK;
 }
 
@@ -295,21 +309,19 @@ tms_status_t tms_backup_compare(const tms_backup_t *backup, const tms_backup_t *
     tms_extent_t whole;
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(&backup->held, &whole, &count);
-    const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->held.kind);
+    comparison_t all = {.backup = backup, .copy = copy, .stores = stores, .differs = differs, .place = place, .wait = wait};
+    all.entry = tms_backup_stores_find(stores, backup->held.kind);
     *differs = false;
-    if (!entry) return TMS_OK; /* it holds nothing */
-    char *buffer = malloc(PART_BYTES);
-    tms_status_t status = buffer ? TMS_OK : tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
+    if (!all.entry) return TMS_OK; /* it holds nothing */
+    all.buffer = malloc(PART_BYTES);
+    tms_status_t status = all.buffer ? TMS_OK : tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
     for (size_t i = 0; status == TMS_OK && !*differs && i < count; i++) {
         for (uint64_t part, done = 0; status == TMS_OK && !*differs && done < extents[i].bytes; done += part) {
             part = extents[i].bytes - done < PART_BYTES ? extents[i].bytes - done : PART_BYTES;
-            const uint64_t offset = extents[i].offset + done;
-            status = compare_part(backup, entry, &backup->slots[entry - stores->list], offset, part,
-                                  tms_backup_find(copy, stores, offset, part, NULL), buffer, differs, place, wait, context,
-                                  error);
+            status = compare_part(&all, extents[i].offset + done, part, context, error);
         }
     }
-    free(buffer);
+    free(all.buffer);
     return status;
 }
 
