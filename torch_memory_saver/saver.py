@@ -113,7 +113,7 @@ class TorchMemorySaver:
 
     @property
     def enabled(self) -> bool:
-        """Whether this is the real saver, which is always True."""
+        """Always True; kept for programs that were written for the C++ package."""
         return True
 
     @property
