@@ -466,9 +466,10 @@ class TorchMemorySaver:
         An allocation that the driver fails to release is *damaged*: the pause raises, the contents stay in the backup, and
         later calls retry the release. A later pause only logs an allocation that is still damaged.
 
-        Segments of PyTorch's cache without a tensor are released to the driver. In the other segments, the pause copies only
-        blocks that are in use or that a stream may still use. Memory of CUDA graphs, of pools other than those of
-        :meth:`region` and PyTorch's default pool, and memory outside PyTorch is copied completely.
+        Managed segments without a tensor are released to the driver. PyTorch's cache of ordinary memory stays:
+        ``torch.cuda.empty_cache()`` releases it. In the other segments, the pause copies only blocks that are in use or that
+        a stream may still use. Memory of CUDA graphs, of pools other than those of :meth:`region` and PyTorch's default
+        pool, and memory outside PyTorch is copied completely.
 
         Args:
             tag: One tag or an iterable of tags. None selects every tag. A tag with ``*``, ``?`` or ``[`` that no region or

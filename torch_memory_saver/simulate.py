@@ -44,6 +44,8 @@ _SHARED_MEMORY = "/dev/shm/tms_simulated_"
 _PROVIDED_PREFIXES = ("cu", "__cuda", "nccl")
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?", re.ASCII)
+#: The granularity of physical memory.
+_LEAST_MEMORY = 2 << 20
 _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _MAX_BYTES = (1 << 63) - 1
 #: Random bytes in the name of a machine.
@@ -123,7 +125,10 @@ def environment(
     result["TMS_CUDA_DRIVER"] = str(simulator)
     result[_OWN_VARIABLES + "DEVICES"] = str(devices)
     result[_OWN_VARIABLES + "VISIBLE"] = "1"
-    result[_OWN_VARIABLES + "MEMORY"] = str(_size(memory))
+    size = _size(memory)
+    if size < _LEAST_MEMORY:
+        raise InvalidArgumentError(f"a simulated device has at least 2 MiB, not {size} bytes: write a unit, such as 8GiB")
+    result[_OWN_VARIABLES + "MEMORY"] = str(size)
     # Python imports sitecustomize from this folder when it starts.
     others = result.get("PYTHONPATH", "").split(os.pathsep)
     result["PYTHONPATH"] = _join("PYTHONPATH", [_STARTUP], others)
@@ -265,7 +270,7 @@ def check_imports(command: Sequence[str]) -> None:
             raise TorchUnavailableError(
                 f"{scripts[0]} imports torch, which is not installed for {sys.executable}: install PyTorch's CUDA build "
                 "(pip install --no-deps torch==2.11.0, and pip install filelock typing-extensions sympy networkx jinja2 "
-                "fsspec; NVIDIA's packages are not needed), or use the Python that has it",
+                "fsspec numpy; NVIDIA's packages are not needed), or use the Python that has it",
                 operation="simulate",
             )
 

@@ -268,6 +268,7 @@ def test_a_script_that_imports_a_torch_that_is_not_there(run_simulate: Program, 
     ("arguments", "status", "words"),
     [
         (["--memory", "8GB", "--", "python"], 2, "'8GB' is not a size"),
+        (["--memory", "8", "--", "python"], 2, "at least 2 MiB, not 8 bytes"),
         (["--bandwidth", "fast", "--", "python"], 2, "'fast' is not a size"),
         (["--devices", "9", "--", "python"], 2, "invalid choice"),
         ([], 2, "there is no command to run"),
