@@ -122,7 +122,8 @@ class Swap(Case):
     def run(self, setting: Setting, shape: Shape) -> list[Row]:
         saver, tag = setting.saver, self.name
         layers, part = shape.count, shape.size / self.shapes[0].size
-        while 2 * sum(self.sizes(layers, part)) + part * (self.most_copied + self.spare) > setting.device.memory()[0]:
+        room = setting.device.memory()[0] - part * (self.most_copied + self.spare)
+        while layers > 1 and 2 * sum(self.sizes(layers, part)) > room:
             layers //= 2
         with saver.region(tag, "pinned", "retain"):
             blocks = [setting.block(size, index) for index, size in enumerate(self.sizes(layers, part))]
@@ -142,6 +143,7 @@ class Swap(Case):
         row = partial(setting.row, self, f"{layers} layers, {total / GIB:.1f} GiB")
         if limits is None:
             return [row("pause", total, pauses), row("resume", total, resumes)]
+        limits.close()
         return [
             row("pause", total, pauses, limits.pauses, limits.pause_name, self.pause_at_least),
             row("resume", total, resumes, limits.resumes, limits.resume_name, self.resume_at_least),
@@ -176,3 +178,9 @@ class _SwapLimits:
         self.pauses.append(setting.timed(self._kernel.run) + setting.timed(self._bare.pause))
         setting.rest(self._total)
         self.resumes.append(setting.timed(self._copy.back) * self._total / self._copy.size)
+
+    def close(self) -> None:
+        """Release the memory of the limits."""
+        self._kernel.close()
+        self._copy.close()
+        self._bare.close()

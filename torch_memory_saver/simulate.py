@@ -94,7 +94,7 @@ def environment(
 
     Args:
         devices: The number of devices, 0 to 8.
-        memory: Bytes of each device, as a number or a text such as "8GiB".
+        memory: Bytes of each device, at least 2 MiB, as a number or a text such as "8GiB".
         bandwidth: Bytes per second of copies in flight, in the same form. None: as fast as the host copies.
         preload_hook: Whether the hook library is preloaded as well (hook mode "preload").
         report: Whether each process prints at its end what it still holds on the devices.

@@ -45,8 +45,8 @@ void tms_pass_add(tms_pass_t *pass, tms_backup_t *backup, const tms_backup_conte
 
 /* ---- the start ---- */
 
-/* The buffer of a kernel has the pieces, and then the results. It returns to the pool of host memory, because making and
- * pinning one takes as long as fingerprints of a few GiB. */
+/* The buffer of a kernel has the pieces, and then the results. It returns to the pool of host memory, so that not each
+ * pause maps and pins one. */
 static tms_fingerprint_chunk_t *chunks_of(const tms_pass_kernel_t *kernel) { return kernel->buffer->memory; }
 static tms_fingerprint_t *results_of(const tms_pass_kernel_t *kernel) {
     return (tms_fingerprint_t *)(void *)(chunks_of(kernel) + kernel->pieces);

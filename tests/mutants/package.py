@@ -219,8 +219,8 @@ _REGIONS = (
     Mutant(
         "leaving-an-outer-region-leaves-the-inner-ones",
         _SOURCES + "_torch/pools.py",
-        "            stack.remove(frame)\n",
-        "            del stack[stack.index(frame) :]\n",
+        "        stack.remove(frame)\n",
+        "        del stack[stack.index(frame) :]\n",
         ("torch:tests/torch/test_frames.py::test_leaving_the_outer_region_first_leaves_the_inner_one_in_force",),
     ),
     Mutant(
@@ -318,7 +318,7 @@ _TORCH_LAYER = (
     Mutant(
         "a-region-is-left-on-the-wrong-thread-without-a-word",
         _SOURCES + "_engine/region.py",
-        "            if frame.stack is store.stack():\n                note_left(frame)",
+        "            if frame.stack is self._store.stack():\n                note_left(frame)",
         "            if True:\n                note_left(frame)",
         ("torch:tests/torch/test_frames.py::test_leaving_on_another_thread_ends_the_routing",),
     ),

@@ -165,7 +165,7 @@ class Engine:
 
     @passes_log_on
     def manage(self, what: Any, *, tag: str = DEFAULT_TAG, backup: str | None = None) -> ManageHandle:
-        from torch_memory_saver._engine.managing import manage  # few programs need it, and an import takes a millisecond
+        from torch_memory_saver._engine.managing import manage  # few programs need it
 
         return manage(self._store, what, RegionOptions.check(tag, backup))
 

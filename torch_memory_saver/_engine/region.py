@@ -62,8 +62,7 @@ class Region(_core.Scope, FunctionDecorator):
         note_entered(frame)
 
     def _choose(self) -> Frame:
-        frames = self._frames
-        return frames[0] if len(frames) == 1 else choose_frame(frames, self._store.stack())
+        return choose_frame(self._frames, self._store.stack())
 
     def _leave(self, frame: Frame) -> None:
         if not frame.used:
@@ -75,9 +74,8 @@ class Region(_core.Scope, FunctionDecorator):
             self._frames.remove(frame)
 
     def _left(self, frame: Frame, exception: BaseException | None) -> None:
-        store, torch = self._store, frame.torch
-        store.return_memory(frame)
-        if torch is not None and not store.single_device:
+        self._store.return_memory(frame)
+        if frame.torch is not None and not self._store.single_device:
             try:
                 _core.refresh_peers()
             except ForkedProcessError:
@@ -87,12 +85,11 @@ class Region(_core.Scope, FunctionDecorator):
                     raise
                 # Does not replace the exception of the region's body.
                 logger.warning("leaving region(tag=%r) after an exception: %s", self._options.tag, error)
-        if frame.reading is not None and exception is None:
-            store.watch.end(frame, frame.used)
-        if torch is not None and frame.managed:
-            self._return_idle(frame)
+        if exception is None:
+            self._store.watch.end(frame, frame.used)
+        self._return_idle(frame)
         try:
-            if frame.stack is store.stack():
+            if frame.stack is self._store.stack():
                 note_left(frame)
             else:
                 warn(

@@ -104,7 +104,7 @@ class Frame:
         over: The frame of another context that was in force at the entry, if any.
         reading: PyTorch's memory at the entry, which is compared with its memory at the exit; None if nothing is compared
             (elsewhere.py).
-        inner: The pools of the regions that were left inside this one, and its own once it has been left.
+        inner: The pools of the regions that were left inside this one.
         routing: The routing to the pools, from before it begins until it has ended completely.
         routed: Whether the routing is in force.
         closed: True once the frame has been left.

@@ -164,8 +164,7 @@ class PoolStore(PoolStock):
         force. A signal handler may raise between any two steps: a repetition makes those that remain."""
         torch, stack = frame.torch, frame.stack
         if frame in stack:
-            if stack[-1] is not frame:
-                frame.later = stack[stack.index(frame) + 1 :]
+            frame.later = stack[stack.index(frame) + 1 :]
             stack.remove(frame)
         if torch is not None:
             is_own = stack is self.stack()

@@ -55,7 +55,7 @@ class OneUse(_core.Scope):
 
 
 def move(source: list[_Item], target: list[_Item] | deque[_Item], index: int = -1) -> None:
-    """Move one item from a list to the end of another one."""
+    """Take one item out of a list, and append it to another one."""
     target.extend(map(source.pop, (index,)))
 
 

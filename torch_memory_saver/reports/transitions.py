@@ -47,7 +47,7 @@ class PauseReport(TransitionReport):
         reusable_bytes: Bytes of paused memory that PyTorch could assign to new tensors before the resume, because they are
             free blocks of its default pool and no other pool could replace that pool. The number can differ from 0 only in
             processes that manage everything (``TMS_INIT_ENABLE=1``), if another thread was inside a region, or with a
-            PyTorch before 2.11. Such a process should allocate inside ``disable()`` while memory is paused.
+            PyTorch before 2.11. In these cases, allocate inside ``disable()`` while memory is paused.
         possibly_shared_bytes: Bytes of paused allocations that were sent to other processes and may still be mapped there.
             The memory returns to the driver when those processes drop their tensors. Whole physical handles are counted,
             which neighbouring allocations may share. The number is an estimate from PyTorch's counters: it is too large
