@@ -121,6 +121,7 @@ def test_training_and_rollout_in_turn(tmp_path: Path) -> None:
             TMS_SIMULATED_DEVICES=str(RANKS),
             TMS_SIMULATED_MEMORY=str(H200_BYTES // SCALE),
             TMS_SIMULATED_NCCL_MEMORY=str(2 * MIB),
+            CUBLAS_WORKSPACE_CONFIG=f":{4096 // SCALE}:8",  # 32 MiB for each thread and stream, divided
         )
     finally:  # the last process of a machine removes it by itself, unless it is killed
         Path(f"/dev/shm/tms_simulated_{machine}").unlink(missing_ok=True)
