@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -288,34 +289,49 @@ def check_host(setup: Setup) -> None:
     check(available > 1.05 * needed, "the host has memory for all trainers")
 
 
-def largest_ratio(setup: Setup, device_bytes: int) -> float:
-    """Run one step with a small cache, and compute the largest ratio that fits from the memory beside the cache."""
-    small = replace(setup, ratio=setup.weight_bytes / device_bytes + SMALLEST_CACHE, steps=2)
-    peak = max(step.bytes[phase] for steps in run(small) for step in steps for phase in WITH_CACHE[setup.strategy])
-    room = (1 - MARGIN) * device_bytes - peak + small.ratio * device_bytes
-    ratio = int(room / device_bytes * PACE) / PACE
-    print(f"{setup.strategy}: with a ratio of {small.ratio:.3f} the peak is {gb(peak)} GB; {ratio:.2f} fits", flush=True)
-    return ratio
-
-
-def measure(setup: Setup, wanted: str) -> dict[str, Any]:
-    device = torch.cuda.get_device_properties(0)  # makes no context
-    check_host(setup)
-    ratio = largest_ratio(setup, device.total_memory) if wanted == "largest" else float(wanted)
-    setup = replace(setup, ratio=ratio)
+def run_once(setup: Setup) -> dict[str, Any]:
+    """Run all steps at one ratio, print the time of the whole run, and check that the engines had the trainer's weights."""
+    begun = time.perf_counter()
     ranks = run(setup)
+    seconds = time.perf_counter() - begun
+    print(f"{setup.strategy}: a run of {setup.steps} steps at a ratio of {setup.ratio:.3f} took {seconds:.1f} s", flush=True)
     for rank, steps in enumerate(ranks):
         for number, step in enumerate(steps):
             check(step.answered == step.sent, f"step {number}, rank {rank}: the engine answered with the trainer's weights")
     return {
         "strategy": setup.strategy,
-        "ratio": ratio,
+        "ratio": setup.ratio,
+        "ranks": [[asdict(step) for step in steps] for steps in ranks],
+    }
+
+
+def largest_ratio(trial: dict[str, Any], device_bytes: int) -> float:
+    """Compute the largest ratio that fits from the memory that a trial takes beside its KV cache."""
+    phases = WITH_CACHE[trial["strategy"]]
+    peak = max(step["bytes"][phase] for steps in trial["ranks"] for step in steps for phase in phases)
+    room = (1 - MARGIN) * device_bytes - peak + trial["ratio"] * device_bytes
+    ratio = int(room / device_bytes * PACE) / PACE
+    print(f"{trial['strategy']}: the peak of the trial is {gb(peak)} GB; a ratio of {ratio:.2f} fits", flush=True)
+    return ratio
+
+
+def measure(setup: Setup, wanted: str) -> dict[str, Any]:
+    """Run a strategy at the wanted ratio. The largest ratio needs a trial first, at the same ratio for all strategies."""
+    device = torch.cuda.get_device_properties(0)  # makes no context
+    check_host(setup)
+    trial = None
+    if wanted == "largest":
+        trial = run_once(replace(setup, ratio=setup.weight_bytes / device.total_memory + SMALLEST_CACHE))
+    ratio = float(wanted) if trial is None else largest_ratio(trial, device.total_memory)
+    setup = replace(setup, ratio=ratio)
+    return {
+        **run_once(setup),
         "device": device.name,
         "device_bytes": device.total_memory,
         "cache_bytes": setup.cache_bytes(device.total_memory),
         "layers": setup.shape.layers,
         "tp": setup.tp,
-        "ranks": [[asdict(step) for step in steps] for steps in ranks],
+        "trial": trial,
     }
 
 
@@ -343,12 +359,29 @@ def show(results: list[dict[str, Any]]) -> None:
         print(f"| {' | '.join(cells)} |")
 
 
+def compare_losses(runs: list[dict[str, Any]], name: str) -> None:
+    """Check that the losses of runs at equal ratios are equal, bit for bit. At different ratios, print whether they are."""
+    losses = [[[step["loss"] for step in steps] for steps in each["ranks"]] for each in runs]
+    ratios = [each["ratio"] for each in runs]
+    for index in range(1, len(runs)):
+        same_ratio = ratios[index] in ratios[:index]
+        other = ratios.index(ratios[index]) if same_ratio else 0
+        equal = losses[index] == losses[other]
+        mine = f"{runs[index]['strategy']}: the losses of the {name} at a ratio of {ratios[index]:.3f}"
+        theirs = f"those of {runs[other]['strategy']}"
+        if same_ratio:
+            check(equal, f"{mine} are {theirs}, bit for bit")
+        else:
+            print(f"  {mine} {'equal' if equal else 'differ from'} {theirs} at {ratios[other]:.3f}")
+
+
 def compare(results: list[dict[str, Any]]) -> None:
-    """Check that the losses of all results are equal, bit for bit, and show them."""
+    """Show the results, and compare the losses of their trials, if all have one, and of their final runs."""
     show(results)
-    losses = [[[step["loss"] for step in steps] for steps in result["ranks"]] for result in results]
-    for result, own in zip(results[1:], losses[1:], strict=True):
-        check(own == losses[0], f"{result['strategy']}: the losses are those of {results[0]['strategy']}, bit for bit")
+    trials = [result["trial"] for result in results if result.get("trial")]
+    if len(trials) == len(results):
+        compare_losses(trials, "trial")
+    compare_losses(results, "final run")
 
 
 def plot(path: str, results: list[dict[str, Any]]) -> None:

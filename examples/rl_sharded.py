@@ -13,8 +13,9 @@ The whole program runs twice: first with everything kept on the GPUs, without to
 must equal that of the first, bit for bit. The losses depend on the engine as well: the trainer learns from its answers.
 
 With --model 32b each GPU has as many bytes as for Qwen2.5-32B on eight GPUs, with tensor-parallel engines. One strategy
-runs, at one ratio of weights and KV cache to the device, or at the largest one that fits (--ratio largest). A file of
-results has losses, memory and times; --compare shows several, and checks that their losses are equal.
+runs, at one ratio of weights and KV cache to the device, or at the largest one that fits (--ratio largest). To find that
+ratio, a trial runs first with a small KV cache, at the same ratio for all strategies. A file of results has losses, memory
+and times of the run and of its trial; --compare shows several files, and checks that losses at equal ratios are equal.
 
     python examples/rl_sharded.py
     python -m torch_memory_saver simulate --devices 2 -- python examples/rl_sharded.py
