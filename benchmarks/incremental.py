@@ -58,11 +58,13 @@ class Changes(Case):
             for name in ("nothing", "a part"):
                 if name == "a part":
                     self.change(chooser, blocks, part)
+                setting.rest(shape.bytes)  # Both sides begin after a rest: driver calls are faster right after others.
                 measure(name, lambda: saver.pause(tag))
                 times.setdefault(f"before, {name}", []).append(_seconds_before_release())
                 setting.rest(shape.bytes)
                 saver.resume(tag)
                 bare.resume()
+                setting.rest(shape.bytes)
                 measure(f"limit, {name}", partial(limit, name == "a part"))
                 setting.rest(shape.bytes)
             measure("kernel", kernel.run)
@@ -134,6 +136,7 @@ class Swap(Case):
         limits = _SwapLimits(setting, saver, tag, blocks, int(part * self.most_copied)) if isinstance(saver, Ours) else None
         pauses, resumes = [], []
         for _ in range(setting.repetitions):
+            setting.rest(total)
             pauses.append(setting.timed(lambda: saver.pause(tag)))
             setting.rest(total)
             resumes.append(setting.timed(lambda: saver.resume(tag)))
@@ -175,6 +178,7 @@ class _SwapLimits:
     def measure(self) -> None:
         setting = self._setting
         self._bare.resume()
+        setting.rest(self._total)
         self.pauses.append(setting.timed(self._kernel.run) + setting.timed(self._bare.pause))
         setting.rest(self._total)
         self.resumes.append(setting.timed(self._copy.back) * self._total / self._copy.size)
