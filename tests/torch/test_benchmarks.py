@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -108,3 +109,40 @@ def test_the_program(tmp_path: Path) -> None:
     assert data["machine"]["torch"] == str(torch.__version__)
     assert done.stdout.startswith("This is the simulated GPU")
     assert "retained, 2 x 12 MiB" in done.stdout
+
+
+def result_of(program: str, *arguments: str) -> dict[str, Any]:
+    """Run a program of benchmarks/ at its small size and return the JSON object that it prints."""
+    command = [sys.executable, str(BENCHMARKS / program), "--small", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize("setting", ["ordinary", "expandable", "managed", "managed-expandable"])
+def test_a_fragmented_training(setting: str) -> None:
+    result = result_of("fragmented_training.py", "--setting", setting)
+    assert result["mode"] == setting
+    assert 0 < result["live_gib"] <= result["allocated_peak_gib"] <= result["reserved_peak_gib"]
+    if not setting.startswith("managed"):
+        assert "same" not in result
+        return
+    assert result["same"] is True, "the parameters have changed"
+    paused = result["used_paused_gib"]
+    assert len(paused) == len(result["pause_ms"]) == len(result["resume_ms"]) == 4
+    assert max(paused) < result["used_end_gib"], "a pause releases memory"
+
+
+@pytest.mark.parametrize("mode", ["ordinary", "region", "line", "manage"])
+def test_the_peak_while_weights_are_managed(mode: str) -> None:
+    result = result_of("manage_peak.py", "--mode", mode)
+    live, largest = result["live_gib"], result["largest_mib"] / 1024
+    assert result["mode"] == mode
+    assert (live, largest) == (6 / 64, 1 / 64), "6 layers of 16 MiB"
+    if mode != "manage":
+        assert result["peak_gib"] >= live
+        return
+    assert result["moved_gib"] == live
+    assert result["load_peak_gib"] >= live
+    assert 0 < result["peak_gib"] <= live + largest + 64 / 1024
