@@ -35,6 +35,11 @@ def used() -> int:
     return total - free
 
 
+def is_near(size: int, expected: int) -> bool:
+    """Whether no allocation lies between two sizes of device memory. A real driver takes and returns some KiB at any time."""
+    return abs(size - expected) < MIB
+
+
 def resident() -> int:
     return int(_core.counters()["resident_bytes"])
 
@@ -54,9 +59,9 @@ def contents() -> None:
         before, held = used(), resident()
         report = saver.pause()
         assert report.bytes == held and resident() == 0, (report, held)
-        assert before - used() == held, (before, used(), held)
+        assert is_near(before - used(), held), (before, used(), held)
         saver.resume()
-        assert used() == before and resident() == held
+        assert is_near(used(), before) and resident() == held
         assert all(is_whole(tensor, seed) for seed, tensor in enumerate(tensors))
 
 
@@ -135,7 +140,7 @@ def disabled() -> None:
         assert _core.find(other.data_ptr()) is None
         assert bool((other == 7).all())
         del other
-    assert used() == before
+    assert is_near(used(), before)
     saver.resume()
     assert is_whole(kept, 1)
 
