@@ -169,12 +169,14 @@ def test_a_signal_does_not_end_the_wait_for_the_decision() -> None:
     handled = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        handled.set()
-        raise KeyboardInterrupt
+        if not handled.is_set():
+            handled.set()
+            raise KeyboardInterrupt
 
     def decide() -> str:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-        handled.wait()
+        # A signal that arrives just before the main thread blocks does not wake it, so the signal is sent again.
+        while not handled.wait(0.05):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         return "decided"
 
     before = signal.signal(signal.SIGUSR1, handle)
