@@ -36,7 +36,7 @@ def used() -> int:
 
 
 def is_near(size: int, expected: int) -> bool:
-    """Whether no allocation lies between two sizes of device memory. A real driver takes and returns some KiB at any time."""
+    """Whether two sizes of device memory differ by no allocation. A real driver takes and returns some KiB at any time."""
     return abs(size - expected) < MIB
 
 
