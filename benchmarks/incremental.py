@@ -58,7 +58,7 @@ class Changes(Case):
             for name in ("nothing", "a part"):
                 if name == "a part":
                     self.change(chooser, blocks, part)
-                setting.rest(shape.bytes)  # Both sides begin after a rest: driver calls are faster right after others.
+                setting.rest(shape.bytes)  # Both sides begin after a rest.
                 measure(name, lambda: saver.pause(tag))
                 times.setdefault(f"before, {name}", []).append(_seconds_before_release())
                 setting.rest(shape.bytes)
