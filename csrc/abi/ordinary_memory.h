@@ -1,5 +1,5 @@
-/* Device memory that is not managed, for torch's pools on devices whose first use is watched (late_devices.h). It is
- * allocated with cuMemAlloc. Memory that the driver fails to free is quarantined. Any thread; holds no lock. */
+/* Device memory that is not managed, for torch's pools outside regions. It is allocated with cuMemAlloc. Memory that the
+ * driver fails to free is quarantined. Any thread; holds no lock. */
 #ifndef TMS_ORDINARY_MEMORY_H
 #define TMS_ORDINARY_MEMORY_H
 

@@ -40,22 +40,37 @@ static void warn_outside_regions(tms_state_t *state, const tms_region_t *region,
         size, region->tag->name);
 }
 
-void *tms_torch_malloc(ssize_t size, int device, void *stream) {
-    (void)stream; /* torch itself separates memory by stream */
+static void *allocate_managed(tms_state_t *state, const tms_region_t *region, ssize_t size, int device) {
     uint64_t address = 0;
     tms_error_t error;
-    if (size <= 0) return NULL;
-    tms_state_t *state = tms_state(NULL);
-    if (!state) return NULL;
-    tms_region_t region = tms_saver_settings(&state->saver);
-    tms_status_t status = tms_saver_allocate(&state->saver, &region, (uint64_t)size, device, &address, &error);
-    if (status != TMS_OK) {
-        report_failure(state, status, &error);
-        return NULL;
+    tms_status_t status = tms_saver_allocate(&state->saver, region, (uint64_t)size, device, &address, &error);
+    if (status == TMS_OK) return (void *)(uintptr_t)address;
+    report_failure(state, status, &error);
+    return NULL;
+}
+
+static void *allocate_ordinary(tms_state_t *state, ssize_t size, int device) {
+    uint64_t address = 0;
+    tms_error_t error;
+    tms_status_t status = tms_ordinary_allocate(state, (uint64_t)size, device, &address, &error);
+    if (status == TMS_OK) {
+        tms_peers_refresh_after_allocation(&state->saver);
+        return (void *)(uintptr_t)address;
     }
+    report_failure(state, status, &error);
+    return NULL;
+}
+
+void *tms_torch_malloc(ssize_t size, int device, void *stream) {
+    (void)stream; /* torch itself separates memory by stream */
+    tms_state_t *state = size > 0 ? tms_state(NULL) : NULL;
+    if (!state) return NULL;
+    const tms_region_t region = tms_saver_settings(&state->saver);
+    void *address = allocate_managed(state, &region, size, device);
+    if (!address) return NULL;
     warn_outside_regions(state, &region, size);
     tms_late_devices_notify(&state->late_devices, device);
-    return (void *)(uintptr_t)address;
+    return address;
 }
 
 void tms_torch_free(void *address, ssize_t size, int device, void *stream) {
@@ -73,31 +88,32 @@ void tms_torch_free(void *address, ssize_t size, int device, void *stream) {
         report_failure(state, status, &error);
 }
 
-/* ---- ordinary memory of devices that are not in use yet ---- */
+/* ---- memory outside regions ---- */
 
-void *tms_torch_watch_malloc(ssize_t size, int device, void *stream) {
+void *tms_torch_ordinary_malloc(ssize_t size, int device, void *stream) {
     (void)stream;
-    uint64_t address = 0;
-    tms_error_t error;
-    if (size <= 0) return NULL;
-    tms_state_t *state = tms_state(NULL);
-    if (!state) return NULL;
-    tms_status_t status = tms_ordinary_allocate(state, (uint64_t)size, device, &address, &error);
-    if (status != TMS_OK) {
-        report_failure(state, status, &error);
-        return NULL;
-    }
-    tms_peers_refresh_after_allocation(&state->saver);
-    tms_late_devices_notify(&state->late_devices, device);
-    return (void *)(uintptr_t)address;
+    tms_state_t *state = size > 0 ? tms_state(NULL) : NULL;
+    void *address = state ? allocate_ordinary(state, size, device) : NULL;
+    if (address) tms_late_devices_notify(&state->late_devices, device);
+    return address;
 }
 
-void tms_torch_watch_free(void *address, ssize_t size, int device, void *stream) {
+void *tms_torch_default_malloc(ssize_t size, int device, void *stream) {
+    (void)stream;
+    tms_state_t *state = size > 0 ? tms_state(NULL) : NULL;
+    if (!state) return NULL;
+    /* As for cudaMalloc, which a capture's settings do not concern. */
+    const tms_region_t region = tms_region_current(&state->regions, NULL);
+    return region.managed ? allocate_managed(state, &region, size, device) : allocate_ordinary(state, size, device);
+}
+
+void tms_torch_default_free(void *address, ssize_t size, int device, void *stream) {
     (void)size;
     (void)stream;
     tms_error_t error;
     tms_state_t *state = address ? tms_state(NULL) : NULL;
     if (!state) return;
-    tms_status_t status = tms_ordinary_free(state, (uintptr_t)address, device, &error);
+    tms_status_t status = tms_saver_free(&state->saver, (uintptr_t)address, &error);
+    if (status == TMS_NOT_MANAGED) status = tms_ordinary_free(state, (uintptr_t)address, device, &error);
     if (status != TMS_OK && !is_shutdown(status, &error)) tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
 }

@@ -197,10 +197,14 @@ TMS_EXPORT const tms_api_t *tms_get_api(uint32_t interface);
  * returns NULL, which torch turns into torch.OutOfMemoryError. */
 TMS_EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream);
 TMS_EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream);
-/* The functions for ordinary memory, which is not managed. The device gets access to managed memory of the others before the
- * allocation returns, and the listener of listen_devices is called. */
-TMS_EXPORT void *tms_torch_watch_malloc(ssize_t size, int device, void *stream);
-TMS_EXPORT void tms_torch_watch_free(void *address, ssize_t size, int device, void *stream);
+/* The functions for pools of memory outside regions, in place of PyTorch's own calls: PyTorch makes no expandable segments
+ * in a pool that has an allocator. `ordinary` makes memory that is not managed. `default` makes memory as the interposed
+ * cudaMalloc does, which is managed where the calling thread's allocations are. The device gets access to managed memory of
+ * the others before the allocation returns, and `ordinary` calls the listener of listen_devices. `free` takes memory of
+ * both. */
+TMS_EXPORT void *tms_torch_ordinary_malloc(ssize_t size, int device, void *stream);
+TMS_EXPORT void *tms_torch_default_malloc(ssize_t size, int device, void *stream);
+TMS_EXPORT void tms_torch_default_free(void *address, ssize_t size, int device, void *stream);
 
 /* The C surface of the C++ package, kept for the programs that reach it through ctypes. tms_pause and tms_resume return a
  * cudaError_t; a NULL tag means all. The setters change the calling thread's innermost region. See compat.c. */

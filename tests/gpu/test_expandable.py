@@ -15,6 +15,7 @@ SCENARIOS = (
     "empty_cache",
     "other_threads",
     "disabled",
+    "pieces_made_while_paused",
     "at_run_time",
     "backups",
     "graphs",

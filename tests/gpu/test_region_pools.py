@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable, Iterator
 
 from gpu_support import (
     MIB,
@@ -245,12 +247,22 @@ def test_regions_and_pools_of_the_users_nest() -> None:
     del pool
 
 
-def test_expandable_segments_toggled_at_run_time(mode: str) -> None:
-    """As verl does around each step: regions stay managed with either value of the setting."""
+@contextlib.contextmanager
+def expandable_segments_on() -> Iterator[Callable[[str], None]]:
+    """Switches them on inside. Yields what changes PyTorch's settings."""
     # Before PyTorch 2.9 it has another name.
     settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
-    tensors = []
+    settings("expandable_segments:True")
     try:
+        yield settings
+    finally:
+        settings("expandable_segments:False")
+
+
+def test_expandable_segments_toggled_at_run_time(mode: str) -> None:
+    """As verl does around each step: regions stay managed with either value of the setting."""
+    tensors = []
+    with expandable_segments_on() as settings:
         for value in ("True", "False", "True"):
             settings(f"expandable_segments:{value}")
             plain = empty(64 * MIB)
@@ -263,12 +275,28 @@ def test_expandable_segments_toggled_at_run_time(mode: str) -> None:
             saver.pause("a")
             torch.cuda.empty_cache()
             saver.resume("a")
-    finally:
-        settings("expandable_segments:False")
     for number, tensor in enumerate(tensors, start=1):
         assert is_managed(tensor), mode
         assert bool((tensor == number).all())
     del tensor
+
+
+def test_tensors_of_disable_are_given_back_one_by_one() -> None:
+    """PyTorch would lose expandable segments in the pool of disable(), which is gone before its tensors."""
+    start = free_bytes()
+    with expandable_segments_on():
+        with saver.region(tag="a"), saver.disable():
+            whole = empty(100 * MIB)
+            del whole
+            tensors = [empty(20 * MIB).fill_(number) for number in range(5)]
+        assert not any(is_managed(tensor) for tensor in tensors)
+        for number in (0, 2, 4):
+            tensors[number] = empty(0)
+            tms.empty_cache()
+        assert all(bool((tensors[number] == number).all()) for number in (1, 3))
+        tensors.clear()
+        tms.empty_cache()
+        assert_close_to(start - free_bytes(), 0, "memory still taken after its tensors")
 
 
 def test_regions_pauses_and_resumes_in_compiled_code() -> None:

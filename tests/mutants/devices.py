@@ -57,10 +57,17 @@ MUTANTS = (
         (f"{_PYTHON}::test_a_capture_on_a_watched_device_gives_access_and_ends_its_watch",),
     ),
     Mutant(
-        "what-is-first-used-inside-disable-is-not-watched",
+        "pools-outside-regions-have-no-allocator",
         "torch_memory_saver/_torch/layer.py",
-        "if not managed and device in self.watched_devices:",
-        "if not managed and device in ():",
-        (_EVERY_WAY,),
+        "self._new_pool(device, self._default_allocator.allocator())",
+        "self._new_pool(device)",
+        (_EVERY_WAY, "torch:tests/gpu/test_region_pools.py::test_tensors_of_disable_are_given_back_one_by_one"),
+    ),
+    Mutant(
+        "the-default-allocator-manages-everything",
+        _ALLOCATOR,
+        "return region.managed ? allocate_managed",
+        "return true ? allocate_managed",
+        ("tests/unit/abi/test_compat.c",),
     ),
 )

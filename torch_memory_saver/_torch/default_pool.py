@@ -3,7 +3,7 @@ cover is shown in the report and logged once.
 
 PyTorch hands out free blocks of its default pool although their segments are paused, and a tensor that is deleted during the
 pause adds such a block. So before a pause of memory of the default pool, the allocations of every thread on that device are
-routed to a *substitute*: a new pool whose memory PyTorch makes as that of the default pool. It is managed as well, and
+routed to a *substitute*: a new pool whose memory is made as that of the default pool. It is managed as well, and
 resident until the next pause, which puts a new substitute in its place. Once no memory of the default pool is
 paused, the routing ends and the substitute is retired.
 

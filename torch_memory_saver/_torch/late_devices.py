@@ -3,7 +3,7 @@ program. In preload mode an interposed function does that; this module is for to
 
 PyTorch allocates on a device before it copies between that device and another one. So every visible device that is not in
 use is *watched*: the allocations of every thread on it are routed to a pool whose allocator returns ordinary memory
-(``tms_torch_watch_malloc``). The first of them gives the device access before it returns. So every later operation has
+(``tms_torch_ordinary_malloc``). The first of them gives the device access before it returns. So every later operation has
 access, even one by PyTorch's C++ code: copies, autograd, collectives, DataParallel. Then a thread of the native core calls
 :meth:`LateDevices.end`, which ends the routing. Tensors that were allocated meanwhile stay valid; PyTorch releases their
 memory like that of its own pool.
@@ -89,7 +89,6 @@ class LateDevices:
 
     def _watch(self, torch: TorchCuda, devices: list[int]) -> None:
         self._torch = torch
-        torch.watched_devices = self._pools
         if self._capture_begins not in before_capture:
             before_capture.append(self._capture_begins)
         self._wrap_pool_class(torch)
@@ -98,7 +97,7 @@ class LateDevices:
             self._watch_device(torch, device)
 
     def _watch_device(self, torch: TorchCuda, device: int) -> None:
-        pool = _WatchPool(torch.make_watching_pool(device), device)
+        pool = _WatchPool(torch.make_pool(device, managed=False), device)
         self._pools[device] = pool  # before the routing begins: then another thread's allocation can end the watch
         try:
             torch.begin_routing_of_all_threads(device, pool.id)

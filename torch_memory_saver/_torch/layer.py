@@ -16,7 +16,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
@@ -116,7 +116,6 @@ class TorchCuda:
         self.last_routed_wins = version >= _LAST_ROUTED_WINS
         self.captures_join_regions = version < _CAPTURES_KEEP_APART
         self._allocator = _make_allocator(torch, "tms_torch_malloc", "tms_torch_free")
-        self.watched_devices: Collection[int] = ()
         self.begin_routing_of_all_threads: Callable[[int, PoolId], None] = extension._cuda_beginAllocateToPool
         self._making = threading.local()
         #: Pools of ordinary memory that this package has made, such as those of disable(), and that no capture has used.
@@ -155,21 +154,15 @@ class TorchCuda:
         return OnDevice(self, device)
 
     def make_pool(self, device: int, managed: bool) -> Any:
-        """Return a new MemPool of the device, with this package's allocator or torch's own. Its reference is leaked until it
-        is retired."""
-        if not managed and device in self.watched_devices:  # its first use may be inside disable()
-            return self.make_watching_pool(device)
+        """Return a new MemPool of the device for memory of regions (`managed`), or for memory like that of PyTorch's default
+        pool. Its reference is leaked until it is retired.
+
+        Both have an allocator of this package, because PyTorch may make expandable segments in a pool without one. It counts
+        them when it makes them, gives them back in other pieces, and so destroys a retired pool that still has tensors.
+        """
         if managed:
             return self._new_pool(device, self.allocator())
-        return self._ordinary(self._new_pool(device))
-
-    def make_watching_pool(self, device: int) -> Any:
-        """Return a new MemPool of the device, with the allocator of ordinary memory that watches for the device's first use
-        (late_devices.py). Its reference is leaked until it is retired."""
-        return self._ordinary(self._new_pool(device, self._watching_allocator.allocator()))
-
-    def _ordinary(self, memory_pool: Any) -> Any:
-        """Record a pool of ordinary memory, and return it."""
+        memory_pool = self._new_pool(device, self._default_allocator.allocator())
         if len(self.ordinary_pools) >= _MANY_POOLS:
             self.ordinary_pools &= {pool_of(segment) for segment in self.segments()}
         self.ordinary_pools.add(memory_pool.id)
@@ -207,8 +200,9 @@ class TorchCuda:
         return getattr(self._making, "pool", None) is memory_pool
 
     @functools.cached_property
-    def _watching_allocator(self) -> Any:
-        return _make_allocator(self.torch, "tms_torch_watch_malloc", "tms_torch_watch_free")
+    def _default_allocator(self) -> Any:
+        kind = "default" if _core.preloaded else "ordinary"
+        return _make_allocator(self.torch, f"tms_torch_{kind}_malloc", "tms_torch_default_free")
 
     def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager inside which a ``backward()`` of this thread runs on it, not on autograd's own threads,

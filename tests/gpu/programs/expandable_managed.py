@@ -145,6 +145,37 @@ def disabled() -> None:
     assert is_whole(kept, 1)
 
 
+def give_back_by_pieces(cached: torch.Tensor) -> list[torch.Tensor]:
+    """Cut a block of 100 MiB into five tensors, which outlive the pool that they lie in. Give back every second one of them
+    on its own, and return the others, which hold 2 and 4."""
+    del cached
+    tensors: list[torch.Tensor | None] = [torch.full((20 * MIB,), i, dtype=torch.uint8, device="cuda") for i in range(1, 6)]
+    for index in (0, 2, 4):
+        tensors[index] = None
+        saver.empty_cache()
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def pieces_made_while_paused() -> None:
+    """Tensors that were made during a pause are given back one by one, during it and after it."""
+    kept = filled(45 * MIB, 1)
+    saver.pause()
+    others = give_back_by_pieces(torch.empty(100 * MIB, dtype=torch.uint8, device="cuda"))
+    saver.resume()
+    for _ in range(2):
+        assert is_whole(kept, 1) and all(bool((other == i).all()) for other, i in zip(others, (2, 4), strict=True))
+        saver.empty_cache()
+        saver.pause()
+        saver.resume()
+    del others[0]
+    saver.empty_cache()
+    assert bool((others[0] == 4).all())
+    others.clear()
+    del kept
+    saver.empty_cache()
+    assert resident() == 0, "everything can be given back"
+
+
 def at_run_time() -> None:
     """Expandable segments are switched on and off around steps."""
     # Before PyTorch 2.9 it has another name.
@@ -277,6 +308,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
         empty_cache,
         other_threads,
         disabled,
+        pieces_made_while_paused,
         at_run_time,
         backups,
         preserved,

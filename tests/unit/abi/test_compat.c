@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "abi/compat.h"
+#include "abi/interface.h"
 #include "abi/start.h"
 
 static int reset(void **state) {
@@ -146,6 +147,29 @@ static void the_allocator_for_torch_accepts_torchs_arguments(void **state) {
     assert_int_equal(physical_bytes(0), 0);
 }
 
+/* One free takes both kinds of memory. */
+static void the_default_allocator_manages_what_the_thread_s_region_does(void **state) {
+    (void)state;
+    tms_segment_info_t row;
+    for (int managed = 0; managed < 2; managed++) {
+        tms_set_interesting_region(managed);
+        void *address = tms_torch_default_malloc((ssize_t)(3 * MIB), 0, NULL);
+        assert_non_null(address);
+        const tms_status_t found = tms_get_api(tms_interface())->find((uintptr_t)address, &row);
+        assert_int_equal(found, managed ? TMS_OK : TMS_NOT_MANAGED);
+        tms_set_interesting_region(!managed);
+        tms_torch_default_free(address, (ssize_t)(3 * MIB), 0, NULL);
+        assert_int_equal(physical_bytes(0), 0);
+    }
+    for (int managed = 0; managed < 2; managed++) {
+        tms_set_interesting_region(managed);
+        assert_null(tms_torch_default_malloc(0, 0, NULL));
+        assert_null(tms_torch_default_malloc((ssize_t)1 << 50, 0, NULL)); /* more than the device has */
+        assert_null(tms_torch_default_malloc(1, 7, NULL));                /* no such device */
+    }
+    tms_set_interesting_region(false);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_backend_may_be_chosen_before_and_after_the_backup),
@@ -155,6 +179,7 @@ int main(void) {
         cmocka_unit_test(contents_come_back),
         cmocka_unit_test(statuses_are_cuda_errors),
         cmocka_unit_test(the_allocator_for_torch_accepts_torchs_arguments),
+        cmocka_unit_test(the_default_allocator_manages_what_the_thread_s_region_does),
     };
     return cmocka_run_group_tests(tests, reset, NULL);
 }

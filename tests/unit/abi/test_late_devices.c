@@ -101,11 +101,11 @@ static void the_first_allocation_gives_access_and_is_ordinary(void **state) {
     uint64_t managed = 0;
     ASSERT_OK(api->allocate(2 * MIB, OWNER, &managed, &error), error);
     assert_false(late_device_has_access(managed));
-    void *ordinary = tms_torch_watch_malloc((ssize_t)(3 * MIB), LATE, NULL);
+    void *ordinary = tms_torch_ordinary_malloc((ssize_t)(3 * MIB), LATE, NULL);
     assert_non_null(ordinary);
     assert_true(late_device_has_access(managed));
     assert_int_equal(api->find((uintptr_t)ordinary, &row), TMS_NOT_MANAGED);
-    tms_torch_watch_free(ordinary, (ssize_t)(3 * MIB), LATE, NULL);
+    tms_torch_default_free(ordinary, (ssize_t)(3 * MIB), LATE, NULL);
     assert_int_equal(physical_bytes(LATE), 0);
     ASSERT_OK(api->free(managed, &error), error);
 }
@@ -113,15 +113,16 @@ static void the_first_allocation_gives_access_and_is_ordinary(void **state) {
 static void the_listener_is_called_once_on_another_thread(void **state) {
     (void)state;
     listen_to(1 << LATE);
-    void *first = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
+    void *first = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
     wait_for(1);
     assert_int_equal(heard.device, LATE);
     assert_false(pthread_equal(heard.thread, pthread_self()));
-    void *second = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL), *owners = tms_torch_malloc((ssize_t)MIB, OWNER, NULL);
+    void *second = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL),
+         *owners = tms_torch_malloc((ssize_t)MIB, OWNER, NULL);
     join_listeners();
     assert_int_equal(heard.count, 1);
-    tms_torch_watch_free(first, (ssize_t)MIB, LATE, NULL);
-    tms_torch_watch_free(second, (ssize_t)MIB, LATE, NULL);
+    tms_torch_default_free(first, (ssize_t)MIB, LATE, NULL);
+    tms_torch_default_free(second, (ssize_t)MIB, LATE, NULL);
     tms_torch_free(owners, (ssize_t)MIB, OWNER, NULL);
 }
 
@@ -137,38 +138,38 @@ static void an_allocation_does_not_wait_for_the_listener(void **state) {
     (void)state;
     hold_listener();
     listen_to(1 << LATE);
-    void *ordinary = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
+    void *ordinary = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
     assert_non_null(ordinary);
     wait_for(1);
     tms_late_devices_close(&tms_state(NULL)->late_devices, tms_wait_now()); /* gives up at the deadline */
     assert_int_equal(tms_state(NULL)->late_devices.running, 1);
     release_listener();
-    tms_torch_watch_free(ordinary, (ssize_t)MIB, LATE, NULL);
+    tms_torch_default_free(ordinary, (ssize_t)MIB, LATE, NULL);
 }
 
 static void after_a_close_no_listener_is_called(void **state) {
     (void)state;
     listen_to(1 << LATE);
     api->close();
-    void *ordinary = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
+    void *ordinary = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
     assert_int_equal(tms_state(NULL)->late_devices.running, 0);
     assert_int_equal(heard.count, 0);
-    tms_torch_watch_free(ordinary, (ssize_t)MIB, LATE, NULL);
+    tms_torch_default_free(ordinary, (ssize_t)MIB, LATE, NULL);
 }
 
 static void failures_leave_nothing(void **state) {
     (void)state;
     listen_to(1 << LATE);
-    assert_null(tms_torch_watch_malloc(0, LATE, NULL));
-    assert_null(tms_torch_watch_malloc(-1, LATE, NULL));
-    assert_null(tms_torch_watch_malloc((ssize_t)MIB, DEVICES, NULL));
-    assert_null(tms_torch_watch_malloc((ssize_t)1 << 50, LATE, NULL));
+    assert_null(tms_torch_ordinary_malloc(0, LATE, NULL));
+    assert_null(tms_torch_ordinary_malloc(-1, LATE, NULL));
+    assert_null(tms_torch_ordinary_malloc((ssize_t)MIB, DEVICES, NULL));
+    assert_null(tms_torch_ordinary_malloc((ssize_t)1 << 50, LATE, NULL));
     simulator()->fail_after("cuDevicePrimaryCtxRetain", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
-    assert_null(tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL));
+    assert_null(tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL));
     assert_int_equal(simulator()->failures_fired(), 1);
     assert_int_equal(heard.count + tms_state(NULL)->late_devices.running, 0);
     assert_int_equal(physical_bytes(LATE), 0);
-    tms_torch_watch_free(NULL, 0, LATE, NULL);
+    tms_torch_default_free(NULL, 0, LATE, NULL);
 }
 
 /* The copy that follows fails with the driver's error, and the next look grants the access. */
@@ -176,15 +177,15 @@ static void an_allocation_succeeds_without_access(void **state) {
     (void)state;
     tms_error_t error;
     uint64_t managed = 0;
-    void *ordinary = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL); /* in use before what follows */
+    void *ordinary = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL); /* in use before what follows */
     ASSERT_OK(api->allocate(2 * MIB, OWNER, &managed, &error), error);
     assert_true(late_device_has_access(managed));
     simulator()->fail_after("cuDevicePrimaryCtxGetState", 1, 1000, CUDA_ERROR_UNKNOWN);
-    void *without = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
+    void *without = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
     simulator()->fail_after("cuDevicePrimaryCtxGetState", 0, 0, 0);
     assert_non_null(without);
-    tms_torch_watch_free(without, (ssize_t)MIB, LATE, NULL);
-    tms_torch_watch_free(ordinary, (ssize_t)MIB, LATE, NULL);
+    tms_torch_default_free(without, (ssize_t)MIB, LATE, NULL);
+    tms_torch_default_free(ordinary, (ssize_t)MIB, LATE, NULL);
     ASSERT_OK(api->free(managed, &error), error);
 }
 
@@ -203,8 +204,8 @@ static void every_failing_call_leaks_nothing(void **state) {
         for (uint64_t succeed = 0; fired; succeed++) {
             uint64_t before = simulator()->failures_fired();
             simulator()->fail_after(calls[i], succeed, 1, CUDA_ERROR_OPERATING_SYSTEM);
-            void *address = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
-            tms_torch_watch_free(address, (ssize_t)MIB, LATE, NULL);
+            void *address = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
+            tms_torch_default_free(address, (ssize_t)MIB, LATE, NULL);
             fired = simulator()->failures_fired() > before;
             simulator()->fail_after(calls[i], 0, 0, 0);
             tms_saver_reclaim(&tms_state(NULL)->saver);
@@ -218,9 +219,9 @@ static void every_failing_call_leaks_nothing(void **state) {
 static void memory_that_is_not_freed_waits_in_the_quarantine(void **state) {
     (void)state;
     tms_counters_t counters;
-    void *address = tms_torch_watch_malloc((ssize_t)MIB, LATE, NULL);
+    void *address = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
     simulator()->fail_after("cuMemFree", 0, 2, CUDA_ERROR_OPERATING_SYSTEM);
-    tms_torch_watch_free(address, (ssize_t)MIB, LATE, NULL);
+    tms_torch_default_free(address, (ssize_t)MIB, LATE, NULL);
     tms_saver_reclaim(&tms_state(NULL)->saver);
     api->counters(&counters);
     assert_int_equal(counters.quarantined_handles, 1);

@@ -34,8 +34,8 @@ FOR_EXISTING_PROGRAMS = {
     "tms_get_cpu_backup_pointer",
     "tms_torch_malloc",
     "tms_torch_free",
-    "tms_torch_watch_malloc",
-    "tms_torch_watch_free",
+    "tms_torch_ordinary_malloc",
+    "tms_torch_default_free",
 }
 
 #: What the ledger library has in addition. Without it, dlsym is the C library's.

@@ -82,8 +82,8 @@ static void functions(void) {
     CHECK(!is_managed((void *)MIB));
 
     CHECK(TMS(tms_torch_malloc)(MIB, 0, NULL) == NULL);
-    CHECK(TMS(tms_torch_watch_malloc)(MIB, 0, NULL) == NULL);
-    TMS(tms_torch_watch_free)((void *)MIB, MIB, 0, NULL);
+    CHECK(TMS(tms_torch_ordinary_malloc)(MIB, 0, NULL) == NULL);
+    TMS(tms_torch_default_free)((void *)MIB, MIB, 0, NULL);
     TMS(tms_torch_free)((void *)MIB, MIB, 0, NULL);
     TMS(tms_set_current_tag)("weights");
     EQUAL(strcmp(TMS(tms_get_current_tag)(), "default"), 0);

@@ -35,17 +35,16 @@ class WatchedTorch(FakeTorch):
     def __init__(self, last_routed_wins: bool = True) -> None:
         super().__init__(last_routed_wins)
         self.devices = DEVICES
-        self.watched_devices: Any = ()
         self.own = False
         self.pool_class = type("MemPool", (ProgramsPool,), {})
         self.torch.cuda = SimpleNamespace(MemPool=self.pool_class)
         self.begin_routing_of_all_threads = self.begin_routing
 
-    def make_watching_pool(self, device: int) -> FakeMemPool:
+    def make_pool(self, device: int, managed: bool) -> FakeMemPool:
         self.own = True
         self.pool_class(self)
         self.own = False
-        return self.make_pool(device, managed=False)
+        return super().make_pool(device, managed)
 
     def is_making(self, memory_pool: object) -> bool:
         return self.own
@@ -72,7 +71,7 @@ def test_devices_that_are_neither_in_use_nor_current_are_watched(told: Told) -> 
     torch, late = WatchedTorch(), LateDevices()
     torch.device = 2
     late.begin(torch)  # type: ignore[arg-type]
-    assert torch.watched == sorted(torch.watched_devices) == [1, 3]
+    assert torch.watched == [1, 3]
     assert [mask for _, mask in told] == [0b1010]
     late.begin(torch)  # type: ignore[arg-type]
     assert torch.watched == [1, 3], "once"
@@ -86,7 +85,7 @@ def test_the_first_use_ends_the_watch_of_that_device_only(told: Told) -> None:
     assert listener is not None
     for _ in range(2):
         listener(2)
-        assert torch.watched == sorted(torch.watched_devices) == [1, 3]
+        assert torch.watched == [1, 3]
         assert torch.uses[pools[2]] == 0, "torch releases its memory"
     late.end_all()
     assert torch.routings == torch.crashes == []
@@ -96,7 +95,7 @@ def test_the_first_use_ends_the_watch_of_that_device_only(told: Told) -> None:
 def test_a_pool_of_the_program_ends_every_watch_and_one_of_this_package_none(told: Told) -> None:
     torch, late = WatchedTorch(), LateDevices()
     late.begin(torch)  # type: ignore[arg-type]
-    torch.make_watching_pool(1)
+    torch.make_pool(1, managed=False)
     assert torch.watched == [1, 2, 3]
     del torch.pool_class(torch).pool
     assert torch.routings == torch.crashes == []
@@ -151,7 +150,7 @@ def test_a_failure_of_torch_ends_what_had_begun(told: Told) -> None:
     torch.fail_begin_of_new_pools_on = 2
     late.begin(torch)  # type: ignore[arg-type]
     assert torch.routings == torch.crashes == []
-    assert torch.watched_devices == {}
+    assert torch.watched == []
 
 
 def test_a_device_that_another_thread_uses_while_its_watch_begins_is_watched_no_more(told: Told) -> None:
@@ -167,7 +166,7 @@ def test_a_device_that_another_thread_uses_while_its_watch_begins_is_watched_no_
 
     torch.begin_routing_of_all_threads = begin_and_use  # type: ignore[method-assign]
     late.begin(torch)  # type: ignore[arg-type]
-    assert torch.watched == sorted(torch.watched_devices) == [1, 3]
+    assert torch.watched == [1, 3]
     assert torch.crashes == []
 
 
@@ -183,7 +182,7 @@ def test_a_watch_that_is_ended_before_its_routing_begins_ends_once(told: Told) -
 
     torch.begin_routing_of_all_threads = end_and_begin  # type: ignore[method-assign]
     late.begin(torch)  # type: ignore[arg-type]
-    assert torch.watched == sorted(torch.watched_devices) == [1, 3]
+    assert torch.watched == [1, 3]
     assert torch.uses[pools[1]] == 0, "torch releases its memory"
     assert torch.crashes == []
 
@@ -209,9 +208,9 @@ def test_a_forked_child_watches_nothing(told: Told) -> None:
 
 def test_the_native_core_calls_a_listener_on_another_thread(simulator: Any) -> None:
     library = ctypes.CDLL(_core.library_path)
-    library.tms_torch_watch_malloc.restype = ctypes.c_void_p
-    library.tms_torch_watch_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-    library.tms_torch_watch_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    library.tms_torch_ordinary_malloc.restype = ctypes.c_void_p
+    library.tms_torch_ordinary_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    library.tms_torch_default_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
     heard, told = threading.Event(), []
 
     def listen(device: int) -> None:
@@ -220,11 +219,11 @@ def test_the_native_core_calls_a_listener_on_another_thread(simulator: Any) -> N
 
     _core.listen_devices(listen, 1 << 1)
     try:
-        addresses = [library.tms_torch_watch_malloc(MIB, 1, None) for _ in range(2)]
+        addresses = [library.tms_torch_ordinary_malloc(MIB, 1, None) for _ in range(2)]
         assert heard.wait(TIMEOUT)
         for address in addresses:
             assert _core.find(address) is None
-            library.tms_torch_watch_free(address, MIB, 1, None)
+            library.tms_torch_default_free(address, MIB, 1, None)
     finally:
         _core.listen_devices(None, 0)
     assert [device for device, _ in told] == [1]
