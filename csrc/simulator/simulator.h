@@ -50,7 +50,7 @@ enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 
  *   TMS_SIMULATED_BANDWIDTH    bytes per second of the copies of a stream; 0 (default): as fast as memcpy
  *   TMS_SIMULATED_PEERS        0: no device can access another; default 1
  *   TMS_SIMULATED_POISON       allocations up to this size (default 8MiB) are filled with the byte 0xA5 when created. In
- *                              larger ones only the first and the last MiB are filled, so that large tests stay fast.
+ *                              larger ones only the first and the last 64 KiB are filled, so that large tests stay fast.
  *                              Their other bytes are zero, or 0xA5 where freed memory is reused
  *   TMS_SIMULATED_NCCL_MEMORY  bytes of its device that a rank of an NCCL communicator holds, with suffix; default 16MiB
  *   TMS_SIMULATED_SHARED       a name: processes with the same name share the budgets (POSIX shared memory)

@@ -22,6 +22,7 @@
 #include "simulator/simulator.h"
 
 static const uint64_t kept_bytes = (uint64_t)64 << 20; /* cached free pages per device */
+static const uint64_t edge_bytes = (uint64_t)64 << 10; /* poison at each end of a piece that is not poisoned entirely */
 
 static bool poison_range(int file, off_t offset, uint64_t bytes) {
     enum { BUFFER_BYTES = 1 << 16 };
@@ -52,13 +53,13 @@ static bool visit_pages(int file, off_t start, uint64_t bytes, bool (*visit)(int
 }
 
 /* Whether a piece is poisoned entirely, and therefore has all its pages. */
-static bool is_filled(uint64_t bytes) { return bytes <= sim_state.poison_limit || bytes <= 2 * (uint64_t)SIM_CHUNK_BYTES; }
+static bool is_filled(uint64_t bytes) { return bytes <= sim_state.poison_limit || bytes <= 2 * edge_bytes; }
 
 static bool poison(int file, off_t offset, uint64_t bytes) {
-    uint64_t backed = 0, edge = SIM_CHUNK_BYTES;
+    uint64_t backed = 0;
     if (is_filled(bytes)) return poison_range(file, offset, bytes);
-    return visit_pages(file, offset + (off_t)edge, bytes - 2 * edge, poison_range, &backed) &&
-           poison_range(file, offset, edge) && poison_range(file, offset + (off_t)(bytes - edge), edge);
+    return visit_pages(file, offset + (off_t)edge_bytes, bytes - 2 * edge_bytes, poison_range, &backed) &&
+           poison_range(file, offset, edge_bytes) && poison_range(file, offset + (off_t)(bytes - edge_bytes), edge_bytes);
 }
 
 static void punch_hole(int file, off_t offset, uint64_t bytes) {

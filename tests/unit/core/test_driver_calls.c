@@ -38,6 +38,7 @@ static void begin(life_t *life, const char *call) {
     *life = (life_t){.call = call};
     fixture_t *f = &life->fixture;
     fixture_begin(f, DEVICES);
+    simulator()->set_poison_limit(0); /* filling pages would take most of the time */
     tms_log_init(&f->log, TMS_LOG_SILENT);
     atomic_store(&f->saver.memory_margin_bytes, MARGIN);
     f->saver.stores.copying.chunk_bytes = BYTES / 3;

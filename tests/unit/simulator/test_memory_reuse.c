@@ -1,6 +1,8 @@
 /* Guards the simulated GPU's physical memory: the bytes, when it is free and reused, and exported handles. */
 #include "support/memory_fixture.h"
 
+static const uint64_t EDGE = 64 << 10; /* of a large allocation: what is poisoned at each end */
+
 static void memory_is_free_when_unmapped_and_released(void **state) {
     block_t block = make_block(0, 2 * GRANULE);
     CUmemGenericAllocationHandle retained = 0;
@@ -44,9 +46,9 @@ static void large_memory_is_poisoned_at_its_ends(void **state) {
     CALL(set_poison_limit, 4 * MIB);
     block_t small = make_block(0, 4 * MIB), large = make_block(0, 8 * MIB);
     assert_bytes(small.address, small.bytes, TMS_SIM_POISON);
-    assert_bytes(large.address, MIB, TMS_SIM_POISON);
-    assert_bytes(large.address + MIB, large.bytes - 2 * MIB, 0);
-    assert_bytes(large.address + large.bytes - MIB, MIB, TMS_SIM_POISON);
+    assert_bytes(large.address, EDGE, TMS_SIM_POISON);
+    assert_bytes(large.address + EDGE, large.bytes - 2 * EDGE, 0);
+    assert_bytes(large.address + large.bytes - EDGE, EDGE, TMS_SIM_POISON);
     CALL(set_poison_limit, 8 * MIB);
     drop_block(&small);
     drop_block(&large);
@@ -88,17 +90,18 @@ static void freed_memory_is_used_again_without_its_contents(void **state) {
     large = make_block(0, 16 * MIB);
     assert_int_equal(memory_file().st_size, end);
     assert_bytes(small.address, small.bytes, TMS_SIM_POISON);
-    assert_bytes(large.address, MIB, TMS_SIM_POISON);
+    assert_bytes(large.address, EDGE, TMS_SIM_POISON);
+    assert_bytes(large.address + EDGE, 5 * MIB - EDGE, 0);
     assert_bytes(large.address + 5 * MIB, MIB, TMS_SIM_POISON);
-    assert_bytes(large.address + 6 * MIB, 9 * MIB, 0);
-    assert_bytes(large.address + 15 * MIB, MIB, TMS_SIM_POISON);
+    assert_bytes(large.address + 6 * MIB, 10 * MIB - EDGE, 0);
+    assert_bytes(large.address + 16 * MIB - EDGE, EDGE, TMS_SIM_POISON);
     drop_block(&small);
     memset((void *)(uintptr_t)large.address, 7, large.bytes);
     drop_block(&large); /* has more pages than would be filled with poison */
     assert_int_equal(host_bytes(), 4 * MIB);
     large = make_block(0, 16 * MIB);
     assert_int_equal(memory_file().st_size, end + (off_t)(16 * MIB));
-    assert_bytes(large.address + MIB, 14 * MIB, 0);
+    assert_bytes(large.address + EDGE, 16 * MIB - 2 * EDGE, 0);
     drop_block(&large);
     CALL(set_poison_limit, 8 * MIB);
 }
