@@ -274,8 +274,9 @@ sanitize-c: ## the C tests and the corpus of the fuzz targets, with ASan and UBS
 	ASAN_OPTIONS=$(ASAN_SETTINGS):detect_leaks=1 UBSAN_OPTIONS=$(UBSAN_SETTINGS) $(MAKE) ctest fuzz-corpus VARIANT=asan
 
 # Threads of the library itself run in most programs. Left out is what another process orders, which TSan does not see, what
-# makes the calls of other programs once more for a minute, and what needs as many mappings as the system allows.
-NOT_TSAN := tests/unit/simulator/test_ipc.c tests/unit/core/test_driver_calls.c tests/unit/core/test_scale_runs.c
+# makes the calls of other programs once more for a minute, what needs as many mappings as the system allows, and what only
+# computes.
+NOT_TSAN := $(addprefix tests/unit/,simulator/test_ipc.c core/test_driver_calls.c core/test_scale_runs.c simulator/test_fingerprint.c)
 sanitize-threads: ## the C tests with TSan
 	TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) $(MAKE) ctest VARIANT=tsan C_TESTS="$(filter-out $(NOT_TSAN),$(ALL_C_TESTS))"
 

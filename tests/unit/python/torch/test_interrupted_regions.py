@@ -92,6 +92,7 @@ def test_a_region(
     assert places > 100
 
 
+@pytest.mark.slow
 def test_nested_regions(saver: TorchMemorySaver, fake_torch: FakeTorch, checks: Checks) -> None:
     def use() -> None:
         with saver.region("a"), saver.region("b"), saver.region("a"):
