@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+import pytest
 from gpu_support import (
     MIB,
     STARTED_PRELOADED,
@@ -250,6 +251,8 @@ def test_regions_and_pools_of_the_users_nest() -> None:
 @contextlib.contextmanager
 def expandable_segments_on() -> Iterator[Callable[[str], None]]:
     """Switches them on inside. Yields what changes PyTorch's settings."""
+    if torch.__version__.startswith("2.8."):
+        pytest.skip("the memory pools of PyTorch 2.8 refuse expandable segments")
     # Before PyTorch 2.9 it has another name.
     settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     settings("expandable_segments:True")

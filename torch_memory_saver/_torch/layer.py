@@ -62,6 +62,8 @@ _NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 _MANY_POOLS = 10_000
 #: Oldest supported version. Before it, a routed pool serves every thread of the process.
 _OLDEST = (2, 8)
+#: Since this version a pool with an allocator can be used while expandable segments are on.
+_ALLOCATORS_BESIDE_EXPANDABLE = (2, 9)
 #: Since this version a MemPool can be destroyed while it has other uses.
 _POOL_OBJECTS_END_QUIETLY = (2, 10)
 #: Since this version allocations come from the pool routed last; before, from the one routed first.
@@ -102,6 +104,7 @@ class TorchCuda:
         #: Releases the memory of segments without a tensor.
         self.empty_cache: Callable[[], None] = extension._cuda_emptyCache
         self.pool_objects_end_quietly = version >= _POOL_OBJECTS_END_QUIETLY
+        self._allocators_beside_expandable = version >= _ALLOCATORS_BESIDE_EXPANDABLE
         self.current_device = extension._cuda_getDevice
         self._exchange_device = extension._cuda_maybeExchangeDevice
         # torch.cuda.set_device creates a context even for the current device; the accelerator API does not.
@@ -158,11 +161,13 @@ class TorchCuda:
         pool. Its reference is leaked until it is retired.
 
         Both have an allocator of this package, because PyTorch may make expandable segments in a pool without one. It counts
-        them when it makes them, gives them back in other pieces, and so destroys a retired pool that still has tensors.
+        them when it makes them, gives them back in other pieces, and so destroys a retired pool that still has tensors. In
+        2.8, which refuses such a pool while expandable segments are on, only the pools of regions have one.
         """
         if managed:
             return self._new_pool(device, self.allocator())
-        memory_pool = self._new_pool(device, self._default_allocator.allocator())
+        allocators = (self._default_allocator.allocator(),) if self._allocators_beside_expandable else ()
+        memory_pool = self._new_pool(device, *allocators)
         if len(self.ordinary_pools) >= _MANY_POOLS:
             self.ordinary_pools &= {pool_of(segment) for segment in self.segments()}
         self.ordinary_pools.add(memory_pool.id)
