@@ -102,7 +102,7 @@ void *tms_torch_default_malloc(ssize_t size, int device, void *stream) {
     (void)stream;
     tms_state_t *state = size > 0 ? tms_state(NULL) : NULL;
     if (!state) return NULL;
-    /* As for cudaMalloc, which a capture's settings do not concern. */
+    /* The settings of a capture do not apply: they are for the pool of its graph. */
     const tms_region_t region = tms_region_current(&state->regions, NULL);
     return region.managed ? allocate_managed(state, &region, size, device) : allocate_ordinary(state, size, device);
 }
@@ -115,5 +115,5 @@ void tms_torch_default_free(void *address, ssize_t size, int device, void *strea
     if (!state) return;
     tms_status_t status = tms_saver_free(&state->saver, (uintptr_t)address, &error);
     if (status == TMS_NOT_MANAGED) status = tms_ordinary_free(state, (uintptr_t)address, device, &error);
-    if (status != TMS_OK && !is_shutdown(status, &error)) tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
+    if (status != TMS_OK) report_failure(state, status, &error);
 }

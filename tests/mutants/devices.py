@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "pools-outside-regions-have-no-allocator",
         "torch_memory_saver/_torch/layer.py",
-        "self._new_pool(device, *allocators)",
+        "self._new_pool(device, *self._default_arguments)",
         "self._new_pool(device)",
         (_EVERY_WAY, "torch:tests/gpu/test_region_pools.py::test_tensors_of_disable_are_given_back_one_by_one"),
     ),

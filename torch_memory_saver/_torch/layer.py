@@ -104,7 +104,6 @@ class TorchCuda:
         #: Releases the memory of segments without a tensor.
         self.empty_cache: Callable[[], None] = extension._cuda_emptyCache
         self.pool_objects_end_quietly = version >= _POOL_OBJECTS_END_QUIETLY
-        self._allocators_beside_expandable = version >= _ALLOCATORS_BESIDE_EXPANDABLE
         self.current_device = extension._cuda_getDevice
         self._exchange_device = extension._cuda_maybeExchangeDevice
         # torch.cuda.set_device creates a context even for the current device; the accelerator API does not.
@@ -119,6 +118,10 @@ class TorchCuda:
         self.last_routed_wins = version >= _LAST_ROUTED_WINS
         self.captures_join_regions = version < _CAPTURES_KEEP_APART
         self._allocator = _make_allocator(torch, "tms_torch_malloc", "tms_torch_free")
+        kind = "default" if _core.preloaded else "ordinary"
+        default_allocator = _make_allocator(torch, f"tms_torch_{kind}_malloc", "tms_torch_default_free")
+        # What a MemPool of memory outside regions is made with.
+        self._default_arguments = (default_allocator.allocator(),) if version >= _ALLOCATORS_BESIDE_EXPANDABLE else ()
         self.begin_routing_of_all_threads: Callable[[int, PoolId], None] = extension._cuda_beginAllocateToPool
         self._making = threading.local()
         #: Pools of ordinary memory that this package has made, such as those of disable(), and that no capture has used.
@@ -166,8 +169,7 @@ class TorchCuda:
         """
         if managed:
             return self._new_pool(device, self.allocator())
-        allocators = (self._default_allocator.allocator(),) if self._allocators_beside_expandable else ()
-        memory_pool = self._new_pool(device, *allocators)
+        memory_pool = self._new_pool(device, *self._default_arguments)
         if len(self.ordinary_pools) >= _MANY_POOLS:
             self.ordinary_pools &= {pool_of(segment) for segment in self.segments()}
         self.ordinary_pools.add(memory_pool.id)
@@ -203,11 +205,6 @@ class TorchCuda:
     def is_making(self, memory_pool: Any) -> bool:
         """Whether this package makes the MemPool, on this thread."""
         return getattr(self._making, "pool", None) is memory_pool
-
-    @functools.cached_property
-    def _default_allocator(self) -> Any:
-        kind = "default" if _core.preloaded else "ordinary"
-        return _make_allocator(self.torch, f"tms_torch_{kind}_malloc", "tms_torch_default_free")
 
     def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager inside which a ``backward()`` of this thread runs on it, not on autograd's own threads,
