@@ -4,14 +4,14 @@ gets paused memory, and PyTorch is as before after the resume."""
 from __future__ import annotations
 
 import pytest
-from gpu_support import Program, run_programs, torch
+from gpu_support import Program, release, run_programs
 
 pytestmark = pytest.mark.outer
 
 
 @pytest.fixture(autouse=True)
 def replaces_the_default_pool() -> None:
-    if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < (2, 11):
+    if release() < (2, 11):
         pytest.skip(
             "PyTorch before 2.11 may place a graph that is captured meanwhile in the pool that replaces the default pool"
         )

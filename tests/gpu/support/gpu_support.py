@@ -195,10 +195,14 @@ def write_and_check(tensor: torch.Tensor, value: int) -> None:
 _gates = itertools.count(1 << 20)
 
 
+def release() -> tuple[int, ...]:
+    """PyTorch's release, such as (2, 11)."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
 def skip_where_the_outer_pool_wins() -> None:
     """Skips a test that puts one pool of PyTorch's into another. Before pytorch#168382 the outer pool served both."""
-    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if release < (2, 11):
+    if release() < (2, 11):
         pytest.skip(f"PyTorch {torch.__version__} serves a pool inside another from the outer one")
 
 
