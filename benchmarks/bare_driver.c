@@ -38,6 +38,8 @@ enum {
     ALLOCATION_PINNED = 1,
     LOCATION_DEVICE = 1,
     ACCESS_READ_WRITE = 3,
+    HANDLE_TYPE_DESCRIPTOR = 1,
+    ATTRIBUTE_DESCRIPTORS = 103,
     ATTRIBUTE_RDMA = 110,
     NON_BLOCKING = 1,
     REGISTER_PORTABLE = 1
@@ -85,16 +87,18 @@ EXPORT int bare_open(const char *driver, int ordinal) {
     if (bare.member == NULL) return FAILED;
     CALLS(RESOLVE)
 #undef RESOLVE
-    int device, rdma = 0;
+    int device, rdma = 0, descriptors = 0;
     void *context;
     CUresult result = bare.init(0);
     if (result == CUDA_SUCCESS) result = bare.device_get(&device, ordinal);
     if (result == CUDA_SUCCESS) result = bare.context_retain(&context, device);
     if (result == CUDA_SUCCESS) result = bare.context_set_current(context);
     if (result == CUDA_SUCCESS) result = bare.device_get_attribute(&rdma, ATTRIBUTE_RDMA, device);
+    if (result == CUDA_SUCCESS) result = bare.device_get_attribute(&descriptors, ATTRIBUTE_DESCRIPTORS, device);
     if (result == CUDA_SUCCESS && bare.stream == NULL) result = bare.stream_create(&bare.stream, NON_BLOCKING);
     bare.properties = (CUproperties){.type = ALLOCATION_PINNED, .location = {.type = LOCATION_DEVICE, .id = ordinal}};
     bare.properties.flags.rdma_capable = (unsigned char)(rdma != 0);
+    if (descriptors) bare.properties.requested_handle_types = HANDLE_TYPE_DESCRIPTOR;
     bare.access = (CUaccess){.location = bare.properties.location, .flags = ACCESS_READ_WRITE};
     return result;
 }
@@ -267,6 +271,8 @@ EXPORT int bare_make(size_t count, size_t bytes, size_t last_bytes) {
         result = bare.reserve(&bare.address[i], bytes_of(i), 0, 0, 0);
     return result;
 }
+
+EXPORT CUdeviceptr bare_address(size_t i) { return bare.address[i]; }
 
 /* The reverse of bare_make; nothing may be mapped. */
 EXPORT int bare_unmake(void) {

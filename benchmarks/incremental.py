@@ -6,6 +6,7 @@ import importlib
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from kernels import CHUNK, Fingerprints, device_read
 from limits import PinnedCopy
@@ -15,12 +16,14 @@ from setting import GIB, LARGE_HANDLE, MIB, Block, Case, Setting, Shape
 
 __all__ = ["Changes", "Swap"]
 
+_Side = TypeVar("_Side")
+
 
 class Changes(Case):
     """Host backup that is kept, of contents of which nothing, or 5 % of the chunks of 512 KiB, change before a pause. A
-    pause is compared with the fingerprint kernel, a pinned copy of what has changed, and the bare unmap and release,
-    one after the other and in turns with it. The kernel is compared with one that only reads, and the steps before the
-    release with a pinned copy of everything."""
+    pause is compared with the fingerprint kernel over other memory, a pinned copy of what has changed, and the bare unmap
+    and release of that memory. The kernel is compared with one that only reads, and the steps before the release with a
+    pinned copy of everything."""
 
     name = "changes"
     shapes = (Shape(32, 512 * MIB), Shape(800, 16 * MIB))
@@ -33,10 +36,7 @@ class Changes(Case):
         blocks = setting.allocate(tag, shape, "pinned", "retain")
         saver.pause(tag)
         saver.resume(tag)
-        bare, bare_name = setting.bare(shape.bytes, min(LARGE_HANDLE, shape.bytes))
-        if bare is None:
-            raise Unavailable(bare_name)
-        kernel = Fingerprints(device, [(block.address, block.size) for block in blocks])
+        limit = _PassAndRelease(setting, shape.bytes)
         read, read_name = device_read(device, shape.bytes)
         copy = PinnedCopy(device, shape.bytes)
         part = PinnedCopy(device, max(CHUNK, int(self.changed_part * shape.bytes) // CHUNK * CHUNK))
@@ -46,11 +46,12 @@ class Changes(Case):
         def measure(name: str, work: Callable[[], object]) -> None:
             times.setdefault(name, []).append(setting.timed(work))
 
-        def limit(changed: bool) -> None:
-            kernel.run()
-            if changed:
-                part.out()
-            bare.pause()
+        def pause(name: str) -> None:
+            measure(name, lambda: saver.pause(tag))
+            times.setdefault(f"before, {name}", []).append(_seconds_before_release())
+
+        def pass_and_release(name: str) -> None:
+            measure(f"limit, {name}", partial(limit.run, part.out if name == "a part" else None))
 
         for repetition in range(-1, setting.repetitions):  # The first one is not kept: the kernel is loaded.
             if repetition == 0:
@@ -58,28 +59,24 @@ class Changes(Case):
             for name in ("nothing", "a part"):
                 if name == "a part":
                     self.change(chooser, blocks, part)
-                setting.rest(shape.bytes)  # Both sides begin after a rest.
-                measure(name, lambda: saver.pause(tag))
-                times.setdefault(f"before, {name}", []).append(_seconds_before_release())
+                for side in _in_turns(repetition, pause, pass_and_release):
+                    setting.rest(shape.bytes)
+                    side(name)
                 setting.rest(shape.bytes)
                 saver.resume(tag)
-                bare.resume()
-                setting.rest(shape.bytes)
-                measure(f"limit, {name}", partial(limit, name == "a part"))
-                setting.rest(shape.bytes)
-            measure("kernel", kernel.run)
+                limit.resume()
+            measure("kernel", limit.kernel.run)
             if read is not None:
                 measure("read", read.run)
             measure("copy", copy.out)
         setting.check(blocks, self.name)
-        bare.close()
+        limit.close()
         row, size = partial(setting.row, self, shape), shape.bytes
-        bare_name = f"{Fingerprints.name} and {bare_name}"
         return [
             row("fingerprints", size, times["kernel"], times.get("read", ()), read_name, self.kernel_at_least),
-            row("pause, nothing changed", size, times["nothing"], times["limit, nothing"], bare_name, self.pause_at_least),
+            row("pause, nothing changed", size, times["nothing"], times["limit, nothing"], limit.name, self.pause_at_least),
             row("before the release", size, times["before, nothing"], times["copy"], PinnedCopy.name, self.before_at_least),
-            row("pause, 5 % changed", size, times["a part"], times["limit, a part"], bare_name, self.pause_at_least),
+            row("pause, 5 % changed", size, times["a part"], times["limit, a part"], limit.name, self.pause_at_least),
         ]
 
     @staticmethod
@@ -133,15 +130,20 @@ class Swap(Case):
         total = sum(block.size for block in blocks)
         saver.pause(tag)
         saver.resume(tag)
-        limits = _SwapLimits(setting, saver, tag, blocks, int(part * self.most_copied)) if isinstance(saver, Ours) else None
+        limits = _SwapLimits(setting, saver, tag, total, int(part * self.most_copied)) if isinstance(saver, Ours) else None
         pauses, resumes = [], []
-        for _ in range(setting.repetitions):
-            setting.rest(total)
+
+        def pause() -> None:
             pauses.append(setting.timed(lambda: saver.pause(tag)))
+
+        for repetition in range(setting.repetitions):
+            for side in (pause,) if limits is None else _in_turns(repetition, pause, limits.pause):
+                setting.rest(total)
+                side()
             setting.rest(total)
             resumes.append(setting.timed(lambda: saver.resume(tag)))
             if limits is not None:
-                limits.measure()
+                limits.resume()
         setting.check(blocks, self.name)
         row = partial(setting.row, self, f"{layers} layers, {total / GIB:.1f} GiB")
         if limits is None:
@@ -154,8 +156,8 @@ class Swap(Case):
 
 
 class _SwapLimits:
-    """The fingerprint kernel and the bare unmap and release for the memory of a tag, and a pinned copy of at most `copied`
-    bytes back to the device, whose time is multiplied to that of all bytes.
+    """The limit of a pause of a tag, and a pinned copy of at most `copied` bytes back to the device, whose time is
+    multiplied to that of `total` bytes.
 
     Raises:
         Unavailable: There is no C compiler.
@@ -163,28 +165,62 @@ class _SwapLimits:
 
     resume_name = f"{PinnedCopy.name} of a part"
 
-    def __init__(self, setting: Setting, saver: Ours, tag: str, blocks: list[Block], copied: int) -> None:
-        reserved = saver.reserved_bytes(tag)
-        bare, name = setting.bare(reserved, min(LARGE_HANDLE, reserved))
-        if bare is None:
-            raise Unavailable(name)
-        self.pause_name = f"{Fingerprints.name} and {name}"
+    def __init__(self, setting: Setting, saver: Ours, tag: str, total: int, copied: int) -> None:
+        self._released = _PassAndRelease(setting, saver.reserved_bytes(tag))
+        self.pause_name = self._released.name
         self.pauses: list[float] = []
         self.resumes: list[float] = []
-        self._setting, self._bare, self._total = setting, bare, sum(block.size for block in blocks)
-        self._kernel = Fingerprints(setting.device, [(block.address, block.size) for block in blocks])
-        self._copy = PinnedCopy(setting.device, min(copied, self._total))
+        self._setting, self._total = setting, total
+        self._copy = PinnedCopy(setting.device, min(copied, total))
 
-    def measure(self) -> None:
-        setting = self._setting
-        self._bare.resume()
-        setting.rest(self._total)
-        self.pauses.append(setting.timed(self._kernel.run) + setting.timed(self._bare.pause))
-        setting.rest(self._total)
-        self.resumes.append(setting.timed(self._copy.back) * self._total / self._copy.size)
+    def pause(self) -> None:
+        self.pauses.append(self._setting.timed(self._released.run))
+
+    def resume(self) -> None:
+        self._released.resume()
+        self._setting.rest(self._total)
+        self.resumes.append(self._setting.timed(self._copy.back) * self._total / self._copy.size)
 
     def close(self) -> None:
-        """Release the memory of the limits."""
-        self._kernel.close()
+        """Release the memory of the limits, which must be resumed."""
         self._copy.close()
+        self._released.close()
+
+
+class _PassAndRelease:
+    """The limit of a pause of which nothing has changed: the fingerprint kernel over other memory, in handles of the same
+    kind, and the bare unmap and release of that memory. It begins with memory.
+
+    Raises:
+        Unavailable: There is no C compiler.
+    """
+
+    def __init__(self, setting: Setting, total: int) -> None:
+        bare, name = setting.bare(total, min(LARGE_HANDLE, total))
+        if bare is None:
+            raise Unavailable(name)
+        self._bare = bare
+        self._bare.resume()
+        self.kernel = Fingerprints(setting.device, bare.blocks)
+        self.name = f"{Fingerprints.name} and {name}"
+
+    def run(self, copy: Callable[[], None] | None = None) -> None:
+        """Run the kernel, then the copy, and then release the memory."""
+        self.kernel.run()
+        if copy is not None:
+            copy()
+        self._bare.pause()
+
+    def resume(self) -> None:
+        self._bare.resume()
+
+    def close(self) -> None:
+        self.kernel.close()
+        self._bare.pause()
         self._bare.close()
+
+
+def _in_turns(repetition: int, one: _Side, other: _Side) -> tuple[_Side, _Side]:
+    """Two sides of a comparison, each of which is first in every other repetition. The first releases its memory while the
+    other's is still allocated, and the second after it was released."""
+    return (one, other) if repetition % 2 else (other, one)

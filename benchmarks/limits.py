@@ -277,6 +277,7 @@ def _compiled() -> ctypes.CDLL:
     size, words = ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64)
     loaded.bare_open.argtypes = [ctypes.c_char_p, ctypes.c_int]
     loaded.bare_make.argtypes = [size, size, size]
+    loaded.bare_address.argtypes, loaded.bare_address.restype = [size], ctypes.c_uint64
     loaded.bare_pause_with_contents.argtypes = loaded.bare_resume_with_contents.argtypes = [ctypes.c_void_p]
     loaded.bare_allocate_and_free.argtypes = [size, size, words, words]
     loaded.core_allocate.argtypes = [ctypes.c_void_p, size, size, words, words]
@@ -313,7 +314,11 @@ class BareAllocations:
     def __init__(self, total: int, size: int, ordinal: int = 0) -> None:
         self._library = _opened(ordinal)
         count = -(-total // size)
-        self._call("bare_make", count, size, total - (count - 1) * size)
+        last = total - (count - 1) * size
+        self._call("bare_make", count, size, last)
+        sizes = [size] * (count - 1) + [last]
+        #: The address and the size of each range.
+        self.blocks = [(self._library.bare_address(index), bytes) for index, bytes in enumerate(sizes)]
 
     def _call(self, name: str, *arguments: int) -> None:
         _check(name, getattr(self._library, name)(*arguments))

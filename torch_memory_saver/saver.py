@@ -301,6 +301,9 @@ class TorchMemorySaver:
                 is not a bool.
             TorchUnavailableError: Hook mode "torch" and no PyTorch that can use CUDA.
         """
+        is_plain = enable_disk_backup is False and cpu_backup_backend is None
+        if is_plain and backup is None and host_memory is None and runs is True:  # a usual call, in less time
+            return self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup)
         optional = _given(
             enable_disk_backup=(enable_disk_backup, False),
             cpu_backup_backend=(cpu_backup_backend, None),

@@ -75,6 +75,9 @@ logger = logging.getLogger("torch_memory_saver")
 _CAPTURE_MODES = ("global", "thread_local", "relaxed")
 _TRUE = ("1", "true", "yes")
 
+#: :meth:`RegionOptions.check`, which remembers what it has accepted: programs enter the regions of a few tags many times.
+_known_options = functools.lru_cache(maxsize=1024, typed=True)(RegionOptions.check)
+
 
 @functools.cache
 def _close_at_exit() -> None:
@@ -146,9 +149,11 @@ class Engine:
         host_memory: str | None = None,
         runs: bool = True,
     ) -> Region:
-        options = RegionOptions.check(
-            tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
-        )
+        arguments = tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
+        try:
+            options = _known_options(*arguments)
+        except TypeError:  # an argument that has no hash
+            options = RegionOptions.check(*arguments)
         return Region(self._store, self._find_torch, options)
 
     def disable(self) -> Region:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine import engine
 from torch_memory_saver._torch import region_settings
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import PauseOptions, RegionOptions, ResumeOptions
@@ -75,6 +76,31 @@ def test_options_are_checked_values_that_stay() -> None:
 def test_a_region_that_makes_no_sense_has_no_options(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidArgumentError):
         RegionOptions.check(*arguments)
+
+
+def test_regions_of_the_same_arguments_are_checked_once() -> None:
+    def entries_checked() -> int:
+        return engine._known_options.cache_info().misses
+
+    saver = TorchMemorySaver()
+    saver.region(tag="checked once", backup="mmap")
+    before = entries_checked()
+    saver.region(tag="checked once", backup="mmap")
+    assert entries_checked() == before
+    saver.region(tag="checked once", backup="host")
+    assert entries_checked() == before + 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"runs": 1}, {"enable_cpu_backup": 1.0}, {"backup": ["host"]}, {"tag": ["a"]}, {"tag": {}}]
+)
+def test_wrong_arguments_are_refused_after_valid_ones_that_are_equal(wrong: dict[str, Any]) -> None:
+    saver = TorchMemorySaver()
+    saver.region(tag="a", runs=True, enable_cpu_backup=True)
+    saver.region(tag="a", backup="host")
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError):
+            saver.region(**{"tag": "a"} | wrong)
 
 
 def test_options_of_ordinary_memory() -> None:

@@ -56,6 +56,13 @@ class Checks:
         assert store._pauses == [], place
 
 
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["torch-2.11", "torch-2.8"])
+def last_routed_wins(request: pytest.FixtureRequest) -> bool:
+    """In place of conftest.py's: every bytecode is interrupted with one release in the quick run, and with the other one in
+    the slow run."""
+    return bool(request.param)
+
+
 @pytest.fixture
 def checks(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> Checks:
     return Checks(saver, fake_torch, store)
