@@ -101,7 +101,8 @@ class _TokenKey(NamedTuple):
 
 
 class GraphPools:
-    """The pools of captured graphs. The lock is never held across a call of torch, like the store's."""
+    """The pools of captured graphs. The lock is never held across a call of torch, like the store's, and a signal handler
+    that raises does not leave it held."""
 
     def __init__(self, store: PoolStore) -> None:
         self._store = store
@@ -126,12 +127,7 @@ class GraphPools:
             InvalidStateError: The token's pool already holds memory that is not managed, or is paused.
         """
         epoch = _core.tag_info(key.options.tag).epoch  # before the look at the token's segments
-        with self._lock:
-            shared = self._find(token, key)
-            if shared is not None:
-                capture.pool = shared
-                shared.users.add(capture.user)
-            is_ours = token in self._by_id
+        shared, is_ours = _core.within(self._lock, self._join, (token, key, capture))
         if shared is None:
             if token is not None and not is_ours and names_pool_to_use(torch, token, key):
                 capture.pool = _CapturePool(token, epoch)
@@ -139,6 +135,16 @@ class GraphPools:
             return self._create(torch, token, key, epoch, capture)
         self.check_resident(torch, shared, key.options.tag)
         return shared
+
+    def _join(self, wanted: tuple[PoolId | None, Key, _Capture]) -> tuple[_SharedPool | None, bool]:
+        """Make a capture a user of the pool that there is for its token. Return the pool, or None, and whether the token is
+        the id of a pool of this package. The caller holds the lock."""
+        token, key, capture = wanted
+        shared = self._find(token, key)
+        if shared is not None:
+            capture.pool = shared
+            shared.users.add(capture.user)
+        return shared, token in self._by_id
 
     def check_resident(self, torch: TorchCuda, pool: _CapturePool, tag: str) -> None:
         """Checks that no pause since the last check has taken memory of the pool. A capture calls it again once it has been
@@ -169,20 +175,26 @@ class GraphPools:
 
     def _create(self, torch: TorchCuda, token: PoolId | None, key: Key, epoch: int, capture: _Capture) -> _SharedPool:
         pool = self._store.make_pool(torch, key)
-        shared = _SharedPool(pool, token, epoch)
-        with self._lock:
-            other = self._find(token, key)
-            if other is None:
-                capture.pool = shared
-                shared.users.add(capture.user)
-                self._by_id[pool.id] = shared
-                if token is not None:
-                    self._by_token[_TokenKey(token, key)] = shared
-                return shared
-            capture.pool = other
-            other.users.add(capture.user)
-        self._store.retire(torch, pool)
-        return other
+        made = _SharedPool(pool, token, epoch)
+        shared = _core.within(self._lock, self._add, (made, capture))
+        if shared is not made:
+            self._store.retire(torch, pool)
+        return shared
+
+    def _add(self, wanted: tuple[_SharedPool, _Capture]) -> _SharedPool:
+        """Add a new pool, and make a capture its user, unless another thread has added one for the token. Return the pool
+        that the capture uses. The caller holds the lock."""
+        made, capture = wanted
+        token, key = made.token, made.pool.key
+        other = self._find(token, key)
+        shared = made if other is None else other
+        capture.pool = shared
+        shared.users.add(capture.user)
+        if other is None:
+            self._by_id[made.id] = made
+            if token is not None:
+                self._by_token[_TokenKey(token, key)] = made
+        return shared
 
     def capture_stream(self, torch: TorchCuda, device: int) -> Any:
         """Return the stream for captures that name none. torch's own stream is on the device of the process's first capture.
@@ -199,13 +211,18 @@ class GraphPools:
         repeated."""
         if not isinstance(shared, _SharedPool):
             return
-        with self._lock:
-            shared.users.discard(user)
-            if shared.users or self._by_id.pop(shared.pool.id, None) is None:
-                return
-            if shared.token is not None:
-                self._by_token.pop(_TokenKey(shared.token, shared.pool.key), None)
-        self._store.retire_later(shared.pool)
+        if _core.within(self._lock, self._remove_user, (shared, user)):
+            self._store.retire_later(shared.pool)
+
+    def _remove_user(self, wanted: tuple[_SharedPool, object]) -> bool:
+        """Remove a user. The last one takes the pool with it. Return whether it did. The caller holds the lock."""
+        shared, user = wanted
+        shared.users.discard(user)
+        if shared.users or self._by_id.pop(shared.pool.id, None) is None:
+            return False
+        if shared.token is not None:
+            self._by_token.pop(_TokenKey(shared.token, shared.pool.key), None)
+        return True
 
     def keep_with(self, graph: Any, shared: _CapturePool, user: object) -> None:
         """Keep the pool for the user until the captured graph ends. May be repeated."""

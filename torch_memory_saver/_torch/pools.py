@@ -377,15 +377,19 @@ class PoolStore(PoolStock):
 
         A graph may have been captured into such a pool by its id: it counts as one of the pool's uses then.
         """
-        with self._lock:
-            self._forget(set(self._retired) - set(listed))
-            alive = [(pool, _OBJECT_USES) for pools in self._idle.values() for pool in pools]
-            for frame in self._frames.values():
-                uses = _OBJECT_USES + (_ROUTING_USES if frame.routed else 0)
-                alive += [(pool, uses) for pool in frame.pools]
+        alive = _core.within(self._lock, self._forget_unlisted, listed)
         self._strike_off(torch, [pool for pool, uses in alive if torch.uses_of(pool.memory_pool) > uses])
-        with self._lock:
-            return frozenset(self._uncaptured)
+        return frozenset(self._uncaptured)
+
+    def _forget_unlisted(self, listed: Collection[PoolId | None]) -> list[tuple[Pool, int]]:
+        """Forget the retired pools that are not in torch's list. Return the other pools, and how many uses torch counts for
+        each without graphs. The caller holds the lock."""
+        self._forget(set(self._retired) - set(listed))
+        alive = [(pool, _OBJECT_USES) for pools in self._idle.values() for pool in pools]
+        for frame in self._frames.values():
+            uses = _OBJECT_USES + (_ROUTING_USES if frame.routed else 0)
+            alive += [(pool, uses) for pool in frame.pools]
+        return alive
 
     # Releasing memory
 
@@ -488,11 +492,10 @@ class PoolStore(PoolStock):
     def log_put_off(self) -> None:
         """Logs once that PyTorch's cache was not emptied because another thread is inside a region."""
         stack = self.stack()
-        with self._lock:
-            frames = [frame for frame in self._frames.values() if frame.stack is not stack and frame.routed]
-            if not frames or not self._pending or self._has_logged_put_off:
-                return
-            self._has_logged_put_off = True
+        frames = [frame for frame in list(self._frames.values()) if frame.stack is not stack and frame.routed]
+        if not frames or not self._pending or self._has_logged_put_off:
+            return
+        self._has_logged_put_off = True
         logger.warning(
             "empty_cache() has released idle managed memory, but PyTorch's cache outside of regions is only released when "
             "another thread leaves %s. PyTorch does not release that cache while a thread is inside a region, even if an "
@@ -526,14 +529,17 @@ class PoolStore(PoolStock):
     def give_away(self, torch: TorchCuda, matches: Callable[[Key], bool]) -> list[Any]:
         """Retires the idle pools with matching keys and returns their MemPools. The caller's reference may keep a pool
         alive."""
-        with self._lock:
-            keys = [key for key in self._idle if matches(key)]
-            taken = [pool for key in keys for pool in self._idle.pop(key)]
+        taken = _core.within(self._lock, self._take_matching, matches)
         self._strike_off(torch, taken)  # a program that has the object may capture into the pool
         memory_pools = [pool.memory_pool for pool in taken]
         for pool in taken:
             self.retire(torch, pool)
         return memory_pools
+
+    def _take_matching(self, matches: Callable[[Key], bool]) -> list[Pool]:
+        """Remove the idle pools with matching keys, and return them. The caller holds the lock."""
+        keys = [key for key in self._idle if matches(key)]
+        return [pool for key in keys for pool in self._idle.pop(key)]
 
 
 class SpareRouting(OneUse):

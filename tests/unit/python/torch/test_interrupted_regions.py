@@ -51,9 +51,15 @@ class Checks:
         if self._alive is not None:
             assert self._alive == set(idle), place
         # A pause by another thread neither waits nor fails, and a region can be entered after it.
-        in_thread(lambda: self._saver.pause("a"))
+        in_thread(self._pause)
         self._saver.resume("a")
         assert store._pauses == [], place
+
+    def _pause(self) -> None:
+        for lock in (self._store._lock, engine.graph_pools._lock):
+            assert lock.acquire(blocking=False), "an interruption has left a lock held"
+            lock.release()
+        self._saver.pause("a")
 
 
 @pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["torch-2.11", "torch-2.8"])
