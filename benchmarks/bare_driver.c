@@ -72,7 +72,7 @@ static struct bare {
 #undef MEMBER
     CUproperties properties;
     CUaccess access;
-    size_t count, bytes, last_bytes; /* of each but the last, and of that one */
+    size_t count, bytes, last_bytes; /* each range but the last has `bytes`; the last one has `last_bytes` */
     CUdeviceptr *address;
     CUhandle *handle;
     void *stream;
@@ -112,14 +112,14 @@ static CUresult resume_one(size_t i) {
     return result == CUDA_SUCCESS ? bare.set_access(bare.address[i], bytes, &bare.access, 1) : result;
 }
 
-/* What a resume has to do. */
+/* A resume has to make these calls. */
 EXPORT int bare_resume(void) {
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < bare.count && result == CUDA_SUCCESS; i++) result = resume_one(i);
     return result;
 }
 
-/* What a pause has to do, on an idle device. */
+/* A pause has to make these calls, on an idle device. */
 EXPORT int bare_pause(void) {
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < bare.count && result == CUDA_SUCCESS; i++) {
@@ -129,7 +129,7 @@ EXPORT int bare_pause(void) {
     return result;
 }
 
-/* The same with contents, which lie one behind the other in pinned memory: each is copied while the next ones get their
+/* This resumes with contents, which lie one behind the other in pinned memory: each is copied while the next ones get their
  * memory. */
 EXPORT int bare_resume_with_contents(const char *host) {
     CUresult result = CUDA_SUCCESS;
@@ -233,7 +233,7 @@ static CUresult lock_and_copy(void) {
     return result == CUDA_SUCCESS ? waited : result;
 }
 
-/* What a pause has to do that finds no host memory: `threads` of them prefault it, and it is pinned and copied to piece
+/* A pause that finds no host memory has to do this: `threads` of them prefault it, and it is pinned and copied to piece
  * by piece. It stays until bare_forget_host. */
 EXPORT int bare_first_pause(int threads) {
     pthread_t started[THREADS_MOST];

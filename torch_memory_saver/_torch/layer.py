@@ -120,7 +120,7 @@ class TorchCuda:
         self._allocator = _make_allocator(torch, "tms_torch_malloc", "tms_torch_free")
         kind = "default" if _core.preloaded else "ordinary"
         default_allocator = _make_allocator(torch, f"tms_torch_{kind}_malloc", "tms_torch_default_free")
-        # What a MemPool of memory outside regions is made with.
+        # A MemPool of memory outside regions is made with these.
         self._default_arguments = (default_allocator.allocator(),) if version >= _ALLOCATORS_BESIDE_EXPANDABLE else ()
         self.begin_routing_of_all_threads: Callable[[int, PoolId], None] = extension._cuda_beginAllocateToPool
         self._making = threading.local()
