@@ -79,6 +79,14 @@ _TRUE = ("1", "true", "yes")
 _known_options = functools.lru_cache(maxsize=1024, typed=True)(RegionOptions.check)
 
 
+def _options_of_region(*arguments: Any) -> RegionOptions:
+    try:
+        return _known_options(*arguments)
+    except TypeError:  # an argument has no hash: its check says what is wrong with it
+        pass
+    return RegionOptions.check(*arguments)
+
+
 @functools.cache
 def _close_at_exit() -> None:
     """Makes sure that no thread of the native core calls the driver during the process's exit.
@@ -149,11 +157,9 @@ class Engine:
         host_memory: str | None = None,
         runs: bool = True,
     ) -> Region:
-        arguments = tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
-        try:
-            options = _known_options(*arguments)
-        except TypeError:  # an argument that has no hash
-            options = RegionOptions.check(*arguments)
+        options = _options_of_region(
+            tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
+        )
         return Region(self._store, self._find_torch, options)
 
     def disable(self) -> Region:

@@ -99,8 +99,9 @@ def test_wrong_arguments_are_refused_after_valid_ones_that_are_equal(wrong: dict
     saver.region(tag="a", runs=True, enable_cpu_backup=True)
     saver.region(tag="a", backup="host")
     for _ in range(2):
-        with pytest.raises(InvalidArgumentError):
+        with pytest.raises(InvalidArgumentError) as raised:
             saver.region(**{"tag": "a"} | wrong)
+        assert raised.value.__context__ is None, "the message is not about a hash"
 
 
 def test_options_of_ordinary_memory() -> None:
