@@ -202,6 +202,14 @@ bool tms_py_get_callable(const tms_py_call_t *call, int index, PyObject **callab
     return true;
 }
 
+bool tms_py_get_list(const tms_py_call_t *call, int index, PyObject **list) {
+    PyObject *argument = call->values[index];
+
+    if (!PyList_Check(argument)) return wrong_type(call, index, "a list", argument);
+    *list = argument;
+    return true;
+}
+
 PyObject *tms_py_text(const char *text) { return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"); }
 
 const uint64_t *tms_py_numbers(PyObject *object, size_t at_a_time, const char *rule, size_t *count) {

@@ -51,6 +51,8 @@ bool tms_py_get_tags(const tms_py_call_t *call, int index, tms_selection_t *sele
 bool tms_py_get_backup(const tms_py_call_t *call, int index, tms_selection_t *selection);
 /* Fetches None or a callable. *callable is unchanged for None or if the argument is not given. */
 bool tms_py_get_callable(const tms_py_call_t *call, int index, PyObject **callable);
+/* Fetches a list, which must be given. */
+bool tms_py_get_list(const tms_py_call_t *call, int index, PyObject **list);
 
 /* Returns the 64-bit numbers in a bytes object; *count is the number of groups of `at_a_time`. On failure returns NULL with
  * an exception set, whose text begins with `rule`. */

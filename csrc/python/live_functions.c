@@ -262,22 +262,21 @@ static PyObject *live_of(const kept_t *kept, size_t count, PyObject *const *segm
 PyObject *tms_py_live_ranges(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"live_ranges", 4, 4, {"segments", "kept", "pools", "default_stream_only"}};
     reader_t reader = {0};
-    PyObject **segments, *result = NULL;
+    PyObject **segments, *listed, *result = NULL;
     const kept_t *kept;
     size_t count = 0;
     tms_py_call_t call;
 
     (void)module;
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords)) return NULL;
-    if (!PyList_Check(call.values[0]))
-        return PyErr_Format(PyExc_TypeError, "live_ranges(): segments must be a list, not %R", Py_TYPE(call.values[0]));
+    if (!tms_py_get_list(&call, 0, &listed)) return NULL;
     kept = (const kept_t *)(const void *)tms_py_numbers(call.values[1], KEPT_NUMBERS, "live_ranges(): kept must be", &count);
     if (!kept || !tms_py_get_bool(&call, 3, &reader.default_stream_only) || !open_reader(&reader, call.values[2]))
         return NULL;
     segments = PyMem_Calloc(count + 1, sizeof(PyObject *));
     if (!segments)
         PyErr_NoMemory();
-    else if (match(&reader, call.values[0], kept, count, segments))
+    else if (match(&reader, listed, kept, count, segments))
         result = live_of(kept, count, segments, &reader);
     PyMem_Free(segments);
     close_reader(&reader);

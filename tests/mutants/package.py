@@ -68,9 +68,9 @@ _POOLS = (
     ),
     Mutant(
         "an-interrupted-leave-forgets-a-pool",
-        _SOURCES + "_torch/steps.py",
-        "    target.extend(map(source.pop, (index,)))",
-        "    item = source.pop(index)\n    target.append(item)",
+        _SOURCES + "_torch/pools.py",
+        "                _core.move(frame.pools, self._idle.setdefault(key, []), 0)",
+        "                pool = frame.pools.pop(0)\n                self._idle.setdefault(key, []).append(pool)",
         (_TESTS + "torch/test_interrupted_regions.py::test_a_region",),
     ),
     Mutant(

@@ -25,7 +25,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.steps import OneUse, record
+from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.errors import ForkedProcessError
 
 __all__ = ["CaptureGate", "announce_capture", "announcing", "before_capture", "capture_gate", "watch_captures"]
@@ -113,7 +113,7 @@ class _Begin(OneUse):
 
     def _report(self) -> None:
         announce_capture()
-        record(self._identities, _core.capture_begin_on, self._find_stream())
+        _core.record_each(self._identities, _core.capture_begin_on, [(self._find_stream(),)])
 
     def _begin(self) -> None:
         _core.within(capture_gate.held(), self._report)

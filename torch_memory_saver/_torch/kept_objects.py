@@ -66,7 +66,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._torch import region_settings
 from torch_memory_saver._torch.layer import TorchCuda, devices_in_use, eager, in_use
 from torch_memory_saver._torch.pools import Key, Pool, PoolStore, Tags, selects
-from torch_memory_saver._torch.steps import Entered, OneUse, move, record
+from torch_memory_saver._torch.steps import Entered, OneUse
 from torch_memory_saver.errors import TorchMemorySaverError
 from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
 
@@ -116,9 +116,9 @@ class _OutsideRegions(OneUse):
     def _begin(self) -> None:
         torch, device = self._torch, self._device
         try:
-            move(self._idle, self._taken)
+            _core.move(self._idle, self._taken)
         except IndexError:
-            record(self._taken, self._store.make_pool, torch, Key(_OPTIONS, device))
+            _core.record_each(self._taken, self._store.make_pool, [(torch, Key(_OPTIONS, device))])
         self._entered.enter(region_settings.RegionSettings(_OPTIONS))
         self._entered.enter(self._store.routing_suspended(torch))
         self._entered.enter(torch.routed(device, self._taken[0].id))
@@ -126,7 +126,7 @@ class _OutsideRegions(OneUse):
     def _end(self) -> None:
         self._entered.leave()
         if self._taken:
-            move(self._taken, self._idle)
+            _core.move(self._taken, self._idle)
 
 
 def workspace_sizes() -> frozenset[int]:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import watch_captures
 from torch_memory_saver._torch.expandable import cut
-from torch_memory_saver._torch.steps import OneUse, call_each, record_each
+from torch_memory_saver._torch.steps import OneUse, call_each
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
 __all__ = [
@@ -354,7 +354,7 @@ class Routing:
 
     def begin(self) -> None:
         """Route the thread's allocations. If PyTorch refuses one of the pools, those before it stay routed."""
-        record_each(self._begun, self._torch.begin_routing, self._pools[len(self._begun) :])
+        _core.record_each(self._begun, self._torch.begin_routing, self._pools[len(self._begun) :])
 
     def end(self) -> None:
         """End what has begun, from any thread. If PyTorch refuses it for one pool, a repetition continues with the next."""

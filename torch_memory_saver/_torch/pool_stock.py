@@ -29,14 +29,13 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.frames import Frame
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
-from torch_memory_saver._torch.steps import OneUse, call_each, move
+from torch_memory_saver._torch.steps import OneUse, call_each
 from torch_memory_saver.options import RegionOptions
 
 __all__ = [
@@ -168,7 +167,7 @@ class PoolStock:
         # Reentrant, because any allocation may run the garbage collector, and so a finalizer that enters a region.
         self._lock = threading.RLock()
         self._idle: dict[Key, list[Pool]] = {}
-        self._doomed: deque[Pool] = deque()  # to be retired at the next opportunity; appended to without the lock
+        self._doomed: list[Pool] = []  # to be retired at the next opportunity; appended to without the lock
         self._uncaptured: set[PoolId] = set()  # pools of regions that no capture has used
         self._retired: dict[PoolId, Key] = {}  # retired pools whose memory PyTorch may still hold
 
@@ -217,7 +216,7 @@ class PoolStock:
             if not current:
                 return False
             index = idle.index(current[-1])
-        move(idle, pools, index)
+        _core.move(idle, pools, index)
         pools[-1].epoch = info.epoch
         return True
 
@@ -226,7 +225,7 @@ class PoolStock:
         pool, pools = wanted
         idle = self._idle.get(pool.key, [])
         if pool in idle:
-            move(idle, pools, idle.index(pool))
+            _core.move(idle, pools, idle.index(pool))
 
     def note_uncaptured(self, pool: Pool) -> None:
         """Record that no capture uses a new pool: its free blocks are dead."""
@@ -238,7 +237,7 @@ class PoolStock:
 
     def _put_back(self, pools: list[Pool]) -> None:
         """Makes the last pool of a list idle, and removes it from the list. The caller holds the lock."""
-        move(pools, self._idle.setdefault(pools[-1].key, []))
+        _core.move(pools, self._idle.setdefault(pools[-1].key, []))
 
     def make_pool(self, torch: TorchCuda, key: Key) -> Pool:
         """A new pool. Its reference is leaked until it is retired."""
@@ -326,7 +325,7 @@ class PoolStock:
         retired = False
         for pool in list(taken.pools):
             if self.should_retire(torch, pool):
-                move(taken.pools, self._doomed, taken.pools.index(pool))
+                _core.move(taken.pools, self._doomed, taken.pools.index(pool))
                 retired = True
         self.retire_doomed(torch)
         return retired

@@ -23,7 +23,7 @@ from torch_memory_saver._torch.entry_room import EntryRoom
 from torch_memory_saver._torch.frames import Frame, Pause, Stack, ThreadLife
 from torch_memory_saver._torch.layer import PoolId, Routing, TorchCuda, devices_in_use
 from torch_memory_saver._torch.pool_stock import Key, Pool, PoolStock, Tags, TakenPools, selects
-from torch_memory_saver._torch.steps import Notifier, OneUse, move
+from torch_memory_saver._torch.steps import Notifier, OneUse
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
 
@@ -364,10 +364,10 @@ class PoolStore(PoolStock):
         while frame.pools:
             key = frame.pools[0].key
             if key.options.managed:
-                move(frame.pools, self._idle.setdefault(key, []), 0)
+                _core.move(frame.pools, self._idle.setdefault(key, []), 0)
             else:
                 self._pending.add(key.device)  # to be emptied later, if a signal handler prevents it now
-                move(frame.pools, self._doomed, 0)
+                _core.move(frame.pools, self._doomed, 0)
         self._frames.pop(id(frame), None)
 
     # Captures
@@ -554,7 +554,7 @@ class SpareRouting(OneUse):
     def _begin(self) -> None:
         store, torch, frame = self._store, self._torch, self._frame
         if store._spare_pools:
-            move(store._spare_pools, self._pools)
+            _core.move(store._spare_pools, self._pools)
         else:
             devices = store._devices or store._find_devices()
             self._pools.append([store.make_pool(torch, Key(frame.options, device)) for device in devices])
@@ -566,7 +566,7 @@ class SpareRouting(OneUse):
         self._store._end_routing(self._torch, self._frame)
         self._store._frames.pop(id(self._frame), None)
         if self._pools:
-            move(self._pools, self._store._spare_pools)
+            _core.move(self._pools, self._store._spare_pools)
 
 
 class Suspension(OneUse):

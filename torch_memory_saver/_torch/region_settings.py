@@ -8,7 +8,7 @@ the wrong argument. Neither would work with attributes that C looks up by name.
 from __future__ import annotations
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.steps import OneUse, record, record_each
+from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.options import RegionOptions
 
 __all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "leave_region"]
@@ -16,7 +16,7 @@ __all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "leave_region"]
 
 def enter_region(ids: list[int], options: RegionOptions) -> None:
     """Enter a region of the native core on this thread, and append its id to `ids`, as one step (steps.py)."""
-    record_each(ids, _core.region_enter, [options])
+    _core.record_each(ids, _core.region_enter, [options])
 
 
 def leave_region(ids: list[int]) -> None:
@@ -48,7 +48,8 @@ class AnnouncedCapture(OneUse):
 
     def _begin(self) -> None:
         options = self._options
-        record(self._identities, _core.capture_begin, options.tag, options.backup, options.host_policy, options.runs)
+        arguments = options.tag, options.backup, options.host_policy, options.runs
+        _core.record_each(self._identities, _core.capture_begin, [arguments])
 
     def _end(self) -> None:
         for identity in self._identities:

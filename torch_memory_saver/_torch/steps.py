@@ -1,8 +1,8 @@
 """Steps and waits that a signal handler may interrupt without harm.
 
 Python runs signal handlers between bytecodes. A change that must not be separated from its record is therefore one call of C
-code, which itself calls C code only, such as the functions of PyTorch and of the native core. After an exception the record
-says whether the change was made, and the step can be repeated.
+code (``_core.record_each`` and ``_core.move``), which itself calls C code only, such as the functions of PyTorch and of the
+native core. After an exception the record says whether the change was made, and the step can be repeated.
 
 ``_core.Scope`` (csrc/python/scope.c) repeats them: context managers that must not be left half-way derive from it.
 
@@ -15,18 +15,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import starmap
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from torch_memory_saver import _core
 
-__all__ = ["Entered", "Notifier", "OneUse", "call_each", "move", "record", "record_each"]
-
-_Item = TypeVar("_Item")
+__all__ = ["Entered", "Notifier", "OneUse", "call_each"]
 
 
 class OneUse(_core.Scope):
@@ -52,21 +49,6 @@ class OneUse(_core.Scope):
 
     def _left(self, entry: None, exception: BaseException | None) -> None:
         pass
-
-
-def move(source: list[_Item], target: list[_Item] | deque[_Item], index: int = -1) -> None:
-    """Take one item out of a list, and append it to another one."""
-    target.extend(map(source.pop, (index,)))
-
-
-def record(results: list[Any], function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function and append its result to a list."""
-    results.extend(starmap(function, (arguments,)))
-
-
-def record_each(results: list[Any], function: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> None:
-    """Call a function with each tuple of arguments, and append each result to a list."""
-    results.extend(starmap(function, calls))
 
 
 def call_each(steps: Iterator[partial[Any]]) -> None:
@@ -96,8 +78,8 @@ class Entered:
         """Leave the context managers, the last one first, each once. May be repeated."""
         while self._entered:
             manager, calls = self._entered[-1]
-            record_each(self._returned, manager.__exit__, calls)
-            move(self._entered, self._left)
+            _core.record_each(self._returned, manager.__exit__, calls)
+            _core.move(self._entered, self._left)
 
     @property
     def has_succeeded(self) -> bool:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 import threading
 import time
+import types
 from array import array
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,62 @@ from other_threads import in_thread
 from torch_memory_saver import _core, errors
 
 MIB = 1 << 20
+
+
+# Steps and their records.
+
+
+def test_each_call_is_recorded_until_one_fails() -> None:
+    results: list[int] = []
+    calls = iter([("7",), ("2c", 16), ("x",), ("9",)])
+    with pytest.raises(ValueError, match="'x'"):
+        _core.record_each(results, int, calls)
+    assert results == [7, 0x2C]
+    _core.record_each(results, int, calls)
+    assert results == [7, 0x2C, 9], "the iterator continues after the call that failed"
+
+
+def test_an_iterator_that_fails_raises_its_error() -> None:
+    results: list[int] = []
+    with pytest.raises(ZeroDivisionError):
+        _core.record_each(results, int, ((1 // number,) for number in (1, 0)))
+    assert results == [1]
+
+
+def test_an_item_moves_to_the_end_of_another_list() -> None:
+    source, target = ["a", "b", "c", "d"], ["x"]
+    _core.move(source, target)
+    _core.move(source, target, 1)
+    assert (source, target) == (["a", "c"], ["x", "d", "b"])
+    with pytest.raises(IndexError):
+        _core.move(source, target, 2)
+    with pytest.raises(IndexError):
+        _core.move([], target)
+    assert (source, target) == (["a", "c"], ["x", "d", "b"])
+
+
+def test_moves_and_records_leave_no_references() -> None:
+    item, source, target = object(), [], []
+    before = sys.getrefcount(item)
+    _core.record_each(source, getattr, [(types.SimpleNamespace(item=item), "item")])
+    assert source == [item]
+    _core.move(source, target)
+    assert sys.getrefcount(item) == before + 1
+    target.clear()
+    assert sys.getrefcount(item) == before
+
+
+def test_wrong_types_of_steps_are_named() -> None:
+    for call, text in (
+        (lambda: _core.record_each((), int, []), r"record_each\(\): results must be a list, not <class 'tuple'>"),
+        (lambda: _core.record_each([], int, ["12"]), r"record_each\(\): each of calls must be a tuple, not <class 'str'>"),
+        (lambda: _core.record_each([], int, None), "not iterable"),
+        (lambda: _core.record_each([], None, [()]), "not callable"),
+        (lambda: _core.move((1,), []), r"move\(\): source must be a list, not <class 'tuple'>"),
+        (lambda: _core.move([1], None), r"move\(\): target must be a list, not <class 'NoneType'>"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()  # type: ignore[no-untyped-call]
 
 
 # Memory.
