@@ -39,13 +39,6 @@ def test_one_timeout_bounds_all_waiting() -> None:
     assert ResumeOptions.check(None, None, False, None, False, None, True).remaining == 0.0
 
 
-class Core:
-    """Stands for the native core: returns its arguments."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *positional, **named: (name, positional, named)
-
-
 def test_options_are_checked_values_that_stay() -> None:
     assert RegionOptions("a", _core.BACKUP_MMAP, True, _core.HOST_POOL, runs=False) == REGION
     assert RegionOptions.check("a", "mmap", "pool") != REGION, "pools are kept by the options"
@@ -122,18 +115,19 @@ def test_progress_without_waiting_is_refused() -> None:
 
 
 def test_a_region_and_a_capture_give_the_core_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(region_settings, "_core", Core())
+    for name in ("region_enter", "capture_begin"):
+        monkeypatch.setattr(_core, name, lambda *arguments, name=name: (name, arguments))
     levels: list[Any] = []
     for options in (REGION, REGION.unmanaged()):
         region_settings.enter_region(levels, options)
     in_order = ("a", _core.BACKUP_MMAP, True, _core.HOST_POOL, False)
     assert levels == [
-        ("region_enter", in_order, {}),
-        ("region_enter", (*in_order[:2], False, *in_order[3:]), {}),
+        ("region_enter", in_order),
+        ("region_enter", (*in_order[:2], False, *in_order[3:])),
     ]
     announcement = region_settings.AnnouncedCapture(REGION)
     announcement._begin()
-    assert announcement._identities == [("capture_begin", ("a", _core.BACKUP_MMAP, _core.HOST_POOL, False), {})]
+    assert announcement._identities == [("capture_begin", ("a", _core.BACKUP_MMAP, _core.HOST_POOL, False))]
 
 
 def test_pauses_and_resumes_give_the_core_every_field(monkeypatch: pytest.MonkeyPatch, saver: TorchMemorySaver) -> None:
