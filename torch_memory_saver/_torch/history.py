@@ -2,7 +2,7 @@
 
 PyTorch's function ``torch.cuda.memory._record_memory_history`` is private and differs between releases. What a release
 accepts is read from the function itself, so a release that this package does not know is called with the arguments that it
-still has. Later releases than 2.8 add ``clear_history`` (in 2.11) and ``record_pinned_host_memory`` (in 2.15).
+still has. Later releases than 2.8 add ``clear_history`` (in 2.11) and ``record_pinned_host_memory`` (in 2.14).
 """
 
 from __future__ import annotations
@@ -107,13 +107,10 @@ def call_for(accepted: Collection[str], request: Request) -> Call:
 _REQUESTED_AS = {"record_pinned_host_memory": "record_host", "_enable_expensive_cpp": "stacks"}
 
 
-def call_to_stop(accepted: Collection[str], host: bool) -> Call:
-    """The call that ends the recording, of pinned host memory as well if that is recorded."""
+def call_to_stop(accepted: Collection[str]) -> Call:
+    """Return the call that ends the recording. It also ends that of pinned host memory (pytorch pull request 182407)."""
     one_device = _acts_on_one_device(accepted)
-    arguments: dict[str, Any] = {"enabled": False if one_device else None}
-    if host:
-        arguments["record_pinned_host_memory"] = True
-    return Call(arguments, (), one_device)
+    return Call({"enabled": False if one_device else None}, (), one_device)
 
 
 def _acts_on_one_device(accepted: Collection[str]) -> bool:
@@ -187,8 +184,7 @@ class _Recorder:
     def stop(self, torch: Any) -> None:
         function, accepted = _function_of(torch)
         with self._lock:
-            host = self.current is not None and self.current.host
-            _make(function, call_to_stop(accepted, host), tuple(range(torch.cuda.device_count())))
+            _make(function, call_to_stop(accepted), tuple(range(torch.cuda.device_count())))
             self.current = None
 
     def after_fork_in_child(self) -> None:
@@ -223,7 +219,7 @@ def record_history(
             only.
         stacks: "python", or "all" for C++ frames as well. The first snapshot then takes seconds or minutes, in which PyTorch
             finds the names of the C++ functions.
-        record_host: Whether to record pinned host memory as well, where this release of PyTorch can (2.15 can, 2.11 cannot).
+        record_host: Whether to record pinned host memory as well, where this release of PyTorch can (2.14 can, 2.11 cannot).
         clear_history: Whether to drop the events that were recorded before.
 
     Returns:

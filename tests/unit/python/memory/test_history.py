@@ -32,14 +32,14 @@ def test_the_defaults_are_bounded_and_record_python_stacks(release: str, monkeyp
     torch = install(monkeypatch, release, devices=2)
     done = record_history()
     wanted: dict[str, Any] = {"enabled": "all", "context": "alloc", "stacks": "python", "max_entries": 100_000}
-    if release == "2.15.0":
+    if release == "2.14.0":
         wanted["record_pinned_host_memory"] = True
     assert torch.calls == [wanted]
     assert done.arguments == wanted
     assert (done.mode, done.context, done.stacks, done.max_entries) == ("all", "alloc", "python", 100_000)
     assert done.devices == (0, 1)
-    assert done.host is (release == "2.15.0")
-    assert done.unsupported == (() if release == "2.15.0" else ("record_host",))
+    assert done.host is (release == "2.14.0")
+    assert done.unsupported == (() if release == "2.14.0" else ("record_host",))
     assert done.torch_version == release
 
 
@@ -79,12 +79,12 @@ def test_torch_2_0_keeps_no_history_in_the_mode_state(monkeypatch: pytest.Monkey
 def test_what_a_release_lacks_is_named(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, release)
     done = record_history(clear_history=True)
-    missing = {"2.11.0": ("record_host",), "2.15.0": ()}.get(release, ("record_host", "clear_history"))
+    missing = {"2.11.0": ("record_host",), "2.14.0": ()}.get(release, ("record_host", "clear_history"))
     assert done.unsupported == missing
     assert record_history(record_host=False).unsupported == ()
 
 
-@pytest.mark.parametrize("release", ["2.11.0", "2.15.0"])
+@pytest.mark.parametrize("release", ["2.11.0", "2.14.0"])
 def test_clear_history_is_passed_on(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = install(monkeypatch, release)
     record_history(7, mode="state", context="all", stacks="all", clear_history=True, record_host=False)
@@ -97,7 +97,7 @@ def test_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     for release, wanted in (
         ("2.0.1", [{"enabled": False, "device": 0}, {"enabled": False, "device": 1}]),
         ("2.11.0", [{"enabled": None}]),
-        ("2.15.0", [{"enabled": None, "record_pinned_host_memory": True}]),
+        ("2.14.0", [{"enabled": None}]),
     ):
         torch = install(monkeypatch, release, devices=2)
         record_history()

@@ -27,7 +27,7 @@ SIGNATURES["2.11.0"] = SIGNATURES["2.6.0"] | {
     "global_record_annotations": False,
     "skip_actions": None,
 }
-SIGNATURES["2.15.0"] = SIGNATURES["2.11.0"] | {"record_pinned_host_memory": False, "record_cuda": True}
+SIGNATURES["2.14.0"] = SIGNATURES["2.11.0"] | {"record_pinned_host_memory": False, "record_cuda": True}
 
 
 class RecordingTorch:
@@ -53,6 +53,8 @@ class RecordingTorch:
             self.calls.append(dict(bound.arguments))
             if self.failure is not None:
                 raise self.failure
+            if not bound.arguments["enabled"] and bound.arguments.get("record_pinned_host_memory"):
+                raise RuntimeError("record_pinned_host_memory requires memory history recording to be enabled")
             self.recording = bool(bound.arguments["enabled"])
 
         record.__signature__ = signature  # type: ignore[attr-defined]
