@@ -44,10 +44,12 @@ _STORAGES_AT_ONCE = 256
 
 
 def parts_of(torch: Any, x: Any) -> list[Any] | None:
-    """The tensors that a tensor of a subclass is made of; None for an ordinary one."""
+    """Return the tensors that a tensor of a subclass is made of; None for an ordinary one. Since 2.14, a subclass may name
+    parts that are not tensors, such as the mesh of a DTensor."""
     if type(x) is torch.Tensor or not hasattr(x, "__tensor_flatten__"):
         return None
-    return [getattr(x, name) for name in x.__tensor_flatten__()[0]]
+    parts = [getattr(x, name) for name in x.__tensor_flatten__()[0]]
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def storages_of(torch: Any, tensors: Sequence[Any]) -> Iterator[Any]:
