@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -89,11 +90,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
         item.stash[_FAILED] = True
+        _drop_locals(None if call.excinfo is None else call.excinfo.value)
     return report
+
+
+def _drop_locals(failure: BaseException | None) -> None:
+    """Clear the variables in the frames of a failure that has been reported, because they keep its tensors alive."""
+    while failure is not None:
+        traceback.clear_frames(failure.__traceback__)
+        for frame, _ in traceback.walk_tb(failure.__traceback__):
+            _ = frame.f_locals  # before Python 3.13 pytest's query has left a copy of them, which the next one updates
+        failure = failure.__cause__ or failure.__context__
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +129,7 @@ def warm_gpu() -> None:
 
 @pytest.fixture(autouse=True)
 def clean_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test starts with nothing managed, and a passing test leaves nothing managed."""
+    """Each test starts with nothing managed and nothing recorded, and a passing test leaves it so."""
     if request.node.get_closest_marker("outer") is not None:
         yield
         return
@@ -131,9 +144,12 @@ def clean_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     saver.retain_cpu_backup = False
     saver.memory_margin_bytes = 0
     saver.resume()
+    was_recording = torch._C._cuda_isHistoryEnabled()
+    torch.cuda.memory._record_memory_history(None)
     release_everything()
     if request.node.stash.get(_FAILED, False):
-        return  # tracebacks keep its tensors alive
+        return
+    assert not was_recording, "the test has left PyTorch recording its allocations"
     counters = core.counters()
     left = {name: counters[name] for name in ("allocations", "resident_bytes", "paused_bytes", "host_backup_bytes")}
     left |= {name: counters[name] for name in ("disk_backup_bytes", "damaged", "deferred_frees", "visible_captures")}
