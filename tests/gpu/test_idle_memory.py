@@ -452,11 +452,13 @@ def test_pytorchs_error_is_followed_by_what_empty_cache_would_return(caplog: pyt
 def test_an_emptying_that_is_put_off_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Since 2.13 PyTorch empties its cache while another thread is in a region, and there is nothing to log."""
+    cached = cache_elsewhere()
     monkeypatch.setattr(layer_store(), "_has_logged_put_off", False)
     inside, leave = threading.Event(), threading.Event()
 
     def stay() -> None:
-        with saver.region(tag="weights"):
+        with saver.region(tag="a"):
             inside.set()
             assert leave.wait(60)
 
@@ -466,10 +468,11 @@ def test_an_emptying_that_is_put_off_is_logged_once(
     with _log(caplog) as texts:
         tms.empty_cache()
         tms.empty_cache()
+    is_put_off = torch.__version__ < (2, 13)
+    assert (cached_elsewhere() == cached) == is_put_off
     leave.set()
     thread.join(60)
-    (text,) = texts
-    assert "region(tag='weights')" in text
+    assert ["region(tag='a')" in text for text in texts] == [True] * is_put_off
     with _log(caplog) as texts:
         tms.empty_cache()
     assert texts == []

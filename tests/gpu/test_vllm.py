@@ -313,7 +313,7 @@ def test_the_graph_pool_is_released_and_used_again(plugin: Any) -> None:
 
 
 def test_the_graph_pool_is_released_while_another_thread_is_in_a_region(plugin: Any) -> None:
-    """PyTorch before 2.15 ends the process if a MemPool is destroyed while another one is routed."""
+    """PyTorch before 2.13 ends the process if a MemPool is destroyed while another one is routed."""
     engine = Engine(sleep_mode_offload_cudagraph=True)
     Graph(engine).check()
 

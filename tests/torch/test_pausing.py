@@ -225,12 +225,13 @@ def test_memory_kept_by_another_threads_region_is_named(tag: str, large: int) ->
     with another_thread_inside(f"{tag}/c", size=MIB) as theirs:
         with saver.region(f"{tag}/b"):
             other = empty(large)
-        empty(SIZE)  # outside of regions: PyTorch keeps its own cache while a thread is in one
-        with pytest.raises(errors.OutOfMemoryError, match=r"still caches .*another thread") as caught:
+        empty(SIZE)  # outside of regions: before 2.13 PyTorch keeps its own cache while a thread is in one
+        with pytest.raises(errors.OutOfMemoryError) as caught:
             saver.resume(tag)
-        assert "which gave" not in str(caught.value)
-        cached = re.search(r"still caches ([\d.]+) MiB", str(caught.value))
-        assert cached is not None and float(cached[1]) >= SIZE / MIB
+        is_kept = torch.__version__ < (2, 13)
+        assert ("which gave" in str(caught.value)) != is_kept
+        cached = re.search(r"still caches ([\d.]+) MiB, .*another thread", str(caught.value))
+        assert (cached is not None and float(cached[1]) >= SIZE / MIB) == is_kept
         assert not is_active(tensor)
     theirs.clear()
     del other

@@ -217,13 +217,14 @@ def test_empty_cache_inside_regions(tag: str) -> None:
 
 
 def test_pytorchs_cache_goes_when_the_last_thread_leaves_its_region(tag: str) -> None:
-    """PyTorch keeps its own cache while a pool is routed, and managed memory goes back at once."""
+    """Before 2.13 PyTorch keeps its own cache while a pool is routed. Managed memory goes back at once."""
     idle(tag, 20)
     with another_thread_inside(f"{tag}/b") as theirs:
         empty(2 * SIZE)
         reserved = torch.cuda.memory_reserved()
         saver.empty_cache()
-        assert (resident(tag), torch.cuda.memory_reserved()) == (0, reserved - SIZE)
+        kept = 2 * SIZE if torch.__version__ < (2, 13) else 0
+        assert (resident(tag), torch.cuda.memory_reserved()) == (0, reserved - 3 * SIZE + kept)
     assert torch.cuda.memory_reserved() == reserved - 3 * SIZE
     theirs.clear()
 

@@ -5,7 +5,8 @@ its segments as they empty). A pool can be routed by one thread at a time. While
 released to the driver. Destroying the object while a pool is routed on any thread ends the process, so the reference to
 each object is leaked until :func:`retire` drops it. The end of an object that has another use does nothing since PyTorch
 2.10, and ends the process before. Up to 2.9 the objects are therefore never destroyed: a retired pool leaks some hundred
-bytes.
+bytes. Since 2.13 only a capture makes the end of an object end the process, and the end of an object without another use
+releases what is idle in its pool.
 
 A retired pool is never allocated from again. Free bytes in its partly used segments are *stranded*: nothing can use them
 until the last tensor of the segment is deleted. So :func:`is_worth_retiring` compares what a retirement returns with what it
@@ -29,12 +30,13 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch_memory_saver import _core
+from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver._torch.frames import Frame
-from torch_memory_saver._torch.layer import PoolId, TorchCuda
+from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
 from torch_memory_saver._torch.steps import OneUse, call_each
 from torch_memory_saver.options import RegionOptions
 
@@ -46,6 +48,7 @@ __all__ = [
     "TakenPools",
     "has_idle_segment",
     "is_worth_retiring",
+    "may_not_free",
     "measure_fill",
     "retire",
     "selects",
@@ -157,6 +160,14 @@ class Pool:
     def device(self) -> int:
         return self.key.device
 
+    def look(self, torch: TorchCuda) -> list[dict[str, Any]]:
+        """Return PyTorch's segments of the pool, and note how many there are."""
+        segments = torch.segments(self.id)
+        size = sum([segment["total_size"] for segment in segments])
+        self.fruitless = self.fruitless + 1 if size == self.bytes else 0
+        self.bytes, self.blocks, self.unseen = size, sum([len(segment["blocks"]) for segment in segments]), 0
+        return segments
+
 
 class PoolStock:
     """The idle and retired pools of the process."""
@@ -169,7 +180,7 @@ class PoolStock:
         self._idle: dict[Key, list[Pool]] = {}
         self._doomed: list[Pool] = []  # to be retired at the next opportunity; appended to without the lock
         self._uncaptured: set[PoolId] = set()  # pools of regions that no capture has used
-        self._retired: dict[PoolId, Key] = {}  # retired pools whose memory PyTorch may still hold
+        self._retired: dict[PoolId, Pool] = {}  # retired pools whose memory PyTorch may still hold
 
     def _take_idle(self, frame: Frame, devices: Sequence[int]) -> None:
         """Assigns an idle pool of each device to a new frame, until there is none. The caller holds the lock."""
@@ -255,7 +266,7 @@ class PoolStock:
         """Record a retired pool. The caller holds the lock."""
         if len(self._retired) >= _MOST_RETIRED:
             self._forget(set(self._retired))
-        self._retired[pool.id] = pool.key
+        self._retired[pool.id] = pool
 
     def retire_later(self, pool: Pool) -> None:
         """Mark a pool to be retired later. For finalizers, which may run even while the lock is held."""
@@ -305,15 +316,15 @@ class PoolStock:
             return 0
         segments = self._forget_gone(torch)
         pools = {
-            pool
-            for pool, key in list(self._retired.items())
-            if tag in (None, key.options.tag) and device in (None, key.device)
+            pool.id
+            for pool in list(self._retired.values())
+            if tag in (None, pool.key.options.tag) and device in (None, pool.device)
         }
         return measure_fill(segment for segment in segments if tuple(segment.get("segment_pool_id", ())) in pools).free
 
     def retire_idle(self, torch: TorchCuda, pools: Iterable[Pool]) -> bool:
-        """Retires those of the idle pools that are worth it. Returns whether there were any. Pools that have come into use
-        are skipped."""
+        """Retire those of the idle pools that are worth it. Return whether an emptying is needed to release their memory.
+        Pools that have come into use are skipped."""
         # Most pools of an unused device are empty; this check is cheaper than a snapshot of each.
         pools = list(pools)
         devices = {device for device in {pool.device for pool in pools} if torch.releasable_bytes(device)}
@@ -328,7 +339,7 @@ class PoolStock:
                 _core.move(taken.pools, self._doomed, taken.pools.index(pool))
                 retired = True
         self.retire_doomed(torch)
-        return retired
+        return retired and torch.routing_spares_cache
 
     @staticmethod
     def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
@@ -356,10 +367,7 @@ class PoolStock:
         if torch.captures_join_regions and pool.id not in self._uncaptured:
             return False
         if segments is None:
-            segments = torch.segments(pool.id)
-            size = sum([segment["total_size"] for segment in segments])
-            pool.fruitless = pool.fruitless + 1 if size == pool.bytes else 0
-            pool.bytes, pool.blocks, pool.unseen = size, sum([len(segment["blocks"]) for segment in segments]), 0
+            segments = pool.look(torch)
         if all(segment["active_size"] for segment in segments) or not has_idle_segment(segments):
             return False
         fill = measure_fill(segments)
@@ -395,6 +403,10 @@ class TakenPools(OneUse):
             _core.within(self._stock._lock, self._stock._put_back, self.pools)
 
 
+#: Makes the steps that retire a pool.
+_Steps = Callable[[TorchCuda, "_Retirable"], list[functools.partial[Any]]]
+
+
 class _Retirable(Protocol):
     """A pool that :func:`retire` accepts: a :class:`Pool`, or one of a watched device (late_devices.py)."""
 
@@ -406,29 +418,61 @@ class _Retirable(Protocol):
     def device(self) -> int: ...
 
 
+def may_not_free(torch: TorchCuda) -> bool:
+    """Whether a capture is active, or the device is lost. The native pause, which comes next and checks the same, raises the
+    error."""
+    try:
+        return torch.is_capturing() or bool(_core.counters()["visible_captures"])
+    except RuntimeError:
+        return True
+
+
 def retire(torch: TorchCuda, pool: _Retirable) -> None:
     """Retire a pool that is not routed: torch releases its segments at the next emptying after their last tensor is gone.
 
-    Routing it once leaves it with one use besides the object's own, so the object can be destroyed even while other pools
-    are routed; releasing that use then retires the pool. If destroying the object would end the process, the object's own
-    use is released instead, and the object stays. A signal handler cannot divide this (steps.py), and it may be repeated.
+    Since PyTorch 2.13 those that have no tensor are released at once, unless a capture is active, or this thread is inside a
+    pause or resume, where the capture gate must not be taken. A signal handler cannot divide a retirement (steps.py), and it
+    may be repeated.
     """
+    if torch.routing_spares_cache or _core.in_transition():
+        _retire(torch, pool, _steps_of_retirement)
+    else:
+        _core.within(capture_gate.held(), functools.partial(_retire, torch, pool), _steps_with_release)
+
+
+def _retire(torch: TorchCuda, pool: _Retirable, steps: _Steps) -> None:
     if pool.retirement is None:
-        pool.retirement = iter(_steps_of_retirement(torch, pool))
+        pool.retirement = iter(steps(torch, pool))
     call_each(pool.retirement)
 
 
 def _steps_of_retirement(torch: TorchCuda, pool: _Retirable) -> list[functools.partial[Any]]:
-    forget = functools.partial(setattr, pool, "memory_pool", None)  # no other reference must keep the object
+    """Routing the pool once leaves it with one use besides the object's own, so the object can be destroyed even while other
+    pools are routed; releasing that use then retires the pool. If destroying the object would end the process, the object's
+    own use is released instead, and the object stays."""
     release = functools.partial(torch.release_pool, pool.device, pool.id)
     if not torch.pool_objects_end_quietly:
-        return [forget, release]
+        return [functools.partial(setattr, pool, "memory_pool", None), release]
     return [
         functools.partial(torch.begin_routing, pool.device, pool.id),
         functools.partial(torch.end_routing, pool.device, pool.id),
-        functools.partial(ctypes.pythonapi.Py_DecRef, ctypes.c_void_p(id(pool.memory_pool))),  # the leaked reference
-        forget,
+        *_steps_of_destruction(pool),
         release,
+    ]
+
+
+def _steps_with_release(torch: TorchCuda, pool: _Retirable) -> list[functools.partial[Any]]:
+    """The caller holds the capture gate. The end of the object holds the GIL, and a free waits for the devices: they are
+    waited for before."""
+    if may_not_free(torch):
+        return _steps_of_retirement(torch, pool)
+    return [*(functools.partial(torch.synchronize, device) for device in devices_in_use()), *_steps_of_destruction(pool)]
+
+
+def _steps_of_destruction(pool: _Retirable) -> list[functools.partial[Any]]:
+    return [
+        functools.partial(ctypes.pythonapi.Py_DecRef, ctypes.c_void_p(id(pool.memory_pool))),  # the leaked reference
+        functools.partial(setattr, pool, "memory_pool", None),  # the last one
     ]
 
 

@@ -22,7 +22,16 @@ from torch_memory_saver._torch.elsewhere import Watch
 from torch_memory_saver._torch.entry_room import EntryRoom
 from torch_memory_saver._torch.frames import Frame, Pause, Stack, ThreadLife
 from torch_memory_saver._torch.layer import PoolId, Routing, TorchCuda, devices_in_use
-from torch_memory_saver._torch.pool_stock import Key, Pool, PoolStock, Tags, TakenPools, selects
+from torch_memory_saver._torch.pool_stock import (
+    Key,
+    Pool,
+    PoolStock,
+    Tags,
+    TakenPools,
+    has_idle_segment,
+    may_not_free,
+    selects,
+)
 from torch_memory_saver._torch.steps import Notifier, OneUse
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
@@ -55,15 +64,6 @@ def would_read_stacks(torch: TorchCuda) -> bool:
     from torch_memory_saver._torch.history import may_have_native_frames  # it imports this package's PyTorch layer
 
     return may_have_native_frames(torch.torch)
-
-
-def may_not_free(torch: TorchCuda) -> bool:
-    """Whether a capture is active, or the device is lost. The native pause, which comes next and checks the same, raises the
-    error."""
-    try:
-        return torch.is_capturing() or bool(_core.counters()["visible_captures"])
-    except RuntimeError:
-        return True
 
 
 def _paused_tags(tags: Tags) -> list[str]:
@@ -224,10 +224,12 @@ class PoolStore(PoolStock):
         look = functools.partial(_core.within, taken, self._look_at, (torch, taken))
         idle: list[Pool] = _core.within(collector_stopped(), look)
         tags = {pool.key.options.tag for pool in used}
-        retired = [key for key in list(self._retired.values()) if key.options.tag in tags]
+        retired = [pool for pool in list(self._retired.values()) if pool.key.options.tag in tags]
+        if not torch.routing_spares_cache:  # an emptying costs PyTorch's own cache
+            retired = _core.within(collector_stopped(), functools.partial(self._with_idle_segment, torch), retired)
         if (idle or retired) and not may_not_free(torch):
-            self.retire_idle(torch, idle)
-            self.empty_retired(torch)
+            if self.retire_idle(torch, idle) or retired:
+                self.empty_retired(torch)
             gone = {pool.id for pool in idle if pool.memory_pool is None and not pool.live}
             _core.within(self._lock, self._forget, gone)
 
@@ -241,6 +243,10 @@ class PoolStore(PoolStock):
         should_retire = self.should_retire(torch, pool)
         self.room.note(pool.key, pool.bytes - before)
         return should_retire
+
+    def _with_idle_segment(self, torch: TorchCuda, pools: list[Pool]) -> list[Pool]:
+        """Return the retired pools that were looked at and have a segment without a tensor."""
+        return [pool for pool in pools if self._is_due(pool, False) and has_idle_segment(pool.look(torch))]
 
     @staticmethod
     def _is_due(pool: Pool, may_have_grown: bool) -> bool:
@@ -413,8 +419,8 @@ class PoolStore(PoolStock):
         return result
 
     def retire_idle_of(self, torch: TorchCuda, tags: Tags) -> bool:
-        """Retires pools of the tags that are worth it: idle ones, and those of this thread's frames, which get others.
-        Returns whether there were any."""
+        """Retire pools of the tags that are worth it: idle ones, and those of this thread's frames, which get others. Return
+        whether an emptying is needed to release their memory."""
         self.retire_doomed(torch)
         retired = self.retire_idle(torch, self.idle_pools(tags))
         own = [frame for frame in self.stack() if frame.managed and frame.pools and selects(tags, frame.tag)]
@@ -430,7 +436,7 @@ class PoolStore(PoolStock):
                 replaced |= self._replace_pools(torch, frame, releasable)
 
         _core.within(self.routing_suspended(torch, visit), bool)
-        return retired or replaced
+        return retired or (replaced and torch.routing_spares_cache)
 
     def _replace_pools(self, torch: TorchCuda, frame: Frame, devices: Collection[int]) -> bool:
         """Retires the pools of a suspended frame that are worth it, and replaces them by others. Returns whether there were
@@ -461,11 +467,16 @@ class PoolStore(PoolStock):
         return found | self.retired_pools()
 
     def empty_retired(self, torch: TorchCuda) -> None:
-        """Releases the segments without a tensor of retired pools, and nothing else: PyTorch's own cache stays.
+        """Release the segments without a tensor of retired pools. Before PyTorch 2.13 its own cache stays.
 
-        PyTorch keeps its own cache while a pool is routed on the device, on any thread, and releases what retired pools
-        hold. So pools without memory are routed meanwhile, on every device.
+        These releases keep their own cache while a pool is routed on the device, on any thread, and release what retired
+        pools hold. So pools without memory are routed meanwhile, on every device. Since 2.13 only the end of a pool's object
+        spares the cache (:func:`~torch_memory_saver._torch.pool_stock.retire`), and segments whose last tensor was deleted
+        after it go with the cache.
         """
+        if not torch.routing_spares_cache:
+            self.empty_torch_cache(torch)
+            return
         if any(frame.routed for frame in self.stack()):
             torch.empty_cache()
             return
@@ -480,12 +491,10 @@ class PoolStore(PoolStock):
 
     def empty_torch_cache_now(self, torch: TorchCuda) -> None:
         """Empty the cache as :meth:`empty_torch_cache` does. This thread must route nothing."""
-        routed = self._routed_devices()
-        if routed:
-            self._close_ended()
-            routed = self._routed_devices()
-        self._pending |= routed
-        emptied = self._pending - routed
+        self._close_ended()
+        kept = self._devices_that_keep_cache(torch)
+        self._pending |= kept
+        emptied = self._pending - kept
         _core.within(self.substitutes.suspended(torch), torch.empty_cache)
         self._pending -= emptied
 
@@ -504,12 +513,14 @@ class PoolStore(PoolStock):
         )
 
     def _empty_pending(self, torch: TorchCuda) -> None:
-        due = self._pending - self._routed_devices()
+        due = self._pending - self._devices_that_keep_cache(torch)
         if due and not torch.is_capturing():
             self.empty_torch_cache_now(torch)
 
-    def _routed_devices(self) -> set[int]:
-        """The devices on which any thread routes a pool."""
+    def _devices_that_keep_cache(self, torch: TorchCuda) -> set[int]:
+        """The devices whose cache cannot be emptied, because a thread routes a pool there. Empty since PyTorch 2.13."""
+        if not torch.routing_spares_cache:
+            return set()
         return {pool.device for frame in list(self._frames.values()) if frame.routed for pool in list(frame.pools)}
 
     def is_any_routed(self) -> bool:

@@ -74,15 +74,15 @@ def command() -> Program:
 
 
 @pytest.fixture
-def last_routed_wins() -> bool:
-    """Whether the stand-in is PyTorch 2.11. Otherwise it is PyTorch 2.8, for which regions nest in another way."""
-    return True
+def release() -> tuple[int, int]:
+    """The release of PyTorch that the stand-in is."""
+    return 2, 11
 
 
 @pytest.fixture
-def fake_torch(last_routed_wins: bool, simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
+def fake_torch(release: tuple[int, int], simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
     """torch as the package sees it. At the end of a test nothing may have crashed it, and nothing may be routed."""
-    fake = FakeTorch(last_routed_wins)
+    fake = FakeTorch(release)
     monkeypatch.setattr(layer, "_torch_cuda", fake)
     monkeypatch.setattr(_core, "device_count", lambda: fake.devices)
     # Which contexts are active depends on the tests that this process has run.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,11 +49,14 @@ class FakeMemPool:
     def __del__(self) -> None:
         if not hasattr(self, "device"):
             return  # not initialised
-        if self.torch.uses[self.id] == 1 and self.torch.routings:
-            self.torch.crashes.append(f"{self.id} was dropped while {self.torch.routings} were routed")
-        if self.torch.uses[self.id] != 1 and not self.torch.last_routed_wins:
+        blocking = self.torch.routings if self.torch.routing_spares_cache else self.torch.capturing
+        if self.torch.uses[self.id] == 1 and blocking:
+            self.torch.crashes.append(f"{self.id} was dropped during {blocking}")
+        if self.torch.uses[self.id] != 1 and not self.torch.pool_objects_end_quietly:
             self.torch.crashes.append(f"{self.id} was dropped with {self.torch.uses[self.id]} uses")
         self.torch.uses[self.id] -= 1
+        if self.torch.uses[self.id] == 0:
+            self.torch.release_idle(lambda row: row.pool == self.id)
 
 
 class FakeGraph:
@@ -67,12 +70,15 @@ class FakeGraph:
 
 
 class FakeTorch:
-    """`last_routed_wins` False is torch 2.8 and 2.9."""
+    """Args:
+    release: The release of PyTorch whose behaviour it has.
+    """
 
-    def __init__(self, last_routed_wins: bool = True) -> None:
-        self.last_routed_wins = last_routed_wins
-        self.captures_join_regions = not last_routed_wins
-        self.pool_objects_end_quietly = last_routed_wins
+    def __init__(self, release: tuple[int, int] = (2, 11)) -> None:
+        self.last_routed_wins = release >= (2, 10)
+        self.captures_join_regions = release < (2, 11)
+        self.pool_objects_end_quietly = release >= (2, 10)
+        self.routing_spares_cache = release < (2, 13)
         self.uses: dict[PoolId, int] = {}
         self.managed: dict[PoolId, bool] = {}
         self.begun: set[PoolId] = set()
@@ -163,10 +169,19 @@ class FakeTorch:
     def empty_cache(self) -> None:
         self.emptied += 1
         self.calls.append("empty_cache")
+
+        def is_released(row: FakeSegment) -> bool:
+            if row.pool != DEFAULT:
+                return self.uses[row.pool] == 0
+            if self.routing_spares_cache:
+                return not any(row.device == device for device, *_ in self.routings)
+            return not self.capturing
+
+        self.release_idle(is_released)
+
+    def release_idle(self, is_released: Callable[[FakeSegment], bool]) -> None:
         for row in list(self.rows):
-            routed = any(row.device == device for device, *_ in self.routings)
-            # While a pool is routed, torch keeps its own cache only.
-            if not row.in_use and (self.uses[row.pool] == 0 if row.pool != DEFAULT else not routed):
+            if not row.in_use and is_released(row):
                 try:
                     self.rows.remove(row)
                 except ValueError:

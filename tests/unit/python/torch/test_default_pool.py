@@ -14,7 +14,7 @@ from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
 
-recent = pytest.mark.parametrize("last_routed_wins", [True], ids=["torch-2.11"])
+recent = pytest.mark.parametrize("release", [(2, 14), (2, 11)], ids=["torch-2.14", "torch-2.11"])
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def managing(saver: TorchMemorySaver, fake_torch: FakeTorch) -> TorchMemorySaver
     return saver
 
 
-@pytest.mark.parametrize("last_routed_wins", [False], ids=["torch-2.8"])
+@pytest.mark.parametrize("release", [(2, 8)], ids=["torch-2.8"])
 def test_an_older_torch_reports_the_bytes(managing: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     fake_torch.split(fake_torch.allocate(4 * MIB), (MIB, "active_allocated"), (3 * MIB, "inactive"))
     assert managing.pause().reusable_bytes == 3 * MIB

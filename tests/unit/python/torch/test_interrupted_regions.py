@@ -62,11 +62,15 @@ class Checks:
         self._saver.pause("a")
 
 
-@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["torch-2.11", "torch-2.8"])
-def last_routed_wins(request: pytest.FixtureRequest) -> bool:
-    """In place of conftest.py's: every bytecode is interrupted with one release in the quick run, and with the other one in
-    the slow run."""
-    return bool(request.param)
+@pytest.fixture(
+    params=[(2, 14), pytest.param((2, 11), marks=pytest.mark.slow), pytest.param((2, 8), marks=pytest.mark.slow)],
+    ids=["torch-2.14", "torch-2.11", "torch-2.8"],
+)
+def release(request: pytest.FixtureRequest) -> tuple[int, int]:
+    """In place of conftest.py's: every bytecode is interrupted with one release in the quick run, and with the others in the
+    slow run."""
+    release: tuple[int, int] = request.param
+    return release
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ class ProgramsPool:
 class WatchedTorch(FakeTorch):
     """With the functions that only late_devices.py uses."""
 
-    def __init__(self, last_routed_wins: bool = True) -> None:
-        super().__init__(last_routed_wins)
+    def __init__(self, release: tuple[int, int] = (2, 11)) -> None:
+        super().__init__(release)
         self.devices = DEVICES
         self.own = False
         self.pool_class = type("MemPool", (ProgramsPool,), {})
@@ -136,7 +136,7 @@ def test_the_class_of_pools_is_wrapped_once(told: Told) -> None:
 
 @pytest.mark.parametrize("case", ["old torch", "preloaded", "one device"])
 def test_nothing_is_watched(case: str, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = WatchedTorch(last_routed_wins=case != "old torch")
+    torch = WatchedTorch((2, 9) if case == "old torch" else (2, 11))
     monkeypatch.setattr(_core, "preloaded", case == "preloaded")
     if case == "one device":
         monkeypatch.setattr(_core, "device_count", lambda: 1)

@@ -123,6 +123,7 @@ def test_a_resume_reads_no_blocks_if_nothing_was_freed(
     fake_torch.free(gone)
     emptied = fake_torch.emptied
     assert saver.resume("a").copied_bytes == 2 * MIB
-    assert fake_torch.emptied == emptied + 1
+    # Otherwise the end of the pool's object has released it.
+    assert fake_torch.emptied == emptied + fake_torch.routing_spares_cache
     assert state_of(kept) == _core.STATE_ACTIVE
     assert _core.find(gone) is None

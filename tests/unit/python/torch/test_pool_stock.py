@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fake_torch import FakeTorch
 
+from torch_memory_saver._torch import pool_stock
 from torch_memory_saver._torch.layer import leak_reference
 from torch_memory_saver._torch.pool_stock import Fill, is_worth_retiring, measure_fill, retire
 from torch_memory_saver.saver import TorchMemorySaver
@@ -77,19 +78,52 @@ class MemPool:
     """A MemPool, of which only the end matters."""
 
 
+class Torch(SimpleNamespace):
+    """PyTorch's functions that retire a pool. `calls` has the names of those that were called."""
+
+    def __init__(self, **versions: bool) -> None:
+        self.calls: list[str] = []
+        self.capturing = False
+        super().__init__(**versions)
+
+    def begin_routing(self, device: int, pool: Any) -> None:
+        self.calls.append("begin")
+
+    def end_routing(self, device: int, pool: Any) -> None:
+        self.calls.append("end")
+
+    def release_pool(self, device: int, pool: Any) -> None:
+        self.calls.append("release")
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+
+def retirable() -> tuple[Any, weakref.ref[MemPool]]:
+    pool = SimpleNamespace(id=POOL, device=0, memory_pool=MemPool(), retirement=None)
+    leak_reference(pool.memory_pool)
+    return pool, weakref.ref(pool.memory_pool)
+
+
 @pytest.mark.parametrize("quietly", [True, False])
 def test_the_end_of_a_pool_that_is_retired(quietly: bool) -> None:
     """Up to 2.9 the end of an object whose pool has another use ends the process: there the object stays."""
-    calls: list[str] = []
-    torch: Any = SimpleNamespace(
-        begin_routing=lambda device, pool: calls.append("begin"),
-        end_routing=lambda device, pool: calls.append("end"),
-        release_pool=lambda device, pool: calls.append("release"),
-        pool_objects_end_quietly=quietly,
-    )
-    retired = SimpleNamespace(id=POOL, device=0, memory_pool=MemPool(), retirement=None)
-    leak_reference(retired.memory_pool)
-    alive = weakref.ref(retired.memory_pool)
+    torch: Any = Torch(pool_objects_end_quietly=quietly, routing_spares_cache=True)
+    retired, alive = retirable()
     retire(torch, retired)
     assert (alive() is None) == quietly
-    assert calls == (["begin", "end", "release"] if quietly else ["release"])
+    assert torch.calls == (["begin", "end", "release"] if quietly else ["release"])
+
+
+@pytest.mark.parametrize("capturing", [True, False])
+def test_the_end_of_the_object_is_its_pools_last_use_unless_a_capture_is_active(
+    capturing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since 2.13 it releases the pool's memory, which would break a capture."""
+    monkeypatch.setattr(pool_stock, "devices_in_use", list)
+    monkeypatch.setattr(pool_stock._core, "counters", lambda: {"visible_captures": 0})
+    torch: Any = Torch(pool_objects_end_quietly=True, routing_spares_cache=False, capturing=capturing)
+    retired, alive = retirable()
+    retire(torch, retired)
+    assert alive() is None
+    assert torch.calls == (["begin", "end", "release"] if capturing else [])
