@@ -424,5 +424,5 @@ docs: ## the documentation, in build/docs (PYTHON has the package and its extra 
 	@echo "open build/docs/index.html"
 
 .PHONY: wheel
-wheel: ## dist/: a source distribution, and the wheel built from it
-	$(PYTHON) -m build --outdir dist
+wheel: ## dist/: a source distribution, the wheel built from it, and the debug data of its libraries (dist/symbols)
+	TMS_SYMBOLS="$(CURDIR)/dist/symbols" $(PYTHON) -m build --outdir dist

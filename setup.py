@@ -8,6 +8,9 @@
 Every build also puts them beside the sources, so that Python started in a clone finds them. They need a C compiler, Python's
 headers and ``cuda.h``; with the headers of nvtx3, profilers see pauses as NVTX ranges. They are linked with the C library
 only: the CUDA driver is looked for when it is first needed.
+
+A wheel has them without debug data. The libraries beside the sources keep it, and ``TMS_SYMBOLS=FOLDER`` writes that of the
+wheel to a folder as well, in files that debuggers find by the build ID of a library.
 ``TMS_WERROR=1`` makes warnings errors. ``TMS_PINNED_VERSION=0.0.9`` gives the package a version that meets the pin
 ``torch_memory_saver==0.0.9`` (package_version).
 """
@@ -16,7 +19,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -32,6 +37,7 @@ from typing import Any
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.install_lib import install_lib
 
 PACKAGE = "torch_memory_saver"
 
@@ -47,6 +53,7 @@ PYTEST_PLUGIN = f"{PACKAGE}_pytest"
 #: Has the version of the package, which nothing else says.
 VERSION_FILE = f"{PACKAGE}/_interface.py"
 PINNED_VERSION = "TMS_PINNED_VERSION"
+SYMBOLS = "TMS_SYMBOLS"
 
 #: The layers of the native core, the lowest first (ARCHITECTURE.md). The extension and the preload libraries have them all.
 CORE_LAYERS = ["csrc/base", "csrc/device", "csrc/backup", "csrc/core", "csrc/abi"]
@@ -63,6 +70,8 @@ LINK_FLAGS = ["-pthread", "-Wl,-Bsymbolic-functions", "-Wl,--as-needed"]
 #: The stack holds no code. All calls are resolved at loading, so that the table of their addresses is read-only from then
 #: on. That holds for the preload library too: lazy binding would save 40 µs at the start of a process, which takes 600.
 LINK_FLAGS += ["-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now"]
+#: Not every compiler asks for the ID that connects a library with its debug data.
+LINK_FLAGS += ["-Wl,--build-id=sha1"]
 #: What torch, atexit or another thread may still call must not be unmapped by a dlclose.
 STAY_LOADED = ["-Wl,-z,nodelete"]
 #: dlsym of the ledger library (csrc/lookups/dlsym.c).
@@ -118,6 +127,43 @@ def fortify(compiler: list[str]) -> list[str]:
     command = [*compiler, "-O2", *options, "-Werror", "-E", "-o", os.devnull, "-x", "c", "-"]
     known = subprocess.run(command, input="#include <stdlib.h>", text=True, stderr=subprocess.DEVNULL).returncode == 0
     return options if known else ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
+
+
+def without_run_paths(command: Sequence[str]) -> list[str]:
+    """The linker's command without run paths. A Python that was built for its own folder links extensions with the path of
+    its library, where the loader of every machine that installs the wheel would look for the C library first."""
+    words: list[str] = []
+    for word in shlex.split(shlex.join(command).replace("-Xlinker ", "-Wl,")):
+        words += [f"-Wl,{part}" for part in word.split(",")[1:]] if word.startswith("-Wl,") else [word]
+    kept: list[str] = []
+    following = iter(words)
+    for word in following:
+        if re.fullmatch(r"-Wl,(--?rpath|-R)", word):
+            next(following, None)
+        elif not re.match(r"-Wl,(--?rpath=|-R.)", word):
+            kept.append(word)
+    return kept
+
+
+def strip(library: Path) -> None:
+    """Removes the debug data of a library, and writes it to the folder TMS_SYMBOLS if that is set. The names of functions
+    stay, for profilers and for the stacks of debuggers."""
+    objcopy = shutil.which("objcopy")
+    if objcopy is None:
+        print(f"warning: {library.name} keeps its debug data, because objcopy (binutils) was not found", file=sys.stderr)
+        return
+    if os.environ.get(SYMBOLS):
+        identity = build_id(library)
+        folder = Path(os.environ[SYMBOLS], ".build-id", identity[:2])
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run([objcopy, "--only-keep-debug", library, folder / f"{identity[2:]}.debug"], check=True)
+    subprocess.run([objcopy, "--strip-debug", library], check=True)
+
+
+def build_id(library: Path) -> str:
+    """The ID in the note of the linker: sizes of the note's name and of the ID, the type 3, the name, the ID."""
+    _, _, following = library.read_bytes().partition(struct.pack("=3I", 4, 20, 3) + b"GNU\0")
+    return following[:20].hex()
 
 
 def interface() -> int:
@@ -181,7 +227,9 @@ class BuildLibraries(build_ext):
                 aside.unlink(missing_ok=True)
 
     def build_extensions(self) -> None:
-        """With the headers of CUDA, which only compiling needs."""
+        """With the headers of CUDA, which only compiling needs, and with no run path of Python's or of the environment."""
+        os.environ.pop("LD_RUN_PATH", None)
+        self.compiler.linker_so = without_run_paths(self.compiler.linker_so)
         options = [*include_options(), *fortify(self.compiler.compiler_so)]
         for extension in self.extensions:
             extension.extra_compile_args += options
@@ -223,6 +271,17 @@ class BuildLibraries(build_ext):
         return []
 
 
+class InstallLibraries(install_lib):
+    """Makes the contents of a wheel, from what was built."""
+
+    def install(self) -> list[str]:
+        installed: list[str] = super().install()
+        for path in map(Path, installed):
+            if path.suffix == ".so":
+                strip(path)
+        return installed
+
+
 def package_version() -> str:
     """The version of the distribution: that of the Python files, or, with TMS_PINNED_VERSION, the pinned version with the
     former as its local part. For pip, the version 0.0.9+ours.1.0.0a1 meets the requirement ==0.0.9 and is newer than 0.0.9.
@@ -249,6 +308,29 @@ def refuse_free_threaded_python() -> None:
         )
 
 
+def require_compiler(arguments: Sequence[str]) -> None:
+    """Exits with one sentence where libraries are to be built and no C compiler works, before anything else is printed."""
+    if not {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"} & set(arguments):
+        return
+    command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC"))
+    command += [f"-I{sysconfig.get_path(kind)}" for kind in ("include", "platinclude")]
+    command += ["-fsyntax-only", "-x", "c", "-"]
+    program = "#include <stdlib.h>\n#include <Python.h>\n"
+    try:
+        done = subprocess.run(command, input=program, stderr=subprocess.PIPE, text=True)
+        if done.returncode == 0:
+            return
+        errors = [line for line in done.stderr.splitlines() if "error" in line]
+        reason = f"{command[0]} says '{errors[0]}'" if errors else f"{command[0]} fails with the status {done.returncode}"
+    except OSError as error:
+        reason = f"the C compiler {command[0]} cannot be started ({error.strerror})"
+    raise SystemExit(
+        f"error: the libraries of {PACKAGE} cannot be compiled, because {reason}: install a C compiler and the headers of C "
+        "and of Python (Debian: apt-get install gcc libc6-dev python3-dev; Fedora: dnf install gcc python3-devel), or set "
+        "CC to the compiler that is to be used."
+    )
+
+
 def require_wheel(arguments: Sequence[str]) -> None:
     """Exits with one sentence where setuptools is to make a wheel, does not know how to (before 70.1), and lacks the package
     that does: it would say "invalid command 'bdist_wheel'". An isolated build has that package (pyproject.toml)."""
@@ -264,6 +346,7 @@ def require_wheel(arguments: Sequence[str]) -> None:
 def main() -> None:
     refuse_free_threaded_python()
     require_wheel(sys.argv)
+    require_compiler(sys.argv)
     setup(
         version=package_version(),
         license="Apache-2.0",
@@ -291,7 +374,7 @@ def main() -> None:
             ),
             native(SIMULATOR, "csrc/simulator", link_flags=ALL_DEFINED),
         ],
-        cmdclass={"build_ext": BuildLibraries},
+        cmdclass={"build_ext": BuildLibraries, "install_lib": InstallLibraries},
         options={"bdist_wheel": {"py_limited_api": WHEEL_TAG}},
     )
 

@@ -34,7 +34,7 @@ DEVICES = 2
 DEVICE_MEMORY = 512 * MIB
 
 #: About the build, not about the package's behaviour; they are kept. Every other TMS_ variable of the caller's is removed.
-BUILD_VARIABLES = {"TMS_WERROR", "TMS_PINNED_VERSION"}
+BUILD_VARIABLES = {"TMS_WERROR", "TMS_PINNED_VERSION", "TMS_SYMBOLS"}
 
 #: The number of processes, however many cores there are.
 PROCESSES_MOST = 8

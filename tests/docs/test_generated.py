@@ -142,11 +142,11 @@ def _words(page: Path) -> int:
 
 def test_pages_are_short() -> None:
     """README is an overview, and few people read more than a few pages. The API's words come from docstrings."""
-    assert _words(REPOSITORY / "README.md") <= 1000
+    assert _words(REPOSITORY / "README.md") <= 1100
     assert _words(REPOSITORY / "docs" / "performance.md") <= 2000
     api = (REFERENCE / "errors.md", *REFERENCE.glob("api*"), *REFERENCE.glob("api/*"))
     others = [page for page in (REPOSITORY / "docs").rglob("*.md") if page not in api]
-    assert sum(_words(page) for page in others) <= 32_000
+    assert sum(_words(page) for page in others) <= 36_000
 
 
 @pytest.mark.parametrize(

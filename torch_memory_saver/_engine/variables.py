@@ -71,7 +71,7 @@ PYTHON_VARIABLES = (
 
 _PREFIX = "TMS_"
 #: Variables that setup.py reads.
-BUILD_VARIABLES = ("TMS_WERROR", "TMS_PINNED_VERSION")
+BUILD_VARIABLES = ("TMS_WERROR", "TMS_PINNED_VERSION", "TMS_SYMBOLS")
 #: Prefixes of the other variables that the core does not read: those of the simulated GPU, the tests and the demo.
 _OTHER_PREFIXES = ("TMS_SIMULATED_", "TMS_GPU_", "TMS_DEMO_")
 

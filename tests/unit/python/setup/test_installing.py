@@ -8,6 +8,7 @@ The C files are compiled only once for all tests, without optimisation: the comp
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,7 @@ done
 [ -n "$compiles" ] || exec gcc "$@"
 kept="$KEPT_OBJECTS/$source.o"
 if [ ! -f "$kept" ]; then
-    gcc "$@" -O0 -g0 -U_FORTIFY_SOURCE -w || exit 1
+    gcc "$@" -O0 -g1 -U_FORTIFY_SOURCE -w || exit 1
     cp "$output" "$kept.$$" && mv "$kept.$$" "$kept"
 fi
 cp "$kept" "$output"
@@ -122,7 +123,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "LD_PRELOAD", "CFLAGS")}
     return own | {
         "CC": str(folder / "compiler"),
-        "LDSHARED": "gcc -shared",
+        # As that of a Python that was built for a folder of its own.
+        "LDSHARED": "gcc -shared -Wl,-rpath,/opt/python/lib",
+        "LD_RUN_PATH": "/opt/python/lib",
         "KEPT_OBJECTS": str(folder / "kept"),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -166,6 +169,46 @@ def test_every_python_file_and_the_script_are_installed(installed: Clone) -> Non
     version = installed.run("-m", "torch_memory_saver", "--version")
     assert installed.run(str(script), "--version") == version
     assert installed.run(str(script), "compare", "/nonexistent", status=2).startswith("torch-memory-saver: ")
+
+
+def output_of(*command: object) -> str:
+    return subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_no_library_names_the_folder_of_the_building_python(installed: Clone) -> None:
+    for library in libraries_of(installed.site) + libraries_of(installed.tree):
+        assert not re.search(r"\bR(UN)?PATH\b", output_of("readelf", "--wide", "--dynamic", library))
+
+
+def sections(library: Path) -> set[str]:
+    return set(re.findall(r"\] (\.[\w.-]+)", output_of("readelf", "--wide", "--sections", library)))
+
+
+def test_a_wheel_has_no_debug_data_and_a_build_keeps_it(installed: Clone, tmp_path: Path) -> None:
+    """With the address of a function in a user's library the symbols give its file."""
+    symbols = tmp_path / "symbols"
+    (tmp_path / "wheel").mkdir()
+    archive = installed.wheel(tmp_path / "wheel", TMS_SYMBOLS=str(symbols))
+    shutil.unpack_archive(archive, tmp_path / "unpacked", format="zip")
+    libraries = libraries_of(tmp_path / "unpacked")
+    assert len(libraries) == len(list(symbols.rglob("*.debug"))) == len(LIBRARIES)
+    for library, kept in zip(libraries, libraries_of(installed.tree), strict=True):
+        assert [name for name in sections(library) if "debug" in name] == []
+        assert {".symtab", ".note.gnu.build-id"} <= sections(library)
+        assert {".symtab", ".debug_line"} <= sections(kept)
+        (identity,) = re.findall("Build ID: (\\w+)", output_of("readelf", "--notes", library))
+        assert identity in output_of("readelf", "--notes", kept)
+        debug = symbols / ".build-id" / identity[:2] / f"{identity[2:]}.debug"
+        (address,) = re.findall(r"(\w+) T (?:tms_get_api|cuInit)$", output_of("nm", library), re.MULTILINE)
+        where = output_of("addr2line", "--exe", debug, f"0x{address}")
+        assert re.search(r"csrc/(abi/api|simulator/[\w/]+)\.c:\d+", where), where
+
+
+def test_without_a_compiler_an_install_says_so_in_one_sentence(installed: Clone) -> None:
+    options = ("--no-build-isolation", "--no-deps", "--no-index", "--ignore-installed")
+    printed = installed.run("-m", "pip", "install", *options, ".", folder=installed.tree, status=1, CC="/nonexistent/gcc")
+    assert "[1 lines of output]" in printed
+    assert "error: the libraries of torch_memory_saver cannot be compiled, because the C compiler /nonexistent" in printed
 
 
 def test_a_build_leaves_processes_the_library_that_they_have_loaded(installed: Clone) -> None:

@@ -62,6 +62,13 @@ def test_libraries_need_the_c_library_only(name: str) -> None:
     assert needed - SYSTEM_LIBRARIES == set()
 
 
+@needs_readelf
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_name_no_folder_to_look_for_others(name: str) -> None:
+    """Python's own way to link an extension may have one: the folder of its library."""
+    assert re.findall(r"\((RPATH|RUNPATH)\).*", readelf("--dynamic", LIBRARIES[name])) == []
+
+
 #: Release of glibc for which the wheels of manylinux_2_28 are built (pyproject.toml).
 OLDEST_GLIBC = (2, 28)
 #: Functions that the headers of that release replace by others, which newer releases have as well (__xstat).

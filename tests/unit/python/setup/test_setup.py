@@ -224,10 +224,8 @@ def test_each_file_is_compiled_once(tmp_path: Path) -> None:
 def test_calls_are_fortified_as_far_as_the_compiler_knows(
     setup_script: ModuleType, tmp_path: Path, compiler: str, level: str
 ) -> None:
-    path = tmp_path / "compiler"
-    path.write_text(f"#!/bin/sh\n{compiler}\n")
-    path.chmod(0o755)
-    assert setup_script.fortify([str(path)]) == ["-U_FORTIFY_SOURCE", f"-D_FORTIFY_SOURCE={level}"]
+    path = make_compiler(tmp_path / "compiler", compiler)
+    assert setup_script.fortify([path]) == ["-U_FORTIFY_SOURCE", f"-D_FORTIFY_SOURCE={level}"]
 
 
 @needs_source_tree
@@ -241,6 +239,58 @@ def test_objects_of_the_c_tests_are_not_fortified(variant: str) -> None:
     native = {path for path in (REPOSITORY / "csrc").rglob("*.c") if path.parent.name not in others}
     assert {Path(line.split(" -c ")[1].split()[0]) for line in compiled} >= {path.relative_to(REPOSITORY) for path in native}
     assert [line for line in compiled if "-U_FORTIFY_SOURCE" not in line or "-D_FORTIFY_SOURCE" in line] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        ("gcc -shared -L/p/lib -Wl,-rpath,/p/lib", "gcc -shared -L/p/lib"),
+        ("gcc -Wl,-rpath=/p -Wl,--rpath=/q -Wl,-z,now", "gcc -Wl,-z -Wl,now"),
+        ("gcc -Wl,-O1,-rpath,/p,-z,relro", "gcc -Wl,-O1 -Wl,-z -Wl,relro"),
+        ("gcc -Wl,-rpath -Wl,/p -Wl,--rpath -Wl,/q -O2", "gcc -O2"),
+        ("gcc -Xlinker -rpath -Xlinker /p -Xlinker -z -Xlinker now", "gcc -Wl,-z -Wl,now"),
+        ("gcc -Wl,-R,/p -Wl,-R/q -Wa,--x,--y", "gcc -Wa,--x,--y"),
+    ],
+)
+def test_run_paths_are_not_linked(setup_script: ModuleType, command: str, kept: str) -> None:
+    assert setup_script.without_run_paths(command.split()) == kept.split()
+
+
+def reason_of_no_compiler(setup_script: ModuleType, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        setup_script.require_compiler(["setup.py", *arguments])
+    message = str(end.value)
+    begin, end_ = "error: the libraries of torch_memory_saver cannot be compiled, because ", ": install a C compiler and "
+    assert message.startswith(begin) and "\n" not in message and "set CC" in message
+    return message.removeprefix(begin).partition(end_)[0]
+
+
+def make_compiler(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["bdist_wheel", "build_ext", "editable_wheel"])
+def test_no_compiler_is_one_sentence(
+    setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("CC", f"{tmp_path}/gcc -pthread")
+    expected = f"the C compiler {tmp_path}/gcc cannot be started (No such file or directory)"
+    assert reason_of_no_compiler(setup_script, "-q", command) == expected
+    make_compiler(tmp_path / "gcc", "echo '<stdin>: in:' >&2; echo 'fatal error: Python.h' >&2; echo note >&2; exit 1")
+    expected = f"{tmp_path}/gcc says 'fatal error: Python.h'"
+    assert reason_of_no_compiler(setup_script, command) == expected
+    make_compiler(tmp_path / "gcc", "exit 2")
+    assert reason_of_no_compiler(setup_script, command) == f"{tmp_path}/gcc fails with the status 2"
+    make_compiler(tmp_path / "gcc", 'case "$*" in *-pthread*-I*-fsyntax-only*) grep -q Python.h ;; *) exit 3 ;; esac')
+    setup_script.require_compiler(["setup.py", command])
+
+
+def test_what_compiles_nothing_needs_no_compiler(setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "/nonexistent/gcc")
+    for command in ("sdist", "dist_info", "egg_info"):
+        setup_script.require_compiler(["setup.py", "-q", command])
 
 
 # The distribution.
