@@ -21,6 +21,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "shared"))
 
+import skip_reasons
 from core_regions import leave_all_regions
 from garbage import set_survivors_aside
 from settling import wait_for_host_memory
@@ -87,6 +88,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # they start, would wait for ever.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if skip_reasons.VARIABLE in os.environ:
+        config.pluginmanager.register(skip_reasons)
     if started_by_simulate():
         return
     gpu = config.getoption("--gpu")

@@ -45,4 +45,4 @@ def test_a_block_runs(program: Program, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", SKIPPED, ids=lambda block: block.name)
 def test_a_block_that_is_not_run_says_why(block: Skipped) -> None:
-    pytest.skip(block.reason)
+    pytest.skip(f"the page says: {block.reason}")

@@ -61,7 +61,7 @@ def _reason_to_skip(config: pytest.Config, item: pytest.Item) -> str | None:
     if SIMULATED and (marker := item.get_closest_marker("real_gpu")) is not None:
         return f"needs a real GPU: {marker.args[0]}"
     if SIMULATED and STARTED_PRELOADED and item.get_closest_marker("outer") is not None:
-        return "starts processes for both hook modes itself: runs without --preload"
+        return "only in hook mode torch: starts processes for both hook modes itself"
     if item.get_closest_marker("multigpu") is not None and devices < 2:
         return f"needs two GPUs, and torch sees {devices}"
     return None

@@ -102,7 +102,7 @@ def test_the_pluggable_allocators_entry_points(cdll: ctypes.CDLL) -> None:
 
 def test_cuda_malloc_of_other_libraries_is_managed_in_preload_mode(mode: str) -> None:
     if mode != "preload":
-        pytest.skip("cudaMalloc is interposed in preload mode only")
+        pytest.skip("only in hook mode preload: cudaMalloc is interposed")
     runtime = cuda_runtime()
     preloaded = ctypes.CDLL(None)
     address = ctypes.c_void_p()

@@ -117,7 +117,7 @@ def test_routing_to_the_token_is_ended_and_begun_again_inside_a_capture(kind: st
 @pytest.mark.parametrize("kind", [BARE, OWN])
 def test_a_snapshot_of_the_token_shows_its_memory(kind: str, mode: str) -> None:
     if kind == BARE and mode == "torch":
-        pytest.skip("torch cannot attach an allocator to a bare token's pool: another one takes its place")
+        pytest.skip("only in hook mode preload: torch cannot attach an allocator to a bare token's pool")
     token = Token(kind)
     step = Step()
     graph = torch.cuda.CUDAGraph()
@@ -264,7 +264,7 @@ def test_memory_of_a_deleted_graph_is_released() -> None:
 def test_memory_outside_of_the_graphs_pool_is_reported(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     """Routing to the token is ended and no other pool is used: the default pool grows, and may hand out paused memory."""
     if mode == "torch":
-        pytest.skip("torch's default pool is managed in preload mode only")
+        pytest.skip("only in hook mode preload: torch's default pool is managed there")
     token = Token(BARE)
     graph = torch.cuda.CUDAGraph()
     device = torch.cuda.current_device()

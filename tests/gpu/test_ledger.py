@@ -111,7 +111,7 @@ def test_frees_during_a_capture_are_counted() -> None:
     assert ledger_of().of("deferred") == ()
 
 
-@pytest.mark.skipif(not _core.preloaded, reason="other libraries are counted in preload mode only")
+@pytest.mark.skipif(not _core.preloaded, reason="only in hook mode preload: other libraries are counted")
 def test_another_library_is_a_line_of_its_own() -> None:
     torch.zeros(1, device="cuda")
     runtime = ctypes.CDLL(None)  # what the dynamic linker binds

@@ -183,8 +183,10 @@ def test_a_region_inside_a_capture_is_copied_whole_from_then_on() -> None:
     del graph
 
 
-@pytest.mark.skipif(SIMULATED, reason="the simulated GPU has no kernels of Triton's")
-@pytest.mark.skipif(not STARTED_PRELOADED, reason="without the preload library torch.compile's graphs are not managed")
+@pytest.mark.skipif(SIMULATED, reason="needs a real GPU: the simulated one has no kernels of Triton's")
+@pytest.mark.skipif(
+    not STARTED_PRELOADED, reason="only in hook mode preload: without it torch.compile's graphs are not managed"
+)
 def test_outputs_of_reduce_overhead_live_through_a_pause() -> None:
     pytest.importorskip("triton")
     weight = torch.randn(1 << 20, device="cuda")

@@ -12,7 +12,7 @@ from nvtx_tool import Ranges, compile_recorder
 @pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
 def test_a_tool_sees_pauses_between_ranges_of_pytorch(preload: bool, tmp_path: Path) -> None:
     if SIMULATED and preload != STARTED_PRELOADED:
-        pytest.skip("runs in the other hook mode of this suite")
+        pytest.skip("only in the other hook mode of this suite")
     tool = {"NVTX_INJECTION64_PATH": str(compile_recorder(tmp_path)), "NVTX_RECORD": str(tmp_path / "record")}
     process = Program("nvtx_ranges.py", (), tuple(tool.items()), preload=preload).start()
     output, error = process.communicate(timeout=110)

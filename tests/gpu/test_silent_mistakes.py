@@ -24,7 +24,7 @@ def test_a_pause_where_nothing_is_managed() -> None:
     assert output.count("PyTorch holds 24 MiB outside regions") == 1
 
 
-@pytest.mark.skipif(STARTED_PRELOADED, reason="in preload mode there is no allocator to pass to a MemPool")
+@pytest.mark.skipif(STARTED_PRELOADED, reason="only in hook mode torch: the other has no allocator for a MemPool")
 def test_a_pool_with_our_allocator_outside_regions() -> None:
     program = """
 saver.pause()
@@ -37,7 +37,7 @@ for _ in range(2):
     assert output.count("a MemPool with this package's allocator outside every region") == 1
 
 
-@pytest.mark.skipif(STARTED_PRELOADED, reason="in preload mode there is no allocator to pass to a MemPool")
+@pytest.mark.skipif(STARTED_PRELOADED, reason="only in hook mode torch: the other has no allocator for a MemPool")
 def test_regions_graphs_and_their_tokens_are_no_use_outside_regions() -> None:
     program = """
 with saver.region("a"):
