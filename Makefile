@@ -67,6 +67,12 @@ torch-test-torch:
 torch-test-preload:
 	$(SIMULATE) --preload -- python -m pytest --gpu tests/torch tests/gpu $(PYTEST_ARGUMENTS)
 
+.PHONY: record-versions
+record-versions: build ## tests/gpu on the simulated GPU in both hook modes, with its results in tests/versions.json and docs/tested-versions.md
+	-TMS_GPU_RECORD=tests/versions.json $(SIMULATE) -- python -m pytest --gpu tests/gpu
+	-TMS_GPU_RECORD=tests/versions.json $(SIMULATE) --preload -- python -m pytest --gpu tests/gpu
+	$(PYTHON) docs/generated.py
+
 .PHONY: torch-slow
 torch-slow: build ## a 64th of a 32B model on 8 simulated GPUs (4 minutes, 15 GiB of memory; CI does without)
 	$(SIMULATE) -- python -m pytest --gpu -m slow tests/torch $(PYTEST_ARGUMENTS)

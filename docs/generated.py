@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import os
 import re
 import subprocess
@@ -146,7 +147,19 @@ def _api(after: str) -> str:
     return "\n\n".join(["\n".join(lines), *(docstrings.describe(each) for each in objects)])
 
 
+def _tested_versions() -> str:
+    rows = json.loads((REPOSITORY / "tests/versions.json").read_text(encoding="utf-8"))
+    if not rows:
+        return "No result has been recorded."
+    names = {"torch": "PyTorch", "cuda": "CUDA", "python": "Python", "gpu": "GPU", "driver": "driver", "mode": "hook mode"}
+    names |= {"engine": "engine", "passed": "passed", "failed": "failed", "skipped": "skipped", "date": "day"}
+    lines = [f"| {' | '.join(names.values())} |", "| --- " * len(names) + "|"]
+    lines += ["| " + " | ".join(_cell(str(row[name])) or "none" for name in names) + " |" for row in rows]
+    return "\n".join(lines)
+
+
 GENERATED: dict[str, Callable[[], str]] = {
+    "tested-versions": _tested_versions,
     "environment": _environment,
     "simulated": _simulated,
     "command-line": _command_line,

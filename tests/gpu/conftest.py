@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import tested_versions
 from garbage import set_survivors_aside
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
@@ -47,6 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "real_gpu: shows something that the simulated GPU does not have")
     config.addinivalue_line("markers", "outer: starts processes for both hook modes itself; runs once")
     config.addinivalue_line("markers", "timeout: of pytest-timeout, where it is installed")
+    if file := os.environ.pop(tested_versions.VARIABLE, None):  # not for a pytest that a test starts
+        tested_versions.refuse_a_part(config)
+        recorder = tested_versions.Recorder(Path(file).resolve(), "preload" if STARTED_PRELOADED else "torch")
+        config.pluginmanager.register(recorder, tested_versions.VARIABLE)
 
 
 def _reason_to_skip(config: pytest.Config, item: pytest.Item) -> str | None:

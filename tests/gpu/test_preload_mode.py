@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import tested_versions
 from gpu_support import HERE, INNER, release_everything, subprocess_run, torch
 
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(920)]
@@ -23,6 +24,7 @@ def test_every_scenario_in_preload_mode(tmp_path: Path, request: pytest.FixtureR
     if torch.cuda.is_initialized():
         release_everything()  # the inner run needs most of the GPU
     results = tmp_path / "results.xml"
+    recorder = request.config.pluginmanager.get_plugin(tested_versions.VARIABLE)
     done = subprocess_run(
         [
             "-m",
@@ -37,7 +39,7 @@ def test_every_scenario_in_preload_mode(tmp_path: Path, request: pytest.FixtureR
             f"--junitxml={results}",
             f"--rootdir={request.config.rootpath}",
         ],
-        environment={INNER: "1"},
+        environment={INNER: "1"} | ({tested_versions.VARIABLE: str(recorder.file)} if recorder is not None else {}),
         preload=True,
         timeout=INNER_TIMEOUT_S,
     )

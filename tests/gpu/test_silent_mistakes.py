@@ -54,6 +54,17 @@ for token in (None, torch.cuda.graph_pool_handle(), pool.id):
     assert "outside every region" not in output_of(program)
 
 
+def test_a_pytorch_that_is_newer_than_the_tested_ones() -> None:
+    program = """
+torch.__version__ = "2.99.0"
+for tag in "ab":
+    with saver.region(tag):
+        t = torch.ones(1 << 20, device="cuda")
+    saver.pause(tag)
+"""
+    assert output_of(program).count("PyTorch 2.99.0 is newer than") == 1
+
+
 def test_wrong_types_are_refused_by_name() -> None:
     program = """
 with saver.region("a", enable_cpu_backup=True):

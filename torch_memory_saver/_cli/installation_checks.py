@@ -19,7 +19,8 @@ from torch_memory_saver._engine.background import debug_folder, requested_record
 from torch_memory_saver._engine.variables import PYTHON_VARIABLES, known_variables, unknown_variables
 from torch_memory_saver._simulate.elf import read_library
 from torch_memory_saver._text import suggestion
-from torch_memory_saver._torch.layer import expandable_segments_on, is_too_old
+from torch_memory_saver._torch.layer import expandable_segments_on
+from torch_memory_saver._torch.releases import NEWEST_TESTED, is_too_old, is_untested
 from torch_memory_saver.memory.release import read_seconds
 
 __all__ = ["CHECKS"]
@@ -116,6 +117,9 @@ def pytorch() -> Finding:
         return warn(f"{found}: it has no memory that could be paused", "install PyTorch's CUDA build")
     if is_too_old(facts.version):
         return fail(f"{found}: too old", "install PyTorch 2.8 or later")
+    if is_untested(facts.version):
+        tested = ".".join(map(str, NEWEST_TESTED))
+        return warn(f"{found}: newer than {tested}, the newest tested release", "run the tests of your program with it")
     return ok(found)
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from torch_memory_saver import _core
 from torch_memory_saver._torch.captures import watch_captures
 from torch_memory_saver._torch.expandable import cut
+from torch_memory_saver._torch.releases import OLDEST, is_too_old, version_of, warn_if_untested
 from torch_memory_saver._torch.steps import OneUse, call_each
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
@@ -38,7 +39,6 @@ __all__ = [
     "expandable_segments_on",
     "imported",
     "in_use",
-    "is_too_old",
     "leak_reference",
     "loaded",
     "pool_of",
@@ -60,8 +60,6 @@ _NO_POOL: PoolId = (0, (1 << 62) - 1)
 _NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 #: Number of recorded pools of ordinary memory at which those without memory are forgotten.
 _MANY_POOLS = 10_000
-#: Oldest supported version. Before it, a routed pool serves every thread of the process.
-_OLDEST = (2, 8)
 #: Since this version a pool with an allocator can be used while expandable segments are on.
 _ALLOCATORS_BESIDE_EXPANDABLE = (2, 9)
 #: Since this version a MemPool can be destroyed while it has other uses.
@@ -92,12 +90,13 @@ class TorchCuda:
                 "PYTORCH_ALLOC_CONF",
                 operation="initialize",
             )
-        version = _version(torch.__version__)
+        version = version_of(torch.__version__)
         if is_too_old(torch.__version__):
             raise TorchUnavailableError(
-                f"PyTorch {torch.__version__} is too old: torch_memory_saver needs PyTorch {_OLDEST[0]}.{_OLDEST[1]} or "
+                f"PyTorch {torch.__version__} is too old: torch_memory_saver needs PyTorch {OLDEST[0]}.{OLDEST[1]} or "
                 "newer, whose memory pools serve the thread that uses them"
             )
+        warn_if_untested(torch.__version__)
         self.torch = torch
         #: (device, pool id): routes this thread's allocations on the device to the pool.
         self.begin_routing: Callable[[int, PoolId], None] = extension._cuda_beginAllocateCurrentThreadToPool
@@ -532,19 +531,6 @@ def devices_in_use() -> list[int]:
     """The devices on which this process has a context. PyTorch holds no memory of others."""
     mask = _core.active_devices()
     return [device for device in range(mask.bit_length()) if mask >> device & 1]
-
-
-def is_too_old(release: str) -> bool:
-    """Return whether a release of PyTorch, such as "2.6.0+cu124", is older than the oldest that this package works with."""
-    return _version(release) < _OLDEST
-
-
-def _version(text: str) -> tuple[int, int]:
-    try:
-        major, minor = text.split("+")[0].split(".")[:2]
-        return int(major), int(minor)
-    except ValueError:
-        return 0, 0
 
 
 def pool_of(segment: Mapping[str, Any]) -> PoolId:

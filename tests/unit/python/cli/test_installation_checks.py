@@ -93,6 +93,7 @@ def test_nvtx(monkeypatch: pytest.MonkeyPatch, built_in: int, status: str) -> No
         (TorchFacts(version="2.11.0+cu130", cuda="13.0"), Status.OK, "2.11.0+cu130, built for CUDA 13.0"),
         (TorchFacts(version="2.5.1", cuda="12.4"), Status.FAIL, "install PyTorch 2.8 or later"),
         (TorchFacts(version="2.11.0+cpu"), Status.WARN, "the CPU only"),
+        (TorchFacts(version="2.99.0a0", cuda="13.0"), Status.WARN, "the newest tested release"),
         (TorchFacts(version="2.11.0", hip="6.3"), Status.WARN, "ROCm 6.3"),
         (TorchFacts(problem="No module named 'torch'", missing=True), Status.WARN, "not installed"),
         (TorchFacts(problem="ImportError: no libcudnn"), Status.FAIL, "cannot be imported: ImportError: no libcudnn"),
