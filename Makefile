@@ -88,6 +88,16 @@ torch-soak: build ## the same with tensors, through PyTorch on the simulated GPU
 	$(SIMULATE) -- python tests/torch/model_torch.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 	$(SIMULATE) --preload -- python tests/torch/model_torch.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 
+# Everything that records, checks or keeps something.
+RL_SOAK := build/rl-soak
+RL_SOAK_SETTINGS := TMS_HOST_MEMORY=retain TMS_VERIFY_BACKUPS=1 TMS_GUARD=1 TMS_LEDGER=1 TMS_RELEASE_CACHED=pause TMS_LOG_LEVEL=error OMP_NUM_THREADS=1 \
+	TMS_DEBUG=events,snapshots,history TMS_METRICS_FILE=$(abspath $(RL_SOAK))/metrics-{pid}.txt TMS_DEBUG_DIR=$(abspath $(RL_SOAK))
+.PHONY: rl-soak
+rl-soak: build ## examples/rl_loop.py with faults and every setting on, SOAK_SECONDS in each hook mode; every byte compared
+	@rm -rf $(RL_SOAK) && mkdir -p $(RL_SOAK)
+	$(RL_SOAK_SETTINGS) $(SIMULATE) -- python tests/torch/rl_soak.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
+	$(RL_SOAK_SETTINGS) $(SIMULATE) --preload -- python tests/torch/rl_soak.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
+
 LIKE_ORDINARY_ARGUMENTS ?= --programs 1000
 .PHONY: like-ordinary
 like-ordinary: build ## random programs that fit in a device without regions must fit with them (LIKE_ORDINARY_ARGUMENTS="--programs 1000 --seed 1")
