@@ -180,8 +180,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1800)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     options = parser.parse_args()
-    print(f"seed {options.seed}, hook mode {saver.hook_mode}", flush=True)
     trainer = Trainer(RemoteEngine(64 << 20, options.seed), options.seed + 1)
+    print(f"seed {options.seed}, hook mode {saver.hook_mode}", flush=True)
     began, steps, warm = time.monotonic(), 0, {}
     while steps <= WARM_UP or time.monotonic() - began < options.seconds:
         trainer.step(steps)
