@@ -10,7 +10,7 @@ __all__ = ["NEWEST_TESTED", "OLDEST", "is_too_old", "is_untested", "version_of",
 #: Oldest supported version. Before it, a routed pool serves every thread of the process.
 OLDEST = (2, 8)
 #: Newest version that the tests ran with. A test compares it with .ci/run and with tests/versions.json.
-NEWEST_TESTED = (2, 13)
+NEWEST_TESTED = (2, 14)
 
 
 def is_too_old(release: str) -> bool:
