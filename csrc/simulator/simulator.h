@@ -54,7 +54,7 @@ enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 
  *                              Their other bytes are zero, or 0xA5 where freed memory is reused
  *   TMS_SIMULATED_NCCL_MEMORY  bytes of its device that a rank of an NCCL communicator holds, with suffix; default 16MiB
  *   TMS_SIMULATED_SHARED       a name: processes with the same name share the budgets (POSIX shared memory)
- *   TMS_SIMULATED_TRACE        a path: every call is appended to this file, one per line
+ *   TMS_SIMULATED_TRACE        an absolute path: every call is appended to this file, one per line
  *   TMS_SIMULATED_REPORT       1: at exit, resources still in use are printed to stderr
  *   TMS_SIMULATED_FAULT        "call:succeed:fail:code[,call:...]", the same as tms_sim_fail_after */
 

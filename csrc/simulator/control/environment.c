@@ -37,7 +37,7 @@ static bool parse_bytes(const char *text, uint64_t *bytes) {
 
 /* Reads the value of a variable, limited to `limit`. Returns false if it is unset, empty or malformed. */
 static bool read_number(const char *name, uint64_t limit, uint64_t *value) {
-    const char *text = getenv(name);
+    const char *text = secure_getenv(name);
     if (!text || !*text) return false;
     uint64_t number = 0;
     if (!parse_bytes(text, &number) || number > limit) {
@@ -68,7 +68,7 @@ static bool parse_fault(const char *rule) {
 }
 
 static void read_faults(void) {
-    const char *name = "TMS_SIMULATED_FAULT", *text = getenv(name);
+    const char *name = "TMS_SIMULATED_FAULT", *text = secure_getenv(name);
     if (!text || !*text) return;
     char *rules = strdup(text), *rest = rules;
     if (!rules) return report_invalid(name, text);
@@ -79,8 +79,10 @@ static void read_faults(void) {
 }
 
 static void open_trace(void) {
-    const char *path = getenv("TMS_SIMULATED_TRACE");
+    const char *name = "TMS_SIMULATED_TRACE", *path = secure_getenv(name);
     if (!path || !*path) return;
+    /* A relative path would name another file once the program has changed its working directory. */
+    if (*path != '/') return report_invalid(name, path);
     enum { TRACE_MODE = 0644 };
     sim_state.trace_file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, TRACE_MODE);
     if (sim_state.trace_file < 0) fprintf(stderr, "simulated GPU: cannot open %s: %s\n", path, strerror(errno));
@@ -99,7 +101,7 @@ uint64_t sim_environment_memory(void) {
 }
 
 bool sim_environment_shared_name(char *name, size_t size) {
-    const char *shared = getenv("TMS_SIMULATED_SHARED");
+    const char *shared = secure_getenv("TMS_SIMULATED_SHARED");
     *name = '\0';
     if (!shared || !*shared || strlen(shared) >= size / 2 || strchr(shared, '/')) return false;
     snprintf(name, size, "/tms_simulated_%s", shared);
@@ -118,7 +120,7 @@ void sim_environment_read(void) {
     read_number("TMS_SIMULATED_NCCL_MEMORY", INT64_MAX, &sim_state.nccl_bytes);
     sim_state.peer_capable = read_switch("TMS_SIMULATED_PEERS", true);
     sim_state.report = read_switch("TMS_SIMULATED_REPORT", false);
-    const char *shared = getenv("TMS_SIMULATED_SHARED");
+    const char *shared = secure_getenv("TMS_SIMULATED_SHARED");
     if (!sim_environment_shared_name(sim_state.shared_name, sizeof sim_state.shared_name) && shared && *shared)
         report_invalid("TMS_SIMULATED_SHARED", shared);
     open_trace();

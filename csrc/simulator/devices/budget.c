@@ -3,7 +3,10 @@
  * Without TMS_SIMULATED_SHARED a process compares its own charges with TMS_SIMULATED_MEMORY. With it, POSIX shared memory
  * holds the charges of all processes of that name, guarded by a robust mutex. A process that is killed while it holds the
  * mutex leaves it usable. The entry of a killed process is removed by the next process that attaches, queries the memory
- * or runs out of it. The first process of a name sets the budgets; the last one to leave unlinks the name. */
+ * or runs out of it. The first process of a name sets the budgets; the last one to leave unlinks the name.
+ *
+ * Anybody may make a file in /dev/shm, so the name may lead to one that is not the machine's, or that another user can lock
+ * or truncate. Such a file is never locked or mapped: the process reports it, and compares its own charges only. */
 #include "simulator/devices/budget.h"
 
 #include <errno.h>
@@ -21,7 +24,12 @@
 #include "simulator/devices/visible.h"
 #include "simulator/simulator.h"
 
-enum { SEATS = SIM_BUDGET_PROCESSES, SHARED_MODE = 0600 };
+enum {
+    SEATS = SIM_BUDGET_PROCESSES,
+    SHARED_MODE = 0600,
+    OTHERS = 077,       /* permissions that the file of a machine never has */
+    FORMAT = 0x314D5354 /* "TSM1": changes with sim_shared */
+};
 
 typedef struct sim_seat {
     int pid; /* 0: free */
@@ -30,6 +38,7 @@ typedef struct sim_seat {
 } sim_seat_t;
 
 struct sim_shared {
+    uint64_t format; /* FORMAT once the rest is initialised; 0 before that, even if the process that began it was killed */
     pthread_mutex_t lock;
     uint64_t device_bytes;
     sim_seat_t seats[SEATS];
@@ -75,40 +84,72 @@ static void initialize_shared(sim_shared_t *shared) {
     pthread_mutex_init(&shared->lock, &attributes);
     pthread_mutexattr_destroy(&attributes);
     shared->device_bytes = sim_state.device_bytes;
+    shared->format = FORMAT;
 }
 
-/* Opens the file of the name, locked against processes that attach or leave. Retries if the file was unlinked. */
-static int open_shared(void) {
+/* Why the file cannot be that of a machine of this user, or NULL. */
+static const char *why_unfit(const struct stat *status) {
+    if (!S_ISREG(status->st_mode)) return "it is not a regular file";
+    if (status->st_uid != geteuid()) return "it belongs to another user";
+    if (status->st_mode & OTHERS) return "other users can use it";
+    return NULL;
+}
+
+/* Opens the file of the name, locked against processes that attach or leave. Retries if the file was unlinked. Returns -1
+ * and the reason if there is none or if it is unfit. */
+static int open_shared(const char *name, int flags, const char **reason) {
     for (;;) {
         struct stat status;
-        int file = shm_open(sim_state.shared_name, O_RDWR | O_CREAT, SHARED_MODE);
-        if (file < 0) return -1;
-        if (flock(file, LOCK_EX) == 0 && fstat(file, &status) == 0 && status.st_nlink > 0) return file;
-        close(file);
+        int file = shm_open(name, O_RDWR | flags, SHARED_MODE);
+        *reason = file < 0 || fstat(file, &status) != 0 ? strerror(errno) : why_unfit(&status);
+        if (!*reason && flock(file, LOCK_EX) == 0 && fstat(file, &status) == 0 && status.st_nlink > 0) return file;
+        if (file >= 0) close(file);
+        if (*reason) return -1;
     }
 }
 
-void sim_budget_attach(void) {
+/* Maps the locked file. With `make`, initialises one that is empty or that a killed process left with zeros only. Returns
+ * NULL and the reason if it is not the file of a machine. */
+static sim_shared_t *map_shared(int file, bool make, const char **reason) {
     struct stat status;
-    void *shared = MAP_FAILED;
-    if (!sim_state.shared_name[0]) return;
-    int file = open_shared();
-    if (file < 0 || fstat(file, &status) != 0) goto failed;
-    if (status.st_size == 0 && ftruncate(file, sizeof(sim_shared_t)) != 0) goto failed;
-    shared = mmap(NULL, sizeof(sim_shared_t), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (fstat(file, &status) != 0) goto failed;
+    bool empty = status.st_size == 0 && make;
+    if (empty && ftruncate(file, sizeof(sim_shared_t)) != 0) goto failed;
+    *reason = "its size is not that of a simulated machine";
+    if (!empty && status.st_size != sizeof(sim_shared_t)) return NULL;
+    sim_shared_t *shared = mmap(NULL, sizeof(sim_shared_t), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (shared == MAP_FAILED) goto failed;
-    if (status.st_size == 0) initialize_shared(shared);
-    sim_state.shared = shared;
-    sim_state.shared_file = file;
-    bool seated = take_seat();
-    flock(file, LOCK_UN);
-    if (seated) return;
-    errno = EUSERS;
-    sim_state.shared = NULL;
-    sim_state.shared_file = -1;
+    if (make && shared->format == 0) initialize_shared(shared);
+    if (shared->format == FORMAT) return shared;
+    munmap(shared, sizeof(sim_shared_t));
+    *reason = "its contents are not those of a simulated machine";
+    return NULL;
 failed:
-    fprintf(stderr, "simulated GPU: the budget is not shared as %s: %s\n", sim_state.shared_name, strerror(errno));
-    if (shared != MAP_FAILED) munmap(shared, sizeof(sim_shared_t));
+    *reason = strerror(errno);
+    return NULL;
+}
+
+void sim_budget_attach(void) {
+    const char *reason = NULL;
+    if (!sim_state.shared_name[0]) return;
+    int file = open_shared(sim_state.shared_name, O_CREAT, &reason);
+    sim_shared_t *shared = file >= 0 ? map_shared(file, true, &reason) : NULL;
+    if (shared) {
+        sim_state.shared = shared;
+        sim_state.shared_file = file;
+        bool seated = take_seat();
+        flock(file, LOCK_UN);
+        if (seated) return;
+        reason = "too many processes use it";
+        sim_state.shared = NULL;
+        sim_state.shared_file = -1;
+        munmap(shared, sizeof(sim_shared_t));
+    }
+    fprintf(
+        stderr,
+        "simulated GPU: the budget is not shared as /dev/shm%s: %s; set TMS_SIMULATED_SHARED to another name, or remove the "
+        "file if no program uses it\n",
+        sim_state.shared_name, reason);
     if (file >= 0) close(file);
 }
 
@@ -217,17 +258,14 @@ static unsigned processes_of(sim_shared_t *shared, int machine_index, sim_budget
 
 /* For a process that has not joined: reads the entries without taking one. */
 static unsigned processes_of_name(const char *name, int machine_index, sim_budget_process_t *rows) {
-    struct stat status;
+    const char *reason = NULL;
     unsigned count = 0;
-    int file = shm_open(name, O_RDWR, SHARED_MODE);
-    if (file < 0) return 0; /* no process uses the name */
-    /* The lock keeps a process that attaches from initialising the contents at the same time. */
-    if (flock(file, LOCK_EX) == 0 && fstat(file, &status) == 0 && status.st_size == sizeof(sim_shared_t)) {
-        void *shared = mmap(NULL, sizeof(sim_shared_t), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        if (shared != MAP_FAILED) {
-            count = processes_of(shared, machine_index, rows);
-            munmap(shared, sizeof(sim_shared_t));
-        }
+    int file = open_shared(name, 0, &reason);
+    if (file < 0) return 0; /* no process uses the name; a process that attaches reports an unfit file */
+    sim_shared_t *shared = map_shared(file, false, &reason);
+    if (shared) {
+        count = processes_of(shared, machine_index, rows);
+        munmap(shared, sizeof(sim_shared_t));
     }
     close(file);
     return count;

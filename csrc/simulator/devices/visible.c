@@ -29,7 +29,7 @@ static uint64_t hash_name(const char *name) {
 /* The UUID must be the same in all processes of one machine, and differ on other machines. */
 void sim_visible_uuid(int machine_index, unsigned char *uuid) {
     static const char text[UUID_BYTES] = "Simulated GPU", with_name[UUID_BYTES - sizeof(uint64_t)] = "Sim GPU";
-    const char *name = getenv("TMS_SIMULATED_SHARED");
+    const char *name = secure_getenv("TMS_SIMULATED_SHARED");
     memcpy(uuid, text, sizeof text);
     if (name && *name) {
         uint64_t hash = hash_name(name);

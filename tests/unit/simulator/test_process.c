@@ -1,7 +1,11 @@
 /* Guards the simulated GPU in whole processes: its environment, which devices are visible, its report at exit, and budgets
  * that processes share. This program starts itself again in the roles that the tests need. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "support/holder_fixture.h"
@@ -182,6 +186,136 @@ static void processes_share_a_budget(void **state) {
     assert_int_not_equal(access(path, F_OK), 0); /* the last one removed the name */
 }
 
+/* The name of this test's machine in the environment, and its file. */
+typedef struct machine_file {
+    char variable[64], path[96];
+} machine_file_t;
+
+static machine_file_t name_machine(void) {
+    machine_file_t file;
+    snprintf(file.variable, sizeof file.variable, "TMS_SIMULATED_SHARED=test_%d", (int)getpid());
+    snprintf(file.path, sizeof file.path, "/dev/shm/tms_simulated_test_%d", (int)getpid());
+    return file;
+}
+
+/* Makes a file with `bytes` bytes of `value`. */
+static int make_file(const char *path, size_t bytes, int value, mode_t mode) {
+    char *contents = malloc(bytes + 1);
+    int file = open(path, O_RDWR | O_CREAT | O_EXCL, mode);
+    assert_non_null(contents);
+    assert_true(file >= 0);
+    memset(contents, value, bytes);
+    assert_int_equal(write(file, contents, bytes), bytes);
+    assert_int_equal(fchmod(file, mode), 0);
+    free(contents);
+    return file;
+}
+
+/* The size of the file of a machine. */
+static size_t machine_bytes(const machine_file_t *file) {
+    const char *const variables[] = {file->variable, "TMS_SIMULATED_MEMORY=16MiB", NULL};
+    char output[OUTPUT_BYTES];
+    assert_int_equal(run_again("measure", variables, output, sizeof output), 0);
+    return strtoul(output, NULL, 10);
+}
+
+/* Prints the size of the file of this process's machine. */
+static int measure(void) {
+    char path[96];
+    struct stat status;
+    if (CALL(cuInit, 0) != CUDA_SUCCESS) return CHILD_FAILED;
+    snprintf(path, sizeof path, "/dev/shm/tms_simulated_%s", getenv("TMS_SIMULATED_SHARED"));
+    if (stat(path, &status) != 0) return CHILD_FAILED;
+    fprintf(stderr, "%lld", (long long)status.st_size);
+    return 0;
+}
+
+/* A process reports the file and works without it. Afterwards the file is removed. */
+static void assert_not_shared(const machine_file_t *file, const char *reason) {
+    const char *const variables[] = {file->variable, "TMS_SIMULATED_MEMORY=16MiB", NULL};
+    char output[OUTPUT_BYTES], expected[OUTPUT_BYTES];
+    assert_int_equal(run_again("describe", variables, output, sizeof output), 0);
+    snprintf(expected, sizeof expected,
+             "simulated GPU: the budget is not shared as %s: %s; set TMS_SIMULATED_SHARED to another "
+             "name, or remove the file if no program uses it\ninit 0, devices 1, bytes 16777216, peers -1, reserve 0\n",
+             file->path, reason);
+    assert_string_equal(output, expected);
+    assert_int_equal(unlink(file->path), 0);
+}
+
+static void a_file_that_is_not_a_machine_s_is_reported(void **state) {
+    static const char size[] = "its size is not that of a simulated machine",
+                      contents[] = "its contents are not those of a simulated machine";
+    machine_file_t file = name_machine();
+    size_t bytes = machine_bytes(&file);
+    (void)state;
+    assert_true(bytes > 1);
+    close(make_file(file.path, 1, 1, 0600));
+    assert_not_shared(&file, size);
+    close(make_file(file.path, bytes - 1, 0, 0600));
+    assert_not_shared(&file, size);
+    close(make_file(file.path, 100 * bytes, 1, 0600));
+    assert_not_shared(&file, size);
+    close(make_file(file.path, bytes, 1, 0600));
+    assert_not_shared(&file, contents);
+    close(make_file(file.path, bytes, 0, 0620));
+    assert_not_shared(&file, "other users can use it");
+    assert_int_equal(mkfifo(file.path, 0600), 0);
+    assert_not_shared(&file, "it is not a regular file");
+    assert_int_equal(symlink("/dev/shm/tms_simulated_of_nobody", file.path), 0);
+    assert_not_shared(&file, "Too many levels of symbolic links");
+}
+
+/* A process was killed before it initialised the file. */
+static void a_file_that_nobody_initialised_is_used(void **state) {
+    machine_file_t file = name_machine();
+    const char *const variables[] = {file.variable, "TMS_SIMULATED_MEMORY=16MiB", NULL};
+    const size_t sizes[] = {0, machine_bytes(&file)};
+    char output[OUTPUT_BYTES];
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        close(make_file(file.path, sizes[i], 0, 0600));
+        assert_int_equal(run_again("share", variables, output, sizeof output), 0);
+        assert_string_equal(output, "");
+        assert_int_not_equal(access(file.path, F_OK), 0);
+    }
+}
+
+/* The other user keeps the file locked. The system itself may refuse to open it, in a folder where everybody may make files.
+ */
+static void a_file_of_another_user_is_not_waited_for(void **state) {
+    enum { ANOTHER_USER = 54321 };
+    machine_file_t file = name_machine();
+    const char *const variables[] = {file.variable, "TMS_SIMULATED_MEMORY=16MiB", NULL};
+    char output[OUTPUT_BYTES];
+    (void)state;
+    if (geteuid() != 0) {
+        print_message("skipped: only root can make a file of another user\n");
+        skip();
+    }
+    int foreign = make_file(file.path, machine_bytes(&file), 0, 0600);
+    assert_int_equal(fchown(foreign, ANOTHER_USER, (gid_t)-1), 0);
+    assert_int_equal(flock(foreign, LOCK_EX), 0);
+    assert_int_equal(run_again("describe", variables, output, sizeof output), 0);
+    unlink(file.path);
+    close(foreign);
+    assert_non_null(strstr(output, "simulated GPU: the budget is not shared as "));
+    assert_true(strstr(output, ": it belongs to another user; ") || strstr(output, ": Permission denied; "));
+    assert_non_null(strstr(output, "init 0, devices 1"));
+}
+
+/* A relative path would lead to another folder after a change of the working directory. */
+static void a_relative_trace_is_ignored(void **state) {
+    static const char *const variables[] = {"TMS_SIMULATED_TRACE=relative_trace", NULL};
+    char output[OUTPUT_BYTES];
+    (void)state;
+    assert_int_equal(run_again("leave_nothing", variables, output, sizeof output), 0);
+    int absent = access("relative_trace", F_OK);
+    unlink("relative_trace");
+    assert_int_equal(absent, -1);
+    assert_string_equal(output, "simulated GPU: TMS_SIMULATED_TRACE=relative_trace is ignored: invalid value\n");
+}
+
 int main(int count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_report_lists_leaks),
@@ -189,10 +323,15 @@ int main(int count, char **arguments) {
         cmocka_unit_test(visible_devices_are_chosen_as_the_real_driver_does),
         cmocka_unit_test(the_trace_goes_to_a_file),
         cmocka_unit_test(processes_share_a_budget),
+        cmocka_unit_test(a_file_that_is_not_a_machine_s_is_reported),
+        cmocka_unit_test(a_file_that_nobody_initialised_is_used),
+        cmocka_unit_test(a_file_of_another_user_is_not_waited_for),
+        cmocka_unit_test(a_relative_trace_is_ignored),
     };
     static const role_t roles[] = {{"leak", leak},         {"leave_nothing", leave_nothing},
                                    {"describe", describe}, {"describe_visible", describe_visible},
-                                   {"hold", hold},         {"share", share}};
+                                   {"hold", hold},         {"share", share},
+                                   {"measure", measure}};
     if (count > 1) return run_role(roles, sizeof roles / sizeof *roles, arguments[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
