@@ -68,6 +68,8 @@ library_path: Final[str]
 preloaded: Final[bool]
 #: Whether this is the main interpreter, which ends with the process.
 main_interpreter: Final[bool]
+#: Whether the process runs with rights that its caller may lack, and ignores its TMS_* variables (csrc/base/config.h).
+secure_execution: Final[bool]
 
 class Pending:
     """A resume in the background."""

@@ -9,6 +9,7 @@ from torch_memory_saver._engine.graph_pool import GraphPool
 from torch_memory_saver._engine.hooks import HookCall
 from torch_memory_saver._engine.hooks import register as register_hook
 from torch_memory_saver._engine.preload import library_path as preload_library_path
+from torch_memory_saver._engine.variables import driver_library, path_at_import
 from torch_memory_saver._torch import layer, nccl_communicators
 from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver._torch.history import History, current_history, is_recording, record_history, stop_history
@@ -31,10 +32,12 @@ __all__ = [
     "current_history",
     "device_memory",
     "devices_in_use",
+    "driver_library",
     "group_of_ranks",
     "is_recording",
     "layer",
     "nccl_communicators",
+    "path_at_import",
     "preload_library_path",
     "record_history",
     "register_hook",

@@ -1,26 +1,31 @@
 """Code that the ``sitecustomize`` modules of this package share. They load this file by its path, because the import of the
-package itself takes time and a process may never need it.
+package itself takes time and a process may never need it. It imports only modules that every process with PyTorch has,
+because such an import may come from the current working directory.
 
 ``simulate`` and ``run`` each put a folder with such a module at the front of ``PYTHONPATH``, and both may be there.
 """
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from _thread import get_ident
 
-__all__ = ["after_import_of_torch", "make_importable", "run_next"]
+TYPE_CHECKING = False  # as in typing, which takes longer to import than this file
+if TYPE_CHECKING:
+    import importlib.abc
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+__all__ = ["OwnImports", "after_import_of_torch", "run_next"]
 
 _NAME = "torch_memory_saver"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _AfterTorch:
     """Finds torch as the finders behind it do, and calls `callback` after torch was loaded.
 
     It stays until then, because many programs ask whether torch can be found before they import it.
@@ -43,7 +48,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         if specification.loader is not None:
             self._loader = specification.loader
-            specification.loader = self
+            specification.loader = self  # type: ignore[assignment]  # importlib.abc is not imported
         return specification
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
@@ -65,10 +70,43 @@ def after_import_of_torch(callback: Callable[[], None]) -> None:
     sys.meta_path.insert(0, _AfterTorch(callback))
 
 
-def make_importable() -> None:
-    """Makes this package importable where it is not, as in another virtual environment."""
-    if importlib.util.find_spec(_NAME) is None:
-        sys.path.append(_ROOT)
+class OwnImports:
+    """A context in which a program that does not know of this package imports it.
+
+    Imports of this thread ignore relative entries of ``sys.path`` meanwhile. Such an entry ("" under ``python -c``) names a
+    folder below the current working directory, where another user may have put modules of any name. The package also becomes
+    importable where it is not, as in another virtual environment.
+    """
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+
+    def __enter__(self) -> None:
+        sys.meta_path.insert(0, self)
+        if self._find(_NAME) is None:
+            sys.path.append(_ROOT)
+
+    def __exit__(self, *exception: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if path is not None or get_ident() != self._thread:  # a module of a package comes from its folder
+            return None
+        specification = self._find(name)
+        if specification is None:  # the next finder would look in the working directory
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return specification
+
+    def _find(self, name: str) -> importlib.machinery.ModuleSpec | None:
+        entries = [entry for entry in sys.path if os.path.isabs(entry)]
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            path = entries if finder is importlib.machinery.PathFinder else None
+            specification = finder.find_spec(name, path)
+            if specification is not None:
+                return specification
+        return None
 
 
 def run_next(folder: str) -> None:

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/auxv.h>
 
 #include "base/status.h"
 
@@ -20,15 +21,15 @@
     X(POLICY, "TMS_HOST_MEMORY", NULL, host_policy, "release", "release, pool or retain")                                   \
     X(LIMIT, "TMS_HOST_MEMORY_LIMIT_MB", NULL, host_memory_limit_bytes, "", "a whole number from 0 to 2^40")                \
     X(LIMIT, "TMS_HOST_POOL_LIMIT_MB", NULL, host_pool_limit_bytes, "", "a whole number from 0 to 2^40")                    \
-    X(TEXT, "TMS_DISK_BACKUP_DIR", "TMPDIR", disk_backup_directory, "/tmp", "a directory")                                  \
+    X(FOLDER, "TMS_DISK_BACKUP_DIR", "TMPDIR", disk_backup_directory, "/tmp", "an absolute path")                           \
     X(MEGABYTES, "TMS_DISK_BACKUP_CHUNK_MB", NULL, disk_backup_chunk_bytes, "256", "a whole number from 1 to 2^40")         \
-    X(TEXT, "TMS_LOCK_DIR", NULL, lock_directory, "", "a directory")                                                        \
+    X(TEXT, "TMS_LOCK_DIR", NULL, lock_directory, "", "an absolute path")                                                   \
     X(BOOL, "TMS_RUNS", NULL, runs, "1", BOOL_ALLOWED)                                                                      \
     X(BOOL, "TMS_VERIFY_BACKUPS", NULL, verify_backups, "0", BOOL_ALLOWED)                                                  \
     X(BOOL, "TMS_GUARD", NULL, guard, "0", BOOL_ALLOWED)                                                                    \
     X(PAGE, "TMS_SHARED_PAGE", NULL, shared_page_directory, "1", PAGE_ALLOWED)                                              \
     X(BOOL, "TMS_LEDGER", NULL, ledger, "0", BOOL_ALLOWED)                                                                  \
-    X(TEXT, "TMS_CUDA_DRIVER", NULL, driver_path, "libcuda.so.1", "a library's path or name")
+    X(TEXT, "TMS_CUDA_DRIVER", NULL, driver_path, "libcuda.so.1", "a library's absolute path or its name")
 
 #define BOOL_ALLOWED "1, true, yes, 0, false or no"
 #define PAGE_ALLOWED "1, true, yes, 0, false, no or an absolute path"
@@ -40,8 +41,9 @@ typedef enum variable_kind {
     KIND_MEGABYTES,
     KIND_LIMIT, /* megabytes, 0 included; "": no limit */
     KIND_LEVEL,
-    KIND_PAGE, /* a boolean, or a text */
-    KIND_TEXT
+    KIND_PAGE,   /* a boolean, or a folder */
+    KIND_FOLDER, /* an absolute path: a relative one would name another folder after a chdir */
+    KIND_TEXT    /* not checked here, but where it is used */
 } variable_kind_t;
 
 typedef struct variable {
@@ -138,7 +140,7 @@ bool tms_config_parse_megabytes(const char *text, uint64_t *bytes) {
     return true;
 }
 
-/* Parses every kind except KIND_PAGE and KIND_TEXT, which need memory. */
+/* Parses every kind except those of read_text, which need memory. */
 static bool parse_value(variable_kind_t kind, const char *text, void *field) {
     switch (kind) {
     case KIND_BOOL: return tms_config_parse_bool(text, field);
@@ -151,6 +153,7 @@ static bool parse_value(variable_kind_t kind, const char *text, void *field) {
         return true;
     case KIND_LEVEL: return tms_config_parse_level(text, field);
     case KIND_PAGE:
+    case KIND_FOLDER:
     case KIND_TEXT: break;
     }
     return false;
@@ -160,11 +163,13 @@ static char **text_field(const variable_t *variable, tms_config_t *config) {
     return (char **)(void *)((char *)config + variable->offset);
 }
 
-static const char *environment_value(const variable_t *variable) {
-    const char *value = getenv(variable->name);
-    if ((!value || !*value) && variable->fallback) value = getenv(variable->fallback);
+/* The only place of the library that reads the environment. In secure-execution mode no variable is set. */
+static const char *environment_value(const char *name) {
+    const char *value = name ? secure_getenv(name) : NULL;
     return value && *value ? value : NULL;
 }
+
+bool tms_config_in_secure_execution(void) { return getauxval(AT_SECURE) != 0; }
 
 static const tms_error_context_t read_context = {.operation = "start", .device = TMS_NO_DEVICE};
 
@@ -190,10 +195,13 @@ static void note_malformed(const variable_t *variable, const char *value, tms_co
                   LONGEST_VALUE_SHOWN, value, variable->allowed);
 }
 
-static bool is_text(const variable_t *variable) { return variable->kind == KIND_TEXT || variable->kind == KIND_PAGE; }
+static bool is_text(const variable_t *variable) {
+    return variable->kind == KIND_TEXT || variable->kind == KIND_PAGE || variable->kind == KIND_FOLDER;
+}
 
-static void warn_malformed(const variable_t *variable, const char *value, const tms_log_t *log) {
-    tms_log_write(log, TMS_LOG_WARNING, "%s='%.*s' is ignored (allowed: %s); the default '%s' is used", variable->name,
+/* `name`: the variable, or its fallback. */
+static void warn_malformed(const variable_t *variable, const char *name, const char *value, const tms_log_t *log) {
+    tms_log_write(log, TMS_LOG_WARNING, "%s='%.*s' is ignored (allowed: %s); the default '%s' is used", name,
                   LONGEST_VALUE_SHOWN, value, variable->allowed, variable->initial);
 }
 
@@ -201,17 +209,18 @@ static void warn_malformed(const variable_t *variable, const char *value, const 
 static const char no_text[] = "";
 
 static tms_status_t read_text(const variable_t *variable, tms_config_t *config, const tms_log_t *log, tms_error_t *error) {
-    const char *value = environment_value(variable);
+    const char *name = environment_value(variable->name) ? variable->name : variable->fallback;
+    const char *value = environment_value(name);
     char **text = text_field(variable, config);
     /* The default is not copied; tms_config_release knows it by its address. */
     *text = (char *)(uintptr_t)(variable->kind == KIND_PAGE ? no_text : variable->initial);
     if (variable->kind == KIND_PAGE) {
         config->shared_page = true;
         if (!value || tms_config_parse_bool(value, &config->shared_page)) return TMS_OK;
-        if (*value != '/') {
-            warn_malformed(variable, value, log);
-            return TMS_OK;
-        }
+    }
+    if (value && *value != '/' && variable->kind != KIND_TEXT) {
+        warn_malformed(variable, name, value, log);
+        return TMS_OK;
     }
     return value ? copy_text(value, text, error) : TMS_OK;
 }
@@ -219,14 +228,14 @@ static tms_status_t read_text(const variable_t *variable, tms_config_t *config, 
 static tms_status_t read_variable(const variable_t *variable, tms_config_t *config, const tms_log_t *log,
                                   tms_error_t *error) {
     if (is_text(variable)) return read_text(variable, config, log, error);
-    const char *value = environment_value(variable);
+    const char *value = environment_value(variable->name);
     void *field = (char *)config + variable->offset;
     parse_value(variable->kind, variable->initial, field);
     if (!value || parse_value(variable->kind, value, field)) return TMS_OK;
     if (variable->kind == KIND_LIMIT)
         note_malformed(variable, value, config);
     else
-        warn_malformed(variable, value, log);
+        warn_malformed(variable, variable->name, value, log);
     return TMS_OK;
 }
 

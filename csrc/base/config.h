@@ -4,7 +4,11 @@
  * constant and may be read from any thread without a lock. A malformed value is reported in one warning that names the
  * variable, the value and the allowed values, and the default stays. TMS_LOG_LEVEL is read first and governs those warnings.
  * A malformed limit is an error of the first call that depends on it. A process that only inherited the variable is not
- * affected. Booleans: 1/true/yes and 0/false/no in any case. Empty counts as unset. */
+ * affected. Booleans: 1/true/yes and 0/false/no in any case. Empty counts as unset.
+ *
+ * In secure-execution mode (ld.so(8): a set-user-ID program, or one with file capabilities) every variable counts as unset,
+ * because it is the caller's, and could make the program load a library or write a file with rights that the caller lacks.
+ */
 #ifndef TMS_CONFIG_H
 #define TMS_CONFIG_H
 
@@ -52,18 +56,21 @@ typedef struct tms_config {
     bool ledger;                 /* TMS_LEDGER: the ledger also counts allocations of libraries that look up the driver's
                                     functions themselves, such as NCCL. It needs the library
                                     `torch_memory_saver_hook_mode_preload_ledger.abi3.so` in `LD_PRELOAD` */
-    char *driver_path;           /* TMS_CUDA_DRIVER: names the CUDA driver library that is loaded */
-    int log_level;               /* TMS_LOG_LEVEL: the level of the native log, written in upper or lower case. `info` adds
-                                    a line for each pause and resume. `debug` also logs messages that recur, which are
-                                    otherwise logged once and then counted. Lines go to Python's logger
-                                    `torch_memory_saver` or to stderr */
-    tms_error_t malformed;       /* TMS_INVALID_ARGUMENT about the first malformed limit; TMS_OK if there is none */
+    char *driver_path;     /* TMS_CUDA_DRIVER: names the CUDA driver library that is loaded. A relative path is refused */
+    int log_level;         /* TMS_LOG_LEVEL: the level of the native log, written in upper or lower case. `info` adds
+                              a line for each pause and resume. `debug` also logs messages that recur, which are
+                              otherwise logged once and then counted. Lines go to Python's logger
+                              `torch_memory_saver` or to stderr */
+    tms_error_t malformed; /* TMS_INVALID_ARGUMENT about the first malformed limit; TMS_OK if there is none */
 } tms_config_t;
 
 /* Reads the environment and sets the level of `log`. If the INIT variables request both backups, the CPU backup is used and
  * a warning is logged. TMS_OUT_OF_HOST_MEMORY if a string cannot be copied; nothing needs to be released then. */
 tms_status_t tms_config_read(tms_config_t *config, tms_log_t *log, tms_error_t *error);
 void tms_config_release(tms_config_t *config);
+
+/* Whether this process ignores its variables. Python's variables follow the same rule. */
+bool tms_config_in_secure_execution(void);
 
 /* Returns the name of the variable at `index`, or NULL after the last one. */
 const char *tms_config_name(size_t index);

@@ -100,10 +100,11 @@ static bool is_truncated(int fd, uint64_t size) {
     return false;
 }
 
-/* Returns why this file must not be passed to dlopen, or NULL. dlopen would block on a FIFO and crash on a truncated
- * library. */
+/* Returns why this path must not be passed to dlopen, or NULL. A relative path may lead to another user's library once the
+ * program has changed its working directory. dlopen would block on a FIFO and crash on a truncated library. */
 static const char *why_unfit(const char *path) {
     struct stat found;
+    if (*path != '/') return "is not an absolute path";
     if (stat(path, &found) != 0) return NULL;
     if (!S_ISREG(found.st_mode)) return "is not a regular file";
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);

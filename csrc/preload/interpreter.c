@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/library_path.h"
 #include "base/thread.h"
 
 /* The functions of Python's stable ABI that are used. X(result, name, parameters). Objects are opaque here. */
@@ -47,15 +48,14 @@ static bool find_python(python_t *python) {
     return found && python->Py_IsInitialized();
 }
 
-/* Finds the path of the file in the package beside this library. */
+/* Finds the absolute path of the file in the package beside this library. */
 static bool find_file(char path[PATH_MAX]) {
     static const char anchor = 0;
-    Dl_info library;
-    if (!dladdr(&anchor, &library) || !library.dli_fname) return false;
-    const char *slash = strrchr(library.dli_fname, '/');
-    int folder = slash ? (int)(slash - library.dli_fname) : 0;
-    int length = snprintf(path, PATH_MAX, "%.*s/torch_memory_saver/_engine/preloaded.py", folder, library.dli_fname);
-    return slash && length > 0 && length < PATH_MAX && access(path, R_OK) == 0;
+    char library[PATH_MAX];
+    if (!tms_library_path(&anchor, library)) return false;
+    int folder = (int)(strrchr(library, '/') - library);
+    int length = snprintf(path, PATH_MAX, "%.*s/torch_memory_saver/_engine/preloaded.py", folder, library);
+    return length > 0 && length < PATH_MAX && access(path, R_OK) == 0;
 }
 
 /* Runs the file; the caller holds the GIL. Returns false with an exception set that does not come from the file, such as a

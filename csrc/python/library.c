@@ -5,13 +5,18 @@
 #include <stdlib.h>
 
 #include "abi/interface.h"
+#include "base/library_path.h"
 
 typedef const tms_api_t *(*get_api_t)(uint32_t interface);
 
-/* The absolute path of a loaded library. The loader's name of it may be relative (from LD_PRELOAD). */
-static PyObject *absolute_path(const char *name) {
-    char resolved[PATH_MAX];
-    return PyUnicode_DecodeFSDefault(realpath(name, resolved) ? resolved : name);
+/* The absolute path of the library that contains `address`. PyTorch loads its allocator from this path. */
+static PyObject *absolute_path(const void *address, const char *name) {
+    char path[PATH_MAX], resolved[PATH_MAX];
+    if (tms_library_path(address, path)) return PyUnicode_DecodeFSDefault(realpath(path, resolved) ? resolved : path);
+    return PyErr_Format(PyExc_ImportError,
+                        "the file of the loaded library %s is not found: it was removed, or /proc cannot be read. Set "
+                        "LD_PRELOAD to the absolute path of the library.",
+                        name);
 }
 
 /* Returns the `tms_get_api` of another library in the global scope, or NULL. The search includes the scope of the caller, so
@@ -42,7 +47,8 @@ bool tms_py_library_find(tms_py_library_t *library) {
             foreign.dli_fname, own.dli_fname);
         return false;
     }
-    library->path = absolute_path(get_api ? foreign.dli_fname : own.dli_fname);
+    library->path =
+        get_api ? absolute_path((void *)get_api, foreign.dli_fname) : absolute_path((void *)find_foreign, own.dli_fname);
     if (!library->path) return false;
     library->api = api;
     library->preloaded = get_api != NULL;

@@ -165,6 +165,8 @@ static int execute(PyObject *module) {
     Py_DECREF(library.path);
     if (result < 0 || PyModule_AddObjectRef(module, "preloaded", library.preloaded ? Py_True : Py_False) < 0) return -1;
     if (PyModule_AddObjectRef(module, "main_interpreter", is_main ? Py_True : Py_False) < 0) return -1;
+    PyObject *secure = tms_config_in_secure_execution() ? Py_True : Py_False;
+    if (PyModule_AddObjectRef(module, "secure_execution", secure) < 0) return -1;
     state->host_buffer_type = tms_py_host_buffer_type(module);
     if (!state->host_buffer_type || PyModule_AddType(module, (PyTypeObject *)state->host_buffer_type) < 0) return -1;
     state->pending_type = tms_py_pending_type(module);

@@ -86,7 +86,8 @@ static void read_all(void) {
     MUST(config.init_cpu_backup_backend == TMS_BACKUP_PINNED || config.init_cpu_backup_backend == TMS_BACKUP_MMAP);
     MUST(!(config.init_enable_cpu_backup && config.init_enable_disk_backup));
     MUST(config.disk_backup_chunk_bytes >= (1ULL << MEGABYTE_SHIFT));
-    MUST(strcmp(config.disk_backup_directory, text_of("TMS_DISK_BACKUP_DIR", "TMPDIR", "/tmp")) == 0);
+    const char *folder = text_of("TMS_DISK_BACKUP_DIR", "TMPDIR", "/tmp");
+    MUST(strcmp(config.disk_backup_directory, *folder == '/' ? folder : "/tmp") == 0);
     MUST(strcmp(config.lock_directory, text_of("TMS_LOCK_DIR", NULL, "")) == 0);
     MUST(strcmp(config.driver_path, text_of("TMS_CUDA_DRIVER", NULL, "libcuda.so.1")) == 0);
     tms_backup_kind_t backup = tms_config_init_backup(&config);

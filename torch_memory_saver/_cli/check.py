@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch_memory_saver._cli.child_python import program_options
+from torch_memory_saver._engine.variables import driver_library
+from torch_memory_saver.errors import DriverUnavailableError
+
 __all__ = [
     "Check",
     "Device",
@@ -25,7 +29,6 @@ __all__ = [
     "Status",
     "TorchFacts",
     "driver_facts",
-    "driver_library",
     "fail",
     "ok",
     "run_child",
@@ -225,15 +228,13 @@ def _answer(*arguments: str) -> dict[str, Any]:
     return {"problem": "the answer cannot be read"}
 
 
-def driver_library() -> str:
-    """The library that the core loads."""
-    return os.environ.get("TMS_CUDA_DRIVER") or "libcuda.so.1"
-
-
 @functools.cache
 def driver_facts() -> DriverFacts:
     """Asks the driver. Makes a context on each device in another process."""
-    answer = _answer("-I", "-S", str(_DRIVER_PROBE), driver_library())
+    try:
+        answer = _answer("-I", "-S", str(_DRIVER_PROBE), driver_library())
+    except DriverUnavailableError as error:
+        return DriverFacts(problem=str(error))
     devices = [Device(**row) for row in answer.pop("devices", [])]
     return DriverFacts(**answer, devices=devices)
 
@@ -241,7 +242,7 @@ def driver_facts() -> DriverFacts:
 @functools.cache
 def torch_facts() -> TorchFacts:
     """Imports PyTorch in another process."""
-    answer = _answer("-c", _TORCH_PROBE)
+    answer = _answer(*program_options(_TORCH_PROBE))
     if answer.get("problem"):
         answer["problem"] = " ".join(str(answer["problem"]).split())
     return TorchFacts(**answer)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch_memory_saver._cli.host_checks import why_not_writable
 from torch_memory_saver._engine import background, preload
+from torch_memory_saver._engine.variables import path_at_import
 from torch_memory_saver._replace import replace_process
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
@@ -34,6 +35,8 @@ def _prefix(variables: Mapping[str, str]) -> str:
 
 _FORMATS: Mapping[str, Callable[[Mapping[str, str]], str]] = {"shell": _shell, "json": _ray, "torchrun": _prefix}
 #: The folder of the sitecustomize.py that starts the recording in Python programs.
+#: Variables with a path that Python reads.
+_PATHS = ("TMS_DEBUG_DIR", "TMS_METRICS_FILE")
 _STARTUP = Path(os.path.abspath(__file__)).parent / "startup"
 
 
@@ -86,6 +89,10 @@ def variables_for(options: ChildOptions, base: Mapping[str, str], operation: str
         result["TMS_DEBUG_DIR"] = options.directory
     if background.is_requested(dict(base) | result):
         result["PYTHONPATH"] = _with_startup(base.get("PYTHONPATH", ""), operation)
+        # The child reads these when it uses CUDA, and may have changed its own folder by then.
+        for name in _PATHS:
+            if base.get(name, "").strip():
+                result.setdefault(name, path_at_import(base[name].strip()))
     return result
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 from torch_memory_saver import simulate, torch_memory_saver
+from torch_memory_saver._cli.child_python import command_options
 from torch_memory_saver._cli.machines import Buffer, GpuMachine, Machine, SimulatedMachine
 from torch_memory_saver._cli.output import can_draw_blocks, draw, progress_bar
 from torch_memory_saver._text import binary_size
@@ -151,7 +152,7 @@ def run_demo(device: str, ascii_only: bool = False) -> int:
 
 def _run_in_child(ascii_only: bool) -> int:
     environment = simulate.environment_without_torch(memory=_SIMULATED_MEMORY) | {_CHILD: "1"}
-    command = [sys.executable, "-m", "torch_memory_saver", "demo", *(["--ascii"] if ascii_only else [])]
+    command = [sys.executable, *command_options("demo", *(["--ascii"] if ascii_only else []))]
     sys.stdout.flush()
     # Ctrl-C reaches both processes. The child ignores it, and this process kills the child, because the child may be inside
     # a call that Ctrl-C does not interrupt.

@@ -12,13 +12,13 @@ from torch_memory_saver._cli.check import (
     Device,
     Finding,
     driver_facts,
-    driver_library,
     fail,
     ok,
     skip,
     torch_facts,
     warn,
 )
+from torch_memory_saver._engine.variables import driver_library
 from torch_memory_saver._text import binary_size
 
 __all__ = ["CHECKS", "network_cards"]
@@ -59,12 +59,13 @@ def _kernel_module() -> str:
 
 
 def driver() -> Finding:
-    facts, library = driver_facts(), driver_library()
+    facts = driver_facts()
     if not facts.loaded:
         return fail(
             str(facts.problem),
             "install NVIDIA's driver; start containers with --gpus all; on machines without a GPU use simulate",
         )
+    library = driver_library()
     if facts.problem is not None:
         return fail(f"{library}: {facts.problem}", _remedy(facts.problem))
     if facts.cuda_version is None:

@@ -207,6 +207,9 @@ def why_not_writable(folder: Path) -> str | None:
 
 def disk_directory() -> Finding:
     variable = next((name for name in ("TMS_DISK_BACKUP_DIR", "TMPDIR") if os.environ.get(name)), None)
+    # The core ignores a relative path, and logs about it.
+    if variable is not None and not os.path.isabs(os.environ[variable]):
+        variable = None
     path = Path(os.environ[variable] if variable else _DEFAULT_DIRECTORY)
     origin = f" ({variable})" if variable else ""
     choose = "set TMS_DISK_BACKUP_DIR to a folder on a disk that can be written to"

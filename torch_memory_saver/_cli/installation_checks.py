@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch_memory_saver import __version__, _core, simulate
 from torch_memory_saver._cli.check import Check, Finding, fail, ok, run_child, skip, torch_facts, warn
+from torch_memory_saver._cli.child_python import command_options, program_options
 from torch_memory_saver._cli.host_checks import why_not_writable
 from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.background import debug_folder, requested_recordings
@@ -130,7 +131,7 @@ def simulated_gpu() -> Finding:
     facts = torch_facts()
     with_torch = bool(facts.cuda) or (facts.problem is not None and not facts.missing)
     text = _ASK_TORCH if with_torch else _ASK_DRIVER
-    output, _, problem = run_child("-m", "torch_memory_saver", "simulate", "--", "python", "-c", text)
+    output, _, problem = run_child(*command_options("simulate", "--", "python", *program_options(text)))
     if problem is not None:
         return fail(f"a program does not run on it: {problem}", "report this as a bug, with the output of doctor")
     if with_torch:
@@ -261,11 +262,9 @@ def _given() -> dict[str, str]:
 
 def _complaints_of_core() -> list[str]:
     """Return the core's messages about the values that it reads."""
-    folder = str(Path(os.path.abspath(__file__)).parents[2])
     quiet = os.environ.get(_LEVEL, "").lower() in ("silent", "error")
     variables = {_LEVEL: "warning"} if quiet else {}
-    path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-    _, errors, problem = run_child("-c", _READ_SETTINGS, PYTHONPATH=path, **variables)
+    _, errors, problem = run_child(*program_options(_READ_SETTINGS), **variables)
     return [*_COMPLAINT.findall(errors), *([f"the core could not be asked: {problem}"] if problem else [])]
 
 

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine.variables import path_at_import, setting
 from torch_memory_saver.errors import OutOfMemoryError
 
 __all__ = [
@@ -166,11 +167,11 @@ def is_requested(environment: Mapping[str, str]) -> bool:
 
 def debug_folder() -> str:
     """Return the absolute path of the folder for what TMS_DEBUG records."""
-    return os.path.abspath(os.environ.get(_DEBUG_FOLDER, "").strip() or _DEFAULT_FOLDER)
+    return path_at_import(setting(_DEBUG_FOLDER) or _DEFAULT_FOLDER)
 
 
 def _start_recordings() -> None:
-    known, unknown = requested_recordings(os.environ.get(_DEBUG, ""))
+    known, unknown = requested_recordings(setting(_DEBUG))
     for word in unknown:
         logger.warning("%s: '%s' is ignored (allowed: %s)", _DEBUG, word, ", ".join(recordings))
     for word in known:
@@ -185,7 +186,7 @@ def start_from_environment() -> None:
         return
     _start_recordings()
     for variable, start in starters.items():
-        value = os.environ.get(variable, "").strip()
+        value = setting(variable)
         if value:
             start(value)
     for start_always in always:

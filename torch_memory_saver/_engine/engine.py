@@ -36,7 +36,7 @@ from torch_memory_saver._engine.process import (
 from torch_memory_saver._engine.region import Region, bind_region
 from torch_memory_saver._engine.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
 from torch_memory_saver._engine.tensors import get_cpu_backup
-from torch_memory_saver._engine.variables import warn_of_unknown_variables
+from torch_memory_saver._engine.variables import setting, warn_of_unknown_variables
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.default_pool import DefaultPool
 from torch_memory_saver._torch.graphs import GraphCapture, check_token
@@ -99,7 +99,7 @@ def _close_at_exit() -> None:
 
 def _init_enabled() -> bool:
     """Whether TMS_INIT_ENABLE requests that everything is managed."""
-    return os.environ.get("TMS_INIT_ENABLE", "").strip().lower() in _TRUE
+    return setting("TMS_INIT_ENABLE").lower() in _TRUE
 
 
 #: Find private attributes of an engine, by its name, or raise AttributeError. A higher layer adds its own.

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import preload
+from torch_memory_saver._engine.variables import driver_library
 from torch_memory_saver._nvml import DeviceProcess, Nvml, NvmlHiddenError, share_of_this_process
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.layer import devices_in_use
@@ -69,7 +70,6 @@ sys.stdin.read()
 """
 #: Options of Python: no sitecustomize, which may import this package and write files.
 _NOTHING_ELSE = ("-I", "-S")
-_DRIVER = "libcuda.so.1"
 
 
 def measure_context_bytes(device: int, uuid: str) -> int:
@@ -85,7 +85,7 @@ def measure_context_bytes(device: int, uuid: str) -> int:
     environment, ordinal = dict(os.environ), device
     if uuid:  # the program may have changed the variable since it began to use CUDA
         environment["CUDA_VISIBLE_DEVICES"], ordinal = uuid, 0
-    library = os.environ.get("TMS_CUDA_DRIVER") or _DRIVER
+    library = driver_library()
     before = _core.device_memory(device).free
     with subprocess.Popen(
         [sys.executable, *_NOTHING_ELSE, "-c", _CHILD, library, str(ordinal)],

@@ -3,30 +3,42 @@
 
 The process may be a worker that inherits the environment and never imports this package. PyTorch cannot send managed tensors
 to other processes then, so this installs what sending needs (``_torch/sharing.py``). The program runs on the main thread
-between two lines of the user's program, and on a thread of the native core. A process without PyTorch is left alone.
+between two lines of the user's program, and on a thread of the native core. A process without PyTorch is left alone, and not
+even a module is imported there, because the working directory may be on the path of the process.
 
 A failure must not disturb a program that does not know of this package. The library explains the send that fails later.
 """
 
-import importlib.util
-import logging
-import os
-import pathlib
 import sys
 
 
-def _install_sharing() -> None:
+def _install_sharing(torch: object) -> None:
+    # PyTorch has imported these modules.
+    import importlib.util
+    import os
+
+    package = os.path.dirname(os.path.dirname(os.fsdecode(__file__)))
+    path = os.path.join(package, "_startup.py")
+    specification = importlib.util.spec_from_file_location("_torch_memory_saver_startup", path)
+    assert specification is not None and specification.loader is not None
+    startup = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(startup)
+    with startup.OwnImports():
+        from torch_memory_saver._engine.process import install_sharing
+
+        install_sharing(torch)
+
+
+def _run() -> None:
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    if importlib.util.find_spec("torch_memory_saver") is None:
-        sys.path.append(str(pathlib.Path(os.fsdecode(__file__)).parents[2]))
-    from torch_memory_saver._engine.process import install_sharing
+    try:
+        _install_sharing(torch)
+    except Exception:
+        import logging
 
-    install_sharing(torch)
+        logging.getLogger("torch_memory_saver").debug("this process cannot send managed tensors", exc_info=True)
 
 
-try:
-    _install_sharing()
-except Exception:
-    logging.getLogger("torch_memory_saver").debug("this process cannot send managed tensors", exc_info=True)
+_run()

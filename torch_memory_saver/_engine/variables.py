@@ -1,4 +1,8 @@
-"""The environment variables that the Python code reads, and misspelled settings: unknown variables and attributes."""
+"""The environment variables that the Python code reads, and misspelled settings: unknown variables and attributes.
+
+In secure-execution mode (csrc/base/config.h) every variable counts as unset. Python itself still follows PYTHONPATH there,
+so a program with raised privileges must be started with ``python -I``.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,16 @@ from typing import NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._text import suggestion
+from torch_memory_saver.errors import DriverUnavailableError
 
 __all__ = [
     "BUILD_VARIABLES",
     "PYTHON_VARIABLES",
     "Variable",
+    "driver_library",
     "known_variables",
+    "path_at_import",
+    "setting",
     "unknown_variables",
     "warn_of_unknown_variables",
 ]
@@ -50,14 +58,14 @@ PYTHON_VARIABLES = (
         "TMS_DEBUG_DIR",
         "the folder for what `TMS_DEBUG` records. It has a folder for each of `events`, `snapshots` and `oom`, and is made "
         "where it is missing. Use a new one for each run",
-        "any path",
-        "`torch_memory_saver_debug` in the working directory",
+        "any path; a relative one starts in the directory where the package is imported",
+        "`torch_memory_saver_debug`",
     ),
     Variable(
         "TMS_METRICS_FILE",
         "a file for metrics in the OpenMetrics text format, replaced at each pause and resume. `{pid}` and `{rank}` in it "
         "are replaced; processes that share one file overwrite each other's",
-        "any path",
+        "any path; a relative one starts in the directory where the package is imported",
         "none",
     ),
     Variable(
@@ -70,10 +78,46 @@ PYTHON_VARIABLES = (
 )
 
 _PREFIX = "TMS_"
+_DRIVER = "TMS_CUDA_DRIVER"
 #: Variables that setup.py reads.
 BUILD_VARIABLES = ("TMS_WERROR", "TMS_PINNED_VERSION", "TMS_SYMBOLS")
 #: Prefixes of the other variables that the core does not read: those of the simulated GPU, the tests and the demo.
 _OTHER_PREFIXES = ("TMS_SIMULATED_", "TMS_GPU_", "TMS_DEMO_")
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed, so no file can be made there
+        return "/"
+
+
+#: The working directory of the import. The program may change its own later, even to a folder of another user.
+_DIRECTORY = _working_directory()
+
+
+def setting(name: str) -> str:
+    """Return the value of an environment variable, without spaces around it. It is "" if the variable has no effect."""
+    return "" if _core.secure_execution else os.environ.get(name, "").strip()
+
+
+def path_at_import(path: str) -> str:
+    """Return the absolute path that `path` meant when the package was imported."""
+    return os.path.normpath(os.path.join(_DIRECTORY, path))
+
+
+def driver_library() -> str:
+    """Return the name or the absolute path of the library that the core loads as the CUDA driver.
+
+    Raises:
+        DriverUnavailableError: TMS_CUDA_DRIVER is a relative path, which the core refuses.
+    """
+    library = setting(_DRIVER) or "libcuda.so.1"
+    if "/" in library and not os.path.isabs(library):
+        raise DriverUnavailableError(
+            f"the CUDA driver could not be loaded: '{library}' is not an absolute path. Set {_DRIVER} to an absolute path."
+        )
+    return library
 
 
 def known_variables() -> set[str]:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -90,7 +91,8 @@ def cache_root() -> Path:
     if os.path.isabs(configured):
         return Path(configured) / "torch_memory_saver"
     try:
-        return Path.home() / ".cache" / "torch_memory_saver"
+        # HOME may be relative, and the loader would look for the stubs in the directory of each process.
+        return Path.home().absolute() / ".cache" / "torch_memory_saver"
     except RuntimeError as error:
         raise InvalidStateError(
             f"there is no folder for the stub libraries: set XDG_CACHE_HOME ({error})", operation="simulate"
@@ -170,13 +172,15 @@ def make_folder(folder: Path, find_wanted: Callable[[], Sequence[Wanted]], simul
     harm.
 
     Raises:
-        InvalidStateError: There is no compiler, or it failed. Nothing is left behind.
+        InvalidStateError: There is no compiler, or it failed, or another user can change the folder. Nothing is left behind.
         OSError: The cache cannot be written.
     """
     if folder.is_dir():
+        _check_owner(folder)
         return
     wanted = find_wanted()
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _check_owner(folder.parent)
     names = frozenset(provided)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         made = Path(scratch, "made")
@@ -196,6 +200,23 @@ def make_folder(folder: Path, find_wanted: Callable[[], Sequence[Wanted]], simul
             # Another process was faster. Its folder has the same contents and stays.
             if not folder.is_dir():
                 raise
+
+
+def _check_owner(folder: Path) -> None:
+    """Check that only this user and root can put libraries into `folder`, because programs load them from there.
+
+    Raises:
+        InvalidStateError: Another user can.
+    """
+    for place in (folder, *folder.parents[:2]):
+        found = place.stat()
+        in_sticky = found.st_uid == 0 and found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (0, os.geteuid()) or (found.st_mode & stat.S_IWOTH and not in_sticky):
+            raise InvalidStateError(
+                f"the stub libraries cannot be in {folder}, because another user can change {place} (owner: uid "
+                f"{found.st_uid}): set XDG_CACHE_HOME to a folder of your own",
+                operation="simulate",
+            )
 
 
 def _compile(compiler: list[str], wanted: Wanted, provided: frozenset[str], scratch: Path, made: Path) -> None:

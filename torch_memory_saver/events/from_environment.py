@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch_memory_saver._files import own_rank
-from torch_memory_saver._services import Periodic, after_call
+from torch_memory_saver._services import Periodic, after_call, path_at_import
 from torch_memory_saver.events.event_file import write_events
 from torch_memory_saver.events.log import events, sample_free_memory
 from torch_memory_saver.events.metrics import write_metrics
@@ -137,6 +137,6 @@ class MetricsFile(_Written):
 
 def start_metrics(name: str) -> None:
     """Write the metrics to a file now, and after each pause and resume."""
-    file = MetricsFile(name)
+    file = MetricsFile(path_at_import(name))
     file.write()
     after_call.add(_METRICS, file.write)

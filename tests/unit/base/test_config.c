@@ -6,11 +6,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/config.h"
 #include "captured_stderr.h"
+#include "temporary.h"
 
 static const char *const all_variables[] = {
     "TMS_INIT_ENABLE",
@@ -328,6 +334,87 @@ static void test_the_shared_page_is_a_boolean_or_a_directory(void **state) {
     assert_string_equal(config.shared_page_directory, "");
 }
 
+static void test_a_relative_directory_is_ignored(void **state) {
+    (void)state;
+    static const char *const relative[] = {"backups", "./backups", "../backups", "."};
+    for (size_t i = 0; i < sizeof(relative) / sizeof(relative[0]); i++) {
+        setenv("TMS_DISK_BACKUP_DIR", relative[i], 1);
+        assert_int_equal(read_config(), 1);
+        assert_warned("TMS_DISK_BACKUP_DIR", relative[i], "an absolute path");
+        assert_string_equal(config.disk_backup_directory, "/tmp");
+        unsetenv("TMS_DISK_BACKUP_DIR");
+        setenv("TMPDIR", relative[i], 1);
+        assert_int_equal(read_config(), 1);
+        assert_warned("TMPDIR", relative[i], "an absolute path");
+        assert_string_equal(config.disk_backup_directory, "/tmp");
+        unsetenv("TMPDIR");
+    }
+}
+
+/* ---- secure-execution mode ---- */
+
+/* Users that no system has. */
+enum { OWNER = 54321, CALLER = 54322 };
+enum { NOT_SECURE = 10, NOT_EXECUTED = 11, HAS_EFFECT = 20 };
+
+/* What the set-user-ID copy of this program does: returns which variable of its caller has an effect. */
+static int read_as_owner(void) {
+    if (geteuid() != OWNER || getuid() != CALLER || !tms_config_in_secure_execution()) return NOT_SECURE;
+    tms_log_init(&log_under_test, TMS_LOG_WARNING);
+    if (tms_config_read(&config, &log_under_test, NULL) != TMS_OK) return HAS_EFFECT;
+    if (strcmp(config.driver_path, "libcuda.so.1") != 0) return HAS_EFFECT + 1;
+    if (strcmp(config.disk_backup_directory, "/tmp") != 0) return HAS_EFFECT + 2;
+    if (strcmp(config.lock_directory, "") != 0) return HAS_EFFECT + 3;
+    if (strcmp(config.shared_page_directory, "") != 0) return HAS_EFFECT + 4;
+    if (config.init_enable || config.log_level != TMS_LOG_WARNING) return HAS_EFFECT + 5;
+    return 0;
+}
+
+/* Makes a copy of this program that belongs to OWNER and is executed with the owner's rights. */
+static void copy_program(const char *folder, char *copy, size_t bytes) {
+    char command[2 * TEMPORARY_BYTES];
+    snprintf(copy, bytes, "%s/program", folder);
+    snprintf(command, sizeof(command), "cp /proc/%d/exe '%s'", (int)getpid(), copy);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(chown(copy, OWNER, (gid_t)-1), 0);
+    assert_int_equal(chmod(copy, S_ISUID | 0755), 0);
+    assert_int_equal(chmod(folder, 0755), 0);
+}
+
+static void test_variables_of_a_caller_without_the_rights_are_ignored(void **state) {
+    (void)state;
+    char folder[TEMPORARY_BYTES], copy[TEMPORARY_BYTES + 16];
+    struct statvfs system_of_files;
+    int status = 0;
+    assert_false(tms_config_in_secure_execution());
+    assert_non_null(make_temporary_directory(folder, "secure"));
+    assert_int_equal(statvfs(folder, &system_of_files), 0);
+    if (geteuid() != 0 || getenv("EMULATOR") || (system_of_files.f_flag & ST_NOSUID) ||
+        prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 0) {
+        remove_temporary_directory(folder);
+        print_message(
+            "skipped: only root can make a set-user-ID program of another user, on a file system that allows it\n");
+        skip();
+    }
+    copy_program(folder, copy, sizeof(copy));
+    setenv("TMS_CUDA_DRIVER", "/foreign/driver.so", 1);
+    setenv("TMS_DISK_BACKUP_DIR", "/foreign/backups", 1);
+    setenv("TMPDIR", "/foreign/temporary", 1);
+    setenv("TMS_LOCK_DIR", "/foreign/locks", 1);
+    setenv("TMS_SHARED_PAGE", "/foreign/pages", 1);
+    setenv("TMS_INIT_ENABLE", "1", 1);
+    setenv("TMS_LOG_LEVEL", "debug", 1);
+    pid_t child = fork();
+    if (child == 0) {
+        if (setgid(CALLER) == 0 && setuid(CALLER) == 0) execl(copy, copy, "read_as_owner", NULL);
+        _exit(NOT_EXECUTED);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    remove_temporary_directory(folder);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 static void test_parsers_leave_the_result_alone_on_failure(void **state) {
     (void)state;
     bool flag = true;
@@ -346,7 +433,8 @@ static void test_parsers_leave_the_result_alone_on_failure(void **state) {
     assert_int_equal(bytes, 77);
 }
 
-int main(void) {
+int main(int count, char **arguments) {
+    if (count == 2 && strcmp(arguments[1], "read_as_owner") == 0) _exit(read_as_owner());
 #define CONFIG_TEST(test) cmocka_unit_test_setup_teardown(test, clear_environment, release_config)
     const struct CMUnitTest tests[] = {
         CONFIG_TEST(test_defaults),
@@ -362,6 +450,8 @@ int main(void) {
         CONFIG_TEST(test_a_huge_value_is_cut_in_the_warning),
         CONFIG_TEST(test_initial_backup),
         CONFIG_TEST(test_the_shared_page_is_a_boolean_or_a_directory),
+        CONFIG_TEST(test_a_relative_directory_is_ignored),
+        CONFIG_TEST(test_variables_of_a_caller_without_the_rights_are_ignored),
         CONFIG_TEST(test_parsers_leave_the_result_alone_on_failure),
     };
     memset(&config, 0, sizeof(config));

@@ -147,6 +147,19 @@ static void test_not_a_library(void **state) {
     tms_driver_release(&driver);
 }
 
+/* The library exists, but after a change of the working directory the path could lead to another one. */
+static void test_a_relative_path_is_refused(void **state) {
+    (void)state;
+    char path[PATH_BYTES], former[4096];
+    compile_driver("relative", "", path);
+    assert_non_null(getcwd(former, sizeof(former)));
+    assert_int_equal(chdir(directory), 0);
+    assert_unavailable("./relative.so", "'./relative.so'", "is not an absolute path");
+    assert_unavailable("../nonexistent/relative.so", "'../nonexistent/relative.so'", "is not an absolute path");
+    assert_int_equal(chdir(former), 0);
+    assert_false(is_loaded(path));
+}
+
 static void test_too_old(void **state) {
     (void)state;
     char path[PATH_BYTES];
@@ -262,13 +275,10 @@ static void test_calls(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_library),
-        cmocka_unit_test(test_not_a_driver),
-        cmocka_unit_test(test_not_a_library),
-        cmocka_unit_test(test_too_old),
-        cmocka_unit_test(test_init_fails),
-        cmocka_unit_test(test_load),
-        cmocka_unit_test(test_threads_agree_on_one_table),
+        cmocka_unit_test(test_no_library),    cmocka_unit_test(test_not_a_driver),
+        cmocka_unit_test(test_not_a_library), cmocka_unit_test(test_a_relative_path_is_refused),
+        cmocka_unit_test(test_too_old),       cmocka_unit_test(test_init_fails),
+        cmocka_unit_test(test_load),          cmocka_unit_test(test_threads_agree_on_one_table),
         cmocka_unit_test(test_calls),
     };
     return cmocka_run_group_tests(tests, make_directory, remove_directory);

@@ -65,3 +65,40 @@ def test_a_package_that_cannot_be_imported_disturbs_nothing(run: Run, libraries:
         env=ENABLED,
     )
     assert outcome(done) == (0, "done\n", "")
+
+
+def plant_modules(folder: Path, marker: Path) -> Path:
+    """Make a folder as another user could: with each module of the standard library, and with this package."""
+    planted = f"with open({str(marker)!r}, 'a') as file: print(__name__, file=file)\n"
+    package = folder / "torch_memory_saver"
+    (package / "_engine").mkdir(parents=True)
+    files = [
+        package / "__init__.py",
+        package / "_startup.py",
+        package / "_engine" / "preloaded.py",
+        folder / "only_there.py",
+    ]
+    for path in [*files, *(folder / f"{name}.py" for name in sys.stdlib_module_names)]:
+        path.write_text(planted)
+    return folder
+
+
+@pytest.mark.parametrize("scenario", ["after_a_change_of_folder", "change_of_folder_without_torch"])
+@pytest.mark.parametrize("by_name", [False, True], ids=["absolute", "relative"])
+@pytest.mark.parametrize("as_text", [False, True], ids=["script", "-c"])
+def test_no_code_of_another_folder_runs(
+    run: Run, libraries: Any, scenario: str, by_name: bool, as_text: bool, tmp_path: Path
+) -> None:
+    """LD_PRELOAD may name the library by a relative path, and `python -c` has the working directory on its path."""
+    marker = tmp_path / "marker"
+    env = {**ENABLED, "FOREIGN": str(plant_modules(tmp_path / "foreign", marker))}
+    arguments = [scenario, str(libraries.simulator)]
+    text = f"import sys; sys.argv = ['x', *{arguments!r}]; exec(open({str(PROGRAM)!r}).read())"
+    done = run(
+        [sys.executable, "-S", *(["-c", text] if as_text else [PROGRAM, *arguments])],
+        preload=[f"./{libraries.preload.name}" if by_name else libraries.preload],
+        env=env,
+        cwd=libraries.preload.parent,
+    )
+    assert outcome(done) == (0, "done\n", "")
+    assert not marker.exists(), marker.read_text()

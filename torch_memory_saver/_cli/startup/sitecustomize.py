@@ -52,10 +52,10 @@ def _start_with_cuda() -> None:
 def _start() -> None:
     """A failure must not disturb a program that does not know of this package."""
     try:
-        _startup.make_importable()
-        from torch_memory_saver._engine.background import start_from_environment
+        with _startup.OwnImports():
+            from torch_memory_saver._engine.background import start_from_environment
 
-        start_from_environment()
+            start_from_environment()
     except Exception:
         _warn("they could not be started", exc_info=True)
 

@@ -26,10 +26,10 @@ _startup = _load_shared()
 
 
 def _install_operators() -> None:
-    _startup.make_importable()
-    from torch_memory_saver._simulate.operators.install import install
+    with _startup.OwnImports():
+        from torch_memory_saver._simulate.operators.install import install
 
-    install()
+        install()
 
 
 _startup.after_import_of_torch(_install_operators)

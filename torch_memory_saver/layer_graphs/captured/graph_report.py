@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import os
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_memory_saver import _core
-from torch_memory_saver._services import layer
+from torch_memory_saver._services import driver_library, layer
 from torch_memory_saver._text import table
 from torch_memory_saver.errors import CaptureInProgressError, DriverError, InvalidArgumentError, InvalidStateError
 
@@ -318,4 +317,4 @@ def _check(call: str, result: int) -> None:
 
 @functools.cache
 def _driver() -> Any:
-    return ctypes.CDLL(os.environ.get("TMS_CUDA_DRIVER") or "libcuda.so.1")
+    return ctypes.CDLL(driver_library())

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
+import importlib.util  # torch has imported it as well
+import os
 import sys
 import threading
 import types
@@ -61,6 +63,13 @@ def on_main_thread() -> None:
     assert UntypedStorage._share_cuda_._torch_memory_saver.__name__ == "_share_cuda_"  # type: ignore[attr-defined]
 
 
+def after_a_change_of_folder() -> None:
+    """The new working directory is another user's, who has put modules there."""
+    os.chdir(os.environ["FOREIGN"])
+    on_main_thread()
+    assert "" not in sys.path or importlib.util.find_spec("only_there") is not None
+
+
 def while_the_main_thread_waits() -> None:
     """It waits in C code, so that it makes no pending call."""
     lock = threading.Lock()
@@ -103,6 +112,12 @@ if scenario not in ("without_torch", "with_ctypes_only"):
     sys.modules["torch"] = make_torch()
 if scenario == "on_main_thread":
     on_main_thread()
+elif scenario == "after_a_change_of_folder":
+    after_a_change_of_folder()
+elif scenario == "change_of_folder_without_torch":
+    del sys.modules["torch"]
+    os.chdir(os.environ["FOREIGN"])
+    allocate()
 elif scenario == "with_ctypes_only":
     with_ctypes_only()
 elif scenario == "while_the_main_thread_waits":

@@ -157,6 +157,8 @@ def test_a_folder_on_a_disk(folder: Path) -> None:
 
 
 def test_which_folder_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMS_DISK_BACKUP_DIR", "relative")  # the core ignores it
+    assert host_checks.disk_directory().found.startswith("/tmp on ")
     monkeypatch.delenv("TMS_DISK_BACKUP_DIR")
     monkeypatch.setenv("TMPDIR", str(folder))
     assert host_checks.disk_directory().found.startswith(f"{folder} (TMPDIR) on ")

@@ -67,6 +67,21 @@ def test_a_folder_is_relative_to_where_run_is_called(tmp_path: Path) -> None:
     assert f"TMS_DEBUG_DIR={tmp_path}/here\n" in done.stdout
 
 
+def test_a_relative_path_in_a_variable_is_too(tmp_path: Path) -> None:
+    """The program reads the variables when it uses CUDA, and may have changed its working directory by then."""
+    variables = {"TMS_DEBUG": "oom", "TMS_DEBUG_DIR": "here", "TMS_METRICS_FILE": "./metrics-{pid}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_memory_saver", "run", "--", "env"],
+        env=environment(False, **variables),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"TMS_DEBUG_DIR={tmp_path}/here\n" in done.stdout
+    assert f"TMS_METRICS_FILE={tmp_path}/metrics-{{pid}}\n" in done.stdout
+
+
 def test_variables_that_are_set_already_are_started_too(command: Program) -> None:
     assert given(command, "--preload", TMS_METRICS_FILE="/x")["PYTHONPATH"].startswith(f"{STARTUP}:")
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import PRELUDE, TIMEOUT_S, environment
 
-from torch_memory_saver._engine import background
+from torch_memory_saver import _core
+from torch_memory_saver._engine import background, engine, variables
+from torch_memory_saver.errors import DriverUnavailableError
 
 
 @pytest.fixture
@@ -44,11 +50,69 @@ def test_an_unknown_word_is_reported_with_the_known_ones_and_ignored(
     ]
 
 
-def test_the_folder_is_in_the_working_directory_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_relative_folder_is_where_the_package_was_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    imported = os.getcwd()
+    monkeypatch.setattr(variables, "_DIRECTORY", imported)
     monkeypatch.chdir(tmp_path)
-    for value, folder in (("", "torch_memory_saver_debug"), (" ", "torch_memory_saver_debug"), ("here", "here")):
+    for value, folder in (("", "torch_memory_saver_debug"), (" ", "torch_memory_saver_debug"), ("./here", "here")):
         monkeypatch.setenv("TMS_DEBUG_DIR", value)
-        assert background.debug_folder() == str(tmp_path / folder)
+        assert background.debug_folder() == os.path.join(imported, folder)
+
+
+def run_in(folder: Path, text: str, **settings: str) -> None:
+    """Run a program in a working directory."""
+    command = [sys.executable, "-c", text]
+    subprocess.run(command, env=environment(True, **settings), cwd=folder, timeout=TIMEOUT_S, check=True)
+
+
+def test_nothing_is_recorded_in_another_working_directory(tmp_path: Path) -> None:
+    imported, later = tmp_path / "imported", tmp_path / "later"
+    imported.mkdir()
+    later.mkdir()
+    text = f"""
+os.chdir({str(later)!r})
+with module.region(tag="kept"):
+    cuda_malloc(2 * MIB)
+module.pause()
+"""
+    run_in(imported, PRELUDE + text, TMS_DEBUG="events", TMS_METRICS_FILE="metrics.prom")
+    assert sorted(path.name for path in imported.iterdir()) == ["metrics.prom", "torch_memory_saver_debug"]
+    assert list(later.iterdir()) == []
+
+
+def test_an_import_in_a_removed_working_directory_works(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    run_in(gone, f"import os; os.rmdir({str(gone)!r})\n{PRELUDE}module.stats()")
+
+
+def test_variables_have_no_effect_in_secure_execution_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native core finds out whether the process is in that mode (tests/unit/base/test_config.c)."""
+    started: list[str] = []
+    monkeypatch.setenv("TMS_DEBUG", "oom")
+    monkeypatch.setenv("TMS_DEBUG_DIR", "/foreign")
+    monkeypatch.setenv("TMS_METRICS_FILE", "/foreign/metrics")
+    monkeypatch.setenv("TMS_INIT_ENABLE", "1")
+    monkeypatch.setenv("TMS_CUDA_DRIVER", "/foreign/driver.so")
+    monkeypatch.setattr(background, "recordings", {"oom": started.append})
+    monkeypatch.setattr(background, "starters", {"TMS_METRICS_FILE": started.append})
+    monkeypatch.setattr(background, "always", [])
+    for secure, expected in ((True, []), (False, ["/foreign/oom", "/foreign/metrics"])):
+        monkeypatch.setattr(_core, "secure_execution", secure)
+        background.start_from_environment.__wrapped__()
+        assert started == expected
+        assert engine._init_enabled() is not secure
+        assert variables.driver_library() == ("libcuda.so.1" if secure else "/foreign/driver.so")
+    assert background.debug_folder() == "/foreign"
+
+
+@pytest.mark.parametrize("path", ["./driver.so", "folder/driver.so", "../driver.so"])
+def test_a_relative_driver_is_refused(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv("TMS_CUDA_DRIVER", path)
+    with pytest.raises(DriverUnavailableError, match=f"'{path}' is not an absolute path"):
+        variables.driver_library()
+    monkeypatch.setenv("TMS_CUDA_DRIVER", "libdriver.so")  # the loader does not look for names in the working directory
+    assert variables.driver_library() == "libdriver.so"
 
 
 def test_a_wrong_word_is_reported_once_in_a_process(program: Any, tmp_path: Path) -> None:

@@ -229,10 +229,12 @@ def test_preload_library_has_the_bytes_that_launchers_look_for() -> None:
 IMPORT = "from torch_memory_saver import _core; print(_core.preloaded, _core.library_path)"
 
 
-def import_with_preload(library: Path | str, directory: Path | None = None) -> subprocess.CompletedProcess[str]:
+def import_with_preload(
+    library: Path | str, directory: Path | None = None, text: str = IMPORT
+) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"LD_PRELOAD": str(library)}
     environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), *filter(None, [environment.get("PYTHONPATH")])])
-    command = [sys.executable, "-c", IMPORT]
+    command = [sys.executable, "-c", text]
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, timeout=120)
 
 
@@ -246,6 +248,25 @@ def test_path_is_absolute_if_the_loader_got_a_relative_one() -> None:
     library = LIBRARIES["preload"]
     done = import_with_preload(f"./{library.name}", directory=library.parent)
     assert (done.returncode, done.stdout) == (0, f"True {library.resolve()}\n"), done.stderr
+
+
+def test_a_relative_path_stays_that_of_the_loaded_library(tmp_path: Path) -> None:
+    """PyTorch loads its allocator from the path, so a file of that name in the new working directory must not be found."""
+    library = LIBRARIES["preload"]
+    foreign = tmp_path / library.name
+    foreign.write_bytes(library.read_bytes())
+    done = import_with_preload(f"./{library.name}", library.parent, f"import os; os.chdir({str(tmp_path)!r}); {IMPORT}")
+    assert (done.returncode, done.stdout) == (0, f"True {library.resolve()}\n"), done.stderr
+
+
+def test_a_relative_path_of_a_removed_library_is_an_error(tmp_path: Path) -> None:
+    library = tmp_path / LIBRARIES["preload"].name
+    library.write_bytes(LIBRARIES["preload"].read_bytes())
+    done = import_with_preload(f"./{library.name}", tmp_path, f"import os; os.remove({str(library)!r}); {IMPORT}")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: the file of the loaded library ./{library.name} is not found: it was removed")
+    assert last.endswith("Set LD_PRELOAD to the absolute path of the library.")
 
 
 @needs_compiler

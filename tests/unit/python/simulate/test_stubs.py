@@ -38,6 +38,9 @@ for name in sys.argv[2:]:
     print(name, function())
 """
 
+#: A user that no system has.
+ANOTHER_USER = 54321
+
 Simulate = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -398,3 +401,36 @@ def test_the_cache_is_where_the_user_sets_it(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert stubs.cache_root() == tmp_path / ".cache" / "torch_memory_saver"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "home")
+    assert stubs.cache_root() == tmp_path / "home" / ".cache" / "torch_memory_saver"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.parametrize("changed", ["home/cache/stubs", "home/cache", "home"])
+@pytest.mark.parametrize("way", ["owner", "mode"])
+def test_a_cache_that_another_user_can_change_is_refused(tmp_path: Path, changed: str, way: str) -> None:
+    """The programs of `simulate` load the libraries of the cache."""
+    folder = tmp_path / "home" / "cache" / "stubs"
+    folder.mkdir(parents=True)
+    stubs.make_folder(folder, list, tmp_path / "simulator.so", ())
+    if way == "owner":
+        os.chown(tmp_path / changed, ANOTHER_USER, -1)
+    else:
+        (tmp_path / changed).chmod(0o777)
+    with pytest.raises(InvalidStateError, match=f"another user can change {tmp_path / changed} "):
+        stubs.make_folder(folder, list, tmp_path / "simulator.so", ())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_no_cache_is_made_in_a_folder_of_another_user(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "cache" / "stubs"
+    (tmp_path / "home").mkdir()
+    os.chown(tmp_path / "home", ANOTHER_USER, -1)
+    with pytest.raises(InvalidStateError, match="set XDG_CACHE_HOME"):
+        stubs.make_folder(folder, list, tmp_path / "simulator.so", ())
+    assert not folder.exists()
+
+
+def test_a_sticky_folder_of_root_may_have_the_cache(tmp_path: Path) -> None:
+    stubs._check_owner(Path("/tmp"))
