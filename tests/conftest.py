@@ -62,6 +62,16 @@ def simulator_path() -> Path:
     return path
 
 
+def leave_source_tree(root: Path) -> None:
+    """Change the working directory if the package under test is not the one in `root`.
+
+    ``python -c`` and ``python -m`` look in the working directory first, so programs that tests start there would import the
+    package of the source tree, whose libraries need not be built.
+    """
+    if installed_package().parent != root:
+        os.chdir(Path(__file__).parent)
+
+
 def started_by_simulate() -> bool:
     """Whether ``python -m torch_memory_saver simulate`` started this process: then the machine is the requested one."""
     preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
@@ -122,7 +132,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    leave_source_tree(session.config.rootpath)  # the paths of the command line have been read by now
     # The fixture `simulator` collects garbage after each test.
     gc.collect()
     gc.freeze()

@@ -41,6 +41,7 @@ import ledger  # noqa: E402
 import managing  # noqa: E402
 import memory  # noqa: E402
 import native  # noqa: E402
+import other_users  # noqa: E402
 import out_of_memory  # noqa: E402
 import package  # noqa: E402
 import ranks  # noqa: E402
@@ -70,6 +71,7 @@ _TABLES = (
     managing,
     memory,
     native,
+    other_users,
     out_of_memory,
     package,
     ranks,

@@ -113,9 +113,9 @@ _RUN = (
     Mutant(
         "a-finder-of-torch-is-asked-once",
         "torch_memory_saver/_startup.py",
-        "        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:",
+        "        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:\n            specification =",
         "        position = sys.meta_path.index(self)\n        sys.meta_path.remove(self)\n"
-        "        for finder in sys.meta_path[position:]:",
+        "        for finder in sys.meta_path[position:]:\n            specification =",
         (_TESTS + "test_run.py::test_a_program_may_look_for_torch_before_it_imports_it",),
     ),
     Mutant(
