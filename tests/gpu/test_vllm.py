@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -90,7 +91,70 @@ def test_a_level_keeps_what_it_says_and_releases_everything(level: int, kept: li
     assert engine.worker.sleep_mode_backend.state() == "RUNNING"
     assert engine.paused() == [False, False, False]
     engine.check(*kept)
-    assert saver.stats().host_resident_bytes == 0
+
+
+def copied_by(call: Callable[[], object]) -> int:
+    """The bytes that the pauses of a call copy."""
+    before = saver.stats().pauses.copied_bytes
+    call()
+    return saver.stats().pauses.copied_bytes - before
+
+
+def test_a_later_sleep_copies_only_what_has_changed() -> None:
+    engine = Engine()
+    assert copied_by(lambda: engine.worker.sleep(1)) == WEIGHTS + STATE
+    scribble()
+    engine.worker.wake_up()
+    assert copied_by(lambda: engine.worker.sleep(1)) == 0
+    scribble()
+    engine.worker.wake_up()
+    engine.check(True, True, False)
+
+    engine.weights[-1] += 1
+    engine.expected[0][-1] += 1
+    assert 0 < copied_by(lambda: engine.worker.sleep(1)) <= 1 * MIB
+    scribble()
+    engine.worker.wake_up()
+    engine.check(True, True, False)
+
+
+def test_a_sleep_that_drops_the_weights_releases_their_host_copy() -> None:
+    engine = Engine()
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert saver.stats().tags["weights"].backup_bytes == WEIGHTS
+    engine.worker.sleep(2)
+    assert saver.stats().tags["weights"].backup_bytes == 0
+    engine.worker.wake_up()
+
+
+@pytest.mark.parametrize(("value", "released"), [("1", True), ("0", False)])
+def test_vllms_variable_releases_the_host_copy(value: str, released: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_SLEEP_MODE_RELEASE_HOST_MEMORY", value)
+    engine = Engine()
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert saver.stats().total.backup_bytes == (0 if released else WEIGHTS + STATE)
+    engine.check(True, True, False)
+
+
+def test_a_sleep_and_its_end_start_no_collection() -> None:
+    engine = Engine()
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    generations: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        generations.append(info["generation"])
+
+    gc.callbacks.append(note)
+    try:
+        engine.worker.sleep(1)
+        engine.worker.wake_up()
+    finally:
+        gc.callbacks.remove(note)
+    assert max(generations, default=0) < 2, "a collection of all objects"
+    engine.check(True, True, False)
 
 
 def test_the_worker_restores_the_buffers_of_level_two() -> None:
@@ -158,7 +222,7 @@ def test_a_discard_drops_only_its_tags() -> None:
     assert engine.paused() == [False, False, True]
     assert engine.worker.sleep_mode_backend.state() == "SUSPENDED"
     assert free_bytes() - before >= CACHE
-    assert saver.stats().host_resident_bytes == 0
+    assert saver.stats().total.backup_bytes == 0
     scribble()
     engine.worker.wake_up()
     engine.check(True, True, False)
@@ -231,7 +295,7 @@ def test_the_pool_without_a_tag(plugin: Any) -> None:
     plugin.allocator.wake_up()
     assert_same(tensor.cpu(), expected)
     plugin.allocator.sleep(offload_tags="weights")
-    assert saver.stats().host_resident_bytes == 0
+    assert saver.stats().total.backup_bytes == 0
     plugin.allocator.wake_up()
 
 

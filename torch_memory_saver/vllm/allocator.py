@@ -1,11 +1,15 @@
 """The allocator of vLLM's sleep mode: each memory pool of vLLM is a region whose tag is the name of the pool.
 
 The methods are those that vLLM's worker, its backends and its captures call. vLLM requires no base class.
+
+Weights rarely change between two sleeps. So their host copy stays after a wake-up, and the next sleep copies only what has
+changed. ``VLLM_SLEEP_MODE_RELEASE_HOST_MEMORY=1`` releases it, as it makes vLLM's own allocator release its pinned memory. A
+sleep that drops contents also releases their host copy.
 """
 
 from __future__ import annotations
 
-import gc
+import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Literal
@@ -19,6 +23,8 @@ __all__ = ["GRAPHS", "KV_CACHE", "WEIGHTS", "SleepAllocator", "allocator"]
 
 #: Tags of vLLM. A wake-up may leave memory of the first two asleep.
 WEIGHTS, KV_CACHE, GRAPHS = "weights", "kv_cache", "cudagraph"
+#: vLLM's variable that releases the host memory of a sleep when it ends.
+_RELEASE = "VLLM_SLEEP_MODE_RELEASE_HOST_MEMORY"
 
 
 class SleepAllocator:
@@ -40,7 +46,7 @@ class SleepAllocator:
             tag: Name by which the other methods select the memory. None is the tag "default".
         """
         name = DEFAULT_TAG if tag is None else tag
-        region = saver.region(name)
+        region = saver.region(name, host_memory="release" if os.environ.get(_RELEASE, "0") != "0" else "retain")
         self._tags.add(name)
         return region
 
@@ -60,7 +66,8 @@ class SleepAllocator:
         """Release all memory of the engine, and keep the contents of some tags in host memory.
 
         Memory that is already asleep stays as it is, with or without its contents. If the host has too little memory for the
-        contents, nothing changes.
+        contents, nothing changes. Contents of tensors in reference cycles are kept as well: a garbage collection would take
+        longer than their copy in a large engine.
 
         Args:
             offload_tags: Tags whose contents are kept. The contents of all other tags are dropped, except tensors of
@@ -69,7 +76,6 @@ class SleepAllocator:
         Raises:
             TorchMemorySaverError: The memory could not be released, see :meth:`TorchMemorySaver.pause`. Call again.
         """
-        gc.collect()  # otherwise tensors in reference cycles are copied
         kept = _names((DEFAULT_TAG,) if offload_tags is None else offload_tags)
         tags = self._usage()
         _pause([tag for tag in tags if tag in kept], backup="host")
