@@ -132,6 +132,15 @@ BENCH_ARGUMENTS ?=
 bench: build ## pause and resume beside what the hardware allows, with PyTorch; BENCH_ARGUMENTS="--peer PATH --json FILE"
 	$(IN_TREE) benchmarks/run.py $(BENCH_ARGUMENTS)
 
+VLLM_ARGUMENTS ?=
+.PHONY: vllm-sleep
+vllm-sleep: ## vLLM's sleep mode with this package beside vLLM's own; PYTHON has both installed (VLLM_ARGUMENTS="--model 7B --json FILE")
+	$(PYTHON) benchmarks/vllm_sleep.py $(VLLM_ARGUMENTS)
+
+.PHONY: sleep-heap
+sleep-heap: build ## what a sleep costs in Python in a large process, on the simulated GPU (benchmarks/sleep_heap.py)
+	$(IN_TREE) -m torch_memory_saver simulate --memory 4GiB -- $(PYTHON) benchmarks/sleep_heap.py
+
 .PHONY: event-cost
 event-cost: ## what an event of the ring costs, and an NVTX range without a tool, in nanoseconds (tools/event_cost.c)
 	@mkdir -p build && $(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc $(CUDA_INCLUDES) \

@@ -1,0 +1,86 @@
+"""Guards the comparison of engines: their turns, the tokens that make it fail, and failures of an engine's process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_turns import OURS, Cycle, add_arguments, compare
+
+
+class FakeEngine:
+    """An engine whose backend is also its behaviour: "none" cannot sleep, and other names say what goes wrong."""
+
+    def __init__(self, backend: str, parsed: argparse.Namespace) -> None:
+        if backend == "broken":
+            raise RuntimeError("no such backend")
+        self.backend = backend
+        self.about = {"pid": os.getpid()}
+
+    def generate(self) -> str:
+        return "other" if self.backend == "differs" else "first"
+
+    def supports(self, case: str) -> bool:
+        return self.backend != "none"
+
+    def cycle(self, case: str, index: int) -> Cycle:
+        if self.backend == "dies" and index == 1:
+            os._exit(3)
+        tokens = "first"
+        if case == "update":
+            tokens = "first" if self.backend == "stale" else f"new {index}"
+        elif self.backend == "forgets" and index == 1:
+            tokens = "lost"
+        return Cycle(tokens, {"sleep": 100.0 if index == 0 else float(index)}, {"pid": os.getpid()})
+
+
+def run(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit status and the contents of the JSON file."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, ("level1", "update"))
+    path = tmp_path / "result.json"
+    status = compare(FakeEngine, parser.parse_args(["--json", str(path), "--cycles", "3", *arguments]))
+    return status, json.loads(path.read_text("utf-8"))
+
+
+def test_engines_take_turns_in_processes_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    status, result = run(tmp_path, "--backends", f"none,{OURS},cumem")
+    assert status == 0
+    assert result["mistakes"] == []
+    order = [(row["case"], row["backend"]) for row in result["cycles"]]
+    turns = [OURS, "cumem", "cumem", OURS, OURS, "cumem"]
+    assert order == [("level1", backend) for backend in turns] + [("update", backend) for backend in turns]
+    pids = {row["backend"]: row["details"]["pid"] for row in result["cycles"]}
+    assert len({os.getpid(), *pids.values()}) == 3
+    table = capfd.readouterr().out
+    assert f"| case | figure | {OURS} | cumem | {OURS} / cumem |" in table
+    assert "| level1 | first sleep | 100.0 | 100.0 | 1.00 |" in table
+    assert "| level1 | sleep | 1.5 [1.0, 2.0] | 1.5 [1.0, 2.0] | 1.00 |" in table
+
+
+@pytest.mark.parametrize(
+    ("backend", "mistake"),
+    [
+        ("differs", "differs begins with tokens other, torch_memory_saver with first"),
+        ("forgets", "forgets, level1, cycle 1: tokens lost, not first as before"),
+        ("stale", "stale, update, cycle 2: the tokens are those of before the update"),
+        ("stale", "stale, update, cycle 2: tokens first, not new 2 as another backend"),
+        ("broken", "RuntimeError: no such backend"),
+        ("dies", "cycle('level1', 1) failed: its process ended"),
+    ],
+)
+def test_a_mistake_of_an_engine_fails_the_comparison(backend: str, mistake: str, tmp_path: Path) -> None:
+    status, result = run(tmp_path, "--backends", f"{OURS},{backend}")
+    assert status == 1
+    assert any(mistake in each for each in result["mistakes"]), result["mistakes"]
+    assert {OURS} <= {row["backend"] for row in result["cycles"]}, "the other engine goes on"
+
+
+def test_host_memory_is_touched_before_the_engines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    status, _ = run(tmp_path, "--backends", OURS, "--warm-host", "0.01")
+    assert status == 0
+    assert "GiB touched" in capfd.readouterr().out
