@@ -68,6 +68,9 @@ class Engine(Protocol):
     def cycle(self, case: str, index: int) -> Cycle:
         """Perform one cycle of a case. Afterwards the engine is as it was before."""
 
+    def close(self) -> None:
+        """End the processes of the engine."""
+
 
 @dataclass(frozen=True)
 class _Request:
@@ -186,6 +189,11 @@ def _serve(
             connection.send(("", result))
         except BaseException:
             connection.send((traceback.format_exc(), None))
+    try:
+        if engine is not None:
+            engine.close()
+    except BaseException:
+        traceback.print_exc()
     sys.stderr.flush()
     os._exit(0)  # engines do not always end by themselves
 
@@ -294,8 +302,8 @@ def _cell(values: Sequence[float]) -> str:
     if not values:
         return ""
     if len(values) == 1:
-        return f"{values[0]:.1f}"
-    return f"{statistics.median(values):.1f} [{min(values):.1f}, {max(values):.1f}]"
+        return f"{values[0]:.2f}"
+    return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:

@@ -153,6 +153,10 @@ class VllmEngine:
             self._call("load_first_weights")
         return Cycle(tokens, figures, details)
 
+    def close(self) -> None:
+        """End vLLM's workers."""
+        self._llm.llm_engine.engine_core.shutdown()
+
 
 class WorkerExtension:
     """Methods that vLLM adds to its worker, which is in the process that has the GPU (``worker_extension_cls``)."""
@@ -209,19 +213,21 @@ class WorkerExtension:
         importlib.import_module("torch").cuda.synchronize()
 
     def load_other_weights(self: Any, seed: int) -> None:
-        """Load other weights for the attention of the first layer, as a trainer would send them."""
+        """Load other weights for the attention of the first layer, as a trainer would send them.
+
+        They are large, because the other random weights are so small that a layer has little effect.
+        """
         torch = importlib.import_module("torch")
         config = self.vllm_config.model_config.hf_config
         head = config.hidden_size // config.num_attention_heads
+        dtype = self.vllm_config.model_config.dtype
         rows = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
         generator = torch.Generator().manual_seed(seed)
         self.model_runner.model.load_weights(
             [
                 (
                     f"model.layers.0.self_attn.{name}_proj.weight",
-                    torch.randn(count * head, config.hidden_size, generator=generator).to(
-                        self.vllm_config.model_config.dtype
-                    ),
+                    (100 * torch.randn(count * head, config.hidden_size, generator=generator)).to(dtype),
                 )
                 for name, count in rows.items()
             ]

@@ -37,6 +37,10 @@ class FakeEngine:
             tokens = "lost"
         return Cycle(tokens, {"sleep": 100.0 if index == 0 else float(index)}, {"pid": os.getpid()})
 
+    def close(self) -> None:
+        if self.backend == "none":
+            raise RuntimeError("a failure at the end is only printed")
+
 
 def run(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Return the exit status and the contents of the JSON file."""
@@ -58,8 +62,8 @@ def test_engines_take_turns_in_processes_of_their_own(tmp_path: Path, capfd: pyt
     assert len({os.getpid(), *pids.values()}) == 3
     table = capfd.readouterr().out
     assert f"| case | figure | {OURS} | cumem | {OURS} / cumem |" in table
-    assert "| level1 | first sleep | 100.0 | 100.0 | 1.00 |" in table
-    assert "| level1 | sleep | 1.5 [1.0, 2.0] | 1.5 [1.0, 2.0] | 1.00 |" in table
+    assert "| level1 | first sleep | 100.00 | 100.00 | 1.00 |" in table
+    assert "| level1 | sleep | 1.50 [1.00, 2.00] | 1.50 [1.00, 2.00] | 1.00 |" in table
 
 
 @pytest.mark.parametrize(
