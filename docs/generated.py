@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
+import itertools
 import json
 import os
 import re
@@ -35,6 +37,7 @@ _STRING = re.compile(r'^#define (\w+) "([^"]*)"$', re.MULTILINE)
 #: A field of the struct in config.h, and the comment that explains it.
 _FIELD = re.compile(r"^ {4}\S.*?\b(\w+); +/\* (TMS_\w+): (.*?) \*/$", re.MULTILINE | re.DOTALL)
 _SIMULATED = re.compile(r"^ \*   (TMS_SIMULATED_\w+) +(.+(?:\n \* {10,}.+)*)", re.MULTILINE)
+_INTERPOSED = re.compile(r"^#define TMS_(RUNTIME|DRIVER)_HOOKS\(X\).*?\n\n", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(r"^    ([a-z]+) ", re.MULTILINE)
 
 _PART = re.compile(r"^<!-- generated: (\S+) -->\n.*?^<!-- end of generated -->$", re.MULTILINE | re.DOTALL)
@@ -135,6 +138,29 @@ def _command_line() -> str:
     return "\n".join(parts)
 
 
+def _patches() -> str:
+    """The table of replacements. Its module is imported, which needs nothing else."""
+    path = REPOSITORY / "torch_memory_saver/_patches.py"
+    specification = importlib.util.spec_from_file_location("torch_memory_saver_patches", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module  # dataclasses look their module up
+    specification.loader.exec_module(module)
+    lines = ["| replaced | when | effect, and why | until |", "| --- | --- | --- | --- |"]
+    for (when, reason, until), rows in itertools.groupby(module.PATCHES, lambda row: (row.when, row.reason, row.until)):
+        names = ", ".join(f"`{row.name}`" for row in rows)
+        lines.append(f"| {names} | {_cell(when)} | {_cell(reason)} | {until or 'no release is known'} |")
+    return "\n".join(lines)
+
+
+def _interposed() -> str:
+    """The functions before which the preload library stands."""
+    header = (REPOSITORY / "csrc/preload/resolve.h").read_text(encoding="utf-8")
+    rows = {part[1]: re.findall(r"^ +X\((\w+),", part[0], re.MULTILINE) for part in _INTERPOSED.finditer(header)}
+    names = {"RUNTIME": "CUDA runtime", "DRIVER": "CUDA driver"}
+    return "\n".join(f"- {names[kind]}: {', '.join(f'`{name}`' for name in found)}." for kind, found in rows.items())
+
+
 def _api(after: str) -> str:
     """A table of the objects in the first reference list of a text, then their descriptions."""
     found = _REFERENCE.search(after)
@@ -163,6 +189,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "environment": _environment,
     "simulated": _simulated,
     "command-line": _command_line,
+    "patches": _patches,
+    "interposed": _interposed,
 }
 
 

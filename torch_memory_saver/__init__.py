@@ -65,6 +65,7 @@ stats = torch_memory_saver.stats
 ledger = torch_memory_saver.ledger
 reset_peaks = torch_memory_saver.reset_peaks
 tag_of = torch_memory_saver.tag_of
+patches = torch_memory_saver.patches
 
 __all__ = [
     "Hook",
@@ -90,6 +91,7 @@ __all__ = [
     "memory_saver",
     "on_pause",
     "on_resume",
+    "patches",
     "pause",
     "preserve",
     "preserved",

@@ -17,6 +17,7 @@ from torch_memory_saver._engine.hook_modes import HookMode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver._engine.tensors import is_paused, tag_of
+from torch_memory_saver._patches import Patch, patches_in_force
 from torch_memory_saver._text import suggestion
 from torch_memory_saver._torch.layer import eager_methods
 from torch_memory_saver.errors import InvalidStateError
@@ -914,6 +915,14 @@ class TorchMemorySaver:
             InvalidArgumentError: The argument is invalid for :meth:`is_paused`.
         """
         return tag_of(x)
+
+    def patches(self) -> tuple[Patch, ...]:
+        """Return what this package has replaced in other packages in this process, such as functions of PyTorch.
+
+        The page *What the package changes* lists everything that may be replaced, and the other effects on a process. The
+        operators of the simulated GPU are not included.
+        """
+        return patches_in_force()
 
 
 def _given(**options: tuple[Any, Any]) -> dict[str, Any]:

@@ -149,6 +149,22 @@ def test_pages_are_short() -> None:
     assert sum(_words(page) for page in others) <= 36_000
 
 
+#: Code that changes a process for more than the package itself.
+_EFFECTS = (
+    r"os\.register_at_fork|atexit\.register|gc\.set_threshold|gc\.collect|gc\.freeze|sys\.meta_path|sys\.path\b|os\.environ\["
+    r"|_cuda_attach_out_of_memory_observer|set_multithreading_enabled"
+)
+
+
+def test_the_page_of_changes_names_the_effects_that_the_code_has() -> None:
+    package = REPOSITORY / "torch_memory_saver"
+    sources = [path for path in package.rglob("*.py") if "_simulate" not in path.parts]
+    found = {name for path in sources for name in re.findall(_EFFECTS, path.read_text(encoding="utf-8"))}
+    page = (REFERENCE / "patches.md").read_text(encoding="utf-8")
+    assert len(found) > 8
+    assert [name for name in sorted(found) if name.rstrip("[") not in page] == []
+
+
 @pytest.mark.parametrize(
     ("word", "page"),
     [

@@ -25,13 +25,12 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.errors import ForkedProcessError
 
 __all__ = ["CaptureGate", "announce_capture", "announcing", "before_capture", "capture_gate", "watch_captures"]
 
-#: The attribute that marks the wrappers.
-_WRAPPER = "_torch_memory_saver_wrapper"
 #: Native functions that end a capture. Recent releases of PyTorch do it in two steps, of which the first ends the capture.
 _ENDS = ("capture_end", "capture_end_pre")
 
@@ -156,7 +155,7 @@ def watch_captures(torch: Any) -> None:
     only pass the gate. Does nothing when called again, or if PyTorch has no CUDA graphs."""
     graph_class: Any = getattr(torch._C, "_CUDAGraph", None)
     begin = getattr(graph_class, "capture_begin", None)
-    if begin is None or not hasattr(graph_class, _ENDS[0]) or hasattr(begin, _WRAPPER):
+    if begin is None or not hasattr(graph_class, _ENDS[0]) or is_replaced(graph_class, "capture_begin"):
         return
     if _core.preloaded:
         _pass_gate(graph_class, torch._C._cuda_getDevice)
@@ -183,11 +182,10 @@ def watch_captures(torch: Any) -> None:
 
         return capture_end
 
-    setattr(capture_begin, _WRAPPER, True)
-    graph_class.capture_begin = capture_begin
+    _replace(graph_class, "capture_begin", capture_begin)
     for name in _ENDS:
         if hasattr(graph_class, name):
-            setattr(graph_class, name, ending(getattr(graph_class, name)))
+            _replace(graph_class, name, ending(getattr(graph_class, name)))
 
 
 def _pass_gate(graph_class: Any, device_of: Callable[[], int]) -> None:
@@ -203,5 +201,8 @@ def _pass_gate(graph_class: Any, device_of: Callable[[], int]) -> None:
 
         return _core.within(capture_gate.held(), announce_and_begin)
 
-    setattr(capture_begin, _WRAPPER, True)
-    graph_class.capture_begin = capture_begin
+    _replace(graph_class, "capture_begin", capture_begin)
+
+
+def _replace(graph_class: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    replace(f"torch._C._CUDAGraph.{name}", graph_class, name, wrapper)

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver._torch.collector import collector_stopped
@@ -49,8 +50,6 @@ __all__ = ["DefaultPool", "SubstitutePools"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: The attribute that marks the finaliser of MemPool.
-_GUARD = "_torch_memory_saver"
 #: PyTorch's errors for a routing that is begun twice, and for one that is ended without having begun.
 _ROUTED, _NOT_ROUTED = "already recording to mempool_id", "not currently recording to mempool_id"
 
@@ -216,9 +215,9 @@ class SubstitutePools:
     def _keep_dropped_pools(self, torch: TorchCuda) -> None:
         """Keep MemPools that the program drops, from now on, for as long as there is a substitute."""
         pool_class = torch.torch.cuda.MemPool
-        finalize: Callable[[Any], None] | None = getattr(pool_class, "__del__", None)
-        if hasattr(finalize, _GUARD):
+        if is_replaced(pool_class, "__del__"):
             return
+        finalize: Callable[[Any], None] | None = getattr(pool_class, "__del__", None)
         self._finalize = finalize
 
         def __del__(memory_pool: Any) -> None:
@@ -228,8 +227,7 @@ class SubstitutePools:
             elif finalize is not None:
                 finalize(memory_pool)
 
-        setattr(__del__, _GUARD, True)
-        pool_class.__del__ = __del__
+        replace("torch.cuda.MemPool.__del__", pool_class, "__del__", __del__)
 
 
 def _begin_routing(torch: TorchCuda, pool: Pool) -> None:

@@ -22,14 +22,13 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._patches import is_replaced, replace, restore
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.layer import DEFAULT_POOL, PoolId, TorchCuda, eager, pool_of
 from torch_memory_saver._torch.pools import PoolStore, may_not_free
 
 __all__ = ["count_idle_bytes", "install", "remove"]
 
-#: Attribute of a wrapper that holds PyTorch's function.
-_ORIGINAL = "_torch_memory_saver_original"
 #: PyTorch's modules that have the functions, by the names of their attributes.
 _PLACES = (
     ("torch.cuda.memory", "empty_cache"),
@@ -44,22 +43,19 @@ def install(store: PoolStore) -> None:
     wrappers: dict[Any, Callable[..., Any]] = {}
     for module, name in _PLACES:
         function = getattr(sys.modules.get(module), name, None)
-        if function is None or hasattr(function, _ORIGINAL):
+        if function is None or is_replaced(sys.modules[module], name):
             continue
         if function not in wrappers:
             wrappers[function] = _releasing_managed(function, store)
             _compile_alike(module, function, wrappers[function])
-        setattr(sys.modules[module], name, wrappers[function])
+        replace(f"{module}.{name}", sys.modules[module], name, wrappers[function])
 
 
 def remove() -> None:
     """Restore PyTorch's functions, except where another wrapper is around ours."""
     for module, name in _PLACES:
-        function = getattr(sys.modules.get(module), name, None)
-        # A wrapper made with functools.wraps has a copy of our attribute, and ours as __wrapped__.
-        original = getattr(function, _ORIGINAL, None)
-        if original is not None and getattr(function, "__wrapped__", None) is original:
-            setattr(sys.modules[module], name, original)
+        if module in sys.modules:
+            restore(sys.modules[module], name)
 
 
 @functools.cache  # the table of torch.compile knows the wrapper that was there at the first compilation
@@ -76,7 +72,6 @@ def _releasing_managed(empty_cache: Callable[..., Any], store: PoolStore) -> Cal
 
         return store.empty_cache_with(torch, empty_all)
 
-    setattr(wrapper, _ORIGINAL, empty_cache)
     return wrapper
 
 

@@ -63,6 +63,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._patches import note_operator
 from torch_memory_saver._torch import region_settings
 from torch_memory_saver._torch.layer import TorchCuda, devices_in_use, eager, in_use
 from torch_memory_saver._torch.pools import Key, Pool, PoolStore, Tags, selects
@@ -355,6 +356,7 @@ class RandomStates:
 
         try:
             self._library = _replace(torch, eager(allocate_state))
+            note_operator(f"aten::{_OPERATOR}", self._library)
         except (AttributeError, RuntimeError) as error:
             logger.debug("cuDNN's state for dropout may lie in managed memory: %s", error)
 

@@ -33,6 +33,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._torch.captures import before_capture
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pool_stock import retire
@@ -41,9 +42,6 @@ from torch_memory_saver.errors import TorchMemorySaverError
 __all__ = ["LateDevices"]
 
 logger = logging.getLogger("torch_memory_saver")
-
-#: The attribute that marks the wrapper of MemPool's initialiser.
-_WRAPPER = "_torch_memory_saver"
 
 
 class _WatchPool:
@@ -142,9 +140,9 @@ class LateDevices:
     def _wrap_pool_class(self, torch: TorchCuda) -> None:
         """Ends every watch as soon as the program makes a MemPool, once."""
         pool_class = torch.torch.cuda.MemPool
-        initialize: Callable[..., None] = pool_class.__init__
-        if hasattr(initialize, _WRAPPER):
+        if is_replaced(pool_class, "__init__"):
             return
+        initialize: Callable[..., None] = pool_class.__init__
 
         @functools.wraps(initialize)
         def __init__(memory_pool: Any, *arguments: Any, **keywords: Any) -> None:
@@ -153,5 +151,4 @@ class LateDevices:
                 self.end_all()
             initialize(memory_pool, *arguments, **keywords)
 
-        setattr(__init__, _WRAPPER, initialize)
-        pool_class.__init__ = __init__
+        replace("torch.cuda.MemPool.__init__", pool_class, "__init__", __init__)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
+from torch_memory_saver._patches import replace
 from torch_memory_saver._torch.captures import watch_captures
 from torch_memory_saver._torch.expandable import cut
 from torch_memory_saver._torch.releases import OLDEST, is_too_old, version_of, warn_if_untested
@@ -205,7 +206,8 @@ class TorchCuda:
             set_by_program(value)
             self.caches = bool(value) and _NO_CACHING not in os.environ
 
-        cuda.caching_allocator_enable = cuda.memory.caching_allocator_enable = caching_allocator_enable
+        for module, path in ((cuda.memory, "torch.cuda.memory"), (cuda, "torch.cuda")):
+            replace(f"{path}.caching_allocator_enable", module, "caching_allocator_enable", caching_allocator_enable)
 
     def is_making(self, memory_pool: Any) -> bool:
         """Whether this package makes the MemPool, on this thread."""

@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from torch_memory_saver import _core
+from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch.ipc import (
     CounterFile,
@@ -71,6 +72,8 @@ _HANDLE, _COUNTER_FILE, _COUNTER, _WAITS = 1, 4, 5, 7
 
 #: The thread of a multiprocessing.Queue that pickles its items.
 _FEEDER = "QueueFeederThread"
+#: The row of the reducers in the table of replacements.
+_REDUCERS = "multiprocessing.reduction.ForkingPickler._extra_reducers"
 #: Held while the functions are wrapped. Reentrant, because the main thread's pending call (_engine/preloaded.py) may
 #: interrupt it.
 _installing = threading.RLock()
@@ -80,20 +83,20 @@ def install(torch: Any, shared: SharedMemory) -> None:
     """Wraps the functions, once. Does nothing while another thread is still importing torch: a later use installs them."""
     storage: Any = getattr(torch, "UntypedStorage", None)
     share = getattr(storage, "_share_cuda_", None)
-    if share is None or hasattr(share, "_torch_memory_saver") or _is_being_imported(torch):
+    if share is None or is_replaced(storage, "_share_cuda_") or _is_being_imported(torch):
         return
     from multiprocessing.reduction import ForkingPickler  # slow, but torch has imported it already
 
     with _installing:
-        if hasattr(storage._share_cuda_, "_torch_memory_saver"):  # another thread was first
+        if is_replaced(storage, "_share_cuda_"):  # another thread was first
             return
-        torch.cuda.ipc_collect = _collecting_managed(torch.cuda.ipc_collect, shared)
+        replace("torch.cuda.ipc_collect", torch.cuda, "ipc_collect", _collecting_managed(torch.cuda.ipc_collect, shared))
         reductions = torch.multiprocessing.reductions
         reducers: dict[type, Callable[[Any], Any]] = getattr(ForkingPickler, "_extra_reducers", {})
         for kind, reduce in list(reducers.items()):
             if reduce is reductions.reduce_tensor:
-                ForkingPickler.register(kind, _reaching_the_receiver(reduce))
-        storage._share_cuda_ = _sending_managed(torch, share, shared)
+                replace(_REDUCERS, reducers, kind, _reaching_the_receiver(reduce))
+        replace("torch.UntypedStorage._share_cuda_", storage, "_share_cuda_", _sending_managed(torch, share, shared))
 
 
 def _is_being_imported(torch: Any) -> bool:
@@ -108,8 +111,6 @@ def _sending_managed(torch: Any, share: Share, shared: SharedMemory) -> Share:
             return share(storage, *arguments, **keywords)
         return shared.send(torch, share, storage, row)
 
-    layer: Any = _share_cuda_
-    layer._torch_memory_saver = share
     return _share_cuda_
 
 
@@ -139,9 +140,6 @@ def _reaching_the_receiver(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]
 def _raise(error: BaseException) -> NoReturn:
     """Raise the error. Called when the receiver unpickles the message."""
     raise error
-
-
-#: PyTorch's function that describes a storage, without this package's wrapper.
 
 
 #: Where exported memory begins, and the number of its pieces.

@@ -3,6 +3,7 @@
 Statistics, ledgers and reports of unwritten memory print as tables.
 """
 
+from torch_memory_saver._patches import Patch
 from torch_memory_saver.reports.freshness import FreshReport, UnwrittenBlock
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport, TransitionReport
@@ -16,6 +17,7 @@ __all__ = [
     "Ledger",
     "LedgerLine",
     "LedgerPart",
+    "Patch",
     "PauseReport",
     "PreservedBlock",
     "ResumeReport",

@@ -20,6 +20,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from torch_memory_saver._patches import replace
+
 from .allocator import allocator
 
 __all__ = ["BACKEND", "register"]
@@ -103,7 +105,7 @@ def _watch_workers(worker_class: Any) -> None:
             _state.is_selected = backend == BACKEND
         construct(self, vllm_config, *arguments, **keywords)
 
-    worker_class.__init__ = __init__
+    replace("vllm.v1.worker.worker_base.WorkerBase.__init__", worker_class, "__init__", __init__)
 
 
 def _replace_allocator(original: Any) -> None:
@@ -116,7 +118,7 @@ def _replace_allocator(original: Any) -> None:
     name = original.__name__
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is original:
-            setattr(module, name, get_mem_allocator_instance)
+            replace(f"vllm.device_allocator.{name}", module, name, get_mem_allocator_instance)
 
 
 def _release_graphs(config_class: Any) -> None:
@@ -130,7 +132,8 @@ def _release_graphs(config_class: Any) -> None:
             vllm_config = _View(vllm_config, model_config=_View(vllm_config.model_config, sleep_mode_backend=_VLLMS_OWN))
         return original.__get__(vllm_config)
 
-    setattr(config_class, _GRAPH_POOL, property(use_pool, doc=original.__doc__))
+    pool = property(use_pool, doc=original.__doc__)
+    replace(f"vllm.config.VllmConfig.{_GRAPH_POOL}", config_class, _GRAPH_POOL, pool)
 
 
 class _View:

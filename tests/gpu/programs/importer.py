@@ -26,7 +26,7 @@ import restrictions
 def main() -> None:
     held: dict[str, torch.Tensor] = {}
     torch.cuda.init()
-    assert not hasattr(torch.UntypedStorage._share_cuda_, "_torch_memory_saver"), "PyTorch without this package's hooks"
+    assert not hasattr(torch.UntypedStorage._share_cuda_, "__wrapped__"), "PyTorch without this package's hooks"
     print("ready", torch.__version__, flush=True)
     for line in sys.stdin:
         command, name, *rest = line.split()

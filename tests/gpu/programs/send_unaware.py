@@ -20,7 +20,7 @@ def full(value: int) -> torch.Tensor:
 
 
 def work(pipe: Any, queue: Any, requests: Any) -> None:
-    assert not hasattr(torch.UntypedStorage._share_cuda_, "_torch_memory_saver")
+    assert not hasattr(torch.UntypedStorage._share_cuda_, "__wrapped__")
     pipe.send(full(1))  # the first allocation of the process
     assert requests.get() is None
     queue.put(full(2))

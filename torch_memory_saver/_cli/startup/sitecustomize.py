@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import threading
 from typing import Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -29,24 +28,12 @@ _startup = _load_shared()
 
 
 def _start_with_cuda() -> None:
-    """Wrap the function by which PyTorch initialises CUDA, until CUDA is initialised."""
-    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-    initialize = getattr(cuda, "_lazy_init", None)
-    if initialize is None:
-        _warn("this PyTorch has no torch.cuda._lazy_init, so they take effect at the first use of torch_memory_saver")
+    """Have PyTorch call :func:`_start` while it initialises CUDA."""
+    call_when_initialized: Any = getattr(getattr(sys.modules.get("torch"), "cuda", None), "_lazy_call", None)
+    if call_when_initialized is None:
+        _warn("this PyTorch has no torch.cuda._lazy_call, so they take effect at the first use of torch_memory_saver")
         return
-    first = threading.Lock()
-
-    def initialize_and_start() -> None:
-        initialize()
-        if not cuda.is_initialized():  # a call inside of the initialisation
-            return
-        if cuda._lazy_init is initialize_and_start:
-            cuda._lazy_init = initialize
-        if first.acquire(blocking=False):
-            _start()
-
-    cuda._lazy_init = initialize_and_start
+    call_when_initialized(_start)
 
 
 def _start() -> None:

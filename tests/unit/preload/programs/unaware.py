@@ -53,14 +53,14 @@ def allocate() -> None:
 
 
 def is_installed() -> bool:
-    return hasattr(UntypedStorage._share_cuda_, "_torch_memory_saver")
+    return hasattr(UntypedStorage._share_cuda_, "__wrapped__")
 
 
 def on_main_thread() -> None:
     """The next line of the program may send already."""
     allocate()
     assert is_installed()
-    assert UntypedStorage._share_cuda_._torch_memory_saver.__name__ == "_share_cuda_"  # type: ignore[attr-defined]
+    assert UntypedStorage._share_cuda_.__wrapped__.__name__ == "_share_cuda_"  # type: ignore[attr-defined]
 
 
 def after_a_change_of_folder() -> None:

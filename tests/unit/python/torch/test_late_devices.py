@@ -131,7 +131,7 @@ def test_the_class_of_pools_is_wrapped_once(told: Told) -> None:
         late = LateDevices()
         late.begin(torch)  # type: ignore[arg-type]
         late.end_all()
-    assert torch.pool_class.__init__._torch_memory_saver is ProgramsPool.__init__  # type: ignore[misc]
+    assert torch.pool_class.__init__.__wrapped__ is ProgramsPool.__init__  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("case", ["old torch", "preloaded", "one device"])

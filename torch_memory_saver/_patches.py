@@ -1,0 +1,188 @@
+"""What this package replaces in other packages: the table of all replacements, and the one function that replaces.
+
+:data:`PATCHES` has a row for everything that the package can replace, and :func:`replace` refuses a name without a row. The
+page docs/reference/patches.md shows the table. The operators of the simulated GPU are not in it, because only ``simulate``
+installs them.
+
+Any thread may call. There is no lock: the record of what is replaced changes by single operations of a dict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["PATCHES", "Patch", "is_replaced", "note_operator", "patches_in_force", "replace", "restore"]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A function, method or entry of a table of another package that this package has replaced in this process.
+
+    Attributes:
+        name: Dotted path of what is replaced. An operator of PyTorch has two colons in its name.
+        when: Event at which it is replaced.
+        reason: Effect of the replacement, and why it is needed.
+        until: First release of the other package that is left unchanged, because it does not need the replacement. None if
+            no such release is known: then every release gets the replacement, also releases that are newer than this
+            package.
+    """
+
+    name: str
+    when: str
+    reason: str
+    until: str | None = None
+
+
+_FIRST_USE = "first use of the package with PyTorch's CUDA"
+_SHARING = "first use of the package in a process that has imported PyTorch"
+_BEGIN = (
+    "A pause must not unmap memory while a stream is captured, because that would break the capture. The begin of a capture "
+    "is reported to the native core. It waits for a pause or resume of another thread"
+)
+_END = "The end of a capture is reported to the native core, see `capture_begin`"
+_EMPTY = (
+    "It also releases managed memory without a tensor. PyTorch releases nothing of a pool whose object lives, and programs "
+    "size what they allocate by the free memory"
+)
+_CACHING = (
+    "The package has to know whether PyTorch's caching is on, because PyTorch uses no pool without it. PyTorch has no "
+    "function that tells"
+)
+
+#: Every replacement that this package can make.
+PATCHES = (
+    Patch("torch._C._CUDAGraph.capture_begin", _FIRST_USE, _BEGIN),
+    Patch("torch._C._CUDAGraph.capture_end", f"{_FIRST_USE}, in hook mode torch", _END),
+    Patch("torch._C._CUDAGraph.capture_end_pre", f"{_FIRST_USE}, in hook mode torch, where PyTorch has it", _END),
+    Patch("torch.cuda.memory.caching_allocator_enable", _FIRST_USE, _CACHING),
+    Patch("torch.cuda.caching_allocator_enable", _FIRST_USE, _CACHING),
+    Patch("torch.cuda.memory.empty_cache", _FIRST_USE, _EMPTY),
+    Patch("torch.cuda.empty_cache", _FIRST_USE, _EMPTY),
+    Patch("torch.accelerator.memory.empty_cache", _FIRST_USE, _EMPTY),
+    Patch("torch.accelerator.empty_cache", _FIRST_USE, _EMPTY),
+    Patch(
+        "torch.cuda.MemPool.__init__",
+        f"{_FIRST_USE}, in hook mode torch, if a visible device is not in use",
+        "PyTorch ends the process when a MemPool is destroyed while another pool is routed on its device. Devices that are "
+        "not in use have such a routing, which the program's first MemPool ends",
+    ),
+    Patch(
+        "torch.cuda.MemPool.__del__",
+        "first pause of memory of PyTorch's default pool (`TMS_INIT_ENABLE`)",
+        "PyTorch ends the process when a MemPool is destroyed while another pool is routed on its device. While memory of "
+        "the default pool is paused, another pool is routed in its place, and MemPools that the program drops are kept",
+    ),
+    Patch(
+        "torch.UntypedStorage._share_cuda_",
+        _SHARING,
+        "CUDA has no IPC handles for managed memory, so managed tensors are described to other processes in another way",
+    ),
+    Patch(
+        "torch.cuda.ipc_collect",
+        _SHARING,
+        "It also releases the managed storages that were sent to other processes and that these have dropped",
+    ),
+    Patch(
+        "multiprocessing.reduction.ForkingPickler._extra_reducers",
+        _SHARING,
+        "A `multiprocessing.Queue` only prints the error of a tensor that cannot be sent, and its receiver would wait for "
+        "ever. The receiver gets the error in place of the message. Only the entries of PyTorch's tensors are replaced",
+    ),
+    Patch(
+        "aten::_cudnn_init_dropout_state",
+        _FIRST_USE,
+        "PyTorch keeps the state of cuDNN's dropout for all networks. It is allocated outside regions, because a pause of "
+        "the region in which a network was used first would unmap it for all",
+    ),
+    Patch(
+        "vllm.v1.worker.worker_base.WorkerBase.__init__",
+        "load of the plug-in by vLLM",
+        "A new worker's choice of the sleep mode backend is noted",
+    ),
+    Patch(
+        "vllm.device_allocator.get_mem_allocator_instance",
+        "load of the plug-in by vLLM",
+        "Memory of an engine that selects the backend comes from regions. The name is replaced in every module that has "
+        "imported it",
+    ),
+    Patch(
+        "vllm.config.VllmConfig.use_cumem_cudagraph_pool",
+        "load of the plug-in by vLLM",
+        "vLLM decides by the name of its own backend whether sleeping releases the memory of CUDA graphs",
+    ),
+)
+_ROWS = {patch.name: patch for patch in PATCHES}
+
+
+#: The value of an attribute that an object does not have itself.
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class _Replaced:
+    """One place that was replaced. Its owner is kept, so that its identity is not used again."""
+
+    patch: Patch
+    owner: Any
+    key: Any
+    original: Any
+    value: Any
+
+
+_places: dict[tuple[int, Any], _Replaced] = {}
+_operators: dict[str, Any] = {}
+
+
+def replace(name: str, owner: Any, key: Any, value: Any) -> None:
+    """Replace an attribute of a module or class, or an entry of a dict, and record it.
+
+    Args:
+        name: Name of the row in :data:`PATCHES`.
+        owner: The module, class or dict.
+        key: Name of the attribute, or key of the entry.
+        value: The object that takes its place.
+    """
+    outer = _places[id(owner), key] if is_replaced(owner, key) else None
+    original = _value(owner, key) if outer is None else outer.original
+    place = _Replaced(_ROWS[name], owner, key, original, value)
+    _places[id(owner), key] = place  # before the change, which a signal handler may keep from being recorded
+    _set(owner, key, value)
+
+
+def restore(owner: Any, key: Any) -> None:
+    """Undo :func:`replace`, unless something else has been put in its place meanwhile."""
+    place = _places.get((id(owner), key))
+    if place is not None and _value(owner, key) is place.value:
+        _set(owner, key, place.original)
+
+
+def is_replaced(owner: Any, key: Any) -> bool:
+    """Return whether :func:`replace` has replaced this, and its original has not been put back."""
+    place = _places.get((id(owner), key))
+    return place is not None and _value(owner, key) is not place.original
+
+
+def note_operator(name: str, library: Any) -> None:
+    """Record that the implementation of an operator of PyTorch is replaced as long as `library` lives, and keep it alive."""
+    _operators[_ROWS[name].name] = library
+
+
+def patches_in_force() -> tuple[Patch, ...]:
+    """Return the rows of :data:`PATCHES` that are in force in this process, in their order."""
+    names = {place.patch.name for place in list(_places.values()) if is_replaced(place.owner, place.key)}
+    names.update(_operators)
+    return tuple(patch for patch in PATCHES if patch.name in names)
+
+
+def _value(owner: Any, key: Any) -> Any:
+    return (owner if isinstance(owner, dict) else vars(owner)).get(key, _ABSENT)
+
+
+def _set(owner: Any, key: Any, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[key] = value
+    elif value is _ABSENT:
+        delattr(owner, key)
+    else:
+        setattr(owner, key, value)
