@@ -96,6 +96,12 @@ PATCHES = (
         "the region in which a network was used first would unmap it for all",
     ),
     Patch(
+        "torch.cuda._lazy_init",
+        "import of torch in a program that `run` has started, until PyTorch initialises CUDA",
+        "What `TMS_DEBUG` and similar variables request is started when CUDA is initialised, also in a program that never "
+        "imports the package",
+    ),
+    Patch(
         "vllm.v1.worker.worker_base.WorkerBase.__init__",
         "load of the plug-in by vLLM",
         "A new worker's choice of the sleep mode backend is noted",

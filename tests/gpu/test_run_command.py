@@ -55,6 +55,19 @@ def test_without_managing_nothing_is_recorded_and_nothing_breaks(tmp_path: Path,
     assert list(tmp_path.glob("events/*")) == []
 
 
+def test_the_replacement_until_cuda_is_initialised_is_listed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch, torch_memory_saver\n"
+        "print(*(patch.name for patch in torch_memory_saver.patches()))\n"
+        "torch.cuda.init()\n"
+        "print(*(patch.name for patch in torch_memory_saver.patches()))\n"
+    )
+    run = ["-m", "torch_memory_saver", "run", "--record", "events", "--directory", str(tmp_path)]
+    done = subprocess_run([*run, "--", sys.executable, str(program)]).check()
+    assert done.output == "torch.cuda._lazy_init\n\n"
+
+
 def test_torchrun_gives_the_variables_to_its_workers(tmp_path: Path, script: str) -> None:
     folder = tmp_path / "it's a folder"
     prefix = subprocess_run(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 from typing import Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -24,16 +25,40 @@ def _load_shared() -> Any:
     return module
 
 
+def _load_patches() -> Any:
+    """Load _patches.py, which needs nothing else of the package. A later import of the package finds it in sys.modules."""
+    name = "torch_memory_saver._patches"
+    if name not in sys.modules:
+        path = os.path.join(os.path.dirname(os.path.dirname(_FOLDER)), "_patches.py")
+        specification = importlib.util.spec_from_file_location(name, path)
+        assert specification is not None and specification.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
 _startup = _load_shared()
 
 
 def _start_with_cuda() -> None:
-    """Have PyTorch call :func:`_start` while it initialises CUDA."""
-    call_when_initialized: Any = getattr(getattr(sys.modules.get("torch"), "cuda", None), "_lazy_call", None)
-    if call_when_initialized is None:
-        _warn("this PyTorch has no torch.cuda._lazy_call, so they take effect at the first use of torch_memory_saver")
+    """Wrap the function by which PyTorch initialises CUDA, until CUDA is initialised."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    initialize = getattr(cuda, "_lazy_init", None)
+    if initialize is None:
+        _warn("this PyTorch has no torch.cuda._lazy_init, so they take effect at the first use of torch_memory_saver")
         return
-    call_when_initialized(_start)
+    first = threading.Lock()
+    patches = _load_patches()
+
+    def initialize_and_start() -> None:
+        initialize()
+        if not cuda.is_initialized():  # a call inside of the initialisation
+            return
+        patches.restore(cuda, "_lazy_init")
+        if first.acquire(blocking=False):
+            _start()
+
+    patches.replace("torch.cuda._lazy_init", cuda, "_lazy_init", initialize_and_start)
 
 
 def _start() -> None:
