@@ -11,7 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
 
+from torch_memory_saver import _core
 from torch_memory_saver._engine import hook_modes, hooks, preload
+from torch_memory_saver._engine.disabled import DisabledEngine
 from torch_memory_saver._engine.engine import Engine
 from torch_memory_saver._engine.hook_modes import HookMode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
@@ -87,7 +89,7 @@ class TorchMemorySaver:
         if self._impl is not None:
             return
         mode = self._impl_ctor_kwargs.get("hook_mode", "auto")
-        factory = hook_modes.factory_of(mode)
+        factory = DisabledEngine if _core.get_disabled() else hook_modes.factory_of(mode)
         implementation: HookMode | None = Engine(**self._impl_ctor_kwargs) if factory is None else factory()
         if implementation is None:
             raise InvalidStateError(

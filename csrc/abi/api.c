@@ -104,6 +104,11 @@ int32_t tms_api_get_ledger(void) {
     return state && state->config.ledger;
 }
 
+int32_t tms_api_get_disabled(void) {
+    tms_state_t *state = tms_state(NULL);
+    return state && state->config.disable;
+}
+
 int32_t tms_api_get_host_policy(void) {
     tms_state_t *state = tms_state(NULL);
     return state ? atomic_load(&state->saver.host_policy) : TMS_HOST_RELEASE;

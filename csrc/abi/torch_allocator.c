@@ -62,9 +62,10 @@ static void *allocate_ordinary(tms_state_t *state, ssize_t size, int device) {
 }
 
 void *tms_torch_malloc(ssize_t size, int device, void *stream) {
-    (void)stream; /* torch itself separates memory by stream */
+    /* torch itself separates memory by stream */
     tms_state_t *state = size > 0 ? tms_state(NULL) : NULL;
     if (!state) return NULL;
+    if (state->config.disable) return tms_torch_ordinary_malloc(size, device, stream);
     const tms_region_t region = tms_saver_settings(&state->saver);
     void *address = allocate_managed(state, &region, size, device);
     if (!address) return NULL;
@@ -74,13 +75,14 @@ void *tms_torch_malloc(ssize_t size, int device, void *stream) {
 }
 
 void tms_torch_free(void *address, ssize_t size, int device, void *stream) {
-    (void)size;
-    (void)device;
-    (void)stream;
     tms_error_t error;
     if (!address) return;
     tms_state_t *state = tms_state(NULL);
     if (!state) return;
+    if (state->config.disable) {
+        tms_torch_default_free(address, size, device, stream);
+        return;
+    }
     tms_status_t status = tms_saver_free(&state->saver, (uintptr_t)address, &error);
     if (status == TMS_NOT_MANAGED)
         tms_log_write(&state->log, TMS_LOG_WARNING, "free: address %p is not managed and is ignored", address);

@@ -13,6 +13,7 @@
  * TMS_LOG_LEVEL comes first because it governs the warnings about the rest. */
 #define CONFIG_VARIABLES(X)                                                                                                 \
     X(LEVEL, "TMS_LOG_LEVEL", NULL, log_level, "warning", "silent, error, warning, info or debug")                          \
+    X(BOOL, "TMS_DISABLE", NULL, disable, "0", BOOL_ALLOWED)                                                                \
     X(BOOL, "TMS_INIT_ENABLE", NULL, init_enable, "0", BOOL_ALLOWED)                                                        \
     X(BOOL, "TMS_INIT_ENABLE_CPU_BACKUP", NULL, init_enable_cpu_backup, "0", BOOL_ALLOWED)                                  \
     X(BOOL, "TMS_INIT_ENABLE_DISK_BACKUP", NULL, init_enable_disk_backup, "0", BOOL_ALLOWED)                                \
@@ -251,6 +252,8 @@ tms_status_t tms_config_read(tms_config_t *config, tms_log_t *log, tms_error_t *
         }
         if (variables[i].kind == KIND_LEVEL) atomic_store(&log->level, config->log_level);
     }
+    config->init_enable = config->init_enable && !config->disable;
+    config->ledger = config->ledger && !config->disable;
     if (config->init_enable_cpu_backup && config->init_enable_disk_backup) {
         tms_log_write(log, TMS_LOG_WARNING,
                       "TMS_INIT_ENABLE_CPU_BACKUP and TMS_INIT_ENABLE_DISK_BACKUP are both set; the CPU backup is used. "

@@ -23,6 +23,9 @@
  * backend is TMS_BACKUP_PINNED or TMS_BACKUP_MMAP, the policy is never TMS_HOST_DEFAULT, and an empty lock_directory or
  * shared_page_directory is explained in device_lock.h and shared_page_file.h. */
 typedef struct tms_config {
+    bool disable;                 /* TMS_DISABLE: the kill switch: the package does nothing in this process. Nothing is
+                                     replaced, the preload library passes every call on, `TMS_INIT_ENABLE` is ignored, and
+                                     regions, pauses and resumes have no effect */
     bool init_enable;             /* TMS_INIT_ENABLE: preload mode: allocations outside regions are managed too, with the tag
                                      `default` */
     bool init_enable_cpu_backup;  /* TMS_INIT_ENABLE_CPU_BACKUP: these allocations have a backup in host memory */

@@ -6,7 +6,7 @@
 static _Thread_local bool inside_hook;
 
 tms_counting_t tms_counting_begin(const void *caller) {
-    tms_counting_t counting = {.state = tms_state(NULL), .caller = caller, .nested = inside_hook};
+    tms_counting_t counting = {.state = tms_hook_state(), .caller = caller, .nested = inside_hook};
     inside_hook = true;
     return counting;
 }

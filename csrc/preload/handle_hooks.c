@@ -60,7 +60,7 @@ static bool asks_for_fabric(const tms_state_t *state, const tms_region_t *region
 
 static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                        unsigned long long flags) {
-    tms_state_t *state = tms_state(NULL);
+    tms_state_t *state = tms_hook_state();
     tms_region_t region = {.managed = false};
     tms_error_t error;
     uint64_t number = 0;
@@ -133,7 +133,7 @@ static CUresult unmap(CUdeviceptr address, size_t bytes) {
 
 /* Managed memory has access from its mapping on. The rest of the range is the driver's. */
 static CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count) {
-    tms_state_t *state = tms_state(NULL);
+    tms_state_t *state = tms_hook_state();
     const uint64_t all = address + bytes;
     CUresult result = CUDA_SUCCESS;
     tms_error_t error;
@@ -152,7 +152,7 @@ static CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessD
 }
 
 static CUresult free_addresses(CUdeviceptr address, size_t bytes) {
-    tms_state_t *state = tms_state(NULL);
+    tms_state_t *state = tms_hook_state();
     CUresult result;
     if (state && called_by_allocator(state, CALLER) && tms_orphans_keep(&state->saver, address, bytes)) return CUDA_SUCCESS;
     TMS_CALL_REAL(result, state, cuMemAddressFree, address, bytes);
@@ -170,14 +170,14 @@ static CUresult find_memory(tms_state_t *state, CUmemGenericAllocationHandle *ha
 
 static CUresult export_memory(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
                               unsigned long long flags) {
-    tms_state_t *state = tms_state(NULL);
+    tms_state_t *state = tms_hook_state();
     CUresult result = find_memory(state, &handle);
     if (result == CUDA_SUCCESS) TMS_CALL_REAL(result, state, cuMemExportToShareableHandle, shareable, handle, type, flags);
     return result;
 }
 
 static CUresult get_properties(CUmemAllocationProp *properties, CUmemGenericAllocationHandle handle) {
-    tms_state_t *state = tms_state(NULL);
+    tms_state_t *state = tms_hook_state();
     CUresult result = find_memory(state, &handle);
     if (result == CUDA_SUCCESS) TMS_CALL_REAL(result, state, cuMemGetAllocationPropertiesFromHandle, properties, handle);
     return result;
@@ -185,7 +185,7 @@ static CUresult get_properties(CUmemAllocationProp *properties, CUmemGenericAllo
 
 static CUresult bind_to_multicast(CUmemGenericAllocationHandle multicast, size_t at, CUmemGenericAllocationHandle handle,
                                   size_t offset, size_t bytes, unsigned long long flags) {
-    tms_state_t *state = tms_state(NULL);
+    tms_state_t *state = tms_hook_state();
     CUresult result = find_memory(state, &handle);
     if (result == CUDA_SUCCESS)
         TMS_CALL_REAL(result, state, cuMulticastBindMem, multicast, at, handle, offset, bytes, flags);
@@ -224,7 +224,7 @@ void *tms_handle_hooks_replace(tms_state_t *state, const void *caller, const cha
 }
 
 tms_cuda_error_t cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags, int *result) {
-    tms_state_t *state = tms_state(NULL);
+    tms_state_t *state = tms_hook_state();
     tms_cuda_error_t error;
     TMS_CALL_REAL(error, state, cudaGetDriverEntryPoint, symbol, function, flags, result);
     if (error == TMS_CUDA_SUCCESS && symbol && function && *function)
@@ -234,7 +234,7 @@ tms_cuda_error_t cudaGetDriverEntryPoint(const char *symbol, void **function, un
 
 tms_cuda_error_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned int version,
                                                   unsigned long long flags, int *result) {
-    tms_state_t *state = tms_state(NULL);
+    tms_state_t *state = tms_hook_state();
     tms_cuda_error_t error;
     TMS_CALL_REAL(error, state, cudaGetDriverEntryPointByVersion, symbol, function, version, flags, result);
     if (error == TMS_CUDA_SUCCESS && symbol && function && *function)

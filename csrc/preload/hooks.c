@@ -90,7 +90,7 @@ tms_cuda_error_t cudaMalloc(void **address, size_t bytes) {
 /* A managed address never reaches the real function. Every other address does, NULL included: programs initialise the
  * runtime with cudaFree(NULL). */
 tms_cuda_error_t cudaFree(void *address) {
-    tms_state_t *state = tms_state(NULL);
+    tms_state_t *state = tms_hook_state();
     tms_error_t error;
     if (address && state) {
         tms_status_t status = tms_saver_free(&state->saver, (uintptr_t)address, &error);
@@ -110,7 +110,7 @@ tms_cuda_error_t cudaFree(void *address) {
 }
 
 tms_cuda_error_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
-    tms_state_t *state = tms_state(NULL);
+    tms_state_t *state = tms_hook_state();
     tms_cuda_error_t result;
     tms_error_t error;
     TMS_CALL_REAL(result, state, cudaDeviceEnablePeerAccess, peer, flags);
@@ -180,7 +180,7 @@ static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bo
 /* Announces the capture, and begins it with the real function. */
 #define BEGIN_CAPTURE(name, stream, per_thread, ...)                                                                        \
     do {                                                                                                                    \
-        tms_state_t *state = tms_state(NULL);                                                                               \
+        tms_state_t *state = tms_hook_state();                                                                               \
         tms_capture_begun_t begun = {.identity = 0};                                                                        \
         tms_cuda_error_t result;                                                                                            \
         if (state && !announce(state, resolve_stream((stream), (per_thread)), &begun))                                      \
@@ -193,7 +193,7 @@ static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bo
 /* Ends the capture with the real function. An end without a recorded begin has no effect. */
 #define END_CAPTURE(name, stream, per_thread, ...)                                                                          \
     do {                                                                                                                    \
-        tms_state_t *state = tms_state(NULL);                                                                               \
+        tms_state_t *state = tms_hook_state();                                                                               \
         void *target = resolve_stream((stream), (per_thread));                                                              \
         tms_cuda_error_t result;                                                                                            \
         TMS_CALL_REAL(result, state, name, __VA_ARGS__);                                                                    \

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "abi/start.h"
+
 /* Names of the runtime's library: libcudart.so.13, and libcudart-<hash>.so.11.0 in some Python packages. */
 static const char *const runtime_prefixes[] = {"libcudart.so", "libcudart-", NULL};
 static const char *const driver_prefixes[] = {"libcuda.so", NULL};
@@ -76,7 +78,13 @@ static void *find_in_loaded(const char *const *prefixes, const char *name) {
     }
 }
 
+tms_state_t *tms_hook_state(void) {
+    tms_state_t *state = tms_state(NULL);
+    return state && !state->config.disable ? state : NULL;
+}
+
 tms_hook_function_t tms_hook_real(tms_state_t *state, tms_hook_t hook) {
+    if (!state) state = tms_state_if_made();
     void *address = state ? atomic_load_explicit(&state->real[hook], memory_order_acquire) : NULL;
     if (!address) {
         const char *name = tms_hook_name(hook);

@@ -125,7 +125,11 @@ typedef void (*tms_hook_function_t)(void);
 const char *tms_hook_name(tms_hook_t hook);
 static inline bool tms_hook_is_of_driver(tms_hook_t hook) { return hook >= TMS_HOOK_cuCtxGetDevice; }
 
-/* Returns the real function, or NULL if the process has none. If `state` is NULL, the result is not kept. */
+/* Returns the state for an interposer. NULL if there is none, because memory is short, or if TMS_DISABLE is set: the
+ * interposer then only calls the real function. */
+tms_state_t *tms_hook_state(void);
+/* Returns the real function, or NULL if the process has none. `state` may be NULL. The result is kept if there is a state.
+ */
 tms_hook_function_t tms_hook_real(tms_state_t *state, tms_hook_t hook);
 /* Keeps `found` as the real function, unless one is known already. Returns the function that is kept. */
 void *tms_hook_keep(tms_state_t *state, tms_hook_t hook, void *found);

@@ -91,6 +91,11 @@ PyObject *tms_py_get_ledger(PyObject *module, PyObject *unused) {
     return PyBool_FromLong(tms_py_api(module)->get_ledger());
 }
 
+PyObject *tms_py_get_disabled(PyObject *module, PyObject *unused) {
+    (void)unused;
+    return PyBool_FromLong(tms_py_api(module)->get_disabled());
+}
+
 PyObject *tms_py_set_disk_directory(PyObject *module, PyObject *const *arguments, Py_ssize_t positional,
                                     PyObject *keywords) {
     static const tms_py_signature_t signature = {"set_disk_directory", 1, 1, {"path"}};

@@ -23,7 +23,8 @@ SKIPPED = [block for _, blocks in _READ for block in blocks]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-def test_a_block_runs(program: Program, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variables", [{}, {"TMS_DISABLE": "1"}], ids=["", "disabled"])
+def test_a_block_runs(program: Program, variables: dict[str, str], tmp_path: Path) -> None:
     if program.language == "python":
         compile(program.text, str(program.page), "exec")
     if program.needs_torch:
@@ -33,7 +34,7 @@ def test_a_block_runs(program: Program, tmp_path: Path) -> None:
     shell = ["bash", "-euo", "pipefail", str(script)]
     done = subprocess.run(
         [sys.executable, str(script)] if program.language == "python" else shell,
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"},
+        env=os.environ | variables | {"PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

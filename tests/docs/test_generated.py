@@ -59,7 +59,7 @@ def test_every_variable_that_the_code_names_has_a_row_and_there_are_few() -> Non
     of_others = ("TMS_SIMULATED", "TMS_GPU", "TMS_DEMO", *BUILD_VARIABLES)
     known = {row.name for row in generated.variables()}
     assert {name for name in named if not name.startswith(of_others)} <= known
-    assert len(known) <= 22
+    assert len(known) <= 23
 
 
 def test_every_variable_of_the_simulated_gpu_has_a_row() -> None:

@@ -20,6 +20,9 @@ PROGRAMS = {
 }
 
 
+DISABLED = (("TMS_DISABLE", "1"), ("TMS_INIT_ENABLE", "1"))
+
+
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     done = run_programs(PROGRAMS.values())
@@ -33,6 +36,15 @@ def test_the_list_is_what_differs(mode: str, found: dict[str, Any]) -> None:
     changed = [name for name in found[mode]["changed"] if name not in of_pytorch]
     assert changed == found[mode]["listed"]
     assert found[mode]["settings"] == found["plain"]["settings"]
+
+
+def test_nothing_differs_with_the_package_disabled(found: dict[str, Any]) -> None:
+    programs = [Program("patches.py", (mode,), DISABLED, mode == "preload") for mode in ("torch", "preload")]
+    for done in run_programs(programs):
+        disabled = json.loads(done.check().output)
+        assert set(disabled["changed"]) <= set(found["plain"]["changed"])
+        assert disabled["listed"] == []
+        assert disabled["settings"] == found["plain"]["settings"]
 
 
 def test_each_row_of_the_table_happens(found: dict[str, Any]) -> None:

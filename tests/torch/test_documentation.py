@@ -1,11 +1,13 @@
 """Guards that the code of README and docs that needs PyTorch runs on the simulated GPU.
 
-Blocks that need no PyTorch, and a list of the blocks that are not run, are in tests/docs/test_code_blocks.py.
+Each Python program runs as it is and with TMS_DISABLE=1, where assertions about managed memory cannot hold. Blocks that need
+no PyTorch, and a list of the blocks that are not run, are in tests/docs/test_code_blocks.py.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,11 +26,13 @@ PROGRAMS = {program.name: program for program in _WITH_TORCH if program.language
 COMMANDS = {program.name: program for program in _WITH_TORCH if program.language == "bash"}
 _RUNNER = Path(__file__).parent / "programs" / "run_documents.py"
 _TIMEOUT_S = 300
+#: Assertions about what is managed, paused or dropped.
+_ABOUT_MANAGED = re.compile(r"paused|tag_of|bytes|isnan|fresh|unwritten|== 0\)|registered|phase|pauses|physical|backup")
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """The exit status of every program, and what it printed. They run in one go, because importing PyTorch takes longer."""
+def run_all(tmp_path_factory: pytest.TempPathFactory, **variables: str) -> dict[str, tuple[int, str, Path]]:
+    """The exit status of every program, what it printed, and its path. They run in one go, because importing PyTorch takes
+    longer."""
     folder = tmp_path_factory.mktemp("documents")
     paths = {}
     for name, program in PROGRAMS.items():
@@ -36,16 +40,51 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
         path.write_text(program.text, encoding="utf-8")
         paths[str(path)] = name
     done = subprocess.run(
-        [sys.executable, str(_RUNNER), *paths], stdout=subprocess.PIPE, text=True, check=True, timeout=_TIMEOUT_S, cwd=folder
+        [sys.executable, str(_RUNNER), *paths],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=_TIMEOUT_S,
+        cwd=folder,
+        env=os.environ | variables,
     )
     lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
-    return {paths[path]: (int(status), Path(path + ".log").read_text(encoding="utf-8")) for status, path in lines}
+    return {
+        paths[path]: (int(status), Path(path + ".log").read_text(encoding="utf-8"), Path(path)) for status, path in lines
+    }
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, Path]]:
+    return run_all(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def disabled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, Path]]:
+    return run_all(tmp_path_factory, TMS_DISABLE="1")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_page_runs(name: str, results: dict[str, tuple[int, str]]) -> None:
-    status, printed = results[name]
+def test_a_page_runs(name: str, results: dict[str, tuple[int, str, Path]]) -> None:
+    status, printed, _ = results[name]
     assert status == 0, f"{name}:\n{printed}"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_page_runs_with_the_package_disabled(name: str, disabled: dict[str, tuple[int, str, Path]]) -> None:
+    """To its end, and with the right contents of tensors. What does not hold is about managed memory, and is printed."""
+    status, printed, path = disabled[name]
+    assert status == 0, f"{name}:\n{printed}"
+    failed = path.with_name(path.name + ".failed").read_text(encoding="utf-8").splitlines()
+    print("does not hold:", *failed, sep="\n")
+    assert [text for text in failed if not _ABOUT_MANAGED.search(text)] == []
+
+
+def test_with_the_package_disabled_nothing_is_managed(disabled: dict[str, tuple[int, str, Path]]) -> None:
+    paths = [path.with_name(path.name + ".failed") for _, _, path in disabled.values()]
+    failed = "".join(path.read_text(encoding="utf-8") for path in paths)
+    assert "torch_memory_saver.is_paused(weights)" in failed
+    assert all(printed.count("TMS_DISABLE is set") <= 1 for _, printed, _ in disabled.values())
 
 
 @pytest.fixture

@@ -181,8 +181,8 @@ def _start_recordings() -> None:
 @functools.cache
 def start_from_environment() -> None:
     """Starts what the environment requests, and what every process has. Called at the first use of the package; does nothing
-    the second time, and in sub-interpreters, which cannot end a daemon thread."""
-    if not _core.main_interpreter:
+    the second time, where the package is disabled, and in sub-interpreters, which cannot end a daemon thread."""
+    if not _core.main_interpreter or _core.get_disabled():
         return
     _start_recordings()
     for variable, start in starters.items():

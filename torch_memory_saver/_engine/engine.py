@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
@@ -68,7 +69,7 @@ from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_stats
 if TYPE_CHECKING:
     from torch_memory_saver._engine.managing import ManageHandle
 
-__all__ = ["Engine", "private_attributes"]
+__all__ = ["Engine", "check_capture", "check_path", "check_reservation", "options_of_region", "private_attributes"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -79,12 +80,56 @@ _TRUE = ("1", "true", "yes")
 _known_options = functools.lru_cache(maxsize=1024, typed=True)(RegionOptions.check)
 
 
-def _options_of_region(*arguments: Any) -> RegionOptions:
+def options_of_region(*arguments: Any) -> RegionOptions:
+    """Return the checked options of a region, from the arguments of :meth:`RegionOptions.check`."""
     try:
         return _known_options(*arguments)
     except TypeError:  # an argument has no hash: its check says what is wrong with it
         pass
     return RegionOptions.check(*arguments)
+
+
+def check_capture(
+    cuda_graph: Any, pool: Any, stream: Any, capture_error_mode: object
+) -> tuple[TorchCuda, tuple[int, int] | None]:
+    """Check the arguments of ``torch.cuda.graph``. Return PyTorch's layer, and the pool's token or None.
+
+    Raises:
+        InvalidArgumentError: One of them is invalid.
+    """
+    if capture_error_mode not in _CAPTURE_MODES:
+        raise InvalidArgumentError(f"capture_error_mode must be one of {_CAPTURE_MODES}, not {capture_error_mode!r}")
+    token = check_token(pool)
+    torch = layer.require()
+    if not isinstance(cuda_graph, torch.torch.cuda.CUDAGraph):
+        raise InvalidArgumentError(f"cuda_graph must be a torch.cuda.CUDAGraph, not {type(cuda_graph).__name__}")
+    if stream is not None and not isinstance(stream, torch.torch.cuda.Stream):
+        raise InvalidArgumentError(f"stream must be None or a torch.cuda.Stream, not {type(stream).__name__}")
+    return torch, token
+
+
+def check_path(path: object) -> str:
+    """Return a path as an absolute text.
+
+    Raises:
+        InvalidArgumentError: It is not a path.
+    """
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidArgumentError(f"path must be a non-empty str or path object, not {path!r}")
+    return os.path.abspath(text)
+
+
+def check_reservation(bytes: object, device: object) -> tuple[int, int]:
+    """Return a size, and the ordinal of a device or -1 for the current one.
+
+    Raises:
+        InvalidArgumentError: One of them is invalid.
+    """
+    size, ordinal = check_bytes("bytes", bytes), check_device(device)
+    if ordinal >= 0 and ordinal >= _core.device_count():
+        raise InvalidArgumentError(f"device must be below {_core.device_count()}, but is {ordinal}")
+    return size, ordinal
 
 
 @functools.cache
@@ -156,13 +201,13 @@ class Engine:
         backup: str | None = None,
         host_memory: str | None = None,
         runs: bool = True,
-    ) -> Region:
-        options = _options_of_region(
+    ) -> AbstractContextManager[None]:
+        options = options_of_region(
             tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
         )
         return Region(self._store, self._find_torch, options)
 
-    def disable(self) -> Region:
+    def disable(self) -> AbstractContextManager[None]:
         current = _core.region_current()
         if not current.managed and current.depth == 0 and not self._manages_everything:
             raise InvalidStateError(
@@ -193,16 +238,9 @@ class Engine:
         backup: str | None = None,
         host_memory: str | None = None,
         runs: bool = True,
-    ) -> GraphCapture:
+    ) -> AbstractContextManager[None]:
         options = RegionOptions.check(tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend)
-        if capture_error_mode not in _CAPTURE_MODES:
-            raise InvalidArgumentError(f"capture_error_mode must be one of {_CAPTURE_MODES}, not {capture_error_mode!r}")
-        token = check_token(pool)
-        torch = layer.require()
-        if not isinstance(cuda_graph, torch.torch.cuda.CUDAGraph):
-            raise InvalidArgumentError(f"cuda_graph must be a torch.cuda.CUDAGraph, not {type(cuda_graph).__name__}")
-        if stream is not None and not isinstance(stream, torch.torch.cuda.Stream):
-            raise InvalidArgumentError(f"stream must be None or a torch.cuda.Stream, not {type(stream).__name__}")
+        torch, token = check_capture(cuda_graph, pool, stream, capture_error_mode)
         return GraphCapture(
             self._store,
             self._graph_pools,
@@ -393,18 +431,11 @@ class Engine:
 
     @passes_log_on
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
-        text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
-        if not isinstance(text, str) or not text or "\0" in text:
-            raise InvalidArgumentError(f"path must be a non-empty str or path object, not {path!r}")
-        _core.set_disk_directory(os.path.abspath(text))
+        _core.set_disk_directory(check_path(path))
 
     @passes_log_on
     def reserve_host_memory(self, bytes: int, device: Any = None) -> None:
-        size = check_bytes("bytes", bytes)
-        ordinal = check_device(device)
-        if ordinal >= 0 and ordinal >= _core.device_count():
-            raise InvalidArgumentError(f"device must be below {_core.device_count()}, but is {ordinal}")
-        _core.reserve_host_memory(size, ordinal)
+        _core.reserve_host_memory(*check_reservation(bytes, device))
 
     @passes_log_on
     def release_host_memory(self) -> None:

@@ -24,7 +24,7 @@ from torch_memory_saver.reports.transitions import ResumeReport, resume_report
 if TYPE_CHECKING:
     from torch_memory_saver._engine.hooks import PendingHooks
 
-__all__ = ["PendingResume", "PendingResumes", "on_main_thread"]
+__all__ = ["PendingResume", "PendingResumes", "handle_of", "on_main_thread"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -140,7 +140,7 @@ class PendingResume:
                 kernels must not be launched on it before :meth:`wait` has returned.
         """
         try:
-            _core.pending_wait_stream(self._pending, _handle_of(stream), on_main_thread())
+            _core.pending_wait_stream(self._pending, handle_of(stream), on_main_thread())
         except OutOfMemoryError as error:
             self._explain(error)
             raise
@@ -196,7 +196,12 @@ class PendingResumes:
         self._resumes = []
 
 
-def _handle_of(stream: Any) -> int:
+def handle_of(stream: Any) -> int:
+    """Return the handle of a stream: a ``torch.cuda.Stream``, a handle, or None for PyTorch's current one.
+
+    Raises:
+        InvalidArgumentError: It is none of these.
+    """
     if stream is None:
         torch = layer.in_use()
         return (None if torch is None else torch.current_stream()) or 0

@@ -189,8 +189,7 @@ class Preserved:
         Raises:
             InvalidArgumentError: An object is not a tensor or a module. Nothing was registered.
         """
-        torch = _imported_torch("preserve")
-        objects = list(_flat(torch, "preserve", what))
+        torch, objects = objects_in("preserve", what)
         found = self._objects.add(torch, objects, tag, parameters)
         storages: _Storages = {}
         add_extents(torch, [storage for storage in found if storage.device.type == "cuda"], storages)
@@ -211,8 +210,7 @@ class Preserved:
         Raises:
             InvalidArgumentError: An object is not a tensor or a module.
         """
-        torch = _imported_torch("forget")
-        self._objects.remove(torch, list(_flat(torch, "forget", what)))
+        self._objects.remove(*objects_in("forget", what))
 
     def blocks(self, tag: str | None) -> tuple[PreservedBlock, ...]:
         """Return the blocks that a pause of a tag (None for every tag) would keep now, by address."""
@@ -348,6 +346,16 @@ def _imported_torch(operation: str) -> Any:
     if torch is None:
         raise InvalidArgumentError(f"{operation}() needs tensors or modules, but torch is not imported")
     return torch
+
+
+def objects_in(operation: str, what: Iterable[Any]) -> tuple[Any, list[Any]]:
+    """Return the module torch, and the tensors and modules among `what` and in its iterables.
+
+    Raises:
+        InvalidArgumentError: An object is not a tensor or a module.
+    """
+    torch = _imported_torch(operation)
+    return torch, list(_flat(torch, operation, what))
 
 
 def _flat(torch: Any, operation: str, what: Iterable[Any]) -> Iterator[Any]:

@@ -31,7 +31,7 @@ from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, TorchMemorySaverError
 from torch_memory_saver.options import RegionOptions
 
-__all__ = ["Region", "bind_region"]
+__all__ = ["Region", "bind_region", "check_bound"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -114,6 +114,18 @@ class Region(_core.Scope, FunctionDecorator):
         return Region(self._store, self._find_torch, self._options)
 
 
+def check_bound(function: object) -> None:
+    """Check that a function can be bound to a region.
+
+    Raises:
+        InvalidArgumentError: It is not callable.
+        TypeError: It is a coroutine function or a generator function.
+    """
+    if not callable(function):
+        raise InvalidArgumentError(f"function must be a callable, not {type(function).__name__}: {function!r}")
+    refuse_deferred_body(function)
+
+
 def bind_region(store: PoolStore, find_torch: Callable[[], TorchCuda | None], function: Any) -> Any:
     """Wrap a function so that each call is inside a region with the options of the caller's innermost region. Outside of
     every region return the function itself.
@@ -124,8 +136,6 @@ def bind_region(store: PoolStore, find_torch: Callable[[], TorchCuda | None], fu
         InvalidArgumentError: It is not callable.
         TypeError: It is a coroutine function or a generator function.
     """
-    if not callable(function):
-        raise InvalidArgumentError(f"function must be a callable, not {type(function).__name__}: {function!r}")
-    refuse_deferred_body(function)
+    check_bound(function)
     frame = innermost_frame(store.stack())
     return function if frame is None else Region(store, find_torch, frame.options)(function)

@@ -135,7 +135,6 @@ class TorchCuda:
         self._enable_caching: Callable[[bool], None] = extension._cuda_cudaCachingAllocator_enable
         # Otherwise each allocation is a cudaMalloc, and no pool is used. PyTorch takes any value of the variable for a yes.
         self.caches = _NO_CACHING not in os.environ
-        self._watch_caching()
 
     def allocator(self) -> Any:
         """This package's allocator, in the form that torch's pools accept."""
@@ -196,7 +195,7 @@ class TorchCuda:
         while it is off."""
         self._enable_caching(on and self.caches)
 
-    def _watch_caching(self) -> None:
+    def watch_caching(self) -> None:
         """Have `caches` follow ``torch.cuda.caching_allocator_enable()``."""
         cuda = self.torch.cuda
         set_by_program: Callable[[bool], None] = cuda.memory.caching_allocator_enable
@@ -491,6 +490,9 @@ def _initialize(torch: Any) -> TorchCuda:
     global _torch_cuda
     _initialize_cuda(torch)
     _torch_cuda = TorchCuda(torch)
+    if _core.get_disabled():
+        return _torch_cuda
+    _torch_cuda.watch_caching()
     watch_captures(torch)
     for callback in _at_first_use:
         callback(torch)

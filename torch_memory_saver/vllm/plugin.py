@@ -20,6 +20,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from torch_memory_saver import _core
 from torch_memory_saver._patches import replace
 
 from .allocator import allocator
@@ -53,10 +54,10 @@ _state = _State()
 def register() -> None:
     """Register the backend with vLLM, and have vLLM use our allocator where the backend is selected.
 
-    vLLM calls this function. Further calls do nothing. A release of vLLM that lacks a part of the interface is named in the
-    log, and stays unchanged.
+    vLLM calls this function. Further calls do nothing, and nothing is registered if ``TMS_DISABLE`` is set. A release of
+    vLLM that lacks a part of the interface is named in the log, and stays unchanged.
     """
-    if _state.was_called:
+    if _state.was_called or _core.get_disabled():
         return
     _state.was_called = True
     try:

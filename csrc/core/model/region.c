@@ -29,6 +29,7 @@ tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t
         tms_tag_table_release(&defaults->tags);
         return status;
     }
+    defaults->disabled = config->disable;
     defaults->own_handles = !config->runs;
     defaults->initial = (tms_region_t){.tag = tag,
                                        .backup = tms_config_init_backup(config),
@@ -82,7 +83,7 @@ tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms
                              .backup = (tms_backup_kind_t)settings->backup,
                              .host_policy = (tms_host_policy_t)settings->host_policy,
                              .own_handles = settings->own_handles != 0 || defaults->own_handles,
-                             .managed = settings->managed != 0};
+                             .managed = settings->managed != 0 && !defaults->disabled};
     return TMS_OK;
 }
 

@@ -20,6 +20,7 @@ enum { TMS_REGION_MAX_DEPTH = 64 };
 typedef struct tms_region_defaults {
     tms_tag_table_t tags;
     tms_region_t initial;     /* from the TMS_INIT_* variables */
+    bool disabled;            /* no settings are managed (TMS_DISABLE) */
     bool own_handles;         /* every allocation has a handle of its own (TMS_RUNS=0) */
     _Atomic uint64_t last_id; /* of the last region entered, on any thread */
 } tms_region_defaults_t;

@@ -19,6 +19,8 @@
 #include "temporary.h"
 
 static const char *const all_variables[] = {
+    "TMS_DISABLE",
+    "TMS_LEDGER",
     "TMS_INIT_ENABLE",
     "TMS_INIT_ENABLE_CPU_BACKUP",
     "TMS_INIT_ENABLE_DISK_BACKUP",
@@ -105,6 +107,7 @@ static void test_booleans(void **state) {
         const char *name;
         const bool *field;
     } variables[] = {
+        {"TMS_DISABLE", &config.disable},
         {"TMS_INIT_ENABLE", &config.init_enable},
         {"TMS_INIT_ENABLE_CPU_BACKUP", &config.init_enable_cpu_backup},
         {"TMS_INIT_ENABLE_DISK_BACKUP", &config.init_enable_disk_backup},
@@ -295,6 +298,18 @@ static void test_a_huge_value_is_cut_in_the_warning(void **state) {
     assert_non_null(strstr(output, "the default '0' is used"));
 }
 
+static void test_the_kill_switch_turns_off_what_would_act(void **state) {
+    (void)state;
+    setenv("TMS_INIT_ENABLE", "1", 1);
+    setenv("TMS_LEDGER", "1", 1);
+    assert_int_equal(read_config(), 0);
+    assert_true(config.init_enable && config.ledger && !config.disable);
+    setenv("TMS_DISABLE", "1", 1);
+    assert_int_equal(read_config(), 0);
+    assert_true(config.disable);
+    assert_false(config.init_enable || config.ledger);
+}
+
 static void test_initial_backup(void **state) {
     (void)state;
     setenv("TMS_INIT_ENABLE_DISK_BACKUP", "1", 1); /* without TMS_INIT_ENABLE: accepted */
@@ -439,6 +454,7 @@ int main(int count, char **arguments) {
     const struct CMUnitTest tests[] = {
         CONFIG_TEST(test_defaults),
         CONFIG_TEST(test_booleans),
+        CONFIG_TEST(test_the_kill_switch_turns_off_what_would_act),
         CONFIG_TEST(test_backend),
         CONFIG_TEST(test_chunk),
         CONFIG_TEST(test_limits),

@@ -47,6 +47,8 @@ def _start_with_cuda() -> None:
     if initialize is None:
         _warn("this PyTorch has no torch.cuda._lazy_init, so they take effect at the first use of torch_memory_saver")
         return
+    if os.environ.get("TMS_DISABLE") and _is_disabled():
+        return
     first = threading.Lock()
     patches = _load_patches()
 
@@ -59,6 +61,14 @@ def _start_with_cuda() -> None:
             _start()
 
     patches.replace("torch.cuda._lazy_init", cuda, "_lazy_init", initialize_and_start)
+
+
+def _is_disabled() -> bool:
+    """Ask the native core, which alone reads the variable."""
+    _startup.make_importable()
+    from torch_memory_saver import _core
+
+    return _core.get_disabled()
 
 
 def _start() -> None:

@@ -266,6 +266,18 @@ static void test_threads(void **state) {
     assert_region("main", TMS_BACKUP_PINNED, MANAGED, 1);
 }
 
+static void test_a_disabled_process_manages_nothing(void **state) {
+    (void)state;
+    const tms_config_t config = {.disable = true};
+    tms_region_settings_t settings = settings_of("set", TMS_BACKUP_NONE, MANAGED);
+    tms_region_release(&defaults);
+    assert_int_equal(tms_region_init(&defaults, &config, &error), TMS_OK);
+    (void)enter("a", TMS_BACKUP_PINNED, MANAGED);
+    assert_region("a", TMS_BACKUP_PINNED, UNMANAGED, 1);
+    assert_int_equal(tms_region_set(&defaults, &settings, &error), TMS_OK);
+    assert_region("set", TMS_BACKUP_NONE, UNMANAGED, 1);
+}
+
 int main(void) {
 #define REGION_TEST(test) cmocka_unit_test_setup_teardown(test, make, release)
     const struct CMUnitTest tests[] = {
@@ -279,6 +291,7 @@ int main(void) {
         REGION_TEST(test_setting_the_initial_level_affects_this_thread_only),
         REGION_TEST(test_configuration_gives_the_initial_level),
         REGION_TEST(test_a_process_without_runs),
+        REGION_TEST(test_a_disabled_process_manages_nothing),
         REGION_TEST(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,196 @@
+"""The engine of a process in which ``TMS_DISABLE`` is set: it checks arguments and does nothing else.
+
+The saver chooses it in place of every hook mode. The native core has read the variable, manages no allocation, and its
+interposers only call the real functions; ``layer`` replaces nothing in PyTorch. So what remains is to answer calls: with
+context managers that only enter and leave, and with reports of zeros. Callbacks of pauses and resumes are not called,
+because nothing is paused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from torch_memory_saver._engine import preload
+from torch_memory_saver._engine.engine import Engine, check_capture, check_path, check_reservation, options_of_region
+from torch_memory_saver._engine.freshness import Checked
+from torch_memory_saver._engine.pending import PendingResume, handle_of
+from torch_memory_saver._engine.preserved import objects_in
+from torch_memory_saver._engine.process import graph_pools, pool_store
+from torch_memory_saver._engine.region import check_bound
+from torch_memory_saver._engine.tensors import check_contiguous
+from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.frames import FunctionDecorator
+from torch_memory_saver.options import (
+    DEFAULT_TAG,
+    PAUSE_TIMEOUT_S,
+    PauseOptions,
+    RegionOptions,
+    ResumeOptions,
+    check_flag,
+    select_tags,
+)
+from torch_memory_saver.reports.freshness import FreshReport
+from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
+from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_stats
+
+if TYPE_CHECKING:
+    from torch_memory_saver._engine.managing import ManageHandle
+
+__all__ = ["DisabledEngine"]
+
+
+class _Nothing(FunctionDecorator):
+    """A context manager that can be used like a region, and has no effect."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+
+class _EndedResume(PendingResume):
+    """A resume of nothing, which has ended."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> ResumeReport:
+        return ResumeReport()
+
+    def wait_stream(self, stream: Any = None) -> None:
+        handle_of(stream)
+
+
+class DisabledEngine(Engine):
+    """The engine that does nothing. Settings can be set and read as usual."""
+
+    def __init__(self) -> None:
+        self.hook_mode = preload.mode_in_force()
+        # For private attributes of the C++ package, see corner_of().
+        self._find_torch = layer.loaded
+        self._store = pool_store
+        self._graph_pools = graph_pools
+
+    def region(
+        self,
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        enable_disk_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+        *,
+        backup: str | None = None,
+        host_memory: str | None = None,
+        runs: bool = True,
+    ) -> AbstractContextManager[None]:
+        options_of_region(tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        return _Nothing()
+
+    def disable(self) -> AbstractContextManager[None]:
+        return _Nothing()
+
+    def bind_region(self, function: Any) -> Any:
+        check_bound(function)
+        return function
+
+    def manage(self, what: Any, *, tag: str = DEFAULT_TAG, backup: str | None = None) -> ManageHandle:
+        from torch_memory_saver._engine.managing import ManageHandle
+        from torch_memory_saver._engine.movable import find_movable, flat
+
+        RegionOptions.check(tag, backup)
+        torch = layer.require().torch
+        find_movable(torch, flat(torch, what))
+        return ManageHandle()
+
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = DEFAULT_TAG,
+        enable_cpu_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+        *,
+        backup: str | None = None,
+        host_memory: str | None = None,
+        runs: bool = True,
+    ) -> AbstractContextManager[None]:
+        RegionOptions.check(tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend)
+        torch, token = check_capture(cuda_graph, pool, stream, capture_error_mode)
+        graph: AbstractContextManager[None] = torch.torch.cuda.graph(
+            cuda_graph, pool=token, stream=stream, capture_error_mode=capture_error_mode
+        )
+        return graph
+
+    def pause(
+        self,
+        tag: Any = None,
+        *,
+        backup: str | None = None,
+        live_only: bool = True,
+        progress: Callable[[int, int], Any] | None = None,
+        if_shared: str = "allow",
+        timeout: float | None = PAUSE_TIMEOUT_S,
+    ) -> PauseReport:
+        PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
+        return PauseReport()
+
+    def resume(
+        self,
+        tag: Any = None,
+        timeout: float | None = None,
+        exclusive: bool = False,
+        *,
+        host_memory: str | None = None,
+        zero: bool = False,
+        progress: Callable[[int, int], Any] | None = None,
+        wait: bool = True,
+    ) -> ResumeReport | PendingResume:
+        options = ResumeOptions.check(tag, timeout, exclusive, host_memory, zero, progress, wait)
+        return ResumeReport() if options.wait else _EndedResume()
+
+    def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
+        objects_in("preserve", what)
+        return ()
+
+    def forget(self, what: Iterable[Any]) -> None:
+        objects_in("forget", what)
+
+    def preserved(self, tag: Any = None) -> tuple[PreservedBlock, ...]:
+        select_tags(tag)
+        return ()
+
+    def check_fresh(self, tag: Any = None, *, ignore: Any = (), modules: Any = (), whole: bool = False) -> FreshReport:
+        return FreshReport(whole=Checked.check(tag, ignore, modules, whole).whole)
+
+    def empty_cache(self) -> None:
+        torch = layer.in_use()
+        if torch is not None:
+            torch.empty_cache()
+
+    def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
+        check_flag("zero_copy", zero_copy, none=True)
+        check_contiguous(x)
+
+    def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
+        check_path(path)
+
+    def reserve_host_memory(self, bytes: int, device: Any = None) -> None:
+        check_reservation(bytes, device)
+
+    def release_host_memory(self) -> None:
+        return None
+
+    def enable_peer_access(self) -> None:
+        return None
+
+    def stats(self, tags: tuple[str, ...] | None, device: int | None) -> Stats:
+        return take_stats(tags, device, 0)
