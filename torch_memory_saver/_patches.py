@@ -36,6 +36,7 @@ class Patch:
 
 _FIRST_USE = "first use of the package with PyTorch's CUDA"
 _SHARING = "first use of the package in a process that has imported PyTorch"
+_SELECTED = "construction of the first vLLM worker that selects the backend `torch_memory_saver`"
 _BEGIN = (
     "A pause must not unmap memory while a stream is captured, because that would break the capture. The begin of a capture "
     "is reported to the native core. It waits for a pause or resume of another thread"
@@ -104,17 +105,18 @@ PATCHES = (
     Patch(
         "vllm.v1.worker.worker_base.WorkerBase.__init__",
         "load of the plug-in by vLLM",
-        "A new worker's choice of the sleep mode backend is noted",
+        "It only notes which sleep mode backend the new worker selects. vLLM tells nobody before it allocates the worker's "
+        "memory",
     ),
     Patch(
         "vllm.device_allocator.get_mem_allocator_instance",
-        "load of the plug-in by vLLM",
+        _SELECTED,
         "Memory of an engine that selects the backend comes from regions. The name is replaced in every module that has "
         "imported it",
     ),
     Patch(
         "vllm.config.VllmConfig.use_cumem_cudagraph_pool",
-        "load of the plug-in by vLLM",
+        _SELECTED,
         "vLLM decides by the name of its own backend whether sleeping releases the memory of CUDA graphs",
     ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ import torch_memory_saver
 
 _FOLDER = Path(__file__).resolve().parent / "vllm_stand_in"
 _PLUGIN = "torch_memory_saver.vllm"
+#: The variable that a configuration sets.
+_NCCL = "NCCL_GRAPH_REGISTER"
 #: As pyproject.toml declares it.
 ENTRY_POINT = EntryPoint("torch_memory_saver", "torch_memory_saver.vllm:register", "vllm.general_plugins")
 
@@ -29,9 +33,13 @@ def stand_in() -> Iterator[None]:
     """Inside, ``vllm`` is the stand-in, and neither it nor the plug-in has been imported."""
     _forget()
     sys.path.insert(0, str(_FOLDER))
+    before = os.environ.pop(_NCCL, None)
     try:
         yield
     finally:
+        os.environ.pop(_NCCL, None)
+        if before is not None:
+            os.environ[_NCCL] = before
         sys.path.remove(str(_FOLDER))
         _forget()
 
@@ -46,5 +54,6 @@ def make_worker(backend: str = "torch_memory_saver", **settings: Any) -> Any:
     """Return a worker of an engine in sleep mode, or with other settings of the model."""
     config = import_module("vllm.config")
     settings = {"enable_sleep_mode": True, "sleep_mode_backend": backend, **settings}
-    vllm_config = config.VllmConfig(config.ModelConfig(**settings))
+    # A worker gets its configuration from the process that has made and checked it.
+    vllm_config = pickle.loads(pickle.dumps(config.VllmConfig(config.ModelConfig(**settings))))
     return import_module("vllm.v1.worker.gpu_worker").Worker(vllm_config)

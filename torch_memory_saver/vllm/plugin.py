@@ -1,13 +1,17 @@
 """The entry point that vLLM calls in each of its processes, and what it changes in vLLM.
 
-vLLM's registry of backends covers suspend and resume only. Memory comes from the allocator that
-``get_mem_allocator_instance`` of ``vllm.device_allocator`` returns, long before the backend is created, so this function is
-replaced. The new one returns our allocator if the newest worker of the process that can sleep selects our backend. A worker
-is constructed in the process that allocates its memory, before its first allocation. In every other case vLLM's own function
-is called.
+vLLM's registry of backends covers suspend and resume only. vLLM looks a backend up when an engine sleeps for the first time,
+long after it has allocated the engine's memory, and tells nobody before which backend an engine selects. So one function of
+vLLM is wrapped in every process that may have a worker: the initialiser of workers. The wrapper reads which backend the
+worker selects. A worker is constructed in the process that allocates its memory, before its first allocation.
 
-vLLM also decides by the name of its own backend whether sleeping releases the memory of CUDA graphs. That property of its
-configuration is replaced, so that ``sleep_mode_offload_cudagraph`` works with our backend as well.
+Everything else is replaced when the first worker of the process selects our backend:
+
+- ``get_mem_allocator_instance`` of ``vllm.device_allocator``, which finds the allocator. The new one returns our allocator
+  if the newest worker that can sleep selects our backend. In every other case it calls vLLM's own function.
+- The property of the configuration that says whether sleeping releases the memory of CUDA graphs, because vLLM decides that
+  by the name of its own backend. So ``sleep_mode_offload_cudagraph`` works with our backend as well. vLLM has read the
+  property when it checked the environment for NCCL, so the worker has it checked again.
 
 A failure to find something in vLLM is logged and never raised: it would end engines that use another backend.
 """
@@ -33,6 +37,8 @@ logger = logging.getLogger("torch_memory_saver")
 BACKEND = "torch_memory_saver"
 _VLLMS_OWN = "cumem"
 _GRAPH_POOL = "use_cumem_cudagraph_pool"
+#: vLLM's method that keeps NCCL from registering the memory of graphs that sleeping releases. Older releases lack it.
+_CHECK_NCCL = "_verify_cumem_cudagraph_pool_env"
 
 
 class _State:
@@ -40,11 +46,13 @@ class _State:
 
     Attributes:
         was_called: Whether :func:`register` was called.
+        was_selected: Whether a worker has selected our backend.
         is_selected: Whether the newest worker that can sleep selects our backend.
     """
 
     def __init__(self) -> None:
         self.was_called = False
+        self.was_selected = False
         self.is_selected = False
 
 
@@ -71,9 +79,7 @@ def register() -> None:
         _log_lack(error)
         return
     if is_cuda:
-        _watch_workers(worker_class)
-        _replace_allocator(find_allocator)
-        _release_graphs(config_class)
+        _watch_workers(worker_class, find_allocator, config_class)
 
 
 def _log_lack(error: Exception) -> None:
@@ -95,8 +101,11 @@ def _backend_of(vllm_config: Any) -> str | None:
     return getattr(model, "sleep_mode_backend", None) if getattr(model, "enable_sleep_mode", False) else None
 
 
-def _watch_workers(worker_class: Any) -> None:
-    """Note which backend each new worker selects. Workers without sleep mode do not count."""
+def _watch_workers(worker_class: Any, find_allocator: Any, config_class: Any) -> None:
+    """Note which backend each new worker selects, and replace the rest when the first one selects ours.
+
+    Workers without sleep mode do not count.
+    """
     construct = worker_class.__init__
 
     @functools.wraps(construct)
@@ -104,6 +113,12 @@ def _watch_workers(worker_class: Any) -> None:
         backend = _backend_of(vllm_config)
         if backend is not None:
             _state.is_selected = backend == BACKEND
+            if _state.is_selected and not _state.was_selected:
+                _state.was_selected = True
+                _replace_allocator(find_allocator)
+                _release_graphs(config_class)
+            if _state.is_selected:
+                getattr(vllm_config, _CHECK_NCCL, lambda: None)()
         construct(self, vllm_config, *arguments, **keywords)
 
     replace("vllm.v1.worker.worker_base.WorkerBase.__init__", worker_class, "__init__", __init__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from vllm.platforms import current_platform
@@ -22,6 +23,14 @@ class ModelConfig:
 class VllmConfig:
     model_config: ModelConfig | None = field(default_factory=ModelConfig)
     captures_graphs: bool = True
+
+    def __post_init__(self) -> None:
+        self._verify_cumem_cudagraph_pool_env()
+
+    def _verify_cumem_cudagraph_pool_env(self) -> None:
+        """NCCL must not register memory that sleeping releases."""
+        if self.use_cumem_cudagraph_pool and os.environ.setdefault("NCCL_GRAPH_REGISTER", "0") != "0":
+            raise ValueError("NCCL_GRAPH_REGISTER must be 0")
 
     @property
     def use_cumem_cudagraph_pool(self) -> bool:

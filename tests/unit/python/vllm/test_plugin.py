@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ import pytest
 from processes import Program
 from vllm_engine import ENTRY_POINT, load_plugin, make_worker, stand_in
 
+import torch_memory_saver
+from torch_memory_saver import _patches
+from torch_memory_saver._patches import PATCHES
+
 PYPROJECT = Path(__file__).resolve().parents[4] / "pyproject.toml"
 BY_NAME = ("vllm.v1.worker.gpu_worker", "vllm.compilation.cudagraph_pool")
 NAME = "get_mem_allocator_instance"
@@ -22,7 +27,8 @@ GROUP = re.compile(r'^\[project.entry-points."vllm.general_plugins"\]\n(\w+) = "
 
 
 @pytest.fixture(autouse=True)
-def fresh_vllm() -> Iterator[None]:
+def fresh_vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(_patches, "_places", {})  # of the stand-ins before
     with stand_in():
         yield
 
@@ -129,6 +135,41 @@ def test_a_configuration_without_a_model_is_no_selection() -> None:
     assert find_allocators() == [vllms_own()] * 3
 
 
+def replaced_in_vllm() -> list[str]:
+    return [patch.name for patch in torch_memory_saver.patches() if patch.name.startswith("vllm.")]
+
+
+def attributes() -> dict[tuple[str, str], Any]:
+    """What the modules of vLLM and the classes in them have."""
+    modules = [each for name, each in sys.modules.items() if name.split(".")[0] == "vllm"]
+    classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
+    cached_by_pickle = ("__slotnames__",)
+    return {
+        (owner.__name__, name): value
+        for owner in [*modules, *classes]
+        for name, value in vars(owner).items()
+        if name not in cached_by_pickle
+    }
+
+
+@pytest.mark.parametrize("settings", [{"backend": "cumem"}, {"enable_sleep_mode": False}], ids=["another", "no-sleep"])
+def test_without_a_selection_nothing_but_the_look_at_workers_is_replaced(settings: dict[str, Any]) -> None:
+    for name in (*BY_NAME, "vllm.device_allocator.cumem", "vllm.device_allocator.sleep_mode_backend"):
+        import_module(name)
+    before = attributes()
+    load_plugin()
+    assert make_worker(**settings).vllm_config.use_cumem_cudagraph_pool is False
+    after = attributes()
+    assert [place for place in after if after[place] is not before.get(place)] == [("WorkerBase", "__init__")]
+    assert replaced_in_vllm() == ["vllm.v1.worker.worker_base.WorkerBase.__init__"]
+
+
+def test_a_selection_replaces_what_the_table_lists(caplog: pytest.LogCaptureFixture) -> None:
+    load_plugin()
+    make_worker()
+    assert replaced_in_vllm() == [patch.name for patch in PATCHES if patch.name.startswith("vllm.")]
+
+
 def test_loading_it_again_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     load_plugin()
     modules = [import_module(name) for name in ("vllm.device_allocator", *BY_NAME)]
@@ -190,6 +231,27 @@ def test_graphs_are_released_with_our_backend_as_with_vllms_own(settings: dict[s
     assert config.use_cumem_cudagraph_pool is expected
     config.captures_graphs = False
     assert not config.use_cumem_cudagraph_pool
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"sleep_mode_offload_cudagraph": True}, "0"),
+        ({}, None),
+        ({"sleep_mode_offload_cudagraph": True, "backend": "other"}, None),
+    ],
+    ids=["ours", "ours-not-requested", "another"],
+)
+def test_nccl_does_not_register_graphs_that_sleeping_releases(settings: dict[str, Any], expected: str | None) -> None:
+    load_plugin()
+    make_worker(**settings)
+    assert os.environ.get("NCCL_GRAPH_REGISTER") == expected
+    os.environ["NCCL_GRAPH_REGISTER"] = "1"
+    if expected is None:
+        make_worker(**settings)
+    else:
+        with pytest.raises(ValueError, match="must be 0"):
+            make_worker(**settings)
 
 
 # -- releases of vLLM that lack something ------------------------------------------------------------------------------
@@ -258,6 +320,8 @@ def test_a_release_before_backends_is_no_reason_for_a_warning(
 def test_a_release_without_a_graph_pool_has_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     config: ModuleType = import_module("vllm.config")
     monkeypatch.delattr(config.VllmConfig, "use_cumem_cudagraph_pool")
+    monkeypatch.delattr(config.VllmConfig, "_verify_cumem_cudagraph_pool_env")
+    monkeypatch.setattr(config.VllmConfig, "__post_init__", lambda self: None)
     plugin = load_plugin()
     make_worker()
     assert find_allocators() == [plugin.allocator] * 3
