@@ -76,6 +76,7 @@ def is_other(before: Any, after: Any) -> bool:
 
 def use(saver: Any) -> None:
     """Use PyTorch, inside a region if there is a saver."""
+    outside = torch.ones(SIZE, device="cuda")
     with contextlib.nullcontext() if saver is None else saver.region("weights", backup="host"):
         weights = torch.ones(SIZE, device="cuda")
         network = torch.nn.LSTM(8, 8, 2, dropout=0.5).cuda()
@@ -105,6 +106,7 @@ def use(saver: Any) -> None:
         saver.empty_cache()
     torch.cuda.empty_cache()
     torch.accelerator.empty_cache()
+    assert float(outside[0]) == 1
 
 
 def place_of(path: str) -> Place:
