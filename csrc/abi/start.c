@@ -15,12 +15,12 @@ tms_state_t *tms_state(tms_error_t *error) {
         return published;
     }
 
-    /* A process works without the handlers, except for forked children and files left at exit. */
     if (fresh->config.disable)
         tms_log_write(
             &fresh->log, TMS_LOG_WARNING,
             "TMS_DISABLE is set: torch_memory_saver does nothing in this process. Regions, pauses and resumes have no "
             "effect. Unset the variable to use the package.");
+    /* A process works without the handlers, except for forked children and files left at exit. */
     tms_error_t failure;
     if (tms_process_register(&failure) != TMS_OK) tms_log_write(&fresh->log, TMS_LOG_WARNING, "%s", failure.message);
     return fresh;

@@ -192,6 +192,20 @@ _IDLE_MEMORY = (
         (_TESTS + "torch/test_pausing.py::test_a_resume_reads_no_blocks_if_nothing_was_freed",),
     ),
     Mutant(
+        "an-idle-segment-that-a-region-has-used-is-still-expected",
+        _SOURCES + "_torch/pool_stock.py",
+        "        pools[-1].kept = 0\n        return True",
+        "        return True",
+        ("torch:tests/gpu/test_empty_cache_looks.py::test_a_region_that_uses_the_idle_segment_does_not_hide_another",),
+    ),
+    Mutant(
+        "each-call-looks-at-every-pool",
+        _SOURCES + "_torch/last_look.py",
+        "        return unexplained > 0",
+        "        return True",
+        ("torch:tests/gpu/test_empty_cache_looks.py::test_nothing_is_listed_while_no_managed_tensor_is_deleted",),
+    ),
+    Mutant(
         "pytorchs-function-returns-nothing-managed",
         _SOURCES + "_torch/empty_cache.py",
         "        return store.empty_cache_with(torch, empty_all)\n",

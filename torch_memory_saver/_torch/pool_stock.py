@@ -41,6 +41,7 @@ from torch_memory_saver._torch.steps import OneUse, call_each
 from torch_memory_saver.options import RegionOptions
 
 __all__ = [
+    "OBJECT_USES",
     "Key",
     "Pool",
     "PoolStock",
@@ -61,7 +62,7 @@ Tags = tuple[str, ...] | None
 _MOST_RETIRED = 10_000
 
 #: The uses that PyTorch counts for a pool that nothing routes and no graph needs: that of its object.
-_OBJECT_USES = 1
+OBJECT_USES = 1
 
 #: The bytes that a pool may strand for any idle segments that are larger: PyTorch's smallest segments of large and of small
 #: tensors, 20 MiB and 2 MiB, of which each pool with one tensor of each kind has one.
@@ -134,8 +135,10 @@ class Pool:
         "blocks",
         "bytes",
         "epoch",
+        "frees",
         "fruitless",
         "id",
+        "kept",
         "key",
         "live",
         "memory_pool",
@@ -155,6 +158,8 @@ class Pool:
         self.live = True  # whether it held a tensor when it was last decided whether to retire it
         self.fruitless = 0  # looks in a row since it has grown
         self.unseen = 0  # regions that have ended since the last look
+        self.kept = 0  # bytes of idle segments that the last look of empty_cache() has left; 0 if it was entered since
+        self.frees = 0  # frees of managed memory that the core had counted before that look
 
     @property
     def device(self) -> int:
@@ -214,6 +219,7 @@ class PoolStock:
             self.note_uncaptured(made)
             pools.append(made)
         pools[-1].epoch = info.epoch
+        pools[-1].kept = 0
 
     def _take_fitting(self, key: Key, info: _core.TagInfo, pools: list[Pool]) -> bool:
         """Appends an idle pool that certainly has no paused memory. Returns whether there is one. The caller holds the
@@ -229,6 +235,7 @@ class PoolStock:
             index = idle.index(current[-1])
         _core.move(idle, pools, index)
         pools[-1].epoch = info.epoch
+        pools[-1].kept = 0
         return True
 
     def _take_one(self, wanted: tuple[Pool, list[Pool]]) -> None:
@@ -329,13 +336,21 @@ class PoolStock:
         pools = list(pools)
         devices = {device for device in {pool.device for pool in pools} if torch.releasable_bytes(device)}
         taken = TakenPools(self, [pool for pool in pools if pool.device in devices])
-        return _core.within(taken, self._retire_taken, (torch, taken))
+        return _core.within(taken, functools.partial(self.retire_taken, torch), taken)
 
-    def _retire_taken(self, wanted: tuple[TorchCuda, TakenPools]) -> bool:
-        torch, taken = wanted
+    def retire_taken(
+        self, torch: TorchCuda, taken: TakenPools, by_pool: Mapping[PoolId, list[dict[str, Any]]] | None = None
+    ) -> bool:
+        """Retire those of the taken pools that are worth it. Return whether an emptying is needed to release their memory.
+
+        Args:
+            torch: PyTorch.
+            taken: The pools.
+            by_pool: PyTorch's segments by pool; None: asks PyTorch for those of each pool.
+        """
         retired = False
         for pool in list(taken.pools):
-            if self.should_retire(torch, pool):
+            if self.should_retire(torch, pool, segments=None if by_pool is None else by_pool.get(pool.id, [])):
                 _core.move(taken.pools, self._doomed, taken.pools.index(pool))
                 retired = True
         self.retire_doomed(torch)
@@ -350,7 +365,7 @@ class PoolStock:
         self,
         torch: TorchCuda,
         pool: Pool,
-        uses: int = _OBJECT_USES,
+        uses: int = OBJECT_USES,
         segments: list[dict[str, Any]] | None = None,
     ) -> bool:
         """Whether a pool is to be retired. A pool that a captured graph uses never is: replays use blocks that PyTorch shows

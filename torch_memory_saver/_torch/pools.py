@@ -21,8 +21,10 @@ from torch_memory_saver._torch.default_pool import SubstitutePools
 from torch_memory_saver._torch.elsewhere import Watch
 from torch_memory_saver._torch.entry_room import EntryRoom
 from torch_memory_saver._torch.frames import Frame, Pause, Stack, ThreadLife
+from torch_memory_saver._torch.last_look import LastLook
 from torch_memory_saver._torch.layer import PoolId, Routing, TorchCuda, devices_in_use
 from torch_memory_saver._torch.pool_stock import (
+    OBJECT_USES,
     Key,
     Pool,
     PoolStock,
@@ -42,8 +44,8 @@ logger = logging.getLogger("torch_memory_saver")
 
 _Result = TypeVar("_Result")
 
-#: The uses that torch counts for a pool: one for its object, and one for a routing.
-_OBJECT_USES, _ROUTING_USES = 1, 1
+#: The uses that torch counts for a routing, beside that of the pool's object.
+_ROUTING_USES = 1
 
 #: For each further number of blocks, one more region ends without a look for idle segments of the pool.
 _FEW_BLOCKS = 512
@@ -94,6 +96,7 @@ class PoolStore(PoolStock):
         self.single_device = False
         self.watch = Watch()
         self.substitutes = SubstitutePools(self)
+        self.last_look = LastLook(self)
 
     after_fork_in_child = _reset
 
@@ -391,9 +394,9 @@ class PoolStore(PoolStock):
         """Forget the retired pools that are not in torch's list. Return the other pools, and how many uses torch counts for
         each without graphs. The caller holds the lock."""
         self._forget(set(self._retired) - set(listed))
-        alive = [(pool, _OBJECT_USES) for pools in self._idle.values() for pool in pools]
+        alive = [(pool, OBJECT_USES) for pools in self._idle.values() for pool in pools]
         for frame in self._frames.values():
-            uses = _OBJECT_USES + (_ROUTING_USES if frame.routed else 0)
+            uses = OBJECT_USES + (_ROUTING_USES if frame.routed else 0)
             alive += [(pool, uses) for pool in frame.pools]
         return alive
 
@@ -410,12 +413,16 @@ class PoolStore(PoolStock):
             self.empty_cache_with(torch, lambda: self.empty_torch_cache(torch))
 
     def empty_cache_with(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:
-        """Release memory as :meth:`empty_cache` does, but call a function to empty PyTorch's own cache. Return its
-        result."""
-        self.retire_idle_of(torch, None)
-        result = empty_torch_cache()
-        if self.retire_idle_of(torch, None):  # PyTorch has waited for the streams that used deleted tensors
-            self.empty_retired(torch)
+        """Release memory as :meth:`empty_cache` does, with a function that empties PyTorch's cache. Return its result."""
+        result: _Result = _core.within(collector_stopped(), lambda: self._empty_cache(torch, empty_torch_cache))
+        return result
+
+    def _empty_cache(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:
+        self.retire_doomed(torch)
+        result = empty_torch_cache()  # first: PyTorch waits for the streams that used deleted tensors
+        has_retired = self.last_look.retire_idle(torch)
+        if self._replace_own(torch, None) or has_retired:
+            empty_torch_cache()
         return result
 
     def retire_idle_of(self, torch: TorchCuda, tags: Tags) -> bool:
@@ -423,20 +430,23 @@ class PoolStore(PoolStock):
         whether an emptying is needed to release their memory."""
         self.retire_doomed(torch)
         retired = self.retire_idle(torch, self.idle_pools(tags))
+        return self._replace_own(torch, tags) or retired
+
+    def _replace_own(self, torch: TorchCuda, tags: Tags) -> bool:
+        """Retire the pools of this thread's frames in the tags that are worth it, and replace them. Return whether an
+        emptying is needed to release their memory."""
         own = [frame for frame in self.stack() if frame.managed and frame.pools and selects(tags, frame.tag)]
-        devices = {device for frame in own for device in {pool.device for pool in frame.pools}}
+        devices = {pool.device for frame in own for pool in frame.pools}
         releasable = {device for device in devices if torch.releasable_bytes(device)}
-        if not releasable:
-            return retired
-        replaced = False
+        replaced: list[bool] = []
 
         def visit(frame: Frame) -> None:
-            nonlocal replaced
             if frame in own:
-                replaced |= self._replace_pools(torch, frame, releasable)
+                replaced.append(self._replace_pools(torch, frame, releasable))
 
-        _core.within(self.routing_suspended(torch, visit), bool)
-        return retired or (replaced and torch.routing_spares_cache)
+        if releasable:
+            _core.within(self.routing_suspended(torch, visit), bool)
+        return any(replaced) and torch.routing_spares_cache
 
     def _replace_pools(self, torch: TorchCuda, frame: Frame, devices: Collection[int]) -> bool:
         """Retires the pools of a suspended frame that are worth it, and replaces them by others. Returns whether there were
@@ -457,8 +467,8 @@ class PoolStore(PoolStock):
             segments: PyTorch's segments by pool.
         """
         frames = [frame for frame in self.stack() if frame.managed]
-        candidates = [(pool, _OBJECT_USES) for pool in self.idle_pools()]
-        candidates += [(pool, _OBJECT_USES + _ROUTING_USES * frame.routed) for frame in frames for pool in frame.pools]
+        candidates = [(pool, OBJECT_USES) for pool in self.idle_pools()]
+        candidates += [(pool, OBJECT_USES + _ROUTING_USES * frame.routed) for frame in frames for pool in frame.pools]
         found = {
             pool.id
             for pool, uses in candidates
