@@ -36,10 +36,11 @@ MUTANTS = (
         (_TESTS + "test_history.py::test_torch_2_0_is_called_for_each_device",),
     ),
     Mutant(
-        "host-memory-is-recorded-for-ever",
+        "the-end-of-a-recording-names-host-memory",
         "torch_memory_saver/_torch/history.py",
-        '    if host:\n        arguments["record_pinned_host_memory"] = True',
-        "    del host",
+        'return Call({"enabled": False if one_device else None}, (), one_device)',
+        'arguments = {"enabled": False if one_device else None, "record_pinned_host_memory": True}\n'
+        "    return Call({name: arguments[name] for name in arguments if name in accepted}, (), one_device)",
         (_TESTS + "test_history.py::test_stopping",),
     ),
     Mutant(

@@ -97,8 +97,8 @@ _POOLS = (
     Mutant(
         "what-another-thread-kept-is-never-emptied",
         _SOURCES + "_torch/pools.py",
-        "        due = self._pending - self._routed_devices()",
-        "        due = self._pending & self._routed_devices()",
+        "        due = self._pending - self._devices_that_keep_cache(torch)",
+        "        due = self._pending & self._devices_that_keep_cache(torch)",
         ("torch:tests/torch/test_pools.py::test_pytorchs_cache_goes_when_the_last_thread_leaves_its_region",),
     ),
     Mutant(
@@ -131,7 +131,7 @@ _POOLS = (
     ),
     Mutant(
         "memory-is-emptied-during-a-capture-elsewhere",
-        _SOURCES + "_torch/pools.py",
+        _SOURCES + "_torch/pool_stock.py",
         'torch.is_capturing() or bool(_core.counters()["visible_captures"])',
         "torch.is_capturing()",
         (_TESTS + "torch/test_pausing.py",),
@@ -297,9 +297,19 @@ _TORCH_LAYER = (
     Mutant(
         "a-retired-pool-keeps-its-use",
         _SOURCES + "_torch/pool_stock.py",
-        "        forget,\n        release,\n",
-        "        forget,\n",
+        "        *_steps_of_destruction(pool),\n        release,\n",
+        "        *_steps_of_destruction(pool),\n",
         ("torch:tests/torch/test_pools.py::test_memory_goes_with_the_last_tensor_of_a_retired_pool",),
+    ),
+    Mutant(
+        "a-pool-object-ends-during-a-capture",
+        _SOURCES + "_torch/pool_stock.py",
+        "    if may_not_free(torch):\n        return _steps_of_retirement(torch, pool)\n    return [*(functools",
+        "    return [*(functools",
+        (
+            _TESTS + "torch/test_pool_stock.py::"
+            "test_the_end_of_the_object_is_its_pools_last_use_unless_a_capture_is_active[True]",
+        ),
     ),
     Mutant(
         "what-torch-caches-is-not-seen",

@@ -43,9 +43,10 @@ from torch_memory_saver._torch.default_pool import DefaultPool
 from torch_memory_saver._torch.graphs import GraphCapture, check_token
 from torch_memory_saver._torch.ipc import check_importer
 from torch_memory_saver._torch.layer import TorchCuda
+from torch_memory_saver._torch.history import may_have_native_frames
 from torch_memory_saver._torch.live import live_finder, managed_blocks
 from torch_memory_saver._torch.pausing import await_regions, make_room, pausing, with_room
-from torch_memory_saver._torch.pools import Tags, may_not_free, selects, would_read_stacks
+from torch_memory_saver._torch.pools import Tags, may_not_free, selects
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
 from torch_memory_saver.options import (
     DEFAULT_TAG,
@@ -448,7 +449,7 @@ class Engine:
     def stats(self, tags: tuple[str, ...] | None, device: int | None) -> Stats:
         warn_of_unknown_tags("stats", tags)
         torch = layer.in_use()
-        is_known = torch is not None and not would_read_stacks(torch)
+        is_known = torch is not None and not may_have_native_frames(torch.torch)
         return take_stats(tags, device, self._store.stranded_bytes(torch) if torch is not None and is_known else 0)
 
     def ledger(self, device: int | None, measure_context: bool) -> Ledger:

@@ -21,6 +21,7 @@ from torch_memory_saver._torch.default_pool import SubstitutePools
 from torch_memory_saver._torch.elsewhere import Watch
 from torch_memory_saver._torch.entry_room import EntryRoom
 from torch_memory_saver._torch.frames import Frame, Pause, Stack, ThreadLife
+from torch_memory_saver._torch.history import may_have_native_frames
 from torch_memory_saver._torch.last_look import LastLook
 from torch_memory_saver._torch.layer import PoolId, Routing, TorchCuda, devices_in_use
 from torch_memory_saver._torch.pool_stock import (
@@ -38,7 +39,7 @@ from torch_memory_saver._torch.steps import Notifier, OneUse
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
 
-__all__ = ["Key", "Pool", "PoolStore", "Tags", "may_not_free", "selects", "would_read_stacks"]
+__all__ = ["Key", "Pool", "PoolStore", "Tags", "may_not_free", "selects"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -59,13 +60,6 @@ def _may_be_capturing(torch: TorchCuda) -> bool:
         return bool(torch.is_capturing())
     except RuntimeError:
         return True
-
-
-def would_read_stacks(torch: TorchCuda) -> bool:
-    """Whether PyTorch's list of segments takes seconds now, because it records the stacks of C++ functions."""
-    from torch_memory_saver._torch.history import may_have_native_frames  # it imports this package's PyTorch layer
-
-    return may_have_native_frames(torch.torch)
 
 
 def _paused_tags(tags: Tags) -> list[str]:
@@ -220,7 +214,7 @@ class PoolStore(PoolStock):
         has_changed = rows != self._rows.get(frame.tag)
         self._rows[frame.tag] = rows
         used = [pool for pool in routed if self._is_due(pool, has_changed or pool.key.options.tag != frame.tag)]
-        if not used or would_read_stacks(torch):
+        if not used or may_have_native_frames(torch.torch):
             return
         in_use = _core.active_devices()
         taken = TakenPools(self, [pool for pool in used if in_use >> pool.device & 1])
@@ -477,13 +471,9 @@ class PoolStore(PoolStock):
         return found | self.retired_pools()
 
     def empty_retired(self, torch: TorchCuda) -> None:
-        """Release the segments without a tensor of retired pools. Before PyTorch 2.13 its own cache stays.
-
-        These releases keep their own cache while a pool is routed on the device, on any thread, and release what retired
-        pools hold. So pools without memory are routed meanwhile, on every device. Since 2.13 only the end of a pool's object
-        spares the cache (:func:`~torch_memory_saver._torch.pool_stock.retire`), and segments whose last tensor was deleted
-        after it go with the cache.
-        """
+        """Release the segments without a tensor of retired pools. Before PyTorch 2.13 its own cache stays, because pools
+        without memory are routed meanwhile, on every device. Since 2.13 only the end of a pool's object spares the cache
+        (:func:`~torch_memory_saver._torch.pool_stock.retire`)."""
         if not torch.routing_spares_cache:
             self.empty_torch_cache(torch)
             return
