@@ -31,6 +31,7 @@ import changes  # noqa: E402
 import command_line  # noqa: E402
 import comparisons  # noqa: E402
 import devices  # noqa: E402
+import disabled  # noqa: E402
 import events  # noqa: E402
 import guard  # noqa: E402
 import handles  # noqa: E402
@@ -61,6 +62,7 @@ _TABLES = (
     command_line,
     comparisons,
     devices,
+    disabled,
     events,
     guard,
     handles,

@@ -180,7 +180,7 @@ static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bo
 /* Announces the capture, and begins it with the real function. */
 #define BEGIN_CAPTURE(name, stream, per_thread, ...)                                                                        \
     do {                                                                                                                    \
-        tms_state_t *state = tms_hook_state();                                                                               \
+        tms_state_t *state = tms_hook_state();                                                                              \
         tms_capture_begun_t begun = {.identity = 0};                                                                        \
         tms_cuda_error_t result;                                                                                            \
         if (state && !announce(state, resolve_stream((stream), (per_thread)), &begun))                                      \
@@ -193,7 +193,7 @@ static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bo
 /* Ends the capture with the real function. An end without a recorded begin has no effect. */
 #define END_CAPTURE(name, stream, per_thread, ...)                                                                          \
     do {                                                                                                                    \
-        tms_state_t *state = tms_hook_state();                                                                               \
+        tms_state_t *state = tms_hook_state();                                                                              \
         void *target = resolve_stream((stream), (per_thread));                                                              \
         tms_cuda_error_t result;                                                                                            \
         TMS_CALL_REAL(result, state, name, __VA_ARGS__);                                                                    \

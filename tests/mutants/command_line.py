@@ -106,8 +106,8 @@ _RUN = (
     Mutant(
         "the-package-is-imported-with-torch",
         _CLI + "startup/sitecustomize.py",
-        'patches.replace("torch.cuda._lazy_init", cuda, "_lazy_init", initialize_and_start)\n',
-        'patches.replace("torch.cuda._lazy_init", cuda, "_lazy_init", initialize_and_start)\n    _start()\n',
+        '    patches.replace("torch.cuda._lazy_init", cuda, "_lazy_init", initialize_and_start)\n',
+        "    _start()\n",
         (_TESTS + "test_run.py::test_nothing_happens_without_cuda",),
     ),
     Mutant(

@@ -266,6 +266,17 @@ def test_nothing_happens_without_cuda(torch_program: Program, tmp_path: Path) ->
     assert event_files(tmp_path) == []
 
 
+def test_a_disabled_program_is_not_recorded(torch_program: Program, tmp_path: Path) -> None:
+    text = "import torch_memory_saver\nprint(torch_memory_saver.patches(), torch_memory_saver.stats().total.allocations)"
+    done = torch_program(f"import torch\nprint(torch.cuda._lazy_init.__module__)\n{USES_CUDA}{text}", TMS_DISABLE="1")
+    assert done.stdout == "torch.cuda\n() 0\n"
+    start = "from torch_memory_saver._engine import background\nbackground.start_from_environment()"
+    count = "import threading\nprint(threading.active_count())"
+    done = torch_program(f"{start}\n{USES_CUDA}{count}", TMS_DISABLE="1", TMS_RELEASE_CACHED="1000")
+    assert (done.stdout, done.stderr.count("TMS_DISABLE is set")) == ("1\n", 1)
+    assert event_files(tmp_path) == []
+
+
 def test_nothing_starts_inside_the_initialisation(torch_program: Program) -> None:
     text = (
         "import torch, torch_memory_saver\nfrom torch_memory_saver._engine import background\nseen = []\n"

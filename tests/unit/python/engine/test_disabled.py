@@ -28,6 +28,7 @@ def test_the_preload_library_passes_everything_on(program: Program, tmp_path: Pa
     done = program(
         """
 library = ctypes.CDLL(None)
+library.tms_get_interesting_region.restype = ctypes.c_bool
 library.tms_set_interesting_region(True)
 assert not library.tms_get_interesting_region()
 address = cuda_malloc(4 * MIB)
