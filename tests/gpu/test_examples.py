@@ -48,6 +48,8 @@ RUN_ELSEWHERE = {
     "rl_loop.py",
     "rl_sharded.py",
     "torchrun.py",
+    "transformers_engine.py",
+    "trl_grpo.py",
 }
 #: An amount of memory in an example's output.
 SIZES = re.compile(r"(-?\d+\.\d\d) GiB \(expected (\d+\.\d\d)\)")
