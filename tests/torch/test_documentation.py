@@ -67,10 +67,14 @@ def disabled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
     return run_all(tmp_path_factory, TMS_DISABLE="1")
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_page_runs(name: str, results: dict[str, tuple[int, str, Path]]) -> None:
+def _skip_without_transformers(name: str) -> None:
     if "from transformers import" in PROGRAMS[name].text and importlib.util.find_spec("accelerate") is None:
         pytest.skip("needs transformers and accelerate")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_page_runs(name: str, results: dict[str, tuple[int, str, Path]]) -> None:
+    _skip_without_transformers(name)
     status, printed, _ = results[name]
     assert status == 0, f"{name}:\n{printed}"
 
@@ -78,6 +82,7 @@ def test_a_page_runs(name: str, results: dict[str, tuple[int, str, Path]]) -> No
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_page_runs_with_the_package_disabled(name: str, disabled: dict[str, tuple[int, str, Path]]) -> None:
     """To its end, and with the right contents of tensors. What does not hold is about managed memory, and is printed."""
+    _skip_without_transformers(name)
     status, printed, path = disabled[name]
     assert status == 0, f"{name}:\n{printed}"
     failed = path.with_name(path.name + ".failed").read_text(encoding="utf-8").splitlines()
