@@ -76,10 +76,10 @@ MUTANTS = (
         ("tests/unit/simulator/test_process.c",),
     ),
     Mutant(
-        "a-shared-file-with-other-contents-is-used",
+        "a-shared-file-that-others-can-write-is-used",
         _BUDGET,
-        "    if (shared->format == FORMAT) return shared;",
-        "    if (shared->format) return shared;",
+        '    if (status->st_mode & OTHERS) return "other users can use it";\n',
+        "",
         ("tests/unit/simulator/test_process.c",),
     ),
 )

@@ -41,9 +41,9 @@ from torch_memory_saver._engine.variables import setting, warn_of_unknown_variab
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.default_pool import DefaultPool
 from torch_memory_saver._torch.graphs import GraphCapture, check_token
+from torch_memory_saver._torch.history import may_have_native_frames
 from torch_memory_saver._torch.ipc import check_importer
 from torch_memory_saver._torch.layer import TorchCuda
-from torch_memory_saver._torch.history import may_have_native_frames
 from torch_memory_saver._torch.live import live_finder, managed_blocks
 from torch_memory_saver._torch.pausing import await_regions, make_room, pausing, with_room
 from torch_memory_saver._torch.pools import Tags, may_not_free, selects
