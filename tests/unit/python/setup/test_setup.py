@@ -37,6 +37,7 @@ def setup_script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     specification.loader.exec_module(module)
     for variable in ("CUDA_HOME", "CUDA_PATH", "PATH"):
         monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(REPOSITORY)  # as installers do
     monkeypatch.setattr(sys, "path", [])
     return module
 
@@ -298,7 +299,6 @@ def test_what_compiles_nothing_needs_no_compiler(setup_script: ModuleType, monke
 
 @needs_source_tree
 def test_version_has_one_source(setup_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(REPOSITORY)
     monkeypatch.delenv("TMS_PINNED_VERSION", raising=False)
     assert setup_script.package_version() == torch_memory_saver.__version__
     files = [REPOSITORY / "pyproject.toml", *REPOSITORY.glob("*.py"), *(REPOSITORY / "torch_memory_saver").rglob("*.py")]
