@@ -418,6 +418,27 @@ def test_what_was_deleted_of_the_default_pool_while_paused_is_not_resumed() -> N
     assert saver.resume("a").copied_bytes == 32 * MIB
 
 
+# -- PyTorch's counters ------------------------------------------------------------------------------------------------
+
+
+def test_the_counters_do_not_grow_with_the_pools_that_there_ever_were() -> None:
+    """Since 2.13 torch.cuda.memory_stats() has an entry for each pool, also of those that are gone."""
+    for _ in range(3):
+        load(64)
+        tms.empty_cache()
+    kept, gone = load(4, 32)
+    del gone
+    from torch_memory_saver._torch import layer
+
+    torch_cuda = layer.in_use()
+    assert torch_cuda is not None
+    found, expected = torch_cuda.memory_stats(0), torch.cuda.memory_stats_as_nested_dict(0)
+    assert "reserved_bytes_by_private_pools" not in found
+    for name in ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "allocation"):
+        assert found[name] == expected[name]
+    del kept
+
+
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 

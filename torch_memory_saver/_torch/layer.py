@@ -116,7 +116,8 @@ class TorchCuda:
         self._set_device = getattr(extension, "_accelerator_setDeviceIndex", extension._cuda_setDevice)
         self.is_capturing = extension._cuda_isCurrentStreamCapturing
         self._raw_stream = extension._cuda_getCurrentRawStream
-        self._memory_stats = extension._cuda_memoryStats
+        # The counters of torch.cuda.memory_stats. Since 2.13 that function also lists every pool that the process ever had.
+        self._memory_stats = getattr(extension, "_accelerator_getDeviceStats", extension._cuda_memoryStats)
         self._memory_snapshot = extension._cuda_memorySnapshot
         # Whether backward() on this thread runs on torch's own threads, one for each device; thread-local in torch.
         self.autograd_threads: Callable[[], bool] = extension._is_multithreading_enabled
@@ -290,7 +291,7 @@ class TorchCuda:
         return str(self.torch.cuda.memory_summary(device))
 
     def memory_stats(self, device: int) -> dict[str, Any]:
-        """Return torch.cuda.memory_stats of a device in use, as nested dicts."""
+        """Return the counters of torch.cuda.memory_stats of a device in use, as nested dicts, but no counters of pools."""
         stats: dict[str, Any] = self._memory_stats(device)
         return stats
 
