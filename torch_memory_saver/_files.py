@@ -1,5 +1,9 @@
 """Files that hold all of their content or do not exist, and the rank and the role of this process, which their names
 have.
+
+A file is made under a new random name in its folder (``_folders.py``), and renamed. So it follows no link, takes no file
+that another user has made, and replaces a link by itself. Files have mode 0600, because they hold call stacks, tags or data,
+unless the caller says otherwise.
 """
 
 from __future__ import annotations
@@ -7,13 +11,24 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import secrets
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["copy_file", "default_role", "own_rank", "write_file", "write_text_file"]
+from torch_memory_saver._folders import PRIVATE_FILE, PRIVATE_FOLDER, Folder, opened_folder
+
+__all__ = [
+    "append_to_file",
+    "copy_file",
+    "default_role",
+    "own_rank",
+    "remove_file",
+    "write_bytes_file",
+    "write_file",
+    "write_text_file",
+]
 
 _COMMAND_LINE = "/proc/self/cmdline"
 
@@ -53,15 +68,13 @@ def _program_name(arguments: Sequence[str], original: Sequence[str]) -> str:
 
 #: With this one PyTorch's own snapshots are written (Python's default until 3.13), and its memory_viz page reads it.
 _PICKLE_PROTOCOL = 4
-_MODE = 0o666
 #: How often a folder is made again that another process removes before the file is in it.
 _ATTEMPTS = 5
+_RANDOM_BYTES = 8
 
 
-def write_file(snapshot: dict[str, Any], target: Path, aside: Path, mode: int = _MODE) -> None:
+def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
     """Writes a snapshot under a hidden name in the folder `aside`, and renames it to `target`. Makes missing folders.
-
-    `mode` has the permissions, of which the process's umask takes some.
 
     Raises:
         OSError: It could not be written. Nothing is left behind.
@@ -72,18 +85,29 @@ def write_file(snapshot: dict[str, Any], target: Path, aside: Path, mode: int = 
         aside,
         "write_snapshot",
         "the snapshot was",
-        mode,
     )
 
 
-def write_text_file(text: str, target: Path, operation: str, what: str, mode: int = _MODE) -> None:
+def write_text_file(
+    text: str, target: Path, operation: str, what: str, mode: int = PRIVATE_FILE, folder_mode: int = PRIVATE_FOLDER
+) -> None:
     """Writes a text in the same way, in the folder of `target`. `operation` and `what` ("the events were") are for the
-    message of a failure.
+    message of a failure. `mode` and `folder_mode` have the permissions of the file and of missing folders, of which the
+    process's umask takes some.
 
     Raises:
         OSError: It could not be written. Nothing is left behind, and an existing file is unchanged.
     """
-    _write(lambda file: file.write(text.encode()), target, target.parent, operation, what, mode)
+    _write(lambda file: file.write(text.encode()), target, target.parent, operation, what, mode, folder_mode)
+
+
+def write_bytes_file(content: bytes, target: Path, operation: str, what: str) -> None:
+    """Writes bytes in the same way.
+
+    Raises:
+        OSError: See :func:`write_text_file`.
+    """
+    _write(lambda file: file.write(content), target, target.parent, operation, what)
 
 
 def copy_file(source: Path, target: Path, operation: str, what: str) -> None:
@@ -92,24 +116,50 @@ def copy_file(source: Path, target: Path, operation: str, what: str) -> None:
     Raises:
         OSError: See :func:`write_text_file`.
     """
-    content = source.read_bytes()
-    _write(lambda file: file.write(content), target, target.parent, operation, what)
+    write_bytes_file(source.read_bytes(), target, operation, what)
+
+
+def append_to_file(path: str | os.PathLike[str]) -> int:
+    """Return a descriptor that appends to a file of this user. The file is made if it is missing, and its folder is not.
+
+    Raises:
+        OSError: The file cannot be opened, is a link, or belongs to another user.
+    """
+    target = Path(path)
+    with opened_folder(target.parent, exact=True) as folder:
+        return folder.open_own(target.name, os.O_WRONLY | os.O_APPEND)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file of this user, if it exists.
+
+    Raises:
+        OSError: The file cannot be removed.
+    """
+    with contextlib.suppress(FileNotFoundError), opened_folder(path.parent, exact=True) as folder:
+        folder.remove(path.name)
 
 
 def _write(
-    write: Callable[[BinaryIO], object], target: Path, aside: Path, operation: str, what: str, mode: int = _MODE
+    write: Callable[[BinaryIO], object],
+    target: Path,
+    aside: Path,
+    operation: str,
+    what: str,
+    mode: int = PRIVATE_FILE,
+    folder_mode: int = PRIVATE_FOLDER,
 ) -> None:
-    hidden = aside / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"
+    hidden = f".{target.name}.{secrets.token_hex(_RANDOM_BYTES)}.tmp"
     try:
-        aside.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(hidden, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
-                write(file)
-            _move(hidden, target)
-        except BaseException:
-            with contextlib.suppress(OSError):  # the first error says what is wrong with the folder
-                hidden.unlink(missing_ok=True)
-            raise
+        with opened_folder(aside, mode=folder_mode, exact=True) as folder:
+            try:
+                with open(hidden, "wb", opener=lambda name, _flags: folder.create(name, mode)) as file:
+                    write(file)
+                _move(folder, hidden, target, aside)
+            except BaseException:
+                with contextlib.suppress(OSError):  # the first error says what is wrong with the folder
+                    os.unlink(hidden, dir_fd=folder.descriptor)
+                raise
     except OSError as error:
         raise OSError(
             error.errno,
@@ -118,12 +168,15 @@ def _write(
         ) from error
 
 
-def _move(hidden: Path, target: Path) -> None:
+def _move(folder: Folder, hidden: str, target: Path, aside: Path) -> None:
+    if target.parent == aside:
+        os.replace(hidden, target.name, src_dir_fd=folder.descriptor, dst_dir_fd=folder.descriptor)
+        return
     for attempt in range(_ATTEMPTS):
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(hidden, target)
+            with opened_folder(target.parent, mode=PRIVATE_FOLDER, exact=True) as goal:
+                os.replace(hidden, target.name, src_dir_fd=folder.descriptor, dst_dir_fd=goal.descriptor)
             return
-        except (FileNotFoundError, FileExistsError):  # another process has removed the folder in between
+        except FileNotFoundError:  # another process has removed the folder in between
             if attempt == _ATTEMPTS - 1:
                 raise

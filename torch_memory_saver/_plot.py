@@ -5,10 +5,13 @@ equal bytes of an SVG file with one release of matplotlib.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from torch_memory_saver._files import write_bytes_file
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["write_picture"]
@@ -37,4 +40,6 @@ def write_picture(
         if suffix not in figure.canvas.get_supported_filetypes():
             raise InvalidArgumentError(f"matplotlib writes no file that ends in {suffix!r}: {os.fspath(path)}")
         draw(figure)
-        figure.savefig(path, dpi=_DPI, metadata={"Date": None} if suffix == "svg" else None)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=suffix, dpi=_DPI, metadata={"Date": None} if suffix == "svg" else None)
+    write_bytes_file(picture.getvalue(), Path(path), operation, "the picture was")

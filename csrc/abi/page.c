@@ -36,8 +36,8 @@ int32_t tms_api_page_directory(char *path, size_t room) {
     char whole[PATH_MAX];
     tms_state_t *state = tms_state(NULL);
     if (!state) return 0;
-    const tms_private_directory_t place = tms_shared_page_directory(state->config.shared_page_directory);
-    if (!tms_private_directory_path(&place, whole) || strlen(whole) >= room) return 0;
+    const tms_directory_choice_t place = tms_shared_page_directory(state->config.shared_page_directory);
+    if (!tms_directory_path(&place, whole) || strlen(whole) >= room) return 0;
     memcpy(path, whole, strlen(whole) + 1);
     return 1;
 }

@@ -44,7 +44,8 @@ typedef struct tms_config {
                                          copies, in MiB; more than 12 are never used */
     char *lock_directory;             /* TMS_LOCK_DIR: the directory in which `resume(exclusive=True)` keeps one lock file
                                          for each GPU. Unset means `/tmp/torch_memory_saver-<uid>`. All processes that take
-                                         turns use the same directory and belong to the same user */
+                                         turns use the same directory and belong to the same user. No other user may be
+                                         able to write to it. In `/tmp`, `torch_memory_saver-<uid>` is used */
     bool runs;           /* TMS_RUNS: whether a resume backs neighbouring allocations by one physical handle; 0: each
                             has a handle of its own, as in `region(runs=False)` */
     bool verify_backups; /* TMS_VERIFY_BACKUPS: for debugging: each pause copies all contents of retained backups once
@@ -55,7 +56,8 @@ typedef struct tms_config {
     char *shared_page_directory; /* TMS_SHARED_PAGE: whether a process shows what it holds to `top` and `ask`, in a file that
                                     only its user can read, and the directory of these files. Unset means on, in
                                     `/dev/shm/torch_memory_saver-<uid>`. The directory must be local to the machine, and is
-                                    the same for the process and for the commands */
+                                    the same for the process and for the commands. No other user may be able to write to
+                                    it. In `/dev/shm` or `/tmp`, `torch_memory_saver-<uid>` is used */
     bool ledger;                 /* TMS_LEDGER: the ledger also counts allocations of libraries that look up the driver's
                                     functions themselves, such as NCCL. It needs the library
                                     `torch_memory_saver_hook_mode_preload_ledger.abi3.so` in `LD_PRELOAD` */

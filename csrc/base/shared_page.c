@@ -92,10 +92,10 @@ static void publish_words(tms_shared_page_t *page, size_t begin, size_t end) {
 }
 
 static bool make(tms_shared_page_t *page, const tms_shared_page_description_t *description,
-                 tms_private_directory_failure_t *failure) {
+                 tms_directory_failure_t *failure) {
     if (!page->image) page->image = calloc(1, sizeof(*page->image));
     if (!page->image) {
-        *failure = (tms_private_directory_failure_t){.call = "calloc", .os_error = ENOMEM};
+        *failure = (tms_directory_failure_t){.call = "calloc", .os_error = ENOMEM};
         page->file.path[0] = '\0';
         return false;
     }
@@ -111,7 +111,7 @@ static bool make(tms_shared_page_t *page, const tms_shared_page_description_t *d
 }
 
 bool tms_shared_page_open(tms_shared_page_t *page, const tms_shared_page_description_t *description,
-                          tms_private_directory_failure_t *failure) {
+                          tms_directory_failure_t *failure) {
     bool failed = false;
     pthread_mutex_lock(&page->opening);
     if (tms_shared_page_may_open(page)) {

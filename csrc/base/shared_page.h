@@ -86,7 +86,7 @@ static inline bool tms_shared_page_may_open(const tms_shared_page_t *page) {
 
 /* Makes the page, unless that was tried before. If it fails, returns false once, with *failure and page->file.path set. */
 bool tms_shared_page_open(tms_shared_page_t *page, const tms_shared_page_description_t *description,
-                          tms_private_directory_failure_t *failure);
+                          tms_directory_failure_t *failure);
 /* At exit: removes the file's name. No page is made after this. */
 void tms_shared_page_at_exit(tms_shared_page_t *page);
 /* In a forked child, with `opening` locked before the fork: the page is the parent's. The child makes its own at its first

@@ -23,12 +23,12 @@ enum {
     NOT_OPEN = -1
 };
 
-tms_private_directory_t tms_shared_page_directory(const char *configured) {
-    return (tms_private_directory_t){.configured = configured, .parent = "/dev/shm"};
+tms_directory_choice_t tms_shared_page_directory(const char *configured) {
+    return tms_private_directory(configured, "/dev/shm");
 }
 
-static bool fail(tms_private_directory_failure_t *failure, const char *call, int os_error) {
-    *failure = (tms_private_directory_failure_t){.call = call, .os_error = os_error};
+static bool fail(tms_directory_failure_t *failure, const char *call, int os_error) {
+    *failure = (tms_directory_failure_t){.call = call, .os_error = os_error};
     return false;
 }
 
@@ -40,13 +40,13 @@ static uint64_t random_number(void) {
 }
 
 /* Checked in advance, because a file that grows beyond RLIMIT_FSIZE raises SIGXFSZ. */
-static bool check_size_limit(tms_private_directory_failure_t *failure) {
+static bool check_size_limit(tms_directory_failure_t *failure) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return true;
     return limit.rlim_cur >= TMS_SHARED_PAGE_BYTES || fail(failure, "the check of RLIMIT_FSIZE", EFBIG);
 }
 
-static bool fill(tms_shared_page_file_t *file, tms_private_directory_failure_t *failure) {
+static bool fill(tms_shared_page_file_t *file, tms_directory_failure_t *failure) {
     int os_error;
     /* The file is locked before it is long enough to be a page, because a reader removes a page that it can lock. */
     if (flock(file->fd, LOCK_EX | LOCK_NB) != 0) return fail(failure, "flock", errno);
@@ -60,10 +60,9 @@ static bool fill(tms_shared_page_file_t *file, tms_private_directory_failure_t *
     return true;
 }
 
-bool tms_shared_page_file_create(tms_shared_page_file_t *file, const char *configured,
-                                 tms_private_directory_failure_t *failure) {
+bool tms_shared_page_file_create(tms_shared_page_file_t *file, const char *configured, tms_directory_failure_t *failure) {
     char name[NAME_BYTES];
-    const tms_private_directory_t place = tms_shared_page_directory(configured);
+    const tms_directory_choice_t place = tms_shared_page_directory(configured);
     file->fd = NOT_OPEN;
     file->words = NULL;
     int directory = tms_private_directory_open(&place, file->path, failure);

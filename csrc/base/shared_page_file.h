@@ -24,12 +24,11 @@ typedef struct tms_shared_page_file {
 } tms_shared_page_file_t;
 
 /* Returns the directory that a variable names, or the default. */
-tms_private_directory_t tms_shared_page_directory(const char *configured);
+tms_directory_choice_t tms_shared_page_directory(const char *configured);
 
 /* Makes the file, which is filled with zeros. If that fails, returns false with *failure and the path that it concerns, and
  * leaves nothing behind. */
-bool tms_shared_page_file_create(tms_shared_page_file_t *file, const char *configured,
-                                 tms_private_directory_failure_t *failure);
+bool tms_shared_page_file_create(tms_shared_page_file_t *file, const char *configured, tms_directory_failure_t *failure);
 /* Removes the name of the file, if there is one. It stays mapped. */
 void tms_shared_page_file_unlink(tms_shared_page_file_t *file);
 /* Unmaps and closes the file, and leaves its name, which in a forked child belongs to the parent. Async-signal-safe. */

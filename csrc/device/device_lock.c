@@ -16,6 +16,7 @@
 
 enum {
     FILE_MODE = 0600,
+    OTHERS = 077,          /* permissions that a lock file must not have */
     NAME_BYTES = 80,       /* "torch_memory_saver-GPU-<uuid>.lock" and its NUL */
     HOLDER_BYTES = 48,     /* a process id and a time, both decimal, separated by a space, and a newline */
     TIME_BYTES = 32,       /* "2026-01-02T03:04:05Z" and its NUL */
@@ -87,14 +88,14 @@ static bool fail(failure_t *failure, const char *call, int os_error) {
     return false;
 }
 
-static tms_private_directory_t directory_of(const tms_device_locks_t *locks) {
-    return (tms_private_directory_t){.configured = locks->directory, .parent = "/tmp"};
+static tms_directory_choice_t directory_of(const tms_device_locks_t *locks) {
+    return tms_private_directory(locks->directory, "/tmp");
 }
 
 /* Opens the directory, creating it if missing. Returns its descriptor, or NOT_OPEN and the failure. */
 static int open_directory(const tms_device_locks_t *locks, failure_t *failure) {
-    const tms_private_directory_t directory = directory_of(locks);
-    tms_private_directory_failure_t failed;
+    const tms_directory_choice_t directory = directory_of(locks);
+    tms_directory_failure_t failed;
     int fd = tms_private_directory_open(&directory, failure->path, &failed);
     if (fd < 0) fail(failure, failed.call, failed.os_error);
     return fd < 0 ? NOT_OPEN : fd;
@@ -158,6 +159,8 @@ static bool lock_file(int fd, bool *current, failure_t *failure) {
     if (fstat(fd, &found) != 0) return fail(failure, "fstat", errno);
     if (!S_ISREG(found.st_mode) || found.st_uid != geteuid())
         return fail(failure, "the check that it is a regular file of this user's", EPERM);
+    /* Whoever can read a file can lock it. */
+    if ((found.st_mode & OTHERS) && fchmod(fd, FILE_MODE) != 0) return fail(failure, "fchmod", errno);
     if (try_flock(fd) == 0) return find_current(fd, current, failure);
     int os_error = errno;
     if (os_error == EWOULDBLOCK) failure->holder = read_holder(fd);
@@ -219,8 +222,8 @@ static bool lock_device(const tms_device_locks_t *locks, tms_device_lock_t *lock
     write_name(name, &wanted->uuid);
     failure->device = wanted->device;
     if (lock->count > 0) {
-        const tms_private_directory_t directory = directory_of(locks);
-        if (!tms_private_directory_path(&directory, failure->path)) return fail(failure, "open", ENAMETOOLONG);
+        const tms_directory_choice_t directory = directory_of(locks);
+        if (!tms_directory_path(&directory, failure->path)) return fail(failure, "open", ENAMETOOLONG);
         append_name(failure, name);
         if (!find_current(lock->fd, &current, failure)) return false;
         if (current) return true;

@@ -3,9 +3,9 @@
  * Each GPU has one file, locked with flock. The file is named after the GPU's UUID, so it is the same for every process,
  * regardless of CUDA_VISIBLE_DEVICES. The kernel releases the lock when its holder ends, in any way. The file is never
  * removed, because unlinking a locked file would let a second process lock a new file of that name. The directory
- * (base/private_directory.h) is TMS_LOCK_DIR, else /tmp/torch_memory_saver-<uid> (XDG_RUNTIME_DIR is removed at the user's
- * last logout, and missing in services and containers). Files have mode 0600, are opened without following links, and must
- * be regular files of this user.
+ * must be private (base/private_directory.h). It is TMS_LOCK_DIR, else /tmp/torch_memory_saver-<uid> (XDG_RUNTIME_DIR is
+ * removed at the user's last logout, and missing in services and containers). Files have mode 0600, are opened without
+ * following links, and must be regular files of this user.
  *
  * A file that is removed or replaced nevertheless is detected. A waiting process opens the file anew at each attempt. The
  * holder checks when it acquires again: it then locks the new file, or fails if another process holds that. A holder that

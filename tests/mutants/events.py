@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         "metrics-are-written-in-place",
         _SOURCES + "_files.py",
-        '    hidden = aside / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"\n    try:\n        aside.mkdir',
-        "    hidden = target\n    try:\n        aside.mkdir",
+        '    hidden = f".{target.name}.{secrets.token_hex(_RANDOM_BYTES)}.tmp"',
+        "    hidden = target.name",
         (_PYTHON + "test_event_file.py::test_a_file_that_cannot_be_written_stays_as_it_is",),
     ),
     Mutant(

@@ -63,8 +63,8 @@ MUTANTS = (
     Mutant(
         "a-snapshot-is-written-in-place",
         "torch_memory_saver/_files.py",
-        'hidden = aside / f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp"',
-        "hidden = target",
+        '    hidden = f".{target.name}.{secrets.token_hex(_RANDOM_BYTES)}.tmp"',
+        "    hidden = target.name",
         (_TESTS + "test_sampler.py::test_a_file_is_replaced_only_when_the_new_one_is_whole",),
     ),
     Mutant(

@@ -32,8 +32,8 @@ MUTANTS = (
     Mutant(
         "everybody-can-read-a-report",
         _SOURCES + "folder.py",
-        "_MODE = 0o600",
-        "_MODE = 0o644",
+        '"the report was")',
+        '"the report was", mode=0o644)',
         (_FOLDER + "test_only_this_user_can_read_them_whatever_the_umask",),
     ),
     Mutant(

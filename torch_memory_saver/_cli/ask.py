@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from torch_memory_saver._diagnostics.processes.requests import request_file
 
 __all__ = ["Answer"]
 
-_UMASK = 0o077
 _TRACE_SUFFIX = ".trace.json"
 
 
@@ -51,8 +48,7 @@ class Answer:
         """Put the file where it is wanted, and return its path; None if another command was faster."""
         if self.output is None and not self.as_trace:
             return written
-        with _only_for_this_user():
-            return self._move(written)
+        return self._move(written)
 
     def _move(self, written: Path) -> Path | None:
         # The process writes one file for all requests. No other command moves it under this name.
@@ -82,13 +78,3 @@ class Answer:
         assert self.output is not None
         copy_file(taken, self.output, "ask", "the file was")
         return self.output
-
-
-@contextlib.contextmanager
-def _only_for_this_user() -> Iterator[None]:
-    """Files that are made inside are readable by their user only."""
-    before = os.umask(_UMASK)
-    try:
-        yield
-    finally:
-        os.umask(before)

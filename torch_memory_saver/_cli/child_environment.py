@@ -14,6 +14,7 @@ from pathlib import Path
 from torch_memory_saver._cli.host_checks import why_not_writable
 from torch_memory_saver._engine import background, preload
 from torch_memory_saver._engine.variables import path_at_import
+from torch_memory_saver._folders import PRIVATE_FOLDER, opened_folder
 from torch_memory_saver._replace import replace_process
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
@@ -139,8 +140,8 @@ def print_environment(arguments: argparse.Namespace) -> None:
 def _make(folder: str) -> None:
     """Make the folder now, so that a folder that cannot be written to is an error, and not a warning of each process."""
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        problem = why_not_writable(Path(folder))
+        with opened_folder(folder, mode=PRIVATE_FOLDER) as made:
+            problem = why_not_writable(made.path)
     except OSError as error:
         problem = error.strerror
     if problem is not None:

@@ -239,6 +239,7 @@ class _Compare(Command):
         """
         import json
 
+        from torch_memory_saver._files import write_text_file
         from torch_memory_saver.memory import compare
 
         comparison = compare(*arguments.snapshots)
@@ -250,7 +251,7 @@ class _Compare(Command):
             )
         if arguments.output:
             try:
-                Path(arguments.output).write_text(comparison.html(), encoding="utf-8")
+                write_text_file(comparison.html(), Path(arguments.output), "compare", "the page was")
             except OSError as error:
                 raise InvalidArgumentError(
                     f"compare: {arguments.output} cannot be written: {error.strerror}: choose another file.",

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.variables import path_at_import, setting
+from torch_memory_saver._folders import chosen_folder
 from torch_memory_saver.errors import OutOfMemoryError
 
 __all__ = [
@@ -174,8 +175,10 @@ def _start_recordings() -> None:
     known, unknown = requested_recordings(setting(_DEBUG))
     for word in unknown:
         logger.warning("%s: '%s' is ignored (allowed: %s)", _DEBUG, word, ", ".join(recordings))
-    for word in known:
-        recordings[word](os.path.join(debug_folder(), word))
+    if known:
+        folder = chosen_folder(debug_folder())
+        for word in known:
+            recordings[word](os.path.join(folder, word))
 
 
 @functools.cache

@@ -57,14 +57,16 @@ PYTHON_VARIABLES = (
     Variable(
         "TMS_DEBUG_DIR",
         "the folder for what `TMS_DEBUG` records. It has a folder for each of `events`, `snapshots` and `oom`, and is made "
-        "where it is missing. Use a new one for each run",
+        "where it is missing, for this user alone. In a folder that all users share, such as `/tmp`, "
+        "`torch_memory_saver-<uid>` is used. Use a new one for each run",
         "any path; a relative one starts in the directory where the package is imported",
         "`torch_memory_saver_debug`",
     ),
     Variable(
         "TMS_METRICS_FILE",
         "a file for metrics in the OpenMetrics text format, replaced at each pause and resume. `{pid}` and `{rank}` in it "
-        "are replaced; processes that share one file overwrite each other's",
+        "are replaced; processes that share one file overwrite each other's. Other users can read it, as far as the umask "
+        "allows",
         "any path; a relative one starts in the directory where the package is imported",
         "none",
     ),

@@ -8,17 +8,18 @@ of this package. They are kept in the user's cache folder.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from torch_memory_saver._folders import PRIVATE_FOLDER, check_path, private_directory
 from torch_memory_saver._simulate.torch_build import DRIVER_SONAME, TorchBuild, Wanted
 from torch_memory_saver.errors import InvalidStateError
 
@@ -172,15 +173,14 @@ def make_folder(folder: Path, find_wanted: Callable[[], Sequence[Wanted]], simul
     harm.
 
     Raises:
-        InvalidStateError: There is no compiler, or it failed, or another user can change the folder. Nothing is left behind.
-        OSError: The cache cannot be written.
+        InvalidStateError: There is no compiler, or it failed. Nothing is left behind.
+        OSError: The cache cannot be written. PermissionError: other users can change it, and so what programs load from it.
     """
-    if folder.is_dir():
-        _check_owner(folder)
+    with private_directory(folder.parent, mode=PRIVATE_FOLDER):
+        check_path(folder.parent)
+    with contextlib.suppress(FileNotFoundError), private_directory(folder):
         return
     wanted = find_wanted()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _check_owner(folder.parent)
     names = frozenset(provided)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         made = Path(scratch, "made")
@@ -200,23 +200,6 @@ def make_folder(folder: Path, find_wanted: Callable[[], Sequence[Wanted]], simul
             # Another process was faster. Its folder has the same contents and stays.
             if not folder.is_dir():
                 raise
-
-
-def _check_owner(folder: Path) -> None:
-    """Check that only this user and root can put libraries into `folder`, because programs load them from there.
-
-    Raises:
-        InvalidStateError: Another user can.
-    """
-    for place in (folder, *folder.parents[:2]):
-        found = place.stat()
-        in_sticky = found.st_uid == 0 and found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (0, os.geteuid()) or (found.st_mode & stat.S_IWOTH and not in_sticky):
-            raise InvalidStateError(
-                f"the stub libraries cannot be in {folder}, because another user can change {place} (owner: uid "
-                f"{found.st_uid}): set XDG_CACHE_HOME to a folder of your own",
-                operation="simulate",
-            )
 
 
 def _compile(compiler: list[str], wanted: Wanted, provided: frozenset[str], scratch: Path, made: Path) -> None:

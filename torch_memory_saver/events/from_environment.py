@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from torch_memory_saver._files import own_rank
+from torch_memory_saver._files import own_rank, remove_file
 from torch_memory_saver._services import Periodic, after_call, path_at_import
 from torch_memory_saver.events.event_file import write_events
 from torch_memory_saver.events.log import events, sample_free_memory
@@ -86,8 +86,8 @@ class EventFile(_Written):
             path = self.attempt(lambda: write_events(self._directory / _file_name(), log=log))
             if path is None:
                 return
-            if self._written not in (None, path):
-                self._written.unlink(missing_ok=True)  # written before the rank was known
+            if self._written is not None and self._written != path:
+                remove_file(self._written)  # written before the rank was known
             self._written, self._recorded = path, recorded
 
     def _begin_anew_in_child(self) -> None:

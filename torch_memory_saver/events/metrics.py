@@ -16,6 +16,8 @@ from torch_memory_saver._files import write_text_file
 __all__ = ["format_metrics", "metrics", "write_metrics"]
 
 _PREFIX = "torch_memory_saver_"
+#: The collector that reads the file often runs as another user.
+_FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 _NS_PER_SECOND = 1_000_000_000
 
 
@@ -78,7 +80,8 @@ def metrics() -> str:
 def write_metrics(path: str | os.PathLike[str]) -> Path:
     """Write :func:`metrics` to a file that a reader never finds half-written.
 
-    The text is written to another file, which is then renamed. A missing folder is created.
+    The text is written to another file, which is then renamed. A missing folder is created. Other users can read both, as
+    far as the umask allows.
 
     Returns:
         The path.
@@ -87,7 +90,7 @@ def write_metrics(path: str | os.PathLike[str]) -> Path:
         OSError: The file could not be written. An existing file is unchanged.
     """
     target = Path(path)
-    write_text_file(metrics(), target, "write_metrics", "the metrics were")
+    write_text_file(metrics(), target, "write_metrics", "the metrics were", _FILE_MODE, _FOLDER_MODE)
     return target
 
 

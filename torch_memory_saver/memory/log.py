@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._files import default_role, own_rank
+from torch_memory_saver._files import append_to_file, default_role, own_rank
 from torch_memory_saver._nvml import ProcessShare
 from torch_memory_saver._services import DeviceMemory, Periodic, TorchCuda, device_memory, devices_in_use, layer
 from torch_memory_saver.errors import InvalidArgumentError
@@ -336,12 +336,12 @@ def read_memory_log(*paths: str | os.PathLike[str]) -> list[MemoryRow]:
 def append_rows(path: str | os.PathLike[str], rows: Iterable[MemoryRow]) -> None:
     """Append rows to a CSV file, which gets a header if it is new.
 
-    Several processes may append to one file.
+    Several processes of one user may append to one file.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: The file cannot be written, is a symbolic link, or belongs to another user.
     """
-    with open(path, "a", newline="", encoding="utf-8") as file:
+    with open(append_to_file(path), "a", newline="", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
         text = io.StringIO()
         writer = csv.writer(text)

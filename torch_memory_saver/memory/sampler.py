@@ -2,7 +2,7 @@
 
 Several processes work in the same folder at once, on several machines too. A file gets its place by being renamed into it,
 and a moment is removed by being renamed first, so no process ever sees half of either. The counter of moments is a file
-under a lock of the file system.
+under a lock of the file system. All of them belong to one user: files and folders of other users are left unchanged.
 
 The recordings `history` and `snapshots` of TMS_DEBUG begin here. They do not initialise CUDA, because a process that does
 not use CUDA has nothing to record.
@@ -16,7 +16,6 @@ import fcntl
 import logging
 import os
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._files import default_role, write_file
+from torch_memory_saver._folders import PRIVATE_FOLDER, chosen_folder, opened_folder
 from torch_memory_saver._services import before_pause, layer, record_history
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError, TorchMemorySaverError
 from torch_memory_saver.memory.loading import KEY
@@ -67,7 +67,8 @@ class MemorySnapshotSampler:
     without the parts that do not exist. Use a new directory for each run.
 
     Args:
-        directory: The folder of the series. It is made if it is missing.
+        directory: The folder of the series. It is made if it is missing. In a folder that all users share, such as ``/tmp``,
+            the series has the folder ``torch_memory_saver-<uid>``.
         tag: A name for the series, which all its snapshots have in common, such as "after_step".
         role: The role of this process. Default: the process's title or program.
         keep: The number of moments that are kept. The first process that has one more removes the oldest. None: all are
@@ -98,7 +99,7 @@ class MemorySnapshotSampler:
             raise InvalidArgumentError(f'on_error must be "raise" or "count", not {on_error!r}')
         if keep is not None and (not isinstance(keep, int) or isinstance(keep, bool) or keep < 1):
             raise InvalidArgumentError(f"keep must be None or a whole number of at least 1, not {keep!r}")
-        self._directory = Path(directory).absolute()
+        self._directory = chosen_folder(directory)
         self._tag = tag
         self._role = default_role() if role is None else role
         self._keep = keep
@@ -252,7 +253,6 @@ def next_moment(directory: Path, last: int | None) -> int:
         OSError: The counter cannot be read or written.
         InvalidStateError: The file of the counter has other contents.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory / _COUNTER) as descriptor:
         text = os.pread(descriptor, 2 * _COUNTER_DIGITS, 0).decode("ascii", "replace").strip()
         if text and not text.isdecimal():
@@ -269,7 +269,8 @@ def next_moment(directory: Path, last: int | None) -> int:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with opened_folder(path.parent, mode=PRIVATE_FOLDER, exact=True) as folder:
+        descriptor = folder.open_own(path.name, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:
@@ -293,29 +294,32 @@ def remove_oldest(directory: Path, keep: int, found: frozenset[int], current: in
         OSError: A folder cannot be removed.
     """
     steps = sorted(moments(directory), key=lambda step: (step not in found or step == current, step))
-    for step in steps[: max(0, len(steps) - keep)]:
-        if step == current:
-            continue
-        removed = directory / f"{_REMOVED}{step}-{os.getpid()}"
-        try:
-            os.rename(moment_folder(directory, step), removed)
-        except OSError as error:
-            # Another process has removed it, or a removal by this process was interrupted. The next call continues.
-            if error.errno not in _TAKEN:
-                raise
-    for name in os.listdir(directory):
-        if name.startswith(_REMOVED):
-            _remove(directory / name)
+    with opened_folder(directory, exact=True) as folder:
+        for step in steps[: max(0, len(steps) - keep)]:
+            name = moment_folder(directory, step).name
+            if step != current and folder.is_own_folder(name):
+                with _undisturbed():
+                    os.rename(
+                        name,
+                        f"{_REMOVED}{step}-{os.getpid()}",
+                        src_dir_fd=folder.descriptor,
+                        dst_dir_fd=folder.descriptor,
+                    )
+        for name in folder.names():
+            if name.startswith(_REMOVED) and folder.is_own_folder(name):
+                with _undisturbed():
+                    folder.remove_folder(name)
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder, and ignore that another process disturbs the removal.
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignore that another process disturbs a removal.
 
     Other processes may be removing the folder too, or one of them may have just put a late file into it. The next call
     removes the rest.
     """
     try:
-        shutil.rmtree(folder)
+        yield
     except OSError as error:
         if error.errno not in _TAKEN:
             raise

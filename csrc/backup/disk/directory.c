@@ -51,22 +51,6 @@ char *tms_disk_absolute_path(const char *path) {
     return absolute;
 }
 
-tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t *context, tms_error_t *error) {
-    struct stat found;
-    if (stat(path, &found) == 0 && S_ISDIR(found.st_mode)) return TMS_OK;
-
-    if (mkdir(path, DIRECTORY_MODE) == 0) return TMS_OK;
-    int os_error = errno;
-    if (os_error == EEXIST && stat(path, &found) == 0)
-        return TMS_OK; /* another process has created it, or it is not a directory, which the next call reports */
-    tms_status_t status = tms_error_set_os(error, context, "mkdir", os_error, path);
-    if (os_error == ENOENT)
-        tms_error_append(error,
-                         " Only the last directory of the path is created, so that a misspelled path is noticed: create its "
-                         "parent directories first.");
-    return status;
-}
-
 /* openat may block on network file systems and be interrupted. */
 static int open_again(int directory, const char *name, int flags, mode_t mode) {
     int fd;
@@ -79,39 +63,17 @@ int tms_disk_open_at(int directory, const char *name, int flags) {
     return open_again(directory, name, flags | O_NOFOLLOW, FILE_MODE);
 }
 
-/* Fails if `path` cannot be examined or is another user's symbolic link, which that user could redirect at any time. Checked
- * before and after opening: in a directory like /tmp only its owner can remove a link, and in any other directory users with
- * write access could replace the target itself. */
-static tms_status_t check_link(const char *path, const tms_error_context_t *context, tms_error_t *error) {
-    struct stat found;
-    if (lstat(path, &found) != 0) return errno == ENOENT ? TMS_OK : tms_error_set_os(error, context, "lstat", errno, path);
-    if (!S_ISLNK(found.st_mode) || found.st_uid == geteuid() || found.st_uid == 0) return TMS_OK;
-    tms_error_set(error, TMS_BACKUP_IO, context,
-                  "the directory '%s' is a symbolic link of another user (uid %ld), which is not followed", path,
-                  (long)found.st_uid);
-    if (error) error->os_error = EPERM;
-    return TMS_BACKUP_IO;
-}
-
-tms_status_t tms_disk_open_directory(const char *path, int *directory, const tms_error_context_t *context,
+tms_status_t tms_disk_open_directory(const char *path, tms_directory_t *found, const tms_error_context_t *context,
                                      tms_error_t *error) {
-    tms_status_t status = check_link(path, context, error);
-    if (status != TMS_OK) return status;
-    /* O_PATH: creating files does not require read permission. */
-    int fd = open_again(AT_FDCWD, path, O_PATH | O_DIRECTORY, 0);
-    if (fd < 0 && errno == ENOENT) {
-        status = tms_disk_make_directory(path, context, error);
-        if (status != TMS_OK) return status;
-        fd = open_again(AT_FDCWD, path, O_PATH | O_DIRECTORY, 0);
-    }
-    if (fd < 0) return tms_error_set_os(error, context, "openat", errno, path);
-    status = check_link(path, context, error);
-    if (status != TMS_OK) {
-        close(fd);
-        return status;
-    }
-    *directory = fd;
-    return TMS_OK;
+    const tms_directory_choice_t choice = {.configured = path, .exact = true, .walk = {.mode = DIRECTORY_MODE}};
+    tms_directory_failure_t failure;
+    if (tms_directory_open(&choice, found, &failure)) return TMS_OK;
+    tms_status_t status = tms_error_set_os(error, context, failure.call, failure.os_error, path);
+    if (failure.os_error == ENOENT)
+        tms_error_append(error,
+                         " Only the last directory of the path is created, so that a misspelled path is noticed: create its "
+                         "parent directories first.");
+    return status;
 }
 
 int tms_disk_check_size_limit(uint64_t end) {

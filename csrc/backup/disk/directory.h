@@ -9,14 +9,14 @@
 #include <sys/stat.h>
 
 #include "backup/disk/types.h"
+#include "base/private_directory.h"
 
 /* A copy of `path` without trailing slashes, made absolute if the working directory is known. NULL: out of memory. */
 char *tms_disk_absolute_path(const char *path);
 
-/* Creates the directory (0700) if it is missing. Its parents must exist, so that a misspelled path is an error. */
-tms_status_t tms_disk_make_directory(const char *path, const tms_error_context_t *context, tms_error_t *error);
-/* Opens the directory, creating it if missing. Follows a symbolic link only if it belongs to this user or root. */
-tms_status_t tms_disk_open_directory(const char *path, int *directory, const tms_error_context_t *context,
+/* Opens the directory (base/private_directory.h), which may be shared. Creates it (0700) if it is missing. Its parents must
+ * exist, so that a misspelled path is an error. */
+tms_status_t tms_disk_open_directory(const char *path, tms_directory_t *found, const tms_error_context_t *context,
                                      tms_error_t *error);
 
 /* Opens a name in a directory without following links. A created file has mode 0600. Returns -1 and sets errno on

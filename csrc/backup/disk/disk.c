@@ -122,10 +122,17 @@ static bool is_place_of(const tms_disk_lock_t *lock, const tms_disk_identity_t *
  * time, because the directory may have been removed or moved. */
 static tms_status_t acquire_lock(tms_disk_directory_t *directory, const char *path, tms_disk_lock_t **lock,
                                  const tms_error_context_t *context, tms_error_t *error) {
-    int fd = -1;
+    tms_directory_t opened;
     tms_disk_identity_t place;
-    tms_status_t status = tms_disk_open_directory(path, &fd, context, error);
+    tms_status_t status = tms_disk_open_directory(path, &opened, context, error);
     if (status != TMS_OK) return status;
+    const int fd = opened.fd;
+    if (opened.shared)
+        tms_log_once(
+            directory->log, &directory->warned_shared, TMS_LOG_WARNING,
+            "the directory of backup files '%s' is shared with other users: %s failed. They cannot read or change a "
+            "backup, but they can remove it. TMS_DISK_BACKUP_DIR or set_disk_backup_dir() chooses another directory.",
+            path, opened.shared);
     const char *failed = tms_disk_identify(fd, &place);
     if (failed) {
         status = tms_error_set_os(error, context, failed, errno, path);

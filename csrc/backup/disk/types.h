@@ -70,6 +70,7 @@ typedef struct tms_disk_directory {
     struct tms_host_store *host;  /* NULL, or the store that counts files on a file system in memory */
     uint64_t staging_bytes;       /* total size of the staging buffers of one copier; TMS_DISK_BACKUP_CHUNK_MB */
     _Atomic bool warned_in_memory;
+    _Atomic bool warned_shared;
     tms_quarantined_t refused; /* one node for all files */
     bool in_quarantine;        /* `refused` is in the quarantine */
 } tms_disk_directory_t;

@@ -187,7 +187,7 @@ void tms_account_open_page(tms_account_t *account, const tms_log_t *log, const t
                            const tms_device_table_t *devices) {
     tms_shared_page_t *page = account->page;
     tms_shared_page_description_t description;
-    tms_private_directory_failure_t failure;
+    tms_directory_failure_t failure;
     if (!tms_shared_page_may_open(page)) return;
     describe(driver, devices, &description);
     if (tms_shared_page_open(page, &description, &failure)) return;

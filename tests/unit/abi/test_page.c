@@ -33,7 +33,7 @@ static char base[TEMPORARY_BYTES];
 
 static void use_all(void) {
     char path[PATH_MAX];
-    tms_private_directory_failure_t failure;
+    tms_directory_failure_t failure;
     const tms_shared_page_description_t description = {.device_count = 0};
     CHECK(tms_api_page_requests() == 0 && strcmp(tms_api_page_path(), "") == 0);
     tms_api_page_serve(TMS_SHARED_PAGE_SNAPSHOT, SERVED, 0);

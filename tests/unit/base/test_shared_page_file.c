@@ -39,7 +39,7 @@ static int release(void **state) {
 
 static tms_shared_page_file_t made_file(void) {
     tms_shared_page_file_t file;
-    tms_private_directory_failure_t failure;
+    tms_directory_failure_t failure;
     assert_true(tms_shared_page_file_create(&file, directory, &failure));
     return file;
 }
@@ -86,7 +86,7 @@ static unsigned count_files(void) {
 static void a_failure_names_the_call_and_leaves_nothing(void **state) {
     (void)state;
     tms_shared_page_file_t file;
-    tms_private_directory_failure_t failure;
+    tms_directory_failure_t failure;
     struct rlimit limit, small = {.rlim_cur = 4096, .rlim_max = RLIM_INFINITY};
 
     assert_false(tms_shared_page_file_create(&file, "relative/path", &failure));
@@ -148,7 +148,7 @@ static void requests_are_bits_of_their_own(void **state) {
 
 static void die_with_a_page(void) {
     tms_shared_page_file_t file;
-    tms_private_directory_failure_t failure;
+    tms_directory_failure_t failure;
     if (!tms_shared_page_file_create(&file, directory, &failure)) _exit(1);
     raise(SIGKILL);
 }

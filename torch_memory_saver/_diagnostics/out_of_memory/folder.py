@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from torch_memory_saver._files import write_text_file
+from torch_memory_saver._folders import Folder, opened_folder
 
 __all__ = ["MOST_IN_FOLDER", "MOST_OF_PROCESS", "ReportFolder"]
 
@@ -30,9 +31,7 @@ MOST_IN_FOLDER = 256
 #: What each report has: the one that people read, and the one for programs.
 _SUFFIXES = (".txt", ".json")
 #: A report's name without its suffix, in the names of its files. A process that was killed leaves one with the ending .tmp.
-_FILE = re.compile(r"\.?(oom-\d{8}T\d{6}\.\d{3}Z(?:-rank\d+)?-pid\d+-\d+)\.(?:txt|json)(?:\.[\d-]+\.tmp)?")
-#: Call stacks and tags are for this user only.
-_MODE = 0o600
+_FILE = re.compile(r"\.?(oom-\d{8}T\d{6}\.\d{3}Z(?:-rank\d+)?-pid\d+-\d+)\.(?:txt|json)(?:\.[\da-f-]+\.tmp)?")
 _NS_PER_SECOND = 1_000_000_000
 _NS_PER_MS = 1_000_000
 
@@ -71,7 +70,7 @@ class ReportFolder:
         written = None
         try:
             for path, content in zip(paths, (text, data), strict=True):
-                write_text_file(content, path, "out-of-memory report", "the report was", mode=_MODE)
+                write_text_file(content, path, "out-of-memory report", "the report was")
                 written = paths[0]
         except OSError as error:
             self._count(error)
@@ -92,22 +91,26 @@ class ReportFolder:
 
     def _remove_surplus(self, newest: str) -> None:
         try:
-            while len(self._own) > MOST_OF_PROCESS:
-                self._remove(self._own.pop(1))
-            found: dict[str, list[str]] = {}
-            for entry in os.listdir(self._directory):
-                match = _FILE.fullmatch(entry)
-                if match and match[1] != newest:
-                    found.setdefault(match[1], []).append(entry)
-            for name in sorted(found)[: max(0, len(found) + 1 - MOST_IN_FOLDER)]:
-                for entry in found[name]:
-                    (self._directory / entry).unlink(missing_ok=True)
-        except (OSError, IndexError) as error:  # files of another user; or another thread was faster
+            with opened_folder(self._directory, exact=True) as folder:
+                while len(self._own) > MOST_OF_PROCESS:
+                    name = self._own.pop(1)
+                    for suffix in _SUFFIXES:
+                        folder.remove(f"{name}{suffix}")
+                _remove_oldest(folder, newest)
+        except (OSError, IndexError) as error:  # the folder cannot be changed; or another thread was faster
             logger.info("out-of-memory report: older ones were not removed: %s", error)
 
-    def _remove(self, name: str) -> None:
-        for suffix in _SUFFIXES:
-            (self._directory / f"{name}{suffix}").unlink(missing_ok=True)
+
+def _remove_oldest(folder: Folder, newest: str) -> None:
+    """Remove reports of this user beyond the limit of the folder."""
+    found: dict[str, list[str]] = {}
+    for entry in folder.names():
+        match = _FILE.fullmatch(entry)
+        if match and match[1] != newest:
+            found.setdefault(match[1], []).append(entry)
+    for name in sorted(found)[: max(0, len(found) + 1 - MOST_IN_FOLDER)]:
+        for entry in found[name]:
+            folder.remove(entry)
 
 
 def _name(number: int, rank: int | None, time_ns: int) -> str:

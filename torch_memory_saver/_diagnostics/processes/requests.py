@@ -37,7 +37,6 @@ logger = logging.getLogger("torch_memory_saver")
 RESULT_SUFFIXES = {"snapshot": ".snapshot.pickle", "events": ".events.json"}
 #: Seconds between two looks at the page.
 _PERIOD_S = 0.05
-_FILE_MODE = 0o600
 _NO_RANK = -1
 
 
@@ -238,7 +237,7 @@ def _write_snapshot(target: Path) -> None:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():  # to look must not make PyTorch begin to use a device
         raise InvalidStateError("a snapshot shows PyTorch's memory, and PyTorch uses no device in this process")
-    write_file(take_snapshot(), target, aside=target.parent, mode=_FILE_MODE)
+    write_file(take_snapshot(), target, aside=target.parent)
 
 
 def _write_events(target: Path) -> None:
@@ -246,7 +245,7 @@ def _write_events(target: Path) -> None:
     from torch_memory_saver.events.log import events
 
     text = json.dumps(log_to_json(events()), separators=(",", ":"))
-    write_text_file(text, target, "events", "a file for another process was", mode=_FILE_MODE)
+    write_text_file(text, target, "events", "a file for another process was")
 
 
 #: Writes the file of each request.

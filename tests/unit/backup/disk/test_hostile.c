@@ -97,6 +97,18 @@ static void a_link_of_another_user_is_not_followed(void **state) {
     assert_entries(below("victim"), 0, 0);
 }
 
+static void a_directory_that_others_can_change_is_reported(void **state) {
+    (void)state;
+    assert_int_equal(mkdir(below("own"), 0700), 0);
+    assert_int_equal(tms_disk_set_directory(&disk, below("own"), &error), TMS_OK);
+    assert_false(disk.warned_shared);
+    assert_int_equal(chmod(below("own"), 0777), 0);
+    tms_disk_file_t *file = create_saved(); /* safe there */
+    assert_true(disk.warned_shared);
+    assert_loads(file);
+    tms_disk_file_destroy(&disk, file);
+}
+
 /* The reverse: an ordinary user and a link that root made. */
 static void a_link_of_root_is_followed_by_others(void **state) {
     (void)state;
@@ -289,6 +301,7 @@ int main(void) {
         DISK_TEST(a_removed_directory_loses_its_files_and_is_recreated),
         DISK_TEST(replacing_the_directory_changes_no_file),
         DISK_TEST(a_link_of_another_user_is_not_followed),
+        DISK_TEST(a_directory_that_others_can_change_is_reported),
         DISK_TEST(a_link_of_root_is_followed_by_others),
         DISK_TEST(a_changed_byte_is_never_returned),
         DISK_TEST(a_truncated_file_is_refused_and_recreated),

@@ -33,7 +33,7 @@ static inline void init(page_choice_t wanted) {
 static inline bool open_page(void) {
     static const tms_shared_page_description_t description = {
         .device_count = 2, .devices = {{.uuid = {1, 2}, .total_bytes = 3}, {.uuid = {4, 5}, .total_bytes = 6}}};
-    tms_private_directory_failure_t failure;
+    tms_directory_failure_t failure;
     return tms_shared_page_open(&page, &description, &failure);
 }
 

@@ -123,7 +123,7 @@ def test_later_releases_may_say_more(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = events.write_events(tmp_path / "events.json", log=LOG)
 
-    def full(source: Any, target: Any) -> None:
+    def full(source: Any, target: Any, **folders: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)

@@ -75,7 +75,7 @@ def test_a_failed_write_is_logged_once_and_counted(
     file = EventFile(str(tmp_path))
     happen()
     with monkeypatch.context() as broken:
-        broken.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        broken.setattr(os, "replace", lambda *_, **folders: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         for _ in range(3):
             file.write_if_new()
     assert file.failures == 3
@@ -209,7 +209,7 @@ for _ in range(3):
 """
     done = program(text, TMS_METRICS_FILE=str(tmp_path / "file" / "metrics.prom"))
     assert done.stderr.count("TMS_METRICS_FILE: ") == 1
-    assert "write_metrics: File exists: the metrics were not written" in done.stderr
+    assert "write_metrics: Not a directory: the metrics were not written" in done.stderr
     assert (tmp_path / "file").read_text() == "no folder"
 
 

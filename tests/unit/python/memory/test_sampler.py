@@ -223,15 +223,15 @@ def test_a_moment_that_is_removed_meanwhile_is_made_again(
 ) -> None:
     replace, removed = os.replace, []
 
-    def after_a_removal(source: Any, target: Any) -> None:
+    def after_a_removal(source: str, target: str, **folders: int) -> None:
         if not removed:
             removed.append(target)
-            target.parent.rmdir()
-        replace(source, target)
+            (tmp_path / "step-000001").rmdir()
+        replace(source, target, **folders)
 
     monkeypatch.setattr(_files.os, "replace", after_a_removal)
     path = MemorySnapshotSampler(tmp_path).sample(1)
-    assert removed == [path]
+    assert removed == [path.name]
     assert load(path)[KEY]["step"] == 1
     assert os.listdir(tmp_path) == ["step-000001"]
 

@@ -418,7 +418,7 @@ def test_a_cache_that_another_user_can_change_is_refused(tmp_path: Path, changed
         os.chown(tmp_path / changed, ANOTHER_USER, -1)
     else:
         (tmp_path / changed).chmod(0o777)
-    with pytest.raises(InvalidStateError, match=f"another user can change {tmp_path / changed} "):
+    with pytest.raises(PermissionError, match=str(tmp_path / changed)):
         stubs.make_folder(folder, list, tmp_path / "simulator.so", ())
 
 
@@ -427,10 +427,6 @@ def test_no_cache_is_made_in_a_folder_of_another_user(tmp_path: Path) -> None:
     folder = tmp_path / "home" / "cache" / "stubs"
     (tmp_path / "home").mkdir()
     os.chown(tmp_path / "home", ANOTHER_USER, -1)
-    with pytest.raises(InvalidStateError, match="set XDG_CACHE_HOME"):
+    with pytest.raises(PermissionError):
         stubs.make_folder(folder, list, tmp_path / "simulator.so", ())
     assert not folder.exists()
-
-
-def test_a_sticky_folder_of_root_may_have_the_cache(tmp_path: Path) -> None:
-    stubs._check_owner(Path("/tmp"))

@@ -103,10 +103,10 @@ def test_a_full_disk_is_logged_once_and_leaves_no_part(
 ) -> None:
     real = os.replace
 
-    def replace(source: Any, target: Any) -> None:
+    def replace(source: Any, target: Any, **folders: int) -> None:
         if str(target).endswith(failing):
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(source, target)
+        real(source, target, **folders)
 
     monkeypatch.setattr(os, "replace", replace)
     folder = ReportFolder(tmp_path)
@@ -132,15 +132,15 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 def test_reports_that_may_not_be_removed_are_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of another user."""
+    """Such as reports in a folder that belongs to another user."""
     monkeypatch.setattr(module, "MOST_IN_FOLDER", 1)
     folder = ReportFolder(tmp_path)
     write(folder, 1)
 
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+    def refuse(name: str, **folders: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", name)
 
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(os, "unlink", refuse)
     assert write(folder, 2, TIME_NS + MS) is not None
     assert folder.failures == 0
     assert numbers(tmp_path) == [1, 2]

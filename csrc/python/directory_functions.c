@@ -1,0 +1,52 @@
+/* The directories in which the package keeps files (base/private_directory.h). Needs no state. A call may wait for the file
+ * system. */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/private_directory.h"
+#include "convert.h"
+#include "functions.h"
+
+static PyObject *raise_unusable(const tms_directory_t *found, const tms_directory_failure_t *failure) {
+    PyObject *path = PyUnicode_DecodeFSDefault(found->path);
+    /* "Operation not permitted" alone does not say which check failed. */
+    PyObject *text = failure->os_error == EPERM ? PyUnicode_FromFormat("%s failed", failure->call)
+                                                : PyUnicode_DecodeLocale(strerror(failure->os_error), NULL);
+    PyObject *error = path && text ? PyObject_CallFunction(PyExc_OSError, "iOO", failure->os_error, text, path) : NULL;
+    if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    Py_XDECREF(text);
+    Py_XDECREF(path);
+    return NULL;
+}
+
+PyObject *tms_py_open_directory(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"open_directory", 1, 3, {"path", "mode", "exact"}};
+    tms_directory_choice_t choice = {.parent = "", .walk = {.parents = true}};
+    tms_directory_failure_t failure;
+    tms_directory_t found;
+    PyObject *path = NULL, *result = NULL;
+    bool opened;
+    int32_t mode = 0;
+    tms_py_call_t call;
+
+    (void)module;
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 1, &mode) ||
+        !tms_py_get_bool(&call, 2, &choice.exact) || !PyUnicode_FSConverter(call.values[0], &path))
+        return NULL;
+    choice.configured = PyBytes_AsString(path);
+    choice.walk.mode = (mode_t)mode;
+    Py_BEGIN_ALLOW_THREADS;
+    opened = tms_directory_open(&choice, &found, &failure);
+    Py_END_ALLOW_THREADS;
+    if (opened) {
+        PyObject *name = PyUnicode_DecodeFSDefault(found.path);
+        result = name ? Py_BuildValue("(iNs)", found.fd, name, found.shared ? found.shared : "") : NULL;
+        if (!result) close(found.fd);
+    } else {
+        raise_unusable(&found, &failure);
+    }
+    Py_DECREF(path);
+    return result;
+}
