@@ -24,6 +24,9 @@ CONTENTS = {
     "options": "what a call asks for",
     "reports": "what a call returns",
     "_simulate": "PyTorch on the simulated GPU",
+    "_plot": "pictures of matplotlib",
+    "_files": "files that are whole or do not exist",
+    "_folders": "which folders are written to",
     "_core": "the native library",
     "errors": "every exception",
 }

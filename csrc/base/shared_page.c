@@ -303,5 +303,5 @@ void tms_shared_page_serve(tms_shared_page_t *page, unsigned kind, bool served, 
     /* The count changes first: a requester that sees the new count is done. A requester that comes in between finds its
      * request gone without a new count, and repeats it. */
     atomic_fetch_add(&words[(served ? TMS_SHARED_WORD(served_total) : TMS_SHARED_WORD(unserved_total)) + kind], 1);
-    atomic_fetch_and(&words[TMS_SHARED_WORD(requests)], ~(UINT64_C(1) << kind));
+    atomic_store(&words[TMS_SHARED_WORD(requests) + kind], 0);
 }

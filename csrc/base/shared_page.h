@@ -119,10 +119,15 @@ void tms_shared_page_copy_text(uint64_t words[TMS_SHARED_PAGE_TEXT_WORDS], const
 
 /* ---- requests ---- */
 
-/* Returns the bits of the requests, or 0 without a page. Costs one load. */
+/* Returns a mask in which bit k is set if request k is made. 0 without a page. Costs one load for each kind. */
 static inline uint64_t tms_shared_page_requests(tms_shared_page_t *page) {
+    uint64_t mask = 0;
     if (!tms_shared_page_is_open(page)) return 0;
-    return atomic_load_explicit(&page->file.words[TMS_SHARED_WORD(requests)], memory_order_acquire);
+    const tms_shared_word_t *words = &page->file.words[TMS_SHARED_WORD(requests)];
+    for (unsigned kind = 0; kind < TMS_SHARED_PAGE_KINDS; kind++) {
+        if (atomic_load_explicit(&words[kind], memory_order_acquire) != 0) mask |= UINT64_C(1) << kind;
+    }
+    return mask;
 }
 /* Records that a request has been served, or that it could not be because of `os_error` (0: another reason). */
 void tms_shared_page_serve(tms_shared_page_t *page, unsigned kind, bool served, int os_error);

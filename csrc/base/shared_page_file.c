@@ -101,7 +101,7 @@ void tms_shared_page_file_close(tms_shared_page_file_t *file) {
 
 /* ---- readers ---- */
 
-/* Whether a file is as long as a page, so that no access to its mapping is beyond its end. */
+/* Whether a file is as long as a page. A file that is truncated later is read short, which `read_words` reports. */
 static bool is_whole(int fd) {
     struct stat found;
     if (fstat(fd, &found) != 0) return false;
@@ -110,48 +110,47 @@ static bool is_whole(int fd) {
     return false;
 }
 
-static tms_shared_word_t *map(int fd, int protection) {
-    if (!is_whole(fd)) return NULL;
-    void *mapped = mmap(NULL, TMS_SHARED_PAGE_BYTES, protection, MAP_SHARED, fd, 0);
-    return mapped == MAP_FAILED ? NULL : mapped;
+/* Reads words that begin with word `first`. Later reads come after it in memory order too. */
+static bool read_words(int fd, size_t first, size_t count, uint64_t *words) {
+    const ssize_t bytes = (ssize_t)(count * sizeof(*words));
+    ssize_t got;
+    do got = pread(fd, words, (size_t)bytes, (off_t)(first * sizeof(*words)));
+    while (got < 0 && errno == EINTR);
+    if (got >= 0 && got != bytes) errno = ENODATA;
+    atomic_thread_fence(memory_order_acquire);
+    return got == bytes;
 }
 
-/* One attempt: see tms_shared_page.h. */
-static bool copy_words(tms_shared_word_t *words, uint64_t copy[WORDS]) {
-    const uint64_t before = atomic_load_explicit(&words[TMS_SHARED_WORD(sequence)], memory_order_acquire);
-    if (before % 2 != 0) return false;
-    for (size_t i = 0; i < WORDS; i++) copy[i] = atomic_load_explicit(&words[i], memory_order_acquire);
-    return atomic_load_explicit(&words[TMS_SHARED_WORD(sequence)], memory_order_relaxed) == before;
+/* Makes one attempt (tms_shared_page.h). *whole is false if a write was under way. */
+static bool copy_page(int fd, tms_shared_page_contents_t *copy, bool *whole) {
+    uint64_t before, after;
+    if (!read_words(fd, TMS_SHARED_WORD(sequence), 1, &before)) return false;
+    *whole = before % 2 == 0;
+    if (!*whole) return true;
+    if (!read_words(fd, 0, WORDS, (uint64_t *)copy) || !read_words(fd, TMS_SHARED_WORD(sequence), 1, &after)) return false;
+    *whole = before == after;
+    return true;
 }
 
 tms_shared_page_reading_t tms_shared_page_file_read(int fd, tms_shared_page_contents_t *copy) {
+    bool whole = false;
     memset(copy, 0, sizeof(*copy));
-    tms_shared_word_t *words = map(fd, PROT_READ);
-    if (!words) return errno == ENODATA ? TMS_SHARED_PAGE_FOREIGN : TMS_SHARED_PAGE_FAILED;
-    copy->magic = atomic_load_explicit(&words[TMS_SHARED_WORD(magic)], memory_order_acquire);
-    copy->format = atomic_load_explicit(&words[TMS_SHARED_WORD(format)], memory_order_relaxed);
-    tms_shared_page_reading_t result = TMS_SHARED_PAGE_FOREIGN;
-    if (copy->magic == TMS_SHARED_PAGE_MAGIC && copy->format == TMS_SHARED_PAGE_FORMAT) {
-        result = TMS_SHARED_PAGE_BUSY;
-        for (int attempt = 0; result == TMS_SHARED_PAGE_BUSY && attempt < READ_ATTEMPTS; attempt++) {
-            if (copy_words(words, (uint64_t *)copy))
-                result = TMS_SHARED_PAGE_READ;
-            else
-                (void)sched_yield();
-        }
+    bool readable = is_whole(fd) && read_words(fd, 0, TMS_SHARED_WORD(sequence), (uint64_t *)copy);
+    if (readable && (copy->magic != TMS_SHARED_PAGE_MAGIC || copy->format != TMS_SHARED_PAGE_FORMAT))
+        return TMS_SHARED_PAGE_FOREIGN;
+    for (int attempt = 0; readable && !whole && attempt < READ_ATTEMPTS; attempt++) {
+        readable = copy_page(fd, copy, &whole);
+        if (readable && !whole) (void)sched_yield();
     }
-    (void)munmap((void *)words, TMS_SHARED_PAGE_BYTES);
-    return result;
+    if (readable) return whole ? TMS_SHARED_PAGE_READ : TMS_SHARED_PAGE_BUSY;
+    return errno == ENODATA ? TMS_SHARED_PAGE_FOREIGN : TMS_SHARED_PAGE_FAILED;
 }
 
 bool tms_shared_page_file_request(int fd, unsigned kind, bool withdraw) {
-    const uint64_t bit = UINT64_C(1) << kind;
-    tms_shared_word_t *words = map(fd, PROT_READ | PROT_WRITE);
-    if (!words) return false;
-    if (withdraw)
-        atomic_fetch_and(&words[TMS_SHARED_WORD(requests)], ~bit);
-    else
-        atomic_fetch_or(&words[TMS_SHARED_WORD(requests)], bit);
-    (void)munmap((void *)words, TMS_SHARED_PAGE_BYTES);
-    return true;
+    const uint64_t word = withdraw ? 0 : 1;
+    ssize_t written;
+    if (!is_whole(fd)) return false;
+    do written = pwrite(fd, &word, sizeof(word), (off_t)((TMS_SHARED_WORD(requests) + kind) * sizeof(word)));
+    while (written < 0 && errno == EINTR);
+    return written == (ssize_t)sizeof(word);
 }

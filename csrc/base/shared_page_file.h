@@ -45,7 +45,7 @@ typedef enum tms_shared_page_reading {
 
 /* Copies the page. */
 tms_shared_page_reading_t tms_shared_page_file_read(int fd, tms_shared_page_contents_t *copy);
-/* Sets a request, or withdraws it. On failure returns false and sets errno. */
+/* Makes a request, or withdraws it. On failure returns false and sets errno. */
 bool tms_shared_page_file_request(int fd, unsigned kind, bool withdraw);
 
 #endif

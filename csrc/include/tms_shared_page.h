@@ -1,18 +1,21 @@
 /* The shared page: a file of fixed size that shows what a process holds and does. Other processes of its user may read it at
  * any moment (`top`), and its words of requests let them ask the process for a file (`ask`). Plain data.
  *
- * Every member is made of 64-bit words, so that writer and readers touch each word by one atomic access. Texts are UTF-8,
+ * Only the process itself maps its page. Other processes read and write the file by system calls, because an access to a
+ * mapping beyond the end of a file that was truncated raises SIGBUS.
+ *
+ * Every member is made of 64-bit words, so that the writer stores each word by one atomic access. Texts are UTF-8,
  * padded with NULs, and may be truncated inside a character. Times are nanoseconds of CLOCK_MONOTONIC, 0 for "never".
  *
  * The order of memory accesses. `sequence` is even while the page is consistent, and there is one writer at a time.
  * - The writer stores an odd sequence (relaxed), each word (release), and the next even sequence (release).
- * - A reader loads the sequence (acquire), each word (acquire), and the sequence again (relaxed). Its copy counts if both
- *   sequences are equal and even.
+ * - A reader reads the sequence, the whole page, and the sequence again, with an acquire fence after each. Its copy counts
+ * if both sequences are equal and even.
  *
- * A reader that loads a word of a write synchronises with that store. So it finds the odd sequence before the store, or a
- * later one, when it loads the sequence again. A reader that loads the even sequence of a write finds all of its words. So
- * two equal even sequences enclose no write. There are no fences, because the thread sanitizer does not know them.
- * `requests`, `served_total`, `unserved_total` and `serve_error` are outside of this order.
+ * A reader that reads a word of a write synchronises with that store. So it finds the odd sequence before the store, or a
+ * later one, when it reads the sequence again. A reader that reads the even sequence of a write finds all of its words. So
+ * two equal even sequences enclose no write. `requests`, `served_total`, `unserved_total` and `serve_error` are outside of
+ * this order.
  *
  * The file is locked (flock) while its process lives. A process that gets the lock knows that the owner is dead, even if the
  * owner was in another PID namespace. A change of this layout is a new TMS_SHARED_PAGE_FORMAT. */
@@ -24,7 +27,7 @@
 #define TMS_SHARED_PAGE_MAGIC UINT64_C(0x454741505f534d54) /* "TMS_PAGE" */
 
 enum {
-    TMS_SHARED_PAGE_FORMAT = 2,
+    TMS_SHARED_PAGE_FORMAT = 3,
     TMS_SHARED_PAGE_BYTES = 32768,  /* size of the file */
     TMS_SHARED_PAGE_ROWS = 128,     /* pairs of tag and device; further ones are summed in `others` */
     TMS_SHARED_PAGE_DEVICES = 64,   /* devices of the process, by ordinal */
@@ -32,7 +35,8 @@ enum {
     TMS_SHARED_PAGE_UUID_WORDS = 2
 };
 
-/* The requests of other processes. The number of a request is a bit of `requests` and an index of the counters. */
+/* The requests of other processes. The number of a request is an index of `requests` and of the counters. Each request has a
+ * word of its own, so that another process makes it by one write to the file. */
 #define TMS_SHARED_PAGE_REQUESTS(X)                                                                                         \
     X(SNAPSHOT, 0, "snapshot")                                                                                              \
     X(EVENTS, 1, "events")
@@ -117,7 +121,7 @@ typedef struct tms_shared_page_process {
 typedef struct tms_shared_page_contents {
     uint64_t magic, format; /* written last; 0 until then */
     uint64_t sequence;
-    uint64_t requests; /* bits of TMS_SHARED_PAGE_REQUESTS, set by other processes, cleared by this one */
+    uint64_t requests[TMS_SHARED_PAGE_KINDS]; /* 1: made by another process; 0: withdrawn, or answered by this one */
     uint64_t served_total[TMS_SHARED_PAGE_KINDS], unserved_total[TMS_SHARED_PAGE_KINDS];
     uint64_t serve_error[TMS_SHARED_PAGE_KINDS]; /* errno of the last failure; 0 if the system reported none */
     tms_shared_page_process_t process;

@@ -139,7 +139,7 @@ static PyObject *dictionary_of(const tms_shared_page_contents_t *page) {
     if (!dictionary) return NULL;
     if (!set(dictionary, "process", process_of(&page->process)) || !set(dictionary, "devices", devices_of(page)) ||
         !set(dictionary, "rows", rows_of(page)) || !set(dictionary, "others", row_of(&page->others)) ||
-        !set(dictionary, "requests", PyLong_FromUnsignedLongLong(page->requests)) ||
+        !set(dictionary, "requests", counts_of(page->requests)) ||
         !set(dictionary, "served_total", counts_of(page->served_total)) ||
         !set(dictionary, "unserved_total", counts_of(page->unserved_total)) ||
         !set(dictionary, "serve_error", counts_of(page->serve_error)))

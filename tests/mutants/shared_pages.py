@@ -13,6 +13,7 @@ _SHOWN = "tests/unit/core/model/test_shown_rows.c"
 
 _SOURCES = "torch_memory_saver/_diagnostics/processes/"
 _PYTHON = "tests/unit/python/diagnostics/processes/"
+_TWO_USERS = "tests/unit/python/two_users/"
 
 MUTANTS = (
     Mutant(
@@ -25,8 +26,8 @@ MUTANTS = (
     Mutant(
         "a-reader-takes-a-copy-that-was-written-to",
         "csrc/base/shared_page_file.c",
-        "    return atomic_load_explicit(&words[TMS_SHARED_WORD(sequence)], memory_order_relaxed) == before;",
-        "    return true;",
+        "    *whole = before == after;",
+        "    *whole = true;",
         (_READERS,),
     ),
     Mutant(
@@ -81,7 +82,7 @@ MUTANTS = (
     Mutant(
         "pages-of-dead-processes-stay",
         _SOURCES + "pages.py",
-        "    if is_alive(descriptor, page):\n        return page\n    path.unlink(missing_ok=True)\n    return None",
+        "    if is_alive(descriptor, page):\n        return page\n    folder.remove(name)\n    return None",
         "    return page if is_alive(descriptor, page) else None",
         (_PYTHON + "test_pages.py::test_the_page_of_a_killed_process_is_removed",),
     ),
@@ -101,9 +102,9 @@ MUTANTS = (
     ),
     Mutant(
         "a-file-on-request-is-readable-by-others",
-        _SOURCES + "requests.py",
-        "_FILE_MODE = 0o600",
-        "_FILE_MODE = 0o644",
+        "torch_memory_saver/_folders.py",
+        "PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700",
+        "PRIVATE_FILE, PRIVATE_FOLDER = 0o644, 0o700",
         (_PYTHON + "test_requests.py::test_a_request_is_served_once",),
     ),
     Mutant(
@@ -115,10 +116,45 @@ MUTANTS = (
     ),
     Mutant(
         "a-directory-of-another-user-is-read",
+        "torch_memory_saver/_folders.py",
+        "not (may_be_of_user and not is_changed_by_others(os.fstat(folder.descriptor)))",
+        "False",
+        (_PYTHON + "test_pages.py::test_nothing_is_read_or_removed_in_a_directory_that_others_can_write_to",),
+    ),
+    Mutant(
+        "a-page-of-another-user-is-read",
         _SOURCES + "pages.py",
-        "stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS",
-        "stat.S_ISDIR(found.st_mode)",
-        (_PYTHON + "test_pages.py::test_the_default_directory_must_be_this_users_alone",),
+        "or found.st_uid not in (os.geteuid(), folder.owner)",
+        "or False",
+        (_TWO_USERS + "test_pages.py::test_a_page_of_another_user_is_neither_read_nor_asked_nor_removed",),
+    ),
+    Mutant(
+        "files-of-another-user-are-removed",
+        "torch_memory_saver/_folders.py",
+        "    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()",
+        "    return stat.S_ISREG(found.st_mode)",
+        (_TWO_USERS + "test_files.py::test_reports_of_others_stay",),
+    ),
+    Mutant(
+        "a-link-of-another-user-is-followed",
+        "csrc/base/path_walk.c",
+        "    if (found.st_uid != geteuid() && found.st_uid != 0)",
+        "    if (false)",
+        ("tests/unit/base/test_private_directory.c",),
+    ),
+    Mutant(
+        "a-directory-to-which-others-can-write-is-private",
+        "csrc/base/private_directory.c",
+        "    else if (now.st_mode & OTHERS_WRITE)",
+        "    else if (false)",
+        ("tests/unit/base/test_private_directory.c",),
+    ),
+    Mutant(
+        "a-planted-link-is-followed",
+        "torch_memory_saver/_folders.py",
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC",
+        "os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC",
+        (_TWO_USERS + "test_files.py::test_even_a_name_that_is_known_is_not_followed",),
     ),
     Mutant(
         "a-page-that-is-being-made-is-broken",

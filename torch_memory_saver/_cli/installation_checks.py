@@ -18,6 +18,7 @@ from torch_memory_saver._cli.host_checks import why_not_writable
 from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.background import debug_folder, requested_recordings
 from torch_memory_saver._engine.variables import PYTHON_VARIABLES, known_variables, unknown_variables
+from torch_memory_saver._folders import private_directory
 from torch_memory_saver._simulate.elf import read_library
 from torch_memory_saver._text import suggestion
 from torch_memory_saver._torch.layer import expandable_segments_on
@@ -293,7 +294,13 @@ def _nearest(folder: Path) -> Path:
 def _why_not_for_pages(folder: Path) -> str | None:
     """Return why no shared page can be created in a folder, or None. The core creates that folder, but not the folders
     above it."""
-    return why_not_writable(folder if folder.exists() else folder.parent)
+    try:
+        with private_directory(folder) as found:
+            return why_not_writable(found.path)
+    except FileNotFoundError:
+        return why_not_writable(folder.parent)
+    except OSError as error:
+        return error.strerror
 
 
 def output_folders() -> Finding:

@@ -15,6 +15,7 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -131,17 +132,55 @@ static void a_reader_takes_only_whole_pages_of_its_format(void **state) {
     assert_int_equal(tms_shared_page_file_read(-1, &copy), TMS_SHARED_PAGE_FAILED);
 }
 
-static void requests_are_bits_of_their_own(void **state) {
+static void requests_have_words_of_their_own(void **state) {
     (void)state;
     tms_shared_page_file_t file = made_file();
+    tms_shared_word_t *requests = &file.words[TMS_SHARED_WORD(requests)];
     int other = open(file.path, O_RDWR), reader = open(file.path, O_RDONLY);
     assert_true(tms_shared_page_file_request(other, TMS_SHARED_PAGE_EVENTS, false));
     assert_true(tms_shared_page_file_request(other, TMS_SHARED_PAGE_SNAPSHOT, false));
-    assert_int_equal(atomic_load(&file.words[TMS_SHARED_WORD(requests)]), 3);
+    assert_int_equal(atomic_load(&requests[TMS_SHARED_PAGE_EVENTS]), 1);
+    assert_int_equal(atomic_load(&requests[TMS_SHARED_PAGE_SNAPSHOT]), 1);
     assert_true(tms_shared_page_file_request(other, TMS_SHARED_PAGE_SNAPSHOT, true));
-    assert_int_equal(atomic_load(&file.words[TMS_SHARED_WORD(requests)]), 1 << TMS_SHARED_PAGE_EVENTS);
+    assert_int_equal(atomic_load(&requests[TMS_SHARED_PAGE_EVENTS]), 1);
+    assert_int_equal(atomic_load(&requests[TMS_SHARED_PAGE_SNAPSHOT]), 0);
     assert_false(tms_shared_page_file_request(reader, TMS_SHARED_PAGE_SNAPSHOT, false));
     close(other);
+    close(reader);
+    tms_shared_page_file_close(&file);
+}
+
+/* Truncates a file and makes it long again, until the parent ends it. */
+static const char *truncated_path;
+static void truncate_again_and_again(void) {
+    int fd = open(truncated_path, O_RDWR);
+    const uint64_t words[] = {TMS_SHARED_PAGE_MAGIC, TMS_SHARED_PAGE_FORMAT, 1};
+    for (;;) {
+        if (ftruncate(fd, 0) != 0 || ftruncate(fd, TMS_SHARED_PAGE_BYTES) != 0) _exit(1);
+        if (pwrite(fd, words, sizeof words, 0) < 0) _exit(1);
+    }
+}
+
+static void a_file_that_is_truncated_kills_no_reader(void **state) {
+    enum { READS = 2000, EVERY_KIND = 7 };
+    (void)state;
+    unsigned seen = 0;
+    tms_shared_page_contents_t copy;
+    tms_shared_page_file_t file = made_file();
+    truncated_path = file.path;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) truncate_again_and_again();
+    int reader = open(file.path, O_RDWR);
+    for (int i = 0; i < READS; i++) {
+        tms_shared_page_reading_t reading = tms_shared_page_file_read(reader, &copy);
+        assert_int_not_equal(reading, TMS_SHARED_PAGE_FAILED);
+        seen |= 1U << reading;
+        (void)tms_shared_page_file_request(reader, TMS_SHARED_PAGE_EVENTS, false);
+    }
+    assert_int_equal(seen & ~(unsigned)EVERY_KIND, 0);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
     close(reader);
     tms_shared_page_file_close(&file);
 }
@@ -175,7 +214,8 @@ int main(void) {
         FILE_TEST(two_files_of_one_process_have_two_names),
         FILE_TEST(a_failure_names_the_call_and_leaves_nothing),
         FILE_TEST(a_reader_takes_only_whole_pages_of_its_format),
-        FILE_TEST(requests_are_bits_of_their_own),
+        FILE_TEST(requests_have_words_of_their_own),
+        FILE_TEST(a_file_that_is_truncated_kills_no_reader),
         FILE_TEST(the_kernel_unlocks_the_file_of_a_killed_process),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

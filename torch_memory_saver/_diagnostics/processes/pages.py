@@ -16,14 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._folders import Folder, is_changed_by_others, private_directory
 from torch_memory_saver._text import printable
 
-__all__ = ["Page", "PageDevice", "Pages", "Row", "is_alive", "own_namespace", "page_directory", "read_page", "read_pages"]
+__all__ = [
+    "Page",
+    "PageDevice",
+    "Pages",
+    "Row",
+    "is_alive",
+    "open_page",
+    "own_namespace",
+    "page_directory",
+    "read_page",
+    "read_pages",
+]
 
 _PATTERN = "tms-*-*.page"
+#: Files that a process writes on request, and those that it leaves if it is killed meanwhile.
+_RESULTS = ("tms-*-*.json", "tms-*-*.pickle", ".tms-*-*.tmp")
 _VARIABLE = "TMS_SHARED_PAGE"
-#: Permissions that the default directory must not have.
-_OTHERS = 0o077
 #: The first word of a page, and its size: csrc/include/tms_shared_page.h.
 _MAGIC, _PAGE_BYTES = b"TMS_PAGE", 32768
 _NAMESPACE, _BOOT_ID = "/proc/self/ns/pid", "/proc/sys/kernel/random/boot_id"
@@ -168,27 +180,42 @@ def own_namespace() -> int:
 
 
 def read_pages(directory: Path | None = None) -> Pages:
-    """Reads the pages of all live processes, and removes those of dead ones."""
+    """Reads the pages of all live processes, and removes those of dead ones.
+
+    Root may also read the pages in a folder of another user, to which only that user can write.
+    """
     place = page_directory() if directory is None else directory
     try:
-        paths = _paths(place)
-    except (OSError, ValueError) as error:
+        with private_directory(place, may_be_of_user=os.geteuid() == 0) as folder:
+            pages, unreadable = _read_all(folder)
+            _remove_results(folder)
+    except FileNotFoundError:  # no process has made a page yet
+        return Pages((), {})
+    except PermissionError as error:
+        advice = f"{_VARIABLE} names the folder, for the processes and for this command"
+        return Pages((), {printable(str(place)): f"{_why(error)}; {advice}"})
+    except OSError as error:
         return Pages((), {printable(str(place)): _why(error)})
+    return Pages(tuple(sorted(pages, key=lambda page: (page.foreign, page.pid))), unreadable)
+
+
+def _read_all(folder: Folder) -> tuple[list[Page], dict[str, str]]:
     pages: list[Page] = []
     unreadable: dict[str, str] = {}
-    for path in paths:
+    for name in sorted(folder.names()):
+        if not fnmatch.fnmatchcase(name, _PATTERN):
+            continue
         try:
-            with _opened(path) as descriptor:
-                page = _read_or_remove(descriptor, path)
+            with open_page(folder, name, os.O_RDONLY) as descriptor:
+                page = _read_or_remove(descriptor, folder, name)
         except FileNotFoundError:  # its process has ended meanwhile
             continue
         except (OSError, ValueError) as error:
-            unreadable[printable(str(path))] = _why(error)
+            unreadable[printable(str(folder.path / name))] = _why(error)
             continue
         if page is not None:
             pages.append(page)
-    _remove_results(place)
-    return Pages(tuple(sorted(pages, key=lambda page: (page.foreign, page.pid))), unreadable)
+    return pages, unreadable
 
 
 def read_page(descriptor: int, path: Path) -> Page:
@@ -222,7 +249,7 @@ def read_page(descriptor: int, path: Path) -> Page:
             for name, value in process.items()
             if name.endswith("_total") or name.startswith(("last_pause_", "last_resume_"))
         },
-        requests=data["requests"],
+        requests=sum(1 << number for number, made in enumerate(data["requests"]) if made),
         served_total=tuple(data["served_total"]),
         unserved_total=tuple(data["unserved_total"]),
         serve_error=tuple(data["serve_error"]),
@@ -245,55 +272,50 @@ class _OtherBootError(ValueError):
     a lock may be local to a machine."""
 
 
-def _paths(place: Path) -> list[Path]:
-    """The files that may be pages. The default directory is judged as by the processes that write there: its name is known,
-    so another user may have made it.
+@contextlib.contextmanager
+def open_page(folder: Folder, name: str, flags: int) -> Iterator[int]:
+    """Open the file of a page, which belongs to this user or to the owner of the folder.
 
     Raises:
-        ValueError: It is not only this user's.
-        OSError: It cannot be read.
+        ValueError: It is another user's, or other users can write to it: it may say anything.
+        OSError: It cannot be opened.
     """
+    # O_NONBLOCK: the name may be a FIFO.
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(name, flags, dir_fd=folder.descriptor)
     try:
-        found = place.lstat()
-        names = os.listdir(place)
-    except FileNotFoundError:  # no process has made a page yet
-        return []
-    if not os.environ.get(_VARIABLE, "").startswith("/") and not (
-        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
-    ):
-        raise ValueError(
-            f"it is not a directory that only this user can use (owner: uid {found.st_uid}): remove it, or set "
-            f"{_VARIABLE} for the processes and this command"
-        )
-    return [place / name for name in sorted(names) if fnmatch.fnmatchcase(name, _PATTERN)]
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
+        found = os.fstat(descriptor)
+        if (
+            not stat.S_ISREG(found.st_mode)
+            or found.st_uid not in (os.geteuid(), folder.owner)
+            or is_changed_by_others(found)
+        ):
+            raise ValueError(
+                f"it is not a file to which only its user can write (owner: uid {found.st_uid}, mode "
+                f"{stat.S_IMODE(found.st_mode):o}): remove it"
+            )
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _read_or_remove(descriptor: int, path: Path) -> Page | None:
+def _read_or_remove(descriptor: int, folder: Folder, name: str) -> Page | None:
     found = os.fstat(descriptor)
     magic = os.pread(descriptor, len(_MAGIC), 0)
     if found.st_size < _PAGE_BYTES or not any(magic):  # it is being made
         if time.time() - found.st_mtime > _MAKING_S and _can_lock(descriptor):
-            path.unlink(missing_ok=True)
+            folder.remove(name)
         return None
     try:
-        page = read_page(descriptor, path)
+        page = read_page(descriptor, folder.path / name)
     except (BlockingIOError, ValueError) as error:
         if isinstance(error, _OtherBootError) or magic != _MAGIC or not _can_lock(descriptor):
             raise
-        path.unlink(missing_ok=True)  # its process was killed while it wrote, or ran another release and has ended
+        folder.remove(name)  # its process was killed while it wrote, or ran another release and has ended
         return None
     if is_alive(descriptor, page):
         return page
-    path.unlink(missing_ok=True)
+    folder.remove(name)
     return None
 
 
@@ -319,13 +341,16 @@ def _start_of(pid: int) -> int | None:
     return int(fields[_START_FIELD]) if len(fields) > _START_FIELD else None
 
 
-def _remove_results(directory: Path) -> None:
+def _remove_results(folder: Folder) -> None:
     """Removes files that ended processes wrote on request, or were writing when they were killed, a day later."""
-    for path in (*directory.glob("tms-*-*.json"), *directory.glob("tms-*-*.pickle"), *directory.glob(".tms-*-*.tmp")):
-        with contextlib.suppress(OSError):
-            page = path.with_name(f"{path.name.lstrip('.').partition('.')[0]}.page")
-            if not page.exists() and time.time() - path.stat().st_mtime > _KEPT_RESULTS_S:
-                path.unlink(missing_ok=True)
+    names = folder.names()
+    for name in names:
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _RESULTS):
+            page = f"{name.lstrip('.').partition('.')[0]}.page"
+            with contextlib.suppress(OSError):
+                written = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False).st_mtime
+                if page not in names and time.time() - written > _KEPT_RESULTS_S:
+                    folder.remove(name)
 
 
 def _rows_of(data: dict[str, Any]) -> tuple[Row, ...]:

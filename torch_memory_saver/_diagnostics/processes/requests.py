@@ -20,6 +20,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._diagnostics.processes.pages import (
     Page,
     is_alive,
+    open_page,
     own_namespace,
     page_directory,
     read_page,
@@ -27,6 +28,7 @@ from torch_memory_saver._diagnostics.processes.pages import (
 )
 from torch_memory_saver._engine.background import after_call
 from torch_memory_saver._files import default_role, own_rank, write_file, write_text_file
+from torch_memory_saver._folders import private_directory
 from torch_memory_saver._text import printable
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
@@ -129,16 +131,15 @@ def _await(
 
 @contextlib.contextmanager
 def _opened(page: Page) -> Iterator[int]:
-    try:
-        descriptor = os.open(page.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise InvalidStateError(f"process {page.pid} has just ended") from error
-    except OSError as error:
-        raise InvalidArgumentError(f"the page of process {page.pid} cannot be opened: {error}") from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(private_directory(page.path.parent))
+            descriptor = stack.enter_context(open_page(folder, page.path.name, os.O_RDWR))
+        except FileNotFoundError as error:
+            raise InvalidStateError(f"process {page.pid} has just ended") from error
+        except (OSError, ValueError) as error:
+            raise InvalidArgumentError(f"the page of process {page.pid} cannot be opened: {error}") from error
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _look(descriptor: int, page: Page) -> Page:

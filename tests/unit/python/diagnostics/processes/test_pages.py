@@ -132,30 +132,37 @@ def test_a_page_that_is_being_made_is_not_shown(tmp_path: Path) -> None:
     assert not path.exists(), "its process was killed"
 
 
-def test_the_default_directory_must_be_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name is known, so that another user may make it first, or a link with that name."""
-    monkeypatch.delenv("TMS_SHARED_PAGE", raising=False)
-    place, link = tmp_path / "place", tmp_path / "link"
+def test_nothing_is_read_or_removed_in_a_directory_that_others_can_write_to(tmp_path: Path) -> None:
+    place = tmp_path / "place"
     place.mkdir(mode=0o700)
-    link.symlink_to(place)
     result = place / "tms-1-0.snapshot.pickle"
-    result.write_text("{}")
-    os.utime(result, (0, 0))
     with Job(place) as job:
         job.allocate("a")
-        assert [page.pid for page in read_pages(place).pages] == [job.pid]
-        result.write_text("{}")
-        os.utime(result, (0, 0))
-        monkeypatch.setattr(pages.os, "geteuid", lambda: os.getuid() + 1)
-        found = read_pages(place)
-        assert found.pages == () and f"(owner: uid {os.getuid()})" in found.unreadable[str(place)]
-        monkeypatch.undo()
-        monkeypatch.delenv("TMS_SHARED_PAGE", raising=False)
-        assert read_pages(link).pages == () and "only this user" in read_pages(link).unreadable[str(link)]
+        for mode in (0o777, 0o1777, 0o720):
+            result.write_text("{}")
+            os.utime(result, (0, 0))
+            place.chmod(mode)
+            if mode & 0o1000 and os.geteuid() == 0:
+                continue  # as /dev/shm, in which a directory of this user is used
+            found = read_pages(place)
+            assert found.pages == () and result.exists()
+            assert f"(owner: uid {os.getuid()}, mode {mode:o})" in found.unreadable[str(place)]
         place.chmod(0o755)
-        assert read_pages(place).pages == () and result.exists(), "nothing is removed there"
-        monkeypatch.setenv("TMS_SHARED_PAGE", str(place))
-        assert [page.pid for page in read_pages(place).pages] == [job.pid], "the user has chosen it"
+        assert [page.pid for page in read_pages(place).pages] == [job.pid] and not result.exists()
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_page_to_which_others_can_write_is_not_read(tmp_path: Path, mode: int) -> None:
+    with Job(tmp_path) as job:
+        job.allocate("a")
+        job.page.chmod(mode)
+        found = read_pages(tmp_path)
+        assert found.pages == () and f"mode {mode:o}" in found.unreadable[str(job.page)]
+
+
+def test_a_fifo_is_no_page_and_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tms-1-0.page", 0o600)
+    assert "not a file" in read_pages(tmp_path).unreadable[str(tmp_path / "tms-1-0.page")]
 
 
 def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
