@@ -27,6 +27,7 @@
     X(mkdir)                                                                                                                \
     X(mkdirat)                                                                                                              \
     X(flock)                                                                                                                \
+    X(fchmod)                                                                                                               \
     X(fallocate)                                                                                                            \
     X(posix_fallocate)                                                                                                      \
     X(ftruncate)                                                                                                            \
@@ -42,6 +43,7 @@
     X(fstatvfs)                                                                                                             \
     X(fdopendir)                                                                                                            \
     X(getcwd)                                                                                                               \
+    X(readlinkat)                                                                                                           \
     X(getrandom)                                                                                                            \
     X(unlink)                                                                                                               \
     X(unlinkat)                                                                                                             \

@@ -190,6 +190,7 @@ FORWARD(FILE *, NULL, fopen, (const char *path, const char *mode), (path, mode))
 FORWARD(int, -1, mkdir, (const char *path, mode_t mode), (path, mode))
 FORWARD(int, -1, mkdirat, (int directory, const char *path, mode_t mode), (directory, path, mode))
 FORWARD(int, -1, flock, (int fd, int operation), (fd, operation))
+FORWARD(int, -1, fchmod, (int fd, mode_t mode), (fd, mode))
 FORWARD(int, -1, fallocate, (int fd, int mode, off_t offset, off_t bytes), (fd, mode, offset, bytes))
 FORWARD(int, -1, ftruncate, (int fd, off_t bytes), (fd, bytes))
 FORWARD(ssize_t, -1, read, (int fd, void *data, size_t bytes), (fd, data, bytes))
@@ -204,6 +205,8 @@ FORWARD(int, -1, fstatfs, (int fd, struct statfs *found), (fd, found))
 FORWARD(int, -1, fstatvfs, (int fd, struct statvfs *found), (fd, found))
 FORWARD(void *, NULL, fdopendir, (int fd), (fd))
 FORWARD(char *, NULL, getcwd, (char *path, size_t bytes), (path, bytes))
+FORWARD(ssize_t, -1, readlinkat, (int directory, const char *path, char *target, size_t bytes),
+        (directory, path, target, bytes))
 FORWARD(ssize_t, -1, getrandom, (void *data, size_t bytes, unsigned flags), (data, bytes, flags))
 FORWARD(int, -1, unlink, (const char *path), (path))
 FORWARD(int, -1, unlinkat, (int directory, const char *path, int flags), (directory, path, flags))
@@ -222,15 +225,22 @@ FORWARD(int, -1, renameat, (int from_directory, const char *from, int to_directo
 FORWARD_CHECKED(ssize_t, -1, CALL_read, __read_chk, (int fd, void *data, size_t bytes, size_t room), (fd, data, bytes, room))
 FORWARD_CHECKED(ssize_t, -1, CALL_pread, __pread_chk, (int fd, void *data, size_t bytes, off_t offset, size_t room),
                 (fd, data, bytes, offset, room))
+FORWARD_CHECKED(ssize_t, -1, CALL_readlinkat, __readlinkat_chk,
+                (int directory, const char *path, char *target, size_t bytes, size_t room),
+                (directory, path, target, bytes, room))
 FORWARD_CHECKED(char *, NULL, CALL_getcwd, __getcwd_chk, (char *path, size_t bytes, size_t room), (path, bytes, room))
 FORWARD_CHECKED(int, -1, is_of_system(path) ? CALL_open_of_system : CALL_open, __open_2, (const char *path, int flags),
                 (path, flags))
 FORWARD_CHECKED(int, -1, CALL_openat, __openat_2, (int directory, const char *path, int flags), (directory, path, flags))
 
 const void *const checked_functions[CALL_COUNT] = {
-    [CALL_read] = (const void *)__read_chk,         [CALL_pread] = (const void *)__pread_chk,
-    [CALL_getcwd] = (const void *)__getcwd_chk,     [CALL_open] = (const void *)__open_2,
-    [CALL_open_of_system] = (const void *)__open_2, [CALL_openat] = (const void *)__openat_2,
+    [CALL_read] = (const void *)__read_chk,
+    [CALL_pread] = (const void *)__pread_chk,
+    [CALL_getcwd] = (const void *)__getcwd_chk,
+    [CALL_open] = (const void *)__open_2,
+    [CALL_readlinkat] = (const void *)__readlinkat_chk,
+    [CALL_open_of_system] = (const void *)__open_2,
+    [CALL_openat] = (const void *)__openat_2,
 };
 
 #define open_of_system open

@@ -53,6 +53,8 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
     "mkdirat": (errno.EACCES, errno.ENOSPC),
     "fcntl": (errno.EMFILE,),
     "flock": (errno.ENOLCK, errno.EWOULDBLOCK),
+    "fchmod": (errno.EPERM,),
+    "readlinkat": (errno.EIO,),
     "fallocate": (errno.ENOSPC, errno.EINTR, errno.EOPNOTSUPP),
     "posix_fallocate": (errno.ENOSPC, errno.EINTR),
     "ftruncate": (errno.EIO,),

@@ -8,6 +8,7 @@ because nothing is paused.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -20,9 +21,10 @@ from torch_memory_saver._engine.pending import PendingResume, handle_of
 from torch_memory_saver._engine.preserved import objects_in
 from torch_memory_saver._engine.process import graph_pools, pool_store
 from torch_memory_saver._engine.region import check_bound
-from torch_memory_saver._engine.tensors import check_contiguous
+from torch_memory_saver._engine.tensors import get_cpu_backup
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.frames import FunctionDecorator
+from torch_memory_saver.errors import NotManagedError
 from torch_memory_saver.options import (
     DEFAULT_TAG,
     PAUSE_TIMEOUT_S,
@@ -177,8 +179,8 @@ class DisabledEngine(Engine):
             torch.empty_cache()
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
-        check_flag("zero_copy", zero_copy, none=True)
-        check_contiguous(x)
+        with contextlib.suppress(NotManagedError):  # it checks the tensor first
+            get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True))
 
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
         check_path(path)

@@ -251,13 +251,9 @@ def _describe(torch: Any, tensor: Any, names: Iterable[str]) -> FoundTensor | No
     return FoundTensor(*extent, tensor.dtype, shape, tuple(sorted(names)), is_dense)
 
 
-def check_contiguous(x: Any) -> Any:
-    """Check the tensor of :meth:`TorchMemorySaver.get_cpu_backup`. Return the module torch.
-
-    Raises:
-        InvalidArgumentError: It is not a contiguous tensor.
-        TorchUnavailableError: PyTorch could not be imported.
-    """
+def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
+    """See :meth:`TorchMemorySaver.get_cpu_backup`."""
+    # torch.compile does not trace this function, because it breaks the graph at the import, and cannot resume in a try block.
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
@@ -271,12 +267,6 @@ def check_contiguous(x: Any) -> Any:
         )
     if x.is_conj() or x.is_neg():
         raise InvalidArgumentError("get_cpu_backup() needs a tensor whose memory holds its values: this is a lazy conjugate")
-    return torch
-
-
-def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
-    """See :meth:`TorchMemorySaver.get_cpu_backup`."""
-    torch = check_contiguous(x)
     if not x.is_cuda:
         raise NotManagedError(f"this tensor is on device {x.device}, not on a CUDA device", operation="get_cpu_backup")
     if x.numel() == 0:

@@ -42,7 +42,7 @@ def places() -> Iterator[tuple[Place, str, Any]]:
             for name, value in list(vars(owner).items()):
                 if callable(value) or isinstance(value, (property, classmethod, staticmethod)):
                     yield (id(owner), name), f"{shown}.{name}", value
-                elif isinstance(value, dict):
+                elif isinstance(value, dict) and name != "__warningregistry__":
                     yield (id(owner), name), f"{shown}.{name}", {key: each for key, each in value.items() if callable(each)}
 
 

@@ -84,5 +84,6 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     for name in ("picture.txt", "picture"):
         with pytest.raises(InvalidArgumentError, match=name):
             plot_schedule(tmp_path / name, ORDERS)
+    (tmp_path / "file").touch()
     with pytest.raises(OSError):
-        plot_schedule(tmp_path / "missing" / "picture.svg", ORDERS)
+        plot_schedule(tmp_path / "file" / "picture.svg", ORDERS)
