@@ -98,7 +98,8 @@ def write_text_file(
     Raises:
         OSError: It could not be written. Nothing is left behind, and an existing file is unchanged.
     """
-    _write(lambda file: file.write(text.encode()), target, target.parent, operation, what, mode, folder_mode)
+    content = text.encode(errors="backslashreplace")  # a name from outside may have half of a surrogate pair
+    _write(lambda file: file.write(content), target, target.parent, operation, what, mode, folder_mode)
 
 
 def write_bytes_file(content: bytes, target: Path, operation: str, what: str) -> None:

@@ -12,7 +12,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["CallStack", "CallStacks", "Frame", "Origin", "file_name", "fold_native", "is_library", "own_frames", "title"]
+__all__ = [
+    "CallStack",
+    "CallStacks",
+    "Frame",
+    "Origin",
+    "file_name",
+    "fold_native",
+    "is_library",
+    "own_frames",
+    "title",
+    "whole_number",
+]
 
 _NATIVE_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".inl", ".S", ".so")
 
@@ -31,6 +42,8 @@ _ALLOCATOR = (
 )
 #: What a name of a C++ function is cut to: the arguments of templates are long.
 _LONGEST_NATIVE = 90
+#: Numbers in files have 64 bits, with or without a sign.
+_LEAST, _MOST = -(1 << 63), 1 << 64
 
 
 class Frame(NamedTuple):
@@ -110,7 +123,7 @@ class CallStacks:
 
 
 def _stack(rows: Iterable[Mapping[str, Any]]) -> CallStack:
-    frames = [Frame(_text_of(row["filename"]), int(row["line"]), _text_of(row["name"])) for row in rows]
+    frames = [Frame(_text_of(row["filename"]), whole_number(row["line"]), _text_of(row["name"])) for row in rows]
     python = tuple(frame for frame in frames if not _is_native(frame))
     if python:
         return CallStack(python, Origin.PYTHON, len(frames) - len(python))
@@ -126,6 +139,20 @@ def _is_native(frame: Frame) -> bool:
         or ".so." in frame.filename
         or "::" in frame.name
     )
+
+
+def whole_number(value: object) -> int:
+    """Return a number of a file.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: It has more than 64 bits.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is not a number that is whole")
+    if not _LEAST <= value < _MOST:
+        raise ValueError("a number has more than 64 bits")
+    return value
 
 
 def _text_of(value: object) -> str:

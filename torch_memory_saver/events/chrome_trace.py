@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def _read_trace(path: str | os.PathLike[str]) -> dict[str, Any]:
     data = Path(path).read_bytes()
     try:
         trace = json.loads(gzip.decompress(data) if os.fspath(path).endswith(".gz") else data)
-    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile) as error:
+    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InvalidArgumentError(f"write_chrome_trace: {os.fspath(path)} is not JSON ({error})") from error
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         raise InvalidArgumentError(f"write_chrome_trace: {os.fspath(path)} has no list traceEvents")

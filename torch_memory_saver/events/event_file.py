@@ -86,10 +86,19 @@ def load_events(path: str | os.PathLike[str]) -> EventLog:
         InvalidArgumentError: The file is not an event file, or is one of a later version. The message names the file and
             what is wrong.
     """
+    content = Path(path).read_bytes()
     try:
-        data = json.loads(Path(path).read_bytes())
+        data = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _malformed(path, f"it is not JSON ({error})" if os.path.getsize(path) else "it is empty") from error
+        raise _malformed(path, f"it is not JSON ({error})" if content else "it is empty") from error
+    try:
+        return _log_of(path, data)
+    except RecursionError as error:
+        raise _malformed(path, "its values are nested too deeply") from error
+
+
+def _log_of(path: str | os.PathLike[str], data: Any) -> EventLog:
+    """Return the log that the content of a file describes. RecursionError: a message cannot show a value."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _malformed(path, f'its key "format" is not "{FORMAT}"')
     version = data.get("version")
@@ -109,7 +118,7 @@ def load_events(path: str | os.PathLike[str]) -> EventLog:
         before=tuple(_read_level(path, row) for row in data["before"]),
         after=tuple(_read_level(path, row) for row in data["after"]),
         devices=tuple(_read_device(path, row) for row in data["devices"]),
-        **{name: data[name] for name in _TYPES},
+        **{name: data.get(name) for name in _TYPES},
     )
 
 

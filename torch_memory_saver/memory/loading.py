@@ -3,7 +3,8 @@
 The pickle may hold plain values only. `parse` accepts the shapes of PyTorch 2.0 to 2.15. Release 2.0 keeps a block's stack
 in its "history", gives no "requested_size" and calls a state "active_pending_free". Before 2.1 blocks have no address, so
 the address follows from their order in the segment. Keys that are not known here are ignored. A file that lacks a key which
-every release has raises KeyError, TypeError or ValueError, which `load_snapshot` explains.
+every release has, or that has a value of another kind in it, raises an error that `load_snapshot` explains. Numbers are
+whole and have 64 bits, so that the users of the model can calculate with them.
 
 The module owns the file, its errors, and the knowledge of PyTorch's keys. It has no state and no lock. Any thread may call.
 """
@@ -15,7 +16,7 @@ import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
-from torch_memory_saver._stacks import CallStacks
+from torch_memory_saver._stacks import CallStacks, whole_number
 from torch_memory_saver.errors import InvalidArgumentError
 
 from .model import Block, BlockState, Event, ManagedSegment, Segment, Snapshot
@@ -45,11 +46,12 @@ _UNREADABLE = (
     KeyError,
     MemoryError,
     OverflowError,
+    RecursionError,
     TypeError,
     ValueError,
 )
 #: Exceptions that `parse` raises for values that are no snapshot.
-_UNKNOWN_SHAPE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+_UNKNOWN_SHAPE = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 #: Advice for a file that has other contents.
 _WANTED = "give files that torch_memory_saver.memory or torch.cuda.memory._dump_snapshot() has written"
 
@@ -101,7 +103,8 @@ def parse(content: Mapping[str, Any], source: str) -> Snapshot:
         source: The name of the file.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: The content is no snapshot. The text says what is wrong.
+        KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError: The content is no snapshot.
+            The text says what is wrong.
     """
     ours = content.get(KEY) or {}
     if ours and ours["format"] not in _FORMATS:
@@ -149,7 +152,12 @@ def _error(name: str, what: str) -> InvalidArgumentError:
 def _events(trace: Iterable[Mapping[str, Any]], stacks: CallStacks) -> Iterable[Event]:
     for row in trace:
         # An "oom" has no address.
-        yield Event(row["action"], row.get("addr", 0), row.get("size", 0), stacks.get(row.get("frames"), recorded=True))
+        yield Event(
+            _text(row["action"]),
+            whole_number(row.get("addr", 0)),
+            whole_number(row.get("size", 0)),
+            stacks.get(row.get("frames"), recorded=True),
+        )
 
 
 def _segment(
@@ -158,7 +166,7 @@ def _segment(
     allocated: set[tuple[int, int]],
     managed: Mapping[tuple[int, int], ManagedSegment],
 ) -> Segment:
-    device, address = int(row["device"]), int(row["address"])
+    device, address = whole_number(row["device"]), whole_number(row["address"])
     blocks, next_address = [], address
     for entry in row["blocks"]:
         block = _block(entry, next_address, device, stacks, allocated)
@@ -167,11 +175,11 @@ def _segment(
     ours = managed.get((device, address))
     return Segment(
         address=address,
-        bytes=int(row["total_size"]),
+        bytes=whole_number(row["total_size"]),
         device=device,
-        pool=tuple(row.get("segment_pool_id", _DEFAULT_POOL)),
+        pool=_pool(row.get("segment_pool_id", _DEFAULT_POOL)),
         blocks=tuple(blocks),
-        piece_bytes=_PIECES[row["segment_type"]] if row.get("is_expandable") else 0,
+        piece_bytes=_PIECES[_text(row["segment_type"])] if row.get("is_expandable") else 0,
         state=ours.state if ours else "",
         tag=ours.tag if ours else "",
     )
@@ -180,8 +188,8 @@ def _segment(
 def _block(
     row: Mapping[str, Any], next_address: int, device: int, stacks: CallStacks, allocated: set[tuple[int, int]]
 ) -> Block:
-    address, size = int(row.get("address", next_address)), int(row["size"])
-    state = _STATES.get(row["state"])
+    address, size = whole_number(row.get("address", next_address)), whole_number(row["size"])
+    state = _STATES.get(_text(row["state"]))
     if state is None:
         raise ValueError(f"a block has the state {row['state']!r}, which this release does not know")
     frames, requested = row.get("frames"), row.get("requested_size")
@@ -190,12 +198,18 @@ def _block(
         frames, requested = frames or newest.get("frames"), newest.get("real_size", requested)
     live = state is not BlockState.INACTIVE
     stack = stacks.get(frames if live else None, recorded=live and (device, address) in allocated)
-    return Block(address, size, size if requested is None else int(requested), state, stack)
+    return Block(address, size, size if requested is None else whole_number(requested), state, stack)
 
 
 def _managed(ours: Mapping[str, Any]) -> tuple[ManagedSegment, ...]:
     return tuple(
-        ManagedSegment(int(row["address"]), int(row["bytes"]), int(row["device"]), _text(row["state"]), _text(row["tag"]))
+        ManagedSegment(
+            whole_number(row["address"]),
+            whole_number(row["bytes"]),
+            whole_number(row["device"]),
+            _text(row["state"]),
+            _text(row["tag"]),
+        )
         for row in ours.get("segments", ())
     )
 
@@ -207,6 +221,9 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> int | None:
-    if value is not None and not isinstance(value, int):
-        raise TypeError(f"{value!r} is not a number")
-    return value
+    return None if value is None else whole_number(value)
+
+
+def _pool(value: Iterable[object]) -> tuple[int, int]:
+    first, second = map(whole_number, value)
+    return first, second

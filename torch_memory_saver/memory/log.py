@@ -324,12 +324,16 @@ def read_memory_log(*paths: str | os.PathLike[str]) -> list[MemoryRow]:
     for path in paths:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            if reader.fieldnames is not None and list(reader.fieldnames) != _NAMES:
-                raise InvalidArgumentError(f"{os.fspath(path)} is not a memory log: its columns are {reader.fieldnames}")
             try:
-                rows += [MemoryRow(**{name: _value(name, row[name]) for name in _NAMES}) for row in reader]
-            except (TypeError, ValueError) as error:
+                columns = list(reader.fieldnames or _NAMES)
+                found = [
+                    MemoryRow(**{name: _value(name, row[name]) for name in _NAMES}) for row in reader if columns == _NAMES
+                ]
+            except (TypeError, ValueError, csv.Error) as error:  # UnicodeDecodeError is a ValueError
                 raise InvalidArgumentError(f"{os.fspath(path)}, line {reader.line_num}: {error}") from error
+            if columns != _NAMES:
+                raise InvalidArgumentError(f"{os.fspath(path)} is not a memory log: its columns are {columns}")
+            rows += found
     return sorted(rows, key=lambda row: row.time)
 
 

@@ -50,7 +50,7 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        found = sorted(path.glob("*.json"))
+        found = sorted(file for file in path.glob("*.json") if file.is_file())  # opening a FIFO would wait
         if not found:
             raise InvalidArgumentError(
                 f"timeline: {path} has no event file (*.json): name the folder events of TMS_DEBUG_DIR"
