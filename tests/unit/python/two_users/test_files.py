@@ -7,6 +7,7 @@ nothing, because their users may not read it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -24,6 +25,7 @@ from users import ATTACKER, USER, as_user, folder_of
 from torch_memory_saver import _files, _folders, events
 from torch_memory_saver._diagnostics.out_of_memory import folder as reports
 from torch_memory_saver._engine import background
+from torch_memory_saver._simulate import stubs
 from torch_memory_saver.events.chrome_trace import write_chrome_trace
 from torch_memory_saver.events.metrics import write_metrics
 from torch_memory_saver.memory import log as memory_log
@@ -284,6 +286,40 @@ def test_a_collector_reads_the_metrics(place: Place) -> None:
     planted = place.plant("out.prom", "link")
     as_user(USER, write_metrics, planted)
     assert "# EOF" in as_user(ATTACKER, planted.read_text) and place.victim.read_text() == SECRET
+
+
+# ---- libraries that are made once and loaded later ----
+
+
+def make_stubs(root: Path) -> None:
+    stubs.make_folder(root / "torch_memory_saver" / "simulate", list, root, [])
+
+
+def test_stub_libraries_lie_in_a_folder_of_the_user(place: Place) -> None:
+    for _ in range(2):
+        assert as_user(USER, failure, make_stubs, place.home) == ""
+    made = place.home / "torch_memory_saver"
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700 and "libcuda.so.1" in os.listdir(made / "simulate")
+
+
+def test_stub_libraries_of_another_user_are_not_loaded(place: Place) -> None:
+    as_user(ATTACKER, (place.shared / "torch_memory_saver" / "simulate").mkdir, 0o755, True)
+    assert "is this user's or root's" in as_user(USER, failure, make_stubs, place.shared)
+
+
+@pytest.mark.parametrize("folder", ["shared", "home"])
+def test_stub_libraries_that_another_user_can_replace_are_not_loaded(place: Place, folder: str) -> None:
+    """The folder itself is the user's, but one above it, or the folder of the libraries, is open to others."""
+
+    def act() -> str:
+        os.umask(0)
+        with contextlib.suppress(OSError):
+            make_stubs(place.base / folder)
+        if folder == "home":
+            (place.home / "torch_memory_saver" / "simulate").chmod(OPEN)
+        return failure(make_stubs, place.base / folder)
+
+    assert "choose a folder of this user" in as_user(USER, act)
 
 
 # ---- files that are changed in place ----
