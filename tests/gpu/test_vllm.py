@@ -25,6 +25,8 @@ from other_threads import in_thread
 from vllm_engine import load_plugin, make_worker, stand_in
 
 WEIGHTS, CACHE, STATE = 24 * MIB, 32 * MIB, 12 * MIB
+#: Device memory of the kernel that computes fingerprints, which the first sleep of a process loads.
+FINGERPRINTS = 2 * MIB
 
 
 class Engine:
@@ -82,7 +84,7 @@ def test_a_level_keeps_what_it_says_and_releases_everything(level: int, kept: li
     engine.worker.sleep(level)
     assert engine.worker.sleep_mode_backend.state() == "SUSPENDED"
     assert engine.paused() == [True, True, True]
-    assert free_bytes() - before >= WEIGHTS + CACHE + STATE
+    assert free_bytes() - before >= WEIGHTS + CACHE + STATE - FINGERPRINTS
     stats = saver.stats()
     assert [bool(stats.tags[tag].backup_bytes) for tag in ("weights", "runtime", "kv_cache")] == kept
     assert plugin.allocator.get_current_usage() == used == WEIGHTS + CACHE + STATE

@@ -327,7 +327,7 @@ class PoolStock:
             for pool in list(self._retired.values())
             if tag in (None, pool.key.options.tag) and device in (None, pool.device)
         }
-        return measure_fill(segment for segment in segments if tuple(segment.get("segment_pool_id", ())) in pools).free
+        return measure_fill([segment for segment in segments if tuple(segment.get("segment_pool_id", ())) in pools]).free
 
     def retire_idle(self, torch: TorchCuda, pools: Iterable[Pool]) -> bool:
         """Retire those of the idle pools that are worth it. Return whether an emptying is needed to release their memory.
