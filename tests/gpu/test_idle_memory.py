@@ -405,7 +405,7 @@ def test_a_deletion_by_another_thread_inside_a_region_counts() -> None:
         assert saver.resume("a").allocations == 0
 
 
-@pytest.mark.skipif(not STARTED_PRELOADED, reason="PyTorch's default pool is managed in preload mode only")
+@pytest.mark.skipif(not STARTED_PRELOADED, reason="only in hook mode preload: PyTorch's default pool is managed")
 def test_what_was_deleted_of_the_default_pool_while_paused_is_not_resumed() -> None:
     """The region's settings without a pool, as the C++ package's callers set them."""
     from torch_memory_saver import _core

@@ -27,6 +27,9 @@ class Reason(NamedTuple):
 REASONS = (
     Reason("needs a (real )?GPU: run pytest with --gpu", "the steps with PyTorch run these tests", "torch"),
     Reason("needs PyTorch's CUDA build on the simulated GPU: .*", "the steps with PyTorch run these tests", "torch"),
+    Reason("needs (transformers|trl|transformers and accelerate)", "the steps with PyTorch run these tests", "torch"),
+    Reason("Inductor needs .*", "a compiler for GPUs makes code that the simulated GPU cannot run"),
+    Reason("IMPORTER_PYTHONS names no environments", "make torch-matrix has environments of several releases"),
     Reason("PyTorch is not installed", "the step with PyTorch's CPU build runs these tests", "torch"),
     Reason("(matplotlib|tqdm|nvidia-.*) is not installed.*", "the step with the optional packages runs these", "packages"),
     Reason("could not import 'pynvml'.*", "the step with the optional packages runs this test", "packages"),
@@ -35,7 +38,10 @@ REASONS = (
     Reason("only in (the other )?hook mode .*", "the step of the other hook mode runs this test"),
     Reason("one of those that only make faults has the time for", "half an hour"),
     Reason("the page says: .*", "a block of the documentation that cannot run"),
-    Reason("root may .*|only root .*|a process without CAP_SYS_PTRACE .*|Yama .*", "the rights of the user who runs CI"),
+    Reason(
+        "root may .*|only root .*|a process without CAP_SYS_PTRACE .*|Yama .*|kernel.yama.*",
+        "the rights of the user who runs CI",
+    ),
     Reason(
         r"needs Python 3\.\d+, in PATH .*|needs notes of exceptions: Python 3.11", "the releases of Python that are there"
     ),

@@ -56,9 +56,13 @@ def ledger_library_path() -> Path:
 
 def libraries_of_another_package() -> list[Path]:
     """Return the libraries of the C++ package that lie beside this package. pip leaves them if the C++ package was copied
-    there, or was not uninstalled before this package was installed."""
+    there, or was not uninstalled before this package was installed. A process that has changed its user may not be able to
+    list the folder any more. Then none is found."""
     own = (LIBRARY_NAME, LEDGER_LIBRARY_NAME)
-    return sorted(path for path in library_path().parent.glob(_LIBRARY_NAMES) if path.name not in own)
+    try:
+        return sorted([path for path in library_path().parent.glob(_LIBRARY_NAMES) if path.name not in own])
+    except PermissionError:
+        return []
 
 
 def warn_of_another_package() -> None:

@@ -253,7 +253,7 @@ def _describe(torch: Any, tensor: Any, names: Iterable[str]) -> FoundTensor | No
 
 def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
     """See :meth:`TorchMemorySaver.get_cpu_backup`."""
-    # torch.compile does not trace this function, because it breaks the graph at the import, and cannot resume in a try block.
+    # torch.compile does not trace this function: it breaks the graph at the import, and cannot resume in a try block.
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:

@@ -101,8 +101,9 @@ def measure_fill(segments: Iterable[Mapping[str, Any]]) -> Fill:
     idle = free = 0
     live = False
     for segment in segments:
-        unused = sum(block["size"] for block in segment["blocks"] if block["state"] == "inactive")
-        if all(block["state"] == "inactive" for block in segment["blocks"]):
+        # No generators: an exception of a signal handler inside one would be dropped where it is closed.
+        unused = sum([block["size"] for block in segment["blocks"] if block["state"] == "inactive"])
+        if not [block for block in segment["blocks"] if block["state"] != "inactive"]:
             idle += segment["total_size"]
         else:
             free += unused
@@ -383,7 +384,7 @@ class PoolStock:
             return False
         if segments is None:
             segments = pool.look(torch)
-        if all(segment["active_size"] for segment in segments) or not has_idle_segment(segments):
+        if all([segment["active_size"] for segment in segments]) or not has_idle_segment(segments):
             return False
         fill = measure_fill(segments)
         pool.live = fill.live
@@ -493,4 +494,4 @@ def _steps_of_destruction(pool: _Retirable) -> list[functools.partial[Any]]:
 
 def has_idle_segment(segments: list[dict[str, Any]]) -> bool:
     """Return whether retiring a pool with these segments releases memory to the driver."""
-    return any(all(block["state"] == "inactive" for block in segment["blocks"]) for segment in segments)
+    return bool([row for row in segments if not [block for block in row["blocks"] if block["state"] != "inactive"]])

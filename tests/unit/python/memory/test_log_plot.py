@@ -22,7 +22,7 @@ def row(time: float, role: str = "engine", label: str = "", paused: int = 0, oth
 
 
 def picture(path: Path, rows: list[MemoryRow]) -> str:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     plot_memory_log(path, rows)
     return path.read_text(encoding="utf-8")
 
@@ -68,6 +68,6 @@ def test_what_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     with pytest.raises(InvalidArgumentError, match="'xyz'"):
         plot_memory_log(tmp_path / "log.xyz", [row(1)])
