@@ -384,7 +384,7 @@ class PoolStock:
             return False
         if segments is None:
             segments = pool.look(torch)
-        if all([segment["active_size"] for segment in segments]) or not has_idle_segment(segments):
+        if not [row for row in segments if not row["active_size"]] or not has_idle_segment(segments):
             return False
         fill = measure_fill(segments)
         pool.live = fill.live
