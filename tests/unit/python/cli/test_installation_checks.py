@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from findings import assert_complete
@@ -79,6 +80,16 @@ def test_the_first_use_warns_once_of_libraries_of_the_cpp_package(site: Path, ca
     (message,) = caplog.messages
     assert message.startswith(f"{site} has libraries of the C++ package torch_memory_saver: {', '.join(names)}. ")
     assert "instead of the library of this package: delete them." in message
+
+
+def test_a_folder_that_cannot_be_listed_has_no_libraries_of_the_cpp_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has changed its user may not list the folder of the package."""
+
+    def refuse(folder: Path, pattern: str) -> NoReturn:
+        raise PermissionError(folder)
+
+    monkeypatch.setattr(Path, "glob", refuse)
+    assert preload.libraries_of_another_package() == []
 
 
 @pytest.mark.parametrize(("built_in", "status"), [(1, Status.OK), (0, Status.SKIP)])
