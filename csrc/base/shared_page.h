@@ -123,9 +123,9 @@ void tms_shared_page_copy_text(uint64_t words[TMS_SHARED_PAGE_TEXT_WORDS], const
 static inline uint64_t tms_shared_page_requests(tms_shared_page_t *page) {
     uint64_t mask = 0;
     if (!tms_shared_page_is_open(page)) return 0;
-    const tms_shared_word_t *words = &page->file.words[TMS_SHARED_WORD(requests)];
     for (unsigned kind = 0; kind < TMS_SHARED_PAGE_KINDS; kind++) {
-        if (atomic_load_explicit(&words[kind], memory_order_acquire) != 0) mask |= UINT64_C(1) << kind;
+        if (atomic_load_explicit(&page->file.words[TMS_SHARED_WORD(requests) + kind], memory_order_acquire) != 0)
+            mask |= UINT64_C(1) << kind;
     }
     return mask;
 }
