@@ -67,12 +67,14 @@ PATCHES = (
         f"{_FIRST_USE}, in hook mode torch, if a visible device is not in use",
         "PyTorch ends the process when a MemPool is destroyed while another pool is routed on its device. Devices that are "
         "not in use have such a routing, which the program's first MemPool ends",
+        "2.13",
     ),
     Patch(
         "torch.cuda.MemPool.__del__",
         "first pause of memory of PyTorch's default pool (`TMS_INIT_ENABLE`)",
         "PyTorch ends the process when a MemPool is destroyed while another pool is routed on its device. While memory of "
         "the default pool is paused, another pool is routed in its place, and MemPools that the program drops are kept",
+        "2.13",
     ),
     Patch(
         "torch.UntypedStorage._share_cuda_",

@@ -121,7 +121,8 @@ class SubstitutePools:
         with self._alone(torch) as alone:
             if not alone:
                 return frozenset()
-            self._keep_dropped_pools(torch)
+            if torch.routing_spares_cache:  # since 2.13 a MemPool may end while another pool is routed
+                self._keep_dropped_pools(torch)
             self._repair(torch)
             with self._store.routing_suspended(torch):
                 for device in wanted:

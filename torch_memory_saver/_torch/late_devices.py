@@ -16,7 +16,7 @@ Not watched are:
 
 - the device that is current at the first use, which is about to be used;
 - any device with a PyTorch before 2.10, where the pool that is routed first takes precedence;
-- any device once the program makes a MemPool of its own, because PyTorch (before 2.15) ends the process when a MemPool is
+- any device once the program makes a MemPool of its own, because PyTorch before 2.13 ends the process when a MemPool is
   destroyed while another is routed on its device. The devices that are in use then get access.
 
 There, and where only other libraries allocate on a device, ``enable_peer_access()`` or the next region gives access.
@@ -89,7 +89,8 @@ class LateDevices:
         self._torch = torch
         if self._capture_begins not in before_capture:
             before_capture.append(self._capture_begins)
-        self._wrap_pool_class(torch)
+        if torch.routing_spares_cache:
+            self._wrap_pool_class(torch)
         _core.listen_devices(self.end, sum(1 << device for device in devices))
         for device in devices:
             self._watch_device(torch, device)
