@@ -51,6 +51,7 @@ __all__ = [
     "is_worth_retiring",
     "may_not_free",
     "measure_fill",
+    "needs_emptying",
     "retire",
     "selects",
 ]
@@ -355,7 +356,7 @@ class PoolStock:
                 _core.move(taken.pools, self._doomed, taken.pools.index(pool))
                 retired = True
         self.retire_doomed(torch)
-        return retired and torch.routing_spares_cache
+        return retired and needs_emptying(torch)
 
     @staticmethod
     def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
@@ -443,6 +444,11 @@ def may_not_free(torch: TorchCuda) -> bool:
         return True
 
 
+def needs_emptying(torch: TorchCuda) -> bool:
+    """Whether the memory of a pool that is retired now waits for an emptying."""
+    return torch.routing_spares_cache or _core.in_transition() or may_not_free(torch)
+
+
 def retire(torch: TorchCuda, pool: _Retirable) -> None:
     """Retire a pool that is not routed: torch releases its segments at the next emptying after their last tensor is gone.
 
@@ -450,7 +456,7 @@ def retire(torch: TorchCuda, pool: _Retirable) -> None:
     pause or resume, where the capture gate must not be taken. A signal handler cannot divide a retirement (steps.py), and it
     may be repeated.
     """
-    if torch.routing_spares_cache or _core.in_transition():
+    if needs_emptying(torch):
         _retire(torch, pool, _steps_of_retirement)
     else:
         _core.within(capture_gate.held(), functools.partial(_retire, torch, pool), _steps_with_release)

@@ -33,6 +33,7 @@ from torch_memory_saver._torch.pool_stock import (
     TakenPools,
     has_idle_segment,
     may_not_free,
+    needs_emptying,
     selects,
 )
 from torch_memory_saver._torch.steps import Notifier, OneUse
@@ -440,7 +441,7 @@ class PoolStore(PoolStock):
 
         if releasable:
             _core.within(self.routing_suspended(torch, visit), bool)
-        return any(replaced) and torch.routing_spares_cache
+        return any(replaced) and needs_emptying(torch)
 
     def _replace_pools(self, torch: TorchCuda, frame: Frame, devices: Collection[int]) -> bool:
         """Retires the pools of a suspended frame that are worth it, and replaces them by others. Returns whether there were
