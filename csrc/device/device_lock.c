@@ -159,7 +159,7 @@ static bool lock_file(int fd, bool *current, failure_t *failure) {
     if (fstat(fd, &found) != 0) return fail(failure, "fstat", errno);
     if (!S_ISREG(found.st_mode) || found.st_uid != geteuid())
         return fail(failure, "the check that it is a regular file of this user's", EPERM);
-    /* Whoever can read a file can lock it. */
+    /* Another user who can read the file could lock it. */
     if ((found.st_mode & OTHERS) && fchmod(fd, FILE_MODE) != 0) return fail(failure, "fchmod", errno);
     if (try_flock(fd) == 0) return find_current(fd, current, failure);
     int os_error = errno;

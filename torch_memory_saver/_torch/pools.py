@@ -421,15 +421,13 @@ class PoolStore(PoolStock):
         return result
 
     def retire_idle_of(self, torch: TorchCuda, tags: Tags) -> bool:
-        """Retire pools of the tags that are worth it: idle ones, and those of this thread's frames, which get others. Return
-        whether an emptying is needed to release their memory."""
+        """Retire idle pools of the tags, and those of this thread's frames, if worth it. Return whether to empty PyTorch."""
         self.retire_doomed(torch)
         retired = self.retire_idle(torch, self.idle_pools(tags))
         return self._replace_own(torch, tags) or retired
 
     def _replace_own(self, torch: TorchCuda, tags: Tags) -> bool:
-        """Retire the pools of this thread's frames in the tags that are worth it, and replace them. Return whether an
-        emptying is needed to release their memory."""
+        """Replace the pools of this thread's frames in the tags that are worth retiring. Return whether to empty PyTorch."""
         own = [frame for frame in self.stack() if frame.managed and frame.pools and selects(tags, frame.tag)]
         devices = {pool.device for frame in own for pool in frame.pools}
         releasable = {device for device in devices if torch.releasable_bytes(device)}
@@ -473,8 +471,7 @@ class PoolStore(PoolStock):
 
     def empty_retired(self, torch: TorchCuda) -> None:
         """Release the segments without a tensor of retired pools. Before PyTorch 2.13 its own cache stays, because pools
-        without memory are routed meanwhile, on every device. Since 2.13 only the end of a pool's object spares the cache
-        (:func:`~torch_memory_saver._torch.pool_stock.retire`)."""
+        without memory are routed meanwhile, on every device. Since 2.13 only the end of a pool's object spares it."""
         if not torch.routing_spares_cache:
             self.empty_torch_cache(torch)
             return
