@@ -37,7 +37,7 @@ static bool take_component(rest_t *rest, char name[NAME_MAX + 1], tms_directory_
     size_t begin = strspn(rest->text, "/"), length = strcspn(rest->text + begin, "/");
     failure->os_error = 0;
     if (length > NAME_MAX) {
-        fail(failure, "open", ENAMETOOLONG);
+        fail(failure, "openat", ENAMETOOLONG);
         return false;
     }
     memcpy(name, rest->text + begin, length);
@@ -53,14 +53,14 @@ static int expand(int link, rest_t *rest, tms_directory_failure_t *failure) {
     char target[PATH_MAX];
     struct stat found;
     if (fstat(link, &found) != 0) return fail(failure, "fstat", errno);
-    if (!S_ISLNK(found.st_mode)) return fail(failure, "open", ENOTDIR);
+    if (!S_ISLNK(found.st_mode)) return fail(failure, "openat", ENOTDIR);
     if (found.st_uid != geteuid() && found.st_uid != 0)
         return fail(failure, "the check for a symbolic link of another user in its path", EPERM);
-    if (++rest->links > MOST_LINKS) return fail(failure, "open", ELOOP);
+    if (++rest->links > MOST_LINKS) return fail(failure, "openat", ELOOP);
     ssize_t length = readlinkat(link, "", target, sizeof(target));
     if (length < 0) return fail(failure, "readlinkat", errno);
     size_t left = strlen(rest->text);
-    if ((size_t)length + 1 + left >= sizeof(rest->text)) return fail(failure, "open", ENAMETOOLONG);
+    if ((size_t)length + 1 + left >= sizeof(rest->text)) return fail(failure, "openat", ENAMETOOLONG);
     memmove(rest->text + length + 1, rest->text, left + 1);
     memcpy(rest->text, target, (size_t)length);
     rest->text[length] = '/';
@@ -70,12 +70,12 @@ static int expand(int link, rest_t *rest, tms_directory_failure_t *failure) {
 /* Opens a link and puts its target before the path. Returns the directory in which to go on, or NOT_OPEN. */
 static int follow(int directory, const char *name, rest_t *rest, tms_directory_failure_t *failure) {
     int link = open_at(directory, name, 0);
-    if (link < 0) return fail(failure, "open", errno);
+    if (link < 0) return fail(failure, "openat", errno);
     int next = expand(link, rest, failure);
     close(link);
     if (next == NOT_OPEN) return NOT_OPEN;
     next = rest->text[0] == '/' ? open_at(AT_FDCWD, "/", O_DIRECTORY) : open_at(directory, ".", O_DIRECTORY);
-    return next < 0 ? fail(failure, "open", errno) : next;
+    return next < 0 ? fail(failure, "openat", errno) : next;
 }
 
 static int enter(int directory, const char *name, rest_t *rest, const tms_path_walk_t *how,
@@ -83,12 +83,12 @@ static int enter(int directory, const char *name, rest_t *rest, const tms_path_w
     /* O_DIRECTORY: without it, an automount point is opened and not mounted. */
     int next = open_at(directory, name, O_DIRECTORY);
     if (next < 0 && errno == ENOENT && how->mode) {
-        if (!how->parents && !is_last(rest)) return fail(failure, "mkdir", ENOENT);
-        if (mkdirat(directory, name, how->mode) != 0 && errno != EEXIST) return fail(failure, "mkdir", errno);
+        if (!how->parents && !is_last(rest)) return fail(failure, "mkdirat", ENOENT);
+        if (mkdirat(directory, name, how->mode) != 0 && errno != EEXIST) return fail(failure, "mkdirat", errno);
         next = open_at(directory, name, O_DIRECTORY);
     }
     if (next >= 0) return next;
-    if ((errno != ENOTDIR && errno != ELOOP) || (how->no_link && is_last(rest))) return fail(failure, "open", errno);
+    if ((errno != ENOTDIR && errno != ELOOP) || (how->no_link && is_last(rest))) return fail(failure, "openat", errno);
     return follow(directory, name, rest, failure);
 }
 
@@ -97,10 +97,10 @@ int tms_path_walk(const char *path, const tms_path_walk_t *how, tms_directory_fa
     char name[NAME_MAX + 1];
     /* A relative path names a different directory in a process with a different working directory. */
     if (path[0] != '/') return fail(failure, "open of a path that is not absolute", EINVAL);
-    if (strlen(path) >= sizeof(rest.text)) return fail(failure, "open", ENAMETOOLONG);
+    if (strlen(path) >= sizeof(rest.text)) return fail(failure, "openat", ENAMETOOLONG);
     memcpy(rest.text, path, strlen(path) + 1);
     int directory = open_at(AT_FDCWD, "/", O_DIRECTORY);
-    if (directory < 0) return fail(failure, "open", errno);
+    if (directory < 0) return fail(failure, "openat", errno);
     while (take_component(&rest, name, failure)) {
         int next = enter(directory, name, &rest, how, failure);
         close(directory);

@@ -67,6 +67,8 @@ class Run:
         self.libraries = [str(interposer), str(library_path())] if preloaded else [str(interposer)]
         self.result = Result()
         self.log = directory / "log"
+        for name in ("locks", "pages"):  # else the first try alone would make them
+            (directory / name).mkdir(mode=0o700)
 
     def _worker(self, skip: Position) -> tuple[int, list[dict[str, Any]]]:
         backups = self.directory / f"from-{skip[0]}-{skip[1]}"

@@ -37,7 +37,6 @@ TOLERATED = {
     "fstat": "a file that cannot be looked at is left alone",
     "fstatat": "a file that cannot be looked at is left alone",
     "stat": "the directory is then made, which tells whether it can be used",
-    "mkdir": "the directory is there already",
     "fcntl": "the search for a free number begins again at the first one",
     "getcwd": "a relative path stays relative",
 }

@@ -238,7 +238,7 @@ def test_small_tensors_empty_the_cache_seldom(monkeypatch: pytest.MonkeyPatch) -
     empty_cache = torch._C._cuda_emptyCache
     monkeypatch.setattr(layer.require(), "empty_cache", lambda: releases.append(None) or empty_cache())
     saver.manage(tensors, tag=TAG)
-    assert 1 <= len(releases) <= 3
+    assert 1 <= len(releases) <= 4, "before and after, and once more each where a pool is retired"
     assert core.counters()["frees_total"] > calls
 
 

@@ -94,7 +94,7 @@ static void a_failure_names_the_call_and_leaves_nothing(void **state) {
     assert_int_equal(failure.os_error, EINVAL);
     assert_null(file.words);
     assert_false(tms_shared_page_file_create(&file, "/proc/no/such/directory", &failure));
-    assert_string_equal(failure.call, "mkdir");
+    assert_string_equal(failure.call, "mkdirat");
 
     tms_shared_page_file_t whole = made_file();
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);

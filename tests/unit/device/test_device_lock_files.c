@@ -21,13 +21,13 @@ static void refuse_hostile_directories(void) {
     CHECK(acquire(1) == TMS_OK); /* loads the driver, whose descriptors do not count */
     tms_device_locks_release(locks(), 1);
     CHECK(mkdir(below("real"), 0700) == 0 && symlink(below("real"), below("link")) == 0);
-    refuse(below("link"), ENOTDIR, "open");
-    refuse(below("link/"), ENOTDIR, "open");
+    refuse(below("link"), ENOTDIR, "openat");
+    refuse(below("link/"), ENOTDIR, "openat");
     CHECK(rmdir(below("real")) == 0);       /* empty: the link was not followed */
-    refuse(below("link"), ENOTDIR, "open"); /* a link to nowhere */
+    refuse(below("link"), ENOTDIR, "openat"); /* a link to nowhere */
     CHECK(fclose(fopen(below("file"), "w")) == 0);
-    refuse(below("file"), ENOTDIR, "open");
-    refuse(below("missing/below"), ENOENT, "mkdir");
+    refuse(below("file"), ENOTDIR, "openat");
+    refuse(below("missing/below"), ENOENT, "mkdirat");
     refuse("relative", EINVAL, "not absolute");
     char *endless = malloc(PATH_MAX + 2);
     CHECK(endless);
@@ -55,11 +55,11 @@ static void refuse_hostile_files(void) {
     CHECK(acquire(1) == TMS_OK);
     tms_device_locks_release(locks(), 1);
     CHECK(fclose(fopen(below("victim"), "w")) == 0 && symlink(below("victim"), file_of(1)) == 0);
-    refuse(base, ELOOP, "open");
+    refuse(base, ELOOP, "openat");
     CHECK(unlink(file_of(1)) == 0 && mkfifo(file_of(1), 0600) == 0);
     refuse(base, EPERM, "regular");
     CHECK(unlink(file_of(1)) == 0 && mkdir(file_of(1), 0700) == 0);
-    refuse(base, EISDIR, "open");
+    refuse(base, EISDIR, "openat");
     CHECK(rmdir(file_of(1)) == 0);
     CHECK(acquire(3) == TMS_OK);
 }
@@ -80,7 +80,7 @@ static void survive_failing_calls(void) {
     /* A process that cannot check whether its lock file still exists does not rely on it. */
     CHECK(acquire(1) == TMS_OK);
     locks()->directory = "/nowhere/at/all";
-    CHECK(acquire(1) == TMS_INVALID_STATE && strstr(error.message, "mkdir"));
+    CHECK(acquire(1) == TMS_INVALID_STATE && strstr(error.message, "mkdirat"));
     locks()->directory = base;
     CHECK(locks()->device[0].count == 1 && is_locked(0));
 }

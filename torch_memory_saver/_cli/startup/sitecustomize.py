@@ -64,11 +64,14 @@ def _start_with_cuda() -> None:
 
 
 def _is_disabled() -> bool:
-    """Ask the native core, which alone reads the variable."""
-    _startup.make_importable()
-    from torch_memory_saver import _core
+    """Ask the native core, which alone reads the variable. If it cannot be imported, `_start` says so later."""
+    try:
+        with _startup.OwnImports():
+            from torch_memory_saver import _core
 
-    return _core.get_disabled()
+            return _core.get_disabled()
+    except Exception:
+        return False
 
 
 def _start() -> None:

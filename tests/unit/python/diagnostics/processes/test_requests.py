@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_moved_stays(
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(ask, "request_file", lambda *_arguments, **_options: written)
     assert main(["ask", "--snapshot", "1", "-o", str(tmp_path / "file" / "x.json")]) == 1
-    assert f"{tmp_path}/file/x.json: ask: File exists: the file was not written" in capsys.readouterr().err
+    assert f"{tmp_path}/file/x.json: ask: Not a directory: the file was not written" in capsys.readouterr().err
     assert written.read_bytes() == b"\x80\x04}."
 
 
