@@ -162,7 +162,7 @@ void tms_api_release_host_memory(void) {
 void tms_api_close(void) {
     tms_state_t *state = tms_state_if_made();
     if (!state || atomic_load(&state->saver.forked)) return;
-    tms_late_devices_close(&state->late_devices, tms_wait_now() + TMS_EXIT_RELEASE_SECONDS);
+    tms_late_devices_listen(&state->late_devices, NULL, NULL, 0);
     tms_process_end_threads(&state->saver);
 }
 

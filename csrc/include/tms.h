@@ -175,8 +175,9 @@ typedef struct tms_pending tms_pending_t;
 /* A host copy that stays valid while a reference is held, even if the allocation it came from is freed. */
 typedef struct tms_host_buffer tms_host_buffer_t;
 
-/* Called on a thread of the library, with no lock held. */
-typedef void (*tms_device_listener_t)(void *context, int32_t device);
+/* Called on the thread that allocates, which may hold torch's locks: it must return at once. 0: it could not take note of
+ * the device, and is called again at the next allocation. */
+typedef int32_t (*tms_device_listener_t)(void *context, int32_t device);
 
 enum { TMS_NO_SUCH_REGION = -1 }; /* a result of region_leave */
 

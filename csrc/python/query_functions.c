@@ -25,18 +25,33 @@ PyObject *tms_py_refresh_peers(PyObject *module, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-/* The listener of listen_devices, on a thread of the native core. It is not called once the interpreter has ended. */
-static void call_listener(void *listener, int32_t device) {
-    if (!Py_IsInitialized()) return;
-    PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *result = PyObject_CallFunction(listener, "i", (int)device);
+/* A call of a listener of listen_devices that the main thread has yet to make. */
+typedef struct pending_call {
+    PyObject *listener;
+    int device;
+} pending_call_t;
 
-    if (!result) PyErr_WriteUnraisable(listener);
+static int call_listener(void *argument) {
+    const pending_call_t call = *(pending_call_t *)argument;
+    free(argument);
+    PyObject *result = PyObject_CallFunction(call.listener, "i", call.device);
+
+    if (!result) PyErr_WriteUnraisable(call.listener);
     Py_XDECREF(result);
-    PyGILState_Release(state);
+    return 0;
 }
 
-/* The reference to a listener is never released: a thread may be calling it. */
+/* Runs without the GIL. Taking it here would wait for a thread that waits for torch's lock. */
+static int32_t request_call(void *listener, int32_t device) {
+    pending_call_t *call = Py_IsInitialized() ? malloc(sizeof *call) : NULL;
+    if (!call) return 0;
+    *call = (pending_call_t){listener, device};
+    if (Py_AddPendingCall(call_listener, call) == 0) return 1;
+    free(call); /* the interpreter's queue is full */
+    return 0;
+}
+
+/* The reference to a listener is never released: a call of it may be pending. */
 PyObject *tms_py_listen_devices(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"listen_devices", 2, 2, {"listener", "mask"}};
     const tms_api_t *api = tms_py_api(module);
@@ -50,7 +65,7 @@ PyObject *tms_py_listen_devices(PyObject *module, PyObject *const *arguments, Py
         return NULL;
     tms_error_clear(&error);
     Py_XINCREF(listener);
-    if (api->listen_devices(listener ? call_listener : NULL, listener, mask, &error) != TMS_OK) return tms_py_raise(&error);
+    if (api->listen_devices(listener ? request_call : NULL, listener, mask, &error) != TMS_OK) return tms_py_raise(&error);
     Py_RETURN_NONE;
 }
 

@@ -24,8 +24,8 @@ MUTANTS = (
     Mutant(
         "a-listener-is-called-for-every-allocation",
         "csrc/abi/late_devices.c",
-        "        late->uncalled &= ~bit;\n",
-        "",
+        "device)) late->uncalled &= ~bit;",
+        "device)) late->uncalled |= bit;",
         (_C,),
     ),
     Mutant(

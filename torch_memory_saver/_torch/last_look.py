@@ -41,10 +41,10 @@ class LastLook:
         self._stock = stock
         self._others: dict[int, list[PoolId]] = {}  # by device: the other pools with idle segments
 
-    def retire_idle(self, torch: TorchCuda) -> bool:
-        """Retire the idle pools that are worth it, on the devices where a pool may have changed since the last look. Return
-        whether an emptying is needed to release their memory. To be called after PyTorch has emptied its own cache."""
-        in_use = _core.active_devices()
+    def retire_idle(self, torch: TorchCuda, in_use: int) -> bool:
+        """Retire the idle pools that are worth it, on those devices of the mask `in_use` where a pool may have changed since
+        the last look. Return whether an emptying is needed to release their memory. To be called after PyTorch has emptied
+        its own cache."""
         by_device: dict[int, list[Pool]] = {}
         for pool in self._stock.idle_pools():
             if in_use >> pool.device & 1:

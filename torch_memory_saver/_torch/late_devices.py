@@ -4,13 +4,15 @@ program. In preload mode an interposed function does that; this module is for to
 PyTorch allocates on a device before it copies between that device and another one. So every visible device that is not in
 use is *watched*: the allocations of every thread on it are routed to a pool whose allocator returns ordinary memory
 (``tms_torch_ordinary_malloc``). The first of them gives the device access before it returns. So every later operation has
-access, even one by PyTorch's C++ code: copies, autograd, collectives, DataParallel. Then a thread of the native core calls
-:meth:`LateDevices.end`, which ends the routing. Tensors that were allocated meanwhile stay valid; PyTorch releases their
-memory like that of its own pool.
+access, even one by PyTorch's C++ code: copies, autograd, collectives, DataParallel. Then the main thread calls
+:meth:`LateDevices.end` between two of its instructions, which ends the routing, and later allocations come from PyTorch's
+own pool. Tensors that were allocated meanwhile stay valid. Once they are deleted, the next ``empty_cache()`` releases their
+memory.
 
 Watching makes no driver call. Regions and other pools that are routed later on a watched device take precedence. A managed
-allocation on it ends the watch as well. Before a capture on it begins, whose graph has a pool of its own, the device gets
-access and its watch ends.
+allocation on it ends the watch as well. A device gets access and its watch ends before a capture on it begins, whose graph
+has a pool of its own, and before ``empty_cache()`` if the device has come into use: the main thread may wait in a call for
+a long time, and PyTorch returns nothing of a device while a pool is routed there.
 
 Not watched are:
 
@@ -36,7 +38,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._torch.captures import before_capture
 from torch_memory_saver._torch.layer import PoolId, TorchCuda
-from torch_memory_saver._torch.pool_stock import retire
+from torch_memory_saver._torch.pool_stock import before_emptying, retire_at_emptying
 from torch_memory_saver.errors import TorchMemorySaverError
 
 __all__ = ["LateDevices"]
@@ -89,6 +91,7 @@ class LateDevices:
         self._torch = torch
         if self._capture_begins not in before_capture:
             before_capture.append(self._capture_begins)
+            before_emptying.append(self.end_used)
         if torch.routing_spares_cache:
             self._wrap_pool_class(torch)
         _core.listen_devices(self.end, sum(1 << device for device in devices))
@@ -118,11 +121,19 @@ class LateDevices:
         if pool.retiring.acquire(blocking=False):
             torch.end_routing(pool.device, pool.id)
             torch.release_pool(pool.device, pool.id)
-            retire(torch, pool)
+            retire_at_emptying(torch, pool)
 
     def end_all(self) -> None:
         """Ends every watch."""
         for device in list(self._pools):
+            self.end(device)
+
+    def end_used(self, in_use: int) -> None:
+        """Gives the watched devices of the mask `in_use` access, and ends their watches."""
+        used = [device for device in list(self._pools) if in_use >> device & 1]
+        if used:
+            self._give_access()
+        for device in used:
             self.end(device)
 
     def _capture_begins(self, device: int) -> None:

@@ -47,12 +47,14 @@ __all__ = [
     "PoolStock",
     "Tags",
     "TakenPools",
+    "before_emptying",
     "has_idle_segment",
     "is_worth_retiring",
     "may_not_free",
     "measure_fill",
     "needs_emptying",
     "retire",
+    "retire_at_emptying",
     "selects",
 ]
 
@@ -64,6 +66,9 @@ _MOST_RETIRED = 10_000
 
 #: The uses that PyTorch counts for a pool that nothing routes and no graph needs: that of its object.
 OBJECT_USES = 1
+
+#: Called at the beginning of ``empty_cache()`` with the mask of the devices in use. No lock is held then.
+before_emptying: list[Callable[[int], None]] = []
 
 #: The bytes that a pool may strand for any idle segments that are larger: PyTorch's smallest segments of large and of small
 #: tensors, 20 MiB and 2 MiB, of which each pool with one tensor of each kind has one.
@@ -288,6 +293,14 @@ class PoolStock:
             with contextlib.suppress(ValueError):  # another thread has retired it as well
                 self._doomed.remove(pool)
 
+    def begin_emptying(self, torch: TorchCuda) -> int:
+        """Prepare an emptying of PyTorch's cache. Return the mask of the devices in use."""
+        in_use = _core.active_devices()
+        for prepare in before_emptying:
+            prepare(in_use)
+        self.retire_doomed(torch)
+        return in_use
+
     def retired_pools(self) -> frozenset[PoolId]:
         """Return the retired pools whose memory torch may still hold. torch releases it when its cache is emptied."""
         return frozenset(self._retired)
@@ -450,16 +463,21 @@ def needs_emptying(torch: TorchCuda) -> bool:
 
 
 def retire(torch: TorchCuda, pool: _Retirable) -> None:
-    """Retire a pool that is not routed: torch releases its segments at the next emptying after their last tensor is gone.
+    """Retire a pool as :func:`retire_at_emptying` does.
 
-    Since PyTorch 2.13 those that have no tensor are released at once, unless a capture is active, or this thread is inside a
-    pause or resume, where the capture gate must not be taken. A signal handler cannot divide a retirement (steps.py), and it
-    may be repeated.
+    Since PyTorch 2.13 the segments that have no tensor are released at once, unless a capture is active, or this thread is
+    inside a pause or resume, where the capture gate must not be taken.
     """
     if needs_emptying(torch):
-        _retire(torch, pool, _steps_of_retirement)
+        retire_at_emptying(torch, pool)
     else:
         _core.within(capture_gate.held(), functools.partial(_retire, torch, pool), _steps_with_release)
+
+
+def retire_at_emptying(torch: TorchCuda, pool: _Retirable) -> None:
+    """Retire a pool that is not routed: torch releases its segments at the next emptying after their last tensor is gone.
+    A signal handler cannot divide a retirement (steps.py), and it may be repeated. Takes no lock."""
+    _retire(torch, pool, _steps_of_retirement)
 
 
 def _retire(torch: TorchCuda, pool: _Retirable, steps: _Steps) -> None:

@@ -413,9 +413,9 @@ class PoolStore(PoolStock):
         return result
 
     def _empty_cache(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:
-        self.retire_doomed(torch)
+        in_use = self.begin_emptying(torch)
         result = empty_torch_cache()  # first: PyTorch waits for the streams that used deleted tensors
-        has_retired = self.last_look.retire_idle(torch)
+        has_retired = self.last_look.retire_idle(torch, in_use)
         if self._replace_own(torch, None) or has_retired:
             empty_torch_cache()
         return result

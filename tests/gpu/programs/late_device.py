@@ -18,7 +18,7 @@ import torch.cuda.comm
 
 from torch_memory_saver import _core, torch_memory_saver
 from torch_memory_saver._engine.process import late_devices
-from torch_memory_saver._torch import late_devices as late_module
+from torch_memory_saver._torch.layer import DEFAULT_POOL
 
 SIZE = 1 << 20
 TIMEOUT = 60
@@ -121,12 +121,15 @@ def replicate(managed: torch.Tensor) -> None:
 
 @way
 def another_thread(managed: torch.Tensor) -> None:
-    """The main thread waits for a lock all the time, so it cannot end the watch."""
-    thread = threading.Thread(target=copy_into, args=(managed,))
-    ended = end_of_watch()
-    thread.start()
-    assert ended.wait(TIMEOUT)
-    thread.join()
+    """The main thread waits for a lock all the time, so it cannot end the watch; ``empty_cache()`` does."""
+
+    def use_and_empty() -> None:
+        copy_into(managed)
+        torch.cuda.empty_cache()
+        assert not late_devices._pools
+        assert torch.cuda.memory_reserved(1) == 0
+
+    in_thread(use_and_empty)
     check(managed, 8)
 
 
@@ -141,14 +144,13 @@ def inside_disable(managed: torch.Tensor) -> None:
 
 @way
 def inside_a_region(managed: torch.Tensor) -> None:
-    ended = end_of_watch()
     with torch_memory_saver.region(tag="cache"):
         source = late(8)
+        assert not late_devices._pools
         row = _core.find(source.data_ptr())
         assert row is not None
         assert row.tag == "cache"
         managed.copy_(source)
-    assert ended.wait(TIMEOUT)
     check(managed, 8)
 
 
@@ -188,16 +190,35 @@ def paused_memory(managed: torch.Tensor) -> None:
 
 @way
 def the_watch_leaves_nothing(managed: torch.Tensor) -> None:
-    ended = end_of_watch()
     source = late(8)
-    assert ended.wait(TIMEOUT)
     later = late(9)
+    assert pool_of(source) != DEFAULT_POOL
+    assert pool_of(later) == DEFAULT_POOL
     del source
     torch.cuda.empty_cache()
     managed.copy_(later)
     check(managed, 9)
     del later
     gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(1) == 0
+
+
+@way
+def the_device_keeps_its_own_pool(managed: torch.Tensor) -> None:
+    """Only the segment of the first tensor is not used again, until ``empty_cache()``."""
+    for _ in range(3):
+        tensors = [late(8.0, 16 * SIZE) for _ in range(4)]
+        managed.copy_(tensors[0][:SIZE])
+        assert torch.cuda.memory_reserved(1) <= 5 * tensors[0].nbytes
+        del tensors
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(1) == 0
+
+
+@way
+def the_first_emptying(managed: torch.Tensor) -> None:
+    managed.copy_(late(8))
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved(1) == 0
 
@@ -246,16 +267,30 @@ def copy_fails(target: torch.Tensor, source: torch.Tensor) -> bool:
     return False
 
 
-def end_of_watch() -> threading.Event:
-    """An event that is set when the watch of a device has ended."""
-    ended, retire = threading.Event(), late_module.retire
+def in_thread(function: Callable[[], None]) -> None:
+    """Calls the function on a thread, for which this one waits."""
+    failed: list[BaseException] = []
 
-    def retired(torch: Any, pool: Any) -> None:
-        retire(torch, pool)
-        ended.set()
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
 
-    late_module.retire = retired
-    return ended
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def pool_of(tensor: torch.Tensor) -> Any:
+    """The pool that has the tensor."""
+    address = tensor.data_ptr()
+    for segment in torch.cuda.memory_snapshot():
+        if segment["address"] <= address < segment["address"] + segment["total_size"]:
+            return segment["segment_pool_id"]
+    raise AssertionError(address)
 
 
 def run(name: str) -> None:

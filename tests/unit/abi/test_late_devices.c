@@ -11,76 +11,39 @@
 
 enum { OWNER, LATE, DEVICES };
 
-static const double FOREVER_SECONDS = 60;
-
 /* What the listener saw. */
 typedef struct heard {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    pthread_t thread;
     int count, device;
-    bool held; /* the listener does not return while this is set */
+    bool refuses; /* the listener cannot take note of the device */
 } heard_t;
 
 static const tms_api_t *api;
 static heard_t heard;
 
-static void listener(void *context, int32_t device) {
+static int32_t listener(void *context, int32_t device) {
     heard_t *here = context;
-    pthread_mutex_lock(&here->lock);
     here->count++;
     here->device = device;
-    here->thread = pthread_self();
-    pthread_cond_broadcast(&here->changed);
-    while (here->held) pthread_cond_wait(&here->changed, &here->lock);
-    pthread_mutex_unlock(&here->lock);
+    return !here->refuses;
 }
-
-static void wait_for(int count) {
-    pthread_mutex_lock(&heard.lock);
-    double deadline = tms_wait_now() + FOREVER_SECONDS;
-    while (heard.count < count) assert_true(tms_wait_until(&heard.changed, &heard.lock, deadline));
-    pthread_mutex_unlock(&heard.lock);
-}
-
-static void set_held(bool held) {
-    pthread_mutex_lock(&heard.lock);
-    heard.held = held;
-    pthread_cond_broadcast(&heard.changed);
-    pthread_mutex_unlock(&heard.lock);
-}
-
-static void hold_listener(void) { set_held(true); }
-static void release_listener(void) { set_held(false); }
 
 static void listen_to(tms_device_mask_t mask) {
     tms_error_t error;
+    heard = (heard_t){0};
     ASSERT_OK(api->listen_devices(listener, &heard, mask, &error), error);
 }
 
-/* Waits for the listener's thread, so that later calls cannot reach it. */
 static int close_listener(void **state) {
     (void)state;
-    tms_late_devices_close(&tms_state(NULL)->late_devices, tms_wait_now() + FOREVER_SECONDS);
-    heard.count = 0;
-    return tms_state(NULL)->late_devices.running;
+    tms_error_t error;
+    return api->listen_devices(NULL, NULL, 0, &error);
 }
 
 static int start(void **state) {
     (void)state;
     simulator()->reset(DEVICES, 64 * MIB);
-    pthread_mutex_init(&heard.lock, NULL);
-    tms_wait_condition_init(&heard.changed);
     api = tms_get_api(tms_interface());
     return api ? 0 : -1;
-}
-
-/* Waits for the listener's threads; it is still there. */
-static void join_listeners(void) {
-    tms_late_devices_t *late = &tms_state(NULL)->late_devices;
-    pthread_mutex_lock(&late->lock);
-    while (late->running > 0) assert_true(tms_wait_until(&late->ended, &late->lock, tms_wait_now() + FOREVER_SECONDS));
-    pthread_mutex_unlock(&late->lock);
 }
 
 static bool late_device_has_access(uint64_t address) {
@@ -110,41 +73,40 @@ static void the_first_allocation_gives_access_and_is_ordinary(void **state) {
     ASSERT_OK(api->free(managed, &error), error);
 }
 
-static void the_listener_is_called_once_on_another_thread(void **state) {
+static void the_listener_is_called_once_for_each_device(void **state) {
     (void)state;
     listen_to(1 << LATE);
     void *first = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
-    wait_for(1);
+    assert_int_equal(heard.count, 1);
     assert_int_equal(heard.device, LATE);
-    assert_false(pthread_equal(heard.thread, pthread_self()));
     void *second = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL),
          *owners = tms_torch_malloc((ssize_t)MIB, OWNER, NULL);
-    join_listeners();
     assert_int_equal(heard.count, 1);
     tms_torch_default_free(first, (ssize_t)MIB, LATE, NULL);
     tms_torch_default_free(second, (ssize_t)MIB, LATE, NULL);
     tms_torch_free(owners, (ssize_t)MIB, OWNER, NULL);
 }
 
+static void a_listener_that_takes_no_note_is_called_again(void **state) {
+    (void)state;
+    listen_to(1 << LATE);
+    heard.refuses = true;
+    void *first = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
+    heard.refuses = false;
+    void *second = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL),
+         *third = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
+    assert_int_equal(heard.count, 2);
+    tms_torch_default_free(first, (ssize_t)MIB, LATE, NULL);
+    tms_torch_default_free(second, (ssize_t)MIB, LATE, NULL);
+    tms_torch_default_free(third, (ssize_t)MIB, LATE, NULL);
+}
+
 static void a_managed_allocation_tells_as_well(void **state) {
     (void)state;
     listen_to(1 << LATE);
     void *managed = tms_torch_malloc((ssize_t)MIB, LATE, NULL);
-    wait_for(1);
+    assert_int_equal(heard.count, 1);
     tms_torch_free(managed, (ssize_t)MIB, LATE, NULL);
-}
-
-static void an_allocation_does_not_wait_for_the_listener(void **state) {
-    (void)state;
-    hold_listener();
-    listen_to(1 << LATE);
-    void *ordinary = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
-    assert_non_null(ordinary);
-    wait_for(1);
-    tms_late_devices_close(&tms_state(NULL)->late_devices, tms_wait_now()); /* gives up at the deadline */
-    assert_int_equal(tms_state(NULL)->late_devices.running, 1);
-    release_listener();
-    tms_torch_default_free(ordinary, (ssize_t)MIB, LATE, NULL);
 }
 
 static void after_a_close_no_listener_is_called(void **state) {
@@ -152,7 +114,6 @@ static void after_a_close_no_listener_is_called(void **state) {
     listen_to(1 << LATE);
     api->close();
     void *ordinary = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
-    assert_int_equal(tms_state(NULL)->late_devices.running, 0);
     assert_int_equal(heard.count, 0);
     tms_torch_default_free(ordinary, (ssize_t)MIB, LATE, NULL);
 }
@@ -167,7 +128,7 @@ static void failures_leave_nothing(void **state) {
     simulator()->fail_after("cuDevicePrimaryCtxRetain", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
     assert_null(tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL));
     assert_int_equal(simulator()->failures_fired(), 1);
-    assert_int_equal(heard.count + tms_state(NULL)->late_devices.running, 0);
+    assert_int_equal(heard.count, 0);
     assert_int_equal(physical_bytes(LATE), 0);
     tms_torch_default_free(NULL, 0, LATE, NULL);
 }
@@ -233,9 +194,9 @@ static void memory_that_is_not_freed_waits_in_the_quarantine(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(the_first_allocation_gives_access_and_is_ordinary, close_listener),
-        cmocka_unit_test_teardown(the_listener_is_called_once_on_another_thread, close_listener),
+        cmocka_unit_test_teardown(the_listener_is_called_once_for_each_device, close_listener),
         cmocka_unit_test_teardown(a_managed_allocation_tells_as_well, close_listener),
-        cmocka_unit_test_teardown(an_allocation_does_not_wait_for_the_listener, close_listener),
+        cmocka_unit_test_teardown(a_listener_that_takes_no_note_is_called_again, close_listener),
         cmocka_unit_test_teardown(after_a_close_no_listener_is_called, close_listener),
         cmocka_unit_test_teardown(failures_leave_nothing, close_listener),
         cmocka_unit_test_teardown(an_allocation_succeeds_without_access, close_listener),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +65,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     monkeypatch.setattr(_core, "active_devices", lambda: 1 << 0)
     monkeypatch.setattr(_core, "refresh_peers", lambda: told.append((None, 0)))
     monkeypatch.setattr(late_devices, "before_capture", [])
+    monkeypatch.setattr(late_devices, "before_emptying", [])
     return told
 
 
@@ -111,6 +113,18 @@ def test_a_capture_on_a_watched_device_gives_access_and_ends_its_watch(told: Tol
     for _ in range(2):
         capture_begins(1)
         assert torch.watched == [2, 3]
+        assert told[1:] == [(None, 0)]
+
+
+def test_an_emptying_gives_access_and_ends_the_watches_of_devices_in_use(told: Told) -> None:
+    torch, late = WatchedTorch(), LateDevices()
+    late.begin(torch)  # type: ignore[arg-type]
+    (emptying_begins,) = late_devices.before_emptying
+    emptying_begins(0b001)
+    assert torch.watched == [1, 2, 3]
+    for _ in range(2):
+        emptying_begins(0b101)
+        assert torch.watched == [1, 3]
         assert told[1:] == [(None, 0)]
 
 
@@ -206,28 +220,41 @@ def test_a_forked_child_watches_nothing(told: Told) -> None:
     assert torch.routings == before, "they belong to the parent"
 
 
-def test_the_native_core_calls_a_listener_on_another_thread(simulator: Any) -> None:
+@pytest.fixture
+def allocate(simulator: Any) -> Iterator[Callable[[], None]]:
+    """Allocates on device 1 as torch does, without the GIL. Everything is freed at the end."""
     library = ctypes.CDLL(_core.library_path)
     library.tms_torch_ordinary_malloc.restype = ctypes.c_void_p
     library.tms_torch_ordinary_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
     library.tms_torch_default_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-    heard, told = threading.Event(), []
+    addresses = []
+    yield lambda: addresses.append(library.tms_torch_ordinary_malloc(MIB, 1, None))
+    _core.listen_devices(None, 0)
+    for address in addresses:
+        assert _core.find(address) is None
+        library.tms_torch_default_free(address, MIB, 1, None)
 
-    def listen(device: int) -> None:
-        told.append((device, threading.get_ident()))
-        heard.set()
 
-    _core.listen_devices(listen, 1 << 1)
-    try:
-        addresses = [library.tms_torch_ordinary_malloc(MIB, 1, None) for _ in range(2)]
-        assert heard.wait(TIMEOUT)
-        for address in addresses:
-            assert _core.find(address) is None
-            library.tms_torch_default_free(address, MIB, 1, None)
-    finally:
-        _core.listen_devices(None, 0)
-    assert [device for device, _ in told] == [1]
-    assert told[0][1] != threading.get_ident()
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_the_main_thread_calls_a_listener_between_two_instructions(in_thread: bool, allocate: Callable[[], None]) -> None:
+    told = []
+    _core.listen_devices(lambda device: told.append((device, threading.get_ident())), 1 << 1)
+    for _ in range(2):
+        if in_thread:
+            thread = threading.Thread(target=allocate)
+            thread.start()
+            thread.join(TIMEOUT)
+        else:
+            allocate()
+        assert told == [(1, threading.get_ident())]
+
+
+def test_an_exception_of_a_listener_is_reported(allocate: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: reported.append(report.object))
+    _core.listen_devices(divide := lambda device: device / 0, 1 << 1)
+    allocate()
+    assert reported == [divide]
 
 
 @pytest.mark.parametrize("arguments", [(3, 1), (None,), (None, "1")])
