@@ -35,8 +35,16 @@ __all__ = ["CaptureGate", "announce_capture", "announcing", "before_capture", "c
 _ENDS = ("capture_end", "capture_end_pre")
 
 #: Functions that are called with the device before each capture begins, while the capture's stream is the current one. They
-#: must not raise. Their results are kept until the capture has begun.
-before_capture: list[Callable[[int], object]] = []
+#: must not raise. The capture begins inside the context managers that they return.
+before_capture: list[Callable[[int], contextlib.AbstractContextManager[Any] | None]] = []
+
+
+def _begin_inside(begin: Callable[[], object], device: int) -> Callable[[], object]:
+    """Return `begin` inside the context managers of :data:`before_capture`, whose functions are called now."""
+    for context in [prepare(device) for prepare in before_capture]:
+        if context is not None:
+            begin = functools.partial(_core.within, context, begin)
+    return begin
 
 
 class CaptureGate:
@@ -165,8 +173,7 @@ def watch_captures(torch: Any) -> None:
 
     @functools.wraps(begin)
     def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
-        _kept = [callback(device_of()) for callback in before_capture]
-        begin_this = functools.partial(begin, graph, *arguments, **keywords)
+        begin_this = _begin_inside(functools.partial(begin, graph, *arguments, **keywords), device_of())
         begun = _Begin(begin_this, lambda: stream_of(device_of()), lambda identity: under_way.__setitem__(graph, identity))
         try:
             begun.__enter__()
@@ -193,11 +200,11 @@ def _pass_gate(graph_class: Any, device_of: Callable[[], int]) -> None:
 
     @functools.wraps(begin)
     def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
-        _kept = [callback(device_of()) for callback in before_capture]
+        begin_this = _begin_inside(functools.partial(begin, graph, *arguments, **keywords), device_of())
 
         def announce_and_begin() -> Any:
             announce_capture()
-            return begin(graph, *arguments, **keywords)
+            return begin_this()
 
         return _core.within(capture_gate.held(), announce_and_begin)
 

@@ -38,8 +38,10 @@ module has no lock of its own. It calls PyTorch, so no lock of the package may b
 
 **The states of random numbers** on a device:
 
-- The seed and the offset of a device's generator, for captured graphs. PyTorch allocates them when a capture begins and no
-  graph of the generator exists, and writes to them before each replay of any graph.
+- The seed and the offset of a device's generator, for captured graphs. PyTorch writes to them before each replay. Before
+  2.13 all graphs of a generator share them, and PyTorch allocates them when a capture begins and no graph of the generator
+  exists. Since 2.13 each graph has its own, outside of its pool. 2.13 allocates them before it routes that pool, and later
+  releases where the capture first takes a random number.
 - cuDNN's state for the dropout of recurrent networks. PyTorch allocates it at the first use of a device, and again after
   the generator was seeded, and uses it for every network.
 
@@ -49,6 +51,7 @@ networks would access paused memory. So both are allocated in ordinary memory. E
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -121,7 +124,8 @@ class _OutsideRegions(OneUse):
         except IndexError:
             _core.record_each(self._taken, self._store.make_pool, [(torch, Key(_OPTIONS, device))])
         self._entered.enter(region_settings.RegionSettings(_OPTIONS))
-        self._entered.enter(self._store.routing_suspended(torch))
+        if not torch.last_routed_wins:
+            self._entered.enter(self._store.routing_suspended(torch))
         self._entered.enter(torch.routed(device, self._taken[0].id))
 
     def _end(self) -> None:
@@ -318,6 +322,27 @@ class _Renewed(OneUse):
         self._workspaces._local.renewed = False
 
 
+class _StateForCapture(OneUse):
+    """A context manager inside which a capture is to begin, so that the state of the device's generator for it is allocated
+    in ordinary memory: when the capture begins or, if PyTorch waits for the first random number, right afterwards."""
+
+    def __init__(self, outside: _OutsideRegions, torch: TorchCuda, generator: Any) -> None:
+        self._outside = outside
+        self._torch = torch
+        self._generator = generator
+        self._entered = Entered()
+
+    def _begin(self) -> None:
+        self._entered.enter(self._outside)
+
+    def _end(self) -> None:
+        try:
+            if hasattr(self._generator, "philox_state") and self._torch.is_capturing():
+                self._generator.philox_state(0)  # takes no random numbers, and adds nothing to the graph
+        finally:
+            self._entered.leave()
+
+
 class RandomStates:
     """The two states in this process. Any thread may call."""
 
@@ -325,17 +350,19 @@ class RandomStates:
         self._pools = pools
         self._library: Any = None  # owns the replaced operator
 
-    def capture_begins(self, device: int) -> object:
-        """Allocate the state of the device's generator for a capture that is about to begin. It stays as long as the
-        returned object or a graph lives."""
+    def capture_begins(self, device: int) -> contextlib.AbstractContextManager[Any] | None:
+        """Return a context manager inside which a capture is to begin, so that the state of the device's generator for it
+        lies in ordinary memory."""
         torch = in_use()
         if torch is None or not _core.region_current().managed:
             return None
         try:
-            graph = torch.torch.cuda.CUDAGraph()
             generator = torch.torch.cuda.default_generators[device]
+            if torch.graphs_have_random_states:
+                return _StateForCapture(self._pools.routed(torch, device), torch, generator)
+            graph = torch.torch.cuda.CUDAGraph()
             _core.within(self._pools.routed(torch, device), graph.register_generator_state, generator)
-            return graph
+            return contextlib.nullcontext(graph)  # the state stays as long as this or another graph lives
         except (AttributeError, TorchMemorySaverError, RuntimeError) as error:
             logger.debug("the state of the random generator for graphs may lie in managed memory: %s", error)
             return None

@@ -70,6 +70,8 @@ _LAST_ROUTED_WINS = (2, 10)
 #: Since this version PyTorch tells routings from captures: while pools are routed, it empties its caches, and a MemPool may
 #: be destroyed (pytorch pull request 181830).
 _ROUTINGS_ARE_NO_CAPTURES = (2, 13)
+#: Since this version each graph has a state of the random generator of its own.
+_GRAPHS_HAVE_RANDOM_STATES = (2, 13)
 #: Advice for a machine that has no GPU.
 _WITHOUT_A_GPU = "on a machine without a GPU, run the program by `python -m torch_memory_saver simulate -- python ...`"
 #: Since this version a capture inside a region always allocates from the graph's own pool.
@@ -110,6 +112,7 @@ class TorchCuda:
         #: Whether an emptying spares PyTorch's own cache while a pool is routed on the device. Otherwise only the end of a
         #: MemPool without other uses releases what is idle in its pool and spares the cache.
         self.routing_spares_cache = version < _ROUTINGS_ARE_NO_CAPTURES
+        self.graphs_have_random_states = version >= _GRAPHS_HAVE_RANDOM_STATES
         self.current_device = extension._cuda_getDevice
         self._exchange_device = extension._cuda_maybeExchangeDevice
         # torch.cuda.set_device creates a context even for the current device; the accelerator API does not.
