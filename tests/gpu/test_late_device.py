@@ -16,7 +16,13 @@ WAYS = {
     "copies": ("to", "cuda_with_another_type", "copy_into", "copy_into_on_the_devices_stream", "item_assignment"),
     "C++": ("kernel_into", "gradients", "broadcast", "gather_into", "replicate"),
     "where": ("another_thread", "inside_disable", "inside_a_region", "during_pauses", "paused_memory"),
-    "afterwards": ("the_watch_leaves_nothing", "the_device_keeps_its_own_pool", "the_first_emptying", "a_pool_of_the_program", "a_graph"),
+    "afterwards": (
+        "the_watch_leaves_nothing",
+        "the_device_keeps_its_own_pool",
+        "the_first_emptying",
+        "a_pool_of_the_program",
+        "a_graph",
+    ),
 }
 #: The simulated GPU refuses operators on tensors of several devices.
 REAL_ONLY = ("foreach_copy",)

@@ -35,7 +35,7 @@ REASONS = (
     Reason("could not import 'pynvml'.*", "the step with the optional packages runs this test", "packages"),
     Reason("needs a real GPU: (?!run pytest).*", "the simulated GPU does not have what the test shows"),
     Reason("(not in .* yet|not compared: .*need more than).*", "only a real GPU can be recorded"),
-    Reason("only in (the other )?hook mode .*", "the step of the other hook mode runs this test"),
+    Reason("(only|runs) in (the other )?hook mode .*", "the step of the other hook mode runs this test"),
     Reason("one of those that only make faults has the time for", "half an hour"),
     Reason("the page says: .*", "a block of the documentation that cannot run"),
     Reason(

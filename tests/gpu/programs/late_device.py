@@ -1,4 +1,4 @@
-"""GPU 1 is first used after memory of GPU 0 was allocated in a region, in the way that each argument names.
+"""Each argument names a way to use GPU 1 for the first time, after memory of GPU 0 was allocated in a region.
 
 Each way has a process of its own, forked before the first use of CUDA. `unwatched` runs one without the watch: its copy
 fails.

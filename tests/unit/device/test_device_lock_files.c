@@ -23,7 +23,7 @@ static void refuse_hostile_directories(void) {
     CHECK(mkdir(below("real"), 0700) == 0 && symlink(below("real"), below("link")) == 0);
     refuse(below("link"), ENOTDIR, "openat");
     refuse(below("link/"), ENOTDIR, "openat");
-    CHECK(rmdir(below("real")) == 0);       /* empty: the link was not followed */
+    CHECK(rmdir(below("real")) == 0);         /* empty: the link was not followed */
     refuse(below("link"), ENOTDIR, "openat"); /* a link to nowhere */
     CHECK(fclose(fopen(below("file"), "w")) == 0);
     refuse(below("file"), ENOTDIR, "openat");

@@ -88,7 +88,7 @@ static void a_page_that_cannot_be_made_is_one_warning(void **state) {
     ASSERT_OK(resume_all(f, &error), error);
     capture_end(captured, output, sizeof output);
     assert_filled(address, 2 * MIB, 5);
-    const char *warning = strstr(output, "'/proc/no/such/directory' cannot be made: mkdir failed");
+    const char *warning = strstr(output, "'/proc/no/such/directory' cannot be made: mkdirat failed");
     assert_non_null(warning);
     assert_non_null(strstr(warning, "TMS_SHARED_PAGE"));
     assert_null(strstr(strstr(warning, "mkdir"), "cannot be made"));

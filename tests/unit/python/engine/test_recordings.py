@@ -86,8 +86,10 @@ def test_an_import_in_a_removed_working_directory_works(tmp_path: Path) -> None:
     run_in(gone, f"import os; os.rmdir({str(gone)!r})\n{PRELUDE}module.stats()")
 
 
+@pytest.mark.usefixtures("simulator")
 def test_variables_have_no_effect_in_secure_execution_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """The native core finds out whether the process is in that mode (tests/unit/base/test_config.c)."""
+    _core.device_count()  # from here on the core has read its own variables
     started: list[str] = []
     monkeypatch.setenv("TMS_DEBUG", "oom")
     monkeypatch.setenv("TMS_DEBUG_DIR", "/foreign")
