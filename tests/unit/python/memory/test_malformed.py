@@ -182,6 +182,7 @@ def damaged(content: bytes) -> st.SearchStrategy[bytes]:
 
 
 @given(damaged(pickle.dumps(SNAPSHOT, protocol=4)))
+@example(b"\x80\x04\x8e" + (1 << 54).to_bytes(8, "little"))  # the length of bytes that no memory has
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_bytes_of_a_snapshot(content: bytes) -> None:
     read_or_refused(load_snapshot, content)
