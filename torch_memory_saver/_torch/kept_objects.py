@@ -78,6 +78,8 @@ __all__ = ["BlasWorkspaces", "OrdinaryPools", "RandomStates", "workspace_sizes"]
 
 logger = logging.getLogger("torch_memory_saver")
 
+_MAY_BE_MANAGED = "the state of the random generator for graphs may lie in managed memory: %s"
+
 _OPTIONS = RegionOptions.disabled(DEFAULT_TAG)
 _KIB = 1024
 #: PyTorch's sizes without CUBLAS_WORKSPACE_CONFIG: for compute capability 9.0 and, in some releases, later ones; for others.
@@ -339,6 +341,8 @@ class _StateForCapture(OneUse):
         try:
             if hasattr(self._generator, "philox_state") and self._torch.is_capturing():
                 self._generator.philox_state(0)  # takes no random numbers, and adds nothing to the graph
+        except RuntimeError as error:  # the capture has begun, and goes on
+            logger.debug(_MAY_BE_MANAGED, error)
         finally:
             self._entered.leave()
 
@@ -364,7 +368,7 @@ class RandomStates:
             _core.within(self._pools.routed(torch, device), graph.register_generator_state, generator)
             return contextlib.nullcontext(graph)  # the state stays as long as this or another graph lives
         except (AttributeError, TorchMemorySaverError, RuntimeError) as error:
-            logger.debug("the state of the random generator for graphs may lie in managed memory: %s", error)
+            logger.debug(_MAY_BE_MANAGED, error)
             return None
 
     def begin(self, torch: Any) -> None:

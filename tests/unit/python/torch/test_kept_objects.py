@@ -1,12 +1,17 @@
-"""Guards which blocks a pause takes for possible workspaces of cuBLAS, and when it looks for them."""
+"""Guards which blocks a pause takes for possible workspaces of cuBLAS, and when it looks for them; and captures whose random
+state cannot be allocated."""
 
 from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_torch import FakeTorch
 
 from torch_memory_saver._torch.frames import Frame
-from torch_memory_saver._torch.kept_objects import workspace_sizes
+from torch_memory_saver._torch.kept_objects import _StateForCapture, workspace_sizes
 from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.options import RegionOptions
 
@@ -49,3 +54,19 @@ def test_a_pause_looks_once_after_each_region(store: PoolStore, fake_torch: Fake
 def test_a_capture_counts_as_a_region(store: PoolStore) -> None:
     store.note_entered("graphs")
     assert [store.take_entered(("graphs",)) for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("is_capturing", [True, False])
+def test_a_capture_goes_on_if_its_random_state_cannot_be_allocated(is_capturing: bool) -> None:
+    steps: list[str] = []
+
+    def fail(increment: int) -> None:
+        steps.append(f"state {increment}")
+        raise RuntimeError("out of memory")
+
+    outside: Any = contextlib.ExitStack()
+    outside.callback(steps.append, "region")
+    torch: Any = SimpleNamespace(is_capturing=lambda: is_capturing)
+    with _StateForCapture(outside, torch, SimpleNamespace(philox_state=fail)):
+        steps.append("begin")
+    assert steps == ["begin", *(["state 0"] * is_capturing), "region"], "the region is in force again, and nothing is raised"
