@@ -41,7 +41,7 @@ static int call_listener(void *argument) {
     return 0;
 }
 
-/* Runs without the GIL. Taking it here would wait for a thread that waits for torch's lock. */
+/* The thread may hold torch's lock, and another one may wait for that lock with the GIL. So the GIL is not taken here. */
 static int32_t request_call(void *listener, int32_t device) {
     pending_call_t *call = Py_IsInitialized() ? malloc(sizeof *call) : NULL;
     if (!call) return 0;

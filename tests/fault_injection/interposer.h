@@ -24,7 +24,6 @@
     X(openat)                                                                                                               \
     X(close)                                                                                                                \
     X(fcntl)                                                                                                                \
-    X(mkdir)                                                                                                                \
     X(mkdirat)                                                                                                              \
     X(flock)                                                                                                                \
     X(fchmod)                                                                                                               \

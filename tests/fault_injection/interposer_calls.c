@@ -187,7 +187,6 @@ FORWARD(int, -1, madvise, (void *address, size_t bytes, int advice), (address, b
 FORWARD(int, -1, mincore, (void *address, size_t bytes, unsigned char *resident), (address, bytes, resident))
 FORWARD(int, -1, sched_getaffinity, (pid_t process, size_t bytes, cpu_set_t *set), (process, bytes, set))
 FORWARD(FILE *, NULL, fopen, (const char *path, const char *mode), (path, mode))
-FORWARD(int, -1, mkdir, (const char *path, mode_t mode), (path, mode))
 FORWARD(int, -1, mkdirat, (int directory, const char *path, mode_t mode), (directory, path, mode))
 FORWARD(int, -1, flock, (int fd, int operation), (fd, operation))
 FORWARD(int, -1, fchmod, (int fd, mode_t mode), (fd, mode))

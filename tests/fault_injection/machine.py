@@ -49,7 +49,6 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
     "open": (errno.EMFILE, errno.EACCES),
     "openat": (errno.EMFILE, errno.EACCES),
     "close": (errno.EIO, errno.EINTR),
-    "mkdir": (errno.EACCES, errno.ENOSPC),
     "mkdirat": (errno.EACCES, errno.ENOSPC),
     "fcntl": (errno.EMFILE,),
     "flock": (errno.ENOLCK, errno.EWOULDBLOCK),

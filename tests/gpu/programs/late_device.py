@@ -121,7 +121,7 @@ def replicate(managed: torch.Tensor) -> None:
 
 @way
 def another_thread(managed: torch.Tensor) -> None:
-    """The main thread waits for a lock all the time, so it cannot end the watch; ``empty_cache()`` does."""
+    """While the main thread waits for a lock, it cannot end the watch; ``empty_cache()`` does."""
 
     def use_and_empty() -> None:
         copy_into(managed)

@@ -64,7 +64,7 @@ def _start_with_cuda() -> None:
 
 
 def _is_disabled() -> bool:
-    """Ask the native core, which alone reads the variable. If it cannot be imported, `_start` says so later."""
+    """Ask the native core, which alone reads the variable. `_start` logs a failure of its import."""
     try:
         with _startup.OwnImports():
             from torch_memory_saver import _core
