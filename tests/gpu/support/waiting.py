@@ -20,11 +20,16 @@ def while_waiting(action: Callable[[], None], ready: Callable[[], bool] = lambda
     """Runs `action` once, on the main thread, while a pause or resume in the block waits and `ready()` holds: from a signal
     handler, which the call lets run at such times. What `action` raises, the call raises."""
     done, over = threading.Event(), threading.Event()
+    handling = threading.Lock()  # the next signal may interrupt the handler anywhere. Held for good from the action on
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if not done.is_set() and core.in_transition() and ready():
+        if not handling.acquire(blocking=False):
+            return
+        if core.in_transition() and ready():
             done.set()
             action()
+        else:
+            handling.release()
 
     def knock() -> None:
         while not done.is_set() and not over.wait(_PERIOD_S):
