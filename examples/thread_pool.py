@@ -1,11 +1,12 @@
 """A thread pool: shards that several threads load are managed like those that the caller loads itself.
 
-A region applies only to the thread that enters it. `bind_region` extends it to the threads of a pool: allocations of a bound
-function belong to the region that the caller was in. Outside of every region `bind_region` returns the function itself.
+A call that is submitted to a `ThreadPoolExecutor` inside a region belongs to the region. For other threads, `bind_region` makes
+a function whose allocations belong to the region that the caller was in.
 
     python examples/thread_pool.py
 """
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,9 +28,13 @@ def main() -> None:
     def load(number: int) -> Any:
         return torch.full((shard_bytes,), number, dtype=torch.uint8, device="cuda")
 
-    print(f"{THREADS} threads load {SHARDS} shards.")
+    print(f"{THREADS} threads of a pool load {SHARDS - 1} shards.")
     with torch_memory_saver.region(tag="weights", backup="host"), ThreadPoolExecutor(THREADS) as pool:
-        shards = list(pool.map(torch_memory_saver.bind_region(load), range(SHARDS)))
+        shards = list(pool.map(load, range(SHARDS - 1)))
+        thread = threading.Thread(target=torch_memory_saver.bind_region(lambda: shards.append(load(SHARDS - 1))))
+    print("A thread of the program's own loads the last one, after the region was left.")
+    thread.start()
+    thread.join()
     check(all(torch_memory_saver.tag_of(shard) == "weights" for shard in shards), "every shard belongs to the region")
     check_bytes(start - free_bytes(), total(shards), "taken by the shards")
 
@@ -41,7 +46,7 @@ def main() -> None:
 
     print("Outside of a region the threads allocate ordinary memory.")
     with ThreadPoolExecutor(THREADS) as pool:
-        ordinary = list(pool.map(torch_memory_saver.bind_region(load), range(2)))
+        ordinary = list(pool.map(load, range(2)))
     check(all(torch_memory_saver.tag_of(shard) is None for shard in ordinary), "these shards are not managed")
 
 

@@ -33,6 +33,7 @@ import comparisons  # noqa: E402
 import devices  # noqa: E402
 import disabled  # noqa: E402
 import events  # noqa: E402
+import following  # noqa: E402
 import guard  # noqa: E402
 import handles  # noqa: E402
 import hook_calls  # noqa: E402
@@ -64,6 +65,7 @@ _TABLES = (
     devices,
     disabled,
     events,
+    following,
     guard,
     handles,
     hook_calls,

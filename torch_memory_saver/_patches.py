@@ -53,6 +53,12 @@ _CACHING = (
 
 #: Every replacement that this package can make.
 PATCHES = (
+    Patch(
+        "concurrent.futures.ThreadPoolExecutor.submit",
+        "first region of the process",
+        "A call that is submitted inside a region belongs to it until it returns, because libraries load on thread pools of "
+        "their own",
+    ),
     Patch("torch._C._CUDAGraph.capture_begin", _FIRST_USE, _BEGIN),
     Patch("torch._C._CUDAGraph.capture_end", f"{_FIRST_USE}, in hook mode torch", _END),
     Patch("torch._C._CUDAGraph.capture_end_pre", f"{_FIRST_USE}, in hook mode torch, where PyTorch has it", _END),
@@ -165,6 +171,7 @@ def restore(owner: Any, key: Any) -> None:
     place = _places.get((id(owner), key))
     if place is not None and _value(owner, key) is place.value:
         _set(owner, key, place.original)
+        _places.pop((id(owner), key), None)
 
 
 def is_replaced(owner: Any, key: Any) -> bool:

@@ -273,6 +273,7 @@ class TorchMemorySaver:
         backup: _Backup = None,
         host_memory: _HostMemory = None,
         runs: bool = True,
+        threads: bool = True,
     ) -> AbstractContextManager[None]:
         """Return a context manager inside which GPU memory allocated by this thread can be paused and resumed.
 
@@ -280,7 +281,10 @@ class TorchMemorySaver:
         paused: new allocations are resident.
 
         A ``backward()`` inside a region runs on this thread and not on PyTorch's own threads, so that its gradients are
-        managed as well. Allocations of other threads are not managed.
+        managed as well. A call that is submitted to a ``concurrent.futures.ThreadPoolExecutor`` inside, also by asyncio's
+        ``to_thread``, belongs to the region until it returns, even if the region was left by then. A pause of the tag does
+        not wait for such a call: it takes the call out of the region, which is logged. Allocations of other threads are not
+        managed, see :meth:`bind_region`.
 
         Args:
             tag: Name that selects the memory for pause and resume. Any non-empty str is valid. It is never a pattern.
@@ -297,15 +301,16 @@ class TorchMemorySaver:
                 False each allocation keeps a handle of its own, so that a free always returns its memory at once. Use
                 False for tags of which a part is freed between a resume and the next pause, and for tags whose memory is
                 shared with other processes.
+            threads: Whether calls that are submitted to a thread pool inside belong to the region.
 
         Raises:
             InvalidArgumentError: An unknown ``backup``, or one together with the C++ package's arguments, or two of these;
-                a flag that is neither a bool nor 0, 1 or None; an invalid tag; an unknown ``host_memory``; ``runs`` that
-                is not a bool.
+                a flag that is neither a bool nor 0, 1 or None; an invalid tag; an unknown ``host_memory``; ``runs`` or
+                ``threads`` that is not a bool.
             TorchUnavailableError: Hook mode "torch" and no PyTorch that can use CUDA.
         """
         is_plain = enable_disk_backup is False and cpu_backup_backend is None
-        if is_plain and backup is None and host_memory is None and runs is True:  # a usual call, in less time
+        if is_plain and backup is None and host_memory is None and runs is True and threads is True:  # usual, in less time
             return self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup)
         optional = _given(
             enable_disk_backup=(enable_disk_backup, False),
@@ -315,6 +320,8 @@ class TorchMemorySaver:
         )
         if runs is not True:  # 1 is refused
             optional["runs"] = runs
+        if threads is not True:
+            optional["threads"] = threads
         return self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup, **optional)
 
     def cuda_graph(

@@ -30,15 +30,21 @@ tms_status_t tms_api_free(uint64_t address, tms_error_t *error) {
     return state ? tms_saver_free(&state->saver, address, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
-tms_status_t tms_api_region_enter(const tms_region_settings_t *settings, uint64_t *region, tms_error_t *error) {
+tms_status_t tms_api_region_enter(const tms_region_settings_t *settings, int32_t follows, uint64_t *region,
+                                  tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
-    return status == TMS_OK ? tms_region_enter(&state->regions, settings, region, error) : status;
+    return status == TMS_OK ? tms_region_enter(&state->regions, settings, follows != 0, region, error) : status;
 }
 
 int32_t tms_api_region_leave(uint64_t region) {
     tms_state_t *state = tms_state_if_made();
     return state ? tms_region_leave(&state->regions, region) : TMS_NO_SUCH_REGION;
+}
+
+void tms_api_region_end_following(const char *tag) {
+    tms_state_t *state = tms_state_if_made();
+    if (state) tms_region_end_following(&state->regions, tag);
 }
 
 void tms_api_region_current(tms_region_settings_t *settings, int32_t *depth) {

@@ -26,15 +26,19 @@ static bool get_settings(const tms_py_call_t *call, tms_region_settings_t *setti
 }
 
 PyObject *tms_py_region_enter(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"region_enter", 3, 5, {SETTINGS}};
+    enum { FOLLOWS = 5 };
+    static const tms_py_signature_t signature = {"region_enter", 3, 6, {SETTINGS, "follows"}};
     tms_region_settings_t settings;
+    bool follows = false;
     tms_py_call_t call;
     tms_error_t error;
     uint64_t region;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !get_settings(&call, &settings)) return NULL;
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !get_settings(&call, &settings) ||
+        !tms_py_get_bool(&call, FOLLOWS, &follows))
+        return NULL;
     tms_error_clear(&error);
-    if (tms_py_api(module)->region_enter(&settings, &region, &error) != TMS_OK) return tms_py_raise(&error);
+    if (tms_py_api(module)->region_enter(&settings, follows, &region, &error) != TMS_OK) return tms_py_raise(&error);
     return PyLong_FromUnsignedLongLong(region);
 }
 
@@ -45,6 +49,17 @@ PyObject *tms_py_region_leave(PyObject *module, PyObject *const *arguments, Py_s
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &region)) return NULL;
     return PyLong_FromLong(tms_py_api(module)->region_leave(region));
+}
+
+PyObject *tms_py_region_end_following(PyObject *module, PyObject *const *arguments, Py_ssize_t positional,
+                                      PyObject *keywords) {
+    static const tms_py_signature_t signature = {"region_end_following", 1, 1, {"tag"}};
+    tms_py_call_t call;
+    const char *tag;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_tag(&call, 0, &tag)) return NULL;
+    tms_py_api(module)->region_end_following(tag);
+    Py_RETURN_NONE;
 }
 
 PyObject *tms_py_region_current(PyObject *module, PyObject *unused) {

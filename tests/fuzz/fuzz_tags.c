@@ -60,7 +60,7 @@ static void enter_or_set(tms_region_defaults_t *defaults, const char *name, oper
     tms_region_t old = tms_region_current(defaults, &before);
     bool full = enter && before == TMS_REGION_MAX_DEPTH;
     tms_status_t status =
-        enter ? tms_region_enter(defaults, &settings, &level, &error) : tms_region_set(defaults, &settings, &error);
+        enter ? tms_region_enter(defaults, &settings, false, &level, &error) : tms_region_set(defaults, &settings, &error);
     tms_region_t now = tms_region_current(defaults, &after);
     if (!good || full) {
         MUST(status == TMS_INVALID_ARGUMENT || (full && status == TMS_INVALID_STATE));

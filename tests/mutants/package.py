@@ -47,14 +47,14 @@ _POOLS = (
     ),
     Mutant(
         "a-pause-beside-another-threads-region",
-        _SOURCES + "_torch/pools.py",
-        "if frame.managed and frame.stack is not pause.stack and selects(pause.tags, frame.tag):",
-        "if frame.managed and frame.stack is pause.stack and selects(pause.tags, frame.tag) and not self._idle:",
+        _SOURCES + "_torch/admission.py",
+        "if frame.managed and frame.stack is not pause.stack and selects(pause.tags, frame.tag)",
+        "if False",
         ("torch:tests/torch/test_pausing.py::test_another_thread_in_the_region_is_an_error",),
     ),
     Mutant(
         "a-region-of-another-tag-holds-up-a-pause",
-        _SOURCES + "_torch/pools.py",
+        _SOURCES + "_torch/admission.py",
         "frame.stack is not pause.stack and selects(pause.tags, frame.tag)",
         "frame.stack is not pause.stack",
         ("torch:tests/torch/test_pausing.py::test_another_thread_in_the_region_is_an_error",),
@@ -76,13 +76,13 @@ _POOLS = (
     Mutant(
         "a-pause-does-not-wait-for-regions",
         _SOURCES + "_torch/pools.py",
-        "self._blocking(pause) is None, deadline)",
-        "self._blocking(pause) is None, 0.0)",
-        (_TESTS + "torch/test_waiting_pauses.py::test_a_pause_waits_for_another_thread",),
+        "lambda: self._close_ended() and self._end_following(pause), deadline)",
+        "lambda: True, deadline)",
+        (_TESTS + "torch/test_waiting_pauses.py::test_the_error_names_thread_and_tag",),
     ),
     Mutant(
         "a-thread-that-a-pause-waits-for-waits-for-the-pause",
-        _SOURCES + "_torch/pools.py",
+        _SOURCES + "_torch/admission.py",
         "            if not [each for each in own if selects(pause.tags, each.tag)]:",
         "            if True:",
         (_TESTS + "torch/test_waiting_pauses.py::test_a_thread_inside_may_enter_further_regions",),
@@ -117,9 +117,9 @@ _POOLS = (
     ),
     Mutant(
         "a-suspended-region-stays-so",
-        _SOURCES + "_torch/pools.py",
-        "        for frame in self._routed:\n            self._store._begin_routing(self._torch, frame)",
-        "        for frame in self._routed[:1]:\n            self._store._begin_routing(self._torch, frame)",
+        _SOURCES + "_torch/suspension.py",
+        "        for frame in self._routed:\n            self._store.router.begin(self._torch, frame)",
+        "        for frame in self._routed[:1]:\n            self._store.router.begin(self._torch, frame)",
         ("torch:tests/torch/test_pools.py::test_empty_cache_inside_regions",),
     ),
     Mutant(
@@ -165,9 +165,9 @@ _IDLE_MEMORY = (
     ),
     Mutant(
         "pytorchs-cache-goes-with-retired-pools",
-        _SOURCES + "_torch/pools.py",
-        "        store._frames[id(frame)] = frame\n        store._begin_routing(torch, frame)\n",
-        "        store._frames[id(frame)] = frame\n",
+        _SOURCES + "_torch/suspension.py",
+        "        store._admission.frames[id(frame)] = frame\n        store.router.begin(torch, frame)\n",
+        "        store._admission.frames[id(frame)] = frame\n",
         ("torch:tests/torch/test_entry_room.py::test_many_entries_with_temporaries_return_it_once",),
     ),
     Mutant(
@@ -218,8 +218,8 @@ _REGIONS = (
     Mutant(
         "a-region-forgets-its-host-memory",
         "torch_memory_saver/_torch/region_settings.py",
-        "_core.region_enter, [options])",
-        "_core.region_enter, [options._replace(host_policy=0)])",
+        "[(*options, follows)])",
+        "[(*options._replace(host_policy=0), follows)])",
         (_TESTS + "engine/test_options.py::test_a_region_and_a_capture_give_the_core_every_field",),
     ),
     Mutant(
@@ -495,8 +495,8 @@ _MISTAKES = (
     Mutant(
         "a-bound-function-runs-outside-the-region",
         _SOURCES + "_engine/region.py",
-        "else Region(store, find_torch, frame.options)(function)",
-        "else function",
+        "    bound = Region(store, find_torch, frame.options, frame.threads)(function)\n",
+        "    bound = functools.partial(function)\n",
         ("tests/unit/python/torch/test_bind_region.py::test_a_thread_pool_allocates_in_the_caller_s_region",),
     ),
     Mutant(

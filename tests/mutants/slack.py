@@ -13,8 +13,8 @@ _SETTINGS = (
     Mutant(
         "a-region-forgets-its-runs",
         "torch_memory_saver/_torch/region_settings.py",
-        "_core.region_enter, [options])",
-        "_core.region_enter, [options[:4]])",
+        "[(*options, follows)])",
+        "[(*options[:4], True, follows)])",
         (
             "tests/unit/python/engine/test_options.py::test_a_region_and_a_capture_give_the_core_every_field",
             f"{_TESTS}::test_a_region_without_runs_has_no_slack",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import types
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -37,8 +39,9 @@ def elsewhere() -> Iterator[Callable[[], None]]:
 
 
 def test_allocations_of_another_thread_are_reported_once_for_a_tag(
-    tag: str, reports: Reports, elsewhere: Callable[[], None]
+    tag: str, reports: Reports, elsewhere: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
     for _ in range(4):
         with saver.region(tag):
             kept = empty(SIZE)
@@ -46,8 +49,12 @@ def test_allocations_of_another_thread_are_reported_once_for_a_tag(
     (message,) = reports(TAKEN)
     assert message.startswith(f"while region(tag='{tag}') was open PyTorch took 20 MiB of GPU memory")
     assert "torch_memory_saver.bind_region(function)" in message
+    assert "torch_memory_saver.manage(model)" in message
+    assert "HF_DEACTIVATE_ASYNC_LOAD" not in message
+    monkeypatch.setitem(sys.modules, "transformers", types.ModuleType("transformers"))
     with saver.region(f"{tag}/b"):
         elsewhere()
+    assert "HF_DEACTIVATE_ASYNC_LOAD=1" in reports(TAKEN)[1]
     assert len(reports(TAKEN)) == 2
     del kept
 

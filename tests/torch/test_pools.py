@@ -335,7 +335,7 @@ def test_a_region_of_an_ended_thread_is_left(
 ) -> None:
     _, tensor = ended_inside()
     assert saver.pause(tag, timeout=None).bytes == SIZE
-    assert store._frames == {}
+    assert store._admission.frames == {}
     saver.resume(tag)
     with saver.region(tag):
         again = empty(SIZE)

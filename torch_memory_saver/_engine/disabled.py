@@ -32,6 +32,7 @@ from torch_memory_saver.options import (
     RegionOptions,
     ResumeOptions,
     check_flag,
+    check_switch,
     select_tags,
 )
 from torch_memory_saver.reports.freshness import FreshReport
@@ -91,7 +92,9 @@ class DisabledEngine(Engine):
         backup: str | None = None,
         host_memory: str | None = None,
         runs: bool = True,
+        threads: bool = True,
     ) -> AbstractContextManager[None]:
+        check_switch("threads", threads)
         options_of_region(tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         return _Nothing()
 

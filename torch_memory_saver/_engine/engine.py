@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch_memory_saver import _core
 from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.background import after_call, before_pause, explain, start_from_environment
+from torch_memory_saver._engine.following import follow_thread_pools
 from torch_memory_saver._engine.freshness import Checked, check_fresh
 from torch_memory_saver._engine.hook_modes import check_hook_mode
 from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
@@ -202,11 +203,16 @@ class Engine:
         backup: str | None = None,
         host_memory: str | None = None,
         runs: bool = True,
+        threads: bool = True,
     ) -> AbstractContextManager[None]:
         options = options_of_region(
             tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
         )
-        return Region(self._store, self._find_torch, options)
+        return self._region(options, check_switch("threads", threads))
+
+    def _region(self, options: RegionOptions, threads: bool = True) -> Region:
+        follow_thread_pools(self._store, self._find_torch, self._manages_everything)
+        return Region(self._store, self._find_torch, options, threads)
 
     def disable(self) -> AbstractContextManager[None]:
         current = _core.region_current()
@@ -215,7 +221,7 @@ class Engine:
                 "disable() has nothing to switch off: use it inside a region, or in a process with TMS_INIT_ENABLE=1",
                 operation="disable",
             )
-        return Region(self._store, self._find_torch, RegionOptions.disabled(current.tag))
+        return self._region(RegionOptions.disabled(current.tag))
 
     def bind_region(self, function: Any) -> Any:
         return bind_region(self._store, self._find_torch, function)

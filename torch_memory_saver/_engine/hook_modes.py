@@ -54,6 +54,7 @@ class HookMode(Protocol):
         backup: str | None = ...,
         host_memory: str | None = ...,
         runs: bool = ...,
+        threads: bool = ...,
     ) -> AbstractContextManager[None]: ...
 
     def cuda_graph(

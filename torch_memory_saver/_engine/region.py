@@ -31,9 +31,12 @@ from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, TorchMemorySaverError
 from torch_memory_saver.options import RegionOptions
 
-__all__ = ["Region", "bind_region", "check_bound"]
+__all__ = ["Region", "bind_region", "check_bound", "is_bound"]
 
 logger = logging.getLogger("torch_memory_saver")
+
+#: The attribute of functions that are bound to a region.
+_BOUND = "_torch_memory_saver_bound"
 
 
 @eager_methods
@@ -41,19 +44,24 @@ class Region(_core.Scope, FunctionDecorator):
     """The context manager that region() and disable() return: one region each. An object may be entered again, even
     while it is entered, on any thread. ``_core.Scope`` calls its methods."""
 
-    def __init__(self, store: PoolStore, find_torch: Callable[[], TorchCuda | None], options: RegionOptions) -> None:
+    def __init__(
+        self, store: PoolStore, find_torch: Callable[[], TorchCuda | None], options: RegionOptions, threads: bool = True
+    ) -> None:
         self._store = store
         self._find_torch = find_torch
         self._options = options
+        self._threads = threads
         self._frames: list[Frame] = []
 
     def _open(self) -> Frame:
-        return Frame(self._find_torch(), self._options, self._store.stack())
+        frame = Frame(self._find_torch(), self._options, self._store.stack())
+        frame.threads = self._threads
+        return frame
 
     def _enter(self, frame: Frame) -> None:
         torch = frame.torch
         self._frames.append(frame)
-        region_settings.enter_region(frame.ids, self._options)
+        region_settings.enter_region(frame.ids, self._options, follows=frame.managed and frame.origin is not None)
         self._store.enter(frame)
         if torch is not None:
             if not self._store.single_device:
@@ -111,7 +119,7 @@ class Region(_core.Scope, FunctionDecorator):
             logger.warning("%s has been left, but its idle memory was not returned: %s", frame, error)
 
     def _recreate_cm(self) -> Region:
-        return Region(self._store, self._find_torch, self._options)
+        return Region(self._store, self._find_torch, self._options, self._threads)
 
 
 def check_bound(function: object) -> None:
@@ -138,4 +146,13 @@ def bind_region(store: PoolStore, find_torch: Callable[[], TorchCuda | None], fu
     """
     check_bound(function)
     frame = innermost_frame(store.stack())
-    return function if frame is None else Region(store, find_torch, frame.options)(function)
+    if frame is None:
+        return function
+    bound = Region(store, find_torch, frame.options, frame.threads)(function)
+    setattr(bound, _BOUND, True)
+    return bound
+
+
+def is_bound(function: object) -> bool:
+    """Return whether :func:`bind_region` has made a function."""
+    return getattr(function, _BOUND, False) is True

@@ -18,6 +18,7 @@ No lock: lost counts of concurrent entries do not matter.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,6 +41,8 @@ _MOST_TAGS = 1000
 #: The maximum number of attempts at a consistent reading.
 _ATTEMPTS = 3
 _MIB = 1 << 20
+#: For the warning. transformers loads on threads.
+_WAY_OUT_OF_TRANSFORMERS = ", or set HF_DEACTIVATE_ASYNC_LOAD=1, with which transformers loads on the calling thread"
 #: The native core's counters that PyTorch's memory is compared with.
 _COMPARED = ("allocations_total", "frees_total", "resident_bytes", "paused_bytes")
 
@@ -92,6 +95,8 @@ class Watch:
         if not frame.managed:
             self._disabled += 1
             return None
+        if frame.origin is not None:
+            return None
         if not torch.caches and not _core.preloaded:
             self._warn_of_uncached(
                 "region",
@@ -141,11 +146,13 @@ class Watch:
             self._warned.add(frame.tag)
             logger.warning(
                 "while %s was open PyTorch took %.0f MiB of GPU memory that no region manages and no pause releases. "
-                "Another thread took it, such as a thread of a thread pool (a region applies only to the thread that enters "
-                "it: submit torch_memory_saver.bind_region(function) in place of the function), or a pool of the program's "
-                "own, or a graph captured without cuda_graph(). (Logged once per tag.)",
+                "Another thread took it, whose work was not submitted to a ThreadPoolExecutor inside the region, or a pool "
+                "of the program's own, or a graph captured without cuda_graph(). Have the thread call "
+                "torch_memory_saver.bind_region(function) in place of the function, or load a model outside of the region "
+                "and call torch_memory_saver.manage(model) after it%s. (Logged once per tag.)",
                 frame,
                 grown / _MIB,
+                _WAY_OUT_OF_TRANSFORMERS if "transformers" in sys.modules else "",
             )
         elif after.allocations == before.allocations and logger.isEnabledFor(logging.INFO):
             self._report_if_empty(torch, frame, pools)

@@ -5,6 +5,9 @@ one may be inside a region when another enters its own, and the outer one may be
 the others in force. Memory allocated meanwhile belongs to the innermost region. Both cases cause a warning, because contents
 may be lost: a tensor that should have a backup may have none.
 
+A frame may *follow* another one: it is entered for a call that was handed to a thread pool inside that one
+(_engine/following.py). A pause ends it on its thread rather than wait for it.
+
 The context (:mod:`contextvars`) shows which task entered a region: only tasks started inside a region have it in their
 context. Generators share the context of their callers, so they are recognised by the order of leaving.
 """
@@ -105,6 +108,13 @@ class Frame:
         reading: PyTorch's memory at the entry, which is compared with its memory at the exit; None if nothing is compared
             (elsewhere.py).
         inner: The pools of the regions that were left inside this one.
+        origin: The frame that this one follows, which is of another thread or has been left; None if it follows none.
+        function: The function whose call the frame is for, if it follows one.
+        threads: Whether frames follow this one.
+        has_threads: Whether a frame has followed this one.
+        followers: Number of frames that have followed this one.
+        waited_in_vain: Whether a frame that follows this one has waited for others, none of which was left.
+        ended: Whether a pause has ended a frame that follows: its thread is outside of it, and leaves it later.
         routing: The routing to the pools, from before it begins until it has ended completely.
         routed: Whether the routing is in force.
         closed: True once the frame has been left.
@@ -117,6 +127,13 @@ class Frame:
     reading: Reading | None = None
     routing: Routing | None = None
     inner: frozenset[Pool] = frozenset()
+    origin: Frame | None = None
+    function: object = None
+    threads = True
+    has_threads = False
+    followers = 0
+    waited_in_vain = False
+    ended = False
     routed = False
     closed = False
 
@@ -170,7 +187,7 @@ def note_entered(frame: Frame) -> None:
     frame.outer = _own_frame()
     _entered.set(frame)
     below = frame.stack[-2] if len(frame.stack) > 1 else None
-    if below is not None and below is not frame.outer:
+    if below is not None and below is not frame.outer and below.origin is None:
         frame.over = below
         warn(
             f"{frame} is entered while another task is inside {below} on the same thread. Until one of them is left, what "

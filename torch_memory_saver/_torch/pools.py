@@ -2,20 +2,21 @@
 
 Locks: `_lock` guards the bookkeeping of frames and pools and is never held across a call of torch, because torch's allocator
 calls the native core with its own mutex held. Frames are entered and left by their own thread; other threads may only read
-them.
+them, but a pause ends the routing of frames that follow others (routing.py).
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
+from torch_memory_saver._text import warn_once
+from torch_memory_saver._torch.admission import Admission
 from torch_memory_saver._torch.collector import collector_stopped
 from torch_memory_saver._torch.default_pool import SubstitutePools
 from torch_memory_saver._torch.elsewhere import Watch
@@ -23,7 +24,7 @@ from torch_memory_saver._torch.entry_room import EntryRoom
 from torch_memory_saver._torch.frames import Frame, Pause, Stack, ThreadLife
 from torch_memory_saver._torch.history import may_have_native_frames
 from torch_memory_saver._torch.last_look import LastLook
-from torch_memory_saver._torch.layer import PoolId, Routing, TorchCuda, devices_in_use
+from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
 from torch_memory_saver._torch.pool_stock import (
     OBJECT_USES,
     Key,
@@ -36,9 +37,10 @@ from torch_memory_saver._torch.pool_stock import (
     needs_emptying,
     selects,
 )
-from torch_memory_saver._torch.steps import Notifier, OneUse
-from torch_memory_saver.errors import InvalidStateError
-from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
+from torch_memory_saver._torch.routing import Router
+from torch_memory_saver._torch.suspension import SpareRouting, Suspension
+from torch_memory_saver.errors import InvalidStateError, TorchMemorySaverError
+from torch_memory_saver.options import RegionOptions
 
 __all__ = ["Key", "Pool", "PoolStore", "Tags", "may_not_free", "selects"]
 
@@ -77,11 +79,10 @@ class PoolStore(PoolStock):
 
     def _reset(self) -> None:
         self._reset_stock()
-        self._changed = Notifier()  # of the ends of pauses and of regions
-        self._frames: dict[int, Frame] = {}  # frames with pools, by id()
+        self._admission = Admission()
+        self.router = Router()
         self._pending: set[int] = set()  # devices whose cache is to be emptied when the last thread leaves its region
         self._spare_pools: list[list[Pool]] = []  # pools without memory, one of each device, for empty_retired()
-        self._pauses: list[Pause] = []
         self._entered: set[str] = set()  # tags of regions and captures that began since the last pause of the tag
         self._devices: Sequence[int] = ()  # all visible devices, once they are known
         self.room = EntryRoom()
@@ -102,7 +103,7 @@ class PoolStore(PoolStock):
         stack: Stack | None = getattr(self._local, "stack", None)
         if stack is None:
             life = self._local.life = ThreadLife()
-            stack = self._local.stack = Stack(weakref.ref(life, lambda _: self._changed.notify()))
+            stack = self._local.stack = Stack(weakref.ref(life, lambda _: self._admission.changed.notify()))
         return stack
 
     def enter(self, frame: Frame) -> None:
@@ -118,44 +119,30 @@ class PoolStore(PoolStock):
         if self._doomed:
             self.retire_doomed(torch)
         devices = self._devices or self._find_devices()
-        if not stack or not frame.managed:
+        if frame.origin is None and (not stack or not frame.managed):
             self._make_room(torch, frame.options, devices)
         outer = stack[-1] if stack and not torch.last_routed_wins else None
         while not _core.within(self._lock, self._admit, frame):
-            self._changed.wait_until(lambda: not self._must_wait(frame), math.inf)
+            self._admission.wait(frame)
         if len(frame.pools) < len(devices):
             for device in devices[len(frame.pools) :]:
                 self._check_out(torch, Key(frame.options, device), frame.pools)
         if _may_be_capturing(torch):
             self._strike_off(torch, frame.pools)
         if outer is not None:
-            self._end_routing(torch, outer)
-        self._begin_routing(torch, frame)
+            self.router.end(outer)
+        self.router.begin(torch, frame)
         stack.append(frame)
         self._settle_autograd(torch, stack)
 
     def _admit(self, frame: Frame) -> bool:
-        """Add a frame with the idle pools that there are, unless it has to wait for a pause. The caller holds the lock."""
-        if self._pauses and self._must_wait(frame):
+        """Add a frame with the idle pools that there are, unless it has to wait. The caller holds the lock."""
+        if not self._admission.add(frame):
             return False
-        self._frames[id(frame)] = frame
         self._entered.add(frame.tag)
         if frame.managed:
             self._take_idle(frame, self._devices)
         return True
-
-    def _must_wait(self, frame: Frame) -> bool:
-        """Whether another thread pauses the tag: the region would get memory that is about to be released. A pause that
-        waits for this thread to leave a region does not keep it from entering further ones."""
-        if not frame.managed:
-            return False
-        own = [each for each in list(self._frames.values()) if each.stack is frame.stack and each.managed]
-        for pause in list(self._pauses):
-            if pause.stack is frame.stack or not selects(pause.tags, frame.tag):
-                continue
-            if not [each for each in own if selects(pause.tags, each.tag)]:
-                return True
-        return False
 
     def leave(self, frame: Frame) -> None:
         """Ends only this frame, which may have been entered in part. The later frames of its thread stay; the last is in
@@ -170,15 +157,15 @@ class PoolStore(PoolStock):
                 self._settle_autograd(torch, stack)
             if frame.pools and _may_be_capturing(torch):
                 self._strike_off(torch, frame.pools)
-            self._end_routing(torch, frame)
+            self.router.end(frame)
             if not frame.managed:
                 for pool in frame.pools:
                     self._note_disabled(torch, pool)
             _core.within(self._lock, self._discard, frame)
-            self._changed.notify()
+            self._admission.changed.notify()
             inner = stack[-1] if stack else None
             if is_own and inner is not None and inner.torch is not None and not inner.routed:
-                self._begin_routing(inner.torch, inner)
+                self.router.begin(inner.torch, inner)
         frame.closed = True
 
     def return_memory(self, frame: Frame) -> None:
@@ -195,6 +182,19 @@ class PoolStore(PoolStock):
             self.retire_doomed(torch)
             self._empty_pending(torch)
 
+    def prepare_threads(self, frame: Frame) -> None:
+        """Releases the idle segments of a region's tag. To be called inside it, before the first call follows it: this
+        thread's pools serve no other thread, which would take as much memory again."""
+        torch = frame.torch
+        if torch is None or frame.has_threads:
+            return
+        frame.has_threads = True
+        try:
+            if frame.managed and not may_not_free(torch) and self.retire_idle_of(torch, (frame.tag,)):
+                self.empty_retired(torch)
+        except (TorchMemorySaverError, RuntimeError) as error:  # a lost device
+            logger.warning("a call was submitted to a thread pool inside %s: idle memory stays: %s", frame, error)
+
     def _make_room(self, torch: TorchCuda, options: RegionOptions, devices: Sequence[int]) -> None:
         """Returns PyTorch's cache if a region that is about to be entered needs room (entry_room.py)."""
         devices = devices if len(devices) == 1 else devices_in_use()
@@ -208,8 +208,9 @@ class PoolStore(PoolStock):
         if torch is None or not frame.managed:
             return
         routed = frame.inner.union(pools) if frame.inner else pools
-        if frame.stack:
-            frame.stack[-1].inner = frame.stack[-1].inner.union(routed)
+        outer = frame.stack[-1] if frame.stack else frame.origin
+        if outer is not None and not outer.closed:
+            _core.within(self._lock, functools.partial(setattr, outer, "inner"), outer.inner.union(routed))
             return
         rows = _core.usage(frame.tag)
         has_changed = rows != self._rows.get(frame.tag)
@@ -283,12 +284,14 @@ class PoolStore(PoolStock):
         Raises:
             InvalidStateError: Another thread is still inside a region of one of the tags: it would allocate paused memory.
         """
-        _core.within(self._lock, self._pauses.append, pause)
-        if self._blocking(pause) is None:  # the usual case
+        _core.within(self._lock, self._admission.pauses.append, pause)
+        if not self._admission.inside(pause):  # the usual case
             return
-        self._changed.wait_until(lambda: self._close_ended() and self._blocking(pause) is None, deadline)
-        frame = self._blocking(pause)
-        if frame is not None:
+        if self._admission.changed.wait_until(lambda: self._close_ended() and self._end_following(pause), deadline):
+            return
+        for frame in self._admission.inside(pause):
+            if frame.origin is not None:
+                continue
             raise InvalidStateError(
                 f"pause: {frame.stack} is still inside region(tag={frame.tag!r}), and would allocate memory that is "
                 f"paused. Pause that tag after the thread has left the region, or pass a longer timeout",
@@ -296,17 +299,33 @@ class PoolStore(PoolStock):
                 tag=frame.tag,
             )
 
-    def _blocking(self, pause: Pause) -> Frame | None:
-        """Return a frame of another thread in one of the tags, or None."""
-        for frame in list(self._frames.values()):
-            if frame.managed and frame.stack is not pause.stack and selects(pause.tags, frame.tag):
-                return frame
-        return None
+    def _end_following(self, pause: Pause) -> bool:
+        """End the regions of other threads in the tags, if all of them follow others. Return whether they do. May be
+        repeated."""
+        new: list[Frame] = []
+        frames = _core.within(self._lock, self._admission.mark_ended, (pause, new))
+        if frames is None:
+            return False
+        for frame in frames:
+            self.router.end(frame)
+        for tag in {frame.tag for frame in frames}:
+            _core.region_end_following(tag)
+        for frame in new:
+            warn_once(
+                f"a pause ended the region of {frame.function}",
+                "%s(), which was submitted to a thread pool inside %s, was still running when the tag was paused. It was "
+                "taken out of the region: what it allocates from now on is ordinary memory, and what it has allocated "
+                "there is paused. Pause after the call has returned, or submit bind_region(%s), which a pause waits for.",
+                frame.function,
+                frame,
+                frame.function,
+            )
+        return True
 
     def _close_ended(self) -> bool:
         """Leaves regions whose thread has ended inside them, so that they block no pause. The native core's settings of the
         thread ended with it. Returns True."""
-        for frame in list(self._frames.values()):
+        for frame in list(self._admission.frames.values()):
             if frame.stack.has_ended and not frame.closed:
                 self.leave(frame)
                 logger.warning(
@@ -316,9 +335,9 @@ class PoolStore(PoolStock):
 
     def end_pause(self, pause: Pause) -> None:
         """Let other threads enter regions again. May be repeated, and accepts a pause that has not begun."""
-        if pause in self._pauses:
-            self._pauses.remove(pause)
-        self._changed.notify()
+        if pause in self._admission.pauses:
+            self._admission.pauses.remove(pause)
+        self._admission.changed.notify()
 
     def note_pause(self, torch: TorchCuda, tags: Tags) -> None:
         """Record how many blocks PyTorch has freed. To be called after a pause that has left memory of the tags paused."""
@@ -341,26 +360,8 @@ class PoolStore(PoolStock):
         """Return whether PyTorch may have allocated memory of `tags` since the last call for them: a region was entered or
         is open."""
         entered = {tag for tag in list(self._entered) if selects(tags, tag)}
-        self._entered -= entered - {frame.tag for frame in list(self._frames.values())}
+        self._entered -= entered - {frame.tag for frame in list(self._admission.frames.values())}
         return bool(entered)
-
-    def _begin_routing(self, torch: TorchCuda, frame: Frame) -> None:
-        """Routes this thread's allocations to the frame's pools. Does nothing if they already are. May be repeated."""
-        if frame.routed:
-            return
-        if frame.routing is not None and frame.routing.is_ending:
-            self._end_routing(torch, frame)
-        if frame.routing is None:
-            frame.routing = Routing(torch, [pool.route for pool in frame.pools])
-        frame.routing.begin()
-        frame.routed = True
-
-    def _end_routing(self, torch: TorchCuda, frame: Frame) -> None:
-        """Undoes :meth:`_begin_routing`, from any thread. Does nothing if the frame is not routed. May be repeated."""
-        frame.routed = False
-        if frame.routing is not None:
-            frame.routing.end()
-            frame.routing = None
 
     def _discard(self, frame: Frame) -> None:
         """Removes the frame. Its pools become idle; those of a disable() are to be retired. The caller holds the lock. May
@@ -372,7 +373,7 @@ class PoolStore(PoolStock):
             else:
                 self._pending.add(key.device)  # to be emptied later, if a signal handler prevents it now
                 _core.move(frame.pools, self._doomed, 0)
-        self._frames.pop(id(frame), None)
+        self._admission.frames.pop(id(frame), None)
 
     # Captures
 
@@ -390,7 +391,7 @@ class PoolStore(PoolStock):
         each without graphs. The caller holds the lock."""
         self._forget(set(self._retired) - set(listed))
         alive = [(pool, OBJECT_USES) for pools in self._idle.values() for pool in pools]
-        for frame in self._frames.values():
+        for frame in self._admission.frames.values():
             uses = OBJECT_USES + (_ROUTING_USES if frame.routed else 0)
             alive += [(pool, uses) for pool in frame.pools]
         return alive
@@ -499,7 +500,7 @@ class PoolStore(PoolStock):
     def log_put_off(self) -> None:
         """Logs once that PyTorch's cache was not emptied because another thread is inside a region."""
         stack = self.stack()
-        frames = [frame for frame in list(self._frames.values()) if frame.stack is not stack and frame.routed]
+        frames = [frame for frame in list(self._admission.frames.values()) if frame.stack is not stack and frame.routed]
         if not frames or not self._pending or self._has_logged_put_off:
             return
         self._has_logged_put_off = True
@@ -519,16 +520,16 @@ class PoolStore(PoolStock):
         """The devices whose cache cannot be emptied, because a thread routes a pool there. Empty since PyTorch 2.13."""
         if not torch.routing_spares_cache:
             return set()
-        return {pool.device for frame in list(self._frames.values()) if frame.routed for pool in list(frame.pools)}
+        return {pool.device for frame in list(self._admission.frames.values()) if frame.routed for pool in list(frame.pools)}
 
     def is_any_routed(self) -> bool:
         """Return whether a thread is inside a region, or inside disable(), that routes allocations."""
-        return bool(self._frames)
+        return bool(self._admission.frames)
 
     def is_any_routed_by_others(self) -> bool:
         """Return whether another thread is inside a region, or inside disable(), that routes allocations."""
         stack = self.stack()
-        return bool([frame for frame in list(self._frames.values()) if frame.stack is not stack])
+        return bool([frame for frame in list(self._admission.frames.values()) if frame.stack is not stack])
 
     def routing_suspended(self, torch: TorchCuda, visit: Callable[[Frame], None] | None = None) -> Suspension:
         """Return a context manager inside which this thread routes nothing. `visit` is called for each of its frames and may
@@ -549,52 +550,3 @@ class PoolStore(PoolStock):
         """Remove the idle pools with matching keys, and return them. The caller holds the lock."""
         keys = [key for key in self._idle if matches(key)]
         return [pool for key in keys for pool in self._idle.pop(key)]
-
-
-class SpareRouting(OneUse):
-    """A context manager: inside, this thread's allocations are routed to pools without memory, on every device."""
-
-    def __init__(self, store: PoolStore, torch: TorchCuda) -> None:
-        self._store = store
-        self._torch = torch
-        self._frame = Frame(torch, RegionOptions.disabled(DEFAULT_TAG), store.stack())
-        self._pools: list[list[Pool]] = []
-
-    def _begin(self) -> None:
-        store, torch, frame = self._store, self._torch, self._frame
-        if store._spare_pools:
-            _core.move(store._spare_pools, self._pools)
-        else:
-            devices = store._devices or store._find_devices()
-            self._pools.append([store.make_pool(torch, Key(frame.options, device)) for device in devices])
-        frame.pools = self._pools[0]
-        store._frames[id(frame)] = frame
-        store._begin_routing(torch, frame)
-
-    def _end(self) -> None:
-        self._store._end_routing(self._torch, self._frame)
-        self._store._frames.pop(id(self._frame), None)
-        if self._pools:
-            _core.move(self._pools, self._store._spare_pools)
-
-
-class Suspension(OneUse):
-    """The context manager of :meth:`PoolStore.routing_suspended`."""
-
-    def __init__(self, store: PoolStore, torch: TorchCuda, visit: Callable[[Frame], None] | None) -> None:
-        self._store = store
-        self._torch = torch
-        self._visit = visit
-        self._frames = [frame for frame in store.stack() if frame.pools]
-        self._routed = [frame for frame in self._frames if frame.routed]
-
-    def _begin(self) -> None:
-        for frame in reversed(self._routed):
-            self._store._end_routing(self._torch, frame)
-        if self._visit is not None:
-            for frame in self._frames:
-                self._visit(frame)
-
-    def _end(self) -> None:
-        for frame in self._routed:
-            self._store._begin_routing(self._torch, frame)

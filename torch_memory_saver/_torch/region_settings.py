@@ -14,9 +14,15 @@ from torch_memory_saver.options import RegionOptions
 __all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "leave_region"]
 
 
-def enter_region(ids: list[int], options: RegionOptions) -> None:
-    """Enter a region of the native core on this thread, and append its id to `ids`, as one step (steps.py)."""
-    _core.record_each(ids, _core.region_enter, [options])
+def enter_region(ids: list[int], options: RegionOptions, follows: bool = False) -> None:
+    """Enter a region of the native core on this thread, and append its id to `ids`, as one step (steps.py).
+
+    Args:
+        ids: The ids of the regions that were entered.
+        options: Options of the region.
+        follows: Whether ``_core.region_end_following`` may end it.
+    """
+    _core.record_each(ids, _core.region_enter, [(*options, follows)])
 
 
 def leave_region(ids: list[int]) -> None:

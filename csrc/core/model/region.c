@@ -9,6 +9,7 @@ typedef struct region_stack {
     int depth;
     tms_region_t entry[TMS_REGION_MAX_DEPTH + 1]; /* [0]: the initial settings */
     uint64_t id[TMS_REGION_MAX_DEPTH + 1];        /* of each entry; [0]: 0 */
+    uint64_t since[TMS_REGION_MAX_DEPTH + 1];     /* of each entry: following_ended of its tag ends it from this number on */
 } region_stack_t;
 
 static _Thread_local region_stack_t thread_stack;
@@ -51,6 +52,7 @@ static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
         stack->depth = 0;
         stack->entry[0] = defaults->initial;
         stack->id[0] = 0;
+        stack->since[0] = UINT64_MAX;
     }
     return stack;
 }
@@ -87,8 +89,8 @@ tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms
     return TMS_OK;
 }
 
-tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, uint64_t *id,
-                              tms_error_t *error) {
+tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, bool follows,
+                              uint64_t *id, tms_error_t *error) {
     region_stack_t *stack = stack_of_thread(defaults);
     if (stack->depth == TMS_REGION_MAX_DEPTH) {
         return tms_error_set(error, TMS_INVALID_STATE, &region_context,
@@ -99,6 +101,7 @@ tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_
     if (status != TMS_OK) return status;
     stack->entry[++stack->depth] = region;
     *id = stack->id[stack->depth] = atomic_fetch_add_explicit(&defaults->last_id, 1, memory_order_relaxed) + 1;
+    stack->since[stack->depth] = follows ? *id : UINT64_MAX;
     return TMS_OK;
 }
 
@@ -110,14 +113,36 @@ int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id) {
     int later = stack->depth - at;
     memmove(&stack->entry[at], &stack->entry[at + 1], (size_t)later * sizeof(stack->entry[0]));
     memmove(&stack->id[at], &stack->id[at + 1], (size_t)later * sizeof(stack->id[0]));
+    memmove(&stack->since[at], &stack->since[at + 1], (size_t)later * sizeof(stack->since[0]));
     stack->depth--;
     return later;
 }
 
+/* Entry 0 never has. */
+static bool has_ended(const region_stack_t *stack, int at) {
+    return stack->since[at] <= atomic_load_explicit(&stack->entry[at].tag->following_ended, memory_order_acquire);
+}
+
+/* Every number is taken from that of the ids, so it ends the regions that were entered before, and none that is entered
+ * later. Regions of this thread stay: they are as if they had been entered now. */
+void tms_region_end_following(tms_region_defaults_t *defaults, const char *name) {
+    tms_tag_t *tag = tms_tag_find(&defaults->tags, name);
+    if (!tag) return;
+    region_stack_t *stack = stack_of_thread(defaults);
+    const uint64_t now = atomic_fetch_add_explicit(&defaults->last_id, 1, memory_order_relaxed) + 1;
+    for (int at = 1; at <= stack->depth; at++) {
+        if (stack->entry[at].tag == tag && stack->since[at] < now && !has_ended(stack, at)) stack->since[at] = now + 1;
+    }
+    uint64_t ended = atomic_load(&tag->following_ended);
+    while (ended < now && !atomic_compare_exchange_weak(&tag->following_ended, &ended, now)) continue;
+}
+
 tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth) {
     const region_stack_t *stack = stack_of_thread(defaults);
+    int at = stack->depth;
+    while (has_ended(stack, at)) at--;
     if (depth) *depth = stack->depth;
-    return stack->entry[stack->depth];
+    return stack->entry[at];
 }
 
 tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error) {

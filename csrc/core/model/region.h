@@ -6,6 +6,9 @@
  * Each entry has an id that is unique in the process, so that regions can be left in any order: tasks of an event loop and
  * generators share a thread and interleave.
  *
+ * A region that *follows* another thread's is entered for a call that the other thread has handed over. A pause of its tag
+ * ends it from outside: it stays in the stack until its thread leaves it, and the settings below it are in force.
+ *
  * Any thread. Lock: none; the stack belongs to its thread, and the tag table has its own lock. */
 #ifndef TMS_REGION_H
 #define TMS_REGION_H
@@ -31,11 +34,14 @@ void tms_region_release(tms_region_defaults_t *defaults);
 
 /* The functions below act on the calling thread. At depth 0 are the initial settings, which are never left. */
 /* Enters a region. *id becomes the id of the new innermost region, and is never 0. */
-tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, uint64_t *id,
-                              tms_error_t *error);
+tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, bool follows,
+                              uint64_t *id, tms_error_t *error);
 /* Leaves that region only. Returns the number of later regions that stay, or TMS_NO_SUCH_REGION if this thread is in no
  * region with that id. */
 int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id);
+/* Ends the regions of a tag that follow another thread's, on all threads but the calling one. */
+void tms_region_end_following(tms_region_defaults_t *defaults, const char *tag);
+/* The innermost settings in force. *depth also counts regions that were ended and not left. */
 tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth); /* `depth` may be NULL */
 /* Replaces the innermost settings. At depth 0 that replaces the initial settings, for this thread only. */
 tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error);

@@ -44,7 +44,7 @@ static void a_region_gives_its_settings_to_allocations(void **state) {
     tms_segment_info_t rows[4];
     int32_t seen = -1;
     uint64_t address = 0, outside = 0, region = 0;
-    ASSERT_OK(api->region_enter(&settings, &region, &error), error);
+    ASSERT_OK(api->region_enter(&settings, 0, &region, &error), error);
     api->region_current(&current, &seen);
     assert_int_equal(seen, 1);
     assert_string_equal(current.tag, "weights");
@@ -69,7 +69,7 @@ static void a_region_gives_its_settings_to_allocations(void **state) {
         assert_int_equal(tags[i].used, i > 0);
     }
     settings.tag = "";
-    assert_int_equal(api->region_enter(&settings, &region, &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(api->region_enter(&settings, 0, &region, &error), TMS_INVALID_ARGUMENT);
     ASSERT_OK(api->free(address, &error), error);
     ASSERT_OK(api->free(outside, &error), error);
     assert_int_equal(api->free(outside, &error), TMS_NOT_MANAGED);
@@ -82,8 +82,8 @@ static void an_outer_region_can_be_left_before_an_inner_one(void **state) {
     tms_region_settings_t inner = {.managed = 1, .backup = TMS_BACKUP_PINNED, .tag = "inner"};
     uint64_t first = 0, second = 77;
     int32_t depth = -1;
-    ASSERT_OK(api->region_enter(&outer, &first, &error), error);
-    ASSERT_OK(api->region_enter(&inner, &second, &error), error);
+    ASSERT_OK(api->region_enter(&outer, 0, &first, &error), error);
+    ASSERT_OK(api->region_enter(&inner, 0, &second, &error), error);
     assert_int_equal(api->region_leave(first), 1);
     api->region_current(&current, &depth);
     assert_string_equal(current.tag, "inner");
@@ -91,7 +91,7 @@ static void an_outer_region_can_be_left_before_an_inner_one(void **state) {
     assert_int_equal(api->region_leave(second), 0);
     assert_int_equal(api->region_leave(second), TMS_NO_SUCH_REGION);
     inner.tag = NULL;
-    assert_int_equal(api->region_enter(&inner, &second, &error), TMS_INVALID_ARGUMENT);
+    assert_int_equal(api->region_enter(&inner, 0, &second, &error), TMS_INVALID_ARGUMENT);
 }
 
 static void contents_come_back_through_the_table(void **state) {
@@ -105,7 +105,7 @@ static void contents_come_back_through_the_table(void **state) {
     const char *tag = "kept";
     tms_region_settings_t settings = {.managed = 1, .backup = TMS_BACKUP_MMAP, .tag = tag};
     tms_selection_t selection = {.tags = &tag, .tag_count = 1};
-    ASSERT_OK(api->region_enter(&settings, &region, &error), error);
+    ASSERT_OK(api->region_enter(&settings, 0, &region, &error), error);
     ASSERT_OK(api->allocate(2 * MIB, 0, &address, &error), error);
     assert_int_equal(api->region_leave(region), 0);
     fill(address, 2 * MIB, 4);

@@ -62,7 +62,7 @@ static uint64_t allocate_any(worker_t *worker) {
                                             .own_handles = choose(worker, 8) == 0,
                                             .host_policy = often ? TMS_HOST_DEFAULT : choose(worker, TMS_HOST_RETAIN + 1)};
     uint64_t bytes = 1 + (uint64_t)choose(worker, LARGEST_MIB * (int)MIB);
-    tms_status_t status = tms_region_enter(&f->regions, &settings, &level, &error);
+    tms_status_t status = tms_region_enter(&f->regions, &settings, false, &level, &error);
     note(worker->shared, status, &error);
     if (status != TMS_OK) return 0;
     tms_region_t region = tms_saver_settings(&f->saver);

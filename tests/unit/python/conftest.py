@@ -18,6 +18,7 @@ from processes import ELSEWHERE, PRELUDE, TIMEOUT_S, Program, environment
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
+from torch_memory_saver._engine.following import stop_following
 from torch_memory_saver._text import forget_warnings
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.graphs import GraphPools
@@ -93,12 +94,14 @@ def fake_torch(release: tuple[int, int], simulator: Any, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> PoolStore:
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolStore]:
     """An unused pool store, in place of the process's."""
     store = PoolStore()
     monkeypatch.setattr(engine, "pool_store", store)
     monkeypatch.setattr(engine, "graph_pools", GraphPools(store))
-    return store
+    stop_following()  # the store of another test
+    yield store
+    stop_following()
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ static void a_capture_lends_its_settings_to_threads_outside_regions(void **state
     ASSERT_OK(tms_saver_capture_begin(&f->saver, &region, NULL, &error), error);
     assert_string_equal(tms_saver_settings(&f->saver).tag->name, "cuda_graph");
     settings.tag = "inner";
-    ASSERT_OK(tms_region_enter(&f->regions, &settings, &level, &error), error);
+    ASSERT_OK(tms_region_enter(&f->regions, &settings, false, &level, &error), error);
     assert_string_equal(tms_saver_settings(&f->saver).tag->name, "inner");
     assert_int_equal(tms_region_leave(&f->regions, level), 0);
     (void)tms_saver_capture_end(&f->saver, 0);

@@ -45,7 +45,7 @@ static void assert_region(const char *tag, tms_backup_kind_t backup, management_
 static uint64_t enter(const char *tag, int backup, management_t managed) {
     uint64_t id = 0;
     tms_region_settings_t settings = settings_of(tag, backup, managed);
-    assert_int_equal(tms_region_enter(&defaults, &settings, &id, &error), TMS_OK);
+    assert_int_equal(tms_region_enter(&defaults, &settings, false, &id, &error), TMS_OK);
     assert_int_not_equal(id, 0);
     return id;
 }
@@ -116,12 +116,90 @@ static void test_a_level_belongs_to_its_thread(void **state) {
     assert_region("a", TMS_BACKUP_PINNED, MANAGED, 1);
 }
 
+/* A thread in regions that follow another's: of "a", of "b" inside, and an own one of "a" inside that. It goes on by one
+ * step for each of the other thread. */
+typedef struct follower {
+    pthread_barrier_t step;
+    tms_region_t current[3]; /* its settings after each step */
+    int depth[3];
+    int left[3];
+} follower_t;
+
+static uint64_t follow(const char *tag) {
+    uint64_t id = 0;
+    tms_region_settings_t settings = settings_of(tag, TMS_BACKUP_PINNED, MANAGED);
+    assert_int_equal(tms_region_enter(&defaults, &settings, true, &id, &error), TMS_OK);
+    return id;
+}
+
+static void *run_follower(void *argument) {
+    follower_t *follower = argument;
+    uint64_t a = follow("a"), b = follow("b"), own = enter("a", TMS_BACKUP_NONE, MANAGED);
+    for (int step = 0; step < 3; step++) {
+        if (step == 2) follower->left[0] = tms_region_leave(&defaults, own);
+        pthread_barrier_wait(&follower->step);
+        pthread_barrier_wait(&follower->step);
+        follower->current[step] = tms_region_current(&defaults, &follower->depth[step]);
+    }
+    follower->left[1] = tms_region_leave(&defaults, b);
+    follower->left[2] = tms_region_leave(&defaults, a);
+    return NULL;
+}
+
+static void test_a_region_that_follows_is_ended_by_another_thread(void **state) {
+    (void)state;
+    follower_t follower = {.left = {-1, -1, -1}};
+    const char *const ended[] = {"a", "none has this tag", "b"}, *const expected[] = {"a", "a", TMS_DEFAULT_TAG};
+    pthread_t thread;
+    uint64_t own = follow("b");
+    pthread_barrier_init(&follower.step, NULL, 2);
+    assert_int_equal(pthread_create(&thread, NULL, run_follower, &follower), 0);
+    for (int step = 0; step < 3; step++) {
+        pthread_barrier_wait(&follower.step);
+        tms_region_end_following(&defaults, ended[step]);
+        assert_region("b", TMS_BACKUP_PINNED, MANAGED, 1); /* the calling thread stays in its own */
+        pthread_barrier_wait(&follower.step);
+    }
+    pthread_join(thread, NULL);
+    pthread_barrier_destroy(&follower.step);
+    for (int step = 0; step < 3; step++) {
+        assert_string_equal(follower.current[step].tag->name, expected[step]);
+        assert_int_equal(follower.depth[step], step < 2 ? 3 : 2); /* what was ended is still to be left */
+    }
+    assert_false(follower.current[2].managed);
+    for (int i = 0; i < 3; i++) assert_int_equal(follower.left[i], 0);
+    assert_int_equal(tms_region_leave(&defaults, own), 0);
+    uint64_t later = follow("b"); /* what ended others does not end it */
+    assert_region("b", TMS_BACKUP_PINNED, MANAGED, 1);
+    assert_int_equal(tms_region_leave(&defaults, later), 0);
+}
+
+/* Another thread ends what this one, which had ended others, is in. */
+static void *end_following_b(void *unused) {
+    tms_region_end_following(&defaults, "b");
+    return unused;
+}
+
+static void test_a_thread_that_ended_others_is_ended_as_well(void **state) {
+    (void)state;
+    pthread_t thread;
+    uint64_t own = follow("b");
+    tms_region_end_following(&defaults, "b");
+    assert_region("b", TMS_BACKUP_PINNED, MANAGED, 1);
+    assert_int_equal(pthread_create(&thread, NULL, end_following_b, NULL), 0);
+    pthread_join(thread, NULL);
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 1);
+    tms_region_end_following(&defaults, "b"); /* does not bring it back */
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 1);
+    assert_int_equal(tms_region_leave(&defaults, own), 0);
+}
+
 static void test_depth_is_bounded(void **state) {
     (void)state;
     uint64_t id = 0;
     tms_region_settings_t settings = settings_of("one too many", TMS_BACKUP_NONE, MANAGED);
     for (int i = 1; i <= TMS_REGION_MAX_DEPTH; i++) (void)enter("a", TMS_BACKUP_NONE, MANAGED);
-    assert_int_equal(tms_region_enter(&defaults, &settings, &id, &error), TMS_INVALID_STATE);
+    assert_int_equal(tms_region_enter(&defaults, &settings, false, &id, &error), TMS_INVALID_STATE);
     assert_int_equal(id, 0);
     assert_non_null(strstr(error.message, "64 nested regions"));
     assert_null(tms_tag_find(&defaults.tags, "one too many"));
@@ -136,13 +214,13 @@ static void test_bad_settings_change_nothing(void **state) {
     (void)enter("a", TMS_BACKUP_PINNED, MANAGED);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         uint64_t id = 0;
-        assert_int_equal(tms_region_enter(&defaults, &bad[i], &id, &error), TMS_INVALID_ARGUMENT);
+        assert_int_equal(tms_region_enter(&defaults, &bad[i], false, &id, &error), TMS_INVALID_ARGUMENT);
         assert_int_equal(id, 0);
         assert_int_equal(tms_region_set(&defaults, &bad[i], &error), TMS_INVALID_ARGUMENT);
         assert_region("a", TMS_BACKUP_PINNED, MANAGED, 1);
     }
     uint64_t id = 0;
-    assert_int_equal(tms_region_enter(&defaults, NULL, &id, NULL), TMS_INVALID_ARGUMENT);
+    assert_int_equal(tms_region_enter(&defaults, NULL, false, &id, NULL), TMS_INVALID_ARGUMENT);
     assert_null(tms_tag_find(&defaults.tags, "x"));
 }
 
@@ -232,7 +310,7 @@ static void *work(void *argument) {
         uint64_t ids[8];
         for (int i = 0; i < 8; i++) {
             tms_region_settings_t settings = settings_of(own, i % 4, i % 2 ? MANAGED : UNMANAGED);
-            if (tms_region_enter(&defaults, &settings, &ids[i], NULL) != TMS_OK) worker->faults++;
+            if (tms_region_enter(&defaults, &settings, false, &ids[i], NULL) != TMS_OK) worker->faults++;
         }
         for (int i = 7; i >= 0; i--) {
             int depth = -1;
@@ -285,6 +363,8 @@ int main(void) {
         REGION_TEST(test_levels_are_left_in_any_order),
         REGION_TEST(test_a_left_level_makes_room_for_another),
         REGION_TEST(test_a_level_belongs_to_its_thread),
+        REGION_TEST(test_a_region_that_follows_is_ended_by_another_thread),
+        REGION_TEST(test_a_thread_that_ended_others_is_ended_as_well),
         REGION_TEST(test_depth_is_bounded),
         REGION_TEST(test_bad_settings_change_nothing),
         REGION_TEST(test_set_replaces_the_innermost_level),

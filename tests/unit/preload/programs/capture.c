@@ -263,7 +263,7 @@ static void begin_with_what_a_callback_needs(void) {
     void *stream = new_stream(), *graph = NULL;
     pthread_t thread;
     uint64_t entered = 0;
-    EQUAL(API()->region_enter(&region, &entered, NULL), TMS_OK);
+    EQUAL(API()->region_enter(&region, 0, &entered, NULL), TMS_OK);
     void *address = allocate(2 * MIB);
     EQUAL(API()->region_leave(entered), 0);
     EQUAL(pthread_barrier_init(&in_callback, NULL, 2), 0);
@@ -315,7 +315,7 @@ static void announced_settings(void) {
     void *pooled = from_another_thread(allocate_for_pool);
     EQUAL(strcmp(segment_of(pooled).tag, "cuda_graph"), 0);
     EQUAL(segment_of(pooled).backup, TMS_BACKUP_MMAP);
-    EQUAL(API()->region_enter(&region, &entered, NULL), TMS_OK);
+    EQUAL(API()->region_enter(&region, 0, &entered, NULL), TMS_OK);
     void *inside = allocate(2 * MIB);
     EQUAL(strcmp(segment_of(inside).tag, "weights"), 0);
     EQUAL(API()->region_leave(entered), 0);

@@ -44,7 +44,7 @@ static void functions(void) {
 
     REFUSED(api->allocate(MIB, 0, &number, &error));
     REFUSED(api->free(MIB, &error));
-    REFUSED(api->region_enter(&region, &number, &error));
+    REFUSED(api->region_enter(&region, 0, &number, &error));
     REFUSED(api->region_set(&region, &error));
     REFUSED(api->pause(&all, &report, &error));
     REFUSED(api->resume(&all, &report, &error));

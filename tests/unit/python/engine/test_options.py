@@ -120,10 +120,12 @@ def test_a_region_and_a_capture_give_the_core_every_field(monkeypatch: pytest.Mo
     levels: list[Any] = []
     for options in (REGION, REGION.unmanaged()):
         region_settings.enter_region(levels, options)
+    region_settings.enter_region(levels, REGION, follows=True)
     in_order = ("a", _core.BACKUP_MMAP, True, _core.HOST_POOL, False)
     assert levels == [
-        ("region_enter", in_order),
-        ("region_enter", (*in_order[:2], False, *in_order[3:])),
+        ("region_enter", (*in_order, False)),
+        ("region_enter", (*in_order[:2], False, *in_order[3:], False)),
+        ("region_enter", (*in_order, True)),
     ]
     announcement = region_settings.AnnouncedCapture(REGION)
     announcement._begin()

@@ -57,7 +57,7 @@ def test_a_thread_pool_allocates_in_the_caller_s_region(saver: TorchMemorySaver,
         barrier.wait(60)
         return load(size)
 
-    with saver.region("a", enable_cpu_backup=True), ThreadPoolExecutor(4) as pool:
+    with saver.region("a", enable_cpu_backup=True, threads=False), ThreadPoolExecutor(4) as pool:
         bound = list(pool.map(saver.bind_region(together), [2 * MIB] * 8))
         unbound = list(pool.map(together, [2 * MIB] * 4))
     assert [tag_of(address) for address in bound] == ["a"] * 8
@@ -206,7 +206,7 @@ def test_a_task_binds_its_own_region(saver: TorchMemorySaver, load: Any) -> None
 
 def test_the_region_of_a_context_that_another_thread_has_copied_is_not_bound(saver: TorchMemorySaver, load: Any) -> None:
     async def main() -> None:
-        with saver.region("a"):
+        with saver.region("a", threads=False):
             assert await asyncio.to_thread(saver.bind_region, load) is load
 
     asyncio.run(main())

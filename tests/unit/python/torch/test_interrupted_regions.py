@@ -41,7 +41,7 @@ class Checks:
         assert _core.region_current().depth == 0, place
         assert store.stack() == [], place
         assert torch.routings == [], place
-        assert store._frames == {}, place
+        assert store._admission.frames == {}, place
         assert torch.threads_without_autograds == set(), place
         ordinary = torch.allocate(2 * MIB)
         assert torch.pool_of(ordinary) == DEFAULT, place
@@ -53,7 +53,7 @@ class Checks:
         # A pause by another thread neither waits nor fails, and a region can be entered after it.
         in_thread(self._pause)
         self._saver.resume("a")
-        assert store._pauses == [], place
+        assert store._admission.pauses == [], place
 
     def _pause(self) -> None:
         for lock in (self._store._lock, engine.graph_pools._lock):

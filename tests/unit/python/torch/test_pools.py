@@ -94,7 +94,7 @@ def test_disable_outside_is_an_error(saver: TorchMemorySaver, fake_torch: FakeTo
 def test_an_interrupted_suspension_routes_again(
     saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end_routing = store._end_routing
+    end_routing = store.router.end
 
     def interrupt(*arguments: Any) -> None:
         end_routing(*arguments)
@@ -103,7 +103,7 @@ def test_an_interrupted_suspension_routes_again(
     with saver.region("a"):
         routed = list(fake_torch.routings)
         with monkeypatch.context() as patch:
-            patch.setattr(store, "_end_routing", interrupt)
+            patch.setattr(store.router, "end", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 store.empty_torch_cache(fake_torch)  # type: ignore[arg-type]
         assert fake_torch.routings == routed
