@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import hook_modes, hooks, preload
@@ -43,7 +43,13 @@ if TYPE_CHECKING:
     from torch_memory_saver._engine.managing import ManageHandle
 
     Preservable: TypeAlias = torch.Tensor | torch.nn.Module | Iterable[Any]
-    Manageable: TypeAlias = torch.Tensor | torch.nn.Module | torch.optim.Optimizer | Iterable[Any]
+
+    class _HasStep(Protocol):
+        """An object that wraps optimizers, such as those of DeepSpeed and Megatron-LM."""
+
+        def step(self, *arguments: Any, **keywords: Any) -> Any: ...
+
+    Manageable: TypeAlias = torch.Tensor | torch.nn.Module | torch.optim.Optimizer | _HasStep | Iterable[Any]
     Ignorable: TypeAlias = str | torch.Tensor | torch.nn.Module | Iterable[Any]
 
 __all__ = ["TorchMemorySaver", "forward_settings", "torch_memory_saver"]
@@ -420,8 +426,10 @@ class TorchMemorySaver:
             what: Tensors, modules, optimizers, or iterables of them. A tensor stands for its whole storage. A module stands
                 for its parameters and buffers, not for gradients. An optimizer stands for its state, not for the parameters;
                 until ``remove()`` of the handle, each ``step()`` and ``load_state_dict()`` moves new state after it ran, so
-                that temporaries stay outside. A later call for the same optimizer replaces the earlier one. Tensors of
-                modules and optimizers that are on the CPU stay there.
+                that temporaries stay outside. A later call for the same optimizer replaces the earlier one. An optimizer
+                that wraps others, or another object with a ``step()``, also stands for the optimizers in its attributes
+                ``optimizer`` and ``optim``, and in its lists, tuples and dicts. A warning is logged once if the first step
+                makes no state. Tensors of modules and optimizers that are on the CPU stay there.
             tag: Name that selects the memory for pause and resume, see :meth:`region`.
             backup: Where a pause keeps the contents, see :meth:`region`.
 
@@ -431,8 +439,8 @@ class TorchMemorySaver:
         Raises:
             InvalidArgumentError: An object is none of these; or a tensor is not a leaf (it has a ``grad_fn``), has no memory
                 on a CUDA device, or has memory of a captured graph, of a MemPool of the program, of another process, or
-                that PyTorch's CUDA allocator has not made. Nothing was moved. A ``step()`` raises this error as well,
-                after it has run.
+                that PyTorch's CUDA allocator has not made; or an optimizer wraps another one in a way that is not known.
+                Nothing was moved. A ``step()`` raises this error as well, after it has run.
             InvalidStateError: A tensor is saved for a backward that has not run, or is paused with another tag, and nothing
                 was moved; or PyTorch's caching is off in hook mode "torch". Saved tensors are found through the tensors with
                 a ``grad_fn`` that Python's garbage collector lists. They are not found if ``gc.freeze()`` has put these

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine.optimizers import find_optimizers
 from torch_memory_saver._engine.saved_tensors import find_saved_storages
 from torch_memory_saver._engine.tensors import storages_of
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, pool_of
@@ -53,13 +54,16 @@ class _Named(NamedTuple):
 
 
 def flat(torch: Any, what: Any) -> list[Any]:
-    """Return the tensors, modules and optimizers among `what` and in its iterables.
+    """Return the tensors and modules among `what` and in its iterables, and the optimizers that hold state (optimizers.py).
 
     Raises:
-        InvalidArgumentError: An object is none of these.
+        InvalidArgumentError: An object is none of these, or an optimizer is wrapped in an unknown way.
     """
-    if isinstance(what, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
+    if isinstance(what, (torch.Tensor, torch.nn.Module)):
         return [what]
+    optimizers = [] if isinstance(what, (list, tuple, dict)) else find_optimizers(torch, what)
+    if optimizers:
+        return optimizers
     if isinstance(what, Iterable) and not isinstance(what, (str, bytes)):
         return [each for part in what for each in flat(torch, part)]
     raise InvalidArgumentError(
