@@ -418,6 +418,11 @@ class TorchMemorySaver:
         where PyTorch cannot release the old memory: PyTorch releases whole segments, which several storages and other
         tensors may share, and it releases nothing while another thread is inside a region.
 
+        Memory that later replaces that of a parameter or buffer is ordinary: after ``module.to(dtype)``, an assignment to
+        ``.data``, a merged adapter or a quantisation, call this method again. A pause of the tag logs a warning, once, if
+        tensors of a module have left managed memory, and its report counts them (``no_longer_managed_bytes``). The module is
+        remembered weakly.
+
         The call waits for the devices. Meanwhile no other thread may use the tensors. What has the old addresses becomes
         invalid: results of ``data_ptr()``, DLPack capsules, and captured CUDA graphs, which have to be captured again. A
         process that has received a tensor (CUDA IPC) keeps the old memory.

@@ -9,10 +9,12 @@ __all__ = ["MUTANTS"]
 _MANAGING = "torch_memory_saver/_engine/managing.py"
 _MOVABLE = "torch_memory_saver/_engine/movable.py"
 _WRAPPED = "torch_memory_saver/_engine/optimizers.py"
+_MODULES = "torch_memory_saver/_engine/managed_modules.py"
 _SAVED = "torch_memory_saver/_engine/saved_tensors.py"
 _MOVES = "torch:tests/gpu/test_manage.py::"
 _OPTIMIZERS = "torch:tests/gpu/test_manage_optimizers.py::"
 _WRAPPERS = "torch:tests/gpu/test_manage_wrappers.py::"
+_LEAVING = "torch:tests/gpu/test_manage_modules.py::"
 _REFUSALS = "torch:tests/gpu/test_manage_refusals.py::"
 
 MUTANTS = (
@@ -99,6 +101,51 @@ MUTANTS = (
         "            _followers[optimizer].remove()\n",
         "            pass\n",
         (_OPTIMIZERS + "test_a_later_call_replaces_the_earlier_one",),
+    ),
+    Mutant(
+        "memory-that-a-library-keeps-counts-as-gone",
+        _MODULES,
+        "        gone = [address for address, had in missing.items() if had.expired()]\n",
+        "        gone = list(missing)\n",
+        (
+            _LEAVING + "test_views_of_memory_that_is_gathered_while_the_managed_shard_lives",
+            _LEAVING + "test_memory_that_was_kept_and_is_dropped_later",
+        ),
+    ),
+    Mutant(
+        "memory-that-is-dropped-later-is-never-noticed",
+        _MODULES,
+        " or any(each.expired() for each in self._kept):",
+        ":",
+        (_LEAVING + "test_memory_that_was_kept_and_is_dropped_later",),
+    ),
+    Mutant(
+        "divided-parameters-count-as-left",
+        _MODULES,
+        "                del self._had[address]\n",
+        "                pass\n",
+        (_LEAVING + "test_parameters_that_are_empty_while_nobody_uses_them",),
+    ),
+    Mutant(
+        "each-pause-looks-at-each-tensor",
+        _MODULES,
+        "        if addresses != self._addresses or ",
+        "        if True or ",
+        (_LEAVING + "test_no_tensor_is_looked_up_if_no_address_has_changed",),
+    ),
+    Mutant(
+        "a-pause-of-another-tag-looks-at-the-module",
+        _MODULES,
+        " if selects(tags, each.options.tag))",
+        ")",
+        (_LEAVING + "test_one_warning_after_parameters_have_left",),
+    ),
+    Mutant(
+        "each-pause-warns-of-modules",
+        _MODULES,
+        "                self._is_logged = True\n",
+        "",
+        (_LEAVING + "test_later_changes_are_counted_without_another_warning",),
     ),
     Mutant(
         "only-the-wrapper-is-followed",

@@ -27,6 +27,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine.managed_modules import ManagedModules
 from torch_memory_saver._engine.movable import (
     Movable,
     find_movable,
@@ -74,7 +75,7 @@ class ManageHandle:
             follower.remove()
 
 
-def manage(store: PoolStore, what: Any, options: RegionOptions) -> ManageHandle:
+def manage(store: PoolStore, modules: ManagedModules, what: Any, options: RegionOptions) -> ManageHandle:
     """Move what is given into memory with the options, and return the handle. See :meth:`TorchMemorySaver.manage`."""
     torch = layer.require()
     objects = flat(torch.torch, what)
@@ -98,6 +99,9 @@ def manage(store: PoolStore, what: Any, options: RegionOptions) -> ManageHandle:
         if optimizer in _followers:
             _followers[optimizer].remove()
         _followers[optimizer] = follower
+    for each in objects:
+        if isinstance(each, torch.torch.nn.Module):
+            modules.add(torch.torch, each, options)
     return handle
 
 

@@ -53,7 +53,8 @@ def _nothing(step: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _cycle() -> None:
-    assert saver.pause("training").bytes > 0
+    report = saver.pause("training")
+    assert (report.bytes > 0, report.no_longer_managed_bytes) == (True, 0)
     other = torch.full((8 << 20,), 0xEE, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     del other
