@@ -444,13 +444,15 @@ class TorchMemorySaver:
         Raises:
             InvalidArgumentError: An object is none of these; or a tensor is not a leaf (it has a ``grad_fn``), has no memory
                 on a CUDA device, or has memory of a captured graph, of a MemPool of the program, of another process, or
-                that PyTorch's CUDA allocator has not made; or an optimizer wraps another one in a way that is not known.
-                Nothing was moved. A ``step()`` raises this error as well, after it has run.
+                that PyTorch's CUDA allocator has not made; or an optimizer wraps another one in a way that is not known;
+                or a tensor is state of an optimizer whose steps would move it back to the tag of an earlier call. Nothing
+                was moved. A ``step()`` raises this error as well, after it has run.
             InvalidStateError: A tensor is saved for a backward that has not run, or is paused with another tag, and nothing
                 was moved; or PyTorch's caching is off in hook mode "torch". Saved tensors are found through the tensors with
-                a ``grad_fn`` that Python's garbage collector lists. They are not found if ``gc.freeze()`` has put these
-                aside, if a hook for saved tensors has packed them, if they are attributes of a context, or with an old
-                PyTorch (2.11 shows them).
+                a ``grad_fn`` that Python's garbage collector lists. The error names the attribute of a module that holds
+                such a tensor: delete that one of the old ``weight_norm`` and ``spectral_norm``, which the next forward makes
+                again. Saved tensors are not found if ``gc.freeze()`` has put these aside, if a hook for saved tensors has
+                packed them, if they are attributes of a context, or with an old PyTorch (2.11 shows them).
             CaptureInProgressError: A stream capture is active. Nothing was moved. A ``step()`` that is captured moves
                 nothing.
             OutOfMemoryError: Memory is short for a storage, which stays where it was. What was moved before stays moved, and

@@ -148,6 +148,13 @@ MUTANTS = (
         (_LEAVING + "test_later_changes_are_counted_without_another_warning",),
     ),
     Mutant(
+        "state-that-a-step-moves-back-moves",
+        _MANAGING,
+        "    _refuse_followed(torch.torch, found, options, optimizers)\n",
+        "",
+        (_REFUSALS + "test_state_of_an_optimizer_that_is_followed_with_another_tag",),
+    ),
+    Mutant(
         "only-the-wrapper-is-followed",
         _WRAPPED,
         "    return [outer, *inner]\n",
@@ -219,7 +226,7 @@ MUTANTS = (
     Mutant(
         "saved-tensors-move",
         _MANAGING,
-        "        refuse_saved(torch.torch, found)\n",
+        "            refuse_saved(torch.torch, found, objects)\n",
         "",
         (_REFUSALS + "test_a_tensor_that_is_saved_for_a_backward",),
     ),

@@ -45,7 +45,7 @@ from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver._torch.layer import TorchCuda, eager_methods
 from torch_memory_saver._torch.pools import PoolStore
-from torch_memory_saver.errors import CaptureInProgressError, InvalidStateError, make_error
+from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError, make_error
 from torch_memory_saver.options import RegionOptions
 
 __all__ = ["ManageHandle", "manage"]
@@ -82,6 +82,7 @@ def manage(store: PoolStore, modules: ManagedModules, what: Any, options: Region
     handle = ManageHandle()
     found = not_in_place(find_movable(torch.torch, objects), options)
     optimizers = [each for each in objects if isinstance(each, torch.torch.optim.Optimizer)]
+    _refuse_followed(torch.torch, found, options, optimizers)
     handle._followers = [_Follower(store, options, handle) for _ in optimizers]
     try:
         for follower, optimizer in zip(handle._followers, optimizers, strict=True):
@@ -89,7 +90,7 @@ def manage(store: PoolStore, modules: ManagedModules, what: Any, options: Region
         if found:
             _refuse_captures(torch)
             refuse_others_memory(torch, store, found)
-            refuse_saved(torch.torch, found)
+            refuse_saved(torch.torch, found, objects)
             _warn_of_graphs(torch.torch)
             _move(torch, store, options, found, handle)
     except BaseException:
@@ -103,6 +104,23 @@ def manage(store: PoolStore, modules: ManagedModules, what: Any, options: Region
         if isinstance(each, torch.torch.nn.Module):
             modules.add(torch.torch, each, options)
     return handle
+
+
+def _refuse_followed(torch: Any, found: Sequence[Movable], options: RegionOptions, optimizers: Sequence[Any]) -> None:
+    """Refuse state of an optimizer that an earlier call follows with other options: its next step would move it back."""
+    names = {each.storage._cdata: each.name for each in found}
+    for optimizer, follower in list(_followers.items()) if found else ():
+        if not follower.is_active or any(optimizer is each for each in optimizers) or follower.wants(options):
+            continue
+        for storage in storages_of(torch, tensors_in(torch, optimizer.state.values())):
+            if storage._cdata in names:
+                raise InvalidArgumentError(
+                    f"manage: {names[storage._cdata]} is state of {type(optimizer).__name__}, whose steps move it to memory "
+                    f"with tag {follower.tag!r}, as an earlier call of manage() requests. Pass the optimizer instead of "
+                    "its state, or call remove() of the handle of that call first. Nothing was moved.",
+                    operation="manage",
+                    tag=options.tag,
+                )
 
 
 def _warn_of_graphs(torch: Any) -> None:
@@ -228,6 +246,18 @@ class _Follower:
         ):
             self._hooks.append(register(hook))
 
+    @property
+    def tag(self) -> str:
+        return self._options.tag
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._hooks)
+
+    def wants(self, options: RegionOptions) -> bool:
+        """Whether it moves state to memory with the same tag and backup."""
+        return (self._options.tag, self._options.backup) == (options.tag, options.backup)
+
     def remove(self) -> None:
         while self._hooks:
             self._hooks.pop().remove()
@@ -272,7 +302,7 @@ class _Follower:
         for reference in self._inner:
             inner = reference()
             follower = _followers.get(inner) if inner is not None else None
-            if follower is not None and follower._hooks:
+            if follower is not None and follower.is_active:
                 follower._look_at(inner)
 
     def _look_at(self, optimizer: Any) -> None:
