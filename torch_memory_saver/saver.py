@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import hook_modes, hooks, preload
@@ -43,7 +43,13 @@ if TYPE_CHECKING:
     from torch_memory_saver._engine.managing import ManageHandle
 
     Preservable: TypeAlias = torch.Tensor | torch.nn.Module | Iterable[Any]
-    Manageable: TypeAlias = torch.Tensor | torch.nn.Module | torch.optim.Optimizer | Iterable[Any]
+
+    class _HasStep(Protocol):
+        """An object that wraps optimizers, such as those of DeepSpeed and Megatron-LM."""
+
+        def step(self, *arguments: Any, **keywords: Any) -> Any: ...
+
+    Manageable: TypeAlias = torch.Tensor | torch.nn.Module | torch.optim.Optimizer | _HasStep | Iterable[Any]
     Ignorable: TypeAlias = str | torch.Tensor | torch.nn.Module | Iterable[Any]
 
 __all__ = ["TorchMemorySaver", "forward_settings", "torch_memory_saver"]
@@ -419,6 +425,11 @@ class TorchMemorySaver:
         where PyTorch cannot release the old memory: PyTorch releases whole segments, which several storages and other
         tensors may share, and it releases nothing while another thread is inside a region.
 
+        Memory that later replaces that of a parameter or buffer is ordinary: after ``module.to(dtype)``, an assignment to
+        ``.data``, a merged adapter or a quantisation, call this method again. A pause of the tag logs a warning, once, if
+        tensors of a module have left managed memory, and its report counts them (``no_longer_managed_bytes``). The module is
+        remembered weakly.
+
         The call waits for the devices. Meanwhile no other thread may use the tensors. What has the old addresses becomes
         invalid: results of ``data_ptr()``, DLPack capsules, and captured CUDA graphs, which have to be captured again. A
         process that has received a tensor (CUDA IPC) keeps the old memory.
@@ -427,8 +438,10 @@ class TorchMemorySaver:
             what: Tensors, modules, optimizers, or iterables of them. A tensor stands for its whole storage. A module stands
                 for its parameters and buffers, not for gradients. An optimizer stands for its state, not for the parameters;
                 until ``remove()`` of the handle, each ``step()`` and ``load_state_dict()`` moves new state after it ran, so
-                that temporaries stay outside. A later call for the same optimizer replaces the earlier one. Tensors of
-                modules and optimizers that are on the CPU stay there.
+                that temporaries stay outside. A later call for the same optimizer replaces the earlier one. An optimizer
+                that wraps others, or another object with a ``step()``, also stands for the optimizers in its attributes
+                ``optimizer`` and ``optim``, and in its lists, tuples and dicts. A warning is logged once if the first step
+                makes no state. Tensors of modules and optimizers that are on the CPU stay there.
             tag: Name that selects the memory for pause and resume, see :meth:`region`.
             backup: Where a pause keeps the contents, see :meth:`region`.
 
@@ -438,13 +451,15 @@ class TorchMemorySaver:
         Raises:
             InvalidArgumentError: An object is none of these; or a tensor is not a leaf (it has a ``grad_fn``), has no memory
                 on a CUDA device, or has memory of a captured graph, of a MemPool of the program, of another process, or
-                that PyTorch's CUDA allocator has not made. Nothing was moved. A ``step()`` raises this error as well,
-                after it has run.
+                that PyTorch's CUDA allocator has not made; or an optimizer wraps another one in a way that is not known;
+                or a tensor is state of an optimizer whose steps would move it back to the tag of an earlier call. Nothing
+                was moved. A ``step()`` raises this error as well, after it has run.
             InvalidStateError: A tensor is saved for a backward that has not run, or is paused with another tag, and nothing
                 was moved; or PyTorch's caching is off in hook mode "torch". Saved tensors are found through the tensors with
-                a ``grad_fn`` that Python's garbage collector lists. They are not found if ``gc.freeze()`` has put these
-                aside, if a hook for saved tensors has packed them, if they are attributes of a context, or with an old
-                PyTorch (2.11 shows them).
+                a ``grad_fn`` that Python's garbage collector lists. The error names the attribute of a module that holds
+                such a tensor: delete that one of the old ``weight_norm`` and ``spectral_norm``, which the next forward makes
+                again. Saved tensors are not found if ``gc.freeze()`` has put these aside, if a hook for saved tensors has
+                packed them, if they are attributes of a context, or with an old PyTorch (2.11 shows them).
             CaptureInProgressError: A stream capture is active. Nothing was moved. A ``step()`` that is captured moves
                 nothing.
             OutOfMemoryError: Memory is short for a storage, which stays where it was. What was moved before stays moved, and

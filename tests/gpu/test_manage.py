@@ -173,6 +173,17 @@ def test_nested_tensors_move_and_their_parts_on_the_cpu_stay() -> None:
     assert tensor.values().tolist() == [2.0, 2.0, 3.0, 3.0, 3.0]
 
 
+def test_strided_nested_tensors_move_and_are_named() -> None:
+    rows = [torch.full((length,), float(length), device="cuda") for length in (2, 3)]
+    tensor = torch.nested.nested_tensor(rows, layout=torch.strided)
+    assert saver.manage(tensor, tag=TAG, backup="host").moved_bytes == 5 * 4
+    assert saver.tag_of(tensor) == TAG
+    cycle()
+    assert [part.tolist() for part in tensor.unbind()] == [[2.0, 2.0], [3.0, 3.0, 3.0]]
+    with pytest.raises(errors.InvalidArgumentError, match="a nested tensor of 2 parts is on device cpu"):
+        saver.manage(torch.nested.nested_tensor([row.cpu() for row in rows]), tag=TAG)
+
+
 def test_inside_a_region_of_another_tag() -> None:
     tensor = filled(MIB, 1)
     with saver.region(tag="other"):

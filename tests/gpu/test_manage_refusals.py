@@ -161,6 +161,30 @@ def test_the_error_names_the_parameter_and_the_node() -> None:
     assert saver.manage(model, tag=TAG).moved_bytes > 0, "the result lives on, but its backward has run"
 
 
+@pytest.mark.usefixtures("shows_saved_tensors")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+def test_the_error_names_the_attribute_of_a_module_that_holds_the_result(norm: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).cuda()
+    getattr(torch.nn.utils, norm)(model[0])
+    inputs = torch.rand(4, 8, device="cuda")
+    model(inputs)
+    refused(
+        model,
+        r"Sequential.0.weight_\w+ is saved .*: attribute Sequential.0.weight holds the result: delete that attribute",
+        errors.InvalidStateError,
+    )
+    result = model(inputs)
+    del model[0].weight
+    refused(model, "call manage\\(\\) after that backward", errors.InvalidStateError)
+    expected = result.detach().clone()
+    del result
+    assert saver.manage(model, tag=TAG).moved_bytes > 0
+    with torch.no_grad():
+        model.eval()
+        assert torch.allclose(model(inputs), expected)
+
+
 def test_a_saved_tensor_that_is_not_found_keeps_its_contents() -> None:
     class Hidden:
         """The object in which a hook packs a tensor."""
@@ -265,6 +289,22 @@ def test_paused_memory_of_another_tag() -> None:
     refused(tensor, "is paused with tag 'paused': resume that tag first", errors.InvalidStateError)
     saver.resume("paused")
     assert saver.manage(tensor, tag=TAG).moved_bytes == MIB
+
+
+def test_state_of_an_optimizer_that_is_followed_with_another_tag() -> None:
+    parameter = weight()
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.AdamW([parameter])
+    handle = saver.manage(optimizer, tag="followed")
+    optimizer.step()
+    state = [tensor for tensor in optimizer.state[parameter].values() if tensor.is_cuda]
+    refused(state, r"a tensor of shape \(16, 16\) is state of AdamW, whose steps move it to memory with tag 'followed'")
+    assert {saver.tag_of(tensor) for tensor in state} == {"followed"}
+    assert saver.manage(state, tag="followed").moved_bytes == 0
+    assert saver.manage([state, optimizer], tag=TAG).moved_bytes == 2 * 16 * 16 * 4
+    handle.remove()  # which the last call has replaced
+    with pytest.raises(errors.InvalidArgumentError, match="is state of AdamW"):
+        saver.manage(state, tag="other")
 
 
 def test_while_a_capture_is_active() -> None:

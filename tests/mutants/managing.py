@@ -8,9 +8,13 @@ __all__ = ["MUTANTS"]
 
 _MANAGING = "torch_memory_saver/_engine/managing.py"
 _MOVABLE = "torch_memory_saver/_engine/movable.py"
+_WRAPPED = "torch_memory_saver/_engine/optimizers.py"
+_MODULES = "torch_memory_saver/_engine/managed_modules.py"
 _SAVED = "torch_memory_saver/_engine/saved_tensors.py"
 _MOVES = "torch:tests/gpu/test_manage.py::"
 _OPTIMIZERS = "torch:tests/gpu/test_manage_optimizers.py::"
+_WRAPPERS = "torch:tests/gpu/test_manage_wrappers.py::"
+_LEAVING = "torch:tests/gpu/test_manage_modules.py::"
 _REFUSALS = "torch:tests/gpu/test_manage_refusals.py::"
 
 MUTANTS = (
@@ -87,16 +91,113 @@ MUTANTS = (
     Mutant(
         "loaded-state-stays-outside",
         _MANAGING,
-        "            optimizer.register_load_state_dict_post_hook(self._look_at),\n",
+        "            (optimizer.register_load_state_dict_post_hook, self._was_loaded),\n",
         "",
         (_OPTIMIZERS + "test_state_that_is_loaded_moves_at_once",),
     ),
     Mutant(
         "an-earlier-registration-goes-on",
         _MANAGING,
-        "            earlier.remove()\n",
+        "            _followers[optimizer].remove()\n",
         "            pass\n",
         (_OPTIMIZERS + "test_a_later_call_replaces_the_earlier_one",),
+    ),
+    Mutant(
+        "memory-that-a-library-keeps-counts-as-gone",
+        _MODULES,
+        "        gone = [address for address, had in missing.items() if had.expired()]\n",
+        "        gone = list(missing)\n",
+        (
+            _LEAVING + "test_views_of_memory_that_is_gathered_while_the_managed_shard_lives",
+            _LEAVING + "test_memory_that_was_kept_and_is_dropped_later",
+        ),
+    ),
+    Mutant(
+        "memory-that-is-dropped-later-is-never-noticed",
+        _MODULES,
+        " or any(each.expired() for each in self._kept):",
+        ":",
+        (_LEAVING + "test_memory_that_was_kept_and_is_dropped_later",),
+    ),
+    Mutant(
+        "divided-parameters-count-as-left",
+        _MODULES,
+        "                del self._had[address]\n",
+        "                pass\n",
+        (_LEAVING + "test_parameters_that_are_empty_while_nobody_uses_them",),
+    ),
+    Mutant(
+        "each-pause-looks-at-each-tensor",
+        _MODULES,
+        "        if addresses != self._addresses or ",
+        "        if True or ",
+        (_LEAVING + "test_no_tensor_is_looked_up_if_no_address_has_changed",),
+    ),
+    Mutant(
+        "a-pause-of-another-tag-looks-at-the-module",
+        _MODULES,
+        " if selects(tags, each.options.tag))",
+        ")",
+        (_LEAVING + "test_one_warning_after_parameters_have_left",),
+    ),
+    Mutant(
+        "each-pause-warns-of-modules",
+        _MODULES,
+        "                self._is_logged = True\n",
+        "",
+        (_LEAVING + "test_later_changes_are_counted_without_another_warning",),
+    ),
+    Mutant(
+        "state-that-a-step-moves-back-moves",
+        _MANAGING,
+        "    _refuse_followed(torch.torch, found, options, optimizers)\n",
+        "",
+        (_REFUSALS + "test_state_of_an_optimizer_that_is_followed_with_another_tag",),
+    ),
+    Mutant(
+        "only-the-wrapper-is-followed",
+        _WRAPPED,
+        "    return [outer, *inner]\n",
+        "    return [outer]\n",
+        (_WRAPPERS + "test_the_optimizers_inside_are_followed",),
+    ),
+    Mutant(
+        "lists-of-optimizers-are-not-searched",
+        _WRAPPED,
+        "    return [*(getattr(value, name, None) for name in _NAMES), *containers]\n",
+        "    return [getattr(value, name, None) for name in _NAMES]\n",
+        (_WRAPPERS + "test_the_optimizers_inside_are_followed",),
+    ),
+    Mutant(
+        "a-hidden-optimizer-is-left-out-silently",
+        _WRAPPED,
+        "    if hidden:\n",
+        "    if False:\n",
+        (_WRAPPERS + "test_an_unknown_wrapper_is_refused_before_anything_moves",),
+    ),
+    Mutant(
+        "a-failed-call-leaves-its-hooks",
+        _MANAGING,
+        "        handle.remove()\n        raise\n",
+        "        raise\n",
+        (
+            _WRAPPERS + "test_a_failed_call_removes_its_followers_and_keeps_the_earlier_ones",
+            _WRAPPERS + "test_a_call_that_fails_during_the_move_removes_its_followers",
+        ),
+    ),
+    Mutant(
+        "state-that-a-wrapper-loads-stays-outside",
+        _MANAGING,
+        "                follower._look_at(inner)\n",
+        "                pass\n",
+        (_WRAPPERS + "test_state_that_a_wrapper_loads_into_the_inner_one_moves_at_once",),
+    ),
+    Mutant(
+        "a-first-step-without-state-is-silent",
+        _MANAGING,
+        "            self._warn_of_no_state(optimizer)\n",
+        "            pass\n",
+        (_WRAPPERS + "test_one_warning_after_a_first_step_that_made_no_state",),
     ),
     Mutant(
         "state-in-lists-stays-outside",
@@ -125,7 +226,7 @@ MUTANTS = (
     Mutant(
         "saved-tensors-move",
         _MANAGING,
-        "        refuse_saved(torch.torch, found)\n",
+        "            refuse_saved(torch.torch, found, objects)\n",
         "",
         (_REFUSALS + "test_a_tensor_that_is_saved_for_a_backward",),
     ),

@@ -29,6 +29,7 @@ from torch_memory_saver._engine.process import (
     blas_workspaces,
     graph_pools,
     install_sharing,
+    managed_modules,
     pending_resumes,
     pool_store,
     preserved,
@@ -230,7 +231,7 @@ class Engine:
     def manage(self, what: Any, *, tag: str = DEFAULT_TAG, backup: str | None = None) -> ManageHandle:
         from torch_memory_saver._engine.managing import manage  # few programs need it
 
-        return manage(self._store, what, RegionOptions.check(tag, backup))
+        return manage(self._store, managed_modules, what, RegionOptions.check(tag, backup))
 
     def cuda_graph(
         self,
@@ -333,7 +334,8 @@ class Engine:
             if done.allocations:
                 leave_paused_pools()
             self._default_pool.warn_once(reusable)
-        return pause_report(done, reusable, shared)
+        left = 0 if torch is None else managed_modules.left_bytes(torch.torch, options.tags)
+        return pause_report(done, reusable, shared, left)
 
     def _free_caches(self, torch: TorchCuda, tags: Tags) -> None:
         blas_workspaces.free_in(torch, self._store, tags, self._graph_pools.default_pool_managed)

@@ -14,7 +14,8 @@ larger segments or beside tensors that stay, or another thread is inside a regio
 All devices concerned are waited for before and after. The old memory is recorded as used by the current stream, so that no
 other thread gets it before the copy has ended. No capture may be active, and none begins meanwhile: see ``capture_gate``.
 
-The state of an optimizer is looked at after each of its steps. A step that adds nothing costs one comparison of addresses.
+The state of an optimizer is looked at after each of its steps. The optimizers that hold the state are found, and unknown
+wrappers are refused, before anything is moved (optimizers.py). A step that adds nothing costs one comparison of addresses.
 The list of optimizers belongs to this process. Any thread may call; two threads must not move the same tensors at once.
 """
 
@@ -26,6 +27,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine.managed_modules import ManagedModules
 from torch_memory_saver._engine.movable import (
     Movable,
     find_movable,
@@ -35,6 +37,7 @@ from torch_memory_saver._engine.movable import (
     refuse_saved,
     tensors_in,
 )
+from torch_memory_saver._engine.optimizers import find_optimizers
 from torch_memory_saver._engine.region import Region
 from torch_memory_saver._engine.tensors import storages_of
 from torch_memory_saver._text import binary_size, warn_once
@@ -42,7 +45,7 @@ from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver._torch.layer import TorchCuda, eager_methods
 from torch_memory_saver._torch.pools import PoolStore
-from torch_memory_saver.errors import CaptureInProgressError, InvalidStateError, make_error
+from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError, make_error
 from torch_memory_saver.options import RegionOptions
 
 __all__ = ["ManageHandle", "manage"]
@@ -72,22 +75,52 @@ class ManageHandle:
             follower.remove()
 
 
-def manage(store: PoolStore, what: Any, options: RegionOptions) -> ManageHandle:
+def manage(store: PoolStore, modules: ManagedModules, what: Any, options: RegionOptions) -> ManageHandle:
     """Move what is given into memory with the options, and return the handle. See :meth:`TorchMemorySaver.manage`."""
     torch = layer.require()
     objects = flat(torch.torch, what)
     handle = ManageHandle()
     found = not_in_place(find_movable(torch.torch, objects), options)
-    if found:
-        _refuse_captures(torch)
-        refuse_others_memory(torch, store, found)
-        refuse_saved(torch.torch, found)
-        _warn_of_graphs(torch.torch)
-        _move(torch, store, options, found, handle)
+    optimizers = [each for each in objects if isinstance(each, torch.torch.optim.Optimizer)]
+    _refuse_followed(torch.torch, found, options, optimizers)
+    handle._followers = [_Follower(store, options, handle) for _ in optimizers]
+    try:
+        for follower, optimizer in zip(handle._followers, optimizers, strict=True):
+            follower.begin(torch.torch, optimizer)
+        if found:
+            _refuse_captures(torch)
+            refuse_others_memory(torch, store, found)
+            refuse_saved(torch.torch, found, objects)
+            _warn_of_graphs(torch.torch)
+            _move(torch, store, options, found, handle)
+    except BaseException:
+        handle.remove()
+        raise
+    for follower, optimizer in zip(handle._followers, optimizers, strict=True):
+        if optimizer in _followers:
+            _followers[optimizer].remove()
+        _followers[optimizer] = follower
     for each in objects:
-        if isinstance(each, torch.torch.optim.Optimizer):
-            handle._followers.append(_Follower(store, options, handle, each))
+        if isinstance(each, torch.torch.nn.Module):
+            modules.add(torch.torch, each, options)
     return handle
+
+
+def _refuse_followed(torch: Any, found: Sequence[Movable], options: RegionOptions, optimizers: Sequence[Any]) -> None:
+    """Refuse state of an optimizer that an earlier call follows with other options: its next step would move it back."""
+    names = {each.storage._cdata: each.name for each in found}
+    for optimizer, follower in list(_followers.items()) if found else ():
+        if not follower.is_active or any(optimizer is each for each in optimizers) or follower.wants(options):
+            continue
+        for storage in storages_of(torch, tensors_in(torch, optimizer.state.values())):
+            if storage._cdata in names:
+                raise InvalidArgumentError(
+                    f"manage: {names[storage._cdata]} is state of {type(optimizer).__name__}, whose steps move it to memory "
+                    f"with tag {follower.tag!r}, as an earlier call of manage() requests. Pass the optimizer instead of "
+                    "its state, or call remove() of the handle of that call first. Nothing was moved.",
+                    operation="manage",
+                    tag=options.tag,
+                )
 
 
 def _warn_of_graphs(torch: Any) -> None:
@@ -192,21 +225,38 @@ def _out_of_memory(options: RegionOptions, found: Sequence[Movable], number: int
 class _Follower:
     """The registration of one optimizer, whose new state it moves. It replaces an earlier one of the same optimizer."""
 
-    def __init__(self, store: PoolStore, options: RegionOptions, handle: ManageHandle, optimizer: Any) -> None:
+    def __init__(self, store: PoolStore, options: RegionOptions, handle: ManageHandle) -> None:
         self._store = store
         self._options = options
         self._handle = handle
+        #: The optimizers that this one wraps, which have followers of their own.
+        self._inner: list[weakref.ref[Any]] = []
         self._addresses: list[int] = []
         self._is_prepared = False
-        earlier = _followers.get(optimizer)
-        if earlier is not None:
-            earlier.remove()
-        _followers[optimizer] = self
-        self._hooks = [
-            optimizer.register_step_pre_hook(lambda optimizer, arguments, keywords: self._prepare(optimizer)),
-            optimizer.register_step_post_hook(lambda optimizer, arguments, keywords: self._look_at(optimizer)),
-            optimizer.register_load_state_dict_post_hook(self._look_at),
-        ]
+        self._has_stepped = False
+        self._hooks: list[Any] = []
+
+    def begin(self, torch: Any, optimizer: Any) -> None:
+        """Register the hooks. If that fails half-way, remove() removes those that are registered."""
+        self._inner = [weakref.ref(each) for each in find_optimizers(torch, optimizer) if each is not optimizer]
+        for register, hook in (
+            (optimizer.register_step_pre_hook, lambda optimizer, arguments, keywords: self._prepare(optimizer)),
+            (optimizer.register_step_post_hook, lambda optimizer, arguments, keywords: self._step_ended(optimizer)),
+            (optimizer.register_load_state_dict_post_hook, self._was_loaded),
+        ):
+            self._hooks.append(register(hook))
+
+    @property
+    def tag(self) -> str:
+        return self._options.tag
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._hooks)
+
+    def wants(self, options: RegionOptions) -> bool:
+        """Whether it moves state to memory with the same tag and backup."""
+        return (self._options.tag, self._options.backup) == (options.tag, options.backup)
 
     def remove(self) -> None:
         while self._hooks:
@@ -224,6 +274,36 @@ class _Follower:
                 if not _is_capturing(torch):
                     self._is_prepared = True
                     self._store.empty_cache(torch)
+
+    def _step_ended(self, optimizer: Any) -> None:
+        self._look_at(optimizer)
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._warn_of_no_state(optimizer)
+
+    def _warn_of_no_state(self, optimizer: Any) -> None:
+        """Log a warning after a first step that made no state. Steps of inner optimizers have their own warnings."""
+        torch = layer.in_use()
+        has_parameters = any(group["params"] for group in optimizer.param_groups)
+        if torch is None or self._inner or not has_parameters or tensors_in(torch.torch, optimizer.state.values()):
+            return
+        kind = type(optimizer).__name__
+        warn_once(
+            f"no state of {kind}",
+            "manage: the first step() of %s has made no state, so nothing of it is managed with tag %r. If it keeps tensors "
+            "outside of its state, pass them to manage(). State of a later step is moved after that step.",
+            kind,
+            self._options.tag,
+        )
+
+    def _was_loaded(self, optimizer: Any) -> None:
+        """Look at the optimizer, and at those that it wraps: it may have put state into them without their methods."""
+        self._look_at(optimizer)
+        for reference in self._inner:
+            inner = reference()
+            follower = _followers.get(inner) if inner is not None else None
+            if follower is not None and follower.is_active:
+                follower._look_at(inner)
 
     def _look_at(self, optimizer: Any) -> None:
         """Move the state that is not in place. During a capture nothing is moved: a later step does it."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine.optimizers import find_optimizers
 from torch_memory_saver._engine.saved_tensors import find_saved_storages
 from torch_memory_saver._engine.tensors import storages_of
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, pool_of
@@ -53,13 +54,16 @@ class _Named(NamedTuple):
 
 
 def flat(torch: Any, what: Any) -> list[Any]:
-    """Return the tensors, modules and optimizers among `what` and in its iterables.
+    """Return the tensors and modules among `what` and in its iterables, and the optimizers that hold state (optimizers.py).
 
     Raises:
-        InvalidArgumentError: An object is none of these.
+        InvalidArgumentError: An object is none of these, or an optimizer is wrapped in an unknown way.
     """
-    if isinstance(what, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)):
+    if isinstance(what, (torch.Tensor, torch.nn.Module)):
         return [what]
+    optimizers = [] if isinstance(what, (list, tuple, dict)) else find_optimizers(torch, what)
+    if optimizers:
+        return optimizers
     if isinstance(what, Iterable) and not isinstance(what, (str, bytes)):
         return [each for part in what for each in flat(torch, part)]
     raise InvalidArgumentError(
@@ -88,7 +92,7 @@ def find_movable(torch: Any, objects: Iterable[Any]) -> list[Movable]:
 def _tensors_of(torch: Any, given: Any) -> list[_Named]:
     """Return the tensors on CUDA devices that an object stands for, with their names."""
     if isinstance(given, torch.Tensor):
-        name = f"a tensor of shape {tuple(given.shape)}"
+        name = _name_of(torch, given)
         if not given.is_cuda:
             raise _refusal(name, f"is on device {given.device}", "move it to a CUDA device first")
         return [_Named(name, given)]
@@ -108,6 +112,13 @@ def _tensors_of(torch: Any, given: Any) -> list[_Named]:
         where = every[0].tensor.device
         raise _refusal(f"every tensor of {kind}", f"is on device {where}", "move the module to a CUDA device first")
     return on_device
+
+
+def _name_of(torch: Any, tensor: Any) -> str:
+    """Return a name for messages. A strided nested tensor has no shape: its parts differ, and it refuses the question."""
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return f"a nested tensor of {tensor.size(0)} parts"
+    return f"a tensor of shape {tuple(tensor.shape)}"
 
 
 def tensors_in(torch: Any, values: Iterable[Any]) -> list[Any]:
@@ -201,8 +212,8 @@ def _imported_storages() -> set[int]:
     return {reference.cdata for reference in list(cache.values())}
 
 
-def refuse_saved(torch: Any, found: Iterable[Movable]) -> None:
-    """Check that no storage is saved for a backward (saved_tensors.py).
+def refuse_saved(torch: Any, found: Iterable[Movable], objects: Iterable[Any]) -> None:
+    """Check that no storage is saved for a backward (saved_tensors.py). Modules among the objects may hold the result.
 
     Raises:
         InvalidStateError: A storage is saved.
@@ -211,13 +222,29 @@ def refuse_saved(torch: Any, found: Iterable[Movable]) -> None:
     for each in found:
         node = saved.get(each.storage._cdata)
         if node is not None:
+            holder = _holder_of_result(torch, each, objects)
+            what_to_do = (
+                f"attribute {holder} holds the result: delete that attribute. If weight_norm or spectral_norm of "
+                "torch.nn.utils have made it, the next forward makes it again"
+                if holder
+                else "call manage() after that backward(), or delete the result of the forward"
+            )
             raise InvalidStateError(
-                f"manage: {each.name} is saved for a backward ({node}): call manage() after that backward(), or delete the "
-                "result of the forward. Nothing was moved.",
+                f"manage: {each.name} is saved for a backward ({node}): {what_to_do}. Nothing was moved.",
                 operation=_OPERATION,
                 device=each.device,
                 address=each.address,
             )
+
+
+def _holder_of_result(torch: Any, saved: Movable, objects: Iterable[Any]) -> str:
+    """Return the attribute of a module whose tensor has a graph that has saved the storage, or ""."""
+    for given in objects:
+        for path, module in given.named_modules() if isinstance(given, torch.nn.Module) else ():
+            for attribute, value in vars(module).items():
+                if isinstance(value, torch.Tensor) and saved.storage._cdata in find_saved_storages(torch, [value]):
+                    return ".".join(filter(None, (type(given).__name__, path, attribute)))
+    return ""
 
 
 def _refusal(name: str, why: str, what_to_do: str) -> InvalidArgumentError:

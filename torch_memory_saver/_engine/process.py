@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine.managed_modules import ManagedModules
 from torch_memory_saver._engine.pending import PendingResumes
 from torch_memory_saver._engine.preserved import Preserved
 from torch_memory_saver._engine.region import Region
@@ -25,6 +26,7 @@ __all__ = [
     "graph_pools",
     "install_sharing",
     "late_devices",
+    "managed_modules",
     "pending_resumes",
     "pool_store",
     "preserved",
@@ -50,6 +52,7 @@ random_states = RandomStates(ordinary_pools)
 shared_memory = SharedMemory(_ordinary_memory)
 late_devices = LateDevices()
 preserved = Preserved()
+managed_modules = ManagedModules()
 resumed_blocks = ResumedBlocks()
 pending_resumes = PendingResumes()
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch_memory_saver._engine.tensors import storages_of
@@ -29,14 +29,15 @@ _RAW = "_raw_saved_"
 _NODE = "next_functions"
 
 
-def find_saved_storages(torch: Any) -> dict[int, str]:
+def find_saved_storages(torch: Any, results: Iterable[Any] | None = None) -> dict[int, str]:
     """Return the storages that are saved for a backward, each with the name of a node that has saved it.
 
-    A storage is named by the address of its record (``_cdata``).
+    A storage is named by the address of its record (``_cdata``). With `results` only the graphs that have made these tensors
+    are visited.
     """
     saved: dict[int, str] = {}
     names: dict[type, list[str]] = {}
-    for node in _nodes(torch):
+    for node in _nodes(_roots(torch, gc.get_objects() if results is None else results)):
         kind = type(node)
         if kind not in names:
             names[kind] = [name for name in dir(kind) if name.startswith(_RAW)]
@@ -47,10 +48,10 @@ def find_saved_storages(torch: Any) -> dict[int, str]:
     return saved
 
 
-def _nodes(torch: Any) -> Iterator[Any]:
-    """Yield the nodes of all graphs that are found, each once."""
+def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
+    """Yield the nodes of the graphs that these nodes belong to, each once."""
     seen: dict[int, Any] = {}  # with the nodes, whose Python objects would otherwise die and leave their ids to others
-    waiting = [node for node in _roots(torch) if seen.setdefault(id(node), node) is node]
+    waiting = [node for node in roots if seen.setdefault(id(node), node) is node]
     while waiting:
         node = waiting.pop()
         yield node
@@ -60,11 +61,11 @@ def _nodes(torch: Any) -> Iterator[Any]:
                 waiting.append(following)
 
 
-def _roots(torch: Any) -> list[Any]:
-    """Return the nodes that have a Python object, and those that have made a tensor with one."""
+def _roots(torch: Any, objects: Iterable[Any]) -> list[Any]:
+    """Return the nodes among Python objects, and those that have made a tensor among them."""
     kinds: dict[type, bool | None] = {}  # whether objects of a type are tensors or nodes; None: neither
     roots: list[Any] = []
-    for each in gc.get_objects():
+    for each in objects:
         kind = type(each)
         if kind not in kinds:
             kinds[kind] = True if issubclass(kind, torch.Tensor) else False if hasattr(kind, _NODE) else None

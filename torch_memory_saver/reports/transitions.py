@@ -52,11 +52,15 @@ class PauseReport(TransitionReport):
             The memory returns to the driver when those processes drop their tensors. Whole physical handles are counted,
             which neighbouring allocations may share. The number is an estimate from PyTorch's counters: it is too large
             after an importer was killed, and too small after an importer received the same message twice.
+        no_longer_managed_bytes: Bytes of parameters and buffers of modules that ``manage()`` had moved to the tags, and that
+            lie in ordinary memory now, because something has replaced their memory. This pause did not release them. The
+            first such pause logs their names and the call that moves them back.
     """
 
     unchanged_bytes: int = 0
     reusable_bytes: int = 0
     possibly_shared_bytes: int = 0
+    no_longer_managed_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,16 +68,19 @@ class ResumeReport(TransitionReport):
     """The effect that one resume had."""
 
 
-def pause_report(done: _core.Report, reusable_bytes: int, possibly_shared_bytes: int) -> PauseReport:
+def pause_report(
+    done: _core.Report, reusable_bytes: int, possibly_shared_bytes: int, no_longer_managed_bytes: int
+) -> PauseReport:
     """Return the report of a native pause.
 
-    The other arguments are the numbers of PyTorch's default pool and of memory sent to other processes.
+    The other arguments are the numbers of PyTorch's default pool, of memory sent to other processes, and of modules.
     """
     return PauseReport(
         **_common(done),
         unchanged_bytes=done.unchanged_bytes,
         reusable_bytes=reusable_bytes,
         possibly_shared_bytes=possibly_shared_bytes,
+        no_longer_managed_bytes=no_longer_managed_bytes,
     )
 
 

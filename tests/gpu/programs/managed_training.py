@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,11 +26,15 @@ STEPS = 4
 Between = Callable[[int, Any, torch.optim.Optimizer], None]
 
 
-def train(wrap: Callable[[nn.Module], Any], between: Between) -> list[torch.Tensor]:
+def train(
+    wrap: Callable[[nn.Module], Any],
+    between: Between,
+    make: Callable[[Any], torch.optim.Optimizer] = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3),
+) -> list[torch.Tensor]:
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(2)]
     model = wrap(nn.Sequential(*layers, nn.Linear(WIDTH, 7, bias=False)).cuda())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+    optimizer = make(model)
     for step in range(STEPS):
         rows = torch.full((4, WIDTH), 0.25 * (step + 1), device="cuda")
         model(rows).square().sum().backward()
@@ -47,7 +53,8 @@ def _nothing(step: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _cycle() -> None:
-    assert saver.pause("training").bytes > 0
+    report = saver.pause("training")
+    assert (report.bytes > 0, report.no_longer_managed_bytes) == (True, 0)
     other = torch.full((8 << 20,), 0xEE, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     del other
@@ -111,8 +118,36 @@ def fsdp() -> None:
     assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
 
 
+def _wrapped(make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    """An optimizer that keeps another one in its attribute `optim` is managed before it has any state."""
+
+    def look(step: int, model: Any, optimizer: Any) -> None:
+        inner = [each for state in optimizer.optim.state.values() for each in state.values() if each.is_cuda]
+        assert inner
+        assert {saver.tag_of(each) for each in inner} == {"training"}
+        _cycle()
+
+    def managed(model: Any) -> torch.optim.Optimizer:
+        optimizer = make(model)
+        saver.manage(optimizer, tag="training", backup="host")
+        return optimizer
+
+    expected = train(DistributedDataParallel, _nothing, make)
+    actual = train(DistributedDataParallel, look, managed)
+    assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
+
+
+def zero() -> None:
+    _wrapped(lambda model: ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01, eps=1e-3))
+
+
+def local_sgd() -> None:
+    averager = PeriodicModelAverager(period=2)
+    _wrapped(lambda model: PostLocalSGDOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3), averager))
+
+
 dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
 for name in sys.argv[1].split(","):
-    {"ddp": ddp, "fsdp": fsdp}[name]()
+    {"ddp": ddp, "fsdp": fsdp, "zero": zero, "local_sgd": local_sgd}[name]()
     print("ok:", name)
 dist.destroy_process_group()
