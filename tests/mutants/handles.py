@@ -31,6 +31,20 @@ MUTANTS = (
         (_TEST,),
     ),
     Mutant(
+        "memory-that-was-taken-over-keeps-its-old-region",
+        _HANDLES,
+        "    run->tag = successor->tag;\n",
+        "    run->tag = orphan->tag;\n    successor->tag = orphan->tag;\n    successor->backup.kind = orphan->backup.kind;\n",
+        (_TEST,),
+    ),
+    Mutant(
+        "memory-that-was-taken-over-stays-after-its-unmap",
+        _HANDLES,
+        "            orphan->successor = NULL;\n",
+        "",
+        (_TEST,),
+    ),
+    Mutant(
         "addresses-are-freed-under-an-orphan",
         _ORPHANS,
         "const bool keep = saver->orphans > 0;",

@@ -164,16 +164,14 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-/* The copies of memory that the program has taken over are of no use. */
+/* The copies of memory that the program has taken over are of no use. Their segments end with the call. */
 static void commit(tms_transition_t *t) {
     tms_backup_stores_t *stores = &t->saver->stores;
     TMS_FOR_EACH(segment, t) {
-        if (segment->run->leaving) {
+        if (segment->run->leaving)
             tms_backup_commit(&segment->backup, stores);
-        } else {
+        else
             tms_backup_cancel(&segment->backup, stores);
-            tms_backup_discard(&segment->backup, stores, TMS_HOST_RELEASE);
-        }
     }
 }
 

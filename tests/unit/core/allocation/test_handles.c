@@ -27,8 +27,8 @@ static program_t reserve(fixture_t *f) {
     return program;
 }
 
-static uint64_t create(program_t *program, tms_backup_kind_t backup) {
-    const tms_region_settings_t settings = {.managed = true, .tag = "default", .backup = (int32_t)backup};
+static uint64_t create_tagged(program_t *program, const char *tag, tms_backup_kind_t backup) {
+    const tms_region_settings_t settings = {.managed = true, .tag = tag, .backup = (int32_t)backup};
     tms_region_t region;
     tms_error_t error;
     uint64_t number = 0;
@@ -37,6 +37,8 @@ static uint64_t create(program_t *program, tms_backup_kind_t backup) {
     assert_true(tms_handles_is_ours(number));
     return number;
 }
+
+static uint64_t create(program_t *program, tms_backup_kind_t backup) { return create_tagged(program, "default", backup); }
 
 static void map_handle(program_t *program, int piece, uint64_t number) {
     bool busy = true;
@@ -143,7 +145,16 @@ static void unmapped_while_paused(void **state) {
 
 /* ---- while a pause asks what is live: PyTorch's mutex is held by the thread that maps ---- */
 
-typedef enum meanwhile { UNMAP, UNMAP_AND_MAP, MAP_TWICE, GROW, FREE_ADDRESSES, FAIL_TO_MAP } meanwhile_t;
+typedef enum meanwhile {
+    UNMAP,
+    UNMAP_AND_MAP,
+    MAP_TWICE,
+    MAP_AND_UNMAP,
+    MAP_WEIGHTS,
+    GROW,
+    FREE_ADDRESSES,
+    FAIL_TO_MAP
+} meanwhile_t;
 
 typedef struct question {
     program_t *program;
@@ -165,6 +176,16 @@ static int32_t while_asked(void *context, tms_live_t *live) {
     case UNMAP_AND_MAP:
         unmap(program, 1);
         map(program, 1, TMS_BACKUP_PINNED);
+        fill(place(program, 1), PIECE_BYTES, 7);
+        break;
+    case MAP_AND_UNMAP:
+        unmap(program, 1);
+        map(program, 1, TMS_BACKUP_PINNED);
+        unmap(program, 1);
+        break;
+    case MAP_WEIGHTS:
+        unmap(program, 1);
+        map_handle(program, 1, create_tagged(program, "weights", TMS_BACKUP_PINNED));
         fill(place(program, 1), PIECE_BYTES, 7);
         break;
     case GROW:
@@ -257,6 +278,58 @@ static void a_failed_pause_leaves_what_was_taken_over(void **state) {
     assert_filled(place(&program, 0), PIECE_BYTES, 1);
     assert_filled(place(&program, 1), PIECE_BYTES, 7);
     end(&program);
+}
+
+static void memory_that_was_taken_over_is_unmapped_again(void **state) {
+    fixture_t *f = *state;
+    program_t program = reserve(f);
+    tms_report_t report;
+    tms_error_t error;
+    map_all(&program, TMS_BACKUP_PINNED);
+    ASSERT_OK(pause_meanwhile(&program, MAP_AND_UNMAP, &report, &error), error);
+    assert_int_equal(report.bytes, (PIECES - 1) * PIECE_BYTES);
+    assert_int_equal(used(), 0);
+    ASSERT_OK(resume_all(f, &error), error);
+    assert_int_equal(used(), (PIECES - 1) * PIECE_BYTES);
+    end(&program);
+}
+
+static tms_segment_info_t row_of(program_t *program, int piece) {
+    tms_segment_info_t row;
+    assert_int_equal(tms_saver_find(&program->fixture->saver, place(program, piece), &row), TMS_OK);
+    return row;
+}
+
+/* The orphan and the new handle have different tags and backups, whether the pause succeeds or fails. */
+static void what_was_taken_over_belongs_to_the_new_handle(void **state) {
+    fixture_t *f = *state;
+    for (int fails = 0; fails < 2; fails++) {
+        program_t program = reserve(f);
+        tms_report_t report;
+        tms_error_t error;
+        for (int piece = 0; piece < PIECES; piece++) map(&program, piece, piece == 3 ? TMS_BACKUP_PINNED : TMS_BACKUP_NONE);
+        fill(place(&program, 3), PIECE_BYTES, 4);
+        const uint64_t before = used();
+        if (fails) simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
+        tms_status_t status = pause_meanwhile(&program, MAP_WEIGHTS, &report, &error);
+        assert_int_equal(status == TMS_OK, !fails);
+        const tms_segment_info_t row = row_of(&program, 1);
+        assert_string_equal(row.tag, "weights");
+        assert_int_equal(row.backup, TMS_BACKUP_PINNED);
+        assert_int_equal(row.state, TMS_SEGMENT_ACTIVE);
+        ASSERT_OK(pause_with_report(f, "default", &report, &error), error);
+        assert_int_equal(report.bytes, fails ? (PIECES - 1) * PIECE_BYTES : 0);
+        assert_int_equal(used(), before - (PIECES - 1) * PIECE_BYTES);
+        ASSERT_OK(pause_with_report(f, "weights", &report, &error), error);
+        assert_int_equal(report.bytes, PIECE_BYTES);
+        assert_int_equal(report.copied_bytes, PIECE_BYTES);
+        ASSERT_OK(resume_all(f, &error), error);
+        assert_int_equal(used(), before);
+        assert_filled(place(&program, 1), PIECE_BYTES, 7);
+        assert_filled(place(&program, 3), PIECE_BYTES, 4);
+        end(&program);
+        assert_int_equal(used(), 0);
+    }
 }
 
 static void a_segment_grows_meanwhile(void **state) {
@@ -569,6 +642,8 @@ int main(void) {
         TEST(a_map_takes_the_memory_over),
         TEST(a_map_takes_the_memory_over_twice),
         TEST(a_failed_pause_leaves_what_was_taken_over),
+        TEST(memory_that_was_taken_over_is_unmapped_again),
+        TEST(what_was_taken_over_belongs_to_the_new_handle),
         TEST(a_segment_grows_meanwhile),
         TEST(a_map_that_fails_beside_an_orphan_is_tried_again),
         TEST(addresses_are_freed_at_the_end),
