@@ -10,8 +10,10 @@ _FINGERPRINTS = "csrc/backup/fingerprints.c"
 _PASS = "csrc/backup/pass.c"
 _STORES = "csrc/backup/stores.c"
 _HOST = "csrc/backup/host/operations.c"
+_VERIFYING = "csrc/core/transition/verifying.c"
 _PAUSE = "csrc/core/transition/pause.c"
 _TEST = "tests/unit/core/transition/test_changes.c"
+_TEST_DISK = "tests/unit/core/transition/test_disk_changes.c"
 _TEST_KERNEL = "tests/unit/tools/test_fingerprint_kernel.py"
 
 MUTANTS = (
@@ -84,6 +86,27 @@ MUTANTS = (
         "    if (status == TMS_OK) memset(results_of(kernel), 0, kernel->pieces * sizeof(tms_fingerprint_t));\n",
         "",
         (_TEST,),
+    ),
+    Mutant(
+        "what-is-copied-for-the-check-counts-as-progress",
+        "csrc/core/transition/saving.c",
+        "tms_saving_copy_counted(t, device, NULL, wait, error)",
+        "tms_saving_copy_counted(t, device, &t->done.copied_bytes, wait, error)",
+        (_TEST, _TEST_DISK),
+    ),
+    Mutant(
+        "a-damaged-file-fails-each-verified-pause",
+        _VERIFYING,
+        "if (status == TMS_BACKUP_IO) {",
+        "if (status == TMS_OK && differs && !damaged) {",
+        (_TEST_DISK,),
+    ),
+    Mutant(
+        "only-the-changed-part-of-a-damaged-file-is-written-again",
+        _VERIFYING,
+        "    tms_backup_copy_all(backup);\n",
+        "",
+        (_TEST_DISK,),
     ),
     Mutant(
         "the-module-of-a-context-that-was-reset-is-used",

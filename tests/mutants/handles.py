@@ -8,7 +8,6 @@ __all__ = ["MUTANTS"]
 
 _HANDLES = "csrc/core/allocation/handles.c"
 _ORPHANS = "csrc/core/allocation/orphans.c"
-_PAUSE = "csrc/core/transition/pause.c"
 _HOOKS = "csrc/preload/handle_hooks.c"
 _TEST = "tests/unit/core/allocation/test_handles.c"
 _HOOK_TEST = "tests/unit/preload/test_handles.py::test_memory_that_pytorch_maps_itself"
@@ -17,10 +16,10 @@ _CUT_TEST = "tests/unit/python/torch/test_expandable.py"
 
 MUTANTS = (
     Mutant(
-        "a-pause-releases-what-was-taken-over",
-        _PAUSE,
-        "segment->run->leaving = !segment->run->kept;",
-        "segment->run->leaving = true;",
+        "memory-that-was-taken-over-is-freed-at-the-end",
+        _HANDLES,
+        "    if (!successor) return;\n",
+        "    if (!successor || !successor->run) return;\n",
         (_TEST,),
     ),
     Mutant(
@@ -34,7 +33,7 @@ MUTANTS = (
         "memory-that-was-taken-over-keeps-its-old-region",
         _HANDLES,
         "    run->tag = successor->tag;\n",
-        "    run->tag = orphan->tag;\n    successor->tag = orphan->tag;\n    successor->backup.kind = orphan->backup.kind;\n",
+        "    run->tag = successor->tag = orphan->tag;\n    successor->backup.kind = orphan->backup.kind;\n",
         (_TEST,),
     ),
     Mutant(

@@ -46,3 +46,32 @@ void pause_live(fixture_t *f, knowledge_t *known, uint64_t copied, uint64_t unch
     assert_int_equal(report.copied_bytes, copied);
     assert_int_equal(report.unchanged_bytes, unchanged);
 }
+
+void note_progress(void *context, uint64_t done, uint64_t total) {
+    progress_t *progress = context;
+    progress->wrong |= done > total || done < progress->done;
+    progress->done = done;
+    progress->total = total;
+    progress->calls++;
+}
+
+static void assert_complete(const progress_t *progress, uint64_t copied) {
+    assert_false(progress->wrong);
+    assert_int_equal(progress->calls > 0, copied > 0);
+    assert_int_equal(progress->done, copied);
+    assert_int_equal(progress->total, copied);
+}
+
+void cycle_with_progress(fixture_t *f, uint64_t copied, uint64_t unchanged) {
+    progress_t pausing = {0}, resuming = {0};
+    const tms_selection_t pause = {.on_progress = note_progress, .on_progress_context = &pausing};
+    const tms_selection_t resume = {.on_progress = note_progress, .on_progress_context = &resuming};
+    tms_report_t report;
+    tms_error_t error;
+    ASSERT_OK(pause_selected_with_report(f, &pause, &report, &error), error);
+    assert_int_equal(report.copied_bytes, copied);
+    assert_int_equal(report.unchanged_bytes, unchanged);
+    assert_complete(&pausing, copied);
+    ASSERT_OK(resume_selected(f, &resume, &error), error);
+    assert_complete(&resuming, copied + unchanged);
+}

@@ -502,6 +502,22 @@ static void a_verified_pause_of_live_bytes_compares_those(void **state) {
     assert_non_null(strstr(error.message, "another byte 2097153 than the device"));
 }
 
+/* Verification copies everything once more, which is no progress of the pause. */
+static void progress_counts_what_is_saved(void **state) {
+    fixture_t *f = *state;
+    const uint64_t odd = 3 * CHUNK + 777;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    (void)allocate_filled(f, "b", TMS_BACKUP_MMAP, odd, 2);
+    for (int verified = 0; verified < 2; verified++) {
+        f->config.verify_backups = verified;
+        cycle_with_progress(f, verified ? 0 : BYTES + odd, verified ? BYTES + odd : 0);
+        cycle_with_progress(f, 0, BYTES + odd);
+        add_one(address + CHUNK);
+        cycle_with_progress(f, CHUNK, BYTES - CHUNK + odd);
+    }
+}
+
 /* ---- everything at random ---- */
 
 /* Writes of random sizes at random places between pauses, some of which fail, and live sets that change now and then. */
@@ -574,6 +590,7 @@ int main(void) {
         ONE(a_pause_cancelled_while_the_kernel_runs_changes_nothing),
         ONE(a_verified_pause_fails_if_it_left_a_changed_byte_out),
         ONE(a_verified_pause_of_live_bytes_compares_those),
+        ONE(progress_counts_what_is_saved),
         ONE(every_byte_comes_back_after_random_writes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

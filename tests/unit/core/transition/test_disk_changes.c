@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "captured_stderr.h"
 #include "temporary.h"
 
 static char directory[TEMPORARY_BYTES];
@@ -212,6 +213,64 @@ static void a_verified_pause_reads_the_file(void **state) {
     assert_filled(address, BYTES, 1);
 }
 
+static void progress_counts_what_is_written(void **state) {
+    fixture_t *f = *state;
+    const uint64_t odd = 3 * CHUNK + 777;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, odd, 1);
+    for (int verified = 0; verified < 2; verified++) {
+        f->config.verify_backups = verified;
+        cycle_with_progress(f, verified ? 0 : odd, verified ? odd : 0);
+        add_one(address + odd - 1);
+        cycle_with_progress(f, 777, odd - 777);
+    }
+}
+
+/* Other files are left as they are, and the pause after writes only what has changed. */
+static void a_verified_pause_writes_a_damaged_file_again(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    f->config.verify_backups = true;
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    uint64_t other = allocate_filled(f, "b", TMS_BACKUP_PINNED, BYTES, 2);
+    cycle_copying(f, BYTES, BYTES);
+    char text[4096];
+    captured_stderr_t captured = capture_begin();
+    for (int time = 0; time < 3; time++) {
+        damage(f, 2 * CHUNK + 9);
+        if (time == 1) add_one(address + 5 * CHUNK);
+        cycle_with_progress(f, BYTES, BYTES);
+    }
+    capture_end(captured, text, sizeof text);
+    assert_non_null(strstr(text, "warning: pause: a backup file could not be"));
+    assert_non_null(strstr(text, only_file(f)->path));
+    assert_non_null(strstr(text, "so this pause writes them to the file again"));
+    assert_null(strstr(strstr(text, "writes them") + 1, "writes them"));
+    cycle_copying(f, 0, 2 * BYTES);
+    subtract_one(address + 5 * CHUNK);
+    cycle_copying(f, CHUNK, 2 * BYTES - CHUNK);
+    assert_filled(address, BYTES, 1);
+    assert_filled(other, BYTES, 2);
+}
+
+/* The disk fails while the damaged file is written again: nothing was released, and the next pause writes all of it. */
+static void a_damaged_file_that_cannot_be_written_again_fails_the_pause(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    retain(f);
+    f->config.verify_backups = true;
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    damage(f, 2 * CHUNK + 9);
+    simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    assert_filled(address, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    assert_filled(address, BYTES, 1);
+}
+
 #define ONE(test) cmocka_unit_test_setup_teardown(test, setup, end)
 
 int main(void) {
@@ -225,6 +284,9 @@ int main(void) {
         ONE(a_resume_that_does_not_retain_leaves_space_without_contents),
         ONE(a_file_of_one_pause_goes_with_the_next_one_elsewhere),
         ONE(a_verified_pause_reads_the_file),
+        ONE(progress_counts_what_is_written),
+        ONE(a_verified_pause_writes_a_damaged_file_again),
+        ONE(a_damaged_file_that_cannot_be_written_again_fails_the_pause),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
