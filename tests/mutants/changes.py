@@ -88,6 +88,20 @@ MUTANTS = (
         (_TEST,),
     ),
     Mutant(
+        "results-that-the-kernel-has-not-written-are-compared",
+        _PASS,
+        "    if (!are_written(results, count)) {",
+        "    if (count == 0 && !are_written(results, count)) {",
+        (_TEST,),
+    ),
+    Mutant(
+        "the-kernel-s-buffer-must-be-one-pinned-block",
+        "csrc/simulator/runtime/modules.c",
+        "        address = host->address + host->bytes;\n",
+        "        if (end > host->address + host->bytes) return false;\n        address = end;\n",
+        ("tests/unit/simulator/test_fingerprint.c",),
+    ),
+    Mutant(
         "what-is-copied-for-the-check-counts-as-progress",
         "csrc/core/transition/saving.c",
         "tms_saving_copy_counted(t, device, NULL, wait, error)",

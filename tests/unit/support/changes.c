@@ -1,5 +1,7 @@
 #include "changes.h"
 
+#include <string.h>
+
 void retain(fixture_t *f) { atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN); }
 
 uint64_t allocate_filled(fixture_t *f, const char *tag, tms_backup_kind_t backup, uint64_t bytes, uint32_t seed) {
@@ -75,3 +77,24 @@ void cycle_with_progress(fixture_t *f, uint64_t copied, uint64_t unchanged) {
     ASSERT_OK(resume_selected(f, &resume, &error), error);
     assert_complete(&resuming, copied + unchanged);
 }
+
+static CUresult write_equal(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                            unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                            CUstream stream, void **parameters, void **extra) {
+    (void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
+    (void)shared_bytes, (void)stream, (void)extra;
+    void *const results = (void *)(uintptr_t)*(const CUdeviceptr *)parameters[2];
+    memset(results, 1, *(const uint32_t *)parameters[1] * sizeof(tms_fingerprint_t));
+    return CUDA_SUCCESS;
+}
+
+static CUresult write_nothing(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                              unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                              CUstream stream, void **parameters, void **extra) {
+    (void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
+    (void)shared_bytes, (void)stream, (void)parameters, (void)extra;
+    return CUDA_SUCCESS;
+}
+
+void launch_equal(fixture_t *f) { writable(f)->cuLaunchKernel = write_equal; }
+void launch_nothing(fixture_t *f) { writable(f)->cuLaunchKernel = write_nothing; }

@@ -24,6 +24,9 @@ typedef struct progress {
     bool wrong;
 } progress_t;
 void note_progress(void *context, uint64_t done, uint64_t total);
+/* Replaces the kernel by one that gives all contents the same fingerprint, and by one that writes no fingerprint. */
+void launch_equal(fixture_t *f);
+void launch_nothing(fixture_t *f);
 /* Pauses and resumes everything. Asserts what was copied, and that the progress of both calls is right at any time and
  * complete at the end. */
 void cycle_with_progress(fixture_t *f, uint64_t copied, uint64_t unchanged);

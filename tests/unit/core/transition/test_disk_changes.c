@@ -187,21 +187,12 @@ static void a_file_of_one_pause_goes_with_the_next_one_elsewhere(void **state) {
     assert_filled(address, BYTES, 1);
 }
 
-/* A kernel that does nothing: all fingerprints are equal. */
-static CUresult launch_nothing(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                               unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
-                               CUstream stream, void **parameters, void **extra) {
-    (void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
-    (void)shared_bytes, (void)stream, (void)parameters, (void)extra;
-    return CUDA_SUCCESS;
-}
-
 static void a_verified_pause_reads_the_file(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     retain(f);
     f->config.verify_backups = true;
-    writable(f)->cuLaunchKernel = launch_nothing;
+    launch_equal(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
     cycle_copying(f, BYTES, 0);
     cycle_copying(f, 0, BYTES);
