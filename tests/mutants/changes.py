@@ -14,6 +14,7 @@ _VERIFYING = "csrc/core/transition/verifying.c"
 _PAUSE = "csrc/core/transition/pause.c"
 _TEST = "tests/unit/core/transition/test_changes.c"
 _TEST_DISK = "tests/unit/core/transition/test_disk_changes.c"
+_TEST_FINGERPRINTS = "tests/unit/backup/test_fingerprints.c"
 _TEST_KERNEL = "tests/unit/tools/test_fingerprint_kernel.py"
 
 MUTANTS = (
@@ -86,6 +87,41 @@ MUTANTS = (
         "    if (status == TMS_OK) memset(results_of(kernel), 0, kernel->pieces * sizeof(tms_fingerprint_t));\n",
         "",
         (_TEST,),
+    ),
+    Mutant(
+        "the-head-of-an-unaligned-range-is-not-hashed",
+        _PASS,
+        "const uint64_t begin = (part->address + piece.offset) / vector * vector;",
+        "const uint64_t begin = (part->address + piece.offset + vector - 1) / vector * vector;",
+        (_TEST,),
+    ),
+    Mutant(
+        "a-later-device-hides-a-failed-pass",
+        _PASS,
+        "        if (first == TMS_OK) first = status;\n        tms_host_buffer_drop",
+        "        first = status;\n        tms_host_buffer_drop",
+        (_TEST,),
+    ),
+    Mutant(
+        "only-the-first-part-is-verified",
+        _STORES,
+        "!*differs && done < extents[i].bytes; done += part)",
+        "!*differs && done < extents[i].bytes && done < PART_BYTES; done += part)",
+        (_TEST,),
+    ),
+    Mutant(
+        "the-pieces-of-an-unaligned-range-are-miscounted",
+        _FINGERPRINTS,
+        "const uint64_t bytes = extents[i].offset % TMS_FINGERPRINT_VECTOR_BYTES + extents[i].bytes;",
+        "const uint64_t bytes = extents[i].bytes;",
+        (_TEST_FINGERPRINTS,),
+    ),
+    Mutant(
+        "a-removed-file-still-counts-as-saved",
+        "csrc/backup/disk/operations.c",
+        "    if (backup->held.kind == TMS_BACKUP_DISK) backup->saved = false;\n    drop(store",
+        "    drop(store",
+        (_TEST_DISK,),
     ),
     Mutant(
         "results-that-the-kernel-has-not-written-are-compared",

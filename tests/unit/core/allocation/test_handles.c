@@ -27,18 +27,18 @@ static program_t reserve(fixture_t *f) {
     return program;
 }
 
-static uint64_t create_tagged(program_t *program, const char *tag, tms_backup_kind_t backup) {
+static uint64_t create_on(program_t *program, int device, const char *tag, tms_backup_kind_t backup) {
     const tms_region_settings_t settings = {.managed = true, .tag = tag, .backup = (int32_t)backup};
     tms_region_t region;
     tms_error_t error;
     uint64_t number = 0;
     ASSERT_OK(tms_region_from_settings(&program->fixture->regions, &settings, &region, &error), error);
-    ASSERT_OK(tms_handles_create(&program->fixture->saver, &region, PIECE_BYTES, 0, &number, &error), error);
+    ASSERT_OK(tms_handles_create(&program->fixture->saver, &region, PIECE_BYTES, device, &number, &error), error);
     assert_true(tms_handles_is_ours(number));
     return number;
 }
 
-static uint64_t create(program_t *program, tms_backup_kind_t backup) { return create_tagged(program, "default", backup); }
+static uint64_t create(program_t *program, tms_backup_kind_t backup) { return create_on(program, 0, "default", backup); }
 
 static void map_handle(program_t *program, int piece, uint64_t number) {
     bool busy = true;
@@ -151,6 +151,7 @@ typedef enum meanwhile {
     MAP_TWICE,
     MAP_AND_UNMAP,
     MAP_WEIGHTS,
+    MAP_ANOTHER_DEVICES,
     GROW,
     FREE_ADDRESSES,
     FAIL_TO_MAP
@@ -185,9 +186,17 @@ static int32_t while_asked(void *context, tms_live_t *live) {
         break;
     case MAP_WEIGHTS:
         unmap(program, 1);
-        map_handle(program, 1, create_tagged(program, "weights", TMS_BACKUP_PINNED));
+        map_handle(program, 1, create_on(program, 0, "weights", TMS_BACKUP_PINNED));
         fill(place(program, 1), PIECE_BYTES, 7);
         break;
+    case MAP_ANOTHER_DEVICES: {
+        tms_error_t error;
+        unmap(program, 1);
+        program->handles[1] = create_on(program, 1, "default", TMS_BACKUP_PINNED);
+        (void)tms_handles_map(&program->fixture->saver, place(program, 1), PIECE_BYTES, program->handles[1], &question->busy,
+                              &error);
+        break;
+    }
     case GROW:
         map(program, 3, TMS_BACKUP_PINNED);
         fill(place(program, 3), PIECE_BYTES, 8);
@@ -215,7 +224,7 @@ static tms_status_t pause_meanwhile(program_t *program, meanwhile_t meanwhile, t
     const tms_selection_t selection = {.find_live = while_asked, .live_context = &question};
     tms_status_t status = pause_selected_with_report(program->fixture, &selection, report, error);
     assert_true(question.asked);
-    assert_int_equal(question.busy, meanwhile == FAIL_TO_MAP);
+    assert_int_equal(question.busy, meanwhile == FAIL_TO_MAP || meanwhile == MAP_ANOTHER_DEVICES);
     return status;
 }
 
@@ -332,6 +341,66 @@ static void what_was_taken_over_belongs_to_the_new_handle(void **state) {
     }
 }
 
+static void memory_of_another_device_is_not_taken_over(void **state) {
+    fixture_t *f = *state;
+    program_t program = reserve(f);
+    tms_report_t report;
+    tms_error_t error;
+    tms_sim_usage_t usage;
+    map_all(&program, TMS_BACKUP_PINNED);
+    ASSERT_OK(pause_meanwhile(&program, MAP_ANOTHER_DEVICES, &report, &error), error);
+    map_handle(&program, 1, program.handles[1]); /* now that the orphan is gone */
+    assert_int_equal(used(), 0);
+    simulator()->usage(1, &usage);
+    assert_int_equal(usage.physical_bytes, PIECE_BYTES);
+    fill(place(&program, 1), PIECE_BYTES, 7);
+    ASSERT_OK(pause_all(f, &error), error);
+    ASSERT_OK(resume_all(f, &error), error);
+    assert_filled(place(&program, 1), PIECE_BYTES, 7);
+    end(&program);
+}
+
+static struct {
+    program_t *program;
+    CUresult (*unmap)(CUdeviceptr address, size_t bytes);
+    bool tried, busy;
+} releasing;
+
+/* The pause releases another piece first. */
+static CUresult map_during_the_release(CUdeviceptr address, size_t bytes) {
+    program_t *program = releasing.program;
+    if (!releasing.tried) {
+        const int piece = address == place(program, 1) ? 2 : 1;
+        tms_error_t error;
+        releasing.tried = true;
+        unmap(program, piece);
+        program->handles[piece] = create(program, TMS_BACKUP_PINNED);
+        (void)tms_handles_map(&program->fixture->saver, place(program, piece), PIECE_BYTES, program->handles[piece],
+                              &releasing.busy, &error);
+        assert_true(releasing.busy); /* else the pause would release memory that the program uses */
+    }
+    return releasing.unmap(address, bytes);
+}
+
+static void memory_that_a_pause_releases_is_not_taken_over(void **state) {
+    fixture_t *f = *state;
+    program_t program = reserve(f);
+    tms_report_t report;
+    tms_error_t error;
+    map_all(&program, TMS_BACKUP_PINNED);
+    releasing = (__typeof__(releasing)){.program = &program, .unmap = f->cuda->cuMemUnmap};
+    writable(f)->cuMemUnmap = map_during_the_release;
+    ASSERT_OK(pause_with_report(f, ALL_TAGS, &report, &error), error);
+    assert_true(releasing.tried);
+    assert_int_equal(report.bytes, PIECES * PIECE_BYTES);
+    writable(f)->cuMemUnmap = releasing.unmap;
+    map_handle(&program, 1, program.handles[1]);
+    assert_int_equal(used(), PIECE_BYTES);
+    ASSERT_OK(resume_all(f, &error), error);
+    for (int piece = 2; piece < PIECES; piece++) assert_filled(place(&program, piece), PIECE_BYTES, (uint32_t)piece + 1);
+    end(&program);
+}
+
 static void a_segment_grows_meanwhile(void **state) {
     fixture_t *f = *state;
     program_t program = reserve(f);
@@ -415,6 +484,49 @@ static void a_map_is_busy_while_a_resume_fills_the_memory(void **state) {
     assert_filled(place(&program, 0), PIECE_BYTES, 1);
     assert_filled(place(&program, 1), PIECE_BYTES, 5);
     end(&program);
+}
+
+/* ---- devices ---- */
+
+static struct {
+    fixture_t *fixture;
+    CUresult (*map)(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                    unsigned long long flags);
+    bool looks; /* another thread looks for devices then */
+} coming;
+
+static CUresult use_second_device(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                                  unsigned long long flags) {
+    fixture_t *f = coming.fixture;
+    const tms_error_context_t context = {.operation = "test", .device = 1};
+    tms_error_t error;
+    ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
+    tms_devices_leave(&f->devices, 1);
+    if (coming.looks) ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
+    return coming.map(address, bytes, offset, handle, flags);
+}
+
+static void a_device_that_comes_into_use_during_a_map_gets_access(void **state) {
+    for (int looks = 0; looks < 2; looks++) {
+        fixture_t f;
+        fixture_begin(&f, 2);
+        const tms_error_context_t context = {.operation = "test", .device = 0};
+        tms_error_t error;
+        ASSERT_OK(tms_devices_load(&f.devices, &f.cuda, &f.topology, &context, &error), error);
+        ASSERT_OK(tms_devices_enter(&f.devices, 0, &context, &error), error);
+        program_t program = reserve(&f);
+        const uint64_t number = create(&program, TMS_BACKUP_NONE);
+        coming = (__typeof__(coming)){.fixture = &f, .map = f.cuda->cuMemMap, .looks = looks};
+        writable(&f)->cuMemMap = use_second_device;
+        map_handle(&program, 0, number);
+        writable(&f)->cuMemMap = coming.map;
+        const tms_segment_t *segment = tms_segment_of(tms_registry_find(&f.saver.registry, program.base));
+        assert_int_equal(tms_segment_accessible(segment), 3);
+        end(&program);
+        tms_devices_leave(&f.devices, 0);
+        fixture_end(&f, 2);
+    }
+    (void)state;
 }
 
 /* ---- handles ---- */
@@ -644,6 +756,9 @@ int main(void) {
         TEST(a_failed_pause_leaves_what_was_taken_over),
         TEST(memory_that_was_taken_over_is_unmapped_again),
         TEST(what_was_taken_over_belongs_to_the_new_handle),
+        cmocka_unit_test_setup_teardown(memory_of_another_device_is_not_taken_over, setup_two_devices, teardown),
+        TEST(memory_that_a_pause_releases_is_not_taken_over),
+        cmocka_unit_test(a_device_that_comes_into_use_during_a_map_gets_access),
         TEST(a_segment_grows_meanwhile),
         TEST(a_map_that_fails_beside_an_orphan_is_tried_again),
         TEST(addresses_are_freed_at_the_end),

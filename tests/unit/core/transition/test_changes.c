@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include "changes.h"
+
+#include "backup/pass.h"
 #include "temporary.h"
 
 static uint64_t copies(void) { return simulator()->calls("cuMemcpyDtoHAsync") + simulator()->calls("cuMemcpyBatchAsync"); }
@@ -239,6 +241,29 @@ static void a_live_range_may_begin_and_end_anywhere(void **state) {
     }
 }
 
+/* The bytes before the first whole vector of the range, and after the last one. */
+static void the_ends_of_an_unaligned_range_are_compared(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    const uint64_t begin = address + 3, end = address + 4 * CHUNK + 5, places[] = {begin, begin + 12, end - 1};
+    knowledge_t known = {.addresses = {address}, .ranges = {{begin, end}}, .count = 1};
+    pause_live(f, &known, end - begin, 0);
+    resume(f);
+    pause_live(f, &known, CHUNK + 2, 3 * CHUNK); /* the kernel reads whole vectors, and the free bytes there are lost */
+    resume(f);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        const uint64_t copied = places[i] == end - 1 ? 5 : CHUNK - 3;
+        add_one(places[i]);
+        pause_live(f, &known, copied, end - begin - copied);
+        resume(f);
+        subtract_one(places[i]);
+        assert_filled_part(address, 3, end - begin, 1);
+        pause_live(f, &known, copied, end - begin - copied);
+        resume(f);
+    }
+}
+
 static void another_live_set_copies_all_of_its_segment_only(void **state) {
     fixture_t *f = *state;
     retain(f);
@@ -417,6 +442,34 @@ static int32_t tell_nothing(void *context, tms_live_t *live) {
     return 1;
 }
 
+/* The second device gets its fingerprints, but the kernel of the first may still be running. */
+static void a_device_that_can_be_waited_for_does_not_hide_another(void **state) {
+    fixture_t *f = *state;
+    enum { DEVICES = 2 };
+    tms_error_t error;
+    tms_wait_t wait;
+    uint64_t address[DEVICES];
+    tms_backup_t backups[DEVICES] = {{.saved = false}};
+    const tms_backup_content_t content = {.kind = TMS_BACKUP_PINNED, .bytes = BYTES};
+    tms_pass_t pass = {.stores = &f->saver.stores, .wait = &wait, .operation = "test"};
+    tms_wait_begin(&wait, NULL, NULL, 0);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    for (int device = 0; device < DEVICES; device++) {
+        address[device] = allocate_on(f, device, "a", TMS_BACKUP_PINNED, BYTES);
+        tms_pass_add(&pass, &backups[device], &content, address[device], device);
+    }
+    tms_pass_start(&pass);
+    simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(tms_pass_finish(&pass, &error), TMS_DRIVER);
+    assert_int_equal(error.device, 0);
+    assert_string_equal(error.call, "cuStreamSynchronize");
+    for (int device = 0; device < DEVICES; device++) {
+        assert_int_equal(backups[device].fingerprints.fresh != NULL, device == 1);
+        tms_fingerprints_forget(&backups[device].fingerprints);
+        ASSERT_OK(tms_saver_free(&f->saver, address[device], &error), error);
+    }
+}
+
 static void a_pause_cancelled_while_the_kernel_runs_changes_nothing(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -493,6 +546,31 @@ static void a_verified_pause_of_live_bytes_compares_those(void **state) {
     add_one(address + 4 * CHUNK + 1);
     assert_int_equal(pause_selected(f, &selection, &error), TMS_INVALID_STATE);
     assert_non_null(strstr(error.message, "another byte 2097153 than the device"));
+}
+
+/* It compares in parts of 8 MiB. */
+static void a_verified_pause_compares_to_the_end(void **state) {
+    static const tms_backup_kind_t kinds[] = {TMS_BACKUP_PINNED, TMS_BACKUP_DISK};
+    fixture_t *f = *state;
+    const uint64_t bytes = 16 * MIB + CHUNK, places[] = {8 * MIB, bytes - 1};
+    char directory[TEMPORARY_BYTES];
+    tms_error_t error;
+    retain(f);
+    assert_non_null(make_temporary_directory(directory, "changes"));
+    ASSERT_OK(tms_disk_set_directory(&f->saver.stores.disk, directory, &error), error);
+    f->config.verify_backups = true;
+    launch_equal(f);
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
+        uint64_t address = allocate_filled(f, "a", kinds[kind], bytes, 1);
+        for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+            cycle_copying(f, bytes, 0);
+            add_one(address + places[i]);
+            assert_int_equal(pause_all(f, &error), TMS_INVALID_STATE);
+            assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+        }
+        ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    }
+    assert_int_equal(remove_temporary_directory(directory), 0);
 }
 
 /* Verification copies everything once more, which is no progress of the pause. */
@@ -572,6 +650,7 @@ int main(void) {
         ONE(a_pause_with_another_backup_drops_the_copy_and_its_fingerprints),
         ONE(only_live_bytes_are_compared),
         ONE(a_live_range_may_begin_and_end_anywhere),
+        ONE(the_ends_of_an_unaligned_range_are_compared),
         ONE(another_live_set_copies_all_of_its_segment_only),
         ONE(a_segment_whose_copy_was_handed_out_is_copied_whole),
         ONE(after_a_late_failure_what_was_overwritten_is_copied_whole),
@@ -580,9 +659,11 @@ int main(void) {
         ONE(without_compilation_in_the_driver_everything_is_copied),
         ONE(on_a_full_device_everything_is_copied),
         ONE(a_device_that_cannot_be_waited_for_fails_the_pause),
+        cmocka_unit_test_setup_teardown(a_device_that_can_be_waited_for_does_not_hide_another, setup_two_devices, teardown),
         ONE(a_pause_cancelled_while_the_kernel_runs_changes_nothing),
         ONE(a_verified_pause_fails_if_it_left_a_changed_byte_out),
         ONE(a_verified_pause_of_live_bytes_compares_those),
+        ONE(a_verified_pause_compares_to_the_end),
         ONE(progress_counts_what_is_saved),
         ONE(every_byte_comes_back_after_random_writes),
     };

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "captured_stderr.h"
@@ -152,6 +153,31 @@ static void a_pause_that_fails_after_the_file_was_lost_has_no_contents(void **st
     assert_filled(address, BYTES, 1);
 }
 
+/* Nothing was copied, but the contents of the lost file are gone. */
+static void a_lost_file_that_cannot_be_replaced_has_no_contents(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_segment_info_t row;
+    struct rlimit usual;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    assert_int_equal(tms_saver_find(&f->saver, address, &row), TMS_OK);
+    assert_int_equal(row.backup_bytes, BYTES);
+    assert_int_equal(unlink(only_file(f)->path), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &usual), 0);
+    const struct rlimit small = {.rlim_cur = BYTES / 2, .rlim_max = usual.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    const tms_status_t status = pause_all(f, &error);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &usual), 0);
+    assert_int_equal(status, TMS_BACKUP_IO);
+    assert_null(f->saver.stores.disk.files);
+    assert_int_equal(tms_saver_find(&f->saver, address, &row), TMS_OK);
+    assert_int_equal(row.backup_bytes, 0);
+    cycle_copying(f, BYTES, 0);
+    assert_filled(address, BYTES, 1);
+}
+
 static void a_resume_that_does_not_retain_leaves_space_without_contents(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -272,6 +298,7 @@ int main(void) {
         ONE(after_a_late_failure_the_whole_file_is_written),
         ONE(a_file_that_is_gone_is_made_again),
         ONE(a_pause_that_fails_after_the_file_was_lost_has_no_contents),
+        ONE(a_lost_file_that_cannot_be_replaced_has_no_contents),
         ONE(a_resume_that_does_not_retain_leaves_space_without_contents),
         ONE(a_file_of_one_pause_goes_with_the_next_one_elsewhere),
         ONE(a_verified_pause_reads_the_file),

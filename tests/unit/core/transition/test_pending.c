@@ -308,6 +308,28 @@ static void a_stream_cannot_wait_for_an_incomplete_resume(void **state) {
     destroy_and_leave(f, stream);
 }
 
+/* The devices of an earlier attempt, which has failed, must become ready once more. */
+static void what_a_failed_attempt_made_ready_does_not_count(void **state) {
+    fixture_t *f = *state;
+    const tms_error_context_t context = {.operation = "test", .device = TMS_NO_DEVICE};
+    const tms_selection_t all = {0};
+    const tms_report_t report = {0};
+    tms_pending_t *pending = NULL;
+    tms_error_t error;
+    ASSERT_OK(tms_pending_create(&f->saver, &all, &pending, &context, &error), error);
+    tms_pending_expect(pending, 3);
+    ASSERT_OK(tms_pending_ready(pending, 0, NULL, &context, &error), error);
+    assert_true(tms_pending_may_undo(pending));
+    tms_pending_expect(pending, 3);
+    ASSERT_OK(tms_pending_ready(pending, 1, NULL, &context, &error), error);
+    assert_int_equal(tms_pending_wait_stream(pending, NULL, at_once, NULL, &error), TMS_INTERRUPTED);
+    ASSERT_OK(tms_pending_ready(pending, 0, NULL, &context, &error), error);
+    ASSERT_OK(tms_pending_wait_stream(pending, NULL, at_once, NULL, &error), error);
+    assert_false(tms_pending_may_undo(pending)); /* a stream relies on it */
+    tms_pending_end(pending, TMS_OK, &report, &error);
+    tms_pending_release(pending);
+}
+
 static void set_running(fixture_t *f, bool running) {
     pthread_mutex_lock(&f->saver.lock);
     f->saver.transition_running = running;
@@ -412,6 +434,7 @@ int main(void) {
         ONE(several_streams_wait_for_zeros),
         TWO(a_stream_waits_for_every_device),
         TWO(out_of_memory_is_undone_although_a_stream_is_to_wait),
+        TWO(what_a_failed_attempt_made_ready_does_not_count),
         ONE(a_stream_cannot_wait_for_an_incomplete_resume),
         ONE(a_failed_stream_wait_guarantees_nothing),
         ONE(a_thread_without_a_context_has_a_default_stream),
