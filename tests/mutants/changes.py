@@ -15,6 +15,8 @@ _PAUSE = "csrc/core/transition/pause.c"
 _TEST = "tests/unit/core/transition/test_changes.c"
 _TEST_DISK = "tests/unit/core/transition/test_disk_changes.c"
 _TEST_FINGERPRINTS = "tests/unit/backup/test_fingerprints.c"
+_TEST_VERIFYING = "tests/unit/core/transition/test_verifying.c"
+_TEST_PASS = "tests/unit/backup/test_pass.c"
 _TEST_KERNEL = "tests/unit/tools/test_fingerprint_kernel.py"
 
 MUTANTS = (
@@ -100,14 +102,14 @@ MUTANTS = (
         _PASS,
         "        if (first == TMS_OK) first = status;\n        tms_host_buffer_drop",
         "        first = status;\n        tms_host_buffer_drop",
-        (_TEST,),
+        (_TEST_PASS,),
     ),
     Mutant(
         "only-the-first-part-is-verified",
         _STORES,
         "!*differs && done < extents[i].bytes; done += part)",
         "!*differs && done < extents[i].bytes && done < PART_BYTES; done += part)",
-        (_TEST,),
+        (_TEST_VERIFYING,),
     ),
     Mutant(
         "the-pieces-of-an-unaligned-range-are-miscounted",
@@ -122,6 +124,48 @@ MUTANTS = (
         "    if (backup->held.kind == TMS_BACKUP_DISK) backup->saved = false;\n    drop(store",
         "    drop(store",
         (_TEST_DISK,),
+    ),
+    Mutant(
+        "an-equal-segment-hides-one-that-differs",
+        _VERIFYING,
+        "        if (first == TMS_OK) first = status;\n",
+        "        first = status;\n",
+        (_TEST_VERIFYING,),
+    ),
+    Mutant(
+        "what-was-copied-whole-is-compared",
+        _VERIFYING,
+        "        if (segment->backup.partial && segment->run->leaving)\n            status = compare(",
+        "        if (segment->run->leaving)\n            status = compare(",
+        (_TEST_VERIFYING,),
+    ),
+    Mutant(
+        "only-the-last-failure-of-a-pass-is-described",
+        _PASS,
+        "first == TMS_OK ? error : NULL);\n        if (first",
+        "error);\n        if (first",
+        (_TEST_PASS,),
+    ),
+    Mutant(
+        "a-stream-with-a-running-kernel-is-taken-for-idle",
+        _PASS,
+        "    copier->idle = false;\n",
+        "",
+        (_TEST_PASS,),
+    ),
+    Mutant(
+        "a-kernel-is-launched-for-nothing",
+        _PASS,
+        "if (kernel && kernel->pieces > 0 &&",
+        "if (kernel &&",
+        (_TEST,),
+    ),
+    Mutant(
+        "each-pass-pins-a-buffer",
+        _PASS,
+        "    if (status == TMS_OK) atomic_store(&kernel->buffer->policy, TMS_HOST_POOL);\n",
+        "",
+        (_TEST,),
     ),
     Mutant(
         "results-that-the-kernel-has-not-written-are-compared",
@@ -142,7 +186,7 @@ MUTANTS = (
         "csrc/core/transition/saving.c",
         "tms_saving_copy_counted(t, device, NULL, wait, error)",
         "tms_saving_copy_counted(t, device, &t->done.copied_bytes, wait, error)",
-        (_TEST, _TEST_DISK),
+        (_TEST_VERIFYING, _TEST_DISK),
     ),
     Mutant(
         "a-damaged-file-fails-each-verified-pause",

@@ -373,7 +373,51 @@ _LOG = (
     ),
 )
 
+_PENDING = "csrc/core/transition/pending.c"
+_TEST_PENDING = "tests/unit/core/transition/test_pending.c"
 _WAITS = (
+    Mutant(
+        "a-stream-waits-for-an-earlier-attempt",
+        _PENDING,
+        "        if (!(pending->recorded >> pending->last_copies[i].device & 1)) continue;\n",
+        "",
+        (_TEST_PENDING,),
+    ),
+    Mutant(
+        "a-failure-in-the-background-is-not-logged",
+        _PENDING,
+        "pending->status != TMS_INTERRUPTED && !pending->reported)",
+        "pending->status != TMS_INTERRUPTED && pending->reported)",
+        (_TEST_PENDING,),
+    ),
+    Mutant(
+        "a-forked-child-waits-for-a-resume-of-its-parent",
+        _PENDING,
+        "    if (pending->process != getpid())\n        return tms_error_set(",
+        "    if (pending->process == -1)\n        return tms_error_set(",
+        (_TEST_PENDING,),
+    ),
+    Mutant(
+        "a-forked-child-releases-a-resume-of-its-parent",
+        _PENDING,
+        "if (!pending || pending->process != getpid()) return;",
+        "if (!pending) return;",
+        (_TEST_PENDING,),
+    ),
+    Mutant(
+        "each-attempt-creates-an-event",
+        _PENDING,
+        "    if (*event) return TMS_OK;\n",
+        "",
+        (_TEST_PENDING,),
+    ),
+    Mutant(
+        "the-background-reports-progress",
+        _PENDING,
+        "    pending->selection.on_progress = NULL;\n",
+        "",
+        (_TEST_PENDING,),
+    ),
     Mutant(
         "what-a-failed-attempt-of-a-pending-resume-made-ready-stays",
         "csrc/core/transition/pending.c",

@@ -9,8 +9,6 @@
 #include <unistd.h>
 
 #include "changes.h"
-
-#include "backup/pass.h"
 #include "temporary.h"
 
 static uint64_t copies(void) { return simulator()->calls("cuMemcpyDtoHAsync") + simulator()->calls("cuMemcpyBatchAsync"); }
@@ -442,32 +440,33 @@ static int32_t tell_nothing(void *context, tms_live_t *live) {
     return 1;
 }
 
-/* The second device gets its fingerprints, but the kernel of the first may still be running. */
-static void a_device_that_can_be_waited_for_does_not_hide_another(void **state) {
+static void the_buffer_of_the_kernel_is_used_again(void **state) {
     fixture_t *f = *state;
-    enum { DEVICES = 2 };
-    tms_error_t error;
-    tms_wait_t wait;
-    uint64_t address[DEVICES];
-    tms_backup_t backups[DEVICES] = {{.saved = false}};
-    const tms_backup_content_t content = {.kind = TMS_BACKUP_PINNED, .bytes = BYTES};
-    tms_pass_t pass = {.stores = &f->saver.stores, .wait = &wait, .operation = "test"};
-    tms_wait_begin(&wait, NULL, NULL, 0);
-    tms_log_init(&f->log, TMS_LOG_SILENT);
-    for (int device = 0; device < DEVICES; device++) {
-        address[device] = allocate_on(f, device, "a", TMS_BACKUP_PINNED, BYTES);
-        tms_pass_add(&pass, &backups[device], &content, address[device], device);
+    retain(f);
+    (void)allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    cycle_copying(f, 0, BYTES);
+    simulator()->clear_counts();
+    cycle_copying(f, 0, BYTES);
+    assert_int_equal(simulator()->calls("cuLaunchKernel"), 1);
+    assert_int_equal(simulator()->calls("cuMemHostRegister"), 0);
+}
+
+static void pause_what_has_no_live_byte(fixture_t *f) {
+    knowledge_t known = {.addresses = {tms_segment_address(tms_segment_of(f->saver.registry.first))}, .count = 0};
+    for (int cycle = 0; cycle < 3; cycle++) {
+        pause_live(f, &known, 0, 0);
+        resume(f);
     }
-    tms_pass_start(&pass);
-    simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_pass_finish(&pass, &error), TMS_DRIVER);
-    assert_int_equal(error.device, 0);
-    assert_string_equal(error.call, "cuStreamSynchronize");
-    for (int device = 0; device < DEVICES; device++) {
-        assert_int_equal(backups[device].fingerprints.fresh != NULL, device == 1);
-        tms_fingerprints_forget(&backups[device].fingerprints);
-        ASSERT_OK(tms_saver_free(&f->saver, address[device], &error), error);
-    }
+}
+
+static void contents_without_a_byte_need_no_kernel(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    (void)allocate(f, "a", TMS_BACKUP_PINNED, BYTES);
+    simulator()->clear_counts();
+    assert_string_equal(log_of(pause_what_has_no_live_byte, f), "");
+    assert_int_equal(simulator()->calls("cuMemHostGetDevicePointer"), 0);
 }
 
 static void a_pause_cancelled_while_the_kernel_runs_changes_nothing(void **state) {
@@ -486,8 +485,6 @@ static void a_pause_cancelled_while_the_kernel_runs_changes_nothing(void **state
     assert_nothing_waits(&f->saver);
 }
 
-/* ---- TMS_VERIFY_BACKUPS ---- */
-
 /* The buffer of the results is that of the pass before. */
 static void a_kernel_that_writes_nothing_does_not_hide_a_change(void **state) {
     fixture_t *f = *state;
@@ -502,91 +499,6 @@ static void a_kernel_that_writes_nothing_does_not_hide_a_change(void **state) {
     }
     for (int pass = 0; pass < 3; pass++) subtract_one(address + 3 * CHUNK);
     assert_filled(address, BYTES, 1);
-}
-
-static void a_verified_pause_fails_if_it_left_a_changed_byte_out(void **state) {
-    fixture_t *f = *state;
-    tms_error_t error;
-    retain(f);
-    f->config.verify_backups = true;
-    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
-    uint64_t other = allocate_filled(f, "b", TMS_BACKUP_MMAP, BYTES, 2);
-    launch_equal(f);
-    cycle_copying(f, 2 * BYTES, 0);
-    cycle_copying(f, 0, 2 * BYTES);
-    add_one(other + 5 * CHUNK + 3);
-    assert_int_equal(pause_all(f, &error), TMS_INVALID_STATE);
-    assert_int_equal(error.address, other);
-    assert_non_null(strstr(error.message, "another byte 2621443 than the device"));
-    assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
-    assert_null(view_of(f, other, BYTES).host);
-    cycle_copying(f, BYTES, BYTES);
-    subtract_one(other + 5 * CHUNK + 3);
-    assert_filled(address, BYTES, 1);
-    assert_filled(other, BYTES, 2);
-    assert_nothing_waits(&f->saver);
-}
-
-static void a_verified_pause_of_live_bytes_compares_those(void **state) {
-    fixture_t *f = *state;
-    tms_error_t error;
-    retain(f);
-    f->config.verify_backups = true;
-    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
-    knowledge_t known = {.addresses = {address},
-                         .ranges = {{address + CHUNK, address + 2 * CHUNK}, {address + 4 * CHUNK, address + 5 * CHUNK}},
-                         .count = 2};
-    const tms_selection_t selection = {.find_live = tell, .live_context = &known};
-    launch_equal(f);
-    pause_live(f, &known, 2 * CHUNK, 0);
-    resume(f);
-    fill(address + 2 * CHUNK, CHUNK, 3); /* free */
-    pause_live(f, &known, 0, 2 * CHUNK);
-    resume(f);
-    add_one(address + 4 * CHUNK + 1);
-    assert_int_equal(pause_selected(f, &selection, &error), TMS_INVALID_STATE);
-    assert_non_null(strstr(error.message, "another byte 2097153 than the device"));
-}
-
-/* It compares in parts of 8 MiB. */
-static void a_verified_pause_compares_to_the_end(void **state) {
-    static const tms_backup_kind_t kinds[] = {TMS_BACKUP_PINNED, TMS_BACKUP_DISK};
-    fixture_t *f = *state;
-    const uint64_t bytes = 16 * MIB + CHUNK, places[] = {8 * MIB, bytes - 1};
-    char directory[TEMPORARY_BYTES];
-    tms_error_t error;
-    retain(f);
-    assert_non_null(make_temporary_directory(directory, "changes"));
-    ASSERT_OK(tms_disk_set_directory(&f->saver.stores.disk, directory, &error), error);
-    f->config.verify_backups = true;
-    launch_equal(f);
-    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
-        uint64_t address = allocate_filled(f, "a", kinds[kind], bytes, 1);
-        for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-            cycle_copying(f, bytes, 0);
-            add_one(address + places[i]);
-            assert_int_equal(pause_all(f, &error), TMS_INVALID_STATE);
-            assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
-        }
-        ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
-    }
-    assert_int_equal(remove_temporary_directory(directory), 0);
-}
-
-/* Verification copies everything once more, which is no progress of the pause. */
-static void progress_counts_what_is_saved(void **state) {
-    fixture_t *f = *state;
-    const uint64_t odd = 3 * CHUNK + 777;
-    retain(f);
-    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
-    (void)allocate_filled(f, "b", TMS_BACKUP_MMAP, odd, 2);
-    for (int verified = 0; verified < 2; verified++) {
-        f->config.verify_backups = verified;
-        cycle_with_progress(f, verified ? 0 : BYTES + odd, verified ? BYTES + odd : 0);
-        cycle_with_progress(f, 0, BYTES + odd);
-        add_one(address + CHUNK);
-        cycle_with_progress(f, CHUNK, BYTES - CHUNK + odd);
-    }
 }
 
 /* ---- everything at random ---- */
@@ -659,12 +571,9 @@ int main(void) {
         ONE(without_compilation_in_the_driver_everything_is_copied),
         ONE(on_a_full_device_everything_is_copied),
         ONE(a_device_that_cannot_be_waited_for_fails_the_pause),
-        cmocka_unit_test_setup_teardown(a_device_that_can_be_waited_for_does_not_hide_another, setup_two_devices, teardown),
+        ONE(the_buffer_of_the_kernel_is_used_again),
+        ONE(contents_without_a_byte_need_no_kernel),
         ONE(a_pause_cancelled_while_the_kernel_runs_changes_nothing),
-        ONE(a_verified_pause_fails_if_it_left_a_changed_byte_out),
-        ONE(a_verified_pause_of_live_bytes_compares_those),
-        ONE(a_verified_pause_compares_to_the_end),
-        ONE(progress_counts_what_is_saved),
         ONE(every_byte_comes_back_after_random_writes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
