@@ -107,7 +107,7 @@ static tms_status_t queue_kernel(const tms_pass_t *pass, tms_pass_kernel_t *kern
     tms_status_t status = make_buffer(pass, kernel, device, context, error);
     if (status == TMS_OK) status = tms_copier_hold(copier, kernel->buffer, drop_buffer, context, error);
     if (status == TMS_OK) tms_host_buffer_acquire(kernel->buffer);
-    /* The buffer may hold the results of an earlier pass, which look as if nothing had changed. */
+    /* The buffer may hold the results of an earlier pass. Zeros are results that the kernel has not written. */
     if (status == TMS_OK) memset(results_of(kernel), 0, kernel->pieces * sizeof(tms_fingerprint_t));
     for (size_t i = 0; status == TMS_OK && i < pass->count; i++) {
         if (pass->parts[i].device == device) status = write_pieces(&pass->parts[i], kernel, context, error);
@@ -143,11 +143,26 @@ void tms_pass_start(tms_pass_t *pass) {
 
 /* ---- the end ---- */
 
-/* If memory is short, the backup gets none. */
+static bool are_written(const tms_fingerprint_t *results, uint64_t count) {
+    static const tms_fingerprint_t unwritten = {.words = {0}};
+    for (uint64_t i = 0; i < count; i++) {
+        if (memcmp(&results[i], &unwritten, sizeof unwritten) == 0) return false;
+    }
+    return true;
+}
+
+/* If the kernel has not written all of the results, or memory is short, the backup gets none. */
 static void give_fingerprints(const tms_pass_t *pass, const tms_pass_part_t *part, const tms_pass_kernel_t *kernel) {
-    if (!tms_fingerprints_renew(&part->backup->fingerprints, results_of(kernel) + part->first,
-                                tms_fingerprints_count(part->content)))
+    const tms_error_context_t context = {.operation = pass->operation, .device = part->device, .address = part->address};
+    const tms_fingerprint_t *results = results_of(kernel) + part->first;
+    const uint64_t count = tms_fingerprints_count(part->content);
+    tms_error_t reason;
+    if (!are_written(results, count)) {
+        (void)tms_error_set(&reason, TMS_DRIVER, &context, "the kernel that computes fingerprints ended without a result");
+        log_failure(pass, &reason);
+    } else if (!tms_fingerprints_renew(&part->backup->fingerprints, results, count)) {
         log_lack_of_memory(pass, part->device, "malloc");
+    }
 }
 
 static tms_status_t finish_kernel(const tms_pass_t *pass, tms_pass_kernel_t *kernel, int device, tms_error_t *error) {

@@ -1,7 +1,8 @@
 /* A pass: a kernel on each device that computes the fingerprints of the contents of many segments (fingerprints.h).
  *
  * It reads device memory, and writes to host memory of its own. It is started, other work can be done, and it is finished. A
- * pass that cannot be started is only logged: the backups get no fresh fingerprints, so that everything is copied.
+ * pass that cannot be started is only logged, and so is a kernel that has written nothing: the backups get no fresh
+ * fingerprints, so that everything is copied.
  *
  * Only the call that has the turn makes a pass: on its thread, with no lock held, and while it owns the segments. */
 #ifndef TMS_BACKUP_PASS_H

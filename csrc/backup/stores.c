@@ -191,7 +191,7 @@ tms_status_t tms_backup_load(tms_backup_t *backup, tms_backup_stores_t *stores, 
                                    error);
 }
 
-static void forget_changes(tms_backup_t *backup) {
+void tms_backup_copy_all(tms_backup_t *backup) {
     backup->partial = false;
     tms_backup_content_forget(&backup->changed);
 }
@@ -201,7 +201,7 @@ void tms_backup_cancel(tms_backup_t *backup, tms_backup_stores_t *stores) {
         if (!is_empty(&backup->slots[i])) CALL(&stores->list[i], cancel, stores->list[i].store, backup, &backup->slots[i]);
     }
     tms_backup_content_forget(&backup->planned);
-    forget_changes(backup);
+    tms_backup_copy_all(backup);
     tms_fingerprints_cancel(&backup->fingerprints);
     if (!backup->saved) tms_backup_content_forget(&backup->held);
 }
@@ -210,7 +210,7 @@ void tms_backup_commit(tms_backup_t *backup, tms_backup_stores_t *stores) {
     for (int i = 0; i < stores->count; i++) {
         if (!is_empty(&backup->slots[i])) CALL(&stores->list[i], commit, stores->list[i].store, backup, &backup->slots[i]);
     }
-    forget_changes(backup);
+    tms_backup_copy_all(backup);
     tms_fingerprints_commit(&backup->fingerprints);
     tms_backup_content_forget(&backup->held);
     backup->held = backup->planned;
@@ -245,7 +245,7 @@ void tms_backup_destroy(tms_backup_t *backup, tms_backup_stores_t *stores) {
     }
     tms_backup_content_forget(&backup->planned);
     tms_backup_content_forget(&backup->held);
-    forget_changes(backup);
+    tms_backup_copy_all(backup);
     tms_fingerprints_forget(&backup->fingerprints);
     backup->saved = false;
 }

@@ -84,6 +84,8 @@ tms_status_t tms_backup_save(tms_backup_t *backup, tms_backup_stores_t *stores, 
                              const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_backup_load(tms_backup_t *backup, tms_backup_stores_t *stores, tms_copier_t *copier, CUdeviceptr address,
                              const tms_error_context_t *context, tms_error_t *error);
+/* After plan: the current pause copies all of the planned contents, although the held ones seem to be equal in part. */
+void tms_backup_copy_all(tms_backup_t *backup);
 /* The current pause failed: undoes plan and save. Its batch has ended. */
 void tms_backup_cancel(tms_backup_t *backup, tms_backup_stores_t *stores);
 /* The current pause has succeeded: the planned contents become the held ones. */

@@ -49,7 +49,8 @@ typedef struct tms_config {
     bool runs;           /* TMS_RUNS: whether a resume backs neighbouring allocations by one physical handle; 0: each
                             has a handle of its own, as in `region(runs=False)` */
     bool verify_backups; /* TMS_VERIFY_BACKUPS: for debugging: each pause copies all contents of retained backups once
-                            more, and fails before it releases anything if a byte that was not copied differs */
+                            more, and fails before it releases anything if a byte that was not copied differs. A
+                            backup file that is damaged is written again */
     bool guard;          /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does memory
                             that is resumed without contents */
     bool shared_page;    /* whether TMS_SHARED_PAGE is not false */

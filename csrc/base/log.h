@@ -33,7 +33,8 @@ typedef enum tms_log_level {
     X(ANOTHER_FAILED, "one of several devices could not be waited for")                                                     \
     X(CONTEXT_KEPT, "a reference to the device's context was not given back")                                               \
     X(NOT_GUARDED, "paused addresses have no guard page")                                                                   \
-    X(NOT_COMPARED, "all contents were copied, because it was not known which ones had changed")
+    X(NOT_COMPARED, "all contents were copied, because it was not known which ones had changed")                            \
+    X(WRITTEN_AGAIN, "a damaged backup file was written again")
 
 typedef enum tms_log_cause {
 #define TMS_LOG_CAUSE(name, text) TMS_LOG_##name,

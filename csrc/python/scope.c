@@ -147,7 +147,7 @@ PyObject *tms_py_within(PyObject *module, PyObject *const *arguments, Py_ssize_t
     if (!done) return NULL;
     Py_DECREF(done);
     result = PyObject_CallFunctionObjArgs(call.values[FUNCTION], call.values[ARGUMENT], NULL);
-    PyErr_Fetch(&kept.type, &kept.value, &kept.traceback);
+    kept = fetch();
     done = PyObject_CallMethodObjArgs(call.values[MANAGER], names[TMS_PY_DUNDER_EXIT], Py_None, Py_None, Py_None, NULL);
     if (done) {
         Py_DECREF(done);
@@ -155,8 +155,7 @@ PyObject *tms_py_within(PyObject *module, PyObject *const *arguments, Py_ssize_t
         return result;
     }
     Py_XDECREF(result);
-    if (kept.value || kept.type) {
-        PyErr_NormalizeException(&kept.type, &kept.value, &kept.traceback);
+    if (kept.value) {
         keep(&kept);
         restore(&kept);
     }

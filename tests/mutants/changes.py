@@ -10,8 +10,13 @@ _FINGERPRINTS = "csrc/backup/fingerprints.c"
 _PASS = "csrc/backup/pass.c"
 _STORES = "csrc/backup/stores.c"
 _HOST = "csrc/backup/host/operations.c"
+_VERIFYING = "csrc/core/transition/verifying.c"
 _PAUSE = "csrc/core/transition/pause.c"
 _TEST = "tests/unit/core/transition/test_changes.c"
+_TEST_DISK = "tests/unit/core/transition/test_disk_changes.c"
+_TEST_FINGERPRINTS = "tests/unit/backup/test_fingerprints.c"
+_TEST_VERIFYING = "tests/unit/core/transition/test_verifying.c"
+_TEST_PASS = "tests/unit/backup/test_pass.c"
 _TEST_KERNEL = "tests/unit/tools/test_fingerprint_kernel.py"
 
 MUTANTS = (
@@ -84,6 +89,118 @@ MUTANTS = (
         "    if (status == TMS_OK) memset(results_of(kernel), 0, kernel->pieces * sizeof(tms_fingerprint_t));\n",
         "",
         (_TEST,),
+    ),
+    Mutant(
+        "the-head-of-an-unaligned-range-is-not-hashed",
+        _PASS,
+        "const uint64_t begin = (part->address + piece.offset) / vector * vector;",
+        "const uint64_t begin = (part->address + piece.offset + vector - 1) / vector * vector;",
+        (_TEST,),
+    ),
+    Mutant(
+        "a-later-device-hides-a-failed-pass",
+        _PASS,
+        "        if (first == TMS_OK) first = status;\n        tms_host_buffer_drop",
+        "        first = status;\n        tms_host_buffer_drop",
+        (_TEST_PASS,),
+    ),
+    Mutant(
+        "only-the-first-part-is-verified",
+        _STORES,
+        "!*differs && done < extents[i].bytes; done += part)",
+        "!*differs && done < extents[i].bytes && done < PART_BYTES; done += part)",
+        (_TEST_VERIFYING,),
+    ),
+    Mutant(
+        "the-pieces-of-an-unaligned-range-are-miscounted",
+        _FINGERPRINTS,
+        "const uint64_t bytes = extents[i].offset % TMS_FINGERPRINT_VECTOR_BYTES + extents[i].bytes;",
+        "const uint64_t bytes = extents[i].bytes;",
+        (_TEST_FINGERPRINTS,),
+    ),
+    Mutant(
+        "a-removed-file-still-counts-as-saved",
+        "csrc/backup/disk/operations.c",
+        "    if (backup->held.kind == TMS_BACKUP_DISK) backup->saved = false;\n    drop(store",
+        "    drop(store",
+        (_TEST_DISK,),
+    ),
+    Mutant(
+        "an-equal-segment-hides-one-that-differs",
+        _VERIFYING,
+        "        if (first == TMS_OK) first = status;\n",
+        "        first = status;\n",
+        (_TEST_VERIFYING,),
+    ),
+    Mutant(
+        "what-was-copied-whole-is-compared",
+        _VERIFYING,
+        "        if (segment->backup.partial && segment->run->leaving)\n            status = compare(",
+        "        if (segment->run->leaving)\n            status = compare(",
+        (_TEST_VERIFYING,),
+    ),
+    Mutant(
+        "only-the-last-failure-of-a-pass-is-described",
+        _PASS,
+        "first == TMS_OK ? error : NULL);\n        if (first",
+        "error);\n        if (first",
+        (_TEST_PASS,),
+    ),
+    Mutant(
+        "a-stream-with-a-running-kernel-is-taken-for-idle",
+        _PASS,
+        "    copier->idle = false;\n",
+        "",
+        (_TEST_PASS,),
+    ),
+    Mutant(
+        "a-kernel-is-launched-for-nothing",
+        _PASS,
+        "if (kernel && kernel->pieces > 0 &&",
+        "if (kernel &&",
+        (_TEST,),
+    ),
+    Mutant(
+        "each-pass-pins-a-buffer",
+        _PASS,
+        "    if (status == TMS_OK) atomic_store(&kernel->buffer->policy, TMS_HOST_POOL);\n",
+        "",
+        (_TEST,),
+    ),
+    Mutant(
+        "results-that-the-kernel-has-not-written-are-compared",
+        _PASS,
+        "    if (!are_written(results, count)) {",
+        "    if (count == 0 && !are_written(results, count)) {",
+        (_TEST,),
+    ),
+    Mutant(
+        "the-kernel-s-buffer-must-be-one-pinned-block",
+        "csrc/simulator/runtime/modules.c",
+        "        address = host->address + host->bytes;\n",
+        "        if (end > host->address + host->bytes) return false;\n        address = end;\n",
+        ("tests/unit/simulator/test_fingerprint.c",),
+    ),
+    Mutant(
+        "what-is-copied-for-the-check-counts-as-progress",
+        "csrc/core/transition/saving.c",
+        "tms_saving_copy_counted(t, device, NULL, wait, error)",
+        "tms_saving_copy_counted(t, device, &t->done.copied_bytes, wait, error)",
+        (_TEST_VERIFYING, _TEST_DISK),
+    ),
+    Mutant(
+        "a-damaged-file-fails-each-verified-pause",
+        _VERIFYING,
+        "if (status == TMS_BACKUP_IO) {",
+        "if (status == TMS_OK && differs && !damaged) {",
+        (_TEST_DISK,),
+    ),
+    Mutant(
+        "only-the-changed-part-of-a-damaged-file-is-written-again",
+        _VERIFYING,
+        "    tms_backup_copy_all(backup);\n",
+        "",
+        (_TEST_DISK,),
     ),
     Mutant(
         "the-module-of-a-context-that-was-reset-is-used",

@@ -373,4 +373,100 @@ _LOG = (
     ),
 )
 
-MUTANTS = (*_LOG, *_TRANSITIONS, *_BACKUPS, *_INTERPOSERS, *_CAPTURES, *_USAGE)
+_PENDING = "csrc/core/transition/pending.c"
+_TEST_PENDING = "tests/unit/core/transition/test_pending.c"
+_WAITS = (
+    Mutant(
+        "a-stream-waits-for-an-earlier-attempt",
+        _PENDING,
+        "        if (!(pending->recorded >> pending->last_copies[i].device & 1)) continue;\n",
+        "",
+        (_TEST_PENDING,),
+    ),
+    Mutant(
+        "a-failure-in-the-background-is-not-logged",
+        _PENDING,
+        "pending->status != TMS_INTERRUPTED && !pending->reported)",
+        "pending->status != TMS_INTERRUPTED && pending->reported)",
+        (_TEST_PENDING,),
+    ),
+    Mutant(
+        "a-forked-child-waits-for-a-resume-of-its-parent",
+        _PENDING,
+        "    if (pending->process != getpid())\n        return tms_error_set(",
+        "    if (pending->process == -1)\n        return tms_error_set(",
+        (_TEST_PENDING,),
+    ),
+    Mutant(
+        "a-forked-child-releases-a-resume-of-its-parent",
+        _PENDING,
+        "if (!pending || pending->process != getpid()) return;",
+        "if (!pending) return;",
+        (_TEST_PENDING,),
+    ),
+    Mutant(
+        "each-attempt-creates-an-event",
+        _PENDING,
+        "    if (*event) return TMS_OK;\n",
+        "",
+        (_TEST_PENDING,),
+    ),
+    Mutant(
+        "the-background-reports-progress",
+        _PENDING,
+        "    pending->selection.on_progress = NULL;\n",
+        "",
+        (_TEST_PENDING,),
+    ),
+    Mutant(
+        "what-a-failed-attempt-of-a-pending-resume-made-ready-stays",
+        "csrc/core/transition/pending.c",
+        "    pending->ready = pending->recorded = 0;\n",
+        "",
+        ("tests/unit/core/transition/test_pending.c",),
+    ),
+    Mutant(
+        "each-pending-resume-gets-the-whole-timeout",
+        "torch_memory_saver/_engine/pending.py",
+        "            pending._await(operation, deadline)",
+        "            pending._await(operation, time.monotonic() + 10.0)",
+        ("tests/unit/python/test_pending.py::test_all_pending_resumes_share_the_timeout_of_a_pause",),
+    ),
+    Mutant(
+        "within-loses-the-first-exception",
+        "csrc/python/scope.c",
+        "    if (kept.value) {\n        keep(&kept);\n        restore(&kept);\n    }\n    return NULL;",
+        "    if (kept.value) drop(&kept);\n    return NULL;",
+        ("tests/unit/python/core/test_functions.py::test_within_raises_the_exception_of_the_function",),
+    ),
+    Mutant(
+        "a-look-for-devices-on-request-keeps-the-back-off",
+        "csrc/core/model/peers.c",
+        "    if (!after_allocation) looks->pause = 0;\n",
+        "",
+        ("tests/unit/core/test_scale.c",),
+    ),
+    Mutant(
+        "a-new-device-keeps-the-back-off",
+        "csrc/core/model/peers.c",
+        "    if (active & ~looks->seen) longer = 1;\n",
+        "",
+        ("tests/unit/core/test_scale.c",),
+    ),
+    Mutant(
+        "a-pause-keeps-the-back-off",
+        "csrc/core/transition/ending.c",
+        "    t->saver->peers.pause = 0; /* the segment",
+        "    /* the segment",
+        ("tests/unit/core/test_scale.c",),
+    ),
+    Mutant(
+        "memory-that-looks-skipped-keeps-the-back-off",
+        "csrc/core/model/peers.c",
+        "    looks->complete = 0;\n    looks->pause = 0;\n",
+        "    looks->complete = 0;\n",
+        ("tests/unit/core/test_scale.c",),
+    ),
+)
+
+MUTANTS = (*_LOG, *_WAITS, *_TRANSITIONS, *_BACKUPS, *_INTERPOSERS, *_CAPTURES, *_USAGE)

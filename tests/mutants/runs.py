@@ -34,8 +34,8 @@ _SLACK = (
     Mutant(
         "the-last-free-of-a-run-keeps-its-memory",
         _FREE,
-        "        if (--run->segments == 0) {",
-        "        if (--run->segments == 0 && tms_run_bytes(run) == tms_segment_reserved(segment)) {",
+        "        if (tms_run_leave(segment)) {",
+        "        if (tms_run_leave(segment) && tms_run_bytes(run) == tms_segment_reserved(segment)) {",
         (_TEST_RUNS,),
     ),
     Mutant(

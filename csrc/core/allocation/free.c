@@ -79,6 +79,17 @@ static tms_quarantine_mask_t retry_run(tms_quarantined_t *node) {
     return holds;
 }
 
+void tms_saver_release_run(tms_saver_t *saver, tms_run_t *run, tms_quiesced_t quiesced) {
+    tms_error_t reason;
+    run->quiesced = quiesced;
+    tms_quarantine_mask_t holds = release_run(saver, run, &reason);
+    if (!holds) return;
+    tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
+                      "The memory stays allocated; later calls try again to release it.");
+    run->quarantined = (tms_quarantined_t){.retry = retry_run, .context = saver, .holds = holds};
+    tms_quarantine_add(&saver->quarantine, &run->quarantined);
+}
+
 /* The result of leave_run. */
 typedef enum leaving {
     LEFT,         /* the segment holds neither memory nor addresses any more */
@@ -108,8 +119,7 @@ static leaving_t leave_run(tms_saver_t *saver, tms_segment_t *segment, tms_quies
     } else {
         tms_kind_note_free(segment);
         tms_kind_leave_slack(saver, segment);
-        segment->run = NULL;
-        if (--run->segments == 0) {
+        if (tms_run_leave(segment)) {
             last_of = run;
             tms_kind_forget_slack(saver, run);
         }
@@ -118,15 +128,7 @@ static leaving_t leave_run(tms_saver_t *saver, tms_segment_t *segment, tms_quies
     tms_shared_page_publish(&saver->page);
     pthread_mutex_unlock(&saver->lock);
     tms_ranges_free(saver, range);
-    if (!last_of) return leaving;
-    tms_error_t reason;
-    last_of->quiesced = quiesced;
-    tms_quarantine_mask_t holds = release_run(saver, last_of, &reason);
-    if (!holds) return leaving;
-    tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
-                      "The memory stays allocated; later calls try again to release it.");
-    last_of->quarantined = (tms_quarantined_t){.retry = retry_run, .context = saver, .holds = holds};
-    tms_quarantine_add(&saver->quarantine, &last_of->quarantined);
+    if (last_of) tms_saver_release_run(saver, last_of, quiesced);
     return leaving;
 }
 

@@ -23,6 +23,9 @@ void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wa
  * since the wait and must be waited for. This cannot happen if `quiesced` covers every device or the segment has no
  * memory. */
 bool tms_saver_release_segment(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced);
+/* Releases the memory of a run to which no segment refers any more, and which no device uses. Quarantines what the driver
+ * fails to release, with a log line. */
+void tms_saver_release_run(tms_saver_t *saver, tms_run_t *run, tms_quiesced_t quiesced);
 /* Under the lock: ends a call's ownership of these runs. `damages`: the segments of a run that still has memory become
  * DAMAGED. Slack can be handed out again if its run has memory; otherwise the slack is gone. Adds the freed segments that
  * have waited to *freed, linked by `next_in_transition`, for tms_saver_retire. */

@@ -112,18 +112,34 @@ static void attach(tms_handle_t *handle, tms_segment_t *segment) {
     segment->handle = handle;
 }
 
-/* Under the lock: takes over the memory of an orphan, if the pause that owns it has not begun to release memory. */
-static place_t take_over(tms_saver_t *saver, tms_handle_t *handle, uint64_t address, uint64_t bytes) {
+/* Under the lock: takes over the memory of an orphan, if the pause that owns it has not begun to release memory. *spare
+ * becomes the handle's own memory, which was never mapped. */
+static place_t take_over(tms_saver_t *saver, tms_handle_t *handle, uint64_t address, uint64_t bytes, tms_run_t **spare) {
     tms_registry_node_t *node = tms_registry_overlapping(&saver->registry, address, address + bytes);
     if (!node) return FREE;
-    tms_segment_t *segment = tms_segment_of(node);
-    if (!tms_segment_is_of_program(segment) || !segment->free_requested) return IN_USE;
-    bool fits = node->begin == address && node->end == address + bytes && segment->device == handle->segment->device;
+    tms_segment_t *segment = tms_segment_of(node), *successor = handle->segment;
+    if (!tms_segment_is_of_program(segment) || !segment->free_requested || segment->successor) return IN_USE;
+    bool fits = node->begin == address && node->end == address + bytes && segment->device == successor->device;
     if (!fits || segment->state != TMS_SEGMENT_PAUSING || segment->run->leaving) return BUSY;
-    segment->free_requested = false;
     segment->run->kept = true;
-    attach(handle, segment);
+    segment->successor = successor;
+    *spare = successor->run;
+    tms_run_leave(successor);
+    successor->node.begin = address;
+    successor->node.end = address + bytes;
+    attach(handle, successor);
     return TAKEN_OVER;
+}
+
+void tms_handles_hand_over(tms_saver_t *saver, tms_segment_t *orphan) {
+    tms_segment_t *successor = orphan->successor;
+    if (!successor) return;
+    tms_run_t *run = orphan->run;
+    tms_run_attach(run, successor);
+    tms_run_leave(orphan);
+    run->tag = successor->tag;
+    orphan->successor = NULL;
+    tms_allocation_publish(saver, successor);
 }
 
 /* Maps memory of its own at addresses where nothing managed is, and publishes the segment. A map that has failed has
@@ -172,6 +188,7 @@ tms_status_t tms_handles_map(tms_saver_t *saver, uint64_t address, uint64_t byte
                              tms_error_t *error) {
     tms_error_context_t context = {.operation = "map", .device = TMS_NO_DEVICE, .bytes = bytes, .address = address};
     place_t place = FREE;
+    tms_run_t *spare = NULL;
     *busy = false;
     tms_status_t status = tms_saver_check_process(saver, &context, error);
     if (status != TMS_OK) return status;
@@ -182,17 +199,14 @@ tms_status_t tms_handles_map(tms_saver_t *saver, uint64_t address, uint64_t byte
     if (own) {
         context.device = own->device;
         context.tag = own->tag->name;
-        place = take_over(saver, handle, address, bytes);
+        place = take_over(saver, handle, address, bytes, &spare);
     }
     const bool orphans = saver->orphans > 0;
     pthread_mutex_unlock(&saver->lock);
     if (!own) return status;
     switch (place) {
     case FREE: break;
-    case TAKEN_OVER:
-        tms_orphans_end(saver);
-        (void)tms_saver_release_segment(saver, own, tms_quiesced_never_handed_out()); /* its memory was never mapped */
-        return TMS_OK;
+    case TAKEN_OVER: tms_saver_release_run(saver, spare, tms_quiesced_never_handed_out()); return TMS_OK;
     case BUSY:
         *busy = true;
         return tms_error_set(error, TMS_INVALID_STATE, &context, "a pause or resume still uses the addresses");
@@ -204,6 +218,12 @@ tms_status_t tms_handles_map(tms_saver_t *saver, uint64_t address, uint64_t byte
 }
 
 /* ---- unmap ---- */
+
+/* Under the lock: the segment of the handle that is mapped at the addresses of a segment in the registry. */
+static tms_segment_t *mapped_at(tms_registry_node_t *node) {
+    tms_segment_t *segment = tms_segment_of(node);
+    return segment->successor ? segment->successor : segment;
+}
 
 /* Under the lock: separates a segment from its handle. Returns the handle if the program has no reference to it either. */
 static tms_handle_t *detach(tms_segment_t *segment) {
@@ -221,7 +241,8 @@ tms_status_t tms_handles_unmap(tms_saver_t *saver, uint64_t address, uint64_t by
     tms_status_t status = TMS_OK;
     pthread_mutex_lock(&saver->lock);
     tms_registry_node_t *node = tms_registry_overlapping(&saver->registry, address, address + bytes);
-    tms_segment_t *segment = node ? tms_segment_of(node) : NULL;
+    tms_segment_t *orphan = node && tms_segment_of(node)->successor ? tms_segment_of(node) : NULL;
+    tms_segment_t *segment = node ? mapped_at(node) : NULL;
     if (!segment) {
         status = TMS_NOT_MANAGED;
     } else if (!segment->handle || node->begin != address || node->end != address + bytes) {
@@ -229,7 +250,10 @@ tms_status_t tms_handles_unmap(tms_saver_t *saver, uint64_t address, uint64_t by
             tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "this is not one mapping of a managed handle as a whole");
     } else if (!atomic_load(&saver->forked)) {
         last = detach(segment);
-        if (tms_segment_has_owner(segment)) {
+        if (orphan) {
+            orphan->successor = NULL;
+            unmapped = segment;
+        } else if (tms_segment_has_owner(segment)) {
             segment->free_requested = true; /* the owner finishes it */
             tms_orphans_add(saver);
         } else {
@@ -270,7 +294,7 @@ tms_status_t tms_handles_release(tms_saver_t *saver, uint64_t number, tms_error_
 bool tms_handles_retain(tms_saver_t *saver, uint64_t address, uint64_t *number) {
     pthread_mutex_lock(&saver->lock);
     tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
-    tms_handle_t *handle = node ? tms_segment_of(node)->handle : NULL;
+    tms_handle_t *handle = node ? mapped_at(node)->handle : NULL;
     if (handle) {
         if (handle->references++ == 0) tms_registry_insert(&saver->handles, &handle->node);
         *number = handle->node.begin;

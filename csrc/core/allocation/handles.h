@@ -8,9 +8,11 @@
  *
  * PyTorch maps and unmaps with its allocator's mutex held, and a pause asks PyTorch what is live, for which it takes that
  * mutex. So an unmap never waits for a call that owns the segment: the segment becomes an orphan (orphans.h). A map to the
- * addresses of an orphan takes its memory over if a pause owns it that has not begun to release memory; the pause then
- * leaves that memory as it is, ACTIVE. In the other cases (a resume is filling the memory, or a pause is unmapping it) the
- * map is `busy`, and the caller tries again without the GIL: these calls need nothing of PyTorch any more.
+ * addresses of an orphan takes its memory over if a pause owns it that has not begun to release memory. The pause then
+ * leaves that memory as it is. The segment of the new handle, with the tag and the backup of its own region, is the orphan's
+ * successor: it gets the memory, ACTIVE, when the pause ends. In the other cases (a resume is filling the memory, or a pause
+ * is unmapping it) the map is `busy`, and the caller tries again without the GIL: these calls need nothing of PyTorch any
+ * more.
  *
  * The program waits for its own work before it unmaps, as with the driver's function.
  *
@@ -43,6 +45,9 @@ bool tms_handles_retain(tms_saver_t *saver, uint64_t address, uint64_t *number);
  * none. */
 tms_status_t tms_handles_memory(tms_saver_t *saver, uint64_t number, CUmemGenericAllocationHandle *memory,
                                 tms_error_t *error);
+/* Under the lock, by the call that owned an orphan, once the orphan is in no registry: publishes its successor, if it has
+ * one, with its memory. */
+void tms_handles_hand_over(tms_saver_t *saver, tms_segment_t *orphan);
 /* Finds the first mapping with an address in [*begin, *end), and sets these to its part of the range. Returns false if there
  * is none. */
 bool tms_handles_find(tms_saver_t *saver, uint64_t *begin, uint64_t *end);

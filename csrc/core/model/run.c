@@ -127,6 +127,12 @@ tms_run_t *tms_run_make_unplaced(tms_segment_t *segment, uint64_t bytes) {
     return run;
 }
 
+bool tms_run_leave(tms_segment_t *segment) {
+    tms_run_t *run = segment->run;
+    segment->run = NULL;
+    return --run->segments == 0;
+}
+
 static void drop(tms_run_t *run) {
     if (--run->segments == 0) free(run);
 }

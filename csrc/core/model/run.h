@@ -91,6 +91,8 @@ tms_run_t *tms_run_make_unplaced(tms_segment_t *segment, uint64_t bytes);
 tms_run_t *tms_run_make(const tms_segment_t *first, const tms_segment_t *last);
 /* Makes the segment refer to the run. Called under the lock, or before either is visible to other threads. */
 void tms_run_attach(tms_run_t *run, tms_segment_t *segment);
+/* Under the lock: ends the reference of a segment to its run, whose memory stays. Returns whether it was the last. */
+bool tms_run_leave(tms_segment_t *segment);
 /* Under the lock: ends the reference of a segment to its run, which has lost its memory. Frees the run with the last
  * reference. */
 void tms_run_detach(tms_segment_t *segment);

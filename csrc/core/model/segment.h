@@ -35,15 +35,16 @@ typedef struct tms_segment {
     struct tms_run *run;       /* its memory; NULL: none */
     uint64_t bytes;            /* requested size */
     int device;
-    tms_segment_state_t state; /* changed by account.h only */
-    bool free_requested;       /* freed while a call owned it: that call finishes the free */
-    bool exclusive;            /* holds one count of its device's lock (device_lock.h) */
-    bool only_preserved;       /* the last pause has kept only preserved blocks */
-    bool own_handle;           /* requested (runs=False): it is never in a run with others */
-    uint64_t paused_by;        /* the mark of the last pause that took it (pending.h); 0: none */
-    tms_contents_t contents;   /* where its contents are from; TMS_CONTENTS_OWN until its first resume */
-    uint64_t guarded;          /* bytes from its start at which a guard page is mapped (guard.h) */
-    tms_device_mask_t readers; /* devices that may read the guard page */
+    tms_segment_state_t state;     /* changed by account.h only */
+    bool free_requested;           /* freed while a call owned it: that call finishes the free */
+    struct tms_segment *successor; /* gets its memory when that call ends (allocation/handles.h); NULL: none */
+    bool exclusive;                /* holds one count of its device's lock (device_lock.h) */
+    bool only_preserved;           /* the last pause has kept only preserved blocks */
+    bool own_handle;               /* requested (runs=False): it is never in a run with others */
+    uint64_t paused_by;            /* the mark of the last pause that took it (pending.h); 0: none */
+    tms_contents_t contents;       /* where its contents are from; TMS_CONTENTS_OWN until its first resume */
+    uint64_t guarded;              /* bytes from its start at which a guard page is mapped (guard.h) */
+    tms_device_mask_t readers;     /* devices that may read the guard page */
     tms_placement_t placement;
     tms_tag_t *tag;
     tms_backup_t backup;

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "core/allocation/free.h"
+#include "core/allocation/handles.h"
 #include "core/model/kinds.h"
 #include "core/model/peers.h"
 #include "core/transition/log.h"
@@ -69,6 +70,7 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
         if (!segment->free_requested) continue;
         tms_account_record_moves(&moves);
         tms_saver_unpublish(t->saver, segment);
+        tms_handles_hand_over(t->saver, segment);
         segment->next_in_transition = freed;
         freed = segment;
     }

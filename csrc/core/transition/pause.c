@@ -45,6 +45,9 @@ static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_de
         tms_status_t status =
             tms_saving_plan(t, segment, &segment->backup, kind, segment->backup.policy, live, copying, error);
         if (status != TMS_OK) return status;
+        const uint64_t bytes = tms_backup_copied(&segment->backup)->bytes;
+        t->planned.total_bytes += bytes;
+        t->planned.unchanged_bytes += segment->backup.planned.bytes - bytes;
     }
     return tms_backup_batch_start(&t->saver->stores, &t->planned.batch, &context, error);
 }
@@ -58,7 +61,7 @@ static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wai
         copying.bytes += bytes;
     }
     tms_phases_push(t, TMS_PHASE_COPY, copying.bytes);
-    copying.status = tms_saving_copy(t, device, wait, error);
+    copying.status = tms_saving_copy_counted(t, device, &t->done.copied_bytes, wait, error);
     tms_phases_pop(t);
     tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);
     return copying.status;
@@ -164,16 +167,14 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-/* The copies of memory that the program has taken over are of no use. */
+/* The copies of memory that the program has taken over are of no use. Their segments end with the call. */
 static void commit(tms_transition_t *t) {
     tms_backup_stores_t *stores = &t->saver->stores;
     TMS_FOR_EACH(segment, t) {
-        if (segment->run->leaving) {
+        if (segment->run->leaving)
             tms_backup_commit(&segment->backup, stores);
-        } else {
+        else
             tms_backup_cancel(&segment->backup, stores);
-            tms_backup_discard(&segment->backup, stores, TMS_HOST_RELEASE);
-        }
     }
 }
 

@@ -15,10 +15,7 @@ tms_status_t tms_saving_plan(tms_transition_t *t, tms_segment_t *segment, tms_ba
     tms_status_t status = tms_backup_plan(backup, &t->saver->stores, &t->planned.batch, &request, &context, error);
     if (status == TMS_OK) status = tms_wait_check(&t->wait, &context, error);
     if (status != TMS_OK) return status;
-    const uint64_t bytes = tms_backup_copied(backup)->bytes;
-    if (bytes > 0) *copying |= (tms_device_mask_t)1 << segment->device;
-    t->planned.total_bytes += bytes;
-    t->planned.unchanged_bytes += backup->planned.bytes - bytes;
+    if (tms_backup_copied(backup)->bytes > 0) *copying |= (tms_device_mask_t)1 << segment->device;
     return TMS_OK;
 }
 
@@ -36,10 +33,15 @@ static tms_status_t prepare_ahead(void *context, bool *more, tms_error_t *error)
 }
 
 tms_status_t tms_saving_copy(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
+    return tms_saving_copy_counted(t, device, NULL, wait, error);
+}
+
+tms_status_t tms_saving_copy_counted(tms_transition_t *t, int device, _Atomic uint64_t *done, tms_wait_t *wait,
+                                     tms_error_t *error) {
     tms_copier_t copier = {.open = false};
     tms_error_context_t context = tms_transition_context(t, device);
     tms_status_t status = tms_copier_open(&copier, &t->saver->stores.copying, device, wait, &context, error);
-    copier.done = &t->done.copied_bytes;
+    copier.done = done;
     ahead_t ahead = {.t = t, .device = device};
     if (tms_backup_batch_can_help(&t->saver->stores, &t->planned.batch)) copier.on_idle = prepare_ahead;
     copier.on_idle_context = &ahead;

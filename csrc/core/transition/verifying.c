@@ -24,12 +24,32 @@ static tms_status_t plan_all(tms_transition_t *t, tms_backup_t *copies, const tm
     return tms_backup_batch_start(&t->saver->stores, &t->planned.batch, &context, error);
 }
 
-static tms_status_t compare(tms_transition_t *t, tms_segment_t *segment, const tms_backup_t *copy, tms_error_t *error) {
+/* Makes the call copy all contents of a segment whose backup is damaged. */
+static void plan_again(tms_transition_t *t, tms_segment_t *segment, tms_device_mask_t *damaged, const tms_error_t *reason) {
+    tms_backup_t *backup = &segment->backup;
+    const uint64_t more = backup->planned.bytes - tms_backup_copied(backup)->bytes;
+    tms_log_recurring(t->saver->log, TMS_LOG_WRITTEN_AGAIN, TMS_LOG_WARNING, reason,
+                      "The contents are still on the device, so this pause writes them to the file again.");
+    tms_backup_copy_all(backup);
+    t->planned.total_bytes += more;
+    t->planned.unchanged_bytes -= more;
+    segment->target = backup;
+    *damaged |= (tms_device_mask_t)1 << segment->device;
+}
+
+static tms_status_t compare(tms_transition_t *t, tms_segment_t *segment, const tms_backup_t *copy,
+                            tms_device_mask_t *damaged, tms_error_t *error) {
     const tms_error_context_t context = tms_transition_context_of(t, segment);
+    tms_error_t reason;
     bool differs = false;
     uint64_t place = 0;
     tms_status_t status =
-        tms_backup_compare(&segment->backup, copy, &t->saver->stores, &differs, &place, &t->wait, &context, error);
+        tms_backup_compare(&segment->backup, copy, &t->saver->stores, &differs, &place, &t->wait, &context, &reason);
+    if (status == TMS_BACKUP_IO) {
+        plan_again(t, segment, damaged, &reason);
+        return TMS_OK;
+    }
+    if (status != TMS_OK && error) *error = reason;
     if (status != TMS_OK || !differs) return status;
     segment->backup.saved = false;
     return tms_error_set(
@@ -39,14 +59,16 @@ static tms_status_t compare(tms_transition_t *t, tms_segment_t *segment, const t
         (unsigned long long)place);
 }
 
-static tms_status_t compare_all(tms_transition_t *t, tms_backup_t *copies, tms_error_t *error) {
+/* *damaged becomes the devices of segments whose backups are to be written again. The copies are empty afterwards, as
+ * targets of another copy. */
+static tms_status_t compare_all(tms_transition_t *t, tms_backup_t *copies, tms_device_mask_t *damaged, tms_error_t *error) {
     tms_backup_t *copy = copies;
     tms_status_t first = TMS_OK;
     TMS_FOR_EACH(segment, t) {
         tms_backup_commit(copy, &t->saver->stores);
         tms_status_t status = TMS_OK;
         if (segment->backup.partial && segment->run->leaving)
-            status = compare(t, segment, copy, first == TMS_OK ? error : NULL);
+            status = compare(t, segment, copy, damaged, first == TMS_OK ? error : NULL);
         if (first == TMS_OK) first = status;
         copy++;
     }
@@ -56,7 +78,7 @@ static tms_status_t compare_all(tms_transition_t *t, tms_backup_t *copies, tms_e
 tms_status_t tms_verifying_check(tms_transition_t *t, const tms_live_t *live, tms_error_t *error) {
     const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     const uint64_t total = t->planned.total_bytes;
-    tms_device_mask_t copying = 0;
+    tms_device_mask_t copying = 0, damaged = 0;
     size_t count = 0;
     TMS_FOR_EACH(segment, t) count++;
     tms_backup_t *copies = calloc(count + 1, sizeof *copies);
@@ -65,10 +87,12 @@ tms_status_t tms_verifying_check(tms_transition_t *t, const tms_live_t *live, tm
     if (status == TMS_OK) status = tms_transition_on_devices(t, copying, tms_saving_copy, error);
     if (status == TMS_FORKED) goto forget; /* in a forked child: the copies belong to the parent */
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
-    if (status == TMS_OK) status = compare_all(t, copies, error);
+    if (status == TMS_OK) status = compare_all(t, copies, &damaged, error);
+    if (status == TMS_OK) status = tms_transition_on_devices(t, damaged, tms_saving_copy, error);
+    if (status == TMS_FORKED) goto forget;
+    atomic_fetch_add(&t->done.copied_bytes, t->planned.total_bytes - total);
     for (size_t i = 0; i < count; i++) tms_backup_destroy(&copies[i], &t->saver->stores);
 forget:
     free(copies);
-    t->planned.total_bytes = total;
     return status;
 }

@@ -1,7 +1,8 @@
 /* TMS_VERIFY_BACKUPS: checks that what a pause did not copy, because its fingerprints are equal, is what the device holds.
  *
  * Called by a pause after its copies, on its thread and with no lock held. Copies the contents of these segments to other
- * host memory and compares. */
+ * host memory and compares. A file that cannot be read, or whose checksums are wrong, is written again, because the contents
+ * are still on the device. The progress of the call counts what is written again, and nothing else of this. */
 #ifndef TMS_VERIFYING_H
 #define TMS_VERIFYING_H
 

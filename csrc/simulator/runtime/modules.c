@@ -155,10 +155,15 @@ static CUresult compute(const sim_context_t *context, const pass_t *pass, uint32
     return result;
 }
 
-/* Whether the device can access host memory. */
+/* Whether the device can access host memory, which may consist of several pinned blocks. */
 static bool is_pinned(const void *memory, uint64_t bytes) {
-    const sim_host_t *host = sim_host_at((uintptr_t)memory);
-    return host && bytes <= host->bytes - ((uintptr_t)memory - host->address);
+    const uint64_t end = (uintptr_t)memory + bytes;
+    for (uint64_t address = (uintptr_t)memory; address < end;) {
+        const sim_host_t *host = sim_host_at(address);
+        if (!host) return false;
+        address = host->address + host->bytes;
+    }
+    return true;
 }
 
 static CUresult work(sim_stream_t *stream, sim_task_t *task) {

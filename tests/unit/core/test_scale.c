@@ -147,6 +147,40 @@ static void a_pause_makes_the_next_allocation_look_again(void **state) {
     restore_mapping(f, refused);
 }
 
+/* The first look after it is at once, and the second after one allocation that skips it. */
+static void a_new_device_begins_the_interval_anew(void **state) {
+    enum { MANY = 40 };
+    fixture_t *f = *state;
+    uint64_t refused = allocate(f, "a", TMS_BACKUP_NONE, SMALL);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    take_mapping(f, refused);
+    use_device(f, 1);
+    assert_true(looks_of(f, MANY) > 0);
+    use_device(f, 2);
+    simulator()->clear_counts();
+    allocate(f, "a", TMS_BACKUP_NONE, SMALL);
+    assert_true(simulator()->calls("cuMemSetAccess") > 1);
+    assert_int_equal(looks_of(f, 2), 1);
+    restore_mapping(f, refused);
+}
+
+static void memory_that_looks_have_skipped_begins_the_interval_anew(void **state) {
+    enum { MANY = 40 };
+    fixture_t *f = *state;
+    uint64_t refused = allocate(f, "a", TMS_BACKUP_NONE, SMALL);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    take_mapping(f, refused);
+    use_device(f, 1);
+    assert_true(looks_of(f, MANY) > 0);
+    assert_int_equal(looks_of(f, 1), 0);
+    pthread_mutex_lock(&f->saver.lock);
+    const bool skipped = tms_peers_note_skipped(&f->saver, 1); /* as if it had been in transition since then */
+    pthread_mutex_unlock(&f->saver.lock);
+    assert_true(skipped);
+    assert_true(looks_of(f, 1) > 0);
+    restore_mapping(f, refused);
+}
+
 /* One call a device queries every allocation on it, not one call a segment. */
 static void a_search_queries_each_owner_once(void **state) {
     fixture_t *f = *state;
@@ -174,6 +208,8 @@ int main(void) {
         ONE(every_pause_counts_once_for_each_tag_that_it_changed),
         TWO(a_segment_that_cannot_be_shared_is_retried_less_and_less),
         TWO(a_pause_makes_the_next_allocation_look_again),
+        cmocka_unit_test_setup_teardown(a_new_device_begins_the_interval_anew, setup_three_devices, teardown),
+        TWO(memory_that_looks_have_skipped_begins_the_interval_anew),
         TWO(a_search_queries_each_owner_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -25,6 +25,7 @@ SCENARIOS = [
     "fabric_handles",
     "too_little_memory",
     "a_forked_child",
+    "a_map_waits_without_the_gil",
 ]
 
 
@@ -45,7 +46,7 @@ def test_memory_that_pytorch_maps_itself(
         "ALLOCATOR": str(compile_program("handles_library", *flags, output=ALLOCATOR)),
         "OTHER": str(compile_program("handles_library", *flags, output=OTHER)),
     }
-    done = run([compile_program("handles", cuda_header, *runtime), scenario], env=environment)
+    done = run([compile_program("handles", cuda_header, "-rdynamic", *runtime), scenario], env=environment)
     if scenario == "handles_of_both_kinds":  # one line says why the properties of paused memory are not known
         assert "paused" in done.stderr
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import signal
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from core_regions import core_region
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.pending import PendingResume
+from torch_memory_saver._engine.pending import PendingResume, PendingResumes
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
 from torch_memory_saver.reports.transitions import ResumeReport
 
@@ -185,6 +186,26 @@ except errors.CallInterruptedError:
 """
     )
     assert done.stdout == "True\nTrue\n"
+
+
+def test_all_pending_resumes_share_the_timeout_of_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, timeouts = 100.0, []
+
+    def await_end(pending: object, timeout: float, interruptible: bool) -> bool:
+        nonlocal now
+        timeouts.append(timeout)
+        now += 4.0  # until the end of the resume
+        return timeout >= 4.0
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(_core, "pending_await", await_end)
+    monkeypatch.setattr(_core, "pending_done", lambda pending: False)
+    resumes = PendingResumes()
+    for tag in ("a", "b", "c", "d"):
+        resumes.add(PendingResume(object(), tags=(tag,)))  # type: ignore[arg-type]
+    with pytest.raises(InvalidStateError, match="of 'c' has not ended"):
+        resumes.settle("pause", None, 110.0)
+    assert timeouts == [10.0, 6.0, 2.0]
 
 
 @pytest.mark.parametrize(

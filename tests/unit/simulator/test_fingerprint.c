@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "include/tms_fingerprint.h"
 #include "simulated_cuda.h"
@@ -186,6 +187,42 @@ static void the_longest_chunk_uses_all_of_the_key(void **state) {
     free(contents);
 }
 
+/* On a GPU, neighbouring blocks of pinned memory can be accessed as one. */
+static void the_kernels_buffer_may_consist_of_several_pinned_blocks(void **state) {
+    enum { PAGE = 4096, CHUNKS = 2, BEFORE = sizeof(tms_fingerprint_chunk_t) };
+    (void)state;
+    CUmodule module = NULL;
+    CUfunction function = NULL;
+    CUdeviceptr contents = 0, secret = 0;
+    uint32_t count = CHUNKS;
+    char *pages = mmap(NULL, (size_t)2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(pages, MAP_FAILED);
+    for (int i = 0; i < 2; i++) ASSERT_CUDA(CALL(cuMemHostRegister_v2, pages + (size_t)i * PAGE, PAGE, 0));
+    ASSERT_CUDA(CALL(cuModuleLoadData, &module, ".entry tms_fingerprint("));
+    ASSERT_CUDA(CALL(cuModuleGetFunction, &function, module, "tms_fingerprint"));
+    ASSERT_CUDA(CALL(cuModuleGetGlobal_v2, &secret, NULL, module, "tms_fingerprint_key"));
+    ASSERT_CUDA(CALL(cuMemAlloc_v2, &contents, (size_t)CHUNKS * SMALL));
+    new_key(SEED);
+    fill_random((void *)(uintptr_t)contents, (size_t)CHUNKS * SMALL);
+    memcpy((void *)(uintptr_t)secret, &key, sizeof key);
+    tms_fingerprint_chunk_t *chunks = (tms_fingerprint_chunk_t *)(void *)(pages + PAGE - BEFORE);
+    for (uint64_t i = 0; i < CHUNKS; i++) chunks[i] = (tms_fingerprint_chunk_t){contents + i * SMALL, SMALL};
+    CUdeviceptr from = (uintptr_t)chunks, to = (uintptr_t)(chunks + CHUNKS);
+    void *parameters[] = {&from, &count, &to};
+    ASSERT_CUDA(CALL(cuLaunchKernel, function, 1, 1, 1, TMS_FINGERPRINT_THREADS, 1, 1, 0, NULL, parameters, NULL));
+    ASSERT_CUDA(CALL(cuCtxSynchronize));
+    for (uint64_t i = 0; i < CHUNKS; i++) {
+        const tms_fingerprint_t expected = fingerprint((const void *)(uintptr_t)chunks[i].address, SMALL);
+        assert_memory_equal((const tms_fingerprint_t *)(const void *)(chunks + CHUNKS) + i, &expected, sizeof expected);
+    }
+    /* The second block is not pinned any more. */
+    ASSERT_CUDA(CALL(cuMemHostUnregister, pages + PAGE));
+    ASSERT_CUDA(CALL(cuLaunchKernel, function, 1, 1, 1, TMS_FINGERPRINT_THREADS, 1, 1, 0, NULL, parameters, NULL));
+    assert_int_equal(CALL(cuCtxSynchronize), CUDA_ERROR_ILLEGAL_ADDRESS);
+    ASSERT_CUDA(CALL(cuDevicePrimaryCtxReset_v2, 0));
+    assert_int_equal(munmap(pages, (size_t)2 * PAGE), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_flipped_bit_changes_each_bit_of_the_result_in_half_of_the_cases),
@@ -195,6 +232,8 @@ int main(void) {
         cmocka_unit_test(words_collide_as_often_as_chance_has_it),
         cmocka_unit_test(another_key_gives_other_fingerprints),
         cmocka_unit_test(the_longest_chunk_uses_all_of_the_key),
+        cmocka_unit_test_setup_teardown(the_kernels_buffer_may_consist_of_several_pinned_blocks, setup_one_gpu,
+                                        teardown_gpus),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

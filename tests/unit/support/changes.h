@@ -18,6 +18,19 @@ void cycle_copying(fixture_t *f, uint64_t copied, uint64_t unchanged);
 void add_one(uint64_t address);
 void subtract_one(uint64_t address);
 
+/* The last progress of a call. `wrong`: it was more than the total, or less than before. */
+typedef struct progress {
+    uint64_t calls, done, total;
+    bool wrong;
+} progress_t;
+void note_progress(void *context, uint64_t done, uint64_t total);
+/* Replaces the kernel by one that gives all contents the same fingerprint, and by one that writes no fingerprint. */
+void launch_equal(fixture_t *f);
+void launch_nothing(fixture_t *f);
+/* Pauses and resumes everything. Asserts what was copied, and that the progress of both calls is right at any time and
+ * complete at the end. */
+void cycle_with_progress(fixture_t *f, uint64_t copied, uint64_t unchanged);
+
 /* What is live, for pauses that ask. */
 typedef struct knowledge {
     uint64_t addresses[2]; /* sorted; the second may be 0 */

@@ -1,89 +1,7 @@
-/* Guards memory that the program creates, maps, unmaps and releases itself: it is paused and resumed like other memory, a
- * pause never makes an unmap or a map wait, and nothing is leaked or unmapped twice. */
+/* Guards memory that the program creates, maps, unmaps and releases itself: it is paused and resumed like other memory, and
+ * nothing is leaked or unmapped twice. */
 
-#include "support.h"
-
-#include <sched.h>
-
-#include "core/allocation/orphans.h"
-
-enum { PIECES = 4 };
-#define PIECE_BYTES (2 * MIB)
-
-/* An expandable segment: reserved addresses, and the handles that are mapped there. */
-typedef struct program {
-    fixture_t *fixture;
-    uint64_t base;
-    uint64_t handles[PIECES];
-} program_t;
-
-static uint64_t place(const program_t *program, int piece) { return program->base + (uint64_t)piece * PIECE_BYTES; }
-
-static program_t reserve(fixture_t *f) {
-    program_t program = {.fixture = f};
-    CUdeviceptr base = 0;
-    assert_int_equal(f->cuda->cuMemAddressReserve(&base, PIECES * PIECE_BYTES, 0, 0, 0), CUDA_SUCCESS);
-    program.base = base;
-    return program;
-}
-
-static uint64_t create(program_t *program, tms_backup_kind_t backup) {
-    const tms_region_settings_t settings = {.managed = true, .tag = "default", .backup = (int32_t)backup};
-    tms_region_t region;
-    tms_error_t error;
-    uint64_t number = 0;
-    ASSERT_OK(tms_region_from_settings(&program->fixture->regions, &settings, &region, &error), error);
-    ASSERT_OK(tms_handles_create(&program->fixture->saver, &region, PIECE_BYTES, 0, &number, &error), error);
-    assert_true(tms_handles_is_ours(number));
-    return number;
-}
-
-static void map_handle(program_t *program, int piece, uint64_t number) {
-    bool busy = true;
-    tms_error_t error;
-    ASSERT_OK(tms_handles_map(&program->fixture->saver, place(program, piece), PIECE_BYTES, number, &busy, &error), error);
-    assert_false(busy);
-    program->handles[piece] = number;
-}
-
-static void map(program_t *program, int piece, tms_backup_kind_t backup) {
-    map_handle(program, piece, create(program, backup));
-}
-
-static void map_all(program_t *program, tms_backup_kind_t backup) {
-    for (int piece = 0; piece < PIECES; piece++) {
-        map(program, piece, backup);
-        fill(place(program, piece), PIECE_BYTES, (uint32_t)piece + 1);
-    }
-}
-
-static void unmap(program_t *program, int piece) {
-    tms_saver_t *saver = &program->fixture->saver;
-    tms_error_t error;
-    ASSERT_OK(tms_handles_unmap(saver, place(program, piece), PIECE_BYTES, &error), error);
-    ASSERT_OK(tms_handles_release(saver, program->handles[piece], &error), error);
-    program->handles[piece] = 0;
-}
-
-static void free_addresses(const program_t *program) {
-    const uint64_t bytes = PIECES * PIECE_BYTES;
-    if (!tms_orphans_keep(&program->fixture->saver, program->base, bytes))
-        assert_int_equal(program->fixture->cuda->cuMemAddressFree(program->base, bytes), CUDA_SUCCESS);
-}
-
-static void end(program_t *program) {
-    for (int piece = 0; piece < PIECES; piece++) {
-        if (program->handles[piece]) unmap(program, piece);
-    }
-    free_addresses(program);
-    assert_nothing_waits(&program->fixture->saver);
-}
-
-static uint64_t used(void) {
-    tms_sim_usage_t usage;
-    simulator()->usage(0, &usage);
-    return usage.physical_bytes;
-}
+#include "support/handles_fixture.h"
 
 /* ---- pause and resume ---- */
 
@@ -141,207 +59,47 @@ static void unmapped_while_paused(void **state) {
     end(&program);
 }
 
-/* ---- while a pause asks what is live: PyTorch's mutex is held by the thread that maps ---- */
+/* ---- devices ---- */
 
-typedef enum meanwhile { UNMAP, UNMAP_AND_MAP, MAP_TWICE, GROW, FREE_ADDRESSES, FAIL_TO_MAP } meanwhile_t;
+static struct {
+    fixture_t *fixture;
+    CUresult (*map)(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                    unsigned long long flags);
+    bool looks; /* another thread looks for devices then */
+} coming;
 
-typedef struct question {
-    program_t *program;
-    meanwhile_t meanwhile;
-    bool asked, busy;
-} question_t;
+static CUresult use_second_device(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                                  unsigned long long flags) {
+    fixture_t *f = coming.fixture;
+    const tms_error_context_t context = {.operation = "test", .device = 1};
+    tms_error_t error;
+    ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
+    tms_devices_leave(&f->devices, 1);
+    if (coming.looks) ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
+    return coming.map(address, bytes, offset, handle, flags);
+}
 
-static int32_t while_asked(void *context, tms_live_t *live) {
-    question_t *question = context;
-    program_t *program = question->program;
-    (void)live;
-    question->asked = true;
-    switch (question->meanwhile) {
-    case UNMAP: unmap(program, 1); break;
-    case MAP_TWICE:
-        unmap(program, 1);
-        map(program, 1, TMS_BACKUP_PINNED);
-        /* fallthrough */
-    case UNMAP_AND_MAP:
-        unmap(program, 1);
-        map(program, 1, TMS_BACKUP_PINNED);
-        fill(place(program, 1), PIECE_BYTES, 7);
-        break;
-    case GROW:
-        map(program, 3, TMS_BACKUP_PINNED);
-        fill(place(program, 3), PIECE_BYTES, 8);
-        break;
-    case FREE_ADDRESSES:
-        for (int piece = 0; piece < PIECES; piece++) unmap(program, piece);
-        free_addresses(program);
-        program->base = 0;
-        break;
-    case FAIL_TO_MAP: {
+static void a_device_that_comes_into_use_during_a_map_gets_access(void **state) {
+    for (int looks = 0; looks < 2; looks++) {
+        fixture_t f;
+        fixture_begin(&f, 2);
+        const tms_error_context_t context = {.operation = "test", .device = 0};
         tms_error_t error;
-        unmap(program, 1);
-        program->handles[3] = create(program, TMS_BACKUP_PINNED);
-        simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_INVALID_VALUE);
-        (void)tms_handles_map(&program->fixture->saver, place(program, 3), PIECE_BYTES, program->handles[3], &question->busy,
-                              &error);
-        break;
+        ASSERT_OK(tms_devices_load(&f.devices, &f.cuda, &f.topology, &context, &error), error);
+        ASSERT_OK(tms_devices_enter(&f.devices, 0, &context, &error), error);
+        program_t program = reserve(&f);
+        const uint64_t number = create(&program, TMS_BACKUP_NONE);
+        coming = (__typeof__(coming)){.fixture = &f, .map = f.cuda->cuMemMap, .looks = looks};
+        writable(&f)->cuMemMap = use_second_device;
+        map_handle(&program, 0, number);
+        writable(&f)->cuMemMap = coming.map;
+        const tms_segment_t *segment = tms_segment_of(tms_registry_find(&f.saver.registry, program.base));
+        assert_int_equal(tms_segment_accessible(segment), 3);
+        end(&program);
+        tms_devices_leave(&f.devices, 0);
+        fixture_end(&f, 2);
     }
-    }
-    return -1; /* everything is live */
-}
-
-static tms_status_t pause_meanwhile(program_t *program, meanwhile_t meanwhile, tms_report_t *report, tms_error_t *error) {
-    question_t question = {.program = program, .meanwhile = meanwhile};
-    const tms_selection_t selection = {.find_live = while_asked, .live_context = &question};
-    tms_status_t status = pause_selected_with_report(program->fixture, &selection, report, error);
-    assert_true(question.asked);
-    assert_int_equal(question.busy, meanwhile == FAIL_TO_MAP);
-    return status;
-}
-
-static void an_unmap_is_carried_out_at_the_end(void **state) {
-    fixture_t *f = *state;
-    program_t program = reserve(f);
-    tms_report_t report;
-    tms_error_t error;
-    map_all(&program, TMS_BACKUP_PINNED);
-    const uint64_t before = used();
-    ASSERT_OK(pause_meanwhile(&program, UNMAP, &report, &error), error);
-    assert_int_equal(used(), before - PIECES * PIECE_BYTES);
-    ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
-    assert_int_equal(report.bytes, (PIECES - 1) * PIECE_BYTES);
-    map(&program, 1, TMS_BACKUP_PINNED); /* its addresses are free */
-    end(&program);
-}
-
-static void memory_is_taken_over(program_t *program, meanwhile_t meanwhile) {
-    fixture_t *f = program->fixture;
-    tms_report_t report;
-    tms_error_t error;
-    map_all(program, TMS_BACKUP_PINNED);
-    const uint64_t before = used();
-    ASSERT_OK(pause_meanwhile(program, meanwhile, &report, &error), error);
-    assert_int_equal(report.bytes, (PIECES - 1) * PIECE_BYTES);
-    assert_int_equal(used(), before - (PIECES - 1) * PIECE_BYTES);
-    assert_filled(place(program, 1), PIECE_BYTES, 7);
-    ASSERT_OK(resume_all(f, &error), error);
-    assert_filled(place(program, 0), PIECE_BYTES, 1);
-    assert_filled(place(program, 1), PIECE_BYTES, 7);
-    ASSERT_OK(pause_all(f, &error), error); /* from now on it is like the others */
-    assert_int_equal(used(), before - PIECES * PIECE_BYTES);
-    ASSERT_OK(resume_all(f, &error), error);
-    assert_filled(place(program, 1), PIECE_BYTES, 7);
-    end(program);
-}
-
-static void a_map_takes_the_memory_over(void **state) {
-    program_t program = reserve(*state);
-    memory_is_taken_over(&program, UNMAP_AND_MAP);
-}
-
-static void a_map_takes_the_memory_over_twice(void **state) {
-    program_t program = reserve(*state);
-    memory_is_taken_over(&program, MAP_TWICE);
-}
-
-static void a_failed_pause_leaves_what_was_taken_over(void **state) {
-    fixture_t *f = *state;
-    program_t program = reserve(f);
-    tms_report_t report;
-    tms_error_t error;
-    map_all(&program, TMS_BACKUP_PINNED);
-    const uint64_t before = used();
-    simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_not_equal(pause_meanwhile(&program, UNMAP_AND_MAP, &report, &error), TMS_OK);
-    assert_int_equal(simulator()->failures_fired(), 1);
-    assert_int_equal(used(), before);
-    assert_filled(place(&program, 0), PIECE_BYTES, 1);
-    assert_filled(place(&program, 1), PIECE_BYTES, 7);
-    end(&program);
-}
-
-static void a_segment_grows_meanwhile(void **state) {
-    fixture_t *f = *state;
-    program_t program = reserve(f);
-    tms_report_t report;
-    tms_error_t error;
-    for (int piece = 0; piece < PIECES - 1; piece++) map(&program, piece, TMS_BACKUP_PINNED);
-    ASSERT_OK(pause_meanwhile(&program, GROW, &report, &error), error);
-    assert_int_equal(report.bytes, (PIECES - 1) * PIECE_BYTES);
-    assert_filled(place(&program, 3), PIECE_BYTES, 8);
-    ASSERT_OK(resume_all(f, &error), error);
-    assert_filled(place(&program, 3), PIECE_BYTES, 8);
-    end(&program);
-}
-
-/* The orphan may be unmapped a moment after it is no segment any more. */
-static void a_map_that_fails_beside_an_orphan_is_tried_again(void **state) {
-    fixture_t *f = *state;
-    program_t program = reserve(f);
-    tms_report_t report;
-    tms_error_t error;
-    for (int piece = 0; piece < PIECES - 1; piece++) map(&program, piece, TMS_BACKUP_PINNED);
-    ASSERT_OK(pause_meanwhile(&program, FAIL_TO_MAP, &report, &error), error);
-    map_handle(&program, 3, program.handles[3]);
-    fill(place(&program, 3), PIECE_BYTES, 6);
-    assert_filled(place(&program, 3), PIECE_BYTES, 6);
-    ASSERT_OK(resume_all(f, &error), error);
-    end(&program);
-}
-
-static void addresses_are_freed_at_the_end(void **state) {
-    fixture_t *f = *state;
-    program_t program = reserve(f);
-    tms_report_t report;
-    tms_error_t error;
-    tms_sim_usage_t usage;
-    map_all(&program, TMS_BACKUP_PINNED);
-    ASSERT_OK(pause_meanwhile(&program, FREE_ADDRESSES, &report, &error), error);
-    simulator()->usage(0, &usage);
-    assert_int_equal(usage.physical_bytes, 0);
-    assert_nothing_waits(&f->saver);
-}
-
-/* ---- while a resume fills the memory ---- */
-
-typedef struct refill {
-    program_t *program;
-    bool tried, busy;
-    tms_status_t status;
-} refill_t;
-
-/* Asserts nothing, because the resume could not end then. */
-static void while_resumed(void *context, uint64_t done, uint64_t total) {
-    refill_t *refill = context;
-    program_t *program = refill->program;
-    tms_error_t error;
-    (void)done;
-    (void)total;
-    if (refill->tried) return;
-    refill->tried = true;
-    unmap(program, 1);
-    const uint64_t number = create(program, TMS_BACKUP_PINNED);
-    refill->status =
-        tms_handles_map(&program->fixture->saver, place(program, 1), PIECE_BYTES, number, &refill->busy, &error);
-    program->handles[1] = number;
-}
-
-static void a_map_is_busy_while_a_resume_fills_the_memory(void **state) {
-    fixture_t *f = *state;
-    program_t program = reserve(f);
-    refill_t refill = {.program = &program};
-    const tms_selection_t selection = {.on_progress = while_resumed, .on_progress_context = &refill};
-    tms_error_t error;
-    map_all(&program, TMS_BACKUP_PINNED);
-    ASSERT_OK(pause_all(f, &error), error);
-    ASSERT_OK(resume_selected(f, &selection, &error), error);
-    assert_true(refill.tried);
-    assert_true(refill.busy);
-    assert_int_equal(refill.status, TMS_INVALID_STATE);
-    map_handle(&program, 1, program.handles[1]);
-    fill(place(&program, 1), PIECE_BYTES, 5);
-    assert_filled(place(&program, 0), PIECE_BYTES, 1);
-    assert_filled(place(&program, 1), PIECE_BYTES, 5);
-    end(&program);
+    (void)state;
 }
 
 /* ---- handles ---- */
@@ -373,8 +131,14 @@ static void a_handle_may_be_released_before_it_is_unmapped(void **state) {
     fixture_t *f = *state;
     program_t program = reserve(f);
     tms_error_t error;
+    CUmemGenericAllocationHandle memory = 0;
+    uint64_t number = 0;
     map(&program, 0, TMS_BACKUP_PINNED);
     ASSERT_OK(tms_handles_release(&f->saver, program.handles[0], &error), error);
+    assert_true(tms_handles_retain(&f->saver, place(&program, 0), &number)); /* while it is mapped, it can be had again */
+    ASSERT_OK(tms_handles_memory(&f->saver, number, &memory, &error), error);
+    ASSERT_OK(tms_handles_release(&f->saver, number, &error), error);
+    assert_int_equal(tms_handles_memory(&f->saver, number, &memory, &error), TMS_INVALID_ARGUMENT);
     ASSERT_OK(pause_all(f, &error), error);
     ASSERT_OK(resume_all(f, &error), error);
     ASSERT_OK(tms_handles_unmap(&f->saver, place(&program, 0), PIECE_BYTES, &error), error);
@@ -428,7 +192,26 @@ static void too_little_memory_is_named(void **state) {
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
     assert_int_equal(tms_handles_create(&f->saver, &region, PIECE_BYTES, 0, &number, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_int_equal(tms_handles_create(&f->saver, &region, PIECE_BYTES + 1, 0, &number, &error), TMS_INVALID_ARGUMENT);
+    atomic_store(&f->saver.memory_margin_bytes, 256 * MIB); /* all that the device has */
+    assert_int_equal(tms_handles_create(&f->saver, &region, PIECE_BYTES, 0, &number, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_non_null(strstr(error.message, "memory_margin_bytes"));
     assert_int_equal(used(), 0);
+}
+
+/* The driver has failed to release memory, which the next handle needs. */
+static void a_handle_gets_memory_that_could_not_be_released(void **state) {
+    fixture_t *f = *state;
+    program_t program = reserve(f);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    map(&program, 0, TMS_BACKUP_NONE);
+    simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN);
+    unmap(&program, 0);
+    assert_int_equal(used(), PIECE_BYTES);
+    assert_int_equal(simulator()->take_memory(0, (int64_t)(256 * MIB - PIECE_BYTES)), 0);
+    map(&program, 0, TMS_BACKUP_NONE);
+    assert_int_equal(used(), PIECE_BYTES);
+    assert_int_equal(simulator()->take_memory(0, -(int64_t)(256 * MIB - PIECE_BYTES)), 0);
+    end(&program);
 }
 
 static void parts_of_a_range_are_found(void **state) {
@@ -447,6 +230,47 @@ static void parts_of_a_range_are_found(void **state) {
     assert_int_equal(end_of_it, place(&program, 3));
     begin = place(&program, 3);
     assert_false(tms_handles_find(saver, &begin, &end_of_it));
+    map(&program, 0, TMS_BACKUP_NONE); /* later than its neighbours */
+    map(&program, 3, TMS_BACKUP_NONE);
+    for (int first = 0; first < PIECES; first++) {
+        for (int last = first; last < PIECES; last++) {
+            begin = place(&program, first);
+            end_of_it = place(&program, last + 1);
+            assert_true(tms_handles_find(saver, &begin, &end_of_it));
+            assert_int_equal(begin, place(&program, first));
+            assert_int_equal(end_of_it, place(&program, first + 1));
+        }
+    }
+    end(&program);
+}
+
+static void a_handle_that_was_unmapped_cannot_be_mapped_again(void **state) {
+    fixture_t *f = *state;
+    program_t program = reserve(f);
+    tms_error_t error;
+    bool busy = true;
+    map(&program, 0, TMS_BACKUP_NONE);
+    ASSERT_OK(tms_handles_unmap(&f->saver, program.base, PIECE_BYTES, &error), error);
+    assert_int_equal(tms_handles_map(&f->saver, program.base, PIECE_BYTES, program.handles[0], &busy, &error),
+                     TMS_INVALID_STATE);
+    assert_false(busy);
+    ASSERT_OK(tms_handles_release(&f->saver, program.handles[0], &error), error);
+    program.handles[0] = 0;
+    end(&program);
+}
+
+static void a_forked_child_changes_nothing(void **state) {
+    fixture_t *f = *state;
+    program_t program = reserve(f);
+    CUmemGenericAllocationHandle memory = 0;
+    tms_error_t error;
+    map(&program, 0, TMS_BACKUP_NONE);
+    atomic_store(&f->saver.forked, true); /* what process.c does in the child */
+    ASSERT_OK(tms_handles_unmap(&f->saver, program.base, PIECE_BYTES, &error), error);
+    ASSERT_OK(tms_handles_release(&f->saver, program.handles[0], &error), error);
+    atomic_store(&f->saver.forked, false);
+    assert_int_equal(used(), PIECE_BYTES);
+    ASSERT_OK(tms_handles_memory(&f->saver, program.handles[0], &memory, &error), error);
     end(&program);
 }
 
@@ -500,87 +324,23 @@ static void a_failed_call_loses_nothing(void **state) {
     }
 }
 
-/* ---- threads ---- */
-
-enum { CYCLES = 60 };
-
-typedef struct mapper {
-    program_t *program;
-    int piece;
-    _Atomic bool *ended;
-    uint64_t maps;
-} mapper_t;
-
-/* Maps and unmaps one piece until the pauses have ended, as PyTorch does, which touches no memory that may be paused. */
-static void *map_and_unmap(void *argument) {
-    mapper_t *mapper = argument;
-    program_t *program = mapper->program;
-    while (!atomic_load(mapper->ended)) {
-        const uint64_t number = create(program, TMS_BACKUP_PINNED);
-        bool busy = true;
-        tms_error_t error;
-        tms_status_t status = TMS_INVALID_STATE;
-        while (busy) {
-            status =
-                tms_handles_map(&program->fixture->saver, place(program, mapper->piece), PIECE_BYTES, number, &busy, &error);
-            if (busy) sched_yield();
-        }
-        ASSERT_OK(status, error);
-        program->handles[mapper->piece] = number;
-        unmap(program, mapper->piece);
-        mapper->maps++;
-    }
-    return NULL;
-}
-
-static void threads_map_beside_pauses(void **state) {
-    fixture_t *f = *state;
-    program_t program = reserve(f);
-    _Atomic bool ended = false;
-    mapper_t mappers[2] = {{.program = &program, .piece = 0, .ended = &ended},
-                           {.program = &program, .piece = 2, .ended = &ended}};
-    pthread_t threads[2];
-    tms_error_t error;
-    for (int piece = 1; piece < PIECES; piece += 2) {
-        map(&program, piece, TMS_BACKUP_PINNED);
-        fill(place(&program, piece), PIECE_BYTES, (uint32_t)piece);
-    }
-    for (int i = 0; i < 2; i++) assert_int_equal(pthread_create(&threads[i], NULL, map_and_unmap, &mappers[i]), 0);
-    for (int cycle = 0; cycle < CYCLES; cycle++) {
-        ASSERT_OK(pause_all(f, &error), error);
-        ASSERT_OK(resume_all(f, &error), error);
-        for (int piece = 1; piece < PIECES; piece += 2) assert_filled(place(&program, piece), PIECE_BYTES, (uint32_t)piece);
-    }
-    atomic_store(&ended, true);
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(pthread_join(threads[i], NULL), 0);
-        assert_true(mappers[i].maps > 0);
-    }
-    end(&program);
-}
-
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup_one_device, teardown)
     const struct CMUnitTest tests[] = {
         TEST(contents_come_back),
         TEST(each_handle_stays_one),
         TEST(unmapped_while_paused),
-        TEST(an_unmap_is_carried_out_at_the_end),
-        TEST(a_map_takes_the_memory_over),
-        TEST(a_map_takes_the_memory_over_twice),
-        TEST(a_failed_pause_leaves_what_was_taken_over),
-        TEST(a_segment_grows_meanwhile),
-        TEST(a_map_that_fails_beside_an_orphan_is_tried_again),
-        TEST(addresses_are_freed_at_the_end),
-        TEST(a_map_is_busy_while_a_resume_fills_the_memory),
+        cmocka_unit_test(a_device_that_comes_into_use_during_a_map_gets_access),
         TEST(references_keep_a_handle),
         TEST(a_handle_may_be_released_before_it_is_unmapped),
         TEST(a_handle_that_was_never_mapped_is_released),
         TEST(a_part_cannot_be_mapped_or_unmapped),
         TEST(too_little_memory_is_named),
+        TEST(a_handle_gets_memory_that_could_not_be_released),
         TEST(parts_of_a_range_are_found),
+        TEST(a_handle_that_was_unmapped_cannot_be_mapped_again),
+        TEST(a_forked_child_changes_nothing),
         TEST(a_failed_call_loses_nothing),
-        TEST(threads_map_beside_pauses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

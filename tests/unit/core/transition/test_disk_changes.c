@@ -5,8 +5,10 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include "captured_stderr.h"
 #include "temporary.h"
 
 static char directory[TEMPORARY_BYTES];
@@ -151,6 +153,31 @@ static void a_pause_that_fails_after_the_file_was_lost_has_no_contents(void **st
     assert_filled(address, BYTES, 1);
 }
 
+/* Nothing was copied, but the contents of the lost file are gone. */
+static void a_lost_file_that_cannot_be_replaced_has_no_contents(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_segment_info_t row;
+    struct rlimit usual;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    assert_int_equal(tms_saver_find(&f->saver, address, &row), TMS_OK);
+    assert_int_equal(row.backup_bytes, BYTES);
+    assert_int_equal(unlink(only_file(f)->path), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &usual), 0);
+    const struct rlimit small = {.rlim_cur = BYTES / 2, .rlim_max = usual.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    const tms_status_t status = pause_all(f, &error);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &usual), 0);
+    assert_int_equal(status, TMS_BACKUP_IO);
+    assert_null(f->saver.stores.disk.files);
+    assert_int_equal(tms_saver_find(&f->saver, address, &row), TMS_OK);
+    assert_int_equal(row.backup_bytes, 0);
+    cycle_copying(f, BYTES, 0);
+    assert_filled(address, BYTES, 1);
+}
+
 static void a_resume_that_does_not_retain_leaves_space_without_contents(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -186,21 +213,12 @@ static void a_file_of_one_pause_goes_with_the_next_one_elsewhere(void **state) {
     assert_filled(address, BYTES, 1);
 }
 
-/* A kernel that does nothing: all fingerprints are equal. */
-static CUresult launch_nothing(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                               unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
-                               CUstream stream, void **parameters, void **extra) {
-    (void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
-    (void)shared_bytes, (void)stream, (void)parameters, (void)extra;
-    return CUDA_SUCCESS;
-}
-
 static void a_verified_pause_reads_the_file(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     retain(f);
     f->config.verify_backups = true;
-    writable(f)->cuLaunchKernel = launch_nothing;
+    launch_equal(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
     cycle_copying(f, BYTES, 0);
     cycle_copying(f, 0, BYTES);
@@ -209,6 +227,64 @@ static void a_verified_pause_reads_the_file(void **state) {
     assert_non_null(strstr(error.message, "another byte 1572864 than the device"));
     cycle_copying(f, BYTES, 0);
     subtract_one(address + 3 * CHUNK);
+    assert_filled(address, BYTES, 1);
+}
+
+static void progress_counts_what_is_written(void **state) {
+    fixture_t *f = *state;
+    const uint64_t odd = 3 * CHUNK + 777;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, odd, 1);
+    for (int verified = 0; verified < 2; verified++) {
+        f->config.verify_backups = verified;
+        cycle_with_progress(f, verified ? 0 : odd, verified ? odd : 0);
+        add_one(address + odd - 1);
+        cycle_with_progress(f, 777, odd - 777);
+    }
+}
+
+/* Other files are left as they are, and the pause after writes only what has changed. */
+static void a_verified_pause_writes_a_damaged_file_again(void **state) {
+    fixture_t *f = *state;
+    retain(f);
+    f->config.verify_backups = true;
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    uint64_t other = allocate_filled(f, "b", TMS_BACKUP_PINNED, BYTES, 2);
+    cycle_copying(f, BYTES, BYTES);
+    char text[4096];
+    captured_stderr_t captured = capture_begin();
+    for (int time = 0; time < 3; time++) {
+        damage(f, 2 * CHUNK + 9);
+        if (time == 1) add_one(address + 5 * CHUNK);
+        cycle_with_progress(f, BYTES, BYTES);
+    }
+    capture_end(captured, text, sizeof text);
+    assert_non_null(strstr(text, "warning: pause: a backup file could not be"));
+    assert_non_null(strstr(text, only_file(f)->path));
+    assert_non_null(strstr(text, "so this pause writes them to the file again"));
+    assert_null(strstr(strstr(text, "writes them") + 1, "writes them"));
+    cycle_copying(f, 0, 2 * BYTES);
+    subtract_one(address + 5 * CHUNK);
+    cycle_copying(f, CHUNK, 2 * BYTES - CHUNK);
+    assert_filled(address, BYTES, 1);
+    assert_filled(other, BYTES, 2);
+}
+
+/* The disk fails while the damaged file is written again: nothing was released, and the next pause writes all of it. */
+static void a_damaged_file_that_cannot_be_written_again_fails_the_pause(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    retain(f);
+    f->config.verify_backups = true;
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_DISK, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    damage(f, 2 * CHUNK + 9);
+    simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    assert_filled(address, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
     assert_filled(address, BYTES, 1);
 }
 
@@ -222,9 +298,13 @@ int main(void) {
         ONE(after_a_late_failure_the_whole_file_is_written),
         ONE(a_file_that_is_gone_is_made_again),
         ONE(a_pause_that_fails_after_the_file_was_lost_has_no_contents),
+        ONE(a_lost_file_that_cannot_be_replaced_has_no_contents),
         ONE(a_resume_that_does_not_retain_leaves_space_without_contents),
         ONE(a_file_of_one_pause_goes_with_the_next_one_elsewhere),
         ONE(a_verified_pause_reads_the_file),
+        ONE(progress_counts_what_is_written),
+        ONE(a_verified_pause_writes_a_damaged_file_again),
+        ONE(a_damaged_file_that_cannot_be_written_again_fails_the_pause),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,8 @@
 /* Guards a resume in the background: its end, streams that wait for its copies, and copies that cannot be undone. */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "captured_stderr.h"
 #include "core/transition/resume.h"
 #include "support/pending_fixture.h"
 
@@ -31,6 +35,71 @@ static void a_pending_resume_ends_like_any_other(void **state) {
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     assert_filled(address, BYTES, 1);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, &report, &error), error); /* as often as the caller likes */
+    tms_pending_release(pending);
+}
+
+static void count_calls(void *context, uint64_t done, uint64_t total) {
+    (void)done, (void)total;
+    ++*(int *)context;
+}
+
+/* The caller may be gone when the background copies. */
+static void no_progress_is_reported_in_the_background(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    int calls = 0;
+    tms_pending_t *pending = NULL;
+    const tms_selection_t selection = {.on_progress = count_calls, .on_progress_context = &calls};
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 20);
+    ASSERT_OK(tms_pending_begin(&f->saver, &selection, &pending, &error), error);
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_int_equal(calls, 0);
+    assert_filled(address, BYTES, 20);
+    tms_pending_release(pending);
+}
+
+/* The failure is logged once, by the last holder, unless a caller has received it. */
+static void a_failure_that_nobody_received_is_logged(void **state) {
+    fixture_t *f = *state;
+    (void)paused(f, "a", TMS_BACKUP_PINNED, 21);
+    for (int received = 0; received < 2; received++) {
+        tms_error_t error;
+        char text[4096];
+        captured_stderr_t captured = capture_begin();
+        simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_UNKNOWN);
+        tms_pending_t *pending = begin(f, "a");
+        ASSERT_OK(tms_pending_await(pending, NULL, NULL, &error), error);
+        join_resumes(f); /* the pending resume is released by its thread before that ends */
+        const tms_status_t status = received ? tms_pending_wait(pending, NULL, NULL, NULL, &error) : TMS_DRIVER;
+        tms_pending_release(pending);
+        capture_end(captured, text, sizeof text);
+        assert_int_equal(status, TMS_DRIVER);
+        assert_int_equal(strstr(text, "no call waited for it") != NULL, !received);
+    }
+}
+
+/* A child neither waits for a resume of its parent nor releases it. */
+static void a_forked_child_has_no_pending_resume(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    int status = -1;
+    uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 22);
+    hold_copies();
+    tms_pending_t *pending = begin(f, "a");
+    simulator()->wait_until_synchronizing();
+    const pid_t child = fork();
+    if (child == 0) {
+        const bool done = tms_pending_done(pending) == 1;
+        const bool refused = tms_pending_wait(pending, at_once, NULL, NULL, &error) == TMS_FORKED &&
+                             tms_pending_wait_stream(pending, NULL, at_once, NULL, &error) == TMS_FORKED;
+        for (int i = 0; i < 2; i++) tms_pending_release(pending);
+        _exit(done && refused && simulator()->calls_in_child() == 0 ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    release_copies();
+    ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
+    assert_int_equal(status, 0);
+    assert_filled(address, BYTES, 22);
     tms_pending_release(pending);
 }
 
@@ -308,6 +377,42 @@ static void a_stream_cannot_wait_for_an_incomplete_resume(void **state) {
     destroy_and_leave(f, stream);
 }
 
+/* The devices of earlier attempts, which have failed, must become ready once more. The last attempt copies nothing to device
+ * 0, so that no stream waits for it. */
+static void what_a_failed_attempt_made_ready_does_not_count(void **state) {
+    fixture_t *f = *state;
+    const tms_error_context_t context = {.operation = "test", .device = 0};
+    tms_copier_t copier = {.open = false};
+    tms_wait_t wait;
+    const tms_selection_t all = {0};
+    const tms_report_t report = {0};
+    tms_pending_t *pending = NULL;
+    tms_error_t error;
+    ASSERT_OK(tms_pending_create(&f->saver, &all, &pending, &context, &error), error);
+    tms_wait_begin(&wait, NULL, NULL, 0);
+    ASSERT_OK(tms_copier_open(&copier, &f->saver.stores.copying, 0, &wait, &context, &error), error);
+    simulator()->clear_counts();
+    for (int attempt = 0; attempt < 2; attempt++) {
+        tms_pending_expect(pending, 3);
+        ASSERT_OK(tms_pending_ready(pending, 0, &copier, &context, &error), error);
+        assert_true(tms_pending_may_undo(pending));
+    }
+    assert_int_equal(simulator()->calls("cuEventCreate"), 1);
+    assert_int_equal(simulator()->calls("cuEventRecord"), 2);
+    assert_true(tms_copier_close(&copier));
+    ASSERT_OK(tms_copier_open(&copier, &f->saver.stores.copying, 1, &wait, &context, &error), error);
+    tms_pending_expect(pending, 3);
+    ASSERT_OK(tms_pending_ready(pending, 1, &copier, &context, &error), error);
+    assert_true(tms_copier_close(&copier));
+    assert_int_equal(tms_pending_wait_stream(pending, NULL, at_once, NULL, &error), TMS_INTERRUPTED);
+    ASSERT_OK(tms_pending_ready(pending, 0, NULL, &context, &error), error);
+    ASSERT_OK(tms_pending_wait_stream(pending, NULL, at_once, NULL, &error), error);
+    assert_false(tms_pending_may_undo(pending)); /* a stream relies on it */
+    assert_int_equal(simulator()->calls("cuStreamWaitEvent"), 1);
+    tms_pending_end(pending, TMS_OK, &report, &error);
+    tms_pending_release(pending);
+}
+
 static void set_running(fixture_t *f, bool running) {
     pthread_mutex_lock(&f->saver.lock);
     f->saver.transition_running = running;
@@ -403,6 +508,9 @@ static void a_default_stream_of_a_device_that_is_not_in_use_is_refused(void **st
 int main(void) {
     const struct CMUnitTest tests[] = {
         ONE(a_pending_resume_ends_like_any_other),
+        ONE(no_progress_is_reported_in_the_background),
+        ONE(a_failure_that_nobody_received_is_logged),
+        ONE(a_forked_child_has_no_pending_resume),
         ONE(a_later_pause_is_left_alone),
         ONE(a_handle_may_be_released_before_the_end),
         ONE(a_stream_waits_for_the_copies_and_the_caller_does_not),
@@ -412,6 +520,7 @@ int main(void) {
         ONE(several_streams_wait_for_zeros),
         TWO(a_stream_waits_for_every_device),
         TWO(out_of_memory_is_undone_although_a_stream_is_to_wait),
+        TWO(what_a_failed_attempt_made_ready_does_not_count),
         ONE(a_stream_cannot_wait_for_an_incomplete_resume),
         ONE(a_failed_stream_wait_guarantees_nothing),
         ONE(a_thread_without_a_context_has_a_default_stream),

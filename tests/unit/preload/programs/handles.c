@@ -2,6 +2,7 @@
  * handles_library.c; the first has the name of the library with the allocator. */
 #include <cuda.h>
 
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -223,6 +224,58 @@ static void a_forked_child(void) {
     unmap_all();
 }
 
+/* ---- a stand-in for Python's interpreter, which is found in the global scope ---- */
+
+static int initialized, saves, restores;
+static char held;
+
+int Py_IsInitialized(void) { return initialized; }
+int Py_AddPendingCall(int (*call)(void *), void *argument) { return call && argument ? 0 : -1; }
+int PyGILState_Ensure(void) { return 0; }
+void PyGILState_Release(int before) { (void)before; }
+void *PyImport_ImportModule(const char *name) { return name ? NULL : &held; }
+void *PyObject_CallMethod(void *object, const char *name, const char *format, ...) { return name && format ? NULL : object; }
+void PyErr_WriteUnraisable(void *object) { (void)object; }
+void Py_DecRef(void *object) { (void)object; }
+int PyGILState_Check(void) { return 1; }
+
+/* The resume needs the GIL before it ends. */
+void *PyEval_SaveThread(void) {
+    saves++;
+    tms_sim_set_bandwidth(0);
+    return &held;
+}
+
+void PyEval_RestoreThread(void *state) {
+    CHECK(state == &held);
+    restores++;
+}
+
+static void *resume_in_the_background(void *unused) {
+    EQUAL(TMS(tms_resume)(NULL), SUCCESS);
+    return unused;
+}
+
+/* A resume is filling the memory that PyTorch maps again, and another thread must run before it ends. */
+static void a_map_waits_without_the_gil(void) {
+    library_t allocator = start(true);
+    pthread_t thread;
+    map_all(allocator);
+    EQUAL(TMS(tms_pause)(NULL), SUCCESS);
+    tms_sim_set_bandwidth(1); /* the copies do not end */
+    EQUAL(pthread_create(&thread, NULL, resume_in_the_background, NULL), 0);
+    tms_sim_wait_until_synchronizing();
+    unmap(1);
+    initialized = 1;
+    map(allocator, 1);
+    initialized = 0;
+    EQUAL(saves, 1);
+    EQUAL(restores, 1);
+    EQUAL(pthread_join(thread, NULL), 0);
+    for (int piece = 0; piece < PIECES; piece++) CHECK(piece == 1 || is_filled(at(piece), PIECE_BYTES, (unsigned)piece));
+    unmap_all();
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
@@ -237,6 +290,7 @@ int main(int argc, char **argv) {
         {"fabric_handles", fabric_handles},
         {"too_little_memory", too_little_memory},
         {"a_forked_child", a_forked_child},
+        {"a_map_waits_without_the_gil", a_map_waits_without_the_gil},
     };
     for (size_t i = 0; argc == 2 && i < sizeof scenarios / sizeof *scenarios; i++) {
         if (strcmp(argv[1], scenarios[i].name) != 0) continue;

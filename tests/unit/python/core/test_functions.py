@@ -56,6 +56,44 @@ def test_an_item_moves_to_the_end_of_another_list() -> None:
     assert (source, target) == (["a", "c"], ["x", "d", "b"])
 
 
+class Manager:
+    """A context manager whose end raises `error`, if there is one."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.exits: list[tuple[object, ...]] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        self.exits.append(exception)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("end", [None, KeyError("end")])
+def test_within_raises_the_exception_of_the_function(end: BaseException | None) -> None:
+    manager = Manager(end)
+    with pytest.raises(ValueError, match="'x'") as raised:
+        _core.within(manager, int, "x")
+    assert raised.value.__context__ is end
+    assert manager.exits == [(None, None, None)]
+
+
+def test_within_raises_what_ends_the_program_rather_than_an_error() -> None:
+    end = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt) as raised:
+        _core.within(Manager(end), int, "x")
+    assert raised.value is end
+    assert isinstance(end.__context__, ValueError)
+
+
+def test_within_raises_the_exception_of_the_end() -> None:
+    with pytest.raises(KeyError):
+        _core.within(Manager(KeyError("end")), int, "7")
+
+
 def test_moves_and_records_leave_no_references() -> None:
     item, source, target = object(), [], []
     before = sys.getrefcount(item)
