@@ -1,7 +1,7 @@
 """A thread pool: shards that several threads load are managed like those that the caller loads itself.
 
-A call that is submitted to a `ThreadPoolExecutor` inside a region belongs to the region. For other threads, `bind_region` makes
-a function whose allocations belong to the region that the caller was in.
+A call that is submitted to a `ThreadPoolExecutor` inside a region belongs to the region. For other threads, `bind_region`
+makes a function whose allocations belong to the region that the caller was in.
 
     python examples/thread_pool.py
 """
