@@ -375,7 +375,7 @@ class TorchMemorySaver:
     def disable(self) -> AbstractContextManager[None]:
         """Return a context manager inside which allocations are ordinary, even inside a region.
 
-        Memory that was allocated and freed inside is released to the driver on exit.
+        Memory that was allocated and freed inside is released to the driver on exit, or by :meth:`empty_cache`.
 
         Raises:
             InvalidStateError: No region is in force, nor ``TMS_INIT_ENABLE=1``.
@@ -764,8 +764,8 @@ class TorchMemorySaver:
         """Release cached memory, managed memory included, like ``torch.cuda.empty_cache()``, even inside regions.
 
         Call it between the layers that a region loads or converts: PyTorch cannot reuse the memory of deleted tensors for
-        larger ones while it allocates in a region. Idle segments of a pool that holds tensors are released if they are
-        larger than what this strands (``stats().stranded_bytes``).
+        larger ones while it allocates in a region, or in :meth:`disable`. Idle segments of a pool that holds tensors are
+        released if they are larger than what this strands (``stats().stranded_bytes``).
 
         While another thread is inside a region, memory that PyTorch caches outside of regions on its device is released
         when that thread leaves; this is logged once. The method does nothing if torch is not in use.
