@@ -54,7 +54,7 @@ MUTANTS = (
         "a-copy-that-was-only-read-counts-as-handed-out",
         "csrc/core/model/inspect.c",
         "if (found && hand_out) tms_host_buffer_hand_out(found);",
-        "if (found) tms_host_buffer_hand_out(found);",
+        "if (found && (hand_out || bytes > 0)) tms_host_buffer_hand_out(found);",
         (_TEST,),
     ),
     Mutant(
