@@ -62,6 +62,21 @@ PATCHES = (
     Patch("torch._C._CUDAGraph.capture_begin", _FIRST_USE, _BEGIN),
     Patch("torch._C._CUDAGraph.capture_end", f"{_FIRST_USE}, in hook mode torch", _END),
     Patch("torch._C._CUDAGraph.capture_end_pre", f"{_FIRST_USE}, in hook mode torch, where PyTorch has it", _END),
+    Patch(
+        "torch._C._cuda_beginAllocateCurrentThreadToPool",
+        _FIRST_USE,
+        "PyTorch hands out free blocks of a pool although its memory is paused, so a routing to such a pool is refused",
+    ),
+    Patch(
+        "torch.cuda.memory._cuda_beginAllocateCurrentThreadToPool",
+        _FIRST_USE,
+        "As above, for `use_mem_pool`. In hook mode preload it also keeps the program's MemPool ordinary inside a region",
+    ),
+    Patch(
+        "torch.cuda.memory._cuda_endAllocateToPool",
+        f"{_FIRST_USE}, in hook mode preload",
+        "The end of `use_mem_pool` puts the settings of the region back in force",
+    ),
     Patch("torch.cuda.memory.caching_allocator_enable", _FIRST_USE, _CACHING),
     Patch("torch.cuda.caching_allocator_enable", _FIRST_USE, _CACHING),
     Patch("torch.cuda.memory.empty_cache", _FIRST_USE, _EMPTY),

@@ -388,7 +388,7 @@ class TorchMemorySaver:
     def disable(self) -> AbstractContextManager[None]:
         """Return a context manager inside which allocations are ordinary, even inside a region.
 
-        Memory that was allocated and freed inside is released to the driver on exit.
+        Memory that was allocated and freed inside is released to the driver on exit, or by :meth:`empty_cache`.
 
         Raises:
             InvalidStateError: No region is in force, nor ``TMS_INIT_ENABLE=1``.
@@ -786,8 +786,8 @@ class TorchMemorySaver:
         """Release cached memory, managed memory included, like ``torch.cuda.empty_cache()``, even inside regions.
 
         Call it between the layers that a region loads or converts: PyTorch cannot reuse the memory of deleted tensors for
-        larger ones while it allocates in a region. Idle segments of a pool that holds tensors are released if they are
-        larger than what this strands (``stats().stranded_bytes``).
+        larger ones while it allocates in a region, or in :meth:`disable`. Idle segments of a pool that holds tensors are
+        released if they are larger than what this strands (``stats().stranded_bytes``).
 
         While another thread is inside a region, memory that PyTorch caches outside of regions on its device is released
         when that thread leaves; this is logged once. The method does nothing if torch is not in use.
@@ -801,20 +801,24 @@ class TorchMemorySaver:
         with ``host_memory="retain"`` or :attr:`retain_cpu_backup`. The contents of a backup on disk are read into new
         memory, once no pause or resume is running. So a checkpoint can be written while everything is paused.
 
+        A tensor that contains tensors, such as a DTensor or one of data and scales, gives a tensor of the same class made of
+        their host copies, and None if one of them has none. So a parked, sharded trainer can write its checkpoint.
+
         There is no copy of memory that was not copied completely (free blocks of PyTorch's cache). A pause that fails or is
         interrupted leaves a retained copy unchanged, unless it had begun to overwrite the copy: then there is none until the
         next pause, which makes it at the same address.
 
         Args:
-            x: A contiguous CUDA tensor.
+            x: A contiguous CUDA tensor, or one whose class names the tensors that it is made of (``__tensor_flatten__``).
             zero_copy: Whether the result is the backup's own memory rather than a copy of it, if the backup is in host
                 memory, and the tensor in one piece of an expandable segment. The memory stays valid while the result lives.
+                You may write to it, so the next pause copies everything.
                 Later pauses may write to it, and a pause that fails half-way leaves a mixture there. A forked child does not
                 inherit this memory and gets SIGSEGV when it accesses the memory: copy it before the fork.
 
         Raises:
             NotManagedError: The tensor is not in managed memory.
-            InvalidArgumentError: `x` is not a tensor, or is not contiguous.
+            InvalidArgumentError: `x` is not a tensor, is not contiguous, or is nested.
             BackupIOError: The file of a backup on disk cannot be read, or was changed.
             CaptureInProgressError, InvalidStateError: A backup on disk cannot be read while a capture is active, nor by a
                 thread that is inside a pause or resume.

@@ -83,6 +83,12 @@ tms_status_t tms_api_host_backup(uint64_t address, uint64_t bytes, tms_host_buff
     return state ? tms_saver_host_backup(&state->saver, address, bytes, buffer, host, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
+tms_status_t tms_api_read_only_backup(uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer, void **host,
+                                      tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_saver_read_only_backup(&state->saver, address, bytes, buffer, host, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
 void tms_api_host_buffer_release(tms_host_buffer_t *buffer) { tms_host_buffer_drop(buffer); }
 
 void tms_api_set_memory_margin(uint64_t bytes) {

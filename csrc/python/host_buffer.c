@@ -64,9 +64,11 @@ static PyObject *wrap(PyObject *module, tms_host_buffer_t *buffer, void *memory)
     return (PyObject *)object;
 }
 
-PyObject *tms_py_host_backup(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"host_backup", 2, 2, {"address", "size"}};
-    const tms_api_t *api = tms_py_api(module);
+typedef tms_status_t (*find_t)(uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer, void **host,
+                               tms_error_t *error);
+
+static PyObject *find(PyObject *module, const tms_py_signature_t *signature, find_t find_backup, PyObject *const *arguments,
+                      Py_ssize_t positional, PyObject *keywords) {
     tms_host_buffer_t *buffer = NULL;
     void *memory = NULL;
     uint64_t address, bytes;
@@ -74,14 +76,24 @@ PyObject *tms_py_host_backup(PyObject *module, PyObject *const *arguments, Py_ss
     tms_status_t status;
     tms_error_t error;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &address) ||
+    if (!tms_py_bind(&call, signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &address) ||
         !tms_py_get_u64(&call, 1, &bytes))
         return NULL;
     tms_error_clear(&error);
     Py_BEGIN_ALLOW_THREADS;
-    status = api->host_backup(address, bytes, &buffer, &memory, &error);
+    status = find_backup(address, bytes, &buffer, &memory, &error);
     Py_END_ALLOW_THREADS;
     if (status != TMS_OK) return tms_py_raise(&error);
     if (!buffer) Py_RETURN_NONE;
     return wrap(module, buffer, memory);
+}
+
+PyObject *tms_py_host_backup(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"host_backup", 2, 2, {"address", "size"}};
+    return find(module, &signature, tms_py_api(module)->host_backup, arguments, positional, keywords);
+}
+
+PyObject *tms_py_read_only_backup(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"read_only_backup", 2, 2, {"address", "size"}};
+    return find(module, &signature, tms_py_api(module)->read_only_backup, arguments, positional, keywords);
 }

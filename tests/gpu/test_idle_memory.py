@@ -497,3 +497,26 @@ def test_an_emptying_that_is_put_off_is_logged_once(
     with _log(caplog) as texts:
         tms.empty_cache()
     assert texts == []
+
+
+def test_memory_freed_inside_disable_is_returned_there() -> None:
+    """As a weight update of an engine needs it: buffers of one size, and then a larger one."""
+    with saver.region(tag="outer"):
+        outer = empty(16 * MIB)
+        with saver.disable():
+            kept, gone = empty(10 * MIB), [empty(24 * MIB) for _ in range(4)]
+            kept.fill_(3)
+            before = torch.cuda.memory_reserved()
+            del gone
+            tms.empty_cache()
+            assert torch.cuda.memory_reserved() == before - 96 * MIB
+            later = empty(32 * MIB)
+            assert core.find(later.data_ptr()) is None, "the region inside is still disabled"
+            assert core.find(kept.data_ptr()) is None
+            write_and_check(later, 4)
+            assert int(kept.min()) == int(kept.max()) == 3
+            del kept, later
+        again = empty(16 * MIB)
+        assert core.find(again.data_ptr()) is not None
+    assert torch.cuda.memory_reserved() == before - (96 + 10 - 16) * MIB
+    del outer, again

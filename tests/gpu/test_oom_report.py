@@ -342,3 +342,26 @@ def test_a_program_that_is_not_changed(tmp_path: Path) -> None:
         assert all(report["missing"] == {} and report["process"]["hook_mode"] == mode for report in found)
         assert all((path.stat().st_mode & 0o777) == 0o600 for path in folder.iterdir())
         assert str(folder / names[2].replace(".json", ".txt")) in done.error
+
+
+def test_a_limit_that_paused_memory_counts_against_is_explained(caplog: pytest.LogCaptureFixture) -> None:
+    total = torch.cuda.mem_get_info()[1]
+    with saver.region(tag="engine"):
+        engine = empty(LARGE)
+    torch.cuda.set_per_process_memory_fraction((LARGE + LARGE // 2) / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            empty(LARGE)
+        assert "set_per_process_memory_fraction" not in caplog.text, "nothing is paused"
+        saver.pause("engine")
+        with pytest.raises(torch.OutOfMemoryError):
+            empty(LARGE)
+        assert caplog.text.count("Its paused memory counts against that limit as well.") == 1
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    caplog.clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        empty(MORE_THAN_ANY_GPU)
+    assert "set_per_process_memory_fraction" not in caplog.text, "no limit is set"
+    saver.resume("engine")
+    del engine

@@ -56,6 +56,13 @@ MUTANTS = (
         (_TEST,),
     ),
     Mutant(
+        "a-copy-that-was-only-read-counts-as-handed-out",
+        "csrc/core/model/inspect.c",
+        "if (found && hand_out) tms_host_buffer_hand_out(found);",
+        "if (found && (hand_out || bytes > 0)) tms_host_buffer_hand_out(found);",
+        (_TEST,),
+    ),
+    Mutant(
         "a-program-that-keeps-a-view-is-forgotten",
         _HOST,
         "atomic_store(&kept->handed_out, atomic_load(&kept->references) > 1);",

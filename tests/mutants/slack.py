@@ -39,8 +39,8 @@ _SHOWN = (
     Mutant(
         "a-warning-of-pytorchs-shortage-does-not-name-slack",
         _SOURCES + "_diagnostics/out_of_memory/reporter.py",
-        "account.sentence), account.slack_sentence, *points",
-        "account.sentence), *points",
+        "limit_sentence(device, allowed), account.slack_sentence, *points",
+        "limit_sentence(device, allowed), *points",
         ("tests/unit/python/diagnostics/out_of_memory/test_reporter.py::test_the_observer_names_slack",),
     ),
     Mutant(

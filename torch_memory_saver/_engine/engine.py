@@ -39,7 +39,7 @@ from torch_memory_saver._engine.process import (
 from torch_memory_saver._engine.region import Region, bind_region
 from torch_memory_saver._engine.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
 from torch_memory_saver._engine.tensors import get_cpu_backup
-from torch_memory_saver._engine.variables import setting, warn_of_unknown_variables
+from torch_memory_saver._engine.variables import init_enabled, warn_of_unknown_variables
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.default_pool import DefaultPool
 from torch_memory_saver._torch.graphs import GraphCapture, check_token
@@ -77,7 +77,6 @@ __all__ = ["Engine", "check_capture", "check_path", "check_reservation", "option
 logger = logging.getLogger("torch_memory_saver")
 
 _CAPTURE_MODES = ("global", "thread_local", "relaxed")
-_TRUE = ("1", "true", "yes")
 
 #: :meth:`RegionOptions.check`, which remembers what it has accepted: programs enter the regions of a few tags many times.
 _known_options = functools.lru_cache(maxsize=1024, typed=True)(RegionOptions.check)
@@ -145,11 +144,6 @@ def _close_at_exit() -> None:
         atexit.register(_core.close)
 
 
-def _init_enabled() -> bool:
-    """Whether TMS_INIT_ENABLE requests that everything is managed."""
-    return setting("TMS_INIT_ENABLE").lower() in _TRUE
-
-
 #: Find private attributes of an engine, by its name, or raise AttributeError. A higher layer adds its own.
 private_attributes: list[Callable[[Engine, str], Any]] = []
 
@@ -174,13 +168,13 @@ class Engine:
         self._store = pool_store
         self._graph_pools = graph_pools
         self._default_pool = DefaultPool(pool_store.substitutes)
-        self._manages_everything = _core.preloaded and _init_enabled()
+        self._manages_everything = _core.preloaded and init_enabled()
         torch = layer.imported()
         if torch is not None:  # with TMS_INIT_ENABLE tensors may be sent before this package uses torch.cuda
             install_sharing(torch)
         if self._manages_everything:
             self._graph_pools.default_pool_managed = True
-        if _init_enabled() and not _core.preloaded:
+        if init_enabled() and not _core.preloaded:
             logger.warning(
                 "TMS_INIT_ENABLE is set, but this process was started without the preload library: only regions are "
                 "managed; start it with LD_PRELOAD=%s",

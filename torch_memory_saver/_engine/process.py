@@ -11,7 +11,8 @@ from torch_memory_saver._engine.managed_modules import ManagedModules
 from torch_memory_saver._engine.pending import PendingResumes
 from torch_memory_saver._engine.preserved import Preserved
 from torch_memory_saver._engine.region import Region
-from torch_memory_saver._torch import empty_cache, layer, sharing
+from torch_memory_saver._engine.variables import init_enabled
+from torch_memory_saver._torch import empty_cache, layer, program_pools, sharing
 from torch_memory_saver._torch.captures import before_capture, capture_gate
 from torch_memory_saver._torch.graphs import GraphPools
 from torch_memory_saver._torch.kept_objects import BlasWorkspaces, OrdinaryPools, RandomStates
@@ -67,8 +68,15 @@ def _watch_late_devices(torch: Any) -> None:
         late_devices.begin(torch_cuda)
 
 
+def _watch_program_pools(torch: Any) -> None:
+    torch_cuda = layer.loaded()
+    if torch_cuda is not None:
+        program_pools.install(torch_cuda, pool_store, init_enabled())
+
+
 layer.at_first_use(install_sharing)
 layer.at_first_use(_watch_late_devices)
+layer.at_first_use(_watch_program_pools)
 layer.at_first_use(lambda torch: empty_cache.install(pool_store))
 layer.at_first_use(blas_workspaces.begin)
 layer.at_first_use(random_states.begin)

@@ -260,6 +260,17 @@ def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
         raise TorchUnavailableError("get_cpu_backup() needs PyTorch, which could not be imported") from error
     if not isinstance(x, torch.Tensor):
         raise InvalidArgumentError(f"get_cpu_backup() needs a torch.Tensor, not {type(x).__name__}")
+    return _host_copy(torch, x, zero_copy)
+
+
+def _host_copy(torch: Any, x: Any, zero_copy: bool) -> Any:
+    if x.is_nested:
+        raise InvalidArgumentError(
+            "get_cpu_backup() cannot make a nested tensor on the host: ask for the tensors that it is made of, such as "
+            "values() and offsets()"
+        )
+    if parts_of(torch, x) is not None:
+        return _host_copy_of_parts(torch, x, zero_copy)
     if x.layout != torch.strided or not x.is_contiguous():
         raise InvalidArgumentError(
             f"get_cpu_backup() needs a contiguous tensor; this one has shape {tuple(x.shape)}"
@@ -271,14 +282,44 @@ def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
         raise NotManagedError(f"this tensor is on device {x.device}, not on a CUDA device", operation="get_cpu_backup")
     if x.numel() == 0:
         return torch.empty(x.shape, dtype=x.dtype)
-    size = x.numel() * x.element_size()
-    owner = None if _has_several_pieces(x.data_ptr(), size) else _core.host_backup(x.data_ptr(), size)
+    address, size = _address_of(x), x.numel() * x.element_size()
+    find = _core.host_backup if zero_copy else _core.read_only_backup
+    owner = None if _has_several_pieces(address, size) else find(address, size)
     if owner is None:
         copy = torch.empty(x.shape, dtype=x.dtype)
-        return copy if _copy_pieces(x.data_ptr(), size, copy.data_ptr()) else None
+        return copy if _copy_pieces(address, size, copy.data_ptr()) else None
     view = _as_bytes(owner, size)
     tensor = torch.frombuffer(view, dtype=torch.uint8)
     return (tensor if zero_copy else tensor.clone()).view(x.dtype).view(x.shape)
+
+
+def _host_copy_of_parts(torch: Any, x: Any, zero_copy: bool) -> Any:
+    """Return a tensor of the same class, made of the host copies of its parts; None if one of them has none. Parts on the
+    CPU are copied."""
+    names, context = x.__tensor_flatten__()
+    parts: dict[str, Any] = {}
+    for name in names:
+        part = getattr(x, name)
+        if isinstance(part, torch.Tensor):
+            part = part.detach().clone() if part.device.type == "cpu" else _host_copy(torch, part, zero_copy)
+            if part is None:
+                return None
+        parts[name] = part
+    copy = type(x).__tensor_unflatten__(parts, context, x.size(), x.stride())
+    return copy.requires_grad_(False) if copy.requires_grad else copy
+
+
+def _address_of(x: Any) -> int:
+    try:
+        address = int(x.data_ptr())
+    except RuntimeError:
+        address = 0
+    if not address:
+        raise InvalidArgumentError(
+            "get_cpu_backup() needs a tensor with memory of its own, or one whose class names the tensors that it is made "
+            f"of (__tensor_flatten__). {type(x).__name__} does neither: ask for the tensors that it is made of"
+        )
+    return address
 
 
 def _has_several_pieces(address: int, size: int) -> bool:
@@ -297,7 +338,7 @@ def _copy_pieces(address: int, size: int, destination: int) -> bool:
         if row is None:
             return False
         part = min(end, row.address + row.bytes) - address
-        owner = _core.host_backup(address, part)
+        owner = _core.read_only_backup(address, part)
         if owner is not None:
             ctypes.memmove(destination, owner.address, part)
         elif not _read(row, address, part, destination):

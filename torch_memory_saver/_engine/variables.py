@@ -21,6 +21,7 @@ __all__ = [
     "PYTHON_VARIABLES",
     "Variable",
     "driver_library",
+    "init_enabled",
     "known_variables",
     "path_at_import",
     "setting",
@@ -101,6 +102,11 @@ _DIRECTORY = _working_directory()
 def setting(name: str) -> str:
     """Return the value of an environment variable, without spaces around it. It is "" if the variable has no effect."""
     return "" if _core.secure_execution else os.environ.get(name, "").strip()
+
+
+def init_enabled() -> bool:
+    """Return whether ``TMS_INIT_ENABLE`` requests that everything is managed, which only a preload library can do."""
+    return setting("TMS_INIT_ENABLE").lower() in ("1", "true", "yes")
 
 
 def path_at_import(path: str) -> str:

@@ -29,7 +29,15 @@ from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.errors import ForkedProcessError
 
-__all__ = ["CaptureGate", "announce_capture", "announcing", "before_capture", "capture_gate", "watch_captures"]
+__all__ = [
+    "CaptureGate",
+    "announce_capture",
+    "announcing",
+    "before_capture",
+    "capture_gate",
+    "pool_checks",
+    "watch_captures",
+]
 
 #: Native functions that end a capture. Recent releases of PyTorch do it in two steps, of which the first ends the capture.
 _ENDS = ("capture_end", "capture_end_pre")
@@ -37,6 +45,9 @@ _ENDS = ("capture_end", "capture_end_pre")
 #: Functions that are called with the device before each capture begins, while the capture's stream is the current one. They
 #: must not raise. The capture begins inside the context managers that they return.
 before_capture: list[Callable[[int], contextlib.AbstractContextManager[Any] | None]] = []
+#: Functions that are called with the pool that a capture names, before the capture begins and once no pause can begin. A
+#: capture that one of them refuses by an exception does not begin.
+pool_checks: list[Callable[[Any], object]] = []
 
 
 def _begin_inside(begin: Callable[[], object], device: int) -> Callable[[], object]:
@@ -174,6 +185,7 @@ def watch_captures(torch: Any) -> None:
     @functools.wraps(begin)
     def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
         begin_this = _begin_inside(functools.partial(begin, graph, *arguments, **keywords), device_of())
+        begin_this = _checking(begin_this, *arguments, **keywords)
         begun = _Begin(begin_this, lambda: stream_of(device_of()), lambda identity: under_way.__setitem__(graph, identity))
         try:
             begun.__enter__()
@@ -195,16 +207,51 @@ def watch_captures(torch: Any) -> None:
             _replace(graph_class, name, ending(getattr(graph_class, name)))
 
 
+def _checking(begin: Callable[[], object], pool: Any = None, *_: Any, **__: Any) -> Callable[[], object]:
+    """Return `begin` after the checks of the pool, which is the first argument of ``CUDAGraph.capture_begin``."""
+    if pool is None:
+        return begin
+
+    def check_and_begin() -> object:
+        for check in pool_checks:
+            check(pool)
+        return begin()
+
+    return check_and_begin
+
+
+class _Announced(OneUse):
+    """A context manager: inside, a capture is visible to the native core, and no pause begins."""
+
+    def __init__(self) -> None:
+        self._identities: list[int] = []
+
+    def _begin(self) -> None:
+        _core.record_each(self._identities, _core.capture_begin, [(None, _core.BACKUP_NONE)])
+
+    def _end(self) -> None:
+        for identity in filter(None, self._identities):  # 0 would end the last one that was announced
+            _core.capture_end(identity)
+
+
 def _pass_gate(graph_class: Any, device_of: Callable[[], int]) -> None:
+    """Wrap the begin of a capture in preload mode, where the interposed function of the runtime reports it. A capture that
+    names a pool is visible earlier, from before the check of the pool."""
     begin = graph_class.capture_begin
 
     @functools.wraps(begin)
     def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
         begin_this = _begin_inside(functools.partial(begin, graph, *arguments, **keywords), device_of())
+        check_and_begin = _checking(begin_this, *arguments, **keywords)
 
         def announce_and_begin() -> Any:
             announce_capture()
-            return begin_this()
+            if check_and_begin is begin_this:
+                return begin_this()
+            try:
+                return _core.within(_Announced(), check_and_begin)
+            except ForkedProcessError:
+                return begin_this()  # PyTorch raises the error.
 
         return _core.within(capture_gate.held(), announce_and_begin)
 

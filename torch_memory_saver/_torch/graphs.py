@@ -41,6 +41,7 @@ from torch_memory_saver._torch.frames import FunctionDecorator
 from torch_memory_saver._torch.kept_objects import BlasWorkspaces
 from torch_memory_saver._torch.layer import DEFAULT_POOL, PoolId, TorchCuda, eager_methods, pool_of
 from torch_memory_saver._torch.pools import Key, Pool, PoolStore
+from torch_memory_saver._torch.program_pools import refuse_paused
 from torch_memory_saver._torch.steps import Entered, call_each
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import RegionOptions
@@ -53,7 +54,6 @@ __all__ = [
     "clean_up",
     "managed_default_pool_bytes",
     "names_pool_to_use",
-    "refuse_paused",
     "replaced_error",
 ]
 
@@ -448,23 +448,6 @@ def names_pool_to_use(torch: TorchCuda, token: PoolId, key: Key) -> bool:
             probe = functools.partial(torch.has_our_allocator, token, key.device)
             return _core.within(region_settings.RegionSettings(options), probe)
     return all(row.tag == options.tag and row.backup == options.backup for row in managed)
-
-
-def refuse_paused(torch: TorchCuda, token: PoolId) -> list[_core.Segment | None]:
-    """Return the managed allocation of each segment of the token's pool; None for ordinary memory.
-
-    Raises:
-        InvalidStateError: One of the segments is paused.
-    """
-    found = [_core.find(segment["address"]) for segment in torch.segments(token)]
-    paused = next((row for row in found if row is not None and row.state != _core.STATE_ACTIVE), None)
-    if paused is not None:
-        raise InvalidStateError(
-            f"the memory of graph pool {token} is paused: resume tag {paused.tag!r} before capturing into it again",
-            operation="cuda_graph",
-            tag=paused.tag,
-        )
-    return found
 
 
 def bytes_not_managed(torch: TorchCuda, token: PoolId) -> int:

@@ -59,6 +59,12 @@ DEFAULT_POOL: PoolId = (0, 0)
 _NO_POOL: PoolId = (0, (1 << 62) - 1)
 #: PyTorch's variable that turns off its caching for the whole process.
 _NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+#: PyTorch's name for an allocator of the program, which has no memory pools.
+_OTHER_ALLOCATOR = "pluggable"
+_PRELOAD_FOR_OTHER_ALLOCATORS = (
+    ', or start the process with the preload library (hook mode "preload"; see configure_subprocess()), whose regions '
+    "manage the cudaMalloc of any allocator"
+)
 #: Number of recorded pools of ordinary memory at which those without memory are forgotten.
 _MANY_POOLS = 10_000
 #: Since this version a pool with an allocator can be used while expandable segments are on.
@@ -87,6 +93,13 @@ class TorchCuda:
     def __init__(self, torch: Any) -> None:
         extension = torch._C
         backend = extension._cuda_getAllocatorBackend()
+        if backend == _OTHER_ALLOCATOR:
+            raise InvalidStateError(
+                "the program has replaced PyTorch's CUDA allocator (change_current_allocator(), as with RMM), and only "
+                "PyTorch's own has the memory pools that this needs: keep PyTorch's allocator"
+                + ("" if _core.preloaded else _PRELOAD_FOR_OTHER_ALLOCATORS),
+                operation="initialize",
+            )
         if backend != "native":
             raise InvalidStateError(
                 f"PyTorch's {backend} allocator has no memory pools: unset `backend` in PYTORCH_CUDA_ALLOC_CONF and "
@@ -428,11 +441,19 @@ def imported() -> Any:
 
 
 def loaded() -> TorchCuda | None:
-    """Return torch.cuda, initialised if necessary; None if torch is not loaded or finds no CUDA device."""
+    """Return torch.cuda, initialised if necessary; None if torch is not loaded or finds no CUDA device, or if the program
+    has replaced PyTorch's allocator: then nothing that this package does with PyTorch applies."""
     if _torch_cuda is not None:
         return _torch_cuda
     torch = imported()
-    return _initialize(torch) if torch is not None and torch.cuda.is_available() else None
+    if torch is None or not torch.cuda.is_available() or _has_other_allocator(torch):
+        return None
+    return _initialize(torch)
+
+
+def _has_other_allocator(torch: Any) -> bool:
+    backend: Callable[[], str] | None = getattr(torch._C, "_cuda_getAllocatorBackend", None)
+    return backend is not None and backend() == _OTHER_ALLOCATOR
 
 
 def in_use() -> TorchCuda | None:

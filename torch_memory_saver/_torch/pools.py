@@ -428,8 +428,8 @@ class PoolStore(PoolStock):
         return self._replace_own(torch, tags) or retired
 
     def _replace_own(self, torch: TorchCuda, tags: Tags) -> bool:
-        """Replace the pools of this thread's frames in the tags that are worth retiring. Return whether to empty PyTorch."""
-        own = [frame for frame in self.stack() if frame.managed and frame.pools and selects(tags, frame.tag)]
+        """Replace this thread's pools of the tags (None: and of disable()) if worth it. Return whether to empty PyTorch."""
+        own = [each for each in self.stack() if each.pools and (selects(tags, each.tag) if each.managed else tags is None)]
         devices = {pool.device for frame in own for pool in frame.pools}
         releasable = {device for device in devices if torch.releasable_bytes(device)}
         replaced: list[bool] = []

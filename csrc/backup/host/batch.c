@@ -336,6 +336,8 @@ bool tms_host_buffer_is_pinned(tms_host_buffer_t *buffer, uint64_t offset) {
 
 void tms_host_buffer_acquire(tms_host_buffer_t *buffer) { atomic_fetch_add(&buffer->references, 1); }
 
+void tms_host_buffer_hand_out(tms_host_buffer_t *buffer) { atomic_store(&buffer->handed_out, true); }
+
 void tms_host_buffer_drop(tms_host_buffer_t *buffer) {
     if (!buffer || atomic_fetch_sub(&buffer->references, 1) != 1) return;
     if (buffer->process == getpid()) { /* in a forked child the store belongs to the parent and has been forgotten */

@@ -52,6 +52,8 @@ tms_status_t tms_host_buffer_await(tms_host_buffer_t *buffer, uint64_t offset, t
 /* Whether the piece at `offset` is pinned. A usable piece is not pinned if the driver failed to pin it. */
 bool tms_host_buffer_is_pinned(tms_host_buffer_t *buffer, uint64_t offset);
 void tms_host_buffer_acquire(tms_host_buffer_t *buffer);
+/* The caller gives its reference to the program, which may write to the memory. So the next pause copies everything. */
+void tms_host_buffer_hand_out(tms_host_buffer_t *buffer);
 void tms_host_buffer_drop(tms_host_buffer_t *buffer); /* accepts NULL; makes no driver call */
 
 #endif

@@ -164,7 +164,6 @@ static void *find(void *store, const tms_backup_t *backup, const tms_backup_slot
             found = (char *)kept->memory + extent->packed + (offset - extent->offset);
     }
     if (found && buffer) {
-        atomic_store(&kept->handed_out, true);
         tms_host_buffer_acquire(kept);
         *buffer = kept;
     }

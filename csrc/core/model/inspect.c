@@ -11,8 +11,9 @@ static void *find_copy(tms_saver_t *saver, const tms_segment_t *segment, uint64_
     return tms_backup_find(&segment->backup, &saver->stores, offset, bytes, buffer);
 }
 
-tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
-                                   void **host, tms_error_t *error) {
+/* `hand_out`: the program gets the reference. */
+static tms_status_t find_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, bool hand_out,
+                                tms_host_buffer_t **buffer, void **host, tms_error_t *error) {
     tms_error_context_t context = {
         .operation = "get_cpu_backup", .device = TMS_NO_DEVICE, .bytes = bytes, .address = address};
     tms_status_t status = TMS_OK;
@@ -36,6 +37,7 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
             if (find_copy(saver, segment, address - begin, bytes, NULL)) status = TMS_FORKED;
         } else {
             copy = find_copy(saver, segment, address - begin, bytes, &found);
+            if (found && hand_out) tms_host_buffer_hand_out(found);
         }
     }
     pthread_mutex_unlock(&saver->lock);
@@ -50,6 +52,16 @@ tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_
     *buffer = found;
     *host = copy;
     return TMS_OK;
+}
+
+tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
+                                   void **host, tms_error_t *error) {
+    return find_backup(saver, address, bytes, true, buffer, host, error);
+}
+
+tms_status_t tms_saver_read_only_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
+                                        void **host, tms_error_t *error) {
+    return find_backup(saver, address, bytes, false, buffer, host, error);
 }
 
 /* Returns the bytes of the backup, or 0 during a transition. */

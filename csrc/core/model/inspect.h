@@ -6,9 +6,12 @@
 
 #include "core/model/saver.h"
 
-/* These functions implement tms_api_t.host_backup, .segments, .usage, .reset_peaks, .find and .counters. */
+/* These functions implement tms_api_t.host_backup, .read_only_backup, .segments, .usage, .reset_peaks, .find and
+ * .counters. */
 tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
                                    void **host, tms_error_t *error);
+tms_status_t tms_saver_read_only_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
+                                        void **host, tms_error_t *error);
 size_t tms_saver_segments(tms_saver_t *saver, tms_segment_info_t *rows, size_t capacity);
 size_t tms_saver_usage(tms_saver_t *saver, const char *tag, int device, tms_usage_info_t *rows, size_t capacity);
 void tms_saver_reset_peaks(tms_saver_t *saver);

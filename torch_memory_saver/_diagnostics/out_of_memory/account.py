@@ -160,6 +160,24 @@ def idle_sentence(device: int) -> str:
     return f"torch_memory_saver.empty_cache() would return {binary_size(idle)} of idle managed memory of device {device}."
 
 
+def limit_sentence(device: int, allowed: int) -> str:
+    """Return a sentence about a limit of PyTorch's that paused memory of the device counts against; "" if there is none.
+
+    Args:
+        device: CUDA ordinal.
+        allowed: The bytes of the device that PyTorch may use.
+    """
+    has_paused = any(row.device == device and row.paused_bytes for row in _core.usage(None))
+    return _limit(allowed) if has_paused and allowed < _core.device_memory(device).total else ""
+
+
+def _limit(allowed: int) -> str:
+    return (
+        f"PyTorch itself is limited to {binary_size(allowed)} by torch.cuda.set_per_process_memory_fraction(). Its paused "
+        "memory counts against that limit as well."
+    )
+
+
 def holder_name(line: LedgerLine) -> str:
     """Who holds the memory of a line, for a sentence."""
     return line.name if line.holder == "processes" else _HOLDERS.get(line.holder, line.name)
@@ -210,10 +228,7 @@ def _advice(failure: Failure, account: Account) -> list[str]:
         return ["This is more than the whole memory of the device: request less, or use more devices."]
     sentences = []
     if failure.allowed_bytes is not None and failure.allowed_bytes < ledger.total_bytes:
-        sentences.append(
-            f"PyTorch itself is limited to {binary_size(failure.allowed_bytes)} by "
-            "torch.cuda.set_per_process_memory_fraction(). Its paused memory counts against that limit as well."
-        )
+        sentences.append(_limit(failure.allowed_bytes))
     missing = failure.needed_bytes - ledger.free_bytes
     margin = _core.get_memory_margin() if failure.operation == "allocate" and failure.tags else 0
     if margin and missing + margin > 0:

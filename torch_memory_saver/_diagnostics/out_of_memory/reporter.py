@@ -70,14 +70,18 @@ class Reporter:
 
     def observe(self, device: int, requested: int, allowed: int, free: int) -> None:
         """PyTorch's observer: called before it raises its own error, whose text is PyTorch's. The log gets the rest. Without
-        a folder there is a line only if ``empty_cache()`` would return managed memory."""
+        a folder there is a line only if ``empty_cache()`` would return managed memory, or if paused memory counts against a
+        limit that the program has set."""
         message = f"PyTorch needs {binary_size(requested)} on device {device} and has {binary_size(free)} free."
 
         def use(account: Account, *points: str) -> None:
-            logger.warning("%s", with_points(with_sentence(message, account.sentence), account.slack_sentence, *points))
+            from torch_memory_saver._diagnostics.out_of_memory.account import limit_sentence
+
+            points = (limit_sentence(device, allowed), account.slack_sentence, *points)
+            logger.warning("%s", with_points(with_sentence(message, account.sentence), *points))
 
         if self._folder is None:
-            self._attempt(lambda: self._log_idle(device, message))
+            self._attempt(lambda: self._log_causes(device, allowed, message))
             return
 
         self._attempt(lambda: self._report(lambda: failure_of_torch(device, requested, allowed), use))
@@ -94,12 +98,12 @@ class Reporter:
         """Whether reports go to a folder."""
         return self._folder is not None
 
-    def _log_idle(self, device: int, message: str) -> None:
-        from torch_memory_saver._diagnostics.out_of_memory.account import idle_sentence
+    def _log_causes(self, device: int, allowed: int, message: str) -> None:
+        from torch_memory_saver._diagnostics.out_of_memory.account import idle_sentence, limit_sentence
 
-        sentence = idle_sentence(device)
-        if sentence:
-            logger.warning("%s", with_points(message, sentence))
+        sentences = list(filter(None, [limit_sentence(device, allowed), idle_sentence(device)]))
+        if sentences:
+            logger.warning("%s", with_points(message, *sentences))
 
     def _report(self, make_failure: Callable[[], Failure], use: Callable[..., None]) -> None:
         """Writes the report, if there is a folder. Then calls `use` with the account and points for a message."""

@@ -305,6 +305,20 @@ static void a_segment_whose_copy_was_handed_out_is_copied_whole(void **state) {
     assert_filled(other, BYTES, 2);
 }
 
+static void a_copy_that_was_only_read_is_not_copied_again(void **state) {
+    fixture_t *f = *state;
+    tms_host_buffer_t *buffer = NULL;
+    void *host = NULL;
+    tms_error_t error;
+    retain(f);
+    uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    ASSERT_OK(tms_saver_read_only_backup(&f->saver, address, BYTES, &buffer, &host, &error), error);
+    assert_non_null(host);
+    tms_host_buffer_drop(buffer);
+    cycle_copying(f, 0, BYTES);
+}
+
 /* ---- failures ---- */
 
 /* The copy of the first was overwritten, and that of the second may have been. */
@@ -565,6 +579,7 @@ int main(void) {
         ONE(the_ends_of_an_unaligned_range_are_compared),
         ONE(another_live_set_copies_all_of_its_segment_only),
         ONE(a_segment_whose_copy_was_handed_out_is_copied_whole),
+        ONE(a_copy_that_was_only_read_is_not_copied_again),
         ONE(after_a_late_failure_what_was_overwritten_is_copied_whole),
         ONE(without_the_kernel_everything_is_copied),
         ONE(a_kernel_that_writes_nothing_does_not_hide_a_change),

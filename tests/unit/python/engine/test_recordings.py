@@ -12,7 +12,7 @@ import pytest
 from processes import PRELUDE, TIMEOUT_S, environment
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine import background, engine, variables
+from torch_memory_saver._engine import background, variables
 from torch_memory_saver.errors import DriverUnavailableError
 
 
@@ -103,7 +103,7 @@ def test_variables_have_no_effect_in_secure_execution_mode(monkeypatch: pytest.M
         monkeypatch.setattr(_core, "secure_execution", secure)
         background.start_from_environment.__wrapped__()
         assert started == expected
-        assert engine._init_enabled() is not secure
+        assert variables.init_enabled() is not secure
         assert variables.driver_library() == ("libcuda.so.1" if secure else "/foreign/driver.so")
     assert background.debug_folder() == "/foreign"
 
