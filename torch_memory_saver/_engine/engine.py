@@ -70,7 +70,16 @@ from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_stats
 if TYPE_CHECKING:
     from torch_memory_saver._engine.managing import ManageHandle
 
-__all__ = ["Engine", "check_capture", "check_path", "check_reservation", "options_of_region", "private_attributes"]
+__all__ = [
+    "Engine",
+    "check_capture",
+    "check_path",
+    "check_pause",
+    "check_reservation",
+    "check_resume",
+    "options_of_region",
+    "private_attributes",
+]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -266,8 +275,7 @@ class Engine:
         timeout: float | None = PAUSE_TIMEOUT_S,
     ) -> PauseReport:
         options = PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
-        refuse_inner_call("pause")
-        pending_resumes.settle("pause", options.tags, options.deadline)
+        _settle_pause(options)
         return with_hooks(
             "pause",
             options.tags,
@@ -511,6 +519,32 @@ def _settle_substitutes() -> None:
 
 
 after_call.add("the end of the pools that replace PyTorch's default pool", _settle_substitutes)
+
+
+def check_pause(options: PauseOptions) -> None:
+    """Raise what a pause is known to fail with, after waiting for what it waits for. Nothing is paused.
+
+    Raises:
+        InvalidStateError, CaptureInProgressError: The reasons are those of :meth:`TorchMemorySaver.pause`.
+    """
+    _settle_pause(options)
+    _check_pause(options)
+
+
+def check_resume() -> None:
+    """Raise what a resume is known to fail with. Nothing is resumed.
+
+    Raises:
+        InvalidStateError, CaptureInProgressError: The reasons are those of :meth:`TorchMemorySaver.resume`.
+    """
+    refuse_inner_call("resume")
+    _check_resume()
+
+
+def _settle_pause(options: PauseOptions) -> None:
+    """Begin a pause: refuse it inside another call, and wait for resumes in the background."""
+    refuse_inner_call("pause")
+    pending_resumes.settle("pause", options.tags, options.deadline)
 
 
 def _check_pause(options: PauseOptions) -> None:
