@@ -633,7 +633,8 @@ class TorchMemorySaver:
             A handle, whose ``remove()`` ends the registration.
 
         Raises:
-            InvalidArgumentError: An argument has the wrong type or value, or a callback is a coroutine function.
+            InvalidArgumentError: An argument has the wrong type or value, or a callback is a coroutine function or a
+                generator function, whose body a call does not run.
         """
         return _register("pause", tag, when, callback, cancelled)
 
