@@ -15,7 +15,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._engine import hook_modes, hooks, preload
 from torch_memory_saver._engine.disabled import DisabledEngine
 from torch_memory_saver._engine.engine import Engine
-from torch_memory_saver._engine.hook_modes import HookMode
+from torch_memory_saver._engine.hook_modes import DecoratingContext, HookMode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver._engine.tensors import is_paused, tag_of
@@ -273,7 +273,7 @@ class TorchMemorySaver:
         backup: _Backup = None,
         host_memory: _HostMemory = None,
         runs: bool = True,
-    ) -> AbstractContextManager[None]:
+    ) -> DecoratingContext:
         """Return a context manager inside which GPU memory allocated by this thread can be paused and resumed.
 
         Regions nest, and the innermost applies. Tensors made outside stay ordinary. A region may be entered while its tag is
@@ -330,7 +330,7 @@ class TorchMemorySaver:
         backup: _Backup = None,
         host_memory: _HostMemory = None,
         runs: bool = True,
-    ) -> AbstractContextManager[None]:
+    ) -> DecoratingContext:
         """Return a context manager like ``torch.cuda.graph`` whose graph allocates memory that can be paused and resumed.
 
         A pause without a backup discards the outputs of the last replay: after the resume, replay the graph before reading
@@ -372,7 +372,7 @@ class TorchMemorySaver:
             **optional,
         )
 
-    def disable(self) -> AbstractContextManager[None]:
+    def disable(self) -> DecoratingContext:
         """Return a context manager inside which allocations are ordinary, even inside a region.
 
         Memory that was allocated and freed inside is released to the driver on exit.
@@ -541,6 +541,19 @@ class TorchMemorySaver:
         zero: bool = False,
         wait: Literal[False],
     ) -> PendingResume: ...
+
+    @overload
+    def resume(
+        self,
+        tag: str | Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        exclusive: bool = False,
+        host_memory: _HostMemory = None,
+        zero: bool = False,
+        progress: Callable[[int, int], Any] | None = None,
+        wait: bool,
+    ) -> ResumeReport | PendingResume: ...
 
     def resume(
         self,

@@ -12,14 +12,13 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.background import after_call, before_pause, explain, start_from_environment
 from torch_memory_saver._engine.freshness import Checked, check_fresh
-from torch_memory_saver._engine.hook_modes import check_hook_mode
+from torch_memory_saver._engine.hook_modes import DecoratingContext, check_hook_mode
 from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._engine.native_log import passes_log_on
 from torch_memory_saver._engine.pending import PendingResume, on_main_thread
@@ -211,13 +210,13 @@ class Engine:
         backup: str | None = None,
         host_memory: str | None = None,
         runs: bool = True,
-    ) -> AbstractContextManager[None]:
+    ) -> DecoratingContext:
         options = options_of_region(
             tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
         )
         return Region(self._store, self._find_torch, options)
 
-    def disable(self) -> AbstractContextManager[None]:
+    def disable(self) -> DecoratingContext:
         current = _core.region_current()
         if not current.managed and current.depth == 0 and not self._manages_everything:
             raise InvalidStateError(
@@ -248,7 +247,7 @@ class Engine:
         backup: str | None = None,
         host_memory: str | None = None,
         runs: bool = True,
-    ) -> AbstractContextManager[None]:
+    ) -> DecoratingContext:
         options = RegionOptions.check(tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend)
         torch, token = check_capture(cuda_graph, pool, stream, capture_error_mode)
         return GraphCapture(
