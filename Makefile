@@ -414,6 +414,11 @@ lint-python:
 	$(PYTHON) -m ruff check $(PYTHON_FILES)
 	$(PYTHON) -m ruff format --check $(PYTHON_FILES)
 	$(PYTHON) -m mypy torch_memory_saver torch_memory_saver_pytest.py $(wildcard tools benchmarks)
+# The types as users see them. The two type checkers read them differently.
+	$(PYTHON) -m mypy tests/type_checks
+	@if $(PYTHON) -c 'import pyright' 2>/dev/null; then \
+		echo "$(PYTHON) -m pyright tests/type_checks" && $(PYTHON) -m pyright --pythonpath "$$(command -v $(PYTHON))" tests/type_checks; \
+	else echo "skipped: pyright is not installed"; fi
 # import-linter reads Python files only: the declarations of the native library stand for it.
 	rm -rf build/imports && mkdir -p build/imports && cp -r torch_memory_saver build/imports
 	mv build/imports/torch_memory_saver/_core.pyi build/imports/torch_memory_saver/_core.py

@@ -20,7 +20,8 @@ from torch_memory_saver._interface import __version__  # the first import, which
 # isort: split
 from torch_memory_saver import _wiring, errors, reports
 from torch_memory_saver._engine.hook_modes import register_hook_mode
-from torch_memory_saver._engine.hooks import Hook, HookCall
+from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
+from torch_memory_saver._engine.managing import ManageHandle
 from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver.errors import OutOfMemoryError, TorchMemorySaverError
 from torch_memory_saver.saver import TorchMemorySaver, forward_settings, torch_memory_saver
@@ -70,6 +71,8 @@ patches = torch_memory_saver.patches
 __all__ = [
     "Hook",
     "HookCall",
+    "HookHandle",
+    "ManageHandle",
     "OutOfMemoryError",
     "PendingResume",
     "TorchMemorySaver",

@@ -5,6 +5,7 @@ names. They do not use each other. `make lint` checks all of that.
 """
 
 from torch_memory_saver._engine.background import Periodic, after_call, before_pause
+from torch_memory_saver._engine.engine import check_pause, check_resume
 from torch_memory_saver._engine.graph_pool import GraphPool
 from torch_memory_saver._engine.hooks import HookCall
 from torch_memory_saver._engine.hooks import register as register_hook
@@ -29,6 +30,8 @@ __all__ = [
     "after_call",
     "before_pause",
     "capture_gate",
+    "check_pause",
+    "check_resume",
     "current_history",
     "device_memory",
     "devices_in_use",

@@ -164,7 +164,7 @@ class DeviceLockedError(TorchMemorySaverError):
 class RanksError(TorchMemorySaverError):
     """A pause or resume of all ranks (:mod:`torch_memory_saver.ranks`) has failed, and this rank has undone its part.
 
-    All ranks raise this error. On a rank that has failed itself, ``__cause__`` is its own error.
+    All ranks that have made the call raise this error. On a rank that has failed itself, ``__cause__`` is its own error.
 
     Attributes:
         failures: Reasons of the failure, by global rank. The dictionary is empty if the store of the process group does not

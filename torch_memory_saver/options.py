@@ -18,6 +18,8 @@ Any thread; no lock. A selection of names only is not looked up at all.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -39,6 +41,7 @@ __all__ = [
     "backend_checks",
     "backup_of_aliases",
     "check_bytes",
+    "check_callback",
     "check_device",
     "check_flag",
     "check_if_shared",
@@ -50,6 +53,7 @@ __all__ = [
     "choose_backup",
     "choose_host_policy",
     "choose_pause_backup",
+    "deferred_kind",
     "select_tags",
 ]
 
@@ -165,12 +169,40 @@ def choose_host_policy(host_memory: object) -> int:
     return HOST_MEMORY[host_memory]
 
 
+def deferred_kind(function: object) -> str | None:
+    """Return the kind of a callable whose body does not run during its call, or None for an ordinary one."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    for candidate in (function, getattr(type(function), "__call__", None)):  # noqa: B004
+        if inspect.iscoroutinefunction(candidate):
+            return "a coroutine function"
+        if inspect.isasyncgenfunction(candidate):
+            return "an asynchronous generator function"
+        if inspect.isgeneratorfunction(candidate):
+            return "a generator function"
+    return None
+
+
+def check_callback(name: str, callback: object) -> None:
+    """Check that a callback is callable, and that its body runs when it is called."""
+    if not callable(callback):
+        raise InvalidArgumentError(f"{name} must be a callable, not {type(callback).__name__}: {callback!r}")
+    kind = deferred_kind(callback)
+    if kind is not None:
+        raise InvalidArgumentError(
+            f"{name} must be an ordinary function, not {kind} ({callback!r}): a call would not run its body"
+        )
+
+
 def check_progress(progress: object) -> Callable[[int, int], Any] | None:
     """Return `progress`, which must be None or a callable."""
-    if progress is not None and not callable(progress):
+    if progress is None:
+        return None
+    if not callable(progress):
         raise InvalidArgumentError(
             f"progress must be None or a callable that takes (done_bytes, total_bytes), not {type(progress).__name__}"
         )
+    check_callback("progress", progress)
     return progress
 
 

@@ -15,7 +15,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._engine import hook_modes, hooks, preload
 from torch_memory_saver._engine.disabled import DisabledEngine
 from torch_memory_saver._engine.engine import Engine
-from torch_memory_saver._engine.hook_modes import HookMode
+from torch_memory_saver._engine.hook_modes import DecoratingContext, HookMode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver._engine.tensors import is_paused, tag_of
@@ -280,7 +280,7 @@ class TorchMemorySaver:
         host_memory: _HostMemory = None,
         runs: bool = True,
         threads: bool = True,
-    ) -> AbstractContextManager[None]:
+    ) -> DecoratingContext:
         """Return a context manager inside which GPU memory allocated by this thread can be paused and resumed.
 
         Regions nest, and the innermost applies. Tensors made outside stay ordinary. A region may be entered while its tag is
@@ -343,7 +343,7 @@ class TorchMemorySaver:
         backup: _Backup = None,
         host_memory: _HostMemory = None,
         runs: bool = True,
-    ) -> AbstractContextManager[None]:
+    ) -> DecoratingContext:
         """Return a context manager like ``torch.cuda.graph`` whose graph allocates memory that can be paused and resumed.
 
         A pause without a backup discards the outputs of the last replay: after the resume, replay the graph before reading
@@ -385,7 +385,7 @@ class TorchMemorySaver:
             **optional,
         )
 
-    def disable(self) -> AbstractContextManager[None]:
+    def disable(self) -> DecoratingContext:
         """Return a context manager inside which allocations are ordinary, even inside a region.
 
         Memory that was allocated and freed inside is released to the driver on exit, or by :meth:`empty_cache`.
@@ -564,6 +564,19 @@ class TorchMemorySaver:
         wait: Literal[False],
     ) -> PendingResume: ...
 
+    @overload
+    def resume(
+        self,
+        tag: str | Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+        exclusive: bool = False,
+        host_memory: _HostMemory = None,
+        zero: bool = False,
+        progress: Callable[[int, int], Any] | None = None,
+        wait: bool,
+    ) -> ResumeReport | PendingResume: ...
+
     def resume(
         self,
         tag: str | Iterable[str] | None = None,
@@ -655,7 +668,8 @@ class TorchMemorySaver:
             A handle, whose ``remove()`` ends the registration.
 
         Raises:
-            InvalidArgumentError: An argument has the wrong type or value, or a callback is a coroutine function.
+            InvalidArgumentError: An argument has the wrong type or value, or a callback is a coroutine function or a
+                generator function, whose body a call does not run.
         """
         return _register("pause", tag, when, callback, cancelled)
 

@@ -12,41 +12,64 @@ _CALLS = "torch_memory_saver/ranks/__init__.py"
 _VOTE_TESTS = "tests/unit/python/ranks/test_vote.py"
 _CALLS_TESTS = "tests/unit/python/ranks/test_calls.py"
 
+_DECISIONS = f"{_VOTE_TESTS}::test_every_rank_obeys_the_same_decisions"
+
 _VOTES = (
     Mutant(
         "the-last-decision-counts",
         _VOTE,
-        'return _failures(self._store.compare_set(self._key("decision"), "", json.dumps(failures)))',
-        'self._store.set(self._key("decision"), json.dumps(failures))\n        return failures',
-        (f"{_VOTE_TESTS}::test_every_rank_obeys_the_same_decision",),
+        'return self._decision(self._store.compare_set(self._key(name), "", decision))',
+        "self._store.set(self._key(name), decision)\n        return self._decision(decision.encode())",
+        (_DECISIONS,),
     ),
     Mutant(
         "a-rank-does-not-read-the-decision",
         _VOTE,
-        'return _failures(self._store.get(self._key("decision")))',
-        "return {}",
-        (f"{_VOTE_TESTS}::test_every_rank_obeys_the_same_decision", _CALLS_TESTS),
+        "return self._decision(self._store.get(self._key(name)))",
+        "return Decision(self.number, {}, ())",
+        (_DECISIONS,),
     ),
     Mutant(
-        "a-late-rank-does-its-part",
+        "a-call-joins-one-that-is-decided",
         _VOTE,
-        'if self._store.check([self._key("decision")]):',
+        "while self._store.check([self._key(_AGREEMENT)]):",
+        "while False:",
+        (f"{_VOTE_TESTS}::test_the_call_after_a_missed_one_works",),
+    ),
+    Mutant(
+        "a-rank-that-has-lost-the-store-votes-twice",
+        _VOTE,
+        "        self._position.number = self.number\n",
+        "",
+        (f"{_VOTE_TESTS}::test_a_rank_that_has_lost_the_store_does_not_vote_twice",),
+    ),
+    Mutant(
+        "a-refusal-is-not-counted",
+        _VOTE,
+        'if name == _AGREEMENT and self._store.add(self._key(f"{name}/refusals"), 0):',
         "if False:",
-        (f"{_CALLS_TESTS}::test_a_rank_that_is_too_late_changes_nothing",),
+        (f"{_VOTE_TESTS}::test_a_rank_that_comes_after_a_refusal_learns_the_reason",),
     ),
     Mutant(
         "the-death-of-the-last-rank-undoes-a-call-that-all-agreed-to",
         _VOTE,
-        'if self._store.add(self._key("agreed"), 0) == len(self._ranks):',
+        "if self._count(name, 0):",
         "if False:",
-        (f"{_VOTE_TESTS}::test_the_last_rank_is_killed_between_its_agreement_and_the_decision",),
+        (f"{_VOTE_TESTS}::test_the_last_rank_is_killed_between_its_vote_and_the_decision",),
     ),
     Mutant(
         "the-keys-of-every-call-stay-in-the-store",
         _VOTE,
-        "if not failures and self._number > 1:",
-        "if False:",
-        (f"{_VOTE_TESTS}::test_every_rank_obeys_the_same_decision",),
+        "            self._delete_earlier()\n",
+        "",
+        (_DECISIONS,),
+    ),
+    Mutant(
+        "an-interrupted-rank-waits-for-the-others",
+        _VOTE,
+        " or (name == _AGREEMENT and self._interruption() is not None)",
+        "",
+        (f"{_VOTE_TESTS}::test_an_interrupted_rank_decides_against_the_call_at_once",),
     ),
     Mutant(
         "a-store-that-does-not-answer-is-waited-for",
@@ -56,10 +79,24 @@ _VOTES = (
         (f"{_VOTE_TESTS}::test_a_store_that_never_answers_is_lost",),
     ),
     Mutant(
+        "ranks-pause-before-all-have-agreed",
+        _CALLS,
+        "        decision = self._calls.ask(lambda: self._ballot.agree(refusal))\n",
+        "        self._perform()\n        decision = self._calls.ask(lambda: self._ballot.agree(refusal))\n",
+        (f"{_CALLS_TESTS}::test_nothing_is_paused_before_all_ranks_have_agreed",),
+    ),
+    Mutant(
+        "nothing-is-checked-before-the-ranks-agree",
+        _MOVES,
+        "        check_pause(",
+        "        (",
+        (f"{_CALLS_TESTS}::test_a_thread_in_a_region_is_found_before_the_ranks_agree",),
+    ),
+    Mutant(
         "an-interrupted-rank-goes-on-as-if-nothing-were",
         _CALLS,
-        "        interruption = own.error\n",
-        "        pass\n",
+        "            interruption = self._error\n",
+        "            pass\n",
         (f"{_CALLS_TESTS}::test_an_interrupted_call_is_undone_on_all_ranks",),
     ),
 )

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.engine import Engine, check_capture, check_path, check_reservation, options_of_region
 from torch_memory_saver._engine.freshness import Checked
+from torch_memory_saver._engine.hook_modes import DecoratingContext
 from torch_memory_saver._engine.pending import PendingResume, handle_of
 from torch_memory_saver._engine.preserved import objects_in
 from torch_memory_saver._engine.process import graph_pools, pool_store
@@ -93,12 +93,12 @@ class DisabledEngine(Engine):
         host_memory: str | None = None,
         runs: bool = True,
         threads: bool = True,
-    ) -> AbstractContextManager[None]:
+    ) -> DecoratingContext:
         check_switch("threads", threads)
         options_of_region(tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         return _Nothing()
 
-    def disable(self) -> AbstractContextManager[None]:
+    def disable(self) -> DecoratingContext:
         return _Nothing()
 
     def bind_region(self, function: Any) -> Any:
@@ -127,10 +127,10 @@ class DisabledEngine(Engine):
         backup: str | None = None,
         host_memory: str | None = None,
         runs: bool = True,
-    ) -> AbstractContextManager[None]:
+    ) -> DecoratingContext:
         RegionOptions.check(tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend)
         torch, token = check_capture(cuda_graph, pool, stream, capture_error_mode)
-        graph: AbstractContextManager[None] = torch.torch.cuda.graph(
+        graph: DecoratingContext = torch.torch.cuda.graph(
             cuda_graph, pool=token, stream=stream, capture_error_mode=capture_error_mode
         )
         return graph

@@ -12,7 +12,6 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
@@ -20,7 +19,7 @@ from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.background import after_call, before_pause, explain, start_from_environment
 from torch_memory_saver._engine.following import follow_thread_pools
 from torch_memory_saver._engine.freshness import Checked, check_fresh
-from torch_memory_saver._engine.hook_modes import check_hook_mode
+from torch_memory_saver._engine.hook_modes import DecoratingContext, check_hook_mode
 from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._engine.native_log import passes_log_on
 from torch_memory_saver._engine.pending import PendingResume, on_main_thread
@@ -72,7 +71,16 @@ from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_stats
 if TYPE_CHECKING:
     from torch_memory_saver._engine.managing import ManageHandle
 
-__all__ = ["Engine", "check_capture", "check_path", "check_reservation", "options_of_region", "private_attributes"]
+__all__ = [
+    "Engine",
+    "check_capture",
+    "check_path",
+    "check_pause",
+    "check_reservation",
+    "check_resume",
+    "options_of_region",
+    "private_attributes",
+]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -199,7 +207,7 @@ class Engine:
         host_memory: str | None = None,
         runs: bool = True,
         threads: bool = True,
-    ) -> AbstractContextManager[None]:
+    ) -> DecoratingContext:
         options = options_of_region(
             tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
         )
@@ -209,7 +217,7 @@ class Engine:
         follow_thread_pools(self._store, self._find_torch, self._manages_everything)
         return Region(self._store, self._find_torch, options, threads)
 
-    def disable(self) -> AbstractContextManager[None]:
+    def disable(self) -> DecoratingContext:
         current = _core.region_current()
         if not current.managed and current.depth == 0 and not self._manages_everything:
             raise InvalidStateError(
@@ -240,7 +248,7 @@ class Engine:
         backup: str | None = None,
         host_memory: str | None = None,
         runs: bool = True,
-    ) -> AbstractContextManager[None]:
+    ) -> DecoratingContext:
         options = RegionOptions.check(tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend)
         torch, token = check_capture(cuda_graph, pool, stream, capture_error_mode)
         return GraphCapture(
@@ -267,8 +275,7 @@ class Engine:
         timeout: float | None = PAUSE_TIMEOUT_S,
     ) -> PauseReport:
         options = PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
-        refuse_inner_call("pause")
-        pending_resumes.settle("pause", options.tags, options.deadline)
+        _settle_pause(options)
         return with_hooks(
             "pause",
             options.tags,
@@ -513,6 +520,32 @@ def _settle_substitutes() -> None:
 
 
 after_call.add("the end of the pools that replace PyTorch's default pool", _settle_substitutes)
+
+
+def check_pause(options: PauseOptions) -> None:
+    """Raise what a pause is known to fail with, after waiting for what it waits for. Nothing is paused.
+
+    Raises:
+        InvalidStateError, CaptureInProgressError: The reasons are those of :meth:`TorchMemorySaver.pause`.
+    """
+    _settle_pause(options)
+    _check_pause(options)
+
+
+def check_resume() -> None:
+    """Raise what a resume is known to fail with. Nothing is resumed.
+
+    Raises:
+        InvalidStateError, CaptureInProgressError: The reasons are those of :meth:`TorchMemorySaver.resume`.
+    """
+    refuse_inner_call("resume")
+    _check_resume()
+
+
+def _settle_pause(options: PauseOptions) -> None:
+    """Begin a pause: refuse it inside another call, and wait for resumes in the background."""
+    refuse_inner_call("pause")
+    pending_resumes.settle("pause", options.tags, options.deadline)
 
 
 def _check_pause(options: PauseOptions) -> None:

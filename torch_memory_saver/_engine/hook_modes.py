@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from torch_memory_saver.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from torch_memory_saver._engine.managing import ManageHandle
     from torch_memory_saver._engine.pending import PendingResume
     from torch_memory_saver.reports.freshness import FreshReport
@@ -23,12 +24,32 @@ if TYPE_CHECKING:
     from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
     from torch_memory_saver.reports.usage import PreservedBlock, Stats
 
-__all__ = ["BUILT_IN", "HookMode", "check_hook_mode", "factory_of", "register_hook_mode", "uses_preload"]
+__all__ = [
+    "BUILT_IN",
+    "DecoratingContext",
+    "HookMode",
+    "check_hook_mode",
+    "factory_of",
+    "register_hook_mode",
+    "uses_preload",
+]
 
 #: The modes of this package. "auto" becomes one of the other two at the first use.
 BUILT_IN = ("auto", "preload", "torch")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class DecoratingContext(Protocol):
+    """A context manager that also decorates functions, each call of which is then inside it."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exception: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+    def __call__(self, function: _Function, /) -> _Function: ...
 
 
 class HookMode(Protocol):
@@ -55,7 +76,7 @@ class HookMode(Protocol):
         host_memory: str | None = ...,
         runs: bool = ...,
         threads: bool = ...,
-    ) -> AbstractContextManager[None]: ...
+    ) -> DecoratingContext: ...
 
     def cuda_graph(
         self,
@@ -70,9 +91,9 @@ class HookMode(Protocol):
         backup: str | None = ...,
         host_memory: str | None = ...,
         runs: bool = ...,
-    ) -> AbstractContextManager[None]: ...
+    ) -> DecoratingContext: ...
 
-    def disable(self) -> AbstractContextManager[None]: ...
+    def disable(self) -> DecoratingContext: ...
 
     def pause(
         self,

@@ -36,7 +36,6 @@ runs. A signal whose handler raises ends the wait for a turn on the main thread.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 import math
 import operator
@@ -51,7 +50,7 @@ from typing import Any, TypeVar
 from torch_memory_saver import _core
 from torch_memory_saver._torch.pools import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError
-from torch_memory_saver.options import check_tags, select_tags
+from torch_memory_saver.options import check_callback, check_tags, select_tags
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 
 __all__ = [
@@ -200,28 +199,19 @@ def register(
         if callback is not None or cancelled is not None:
             raise InvalidArgumentError("a Hook has its callbacks as methods: pass no others with it")
         for method in (when.before, when.after, when.cancelled):
-            _check_callback("a method of the hook", method)
+            check_callback("a method of the hook", method)
         return _add(operation, _Registered(tags, type(when).__qualname__, when.before, when.after, when.cancelled))
     if not isinstance(when, str) or when not in _WHEN:
         raise InvalidArgumentError(f'when must be "before", "after" or a Hook, not {when!r}')
-    _check_callback("callback", callback)
+    check_callback("callback", callback)
     if cancelled is not None:
-        _check_callback("cancelled", cancelled)
+        check_callback("cancelled", cancelled)
         if when == "after":
             raise InvalidArgumentError('cancelled undoes what a before-callback did: pass it with when="before"')
     name = getattr(callback, "__qualname__", None) or repr(callback)
     if when == "after":
         return _add(operation, _Registered(tags, name, after=callback))
     return _add(operation, _Registered(tags, name, before=callback, cancelled=cancelled or _nothing))
-
-
-def _check_callback(name: str, callback: object) -> None:
-    if not callable(callback):
-        raise InvalidArgumentError(f"{name} must be a callable, not {type(callback).__name__}: {callback!r}")
-    if inspect.iscoroutinefunction(callback):
-        raise InvalidArgumentError(
-            f"{name} must be an ordinary function, not a coroutine function ({callback!r}): nothing would await it"
-        )
 
 
 def _add(operation: str, hook: _Registered) -> HookHandle:

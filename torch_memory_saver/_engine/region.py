@@ -28,7 +28,7 @@ from torch_memory_saver._torch.frames import (
 )
 from torch_memory_saver._torch.layer import TorchCuda, eager_methods, in_use
 from torch_memory_saver._torch.pools import PoolStore
-from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, TorchMemorySaverError
+from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, InvalidStateError, TorchMemorySaverError
 from torch_memory_saver.options import RegionOptions
 
 __all__ = ["Region", "bind_region", "check_bound", "is_bound"]
@@ -70,6 +70,13 @@ class Region(_core.Scope, FunctionDecorator):
         note_entered(frame)
 
     def _choose(self) -> Frame:
+        if not self._frames:
+            name = f"region(tag={self._options.tag!r})" if self._options.managed else "disable()"
+            raise InvalidStateError(
+                f"{name} cannot be left, because it is not entered: __exit__ was called twice, or without __enter__. Use a "
+                "with statement",
+                operation="leave a region",
+            )
         return choose_frame(self._frames, self._store.stack())
 
     def _leave(self, frame: Frame) -> None:

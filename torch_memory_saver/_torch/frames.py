@@ -14,7 +14,6 @@ context. Generators share the context of their callers, so they are recognised b
 
 from __future__ import annotations
 
-import inspect
 import threading
 import warnings
 import weakref
@@ -22,6 +21,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+
+from torch_memory_saver.options import deferred_kind
 
 if TYPE_CHECKING:
     from torch_memory_saver._torch.elsewhere import Reading
@@ -247,7 +248,7 @@ def refuse_deferred_body(function: Callable[..., Any]) -> None:
     Raises:
         TypeError: It is a coroutine function or a generator function.
     """
-    kind = _kind_of(function)
+    kind = deferred_kind(function)
     if kind is not None:
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(
@@ -255,15 +256,3 @@ def refuse_deferred_body(function: Callable[..., Any]) -> None:
             "before the body runs. Use a with statement in the body, around the allocations, without an await or yield "
             "inside it."
         )
-
-
-def _kind_of(function: Callable[..., Any]) -> str | None:
-    """The kind of a function whose body does not run during its call; None for an ordinary one."""
-    for candidate in (function, type(function).__call__):
-        if inspect.iscoroutinefunction(candidate):
-            return "a coroutine function"
-        if inspect.isasyncgenfunction(candidate):
-            return "an asynchronous generator function"
-        if inspect.isgeneratorfunction(candidate):
-            return "a generator function"
-    return None

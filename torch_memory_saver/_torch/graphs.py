@@ -317,6 +317,12 @@ class GraphCapture(_core.Scope, FunctionDecorator):
         return _Capture(self._torch.current_device() if self._stream is None else self._stream.device_index)
 
     def _choose(self) -> _Capture:
+        if not self._captures:
+            raise InvalidStateError(
+                "cuda_graph() cannot be left, because it is not entered: __exit__ was called twice, or without __enter__. "
+                "Use a with statement",
+                operation="leave a capture",
+            )
         return self._captures[-1]
 
     def _enter(self, capture: _Capture) -> None:

@@ -20,11 +20,13 @@ class GroupOfRanks(NamedTuple):
         store: Store of the group, whose keys no other group has.
         rank: Global rank of this process.
         ranks: Global ranks of all processes of the group, in the order of the group.
+        name: Name that torch.distributed has given the group.
     """
 
     store: Any
     rank: int
     ranks: tuple[int, ...]
+    name: str
 
 
 def group_of_ranks(operation: str, group: Any) -> GroupOfRanks:
@@ -53,4 +55,5 @@ def group_of_ranks(operation: str, group: Any) -> GroupOfRanks:
             f"the process group {group.group_name!r} has no store: pass a group of the backend gloo or nccl",
             operation=operation,
         )
-    return GroupOfRanks(store, distributed.get_rank(), tuple(distributed.get_process_group_ranks(group)))
+    ranks = tuple(distributed.get_process_group_ranks(group))
+    return GroupOfRanks(store, distributed.get_rank(), ranks, group.group_name)

@@ -1,7 +1,8 @@
 """Pauses and resumes that all ranks of a process group make, or none.
 
-Each rank makes its own call. Then the ranks vote over the store of the process group (``vote``). If one of them has failed
-or does not vote, each of the others makes the opposite call for what it has moved (``moves``), and all of them raise
+Each rank first checks that it can do its part, and the ranks agree over the store of the process group (``vote``). Nothing
+is paused or resumed before all of them have agreed. Then each rank makes its own call. If one of these fails, each of the
+other ranks makes the opposite call for what it has moved (``moves``). If a call fails, all ranks that have made it raise
 :class:`~torch_memory_saver.errors.RanksError`.
 
 Importing this package does not import torch.
@@ -10,22 +11,22 @@ Importing this package does not import torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from torch_memory_saver._services import group_of_ranks
+from torch_memory_saver._services import GroupOfRanks, group_of_ranks
 from torch_memory_saver.errors import InvalidArgumentError, RanksError
 from torch_memory_saver.options import check_timeout
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 
 from .moves import Pause, Resume, Undone, first_line
-from .vote import Ballot, BoundedCalls, Clock, StoreLost
+from .vote import Ballot, BoundedCalls, Clock, Decision, Position, StoreLost, only_call
 
 __all__ = ["pause_all", "resume_all"]
 
 #: The default timeout, in seconds.
 TIMEOUT_S = 60.0
-#: The part of the timeout for which a rank waits in its own call. The rest is for the others to learn that it has failed.
+#: The part of the timeout for which a rank waits in its own part. The rest is for the others to learn that it has failed.
 _PART_FOR_OWN_CALL = 0.5
 
 
@@ -38,10 +39,22 @@ def pause_all(
 ) -> PauseReport:
     """Pause memory on all ranks, or on none.
 
-    All ranks of the group make this call, in the same order as other calls of this module. If it fails on one rank, the
-    others resume what they have paused. Memory that was paused before stays paused.
+    All ranks of the group make this call, in the same order as other calls of this module. The tags may differ between the
+    ranks. A call joins the earliest call of the group that is not decided. So after a call that a rank has not made, or that
+    was refused or failed, the next one works again. A rank makes one call of a group at a time.
 
-    Contents that the pause does not keep are lost if it is undone: pass ``backup="host"`` to keep them.
+    Each rank first checks what it can without releasing memory: its arguments, captures, and threads inside regions of the
+    tags. Nothing is paused before all ranks have agreed. If one of them cannot pause, is not there in time, or is
+    interrupted, the call fails with nothing changed on any rank.
+
+    After that a rank may still fail in its own pause (a backup does not fit, a callback raises, the process is killed). The
+    others then resume what they have paused, and memory that was paused before stays paused. Contents that the pause does
+    not keep are lost by that: pass ``backup="host"`` to keep them.
+
+    On the main thread a signal whose handler raises (Ctrl-C) ends the call within a second, with nothing changed on any
+    rank, while it waits for the other ranks to agree. Once they have agreed, the signal ends the pause of this rank as it
+    ends :meth:`TorchMemorySaver.pause`, and the other ranks undo theirs. If this rank has already paused, it waits for the
+    outcome, and the exception is raised then: all ranks have paused, or none.
 
     A callback of a pause or resume must not wait for other ranks, because a rank that fails does not call it. So the hook of
     :func:`torch_memory_saver.nccl.suspend_on_pause` cannot be combined with this function.
@@ -49,35 +62,37 @@ def pause_all(
     Args:
         tags: One tag or pattern, or an iterable of them, as for :meth:`TorchMemorySaver.pause`. None selects every tag.
         group: Process group of torch.distributed, of any backend. None selects the default group.
-        timeout: Seconds until this call raises if another rank does not take part. The opposite call comes after that. For
-            half of this time, a rank waits for other threads that are inside a region of the tags.
+        timeout: Seconds for which a rank waits for the others to agree, and again for the others to do their parts after it
+            has done its own. For half of this time, a rank waits for other threads that are inside a region of the tags.
         backup: Place in which the pause keeps the contents, as for :meth:`TorchMemorySaver.pause`.
 
     Returns:
         The report of this rank.
 
     Raises:
-        RanksError: A rank has failed, has not taken part in time, or was killed. The message names the rank, its error, and
-            what this rank could not undo.
-        InvalidStateError: torch.distributed is not initialized.
-        InvalidArgumentError: `group` is not a process group of this process, or `timeout` is not a positive number of
-            seconds.
+        RanksError: A rank has failed, has not taken part in time, or was killed. The message names the rank, its error, the
+            group, the call and the tags of each rank, and what this rank could not undo.
+        InvalidStateError: torch.distributed is not initialized, or this process is inside another call of the group.
+        InvalidArgumentError: `group` is not a process group of this process, `timeout` is not a positive number of seconds,
+            or another argument is invalid for :meth:`TorchMemorySaver.pause`. The call does not count: the other ranks wait
+            for one with valid arguments.
     """
-    report: PauseReport = _on_all_ranks("pause_all", group, timeout, lambda: Pause(tags, backup))
+    report: PauseReport = _on_all_ranks(group, timeout, Pause(tags, backup))
     return report
 
 
 def resume_all(tags: str | Iterable[str] | None = None, group: Any = None, timeout: float = TIMEOUT_S) -> ResumeReport:
     """Resume memory on all ranks, or on none.
 
-    All ranks of the group make this call, in the same order as other calls of this module. If it fails on one rank, the
-    others pause what they have resumed, with its contents. Memory that was resident before stays resident.
+    All ranks of the group make this call, as described for :func:`pause_all`. Nothing is resumed before all ranks have
+    agreed. If a rank then fails in its own resume, for example for lack of memory, the others pause what they have resumed,
+    with its contents. Memory that was resident before stays resident. Ctrl-C is treated as by :func:`pause_all`.
 
     Args:
         tags: One tag or pattern, or an iterable of them, as for :meth:`TorchMemorySaver.resume`. None selects every tag.
         group: Process group of torch.distributed, of any backend. None selects the default group.
-        timeout: Seconds until this call raises if another rank does not take part. The opposite call comes after that. For
-            half of this time, a rank waits for memory that other processes hold.
+        timeout: Seconds for which a rank waits for the others to agree, and again for the others to do their parts after it
+            has done its own. For half of this time, a rank waits for memory that other processes hold.
 
     Returns:
         The report of this rank.
@@ -85,102 +100,168 @@ def resume_all(tags: str | Iterable[str] | None = None, group: Any = None, timeo
     Raises:
         RanksError, InvalidStateError, InvalidArgumentError: The reasons are those of :func:`pause_all`.
     """
-    report: ResumeReport = _on_all_ranks("resume_all", group, timeout, lambda: Resume(tags))
+    report: ResumeReport = _on_all_ranks(group, timeout, Resume(tags))
     return report
 
 
-class _OwnPart:
-    """The call of this rank.
+class _Call:
+    """One call of this rank, with the other ranks of the group.
 
-    Attributes:
-        report: Report of the call, or None if it has failed.
-        error: Exception of the call, or None.
+    Args:
+        group: The process group.
+        position: Position of this process in the group.
+        move: Part of this rank.
+        seconds: Timeout of each wait for the other ranks.
     """
 
-    def __init__(self, begin: Callable[[], Pause | Resume], seconds: float) -> None:
-        self._begin = begin
-        self._seconds = seconds
-        self._move: Pause | Resume | None = None
-        self.report: Any = None
-        self.error: BaseException | None = None
+    def __init__(self, group: GroupOfRanks, position: Position, move: Pause | Resume, seconds: float) -> None:
+        self._group = group
+        self._move = move
+        self._clock = Clock(seconds)
+        calls = self._calls = BoundedCalls(self._clock)
+        self._ballot = Ballot(
+            group.store,
+            group.rank,
+            group.ranks,
+            move.operation,
+            move.tags,
+            self._clock,
+            position,
+            lambda: calls.interruption,
+        )
+        self._report: Any = None
+        self._error: BaseException | None = None
+        self._lost = ""
 
-    def perform(self) -> str | None:
-        """Make the call, and return the reason for which it has failed, or None."""
+    def make(self) -> Any:
+        """Make the call and return the report.
+
+        Raises:
+            RanksError: A rank has failed, and the part of this rank is undone.
+            BaseException: A signal handler raised it.
+        """
+        decision = self._decide()
+        interruption, error = self._calls.interruption, None
+        if self._error is not None and not isinstance(self._error, Exception):
+            interruption = self._error
         try:
-            self._move = self._begin()
-            self.report = self._move.perform(self._seconds)
-        except BaseException as error:
-            self.error = error
-            return f"{type(error).__name__}: {error}"
+            if decision is None or decision.failures:
+                error = self._undo(decision)
+                if interruption is None:
+                    raise error from self._error
+                raise interruption from error
+            if interruption is not None:
+                raise interruption
+            return self._report
+        finally:
+            # Breaks reference cycles (traceback, frame, variable) that would keep the callers' tensors.
+            del error, interruption
+            self._error = self._calls.interruption = None
+
+    def _undo(self, decision: Decision | None) -> RanksError:
+        """Undo the part of this rank, and return the error of the call."""
+        undone = self._move.undo()
+        return RanksError(
+            self._message(decision, undone),
+            operation=self._move.operation,
+            failures={} if decision is None else decision.failures,
+            not_undone=undone.problems,
+        )
+
+    def _decide(self) -> Decision | None:
+        """Take part in the decisions, and return the last one, or None if the store is lost."""
+        try:
+            try:
+                return self._decide_in_order()
+            except StoreLost:
+                raise
+            except BaseException as raised:  # by a signal handler, between two steps
+                self._calls.interruption = raised
+                reason = _reason(raised)
+                return self._calls.ask(lambda: self._ballot.abandon(reason))
+        except StoreLost as raised:
+            self._lost = str(raised)
+            return None
+
+    def _decide_in_order(self) -> Decision:
+        refusal = self._calls.ask(self._ballot.join) or self._check()
+        decision = self._calls.ask(lambda: self._ballot.agree(refusal))
+        if decision.failures:
+            return decision
+        failure = self._perform()
+        self._clock.restart()
+        return self._calls.ask(lambda: self._ballot.conclude(failure))
+
+    def _check(self) -> str | None:
+        """Return the reason for which this rank cannot do its part, or None."""
+        if self._calls.interruption is not None:
+            raise self._calls.interruption
+        try:
+            self._move.check(self._clock.seconds * _PART_FOR_OWN_CALL)
+        except Exception as error:
+            self._error = error
+            return _reason(error)
         return None
 
-    def undo(self) -> Undone:
-        """Make the opposite call, also for the part that a failed call has moved."""
-        return Undone((), ()) if self._move is None else self._move.undo()
+    def _perform(self) -> str | None:
+        """Do the part of this rank, and return the reason for which it has failed, or None."""
+        try:
+            self._report = self._move.perform(self._clock.seconds * _PART_FOR_OWN_CALL)
+        except BaseException as error:
+            self._error = error
+            return _reason(error)
+        return None
+
+    def _message(self, decision: Decision | None, undone: Undone) -> str:
+        operation, rank = self._move.operation, self._group.rank
+        points: list[str] = []
+        if decision is None:
+            first = (
+                f"{operation}: the store of the process group is lost ({self._lost}), so that the ranks could not decide. "
+                "The process that hosts the store has probably ended."
+            )
+            if self._move.is_begun:
+                first += " Other ranks may have completed the call."
+        else:
+            reasons = {failed: reason.partition("\n")[0] for failed, reason in sorted(decision.failures.items())}
+            if len(reasons) == 1:
+                first = "".join(f"{operation} failed on rank {failed}: {reason}" for failed, reason in reasons.items())
+            else:
+                first = f"{operation} failed on ranks {', '.join(map(str, reasons))}"
+                points += [f"rank {failed}: {reason}" for failed, reason in reasons.items()]
+        if self._error is not None and (decision is None or rank not in decision.failures):
+            points.append(f"This rank, {rank}, has failed as well: {first_line(self._error)}")
+        if undone.tags:
+            points.append(f"This rank, {rank}, has undone its part: {', '.join(map(repr, undone.tags))}")
+        elif not undone.problems:
+            points.append(f"Nothing was changed on this rank, {rank}.")
+        points += [f"This rank, {rank}, could not undo everything: {problem}." for problem in undone.problems]
+        if decision is not None and decision.calls:
+            points.append(
+                f"This was call {decision.number} of the process group {self._group.name!r}: {'; '.join(decision.calls)}."
+            )
+        return "\n- ".join([first, *points])
 
 
-def _on_all_ranks(operation: str, group: Any, timeout: float, begin: Callable[[], Pause | Resume]) -> Any:
-    clock = Clock(_check_timeout(operation, timeout))
-    store, rank, ranks = group_of_ranks(operation, group)
-    ballot = Ballot(store, rank, ranks, operation, clock)
-    calls = BoundedCalls(clock)
-    own = _OwnPart(begin, clock.seconds * _PART_FOR_OWN_CALL)
-    failures: dict[int, str] = {}
-    lost = ""
-    try:
-        reason = calls.ask(ballot.begin) or own.perform()
-        failures = calls.ask(lambda: ballot.vote(reason))
-    except StoreLost as raised:
-        lost = str(raised)
-    interruption = calls.interruption
-    if own.error is not None and not isinstance(own.error, Exception):
-        interruption = own.error
-    if not failures and not lost:
-        if interruption is not None:
-            raise interruption
-        return own.report
-    undone = own.undo()
-    error = RanksError(
-        _message(operation, rank, failures, lost, own.error, undone),
-        operation=operation,
-        failures=failures,
-        not_undone=undone.problems,
-    )
-    try:
-        if interruption is not None:
-            raise interruption from error
-        raise error from own.error
-    finally:
-        # Breaks reference cycles (traceback, frame, variable) that would keep the callers' tensors.
-        del error, interruption, own
+def _on_all_ranks(group: Any, timeout: object, move: Pause | Resume) -> Any:
+    seconds = _check_timeout(move.operation, timeout)
+    found = group_of_ranks(move.operation, group)
+    with only_call(move.operation, found.store) as position:
+        return _Call(found, position, move, seconds).make()
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _check_timeout(operation: str, timeout: object) -> float:
+    if timeout is None:
+        raise InvalidArgumentError(
+            "timeout must be a positive number of seconds, not None: pause() and resume() do not wait with None, but "
+            f"{operation} always waits for the other ranks",
+            operation=operation,
+        )
     seconds = check_timeout(timeout)
     if not 0 < seconds < math.inf:
         raise InvalidArgumentError(f"timeout must be a positive number of seconds, not {timeout!r}", operation=operation)
     return seconds
-
-
-def _message(
-    operation: str, rank: int, failures: dict[int, str], lost: str, own_error: BaseException | None, undone: Undone
-) -> str:
-    reasons = {failed: reason.partition("\n")[0] for failed, reason in sorted(failures.items())}
-    if lost:
-        first = (
-            f"{operation}: the store of the process group is lost ({lost}), so that the ranks could not decide. The process "
-            "that hosts the store has probably ended. Other ranks may have completed the call."
-        )
-    elif len(reasons) == 1:
-        first = "".join(f"{operation} failed on rank {failed}: {reason}" for failed, reason in reasons.items())
-    else:
-        first = f"{operation} failed on ranks {', '.join(map(str, reasons))}"
-    points = [f"rank {failed}: {reason}" for failed, reason in reasons.items()] if len(reasons) > 1 else []
-    if own_error is not None and rank not in failures:
-        points.append(f"This rank, {rank}, has failed as well: {first_line(own_error)}")
-    if undone.tags:
-        points.append(f"This rank, {rank}, has undone its part: {', '.join(map(repr, undone.tags))}")
-    elif not undone.problems:
-        points.append(f"Nothing was changed on this rank, {rank}.")
-    points += [f"This rank, {rank}, could not undo everything: {problem}." for problem in undone.problems]
-    return "\n- ".join([first, *points])

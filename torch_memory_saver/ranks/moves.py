@@ -1,4 +1,4 @@
-"""The part of one rank in a pause or resume of all ranks: which allocations it has moved, and the opposite call for them.
+"""The part of one rank in a pause or resume of all ranks: its checks, the call, and the opposite call for what it has moved.
 
 Pauses and resumes select tags. So a tag is undone only if all of its allocations in the new state were moved by this call.
 Otherwise the opposite call would also move memory that was in that state before.
@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from torch_memory_saver.options import select_tags
+from torch_memory_saver._services import check_pause, check_resume
+from torch_memory_saver.options import PauseOptions, choose_pause_backup, select_tags
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 from torch_memory_saver.reports.usage import Allocation
 from torch_memory_saver.saver import torch_memory_saver
@@ -37,6 +38,13 @@ class _Move:
 
     Args:
         tags: Tags or patterns, as for a pause.
+
+    Attributes:
+        tags: Names of the tags, or None for every tag.
+        is_begun: Whether the call has begun to change memory.
+
+    Raises:
+        InvalidArgumentError: An argument is invalid.
     """
 
     operation: str
@@ -46,11 +54,18 @@ class _Move:
     result: str
 
     def __init__(self, tags: Any) -> None:
-        self._tags = select_tags(tags)
+        self.tags = select_tags(tags)
+        self.is_begun = False
+        self._earlier: dict[int, Allocation] = {}
+
+    def _begin(self) -> None:
         self._earlier = {row.address: row for row in self._selected()}
+        self.is_begun = True
 
     def undo(self) -> Undone:
-        """Make the opposite call for each tag that this call has moved."""
+        """Make the opposite call for each tag that this call has moved. The call itself may have failed."""
+        if not self.is_begun:
+            return Undone((), ())
         undone, problems = [], []
         now = list(self._selected())
         for tag, moved in self._moved(now).items():
@@ -69,7 +84,7 @@ class _Move:
 
     def _selected(self) -> Iterable[Allocation]:
         rows = torch_memory_saver.stats().allocations
-        return (row for row in rows if self._tags is None or row.tag in self._tags)
+        return (row for row in rows if self.tags is None or row.tag in self.tags)
 
     def _moved(self, now: Iterable[Allocation]) -> dict[str, list[Allocation]]:
         """Return the allocations that this call has moved, as they were before, by tag."""
@@ -98,20 +113,29 @@ class Pause(_Move):
     Args:
         tags: Tags or patterns.
         backup: Place in which the pause keeps the contents, as for :meth:`TorchMemorySaver.pause`.
+
+    Raises:
+        InvalidArgumentError: An argument is invalid.
     """
 
-    operation = "pause"
+    operation = "pause_all"
     before = "active"
     after = "paused"
     result = "paused"
 
     def __init__(self, tags: Any, backup: Any) -> None:
         super().__init__(tags)
+        choose_pause_backup(backup)
         self._backup = backup
+
+    def check(self, seconds: float) -> None:
+        """Raise what the call is known to fail with, after waiting at most so many seconds for other threads."""
+        check_pause(PauseOptions.check(self.tags, self._backup, True, None, "allow", seconds))
 
     def perform(self, seconds: float) -> PauseReport:
         """Make the call, which waits at most so many seconds for other threads."""
-        return torch_memory_saver.pause(self._tags, backup=self._backup, timeout=seconds)
+        self._begin()
+        return torch_memory_saver.pause(self.tags, backup=self._backup, timeout=seconds)
 
     def _undo(self, tag: str, moved: list[Allocation]) -> None:
         torch_memory_saver.resume(tag)
@@ -131,14 +155,19 @@ class Pause(_Move):
 class Resume(_Move):
     """A resume of this process."""
 
-    operation = "resume"
+    operation = "resume_all"
     before = "paused"
     after = "active"
     result = "resident"
 
+    def check(self, seconds: float) -> None:
+        """Raise what the call is known to fail with."""
+        check_resume()
+
     def perform(self, seconds: float) -> ResumeReport:
         """Make the call, which waits at most so many seconds for memory that other processes hold."""
-        return torch_memory_saver.resume(self._tags, timeout=seconds)
+        self._begin()
+        return torch_memory_saver.resume(self.tags, timeout=seconds)
 
     def _undo(self, tag: str, moved: list[Allocation]) -> None:
         with_contents = [row for row in moved if row.backup_bytes]

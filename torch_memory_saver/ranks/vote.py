@@ -1,22 +1,41 @@
-"""The vote of the ranks of a process group: all go on, or all undo what they have done.
+"""The decisions of the ranks of a process group: they begin a call together, and all keep its result or all undo it.
 
 The ranks use the store of the group, so that a rank that has been killed delays the others only until their timeout, and no
-collective call is left half-way. Each rank counts its calls in the store. The calls with the same number belong together, as
-collective calls do. These are the keys:
+collective call is left half-way.
 
-========================  =============================================================================================
-``calls/RANK``            number of calls that the rank has begun
-``agreements/RANK``       number of the last call to which the rank has agreed
-``NUMBER/operation``      operation of the rank that has begun call NUMBER first
-``NUMBER/agreed``         number of ranks that have agreed to call NUMBER
-``NUMBER/decision``       decision about call NUMBER: the failures in JSON, by rank; none if all ranks go on
-========================  =============================================================================================
+**Numbers.** The calls of a group have numbers, which are the same on all ranks. A rank that makes a call joins the earliest
+call about which the ranks have not decided: it looks from the last call to which it has agreed (:class:`Position`) for the
+first one without an agreement. So a rank that has missed calls, or whose call has failed, is in step again with its next
+call. A process makes one call of a group at a time, and it agrees to a call at most once.
 
-The first rank that writes the decision has decided (``compare_set``), and every rank obeys what is written there. The last
-rank that agrees decides that all go on. A rank that has failed, or that has waited until the deadline, decides that all
-undo. So a rank that agrees too late reads the decision against it, and undoes as well.
+**Two decisions.** The ranks decide twice about a call:
 
-When the ranks go on with a call, all of them have read the decision about the call before it, whose keys are deleted.
+1. The *agreement*: each rank has checked whether it can do its part, and has changed nothing. All ranks begin their parts,
+   or none does.
+2. The *outcome*: each rank has done its part. All ranks keep it, or all undo it.
+
+A decision is written by the first rank that writes its key (``compare_set``), and every rank obeys what is written there.
+The last rank that votes decides: all go on, unless ranks have refused. A rank that refuses the agreement waits for the votes
+of the others as well, so that no rank comes too late to learn the reason. A rank that has waited until its deadline, or that
+a signal has interrupted, decides against the agreement. A rank whose part has failed decides against the outcome at once,
+because all ranks are in the call by then. So a rank that votes too late reads the decision against it.
+
+============================  =========================================================================================
+``ranks/RANK``                call that the rank has joined last, see :class:`_Joined` (JSON)
+``NUMBER/operation``          operation of the rank that has joined the call first
+``NUMBER/DECISION/votes``     number of ranks that have voted about the agreement or the outcome
+``NUMBER/agreement/refusals`` number of ranks that have refused
+``NUMBER/DECISION``           the decision: the failures by rank, none if all ranks go on, and the calls of the ranks (JSON)
+============================  =========================================================================================
+
+When the ranks have agreed to a call, all of them have left the calls before it, whose keys are deleted.
+
+**What the stores of PyTorch guarantee.** ``compare_set`` and ``add`` are atomic in TCPStore, FileStore and HashStore, and
+``compare_set`` creates a missing key if the expected value is empty. Waiting for a key is not used: a server of TCPStore
+without libuv does not wake those that wait for a key that ``compare_set`` makes, HashStore wakes nobody after ``add``,
+FileStore rounds a timeout up to whole seconds, and a client of TCPStore answers no other thread during its wait. So a rank
+asks whether the decision exists (``check``), at first often and later less often. ``get`` waits for a missing key, so it is
+called for keys that exist only.
 
 A store that does not answer delays a rank only until its deadline as well (:class:`BoundedCalls`). Ranks that lose the store
 cannot learn the decision.
@@ -29,17 +48,29 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Protocol, TypeVar
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol, TypeVar
 
-__all__ = ["Ballot", "BoundedCalls", "Clock", "Store", "StoreLost"]
+from torch_memory_saver.errors import InvalidStateError
+
+__all__ = ["Ballot", "BoundedCalls", "Clock", "Decision", "Position", "Store", "StoreLost", "only_call"]
 
 _PREFIX = "torch_memory_saver/ranks"
+_AGREEMENT, _OUTCOME = "agreement", "outcome"
+#: The keys of one call.
+_KEYS = ("agreement", "agreement/votes", "agreement/refusals", "outcome", "outcome/votes", "operation")
 #: The part of the timeout after which a rank stops to wait for the others. The rest is for writing and reading the decision.
 _PART_FOR_WAITING = 0.9
-#: The shortest wait that a store is asked for. Stores take a wait of less than a millisecond for one without an end.
-_SHORTEST_WAIT_S = 0.01
+#: The shortest and the longest time that the store has for an answer. Python waits no longer.
+_SHORTEST_ANSWER_S, _LONGEST_ANSWER_S = 1.0, threading.TIMEOUT_MAX / 2
+#: The shortest and the longest time between two questions whether a decision exists.
+_PERIODS_S = (0.0005, 0.05)
+#: The longest wait of the main thread before it looks for signals. One that arrives just before a wait does not end it.
+_SIGNAL_PERIOD_S = 0.25
+#: The most tags of a call that a message names.
+_NAMED_TAGS = 8
 
 _Result = TypeVar("_Result")
 
@@ -52,7 +83,7 @@ class Store(Protocol):
         ...
 
     def get(self, key: str, /) -> bytes:
-        """Return the value of a key."""
+        """Return the value of a key that exists."""
         ...
 
     def add(self, key: str, amount: int, /) -> int:
@@ -67,12 +98,8 @@ class Store(Protocol):
         """Set the value of a key if it is the expected one, which is empty for a new key. Return the value."""
         ...
 
-    def wait(self, keys: list[str], timeout: timedelta, /) -> None:
-        """Wait until all keys exist. Raises an exception at the timeout."""
-        ...
-
     def delete_key(self, key: str, /) -> bool:
-        """Delete a key, and return whether it existed."""
+        """Delete a key."""
         ...
 
 
@@ -80,8 +107,45 @@ class StoreLost(Exception):
     """The store has failed or has not answered in time, so that the decision of the ranks is not known."""
 
 
+class Position:
+    """The place of this process in the calls of one group.
+
+    Attributes:
+        number: Number of the last call to which this process has agreed.
+        turn: Lock that is held during a call.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.turn = threading.Lock()
+
+
+#: The positions in the groups of this process, by store. A group that is made anew has a new store.
+_positions: weakref.WeakKeyDictionary[Store, Position] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def only_call(operation: str, store: Store) -> Iterator[Position]:
+    """Return a context manager for one call of a group, whose result is the position of this process.
+
+    Raises:
+        InvalidStateError: A call of the group is under way in this process.
+    """
+    position = _positions.setdefault(store, Position())
+    if not position.turn.acquire(blocking=False):
+        raise InvalidStateError(
+            f"{operation}: this process is already inside a call of the same process group, on another thread or in a "
+            "callback or signal handler. Make the calls of a group one after the other",
+            operation=operation,
+        )
+    try:
+        yield position
+    finally:
+        position.turn.release()
+
+
 class Clock:
-    """The timeout of one call.
+    """The timeout of the wait for one decision.
 
     Attributes:
         seconds: Timeout of the call.
@@ -89,18 +153,65 @@ class Clock:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin the whole timeout again, for the next decision."""
         self._began = time.monotonic()
 
-    def wait(self) -> float:
-        """Return the seconds for which this rank may still wait for others."""
-        return max(_SHORTEST_WAIT_S, self._began + self.seconds * _PART_FOR_WAITING - time.monotonic())
+    @property
+    def has_ended(self) -> bool:
+        """Whether this rank waits no longer for others."""
+        return time.monotonic() >= self._began + self.seconds * _PART_FOR_WAITING
+
+    def sleep(self) -> None:
+        """Sleep until the store is asked again: an eighth of the wait so far, within limits."""
+        shortest, longest = _PERIODS_S
+        time.sleep(min(longest, max(shortest, (time.monotonic() - self._began) / 8)))
 
     def answer(self) -> float:
-        """Return the seconds for which this rank may wait for an answer of the store.
+        """Return the seconds for which this rank may wait for an answer of the store."""
+        remaining = max(self.seconds * (1 - _PART_FOR_WAITING), self._began + self.seconds - time.monotonic())
+        return min(max(_SHORTEST_ANSWER_S, remaining), _LONGEST_ANSWER_S)
 
-        A rank whose own part has taken longer than the timeout still has some time to learn the decision.
-        """
-        return max(self.seconds * (1 - _PART_FOR_WAITING), self._began + self.seconds - time.monotonic())
+
+class Decision(NamedTuple):
+    """A decision of the ranks.
+
+    Attributes:
+        number: Number of the call.
+        failures: Reasons of the failure, by rank; empty if all ranks go on.
+        calls: Sentences about the calls of the ranks; empty if all ranks go on.
+    """
+
+    number: int
+    failures: dict[int, str]
+    calls: tuple[str, ...]
+
+
+class _Joined(NamedTuple):
+    """A call that a rank has joined, as the rank publishes it.
+
+    Attributes:
+        number: Number of the call.
+        operation: Name of the operation.
+        tags: Tags of the rank's part, or None for every tag.
+        vote: Last decision about which the rank has voted, or "" before its first vote.
+        refusal: Reason for which the rank has refused, or "" if it has not.
+    """
+
+    number: int
+    operation: str
+    tags: list[str] | None
+    vote: str = ""
+    refusal: str = ""
+
+    def __str__(self) -> str:
+        if self.tags is None:
+            return f"{self.operation} of every tag"
+        more = len(self.tags) - _NAMED_TAGS
+        names = ", ".join(map(repr, self.tags[:_NAMED_TAGS])) or "no tag"
+        return f"{self.operation} of {names}" + (f" and {more} more" if more > 0 else "")
 
 
 class Ballot:
@@ -111,88 +222,195 @@ class Ballot:
         rank: Global rank of this process.
         ranks: Global ranks of the group.
         operation: Name of the operation.
+        tags: Tags of this rank's part, or None for every tag.
         clock: Timeout of the call.
+        position: Position of this process in the group, see :func:`only_call`.
+        interruption: Returns the exception of a signal handler that was raised during this call, or None.
+
+    Attributes:
+        number: Number of the call, or 0 before this rank has joined one.
     """
 
-    def __init__(self, store: Store, rank: int, ranks: tuple[int, ...], operation: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        ranks: tuple[int, ...],
+        operation: str,
+        tags: Iterable[str] | None,
+        clock: Clock,
+        position: Position,
+        interruption: Callable[[], BaseException | None] = lambda: None,
+    ) -> None:
         self._store = store
         self._rank = rank
         self._ranks = ranks
         self._operation = operation
+        self._tags = None if tags is None else list(tags)
         self._clock = clock
-        self._number = 0
+        self._position = position
+        self._interruption = interruption
+        self.number = 0
 
-    def begin(self) -> str | None:
-        """Begin the next call of this rank.
+    def join(self) -> str | None:
+        """Join the earliest undecided call.
 
         Returns:
-            Reason for which the rank must not perform its part, or None.
+            Reason for which this rank cannot do its part, or None.
         """
-        self._number = self._store.add(f"{_PREFIX}/calls/{self._rank}", 1)
+        self.number = self._position.number + 1
+        while self._store.check([self._key(_AGREEMENT)]):
+            self.number += 1
         operation = self._store.compare_set(self._key("operation"), "", self._operation).decode()
-        if self._store.check([self._key("decision")]):
-            return "the other ranks had decided before this rank made the call"
+        self._publish()
         if operation != self._operation:
             return f"this rank called {self._operation} while another rank called {operation}"
         return None
 
-    def vote(self, failure: str | None) -> dict[int, str]:
-        """Vote, wait for the decision, and return the failures by rank.
-
-        The dictionary is empty if all ranks go on.
+    def agree(self, refusal: str | None) -> Decision:
+        """Vote about the agreement, wait for the decision and return it.
 
         Args:
-            failure: Reason for which this rank has failed, or None if it agrees.
+            refusal: Reason for which this rank cannot do its part, or None if it agrees.
+        """
+        self._position.number = self.number
+        self._publish(_AGREEMENT, refusal or "")
+        if refusal is not None:
+            self._store.add(self._key(f"{_AGREEMENT}/refusals"), 1)
+        if self._count(_AGREEMENT, 1):
+            return self._end(_AGREEMENT)
+        return self._wait(_AGREEMENT)
+
+    def conclude(self, failure: str | None) -> Decision:
+        """Vote about the outcome, wait for the decision and return it.
+
+        Args:
+            failure: Reason for which the part of this rank has failed, or None.
         """
         if failure is not None:
-            return self._decide({self._rank: failure})
-        if self._store.add(self._key("agreed"), 1) == len(self._ranks):
-            return self._go_on()
-        self._store.set(f"{_PREFIX}/agreements/{self._rank}", str(self._number))
-        try:
-            self._store.wait([self._key("decision")], timedelta(seconds=self._clock.wait()))
-        except Exception:  # The store has an error of its own for the timeout. If it is lost, its next method raises.
-            return self._give_up()
-        return _failures(self._store.get(self._key("decision")))
+            return self._decide(_OUTCOME, {self._rank: failure})
+        self._publish(_OUTCOME)
+        if self._count(_OUTCOME, 1):
+            decision = self._end(_OUTCOME)
+            self._delete_earlier()
+            return decision
+        return self._wait(_OUTCOME)
+
+    def abandon(self, failure: str) -> Decision:
+        """Decide against the call wherever it stands, unless the ranks have decided, and return the decision that holds."""
+        if not self.number:
+            return Decision(0, {self._rank: failure}, ())
+        decision = self._decide(_AGREEMENT, {self._rank: failure})
+        return decision if decision.failures else self._decide(_OUTCOME, {self._rank: failure})
 
     def _key(self, name: str) -> str:
-        return f"{_PREFIX}/{self._number}/{name}"
+        return f"{_PREFIX}/{self.number}/{name}"
 
-    def _decide(self, failures: dict[int, str]) -> dict[int, str]:
-        """Write the decision, unless there is one, and return the one that holds."""
-        return _failures(self._store.compare_set(self._key("decision"), "", json.dumps(failures)))
+    def _publish(self, vote: str = "", refusal: str = "") -> None:
+        joined = _Joined(self.number, self._operation, self._tags, vote, refusal)
+        self._store.set(f"{_PREFIX}/ranks/{self._rank}", json.dumps(joined))
 
-    def _go_on(self) -> dict[int, str]:
-        failures = self._decide({})
-        if not failures and self._number > 1:
-            for name in ("operation", "agreed", "decision"):
-                self._store.delete_key(f"{_PREFIX}/{self._number - 1}/{name}")
+    def _count(self, name: str, votes: int) -> bool:
+        """Add to the votes, and return whether all ranks have voted."""
+        return self._store.add(self._key(f"{name}/votes"), votes) == len(self._ranks)
+
+    def _wait(self, name: str) -> Decision:
+        while not self._store.check([self._key(name)]):
+            if self._clock.has_ended or (name == _AGREEMENT and self._interruption() is not None):
+                return self._give_up(name)
+            self._clock.sleep()
+        return self._decision(self._store.get(self._key(name)))
+
+    def _end(self, name: str) -> Decision:
+        """Decide when all ranks have voted."""
+        if name == _AGREEMENT and self._store.add(self._key(f"{name}/refusals"), 0):
+            return self._decide(name, self._failures(name))
+        return self._decide(name, {})
+
+    def _give_up(self, name: str) -> Decision:
+        """Decide without the votes of all ranks: at the deadline, or when a signal has interrupted this rank."""
+        if self._count(name, 0):  # the last rank was killed before it decided
+            return self._end(name)
+        interruption = self._interruption()
+        if name == _AGREEMENT and interruption is not None:
+            return self._decide(name, {self._rank: f"the call was interrupted by {type(interruption).__name__}"})
+        # A rank that votes at this moment has published its vote before, so that nothing may be missing.
+        lost = f"the rank did not learn the decision within the timeout of {self._clock.seconds:g} seconds"
+        return self._decide(name, self._failures(name) or {self._rank: lost})
+
+    def _failures(self, name: str) -> dict[int, str]:
+        """Return the reasons of the ranks that have refused or have not voted."""
+        timeout = f"within the timeout of {self._clock.seconds:g} seconds"
+        failures = {}
+        for rank in self._ranks:
+            joined = self._joined(rank)
+            if joined is None or joined.number != self.number:
+                failures[rank] = f"the rank did not make the call {timeout}"
+            elif joined.refusal:
+                failures[rank] = joined.refusal
+            elif joined.vote != name:
+                part = "checks" if name == _AGREEMENT else "part of the call"
+                failures[rank] = f"the rank did not end its {part} {timeout}"
         return failures
 
-    def _give_up(self) -> dict[int, str]:
-        """Decide at the deadline: against the ranks that are missing."""
-        if self._store.add(self._key("agreed"), 0) == len(self._ranks):  # the last rank was killed before it could decide
-            return self._decide({})
-        missing = {}
+    def _decide(self, name: str, failures: dict[int, str]) -> Decision:
+        """Write the decision, unless there is one, and return the one that holds."""
+        decision = json.dumps([failures, self._calls() if failures else []])
+        return self._decision(self._store.compare_set(self._key(name), "", decision))
+
+    def _decision(self, value: bytes) -> Decision:
+        failures, calls = json.loads(value)
+        return Decision(self.number, {int(rank): reason for rank, reason in failures.items()}, tuple(calls))
+
+    def _joined(self, rank: int) -> _Joined | None:
+        key = f"{_PREFIX}/ranks/{rank}"
+        return _Joined(*json.loads(self._store.get(key))) if self._store.check([key]) else None
+
+    def _calls(self) -> list[str]:
+        """Return sentences about the calls that the ranks have joined last."""
+        ranks: dict[str, list[int]] = {}
         for rank in self._ranks:
-            if rank == self._rank or self._store.add(f"{_PREFIX}/agreements/{rank}", 0) >= self._number:
-                continue
-            has_begun = self._store.add(f"{_PREFIX}/calls/{rank}", 0) >= self._number
-            what = "did not end its part of the call" if has_begun else "did not make the call"
-            missing[rank] = f"the rank {what} within the timeout of {self._clock.seconds:g} seconds"
-        # A rank that agrees at this moment may be missing from both lists.
-        return self._decide(missing or {self._rank: "the rank did not learn the decision within the timeout"})
+            ranks.setdefault(self._describe(self._joined(rank)), []).append(rank)
+        return [f"{_names(those)} {what}" for what, those in ranks.items()]
+
+    def _describe(self, joined: _Joined | None) -> str:
+        if joined is None:
+            return "made no call of this group"
+        if joined.number > self.number:
+            return f"went on to call {joined.number}, {joined}"
+        if joined.number < self.number:
+            return f"did not make this call, after call {joined.number}, {joined}"
+        if joined.refusal:
+            return f"made this call, {joined}, and refused it"
+        ends = {"": "and did not end the checks", _AGREEMENT: "and agreed to it", _OUTCOME: "and did the part of it"}
+        return f"made this call, {joined}, {ends[joined.vote]}"
+
+    def _delete_earlier(self) -> None:
+        """Delete the keys of the calls before this one, to which all ranks have agreed."""
+        number = self.number - 1
+        while self._store.check([f"{_PREFIX}/{number}/operation"]):
+            for name in _KEYS:
+                self._store.delete_key(f"{_PREFIX}/{number}/{name}")
+            number -= 1
 
 
-def _failures(decision: bytes) -> dict[int, str]:
-    return {int(rank): reason for rank, reason in json.loads(decision).items()}
+def _names(ranks: list[int]) -> str:
+    """Return the ranks as text, such as "ranks 0-3, 7"."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join('-'.join(map(str, part)) for part in parts)}"
 
 
 class BoundedCalls:
     """Calls of the store that end in time, even if the machine that hosts the store is lost and never answers.
 
     Each call runs on a thread of its own, which is left behind if the store does not answer. A signal whose handler raises
-    does not end a call, because the rank has to know the decision.
+    does not end a call, because the rank has to know the decision. A ballot that waits for the agreement sees the exception,
+    and decides against the call.
 
     Attributes:
         interruption: The last exception of a signal handler that was raised during a call, or None. The caller raises it.
@@ -227,10 +445,11 @@ class BoundedCalls:
                     # Thread.start() waits for the thread, and a signal can interrupt that. A second thread does nothing.
                     _thread.start_new_thread(run, ())
                     has_started = True
-                result = results.get(timeout=max(0.0, deadline - time.monotonic()))
+                result = results.get(timeout=min(_SIGNAL_PERIOD_S, max(0.0, deadline - time.monotonic())))
                 break
             except queue.Empty:
-                raise StoreLost("it does not answer") from None
+                if time.monotonic() >= deadline:
+                    raise StoreLost("it does not answer") from None
             except BaseException as raised:
                 self.interruption = raised
         if isinstance(result, Exception):

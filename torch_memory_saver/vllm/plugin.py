@@ -11,7 +11,9 @@ Everything else is replaced when the first worker of the process selects our bac
   if the newest worker that can sleep selects our backend. In every other case it calls vLLM's own function.
 - The property of the configuration that says whether sleeping releases the memory of CUDA graphs, because vLLM decides that
   by the name of its own backend. So ``sleep_mode_offload_cudagraph`` works with our backend as well. vLLM has read the
-  property when it checked the environment for NCCL, so the worker has it checked again.
+  property when it checked the environment for NCCL, so the worker has it checked again. The property stays as it is if
+  vLLM's own allocator has methods for pools of graphs that ours lacks. They are compared when the backend is selected,
+  because the module of that allocator loads a library.
 
 A failure to find something in vLLM is logged and never raised: it would end engines that use another backend.
 """
@@ -142,6 +144,16 @@ def _release_graphs(config_class: Any) -> None:
     original = getattr(config_class, _GRAPH_POOL, None)
     if not isinstance(original, property):
         return
+    lack = _lack_of_graph_pool()
+    if lack:
+        logger.warning(
+            "vLLM %s captures CUDA graphs through an interface that the sleep mode backend %r does not have: %s. A sleep "
+            "does not release the memory of CUDA graphs; the rest of the sleep mode works.",
+            getattr(sys.modules.get("vllm"), "__version__", "(unknown release)"),
+            BACKEND,
+            lack,
+        )
+        return
 
     def use_pool(vllm_config: Any) -> Any:
         if _backend_of(vllm_config) == BACKEND:
@@ -150,6 +162,16 @@ def _release_graphs(config_class: Any) -> None:
 
     pool = property(use_pool, doc=original.__doc__)
     replace(f"vllm.config.VllmConfig.{_GRAPH_POOL}", config_class, _GRAPH_POOL, pool)
+
+
+def _lack_of_graph_pool() -> str:
+    """Return what our allocator lacks of the methods by which vLLM's own allocator provides pools for CUDA graphs, or ""."""
+    try:
+        own = import_module("vllm.device_allocator.cumem").CuMemAllocator
+    except (ImportError, AttributeError) as error:
+        return str(error)
+    names = [name for name in dir(own) if "cudagraph_pool" in name and not name.startswith("_")]
+    return ", ".join(name for name in names if not hasattr(allocator, name))
 
 
 class _View:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +25,7 @@ from gpu_support import MIB, checksum, fill_random, state_of, take_all_but
 from torch_memory_saver import _core, ranks
 from torch_memory_saver import torch_memory_saver as saver
 from torch_memory_saver.errors import InvalidArgumentError, OutOfMemoryError, RanksError
+from torch_memory_saver.ranks import vote
 
 SIZE = 32 * MIB
 #: Longer than any rank needs, however slow the machine is.
@@ -125,17 +128,100 @@ def short_of_memory() -> None:
 
 
 def late() -> None:
-    """One rank makes the call after the others have given up."""
+    """One rank makes the call after the others have given up, so that it joins a call that they do not make."""
     if rank == OTHER:
         store.wait(["given up"], timedelta(seconds=LONG_S))
     error = fails(ranks.pause_all, timeout=SHORT_S)
-    assert list(error.failures) == [OTHER]
-    assert "did not make the call" in error.failures[OTHER]
-    expect(ACTIVE)
+    missing = {each for each in range(count) if (each == OTHER) != (rank == OTHER)}
+    assert set(error.failures) == missing, error
+    assert all("did not make the call" in reason for reason in error.failures.values())
+    assert "of the process group '" in str(error) and "pause_all of every tag" in str(error), error
     if rank != OTHER:
         store.set("given up", "1")
+    expect(ACTIVE)
+    next_call_works()
+
+
+def missed() -> None:
+    """One rank leaves a call out, whose contents have no backup."""
+    with saver.region(tag="no backup"):
+        tensors["no backup"] = torch.empty(SIZE, dtype=torch.uint8, device=f"cuda:{device}")
+    fill_random(tensors["no backup"], 200 + rank)
+    sums["no backup"] = checksum(tensors["no backup"])
+    if rank != OTHER:
+        assert list(fails(ranks.pause_all, timeout=SHORT_S).failures) == [OTHER]
+    expect(ACTIVE)
+    del tensors["no backup"], sums["no backup"]
+    next_call_works()
+
+
+def refused() -> None:
+    """One rank cannot pause because of a capture. Tags differ between the ranks."""
+    capture = _core.capture_begin(None, _core.BACKUP_NONE) if rank == OTHER else 0
+    error = fails(ranks.pause_all, "weights" if rank == OTHER else "kv", timeout=LONG_S)
+    assert list(error.failures) == [OTHER] and "CaptureInProgressError" in error.failures[OTHER], error
+    assert f"rank {OTHER} made this call, pause_all of 'weights', and refused it" in str(error), error
+    assert "pause_all of 'kv', and agreed to it" in str(error), error
+    if rank == OTHER:
+        _core.capture_end(capture)
+    expect(ACTIVE)
+    next_call_works()
+
+
+def interrupted() -> None:
+    """A signal interrupts one rank while all but one wait for that one, which comes later."""
+    waiting = [f"waits {each}" for each in range(count) if each not in (OTHER, NEXT)]
+    if rank == NEXT:
+        store.wait(["interrupted"], timedelta(seconds=LONG_S))
+    elif rank == OTHER:
+        in_each_wait(lambda: interrupt_once() if store.check(waiting) else None)
+        try:
+            ranks.pause_all(timeout=LONG_S)
+        except KeyboardInterrupt as error:
+            assert isinstance(error.__cause__, RanksError)
+        else:
+            raise AssertionError("the call was not interrupted")
+        store.set("interrupted", "1")
+    else:
+        in_each_wait(lambda: store.set(f"waits {rank}", "1"))
+        assert list(fails(ranks.pause_all, timeout=LONG_S).failures) == [OTHER]
+    expect(ACTIVE)
+    next_call_works()
+
+
+def in_each_wait(action: Callable[[], object]) -> None:
+    """Carry out an action whenever this rank sleeps because it waits for the others."""
+    sleep = vote.Clock.sleep
+
+    def act_and_sleep(clock: vote.Clock) -> None:
+        action()
+        sleep(clock)
+
+    vote.Clock.sleep = act_and_sleep  # type: ignore[method-assign]
+
+
+handled = threading.Event()
+
+
+def interrupt_once() -> None:
+    if not handled.is_set():
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+
+def handle(number: int, frame: object) -> None:
+    if not handled.is_set():
+        handled.set()
+        raise KeyboardInterrupt
+
+
+signal.signal(signal.SIGUSR1, handle)
+
+
+def next_call_works() -> None:
+    """All ranks are in step."""
     dist.barrier()
-    ranks.pause_all(timeout=LONG_S)  # the ranks have the same number of calls
+    ranks.pause_all(timeout=LONG_S)
+    expect(PAUSED)
     ranks.resume_all(timeout=LONG_S)
     expect(ACTIVE)
 

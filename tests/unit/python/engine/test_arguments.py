@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from deferred import DEFERRED
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,12 @@ def test_host_policies() -> None:
 def test_unknown_host_policies_are_refused(policy: object) -> None:
     with pytest.raises(errors.InvalidArgumentError, match='"release", "pool" or "retain"'):
         options.choose_host_policy(policy)
+
+
+@pytest.mark.parametrize("function", DEFERRED)
+def test_a_progress_whose_body_never_runs_is_refused(function: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="progress must be an ordinary function, not a"):
+        options.check_progress(function)
 
 
 def test_progress_can_be_called() -> None:

@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 import pytest
+from deferred import DEFERRED
 from fake_torch import FakeTorch
 from recorded_hooks import SIZE, Recorder
 
@@ -335,6 +336,22 @@ def test_what_cannot_be_registered(saver: TorchMemorySaver, arguments: Any, mess
         with pytest.raises(InvalidArgumentError, match=message):
             made = register(*arguments)
             made(print)  # the decorator, if it is one
+    assert hooks_module._hooks_of("pause") == hooks_module._hooks_of("resume") == ()
+
+
+@pytest.mark.parametrize("function", DEFERRED)
+def test_callbacks_whose_body_never_runs_are_refused(saver: TorchMemorySaver, function: Any) -> None:
+    hook = Hook()
+    hook.cancelled = function  # type: ignore[method-assign]
+    for register in (saver.on_pause, saver.on_resume):
+        with pytest.raises(InvalidArgumentError, match="a call would not run its body"):
+            register(None, "before", function)
+        with pytest.raises(InvalidArgumentError, match="a call would not run its body"):
+            register()(function)
+        with pytest.raises(InvalidArgumentError, match="cancelled must be an ordinary function"):
+            register(None, "before", print, cancelled=function)
+        with pytest.raises(InvalidArgumentError, match="a method of the hook must be an ordinary function"):
+            register(None, hook)
     assert hooks_module._hooks_of("pause") == hooks_module._hooks_of("resume") == ()
 
 

@@ -4,30 +4,40 @@ is undone, with which contents, and what each error says."""
 from __future__ import annotations
 
 import itertools
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 from core_regions import core_region
-from ranks_store import MemoryStore
+from fake_torch import FakeTorch
+from ranks_store import EndedClock, MemoryStore
+from threads import InsideRegion
 
 from torch_memory_saver import _core, ranks
 from torch_memory_saver import torch_memory_saver as saver
+from torch_memory_saver._services import GroupOfRanks
+from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.errors import (
     BackupIOError,
+    CaptureInProgressError,
     InvalidArgumentError,
     InvalidStateError,
     OutOfMemoryError,
     RanksError,
 )
-from torch_memory_saver.ranks.vote import Ballot, Clock
+from torch_memory_saver.ranks.vote import Ballot, Clock, Position
+from torch_memory_saver.saver import TorchMemorySaver
 
 SIZE = 8 << 20
 PATTERN = bytes(range(256)) * (SIZE // 256)
 REASON = "OutOfMemoryError: device 1 has too little\n- a second line"
 NONE, HOST, DISK = _core.BACKUP_NONE, _core.BACKUP_PINNED, _core.BACKUP_DISK
-#: Long enough that no test reaches it: the store of the tests ends each wait at once.
+#: Long enough that no test reaches it: the clock of the tests ends each wait for rank 7 at once.
 TIMEOUT_S = 60.0
+PREFIX = "torch_memory_saver/ranks"
 #: Seconds in which a call that waits for memory for half of them must also get answers of the store.
 SHORT_TIMEOUT_S = 2.0
 
@@ -52,20 +62,28 @@ class World:
         self._addresses.append(address)
         return address
 
-    def agrees(self) -> None:
-        """Rank 7 agrees to the next call, before this rank makes it."""
+    def agrees(self, *decisions: str) -> None:
+        """Rank 7 votes for the next call, before this rank makes it."""
         self.calls += 1
-        self.store.add(f"torch_memory_saver/ranks/{self.calls}/agreed", 1)
+        while f"{PREFIX}/{self.calls}/agreement" in self.store.values:
+            self.calls += 1
+        for decision in decisions or ("agreement", "outcome"):
+            self.store.add(f"{PREFIX}/{self.calls}/{decision}/votes", 1)
+
+    def other(self) -> Ballot:
+        """The call that rank 7 makes next."""
+        return Ballot(self.store, 7, (0, 7), "pause_all", ["other"], EndedClock(TIMEOUT_S), Position())
 
     def fails_after(self, register: Callable[..., Any], action: Callable[[], object] = lambda: None) -> None:
         """Rank 7 fails after this rank has paused (or resumed, as `register` says). Then the action happens."""
+        self.agrees("agreement")
 
         def fail(call: object) -> None:
             while self._handles:  # the opposite call has no such callback
                 self._handles.pop().remove()
-            ballot = Ballot(self.store, 7, (0, 7), "irrelevant", Clock(TIMEOUT_S))
-            ballot.begin()
-            ballot.vote(REASON)
+            ballot = self.other()
+            ballot.number = self.calls
+            ballot.conclude(REASON)
             action()
 
         self._handles.append(register(None, "after", fail))
@@ -84,10 +102,11 @@ class World:
 def world(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World(simulator)
 
-    def group_of_ranks(operation: str, group: object) -> tuple[MemoryStore, int, tuple[int, ...]]:
-        return made.store, 0, (0, 7)
+    def group_of_ranks(operation: str, group: object) -> GroupOfRanks:
+        return GroupOfRanks(made.store, 0, (0, 7), "group 3")
 
     monkeypatch.setattr(ranks, "group_of_ranks", group_of_ranks)
+    monkeypatch.setattr(ranks, "Clock", EndedClock)
     yield made
     made.close()
 
@@ -138,7 +157,9 @@ def test_a_pause_is_undone_with_contents(world: World, tag: str) -> None:
     assert error.not_undone == ()
     assert str(error) == (
         "pause_all failed on rank 7: OutOfMemoryError: device 1 has too little\n"
-        f"- This rank, 0, has undone its part: '{tag}'"
+        f"- This rank, 0, has undone its part: '{tag}'\n"
+        f"- This was call 1 of the process group 'group 3': rank 0 made this call, pause_all of '{tag}', and agreed to it; "
+        "rank 7 made no call of this group."
     )
 
 
@@ -186,7 +207,7 @@ def test_a_tag_of_which_the_call_moved_a_part_is_named(world: World, tag: str, p
     stays = "paused" if paused_before else "resident"
     problem = f"the tag '{tag}' stays {stays}, because this call has not moved all of its memory"
     assert error.not_undone == (problem,)
-    assert str(error).endswith(f"\n- This rank, 0, could not undo everything: {problem}.")
+    assert f"\n- This rank, 0, could not undo everything: {problem}.\n" in str(error)
 
 
 def test_contents_without_a_backup_are_named(world: World, tag: str) -> None:
@@ -243,12 +264,13 @@ def test_this_rank_is_short_of_memory(world: World, tag: str) -> None:
     saver.pause(tag)
     free = world.simulator.device_memory - world.simulator.usage().physical_bytes
     world.simulator.take_memory(free)
+    world.agrees()
     error = resume_fails(tag, timeout=SHORT_TIMEOUT_S)
     assert states(address) == ["paused"]
     assert isinstance(error.__cause__, OutOfMemoryError)
     assert error.failures == {0: f"OutOfMemoryError: {error.__cause__}"}
     assert str(error).startswith("resume_all failed on rank 0: OutOfMemoryError: resume: device 0 needs 8.0 MiB and has 0 ")
-    assert str(error).endswith("\n- Nothing was changed on this rank, 0.")
+    assert "\n- Nothing was changed on this rank, 0.\n" in str(error)
 
 
 def test_what_a_failed_call_of_this_rank_has_moved_is_undone(world: World, tag: str) -> None:
@@ -258,6 +280,7 @@ def test_what_a_failed_call_of_this_rank_has_moved_is_undone(world: World, tag: 
         raise ZeroDivisionError("of an after-callback")
 
     world.keep(saver.on_pause(None, "after", fail))
+    world.agrees()
     error = pause_fails(tag)
     assert states(address) == ["active"]
     assert error.failures == {0: "ZeroDivisionError: of an after-callback"}
@@ -276,23 +299,147 @@ def test_both_ranks_fail(world: World, tag: str) -> None:
     assert "\n- This rank, 0, has failed as well: ZeroDivisionError: of an after-callback" in str(error)
 
 
-def test_a_rank_that_does_not_vote_is_named(world: World, tag: str) -> None:
-    address = world.allocate(tag)
-    error = pause_fails(tag)
-    assert states(address) == ["active"]
-    assert error.failures == {7: "the rank did not make the call within the timeout of 60 seconds"}
-
-
-def test_a_rank_that_is_too_late_changes_nothing(world: World, tag: str) -> None:
-    address = world.allocate(tag)
-    ballot = Ballot(world.store, 7, (0, 7), "pause_all", Clock(TIMEOUT_S))
-    ballot.begin()
-    ballot.vote(None)
+def test_nothing_is_paused_before_all_ranks_have_agreed(world: World, tag: str) -> None:
+    address = world.allocate(tag, NONE)
     world.simulator.clear_counts()
     error = pause_fails(tag)
     assert (states(address), world.simulator.calls("cuMemUnmap")) == (["active"], 0)
-    assert error.failures == {0: "the rank did not make the call within the timeout of 60 seconds"}
-    assert "Nothing was changed on this rank" in str(error)
+    assert world.simulator.read(address, SIZE) == PATTERN
+    assert error.failures == {7: "the rank did not make the call within the timeout of 60 seconds"}
+    assert str(error) == (
+        "pause_all failed on rank 7: the rank did not make the call within the timeout of 60 seconds\n"
+        "- Nothing was changed on this rank, 0.\n"
+        f"- This was call 1 of the process group 'group 3': rank 0 made this call, pause_all of '{tag}', and agreed to it; "
+        "rank 7 made no call of this group."
+    )
+
+
+def test_nothing_is_resumed_before_all_ranks_have_agreed(world: World, tag: str) -> None:
+    address = world.allocate(tag)
+    saver.pause(tag)
+    world.simulator.clear_counts()
+    error = resume_fails(tag)
+    assert (states(address), world.simulator.calls("cuMemCreate")) == (["paused"], 0)
+    assert error.failures == {7: "the rank did not make the call within the timeout of 60 seconds"}
+    saver.resume(tag)
+
+
+def test_a_rank_that_does_not_do_its_part_is_named(world: World, tag: str) -> None:
+    address = world.allocate(tag)
+    world.agrees("agreement")
+    error = pause_fails(tag)
+    assert states(address) == ["active"]
+    assert error.failures == {7: "the rank did not make the call within the timeout of 60 seconds"}
+    assert f"has undone its part: '{tag}'" in str(error)
+
+
+def test_a_rank_that_waits_for_a_refused_call_changes_nothing(world: World, tag: str) -> None:
+    """Rank 7 refuses before this rank makes the call."""
+    address = world.allocate(tag, NONE)
+    refusing = world.other()
+    assert refusing.join() is None
+    world.store.set(f"{PREFIX}/ranks/7", f'[1, "pause_all", ["other"], "agreement", "{REASON.splitlines()[0]}"]')
+    world.store.add(f"{PREFIX}/1/agreement/refusals", 1)
+    world.store.add(f"{PREFIX}/1/agreement/votes", 1)
+    world.simulator.clear_counts()
+    error = pause_fails(tag)
+    assert (states(address), world.simulator.calls("cuMemUnmap")) == (["active"], 0)
+    assert error.failures == {7: REASON.splitlines()[0]}
+    assert "rank 7 made this call, pause_all of 'other', and refused it." in str(error)
+
+
+def test_the_next_call_works_after_a_failed_one(world: World, tag: str) -> None:
+    address = world.allocate(tag)
+    pause_fails(tag)
+    world.fails_after(saver.on_pause)
+    pause_fails(tag)
+    world.agrees()
+    assert ranks.pause_all(tag).bytes == SIZE
+    assert states(address) == ["paused"]
+    world.agrees()
+    ranks.resume_all(tag)
+
+
+def test_a_thread_in_a_region_is_found_before_the_ranks_agree(
+    world: World, tag: str, store: PoolStore, fake_torch: FakeTorch
+) -> None:
+    address = world.allocate(tag, NONE)
+    world.agrees()
+    with InsideRegion(TorchMemorySaver(), tag, fake_torch), pytest.raises(RanksError) as caught:
+        ranks.pause_all(tag, timeout=0.01)
+    assert isinstance(caught.value.__cause__, InvalidStateError)
+    assert f"is still inside region(tag='{tag}')" in caught.value.failures[0]
+    assert "and refused it" in str(caught.value)
+    assert states(address) == ["active"]
+    assert world.simulator.read(address, SIZE) == PATTERN
+
+
+def test_a_capture_is_found_before_the_ranks_agree(world: World, tag: str) -> None:
+    address = world.allocate(tag, NONE)
+    identity = _core.capture_begin(None, NONE)
+    try:
+        world.agrees()
+        error = pause_fails(tag)
+        assert isinstance(error.__cause__, CaptureInProgressError)
+        world.agrees()
+        assert isinstance(resume_fails(tag).__cause__, CaptureInProgressError)
+    finally:
+        _core.capture_end(identity)
+    assert states(address) == ["active"]
+    assert world.simulator.read(address, SIZE) == PATTERN
+
+
+def test_a_call_from_a_callback_is_refused(world: World, tag: str) -> None:
+    address = world.allocate(tag)
+    errors: list[BaseException] = []
+
+    def call_again(call: object) -> None:
+        try:
+            ranks.resume_all(tag, timeout=TIMEOUT_S)
+        except InvalidStateError as error:
+            errors.append(error)
+
+    world.keep(saver.on_pause(tag, "after", call_again))
+    world.agrees()
+    ranks.pause_all(tag, timeout=TIMEOUT_S)
+    assert [str(error).partition(":")[0] for error in errors] == ["resume_all"]
+    world.agrees()
+    ranks.resume_all(tag)
+    assert states(address) == ["active"]
+
+
+def test_an_interrupt_before_the_ranks_have_agreed_changes_nothing(
+    world: World, tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal arrives while this rank waits for rank 7."""
+    address = world.allocate(tag, NONE)
+    handled = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not handled.is_set():
+            handled.set()
+            raise KeyboardInterrupt
+
+    class InterruptedClock(Clock):
+        def sleep(self) -> None:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            super().sleep()
+
+    monkeypatch.setattr(ranks, "Clock", InterruptedClock)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            ranks.pause_all(tag, timeout=TIMEOUT_S)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert isinstance(caught.value.__cause__, RanksError)
+    assert caught.value.__cause__.failures == {0: "the call was interrupted by KeyboardInterrupt"}
+    assert states(address) == ["active"]
+    assert world.simulator.read(address, SIZE) == PATTERN
+    monkeypatch.setattr(ranks, "Clock", EndedClock)
+    world.agrees()
+    ranks.pause_all(tag)
+    saver.resume(tag)
 
 
 def test_an_interrupted_call_is_undone_on_all_ranks(world: World, tag: str) -> None:
@@ -302,6 +449,7 @@ def test_an_interrupted_call_is_undone_on_all_ranks(world: World, tag: str) -> N
         raise KeyboardInterrupt
 
     world.keep(saver.on_pause(None, "after", interrupt))
+    world.agrees()
     with pytest.raises(KeyboardInterrupt) as caught:
         ranks.pause_all(tag, timeout=TIMEOUT_S)
     assert isinstance(caught.value.__cause__, RanksError)
@@ -317,9 +465,11 @@ def test_a_rank_that_loses_the_store_undoes_its_part(world: World, tag: str, mon
 
     handle = saver.on_pause(None, "after", lambda call: monkeypatch.setattr(world.store, "add", fail))
     world.keep(handle)
+    world.agrees()
     error = pause_fails(tag)
     assert states(address) == ["active"]
     assert (error.failures, error.not_undone) == ({}, ())
+    assert "Other ranks may have completed the call." in str(error)
     assert "the store of the process group is lost (ConnectionError: Connection reset by peer)" in str(error)
     assert f"has undone its part: '{tag}'" in str(error)
     handle.remove()
@@ -328,14 +478,22 @@ def test_a_rank_that_loses_the_store_undoes_its_part(world: World, tag: str, mon
     assert "Nothing was changed on this rank" in str(error)
 
 
-def test_wrong_arguments(world: World, tag: str) -> None:
-    for timeout in (0, -1, None, float("inf"), float("nan"), "10", True):
+def test_wrong_arguments_are_refused_before_the_call_counts(world: World, tag: str) -> None:
+    for timeout in (0, -1, float("inf"), float("nan"), "10", True):
         with pytest.raises(InvalidArgumentError, match="timeout must"):
             ranks.pause_all(tag, timeout=timeout)  # type: ignore[arg-type]
-    for tags in (1, "", ["a", ""]):
-        error = pause_fails(tags, backup="cloud")
-        assert isinstance(error.__cause__, InvalidArgumentError)
-    assert set(error.failures) == {0}
+    with pytest.raises(
+        InvalidArgumentError, match=r"not None: pause\(\) and resume\(\) do not wait with None, but pause_all"
+    ):
+        ranks.pause_all(tag, timeout=None)  # type: ignore[arg-type]
+    for tags in (1, ["a", ""]):
+        with pytest.raises(InvalidArgumentError, match="tag must"):
+            ranks.pause_all(tags)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="tag must"):
+            ranks.resume_all(tags)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="backup must"):
+        ranks.pause_all(tag, backup="cloud")  # type: ignore[arg-type]
+    assert world.store.values == {}
 
 
 def test_there_must_be_a_process_group() -> None:

@@ -1,4 +1,5 @@
-"""Guards the vote of ranks in any order of their steps: all obey one decision, even if ranks are killed or late."""
+"""Guards the decisions of ranks in any order of their steps: all obey the same decisions, even if ranks are killed or late.
+Their next call finds all of them in step."""
 
 from __future__ import annotations
 
@@ -8,56 +9,87 @@ from collections import defaultdict
 from types import FrameType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks_store import MemoryStore, SteppedRank
+from ranks_store import EndedClock, MemoryStore, SteppedClock, SteppedRank
 
-from torch_memory_saver.ranks.vote import Ballot, BoundedCalls, Clock, StoreLost
+from torch_memory_saver.errors import InvalidStateError
+from torch_memory_saver.ranks.vote import Ballot, BoundedCalls, Clock, Decision, Position, StoreLost, only_call
 
 RANKS = (3, 5, 8)  # of a group that is a part of the world
 CALLS = 3
 OPERATION = "pause_all"
 #: Long enough that no test reaches it.
 TIMEOUT_S = 1000.0
+#: Long enough as well, and short enough that a failure of a test ends.
+LIMIT_S = 30.0
+PREFIX = "torch_memory_saver/ranks"
+AGREED, UNDONE = "checks", "part"
 
 #: A rank, and the next thing that happens to it.
 MOVES = st.tuples(st.integers(0, len(RANKS) - 1), st.sampled_from(["step"] * 12 + ["time out", "kill"]))
-#: The ranks and the numbers of the calls that fail there.
-FAILURES = st.sets(st.tuples(st.sampled_from(RANKS), st.integers(1, CALLS)), max_size=2)
+#: The ranks, the numbers of their calls, and what fails in them.
+FAILURES = st.sets(st.tuples(st.sampled_from(RANKS), st.integers(1, CALLS), st.sampled_from(["checks", "part"])), max_size=2)
 
 
 class Run:
-    """The calls of all ranks, and what each rank has learnt.
+    """The calls of all ranks, and what each rank has learnt. After its calls each rank makes a last one, when all have ended
+    theirs.
 
     Attributes:
-        decisions: For each call, the failures that each rank has read.
-        agreed: For each call, the ranks that have not failed and have begun to vote.
+        decisions: For each decision of each call, by its number, the failures that each rank has read.
+        agreed: For each call, by its number, the ranks that were going to agree.
+        begun: For each call, the ranks that have begun their parts.
+        done: For each call, the ranks whose parts have not failed.
+        last: For each rank, the failures of its last call.
     """
 
-    def __init__(self, failures: set[tuple[int, int]]) -> None:
+    def __init__(self, failures: set[tuple[int, int, str]]) -> None:
         self.store = MemoryStore()
         self.failures = failures
-        self.decisions: dict[int, dict[int, dict[int, str]]] = defaultdict(dict)
+        self.decisions: dict[tuple[int, str], dict[int, dict[int, str]]] = defaultdict(dict)
         self.agreed: dict[int, set[int]] = defaultdict(set)
+        self.begun: dict[int, set[int]] = defaultdict(set)
+        self.done: dict[int, set[int]] = defaultdict(set)
+        self.last: dict[int, dict[int, str]] = {}
         self.disturbed = bool(failures)
+        self.killed = False
         self.ranks = [SteppedRank(self.store, lambda steps, rank=rank: self._program(steps, rank)) for rank in RANKS]
 
     def _program(self, steps: SteppedRank, rank: int) -> None:
+        position = Position()
         for call in range(1, CALLS + 1):
-            ballot = Ballot(steps, rank, RANKS, OPERATION, Clock(TIMEOUT_S))
-            reason = ballot.begin()
-            if reason is None and (rank, call) in self.failures:
-                reason = f"failed in call {call}"
-            if reason is None:
-                self.agreed[call].add(rank)
-            self.decisions[call][rank] = ballot.vote(reason)
+            self._call(steps, rank, position, call)
+        steps.meet()
+        self.last[rank] = self._call(steps, rank, position, CALLS + 1)
+
+    def _call(self, steps: SteppedRank, rank: int, position: Position, call: int) -> dict[int, str]:
+        clock = SteppedClock(steps, TIMEOUT_S)
+        ballot = Ballot(steps, rank, RANKS, OPERATION, None, clock, position)
+        reason = ballot.join()
+        if reason is None and (rank, call, "checks") in self.failures:
+            reason = f"cannot make call {call}"
+        if reason is None:
+            self.agreed[ballot.number].add(rank)
+        decision = ballot.agree(reason)
+        self.decisions[decision.number, "agreement"][rank] = decision.failures
+        if decision.failures:
+            return decision.failures
+        self.begun[decision.number].add(rank)
+        failed = (rank, call, "part") in self.failures
+        if not failed:
+            self.done[decision.number].add(rank)
+        clock.restart()
+        decision = ballot.conclude(f"failed in call {call}" if failed else None)
+        self.decisions[decision.number, "outcome"][rank] = decision.failures
+        return decision.failures
 
     def move(self, index: int, what: str) -> None:
         rank = self.ranks[index]
-        if rank.ended or (what == "step" and rank.waits):
+        if rank.ended or rank.meets or (what == "step" and rank.waits):
             return
         if what == "kill":
-            self.disturbed = True
+            self.disturbed = self.killed = True
             rank.kill()
         elif what == "step" or rank.waits:
             self.disturbed |= rank.waits
@@ -66,85 +98,296 @@ class Run:
     def finish(self) -> None:
         """Lets all ranks go on. Ranks that wait reach their timeouts when nothing else happens."""
         while going := [rank for rank in self.ranks if not rank.ended]:
+            going = [rank for rank in going if not rank.meets] or going
             for rank in [rank for rank in going if not rank.waits] or going[:1]:
                 self.disturbed |= rank.waits
                 rank.step()
 
 
-@given(st.lists(MOVES, max_size=120), FAILURES)
-def test_every_rank_obeys_the_same_decision(moves: list[tuple[int, str]], failures: set[tuple[int, int]]) -> None:
+@settings(deadline=None)
+@given(st.lists(MOVES, max_size=160), FAILURES)
+def test_every_rank_obeys_the_same_decisions(moves: list[tuple[int, str]], failures: set[tuple[int, int, str]]) -> None:
     run = Run(failures)
     for index, what in moves:
         run.move(index, what)
     run.finish()
-    for call, learnt in run.decisions.items():
+    for (number, name), learnt in run.decisions.items():
         decisions = list(learnt.values())
         assert all(each == decisions[0] for each in decisions), run.decisions
-        if not decisions[0]:
-            assert run.agreed[call] == set(RANKS)
         assert set(decisions[0]) <= set(RANKS)
+        if not decisions[0]:
+            assert (run.agreed if name == "agreement" else run.done)[number] == set(RANKS)
+    for number in run.begun:
+        assert run.agreed[number] == set(RANKS), "a rank has begun its part before all have agreed"
+    if not run.killed:
+        assert run.last == {rank: {} for rank in RANKS}, "the ranks are out of step"
     if not run.disturbed:
-        assert run.decisions == {call: {rank: {} for rank in RANKS} for call in range(1, CALLS + 1)}
-        assert not [key for key in run.store.values if f"/{CALLS - 1}/" in key], "keys of old calls stay in the store"
+        learnt = {number for number, _ in run.decisions}
+        assert learnt == set(range(1, CALLS + 2))
+        left = [key for key in run.store.values if f"/{CALLS}/" in key]
+        assert not left, "keys of earlier calls stay in the store"
+
+
+def run_until_ended(run: Run) -> None:
+    run.finish()
+    assert 5 not in run.last
 
 
 def test_a_rank_that_is_killed_before_it_votes_is_named() -> None:
     run = Run(set())
     run.ranks[1].kill()
-    run.finish()
+    run_until_ended(run)
     reason = "the rank did not make the call within the timeout of 1000 seconds"
-    assert run.decisions[1] == {3: {5: reason}, 8: {5: reason}}
+    assert run.decisions[1, "agreement"] == {3: {5: reason}, 8: {5: reason}}
+    assert not run.begun
+
+
+def test_a_rank_that_is_killed_in_its_checks_is_named() -> None:
+    run = Run(set())
+    while f"{PREFIX}/ranks/5" not in run.store.values:
+        run.ranks[1].step()
+    run.ranks[1].kill()
+    run_until_ended(run)
+    reason = "the rank did not end its checks within the timeout of 1000 seconds"
+    assert run.decisions[1, "agreement"] == {3: {5: reason}, 8: {5: reason}}
+    assert not run.begun
 
 
 def test_a_rank_that_is_killed_in_its_own_part_is_named() -> None:
     run = Run(set())
-    while 5 not in run.agreed[1]:
-        run.ranks[1].step()
+    while 5 not in run.begun[1]:
+        for rank in run.ranks:
+            if not rank.waits:
+                rank.step()
     run.ranks[1].kill()
-    run.finish()
+    run_until_ended(run)
     reason = "the rank did not end its part of the call within the timeout of 1000 seconds"
-    assert run.decisions[1] == {3: {5: reason}, 8: {5: reason}}
+    assert run.decisions[1, "outcome"] == {3: {5: reason}, 8: {5: reason}}
 
 
-def test_a_late_rank_reads_the_decision_against_it() -> None:
-    store = MemoryStore()
-    early, late = (Ballot(store, rank, RANKS[:2], OPERATION, Clock(TIMEOUT_S)) for rank in RANKS[:2])
-    assert early.begin() is late.begin() is None
-    decision = early.vote(None)
-    assert set(decision) == {5}
-    assert late.vote(None) == decision
-
-
-def test_a_rank_that_calls_after_the_decision_must_not_do_its_part() -> None:
-    store = MemoryStore()
-    early, late = (Ballot(store, rank, RANKS[:2], OPERATION, Clock(TIMEOUT_S)) for rank in RANKS[:2])
-    assert early.begin() is None
-    decision = early.vote(None)
-    reason = late.begin()
-    assert reason == "the other ranks had decided before this rank made the call"
-    assert late.vote(reason) == decision
-
-
-def test_ranks_that_make_different_calls_all_fail() -> None:
-    store = MemoryStore()
-    pausing = Ballot(store, 0, (0, 1), "pause_all", Clock(TIMEOUT_S))
-    resuming = Ballot(store, 1, (0, 1), "resume_all", Clock(TIMEOUT_S))
-    assert pausing.begin() is None
-    reason = resuming.begin()
-    assert reason == "this rank called resume_all while another rank called pause_all"
-    assert resuming.vote(reason) == pausing.vote(None) == {1: reason}
-
-
-def test_the_last_rank_is_killed_between_its_agreement_and_the_decision() -> None:
+@pytest.mark.parametrize("name", ["agreement", "outcome"])
+def test_the_last_rank_is_killed_between_its_vote_and_the_decision(name: str) -> None:
     run = Run(set())
+    if name == "outcome":
+        while len(run.begun[1]) < len(RANKS):
+            for rank in run.ranks:
+                if not rank.waits:
+                    rank.step()
     for index in (0, 2):
         while not run.ranks[index].waits:
             run.ranks[index].step()
-    while run.store.values["torch_memory_saver/ranks/1/agreed"] != b"3":
+    while run.store.values[f"{PREFIX}/1/{name}/votes"] != b"3":
         run.ranks[1].step()
     run.ranks[1].kill()
-    run.finish()
-    assert run.decisions[1] == {3: {}, 8: {}}
+    run_until_ended(run)
+    assert run.decisions[1, name] == {3: {}, 8: {}}
+
+
+class Rank:
+    """A rank of two whose wait ends at once, as if its timeout had passed."""
+
+    def __init__(self, store: MemoryStore, rank: int, tags: list[str] | None = None) -> None:
+        self._store, self._rank, self._tags = store, rank, tags
+        self.position = Position()
+
+    def call(self, operation: str = OPERATION, clock: Clock | None = None) -> Ballot:
+        clock = clock or EndedClock(TIMEOUT_S)
+        return Ballot(self._store, self._rank, (0, 1), operation, self._tags, clock, self.position)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def first(store: MemoryStore) -> Rank:
+    return Rank(store, 0, ["w"])
+
+
+@pytest.fixture
+def second(store: MemoryStore) -> Rank:
+    return Rank(store, 1)
+
+
+def vote_together(first: Ballot, second: Ballot) -> tuple[Decision, Decision]:
+    """Both agree. The first one waits for the second."""
+    both: list[Decision] = []
+    thread = threading.Thread(target=lambda: both.append(first.agree(None)))
+    thread.start()
+    both.append(second.agree(None))
+    thread.join()
+    return both[0], both[1]
+
+
+def go_on(first: Rank, second: Rank) -> None:
+    """Asserts that the next call of both ranks works."""
+    ballots = [rank.call(clock=Clock(LIMIT_S)) for rank in (first, second)]
+    assert [ballot.join() for ballot in ballots] == [None, None]
+    decisions = vote_together(*ballots)
+    assert [decision.failures for decision in decisions] == [{}, {}], decisions
+
+
+def test_the_call_after_a_missed_one_works(first: Rank, second: Rank) -> None:
+    for _ in range(2):
+        early = first.call()
+        assert early.join() is None
+        assert set(early.agree(None).failures) == {1}
+    go_on(first, second)
+
+
+def test_the_call_after_a_refused_one_works(first: Rank, second: Rank) -> None:
+    refusing, other = first.call(), second.call()
+    assert refusing.join() is other.join() is None
+    decision = refusing.agree("no room")
+    assert decision.failures == {0: "no room", 1: "the rank did not end its checks within the timeout of 1000 seconds"}
+    assert other.agree(None) == decision
+    go_on(first, second)
+
+
+def test_a_rank_that_comes_after_a_refusal_learns_the_reason(first: Rank, second: Rank) -> None:
+    refusing = first.call(clock=Clock(LIMIT_S))
+    assert refusing.join() is None
+    decisions: list[Decision] = []
+    thread = threading.Thread(target=lambda: decisions.append(refusing.agree("no room")))
+    thread.start()
+    late = second.call(clock=Clock(LIMIT_S))
+    assert late.join() is None
+    decisions.append(late.agree(None))
+    thread.join()
+    assert [decision.failures for decision in decisions] == [{0: "no room"}] * 2
+
+
+def test_ranks_that_make_different_calls_all_fail_and_are_in_step_again(first: Rank, second: Rank) -> None:
+    pausing, resuming = first.call("pause_all", Clock(LIMIT_S)), second.call("resume_all", Clock(LIMIT_S))
+    assert pausing.join() is None
+    reason = resuming.join()
+    assert reason == "this rank called resume_all while another rank called pause_all"
+    decisions: list[Decision] = []
+    thread = threading.Thread(target=lambda: decisions.append(pausing.agree(None)))
+    thread.start()
+    decisions.append(resuming.agree(reason))
+    thread.join()
+    assert [decision.failures for decision in decisions] == [{1: reason}] * 2
+    go_on(first, second)
+
+
+def test_a_late_rank_reads_the_decision_against_it(first: Rank, second: Rank) -> None:
+    early, late = first.call(), second.call()
+    assert early.join() is late.join() is None
+    decision = early.agree(None)
+    assert set(decision.failures) == {1}
+    assert late.agree(None) == decision
+    go_on(first, second)
+
+
+def test_a_rank_that_has_lost_the_store_does_not_vote_twice(
+    first: Rank, second: Rank, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(keys: list[str]) -> bool:
+        raise ConnectionError
+
+    lost = first.call()
+    assert lost.join() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "check", lose)
+        with pytest.raises(ConnectionError):
+            lost.agree(None)
+    again = first.call()
+    assert again.join() is None
+    assert set(again.agree(None).failures) == {1}
+    waiting = second.call()
+    assert waiting.join() is None
+    assert waiting.number == 1, "the call that the first rank has left is not decided"
+    assert waiting.agree(None).failures == {}, "both have agreed to call 1"
+    assert set(waiting.conclude(None).failures) == {0}
+    go_on(first, second)
+
+
+def test_an_interrupted_rank_decides_against_the_call_at_once(first: Rank, second: Rank, store: MemoryStore) -> None:
+    class Sleepless(Clock):
+        def sleep(self) -> None:
+            raise AssertionError("the rank goes on waiting")
+
+    raised = KeyboardInterrupt()
+    waiting = Ballot(store, 0, (0, 1), OPERATION, None, Sleepless(LIMIT_S), first.position, lambda: raised)
+    assert waiting.join() is None
+    assert waiting.agree(None).failures == {0: "the call was interrupted by KeyboardInterrupt"}
+    go_on(first, second)
+
+
+def test_an_abandoned_call_is_decided_against_wherever_it_stands(first: Rank, second: Rank) -> None:
+    assert first.call().abandon("left").failures == {0: "left"}
+    joined = first.call()
+    assert joined.join() is None
+    assert joined.abandon("left").failures == {0: "left"}
+    begun, other = first.call(clock=Clock(LIMIT_S)), second.call(clock=Clock(LIMIT_S))
+    assert begun.join() is other.join() is None
+    vote_together(begun, other)
+    assert begun.abandon("left") == other.conclude(None)
+    go_on(first, second)
+
+
+def test_a_failure_names_the_call_of_each_rank(store: MemoryStore) -> None:
+    ranks = tuple(range(7))
+    tags = {0: None, 1: [f"tag {number}" for number in range(10)], 2: ["a", "b"], 3: ["a", "b"], 5: [], 6: ["c"]}
+
+    def ballot(rank: int, position: Position | None = None, operation: str = OPERATION) -> Ballot:
+        return Ballot(store, rank, ranks, operation, tags[rank], EndedClock(TIMEOUT_S), position or Position())
+
+    earlier = Position()
+    before = ballot(6, earlier, "resume_all")
+    before.join()
+    before.agree(None)
+    ballots = [ballot(rank) for rank in (2, 3, 5, 0, 1)]
+    for each in ballots:
+        each.join()
+    assert {each.number for each in ballots} == {2}
+    ballots[0].agree("no room")
+    names = ", ".join(repr(f"tag {number}") for number in range(8))
+    assert ballots[4].agree(None).calls == (
+        "rank 0 made this call, pause_all of every tag, and did not end the checks",
+        f"rank 1 made this call, pause_all of {names} and 2 more, and did not end the checks",
+        "rank 2 made this call, pause_all of 'a', 'b', and refused it",
+        "rank 3 made this call, pause_all of 'a', 'b', and did not end the checks",
+        "rank 4 made no call of this group",
+        "rank 5 made this call, pause_all of no tag, and did not end the checks",
+        "rank 6 did not make this call, after call 1, resume_all of 'c'",
+    )
+    ahead = ballot(6, earlier)
+    ahead.join()
+    late = ballot(0, Position())
+    late.join()
+    assert late.number == ahead.number == 3
+    assert late.agree(None).calls[-1] == "rank 6 made this call, pause_all of 'c', and did not end the checks"
+
+
+def test_ranks_with_the_same_call_are_named_together(store: MemoryStore) -> None:
+    waiting = Ballot(store, 2, (0, 1, 2, 3, 5), OPERATION, None, EndedClock(TIMEOUT_S), Position())
+    waiting.join()
+    assert waiting.agree(None).calls == (
+        "ranks 0-1, 3, 5 made no call of this group",
+        "rank 2 made this call, pause_all of every tag, and agreed to it",
+    )
+
+
+def test_a_process_makes_one_call_of_a_group_at_a_time(store: MemoryStore) -> None:
+    with only_call(OPERATION, store) as position:
+        with pytest.raises(InvalidStateError, match="already inside a call of the same process group"):
+            only_call("resume_all", store).__enter__()
+        with only_call(OPERATION, MemoryStore()) as other:
+            assert other is not position
+    with only_call(OPERATION, store) as again:
+        assert again is position
+
+
+def test_a_clock_ends_and_begins_again() -> None:
+    clock = Clock(0.0)
+    assert clock.has_ended
+    clock.seconds = TIMEOUT_S
+    clock.restart()
+    assert not clock.has_ended
+    assert Clock(float(10**30)).answer() <= threading.TIMEOUT_MAX
 
 
 # -- calls of the store that end in time -------------------------------------------------------------------------------

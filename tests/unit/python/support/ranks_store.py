@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+
+from torch_memory_saver.ranks.vote import Clock
 
 
 class MemoryStore:
-    """The store itself. A wait for a key that is missing ends at once, as if its timeout had passed."""
+    """The store itself."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -31,12 +32,16 @@ class MemoryStore:
             self.values[key] = desired.encode()
         return self.values.get(key, expected.encode())
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        if not self.check(keys):
-            raise RuntimeError("wait timeout")
-
     def delete_key(self, key: str) -> bool:
         return self.values.pop(key, None) is not None
+
+
+class EndedClock(Clock):
+    """A clock whose timeout has passed when a rank looks at it for the first time."""
+
+    @property
+    def has_ended(self) -> bool:
+        return True
 
 
 class Killed(BaseException):
@@ -44,11 +49,12 @@ class Killed(BaseException):
 
 
 class SteppedRank:
-    """A rank on a thread of its own, which stops before each method of the store until :meth:`step`.
+    """A rank on a thread of its own, which stops before each method of the store and each sleep until :meth:`step`.
 
     Attributes:
-        waits: Whether the next method is a wait for a key that is missing.
+        timed_out: Whether the timeout of the current wait has passed.
         ended: Whether the program of the rank has returned, or the rank was killed.
+        meets: Whether the rank has stopped in :meth:`meet`.
     """
 
     def __init__(self, store: MemoryStore, program: Callable[[SteppedRank], None]) -> None:
@@ -56,24 +62,40 @@ class SteppedRank:
         self._program = program
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self._killed = False
-        self._missing: list[str] = []
+        self._checked: list[str] = []
+        self._sleeps = False
+        self.timed_out = False
         self.ended = False
+        self.meets = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self._stopped.acquire()
 
     @property
     def waits(self) -> bool:
-        return bool(self._missing) and not self._store.check(self._missing)
+        """Whether the rank sleeps until there is a key, which is missing."""
+        return self._sleeps and not self._store.check(self._checked)
 
     def step(self) -> None:
-        """Lets the rank carry out its next method. A wait for a key that is missing ends at its timeout."""
+        """Lets the rank go on until its next stop. A wait for a key that is missing ends at its timeout."""
         self._go.release()
         self._stopped.acquire()
 
     def kill(self) -> None:
         self._killed = True
         self.step()
+
+    def meet(self) -> None:
+        """Stops until the test lets all ranks go on."""
+        self.meets = True
+        self._stop()
+        self.meets = False
+
+    def sleep(self) -> None:
+        self._sleeps = True
+        self._stop()
+        self.timed_out = self.waits
+        self._sleeps = False
 
     def _run(self) -> None:
         try:
@@ -101,17 +123,29 @@ class SteppedRank:
         return self._stop().add(key, amount)
 
     def check(self, keys: list[str]) -> bool:
+        self._checked = keys
         return self._stop().check(keys)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         return self._stop().compare_set(key, expected, desired)
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        self._missing = keys
-        try:
-            self._stop().wait(keys, timeout)
-        finally:
-            self._missing = []
-
     def delete_key(self, key: str) -> bool:
         return self._stop().delete_key(key)
+
+
+class SteppedClock(Clock):
+    """The clock of a rank that a test steps."""
+
+    def __init__(self, rank: SteppedRank, seconds: float) -> None:
+        self._rank = rank
+        super().__init__(seconds)
+
+    def restart(self) -> None:
+        self._rank.timed_out = False
+
+    @property
+    def has_ended(self) -> bool:
+        return self._rank.timed_out
+
+    def sleep(self) -> None:
+        self._rank.sleep()

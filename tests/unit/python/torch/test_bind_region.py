@@ -6,13 +6,14 @@ import asyncio
 import functools
 import threading
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import Context
 from typing import Any
 
 import pytest
+from deferred import DEFERRED
 from fake_torch import FakeTorch
 from other_threads import in_thread
 
@@ -218,38 +219,8 @@ def test_the_region_in_force_is_bound_in_a_context_without_one(saver: TorchMemor
     assert tag_of(on_thread(bound)) == "a"
 
 
-async def coroutine_function() -> None:
-    pass
-
-
-def generator_function() -> Iterator[int]:
-    yield 1
-
-
-async def asynchronous_generator() -> AsyncIterator[int]:
-    yield 1
-
-
-class AsyncLoader:
-    async def __call__(self) -> None:
-        pass
-
-    async def method(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize(
-    "function",
-    [
-        coroutine_function,
-        generator_function,
-        asynchronous_generator,
-        AsyncLoader(),
-        AsyncLoader().method,
-        functools.partial(coroutine_function),
-    ],
-)
+@pytest.mark.parametrize("function", DEFERRED)
 def test_functions_whose_body_runs_later_are_refused(
     saver: TorchMemorySaver, load: Any, function: Any, inside: bool
 ) -> None:

@@ -14,6 +14,7 @@ from other_threads import in_thread
 
 from torch_memory_saver import _core
 from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.saver import TorchMemorySaver
 
 
@@ -127,3 +128,20 @@ def test_functions_whose_body_runs_later_are_not_decorated(
         for manager in (saver.region("a"), saver.disable(), saver.cuda_graph(graph)):
             with pytest.raises(TypeError, match=kind + r", which cannot be decorated.*with statement in the body"):
                 manager(function)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("times", [0, 1])
+def test_a_region_that_is_not_entered_cannot_be_left(saver: TorchMemorySaver, fake_torch: FakeTorch, times: int) -> None:
+    with saver.region("outer"):
+        managers = (
+            (saver.region("a"), r"region\(tag='a'\)"),
+            (saver.disable(), r"disable\(\)"),
+            (saver.cuda_graph(fake_torch.torch.cuda.CUDAGraph()), r"cuda_graph\(\)"),
+        )
+        for manager, name in managers:
+            for _ in range(times):
+                with manager:
+                    pass
+            with pytest.raises(InvalidStateError, match=name + " cannot be left, because it is not entered"):
+                manager.__exit__(None, None, None)
+        assert len(fake_torch.routings) == 1

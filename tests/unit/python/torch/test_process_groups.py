@@ -34,10 +34,10 @@ def distributed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_default_group_and_others(distributed: Any) -> None:
-    assert group_of_ranks("pause_all", None) == ("store", 2, (0, 1, 2, 3))
+    assert group_of_ranks("pause_all", None) == ("store", 2, (0, 1, 2, 3), "0")
     other = ProcessGroup()
     distributed.distributed_c10d._world.pg_map[other] = ("nccl", "other store")
-    assert group_of_ranks("pause_all", other) == ("other store", 2, (2, 3))
+    assert group_of_ranks("pause_all", other) == ("other store", 2, (2, 3), "0")
 
 
 def test_a_group_without_a_store_is_refused(distributed: Any) -> None:

@@ -317,6 +317,22 @@ def test_a_release_before_backends_is_no_reason_for_a_warning(
     assert_unchanged(caplog, logging.INFO, "vllm.device_allocator.sleep_mode_backend")
 
 
+def test_another_interface_of_the_graph_pool_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = import_module("vllm.device_allocator.cumem").CuMemAllocator
+    monkeypatch.setattr(own, "use_cudagraph_pool", own.cudagraph_pool, raising=False)
+    monkeypatch.setattr(own, "release_cudagraph_pool", lambda self: None, raising=False)
+    monkeypatch.delattr(own, "cudagraph_pool")
+    plugin = load_plugin()
+    config = make_worker(sleep_mode_offload_cudagraph=True).vllm_config
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "does not have: release_cudagraph_pool, use_cudagraph_pool. A sleep does not release" in record.getMessage()
+    assert config.use_cumem_cudagraph_pool is False
+    assert find_allocators() == [plugin.allocator] * 3
+
+
 def test_a_release_without_a_graph_pool_has_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     config: ModuleType = import_module("vllm.config")
     monkeypatch.delattr(config.VllmConfig, "use_cumem_cudagraph_pool")
