@@ -213,16 +213,21 @@ $(C_PROGRAMS): %: %.o $(C_CORE) $(C_SUPPORT)
 
 .PHONY: ctest-build ctest
 ctest-build: $(C_PROGRAMS) $(C_DRIVER)
+# Each program waits for a part of its time, for the disk or for threads, so several run beside each other.
+C_TEST_JOBS ?= 2
+define RUN_C_TEST
+	export SKIPPED_TESTS=; for test in $(NOT_EMULATED); do case $$test in $${0##*/}:*) SKIPPED_TESTS=$${test#*:} ;; esac; done; \
+	if TMS_CUDA_DRIVER="$(abspath $(C_DRIVER))" timeout $(C_TEST_SECONDS) $(EMULATOR) $$0 >$$0.log 2>&1; then \
+		echo "$$0: $$(grep -E "PASSED|SKIPPED" $$0.log)"; \
+	else \
+		echo "$$0: exit status $$?"; \
+		touch $$0.failed; \
+	fi
+endef
 ctest: ctest-build ## the C unit tests (C_TESTS=tests/unit/core/model/test_region.c for one)
-	@failed=""; for program in $(C_PROGRAMS); do \
-		export SKIPPED_TESTS=; for test in $(NOT_EMULATED); do case $$test in $${program##*/}:*) SKIPPED_TESTS=$${test#*:} ;; esac; done; \
-		if TMS_CUDA_DRIVER="$(abspath $(C_DRIVER))" timeout $(C_TEST_SECONDS) $(EMULATOR) $$program >$$program.log 2>&1; then \
-			echo "$$program: $$(grep -E 'PASSED|SKIPPED' $$program.log)"; \
-		else \
-			echo "$$program: exit status $$?"; \
-			failed="$$failed $$program"; \
-		fi; \
-	done; \
+	@rm -f $(C_PROGRAMS:%=%.failed)
+	@printf '%s\n' $(C_PROGRAMS) | xargs -P $(C_TEST_JOBS) -I{} $(SHELL) -c '$(RUN_C_TEST)' {}
+	@failed=""; for program in $(C_PROGRAMS); do if [ -e $$program.failed ]; then failed="$$failed $$program"; fi; done; \
 	for program in $$failed; do echo "== $$program" >&2; cat $$program.log >&2; done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi; \
 	echo "$(words $(C_PROGRAMS)) C test programs passed ($(VARIANT))"
