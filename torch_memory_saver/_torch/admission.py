@@ -101,11 +101,13 @@ class Admission:
 
     def mark_ended(self, wanted: tuple[Pause, list[Frame]]) -> list[Frame] | None:
         """Mark the frames of other threads in the tags as ended, and append those that were not to a list. Return all of
-        them, or None if one follows no other. The caller holds the lock."""
+        them, or None if one follows no other. A pause that only waits ends none. The caller holds the lock."""
         pause, new = wanted
         frames = self.inside(pause)
         if [frame for frame in frames if frame.origin is None]:
             return None
+        if pause.only_waits:
+            return []
         for frame in frames:
             if not frame.ended:
                 frame.ended = True

@@ -83,13 +83,15 @@ class Pause:
     Attributes:
         stack: The frames of the pausing thread.
         tags: The tags that it selects.
+        only_waits: Whether it only waits for threads, and leaves frames that follow others as they are.
     """
 
-    __slots__ = ("stack", "tags")
+    __slots__ = ("only_waits", "stack", "tags")
 
-    def __init__(self, stack: Stack, tags: Tags) -> None:
+    def __init__(self, stack: Stack, tags: Tags, only_waits: bool = False) -> None:
         self.stack = stack
         self.tags = tags
+        self.only_waits = only_waits
 
 
 class Frame:

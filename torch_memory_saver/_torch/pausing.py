@@ -35,8 +35,8 @@ _Result = TypeVar("_Result")
 class pausing(OneUse):
     """A context manager that surrounds the native pause. Its result is a function to call after a pause that left memory
     paused. It waits for other threads that are inside a region of one of the tags, until `deadline`, in seconds of
-    :func:`time.monotonic`. `free_caches` is called before idle segments are released. It frees what PyTorch keeps in memory
-    of the tags for use with other memory.
+    :func:`time.monotonic`. Regions that follow others end then, unless the pause `only_waits`. `free_caches` is called before
+    idle segments are released. It frees what PyTorch keeps in memory of the tags for use with other memory.
 
     Raises:
         InvalidStateError: A thread is still inside such a region. Nothing was changed.
@@ -49,10 +49,11 @@ class pausing(OneUse):
         tags: Tags,
         deadline: float = 0.0,
         free_caches: Callable[[TorchCuda], None] = lambda torch: None,
+        only_waits: bool = False,
     ) -> None:
         self._store = store
         self._torch = torch
-        self._pause = Pause(store.stack(), tags)
+        self._pause = Pause(store.stack(), tags, only_waits)
         self._deadline = deadline
         self._free_caches = free_caches
 
@@ -78,7 +79,7 @@ def await_regions(store: PoolStore, tags: Tags, deadline: float) -> None:
     Raises:
         InvalidStateError: A thread is still inside such a region.
     """
-    with pausing(store, None, tags, deadline):
+    with pausing(store, None, tags, deadline, only_waits=True):
         pass
 
 
