@@ -35,8 +35,8 @@ _Result = TypeVar("_Result")
 class pausing(OneUse):
     """A context manager that surrounds the native pause. Its result is a function to call after a pause that left memory
     paused. It waits for other threads that are inside a region of one of the tags, until `deadline`, in seconds of
-    :func:`time.monotonic`. Regions that follow others end then, unless the pause `only_waits`. `free_caches` is called before
-    idle segments are released. It frees what PyTorch keeps in memory of the tags for use with other memory.
+    :func:`time.monotonic`. Regions that follow others end then, unless the pause `only_waits`. `free_caches` is called
+    before idle segments are released. It frees what PyTorch keeps in memory of the tags for use with other memory.
 
     Raises:
         InvalidStateError: A thread is still inside such a region. Nothing was changed.

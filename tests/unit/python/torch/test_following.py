@@ -289,7 +289,7 @@ def test_the_settings_of_the_core_end_too(saver: TorchMemorySaver, load: Any, po
 def test_a_call_that_was_taken_out_stays_out(
     saver: TorchMemorySaver, fake_torch: FakeTorch, load: Any, pool: ThreadPoolExecutor
 ) -> None:
-    """Also after a region inside it, and after its thread's routings were suspended."""
+    """A region inside it and a suspension of its thread's routings end, and it is still outside."""
 
     def load_inside_and_outside() -> list[str | None]:
         with saver.region("b"):
