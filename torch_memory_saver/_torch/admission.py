@@ -69,7 +69,7 @@ class Admission:
 
     def _wait_for_others(self, origin: Frame) -> None:
         """Wait until one of the frames that follow `origin` is left, or another one has taken its place. Calls may wait for
-        one another, and then none is left: the first wait in vain is the last one."""
+        one another, and then none is left: no frame waits again after that."""
         followers = origin.followers
 
         def has_changed() -> bool:
