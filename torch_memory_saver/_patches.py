@@ -98,6 +98,11 @@ PATCHES = (
         "2.13",
     ),
     Patch(
+        "torch._C._distributed_c10d._SymmetricMemory.empty_strided_p2p",
+        f"{_FIRST_USE}, if PyTorch has `torch.distributed`",
+        "PyTorch allocates symmetric memory from the driver, so no region manages it. A call inside a region is warned of",
+    ),
+    Patch(
         "torch.UntypedStorage._share_cuda_",
         _SHARING,
         "CUDA has no IPC handles for managed memory, so managed tensors are described to other processes in another way",

@@ -22,7 +22,7 @@ def rows(preload: bool) -> dict[str, dict[str, Any]]:
 
 def test_the_gpus_are_those_of_pytorch() -> None:
     found = rows(preload=False)
-    for name in ("PyTorch", "libcudart", "driver", "CUDA versions", "GPUs", "virtual memory"):
+    for name in ("PyTorch", "libcudart", "driver", "CUDA versions", "GPUs", "virtual memory", "pause"):
         assert found[name]["status"] == "ok", found[name]
     assert str(torch.__version__) in found["PyTorch"]["found"]
     assert f"built for CUDA {torch.version.cuda}" in found["PyTorch"]["found"]

@@ -54,6 +54,28 @@ for token in (None, torch.cuda.graph_pool_handle(), pool.id):
     assert "outside every region" not in output_of(program)
 
 
+@pytest.mark.parametrize("pool", ["0", "1"])
+def test_symmetric_memory_in_a_region(pool: str) -> None:
+    program = f"""
+import os
+os.environ["TORCH_SYMMMEM_IMPLICIT_POOL"] = "{pool}"
+import torch.distributed._symmetric_memory as symmetric
+symmetric.empty(1 << 20, device="cuda")
+with saver.region("a"):
+    with saver.disable():
+        symmetric.empty(1 << 20, device="cuda")
+    print("until now nothing is wrong", file=sys.stderr)
+    for _ in range(2):
+        t = symmetric.empty(2 << 20, device="cuda")
+    assert saver.tag_of(t) is None
+symmetric.empty(1 << 20, device="cuda")
+"""
+    before, after = output_of(program).split("until now nothing is wrong")
+    assert "symmetric" not in before
+    assert after.count("symmetric memory were allocated") == after.count("8 MiB of symmetric memory") == 1
+    assert "tag='a'" in after and "outside of regions" in after
+
+
 def test_a_pytorch_that_is_newer_than_the_tested_ones() -> None:
     program = """
 torch.__version__ = "2.99.0"

@@ -28,6 +28,7 @@ __all__ = [
     "Finding",
     "Status",
     "TorchFacts",
+    "ask_child",
     "driver_facts",
     "fail",
     "ok",
@@ -212,7 +213,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _answer(*arguments: str) -> dict[str, Any]:
+def ask_child(*arguments: str) -> dict[str, Any]:
     """The JSON object with a "problem" that the program prints as a line; only a problem if there is none. Libraries and
     sitecustomize may print other lines before and after it, also JSON."""
     output, _, problem = run_child(*arguments)
@@ -232,7 +233,7 @@ def _answer(*arguments: str) -> dict[str, Any]:
 def driver_facts() -> DriverFacts:
     """Asks the driver. Makes a context on each device in another process."""
     try:
-        answer = _answer("-I", "-S", str(_DRIVER_PROBE), driver_library())
+        answer = ask_child("-I", "-S", str(_DRIVER_PROBE), driver_library())
     except DriverUnavailableError as error:
         return DriverFacts(problem=str(error))
     devices = [Device(**row) for row in answer.pop("devices", [])]
@@ -242,7 +243,7 @@ def driver_facts() -> DriverFacts:
 @functools.cache
 def torch_facts() -> TorchFacts:
     """Imports PyTorch in another process."""
-    answer = _answer(*program_options(_TORCH_PROBE))
+    answer = ask_child(*program_options(_TORCH_PROBE))
     if answer.get("problem"):
         answer["problem"] = " ".join(str(answer["problem"]).split())
     return TorchFacts(**answer)

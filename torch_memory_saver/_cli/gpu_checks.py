@@ -11,6 +11,7 @@ from torch_memory_saver._cli.check import (
     Check,
     Device,
     Finding,
+    ask_child,
     driver_facts,
     fail,
     ok,
@@ -18,6 +19,7 @@ from torch_memory_saver._cli.check import (
     torch_facts,
     warn,
 )
+from torch_memory_saver._cli.child_python import program_options
 from torch_memory_saver._engine.variables import driver_library
 from torch_memory_saver._text import binary_size
 
@@ -37,6 +39,32 @@ _REMEDIES = {
 }
 _SEE_NVIDIA_SMI = "run nvidia-smi: what it reports about the GPU or the driver must be solved first"
 _NO_GPU = "run the doctor where the driver finds a GPU"
+_TRIAL_BYTES = 64 << 20
+#: Allocates memory on each device, pauses it, and prints how much more memory the driver then calls free. Other programs may
+#: allocate and free at the same time, so the resume must take the memory again, and the best of several attempts counts.
+_PAUSE_TRIAL = """
+import json, sys
+from torch_memory_saver import _core
+from torch_memory_saver.errors import TorchMemorySaverError
+size, *devices = map(int, sys.argv[1:])
+found = {"problem": None, "freed": []}
+try:
+    _core.region_enter("doctor", _core.BACKUP_NONE, True)
+    for device in devices:
+        address = _core.allocate(size, device)
+        freed = 0
+        for _ in range(5):
+            before = _core.device_memory(device).free
+            _core.pause(("doctor",), None)
+            paused = _core.device_memory(device).free
+            _core.resume(("doctor",), None)
+            freed = max(freed, paused - max(before, _core.device_memory(device).free))
+        found["freed"].append([device, freed])
+        _core.free(address)
+except TorchMemorySaverError as error:
+    found["problem"] = " ".join(str(error).split())
+print("\\n" + json.dumps(found))
+"""
 
 
 def _version_text(cuda: int) -> str:
@@ -149,6 +177,29 @@ def virtual_memory() -> Finding:
     return ok(f"{found}, and can be exported to other processes")
 
 
+def pause() -> Finding:
+    """Whether memory that a pause releases is free, as the driver counts it."""
+    devices = [device for device in _usable() if device.virtual_memory and device.free_bytes >= _TRIAL_BYTES]
+    size = binary_size(_TRIAL_BYTES)
+    if not devices:
+        return skip(
+            f"no usable GPU has {size} of free memory for a trial", "run the doctor where the driver finds such a GPU"
+        )
+    numbers = [str(device.ordinal) for device in devices]
+    answer = ask_child(*program_options(_PAUSE_TRIAL), str(_TRIAL_BYTES), *numbers)
+    if answer["problem"] is not None:
+        return fail(f"the trial with {size} has failed: {answer['problem'].rstrip('.')}", _remedy(answer["problem"]))
+    # The driver may take a little of what a pause releases, for page tables.
+    lines = [f"GPU {number}: {binary_size(freed)} freed" for number, freed in answer["freed"] if freed < _TRIAL_BYTES // 2]
+    if lines:
+        return fail(
+            f"the driver does not free memory: a pause of {size} reports no error, but the driver counts less of it as free",
+            "install another release of the driver: until then a pause leaves no memory to others on this machine",
+            lines,
+        )
+    return ok(f"a pause of {size} makes as much memory free, as the driver counts it")
+
+
 def _exists(path: str) -> bool:
     return (ROOT / path).exists()
 
@@ -255,6 +306,7 @@ CHECKS = (
     Check("CUDA versions", versions),
     Check("GPUs", gpus),
     Check("virtual memory", virtual_memory),
+    Check("pause", pause),
     Check("RDMA", rdma),
     Check("peers", peers),
     Check("NUMA", numa),

@@ -12,7 +12,7 @@ from torch_memory_saver._engine.pending import PendingResumes
 from torch_memory_saver._engine.preserved import Preserved
 from torch_memory_saver._engine.region import Region
 from torch_memory_saver._engine.variables import init_enabled
-from torch_memory_saver._torch import empty_cache, layer, program_pools, sharing
+from torch_memory_saver._torch import empty_cache, layer, program_pools, sharing, symmetric_memory
 from torch_memory_saver._torch.captures import before_capture, capture_gate
 from torch_memory_saver._torch.graphs import GraphPools
 from torch_memory_saver._torch.kept_objects import BlasWorkspaces, OrdinaryPools, RandomStates
@@ -78,6 +78,7 @@ layer.at_first_use(install_sharing)
 layer.at_first_use(_watch_late_devices)
 layer.at_first_use(_watch_program_pools)
 layer.at_first_use(lambda torch: empty_cache.install(pool_store))
+layer.at_first_use(lambda torch: symmetric_memory.install(pool_store))
 layer.at_first_use(blas_workspaces.begin)
 layer.at_first_use(random_states.begin)
 before_capture.extend((blas_workspaces.capture_begins, random_states.capture_begins))

@@ -31,7 +31,7 @@ NAMES = {
         "settings",
         "output folders",
     ],
-    "GPU": ["driver", "CUDA versions", "GPUs", "virtual memory", "RDMA", "peers", "NUMA"],
+    "GPU": ["driver", "CUDA versions", "GPUs", "virtual memory", "pause", "RDMA", "peers", "NUMA"],
     "host": ["host memory", "huge pages", "locked memory", "disk directory"],
     "sending tensors to other processes": ["pidfd_getfd", "ptrace_scope", "open files", "/dev/shm"],
 }
@@ -86,7 +86,7 @@ def test_no_gpu_no_driver_and_no_torch_is_a_report(command: Program) -> None:
     rows = json.loads(command("doctor", "--json", status=1, TMS_CUDA_DRIVER="/nonexistent.so").stdout)
     found = {row["name"]: row for row in rows}
     assert found["driver"]["status"] == Status.FAIL and "could not be loaded" in found["driver"]["found"]
-    assert [found[name]["status"] for name in ("GPUs", "virtual memory", "RDMA", "peers")] == [Status.SKIP] * 4
+    assert [found[name]["status"] for name in ("GPUs", "virtual memory", "pause", "RDMA", "peers")] == [Status.SKIP] * 5
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from findings import assert_complete
+from processes import SIMULATOR
 
 from torch_memory_saver._cli import gpu_checks
 from torch_memory_saver._cli.check import Device, DriverFacts, Finding, Status, TorchFacts
@@ -138,7 +141,14 @@ def test_no_gpu(machine: Path, monkeypatch: pytest.MonkeyPatch, visible: str | N
 
 def test_without_a_driver_the_rest_is_skipped(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, loaded=False, problem="x could not be loaded", cuda_version=None)
-    for look in (gpu_checks.versions, gpu_checks.gpus, gpu_checks.virtual_memory, gpu_checks.rdma, gpu_checks.peers):
+    for look in (
+        gpu_checks.versions,
+        gpu_checks.gpus,
+        gpu_checks.virtual_memory,
+        gpu_checks.pause,
+        gpu_checks.rdma,
+        gpu_checks.peers,
+    ):
         assert_complete(look(), Status.SKIP)
 
 
@@ -157,6 +167,107 @@ def test_virtual_memory(
     finding = gpu_checks.virtual_memory()
     assert_complete(finding, status)
     assert found in finding.found
+
+
+@pytest.fixture
+def simulated(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that a check starts have two simulated GPUs."""
+    monkeypatch.setenv("TMS_CUDA_DRIVER", str(SIMULATOR))
+    monkeypatch.setenv("TMS_SIMULATED_DEVICES", "2")
+
+
+def test_a_pause_frees_memory(simulated: None) -> None:
+    finding = gpu_checks.pause()
+    assert_complete(finding, Status.OK)
+    assert "64 MiB" in finding.found
+
+
+#: Functions that stand before those of the simulated driver: KEPT is the condition under which a release frees nothing, and
+#: OTHER what other programs have freed, in units of 64 MiB, at a call with the number `calls`.
+DRIVER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+typedef unsigned long long handle_t;
+static int last, calls;
+int cuMemCreate(handle_t *handle, unsigned long size, const int *properties, handle_t flags) {
+    int (*real)(handle_t *, unsigned long, const int *, handle_t) = dlsym(RTLD_NEXT, "cuMemCreate");
+    last = properties[3];
+    return real(handle, size, properties, flags);
+}
+int cuMemRelease(handle_t handle) {
+    int (*real)(handle_t) = dlsym(RTLD_NEXT, "cuMemRelease");
+    return KEPT ? 0 : real(handle);
+}
+int cuMemGetInfo_v2(unsigned long *available, unsigned long *total) {
+    int (*real)(unsigned long *, unsigned long *) = dlsym(RTLD_NEXT, "cuMemGetInfo_v2");
+    int result = real(available, total);
+    calls++;
+    *available += (OTHER) * (64l << 20);
+    return result;
+}
+"""
+
+
+@pytest.fixture
+def plant_driver(simulated: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    def build(kept: str, other: str) -> None:
+        driver = tmp_path / "driver.so"
+        macros = [f"-DKEPT={kept}", f"-DOTHER={other}"]
+        link = ["-xnone", "-Wl,--no-as-needed", SIMULATOR, f"-Wl,-rpath,{SIMULATOR.parent}", "-ldl"]
+        command = ["cc", "-shared", "-fPIC", *macros, "-o", driver, "-xc", "-", *link]
+        subprocess.run(command, input=DRIVER, text=True, check=True)
+        monkeypatch.setenv("TMS_CUDA_DRIVER", str(driver))
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("kept", "other", "named"),
+    [
+        ("1", "0", ["GPU 0", "GPU 1"]),
+        ("last == 1", "0", ["GPU 1"]),
+        ("1", "calls", ["GPU 0", "GPU 1"]),  # the memory of other programs is not taken for that of the pause
+    ],
+)
+def test_a_driver_that_frees_nothing(
+    plant_driver: Callable[[str, str], None], kept: str, other: str, named: list[str]
+) -> None:
+    plant_driver(kept, other)
+    finding = gpu_checks.pause()
+    assert_complete(finding, Status.FAIL)
+    assert "does not free memory" in finding.found and "another release of the driver" in finding.advice
+    assert finding.details == tuple(f"{name}: 0 B freed" for name in named)
+
+
+def test_another_program_that_allocates_during_the_trial(plant_driver: Callable[[str, str], None]) -> None:
+    plant_driver("0", "calls < 2")
+    assert_complete(gpu_checks.pause(), Status.OK)
+
+
+@pytest.mark.parametrize(
+    ("fault", "found", "advice"),
+    [
+        ("cuMemRelease:0:99:999", "cuMemRelease failed with CUDA_ERROR_UNKNOWN", "nvidia-smi"),
+        (
+            "cuMemCreate:0:99:2",
+            "cuMemCreate failed with CUDA_ERROR_OUT_OF_MEMORY",
+            "end the processes",
+        ),  # another program took it meanwhile
+    ],
+)
+def test_a_pause_that_fails(simulated: None, monkeypatch: pytest.MonkeyPatch, fault: str, found: str, advice: str) -> None:
+    monkeypatch.setenv("TMS_SIMULATED_FAULT", fault)
+    finding = gpu_checks.pause()
+    assert_complete(finding, Status.FAIL)
+    assert found in finding.found and "device 0" in finding.found and advice in finding.advice
+
+
+def test_a_pause_is_tried_where_there_is_memory(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMS_SIMULATED_FAULT", "cuMemCreate:0:99:2")
+    plant(monkeypatch, gpu(0, free_bytes=63 << 20), gpu(1, virtual_memory=False))
+    finding = gpu_checks.pause()
+    assert_complete(finding, Status.SKIP)
+    assert "64 MiB" in finding.found
 
 
 @pytest.mark.parametrize(
