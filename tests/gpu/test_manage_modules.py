@@ -13,6 +13,8 @@ from gpu_support import MIB, Program, run_programs, saver, torch
 
 from torch_memory_saver._engine import managed_modules
 
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
 TAG = "weights"
 WIDTH = 64
 BYTES = WIDTH * WIDTH * 4

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from gpu_support import Program, errors, run_programs, saver, torch
 
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
 TAG = "optimizer"
 WIDTH = 64
 #: The bytes of AdamW's state of one layer that lie on the device.

@@ -27,7 +27,7 @@ class Reason(NamedTuple):
 REASONS = (
     Reason("needs a (real )?GPU: run pytest with --gpu", "the steps with PyTorch run these tests", "torch"),
     Reason("needs PyTorch's CUDA build on the simulated GPU: .*", "the steps with PyTorch run these tests", "torch"),
-    Reason("needs (transformers|trl|transformers and accelerate)", "the steps with PyTorch run these tests", "torch"),
+    Reason("needs (transformers|trl|accelerate)( and accelerate)?", "the steps with PyTorch run these tests", "torch"),
     Reason("Inductor needs .*", "a compiler for GPUs makes code that the simulated GPU cannot run"),
     Reason("IMPORTER_PYTHONS names no environments", "make torch-matrix has environments of several releases"),
     Reason("PyTorch is not installed", "the step with PyTorch's CPU build runs these tests", "torch"),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from typing import Any, cast
 
@@ -45,8 +46,6 @@ def follow_thread_pools(store: PoolStore, find_torch: Callable[[], TorchCuda | N
     global _is_following
     if _is_following:
         return
-    from concurrent.futures import ThreadPoolExecutor  # not needed before
-
     original = ThreadPoolExecutor.submit
 
     @functools.wraps(cast("Callable[..., Any]", original))
@@ -68,8 +67,6 @@ def follow_thread_pools(store: PoolStore, find_torch: Callable[[], TorchCuda | N
 def stop_following() -> None:
     """Undo :func:`follow_thread_pools`, unless something else has replaced ``submit`` meanwhile. For tests."""
     global _is_following
-    from concurrent.futures import ThreadPoolExecutor
-
     restore(ThreadPoolExecutor, "submit")
     _is_following = is_replaced(ThreadPoolExecutor, "submit")
 

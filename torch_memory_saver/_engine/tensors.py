@@ -260,10 +260,6 @@ def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
         raise TorchUnavailableError("get_cpu_backup() needs PyTorch, which could not be imported") from error
     if not isinstance(x, torch.Tensor):
         raise InvalidArgumentError(f"get_cpu_backup() needs a torch.Tensor, not {type(x).__name__}")
-    return _host_copy(torch, x, zero_copy)
-
-
-def _host_copy(torch: Any, x: Any, zero_copy: bool) -> Any:
     if x.is_nested:
         raise InvalidArgumentError(
             "get_cpu_backup() cannot make a nested tensor on the host: ask for the tensors that it is made of, such as "
@@ -301,7 +297,7 @@ def _host_copy_of_parts(torch: Any, x: Any, zero_copy: bool) -> Any:
     for name in names:
         part = getattr(x, name)
         if isinstance(part, torch.Tensor):
-            part = part.detach().clone() if part.device.type == "cpu" else _host_copy(torch, part, zero_copy)
+            part = part.detach().clone() if part.device.type == "cpu" else get_cpu_backup(part, zero_copy)
             if part is None:
                 return None
         parts[name] = part

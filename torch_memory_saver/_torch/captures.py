@@ -26,6 +26,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._patches import is_replaced, replace
+from torch_memory_saver._torch.region_settings import has_announced_capture
 from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.errors import ForkedProcessError
 
@@ -236,7 +237,7 @@ class _Announced(OneUse):
 
 def _pass_gate(graph_class: Any, device_of: Callable[[], int]) -> None:
     """Wrap the begin of a capture in preload mode, where the interposed function of the runtime reports it. A capture that
-    names a pool is visible earlier, from before the check of the pool."""
+    names a pool is visible earlier, from before the check of the pool. One of cuda_graph() is visible already."""
     begin = graph_class.capture_begin
 
     @functools.wraps(begin)
@@ -246,8 +247,8 @@ def _pass_gate(graph_class: Any, device_of: Callable[[], int]) -> None:
 
         def announce_and_begin() -> Any:
             announce_capture()
-            if check_and_begin is begin_this:
-                return begin_this()
+            if check_and_begin is begin_this or has_announced_capture():
+                return check_and_begin()
             try:
                 return _core.within(_Announced(), check_and_begin)
             except ForkedProcessError:

@@ -7,11 +7,21 @@ the wrong argument. Neither would work with attributes that C looks up by name.
 
 from __future__ import annotations
 
+import threading
+
 from torch_memory_saver import _core
 from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.options import RegionOptions
 
-__all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "leave_region"]
+__all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "has_announced_capture", "leave_region"]
+
+
+class _Thread(threading.local):
+    #: The identities of the last capture that this thread has announced; empty once it has ended.
+    identities: list[int] | None = None
+
+
+_thread = _Thread()
 
 
 def enter_region(ids: list[int], options: RegionOptions, follows: bool = False) -> None:
@@ -55,8 +65,15 @@ class AnnouncedCapture(OneUse):
     def _begin(self) -> None:
         options = self._options
         arguments = options.tag, options.backup, options.host_policy, options.runs
+        _thread.identities = self._identities
         _core.record_each(self._identities, _core.capture_begin, [arguments])
 
     def _end(self) -> None:
         for identity in self._identities:
             _core.capture_end(identity)
+        _thread.identities = None
+
+
+def has_announced_capture() -> bool:
+    """Return whether this thread has announced a capture that has not ended."""
+    return bool(_thread.identities)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ SIZE = 64 * MIB
 FINGERPRINTS = 4096
 #: Seconds after which background work counts as failed.
 PATIENCE_S = 60
+numbers = itertools.count()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -34,15 +36,15 @@ def pooled() -> int:
 
 
 def cycle(tag: str, host_memory: str | None = None) -> None:
-    tensor = tensors[tag]
-    tensor.view(torch.int64).copy_(torch.arange(SIZE // 8))
+    tensor, contents = tensors[tag], torch.arange(SIZE // 8) + next(numbers)  # a retained copy has other contents
+    tensor.view(torch.int64).copy_(contents)
     assert saver.pause(tag).copied_bytes == SIZE
     assert resident() >= SIZE
     if host_memory is None:
         saver.resume(tag)
     else:
         saver.resume(tag, host_memory=host_memory)
-    assert torch.equal(tensor.view(torch.int64).cpu(), torch.arange(SIZE // 8))
+    assert torch.equal(tensor.view(torch.int64).cpu(), contents)
 
 
 def is_kept(tag: str) -> bool:

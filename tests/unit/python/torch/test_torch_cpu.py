@@ -36,7 +36,8 @@ def backups(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeBuffer | None]:
         assert buffer is None or size == len(buffer.memory)
         return buffer
 
-    monkeypatch.setattr(_core, "host_backup", host_backup)
+    for name in ("host_backup", "read_only_backup"):
+        monkeypatch.setattr(_core, name, host_backup)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     return found
 
