@@ -398,10 +398,11 @@ class TorchMemorySaver:
     def bind_region(self, function: _Function) -> _Function:
         """Wrap a function for another thread, so that its allocations belong to the caller's region.
 
-        Use it as in ``pool.map(bind_region(load), shards)``. A region applies only to the thread that enters it. The wrapper
-        enters a region with the options of the innermost one that the caller is in now, for each call and on the thread of
-        the call. It does so even if the caller has left its own region by then. Inside :meth:`disable` the wrapper's
-        allocations are ordinary as well. Outside of every region the function itself is returned.
+        Use it as in ``Thread(target=bind_region(load))``. A region applies to the thread that enters it and to the calls
+        that this thread submits to a ``ThreadPoolExecutor``, for which no pause waits. The wrapper enters a region with the
+        options of the innermost one that the caller is in now, for each call and on the thread of the call. It does so even
+        if the caller has left its own region by then. Inside :meth:`disable` the wrapper's allocations are ordinary as
+        well. Outside of every region the function itself is returned.
 
         A pause of the tag is refused or waits while a call is running, as for any region.
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._patches import is_replaced, replace
-from torch_memory_saver._torch.region_settings import has_announced_capture
+from torch_memory_saver._torch.region_settings import AnnouncedCapture, has_announced_capture
 from torch_memory_saver._torch.steps import OneUse
 from torch_memory_saver.errors import ForkedProcessError
 
@@ -221,20 +221,6 @@ def _checking(begin: Callable[[], object], pool: Any = None, *_: Any, **__: Any)
     return check_and_begin
 
 
-class _Announced(OneUse):
-    """A context manager: inside, a capture is visible to the native core, and no pause begins."""
-
-    def __init__(self) -> None:
-        self._identities: list[int] = []
-
-    def _begin(self) -> None:
-        _core.record_each(self._identities, _core.capture_begin, [(None, _core.BACKUP_NONE)])
-
-    def _end(self) -> None:
-        for identity in filter(None, self._identities):  # 0 would end the last one that was announced
-            _core.capture_end(identity)
-
-
 def _pass_gate(graph_class: Any, device_of: Callable[[], int]) -> None:
     """Wrap the begin of a capture in preload mode, where the interposed function of the runtime reports it. A capture that
     names a pool is visible earlier, from before the check of the pool. One of cuda_graph() is visible already."""
@@ -250,7 +236,7 @@ def _pass_gate(graph_class: Any, device_of: Callable[[], int]) -> None:
             if check_and_begin is begin_this or has_announced_capture():
                 return check_and_begin()
             try:
-                return _core.within(_Announced(), check_and_begin)
+                return _core.within(AnnouncedCapture(None), check_and_begin)
             except ForkedProcessError:
                 return begin_this()  # PyTorch raises the error.
 

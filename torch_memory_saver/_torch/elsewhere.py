@@ -1,10 +1,10 @@
 """Memory that PyTorch allocates outside every region while one is open: warned of once for each tag, because no pause
 releases it.
 
-A region applies to the thread that enters it. Tensors of a thread pool, the program's own pools and graphs captured without
-cuda_graph() are ordinary memory, and nothing else warns the user. The memory that PyTorch holds is compared with the managed
-memory, so allocations from PyTorch's cache are not detected. A comparison takes about ten microseconds, so only the first,
-second, fourth, eighth, ... region of a tag is checked.
+A region applies to the thread that enters it and to the calls that follow it. Tensors of other threads, the program's own
+pools and graphs captured without cuda_graph() are ordinary memory, and nothing else warns the user. The memory that PyTorch
+holds is compared with the managed memory, so allocations from PyTorch's cache are not detected. A comparison takes about
+ten microseconds, so only the first, second, fourth, eighth, ... region of a tag is checked.
 
 A program can turn off PyTorch's caching. Then PyTorch uses no pool, and without the preload library nothing is managed.
 

@@ -287,17 +287,14 @@ class PoolStore(PoolStock):
         _core.within(self._lock, self._admission.pauses.append, pause)
         if not self._admission.inside(pause):  # the usual case
             return
-        if self._admission.changed.wait_until(lambda: self._close_ended() and self._end_following(pause), deadline):
-            return
-        for frame in self._admission.inside(pause):
-            if frame.origin is not None:
-                continue
-            raise InvalidStateError(
-                f"pause: {frame.stack} is still inside region(tag={frame.tag!r}), and would allocate memory that is "
-                f"paused. Pause that tag after the thread has left the region, or pass a longer timeout",
-                operation="pause",
-                tag=frame.tag,
-            )
+        while not self._admission.changed.wait_until(lambda: self._close_ended() and self._end_following(pause), deadline):
+            for frame in [each for each in self._admission.inside(pause) if each.origin is None]:
+                raise InvalidStateError(
+                    f"pause: {frame.stack} is still inside region(tag={frame.tag!r}), and would allocate memory that is "
+                    f"paused. Pause that tag after the thread has left the region, or pass a longer timeout",
+                    operation="pause",
+                    tag=frame.tag,
+                )
 
     def _end_following(self, pause: Pause) -> bool:
         """End the regions of other threads in the tags, if all of them follow others. Return whether they do. May be

@@ -17,7 +17,7 @@ __all__ = ["AnnouncedCapture", "RegionSettings", "enter_region", "has_announced_
 
 
 class _Thread(threading.local):
-    #: The identities of the last capture that this thread has announced; empty once it has ended.
+    #: The identity of the last capture that this thread has announced. None once it has ended.
     identities: list[int] | None = None
 
 
@@ -56,15 +56,18 @@ class RegionSettings(OneUse):
 
 
 class AnnouncedCapture(OneUse):
-    """A context manager around a capture whose memory is managed: announces it, and its end."""
+    """A context manager around a capture: announces it, and its end. The options are those of its memory, or None if it is
+    not managed."""
 
-    def __init__(self, options: RegionOptions) -> None:
+    def __init__(self, options: RegionOptions | None) -> None:
         self._options = options
         self._identities: list[int] = []
 
     def _begin(self) -> None:
         options = self._options
-        arguments = options.tag, options.backup, options.host_policy, options.runs
+        arguments: tuple[object, ...] = (None, _core.BACKUP_NONE)
+        if options is not None:
+            arguments = options.tag, options.backup, options.host_policy, options.runs
         _thread.identities = self._identities
         _core.record_each(self._identities, _core.capture_begin, [arguments])
 

@@ -102,7 +102,7 @@ tms_status_t tms_handles_create(tms_saver_t *saver, const tms_region_t *region, 
 
 /* ---- map ---- */
 
-/* What is at the addresses of a map. */
+/* The memory at the addresses of a map. */
 typedef enum place { FREE, TAKEN_OVER, BUSY, IN_USE } place_t;
 
 /* Under the lock: makes the segment the memory of a mapped handle. */

@@ -19,11 +19,13 @@ from typing import Any
 import pytest
 from fake_torch import FakeTorch
 from other_threads import in_thread
+from threads import InsideRegion
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver._engine import following
 from torch_memory_saver._patches import patches_in_force
 from torch_memory_saver._torch import admission
+from torch_memory_saver._torch.frames import Pause
 from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -304,6 +306,36 @@ def test_a_call_that_was_taken_out_stays_out(
     saver.pause("a")
     assert running.finish() == ("a", ["b", "b", None])
     saver.resume("a")
+
+
+def test_a_region_that_is_left_at_the_deadline_of_a_pause(
+    saver: TorchMemorySaver,
+    fake_torch: FakeTorch,
+    load: Any,
+    pool: ThreadPoolExecutor,
+    store: PoolStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The wait has failed because of it, and the pause goes on: the calls are taken out all the same."""
+    with saver.region("a"):
+        running = Running(pool, load)
+    other = InsideRegion(saver, "a", fake_torch)
+    wait_until = store._admission.changed.wait_until
+
+    def fail_once(holds: Callable[[], bool], deadline: float) -> bool:
+        monkeypatch.setattr(store._admission.changed, "wait_until", wait_until)
+        other.leave()
+        other._thread.join(PATIENCE_S)
+        return False
+
+    monkeypatch.setattr(store._admission.changed, "wait_until", fail_once)
+    pause = Pause(store.stack(), ("a",))
+    try:
+        store.begin_pause(pause, 0.0)
+        assert store._admission.changed.wait_until == wait_until
+        assert running.finish() == ("a", None)
+    finally:
+        store.end_pause(pause)
 
 
 def test_a_call_of_another_tag_goes_on(saver: TorchMemorySaver, load: Any, pool: ThreadPoolExecutor) -> None:
