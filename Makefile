@@ -90,7 +90,7 @@ torch-soak: build ## the same with tensors, through PyTorch on the simulated GPU
 
 # Everything that records, checks or keeps something.
 RL_SOAK := build/rl-soak
-RL_SOAK_SETTINGS := TMS_HOST_MEMORY=retain TMS_VERIFY_BACKUPS=1 TMS_GUARD=1 TMS_LEDGER=1 TMS_RELEASE_CACHED=pause TMS_LOG_LEVEL=error OMP_NUM_THREADS=1 \
+RL_SOAK_SETTINGS := TMS_HOST_MEMORY=retain TMS_VERIFY_BACKUPS=1 TMS_GUARD=1 TMS_RELEASE_CACHED=pause TMS_LOG_LEVEL=error OMP_NUM_THREADS=1 \
 	TMS_DEBUG=events,snapshots,history TMS_METRICS_FILE=$(abspath $(RL_SOAK))/metrics-{pid}.txt TMS_DEBUG_DIR=$(abspath $(RL_SOAK))
 .PHONY: rl-soak
 rl-soak: build ## examples/rl_loop.py with faults and every setting on, SOAK_SECONDS in each hook mode; every byte compared
@@ -153,15 +153,6 @@ ledger-cost: ## what counting an allocation of another library costs, in nanosec
 		tools/ledger_cost.c csrc/base/ledger.c csrc/base/callers.c -o build/ledger_cost
 	@build/ledger_cost
 
-LOOKUP_COST := build/lookup_cost
-.PHONY: lookup-cost
-lookup-cost: build ## what a look-up costs, and counting by functions that were looked up (tools/lookup_cost.c)
-	@mkdir -p $(LOOKUP_COST) && $(CC) -std=gnu11 -O2 -w -shared -fPIC tests/unit/preload/programs/lookups_driver.c -o $(LOOKUP_COST)/libcuda.so.1
-	@$(CC) -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror tools/lookup_cost.c -ldl -o $(LOOKUP_COST)/lookup_cost
-	@for library in "" $(CURDIR)/torch_memory_saver_hook_mode_preload_ledger.abi3.so; do \
-		echo "LD_PRELOAD=$$library"; LD_LIBRARY_PATH=$(LOOKUP_COST) TMS_LEDGER=1 LD_PRELOAD=$$library $(LOOKUP_COST)/lookup_cost; \
-	done
-
 ##@ Test the C code
 # ---- C unit tests. Each test_*.c below tests/unit is a program, linked with the core and with tests/unit/support. A header
 # for the tests of one folder lies in its support/, and they include it as support/x.h. One build a variant: plain, asan (with
@@ -189,7 +180,7 @@ C_LIBRARIES := -lcmocka -ldl -lrt -lm
 CORE_LAYERS := $(addprefix csrc/,base device backup core abi)
 CORE_SOURCES := $(shell find $(CORE_LAYERS) -name '*.c' | sort)
 # What runs inside a user's process: everything but the simulated GPU.
-SHIPPED_SOURCES := $(CORE_SOURCES) $(wildcard csrc/python/*.c csrc/preload/*.c csrc/lookups/*.c)
+SHIPPED_SOURCES := $(CORE_SOURCES) $(wildcard csrc/python/*.c csrc/preload/*.c)
 C_CORE := $(patsubst %.c,$(C_BUILD)/%.o,$(CORE_SOURCES))
 C_SUPPORT := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard tests/unit/support/*.c))
 C_SIMULATOR := $(patsubst %.c,$(C_BUILD)/%.o,$(shell find csrc/simulator -name '*.c' | sort))
@@ -237,13 +228,11 @@ ctest: ctest-build ## the C unit tests (C_TESTS=tests/unit/core/model/test_regio
 SITE := $(C_BUILD)/site
 SITE_CORE := $(SITE)/torch_memory_saver/_core.abi3.so
 SITE_PRELOAD := $(SITE)/torch_memory_saver_hook_mode_preload.abi3.so
-SITE_LEDGER := $(SITE)/torch_memory_saver_hook_mode_preload_ledger.abi3.so
 SITE_SIMULATOR := $(SITE)/torch_memory_saver/_simulated_cuda.so
 C_GLUE := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/python/*.c))
 C_PRELOAD := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/preload/*.c))
-C_LOOKUPS := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/lookups/*.c))
 LINK_SHARED = mkdir -p $(@D) && echo "  LD $@" && $(CC) $(C_FLAGS_$(VARIANT)) -shared -pthread -Wl,-Bsymbolic-functions -Wl,-z,nodelete \
-	$(addprefix -Wl$(COMMA)--version-script=,$(filter %.map,$^)) $(filter %.o,$^) -ldl -lrt -o $@ $(NAMED_DLSYM)
+	$(addprefix -Wl$(COMMA)--version-script=,$(filter %.map,$^)) $(filter %.o,$^) -ldl -lrt -o $@
 COMMA := ,
 
 $(C_GLUE): C_FLAGS += -DPy_LIMITED_API=0x030A0000 -isystem $(PYTHON_INCLUDE)
@@ -251,15 +240,12 @@ $(SITE_CORE): $(C_CORE) $(C_GLUE) csrc/python/exports.map
 	@$(LINK_SHARED)
 $(SITE_PRELOAD): $(C_CORE) $(C_PRELOAD) csrc/preload/exports.map
 	@$(LINK_SHARED)
-$(SITE_LEDGER): $(C_CORE) $(C_PRELOAD) $(C_LOOKUPS) csrc/lookups/exports.map
-	@$(LINK_SHARED)
-$(SITE_LEDGER): NAMED_DLSYM := -Wl,--defsym=dlsym=lookups_dlsym
 $(SITE_SIMULATOR): $(C_SIMULATOR) csrc/simulator/exports.map
 	@$(LINK_SHARED)
 
 # Its tests run in that folder: Python started in the source tree imports the package that lies there.
 .PHONY: site
-site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_LEDGER) $(SITE_SIMULATOR)
+site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_SIMULATOR)
 	@find torch_memory_saver torch_memory_saver_pytest.py \( -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.css' -o -name '*.js' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
 	@ln -sfn $(addprefix $(CURDIR)/,csrc tests tools benchmarks Makefile pyproject.toml setup.py) $(SITE)
 
@@ -286,7 +272,7 @@ aarch64: build ## the libraries for aarch64, the C tests and the tests of the pr
 	$(MAKE) site VARIANT=aarch64 $(AARCH64)
 	$(MAKE) ctest VARIANT=aarch64 $(AARCH64) NOT_EMULATED="$(NOT_IN_QEMU)"
 	$(AARCH64) SITE=$(abspath build/c/aarch64/site) $(IN_TREE) -m pytest -m '' -k 'not ($(NOT_IN_QEMU_PRELOADED))' \
-		$(PYTEST_ARGUMENTS) $(patsubst %,tests/unit/preload/test_%.py,capture ledger lookups memory process)
+		$(PYTEST_ARGUMENTS) $(patsubst %,tests/unit/preload/test_%.py,capture ledger memory process)
 
 ##@ Sanitizers, fuzzing, coverage
 # ---- Sanitizers.
@@ -322,7 +308,6 @@ NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/unit/,preload/test_harml
 	$(addprefix python/,torch/test_torch_cpu.py torch/test_interrupted_regions.py setup cli/test_commands.py \
 	cli/test_demo.py cli/test_chart.py layer_graphs/test_plot.py memory/test_log_plot.py memory/test_malformed.py simulate/test_simulate.py simulate/test_pytest_plugin.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library test_beside_jemalloc \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
-	--deselect=tests/unit/preload/test_lookups.py::test_beside_jemalloc \
 	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_its_parents_resources \
 	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents \
 	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_inherits_copies_of_a_backup_and_not_its_memory
@@ -391,7 +376,7 @@ coverage-report: # of the runs so far
 
 .PHONY: lint lint-format lint-c lint-python analyze layers layers-picture
 lint: lint-format layers lint-c analyze lint-python ## formatting, the layers of csrc, static analysis of the C, ruff, mypy
-layers: $(C_CORE) $(C_GLUE) $(C_PRELOAD) $(C_LOOKUPS) $(C_SIMULATOR) ## fails where a file of csrc uses one of a higher layer, or files use each other in a circle
+layers: $(C_CORE) $(C_GLUE) $(C_PRELOAD) $(C_SIMULATOR) ## fails where a file of csrc uses one of a higher layer, or files use each other in a circle
 	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --need-objects
 layers-picture: layers ## docs/images/layers.svg and package-layers.svg, drawn anew
 	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --svg docs/images/layers.svg

@@ -1,8 +1,7 @@
-"""Builds the four native libraries; everything else about the package is in pyproject.toml.
+"""Builds the three native libraries; everything else about the package is in pyproject.toml.
 
 - ``torch_memory_saver/_core.abi3.so``: the Python extension with the native core in it.
 - ``torch_memory_saver_hook_mode_preload.abi3.so``, beside the package: the core and the interposers, for LD_PRELOAD.
-- ``torch_memory_saver_hook_mode_preload_ledger.abi3.so``: the same, and the interposers of look-ups, for TMS_LEDGER.
 - ``torch_memory_saver/_simulated_cuda.so``: the simulated GPU.
 
 Every build also puts them beside the sources, so that Python started in a clone finds them. They need a C compiler, Python's
@@ -44,7 +43,6 @@ PACKAGE = "torch_memory_saver"
 CORE = f"{PACKAGE}._core"
 DECLARATIONS = f"{PACKAGE}/_core.pyi"
 PRELOAD = "torch_memory_saver_hook_mode_preload"
-LEDGER = f"{PRELOAD}_ledger"
 SIMULATOR = f"{PACKAGE}._simulated_cuda"
 
 #: Its own module, because each run of pytest imports it where the package is installed.
@@ -74,8 +72,6 @@ LINK_FLAGS += ["-Wl,-z,noexecstack", "-Wl,-z,relro", "-Wl,-z,now"]
 LINK_FLAGS += ["-Wl,--build-id=sha1"]
 #: What torch, atexit or another thread may still call must not be unmapped by a dlclose.
 STAY_LOADED = ["-Wl,-z,nodelete"]
-#: dlsym of the ledger library (csrc/lookups/dlsym.c).
-NAMED_DLSYM = ["-Wl,--defsym=dlsym=lookups_dlsym"]
 #: Every symbol must be found while linking. The Python extension cannot ask for that: the interpreter has Python's.
 ALL_DEFINED = ["-Wl,--no-undefined"]
 
@@ -365,13 +361,6 @@ def main() -> None:
         ext_modules=[
             native(CORE, *CORE_LAYERS, "csrc/python", link_flags=STAY_LOADED),
             native(PRELOAD, *CORE_LAYERS, "csrc/preload", link_flags=[*STAY_LOADED, *ALL_DEFINED]),
-            native(
-                LEDGER,
-                *CORE_LAYERS,
-                "csrc/preload",
-                "csrc/lookups",
-                link_flags=[*STAY_LOADED, *ALL_DEFINED, *NAMED_DLSYM],
-            ),
             native(SIMULATOR, "csrc/simulator", link_flags=ALL_DEFINED),
         ],
         cmdclass={"build_ext": BuildLibraries, "install_lib": InstallLibraries},

@@ -1,7 +1,7 @@
 """The time and the peak of memory while transformers loads a model on its own thread pool, in no region and in a region.
 
-Both are measured in one process, in turns, after one load of each that does not count. A load has a pool and a CUDA cache that
-are empty. It needs transformers and accelerate:
+Both are measured in one process, in turns, after one load of each that does not count. Each load begins with empty caches.
+It needs transformers and accelerate:
 
     python benchmarks/threaded_load.py
     python -m torch_memory_saver simulate --memory 4GiB -- python benchmarks/threaded_load.py --layers 4 --loads 2
@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import statistics
 import tempfile
 import time
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from torch_memory_saver import torch_memory_saver as saver
 
 MIB = 1 << 20
 WAYS = ("ordinary", "region")
+
+transformers = importlib.import_module("transformers")
 
 
 def load(folder: str, way: str) -> tuple[float, float]:
@@ -30,7 +32,7 @@ def load(folder: str, way: str) -> tuple[float, float]:
     torch.cuda.synchronize()
     began = time.perf_counter()
     with saver.region(tag="weights") if way == "region" else contextlib.nullcontext():
-        model = LlamaForCausalLM.from_pretrained(folder, device_map="cuda", dtype=torch.bfloat16)
+        model = transformers.LlamaForCausalLM.from_pretrained(folder, device_map="cuda", dtype=torch.bfloat16)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
     tags = {saver.tag_of(parameter) for parameter in model.parameters()}
@@ -47,7 +49,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2048, help="the width of the model (%(default)s)")
     parser.add_argument("--loads", type=int, default=10, help="loads of each way (%(default)s)")
     parsed = parser.parse_args()
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=parsed.width,
         intermediate_size=4 * parsed.width,
         num_hidden_layers=parsed.layers,
@@ -58,7 +60,7 @@ def main() -> None:
     )
     figures: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
-        LlamaForCausalLM(config).save_pretrained(folder)
+        transformers.LlamaForCausalLM(config).save_pretrained(folder)
         for way in WAYS * (parsed.loads + 1):
             figures[way].append(load(folder, way))
     for way in WAYS:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the layers of csrc/: fails if a file uses another one that it must not use.
 
-The order is base < device < backup < core < abi < preload, python < lookups. A file uses its own layer and lower ones.
+The order is base < device < backup < core < abi < preload, python. A file uses its own layer and lower ones.
 preload and python do not use each other. All may use include/, the public ABI. The parts of backup and of core have an
 order (PARTS), and some of backup may include only certain headers of another part (BACKUP_DOORS). The simulator stands
 beside the layers, shares only include/ with them, and has its own order of folders (SIMULATOR_ORDER). A use is an
@@ -36,7 +36,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("abi",),
     ("preload", "python"),
-    ("lookups",),
 )
 SHARED = "include"
 # The parts of some layers in the same form. A part is a module directly in the layer, or a folder.

@@ -20,7 +20,6 @@ CONTENTS = {
     "abi": "the one state, the function table",
     "preload": "interposers",
     "python": "the extension module",
-    "lookups": "dlsym and cuGetProcAddress, for the ledger",
 }
 COLOURS = {
     "base": "#64748b",
@@ -30,7 +29,6 @@ COLOURS = {
     "abi": "#7e22ce",
     "preload": "#be123c",
     "python": "#15803d",
-    "lookups": "#0e7490",
 }
 CAPTION = "An arrow points from a layer to one that it uses. Its number counts the pairs of files."
 INK, QUIET, PAPER = "#1e293b", "#64748b", "#ffffff"

@@ -248,25 +248,18 @@ class TorchMemorySaver:
     def share_for(self, release: str | None) -> None:
         self._use().share_for = release
 
-    def configure_subprocess(self, ledger: bool = False) -> AbstractContextManager[None]:
+    def configure_subprocess(self) -> AbstractContextManager[None]:
         """Return a context manager that makes child processes started inside load the preload library.
 
         The context changes ``LD_PRELOAD`` in the environment of this process, for all its threads, and restores it at the
         end. Other entries of ``LD_PRELOAD`` are kept. The context does nothing if :attr:`hook_mode` is a registered mode
         without preloading.
 
-        Args:
-            ledger: True if :meth:`ledger` in the child processes also counts libraries that look up the driver's functions
-                themselves, such as NCCL. The preload library of the child processes then also intercepts ``dlsym``, and
-                ``TMS_LEDGER`` is 1.
-
         Raises:
-            InvalidArgumentError: ``ledger`` is not a bool.
             InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
         """
-        ledger = check_flag("ledger", ledger)
         if hook_modes.uses_preload(self.hook_mode):
-            return preload.configure_subprocess(ledger)
+            return preload.configure_subprocess()
         return nullcontext()
 
     def region(

@@ -111,11 +111,6 @@ int32_t tms_api_get_guard(void) {
     return state && atomic_load(&state->saver.guard.on);
 }
 
-int32_t tms_api_get_ledger(void) {
-    tms_state_t *state = tms_state(NULL);
-    return state && state->config.ledger;
-}
-
 int32_t tms_api_get_disabled(void) {
     tms_state_t *state = tms_state(NULL);
     return state && state->config.disable;

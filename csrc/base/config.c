@@ -29,7 +29,6 @@
     X(BOOL, "TMS_VERIFY_BACKUPS", NULL, verify_backups, "0", BOOL_ALLOWED)                                                  \
     X(BOOL, "TMS_GUARD", NULL, guard, "0", BOOL_ALLOWED)                                                                    \
     X(PAGE, "TMS_SHARED_PAGE", NULL, shared_page_directory, "1", PAGE_ALLOWED)                                              \
-    X(BOOL, "TMS_LEDGER", NULL, ledger, "0", BOOL_ALLOWED)                                                                  \
     X(TEXT, "TMS_CUDA_DRIVER", NULL, driver_path, "libcuda.so.1", "a library's absolute path or its name")
 
 #define BOOL_ALLOWED "1, true, yes, 0, false or no"
@@ -253,7 +252,6 @@ tms_status_t tms_config_read(tms_config_t *config, tms_log_t *log, tms_error_t *
         if (variables[i].kind == KIND_LEVEL) atomic_store(&log->level, config->log_level);
     }
     config->init_enable = config->init_enable && !config->disable;
-    config->ledger = config->ledger && !config->disable;
     if (config->init_enable_cpu_backup && config->init_enable_disk_backup) {
         tms_log_write(log, TMS_LOG_WARNING,
                       "TMS_INIT_ENABLE_CPU_BACKUP and TMS_INIT_ENABLE_DISK_BACKUP are both set; the CPU backup is used. "

@@ -59,9 +59,6 @@ typedef struct tms_config {
                                     `/dev/shm/torch_memory_saver-<uid>`. The directory must be local to the machine, and is
                                     the same for the process and for the commands. No other user may be able to write to
                                     it. In `/dev/shm` or `/tmp`, `torch_memory_saver-<uid>` is used */
-    bool ledger;                 /* TMS_LEDGER: the ledger also counts allocations of libraries that look up the driver's
-                                    functions themselves, such as NCCL. It needs the library
-                                    `torch_memory_saver_hook_mode_preload_ledger.abi3.so` in `LD_PRELOAD` */
     char *driver_path;     /* TMS_CUDA_DRIVER: names the CUDA driver library that is loaded. A relative path is refused */
     int log_level;         /* TMS_LOG_LEVEL: the level of the native log, written in upper or lower case. `info` adds
                               a line for each pause and resume. `debug` also logs messages that recur, which are

@@ -99,11 +99,6 @@ tms_hook_function_t tms_hook_real(tms_state_t *state, tms_hook_t hook) {
     return function;
 }
 
-void *tms_hook_keep(tms_state_t *state, tms_hook_t hook, void *found) {
-    void *known = NULL;
-    return atomic_compare_exchange_strong(&state->real[hook], &known, found) ? found : known;
-}
-
 int tms_hook_missing(tms_state_t *state, tms_hook_t hook) {
     const char *library = tms_hook_is_of_driver(hook) ? "driver (libcuda)" : "runtime (libcudart)";
     if (state)

@@ -89,16 +89,10 @@ typedef struct tms_box {
     X(cuMulticastBindMem, (CUmemGenericAllocationHandle multicast, size_t at, CUmemGenericAllocationHandle handle,          \
                            size_t offset, size_t bytes, unsigned long long flags))
 
-/* The driver's functions that look up others. Only the ledger library interposes them (lookups/). */
-#define TMS_DRIVER_LOOKUPS(X)                                                                                               \
-    X(cuGetProcAddress, (const char *symbol, void **function, int version, cuuint64_t flags))                               \
-    X(cuGetProcAddress_v2,                                                                                                  \
-      (const char *symbol, void **function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status))
-
 /* All functions whose real version is searched for. Functions of the runtime come first, and functions of the driver that
  * may be interposed come last. */
 #define TMS_REAL_FUNCTIONS(X)                                                                                               \
-    TMS_RUNTIME_HOOKS(X) TMS_RUNTIME_CALLS(X) TMS_DRIVER_CALLS(X) TMS_DRIVER_LOOKUPS(X) TMS_DRIVER_HOOKS(X)
+    TMS_RUNTIME_HOOKS(X) TMS_RUNTIME_CALLS(X) TMS_DRIVER_CALLS(X) TMS_DRIVER_HOOKS(X)
 
 typedef enum tms_hook {
 #define TMS_HOOK_ENUMERATOR(name, parameters) TMS_HOOK_##name,
@@ -116,7 +110,6 @@ TMS_RUNTIME_CALLS(TMS_RUNTIME_TYPE)
 #define TMS_DRIVER_TYPE(name, parameters) typedef CUresult(*tms_##name##_t) parameters;
 TMS_DRIVER_HOOKS(TMS_DRIVER_TYPE)
 TMS_DRIVER_CALLS(TMS_DRIVER_TYPE)
-TMS_DRIVER_LOOKUPS(TMS_DRIVER_TYPE)
 #undef TMS_DRIVER_TYPE
 
 /* A function of any type; cast it to its own type before the call. */
@@ -131,8 +124,6 @@ tms_state_t *tms_hook_state(void);
 /* Returns the real function, or NULL if the process has none. `state` may be NULL. The result is kept if there is a state.
  */
 tms_hook_function_t tms_hook_real(tms_state_t *state, tms_hook_t hook);
-/* Keeps `found` as the real function, unless one is known already. Returns the function that is kept. */
-void *tms_hook_keep(tms_state_t *state, tms_hook_t hook, void *found);
 /* Logs once that there is no real function. Returns the error for the program, which has the same number in the runtime and
  * the driver.
  */

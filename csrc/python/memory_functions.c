@@ -86,11 +86,6 @@ PyObject *tms_py_get_guard(PyObject *module, PyObject *unused) {
     return PyBool_FromLong(tms_py_api(module)->get_guard());
 }
 
-PyObject *tms_py_get_ledger(PyObject *module, PyObject *unused) {
-    (void)unused;
-    return PyBool_FromLong(tms_py_api(module)->get_ledger());
-}
-
 PyObject *tms_py_get_disabled(PyObject *module, PyObject *unused) {
     (void)unused;
     return PyBool_FromLong(tms_py_api(module)->get_disabled());

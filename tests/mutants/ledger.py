@@ -9,7 +9,6 @@ __all__ = ["MUTANTS"]
 _TABLE = "tests/unit/base/test_ledger.c"
 _CALLERS = "tests/unit/base/test_callers.c"
 _PRELOAD = "tests/unit/preload/test_ledger.py::"
-_LOOKUPS = "tests/unit/preload/test_lookups.py::"
 _PYTHON = "tests/unit/python/engine/test_ledger.py::"
 _LIBRARIES = "tests/unit/python/engine/test_ledger_libraries.py::"
 _LEDGER = "torch_memory_saver/_engine/ledger.py"
@@ -84,55 +83,6 @@ MUTANTS = (
         "if (state && result == TMS_CUDA_SUCCESS) tms_ledger_clear_device",
         "if (state && result != TMS_CUDA_SUCCESS) tms_ledger_clear_device",
         (_PRELOAD + "test_scenario",),
-    ),
-    Mutant(
-        "managed-memory-counts-because-the-core-looks-it-up",
-        "csrc/lookups/counted.c",
-        "return !has(&object, &anchor) && !is_driver",
-        "return !is_driver",
-        (_LOOKUPS + "test_libraries_that_find_the_driver",),
-    ),
-    Mutant(
-        "the-next-library-is-the-one-after-ours",
-        "csrc/lookups/dlsym.c",
-        '"jmp *%rax\\n"',
-        '"subq $8, %rsp\\n" "call *%rax\\n" "addq $8, %rsp\\n" "ret\\n"',
-        (_LOOKUPS + "test_other_lookups_are_as_without_us",),
-    ),
-    Mutant(
-        "functions-of-a-newer-cuda-are-counted-with-other-parameters",
-        "csrc/lookups/counted.c",
-        "== CUDA_SUCCESS && known == found;",
-        "== CUDA_SUCCESS && known;",
-        (_LOOKUPS + "test_versions_of_functions",),
-    ),
-    Mutant(
-        "a-looked-up-function-ignores-the-thread's-stream",
-        "csrc/lookups/counted.c",
-        "per_thread ? procedure->per_thread : procedure->hook",
-        "per_thread ? procedure->hook : procedure->hook",
-        (_LOOKUPS + "test_versions_of_functions",),
-    ),
-    Mutant(
-        "functions-of-every-library-are-the-drivers",
-        "csrc/lookups/counted.c",
-        "    if (!is_driver(state, &object)) return found;\n",
-        "",
-        (_LOOKUPS + "test_libraries_that_find_the_driver",),
-    ),
-    Mutant(
-        "look-ups-change-without-being-asked-for",
-        "csrc/lookups/counted.c",
-        "if (!state || !state->config.ledger) return false;",
-        "if (!state) return false;",
-        (_LOOKUPS + "test_switched_off",),
-    ),
-    Mutant(
-        "a-note-says-that-everything-is-counted",
-        "torch_memory_saver/_engine/preload.py",
-        "== LEDGER_LIBRARY_NAME and _core.get_ledger()",
-        "== LEDGER_LIBRARY_NAME",
-        (_LIBRARIES + "test_a_note_says_whether_lookups_are_counted",),
     ),
     Mutant(
         "managed-memory-counts-as-pytorchs-too",

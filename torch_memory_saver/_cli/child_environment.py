@@ -47,14 +47,12 @@ class ChildOptions:
 
     Attributes:
         preloaded: Whether the hook library is preloaded (hook mode "preload").
-        ledger: Whether that library also intercepts look-ups of functions (TMS_LEDGER).
         manage: Whether allocations outside of regions are managed too (TMS_INIT_ENABLE).
         record: Words of TMS_DEBUG. If there are none, the variable stays as it is.
         directory: Absolute path of TMS_DEBUG_DIR, or None to leave the variable as it is.
     """
 
     preloaded: bool = False
-    ledger: bool = False
     manage: bool = False
     record: Sequence[str] = ()
     directory: str | None = None
@@ -63,8 +61,7 @@ class ChildOptions:
 def options_of(arguments: argparse.Namespace) -> ChildOptions:
     """The options that were given. A folder's path becomes absolute, because the program may change its own folder."""
     return ChildOptions(
-        preloaded=arguments.preload or arguments.manage or arguments.ledger,
-        ledger=arguments.ledger,
+        preloaded=arguments.preload or arguments.manage,
         manage=arguments.manage,
         record=arguments.record,
         directory=os.path.abspath(arguments.directory) if arguments.directory else None,
@@ -79,7 +76,7 @@ def variables_for(options: ChildOptions, base: Mapping[str, str], operation: str
     """
     result: dict[str, str] = {}
     if options.preloaded:
-        result |= preload.preload_variables(base.get("LD_PRELOAD", ""), operation, options.ledger)
+        result |= preload.preload_variables(base.get("LD_PRELOAD", ""), operation)
     if options.manage:
         result["TMS_INIT_ENABLE"] = "1"
     if options.record:
@@ -130,9 +127,7 @@ def print_environment(arguments: argparse.Namespace) -> None:
     """
     variables = variables_for(options_of(arguments), os.environ, "run")
     if not variables:
-        raise InvalidArgumentError(
-            "there is nothing to set: give --preload, --manage, --ledger or --record", operation="run"
-        )
+        raise InvalidArgumentError("there is nothing to set: give --preload, --manage or --record", operation="run")
     # A path need not be text in the terminal's encoding.
     sys.stdout.buffer.write(os.fsencode(_FORMATS[arguments.print_env](variables)))
 

@@ -96,11 +96,6 @@ class _Run(Command):
             help="manage every allocation, also of a program that never imports torch_memory_saver; implies --preload",
         )
         parser.add_argument(
-            "--ledger",
-            action="store_true",
-            help="have ledger() count libraries that look up the driver's functions, as NCCL does; implies --preload",
-        )
-        parser.add_argument(
             "--record",
             type=_recordings,
             default=(),

@@ -164,15 +164,11 @@ def _is_hook_library(entry: str) -> bool:
 
 def _is_ours(entry: str) -> bool:
     """Whether it is this package's library, or a copy of it."""
-    ours = preload.ledger_library_path() if _stands_before_lookups(entry) else preload.library_path()
+    ours = preload.library_path()
     try:
         return os.path.samefile(entry, ours) or filecmp.cmp(entry, ours, shallow=False)
     except OSError:
         return False
-
-
-def _stands_before_lookups(entry: str) -> bool:
-    return os.path.basename(entry) == preload.LEDGER_LIBRARY_NAME
 
 
 def _stands_before_us(entry: str) -> bool:
@@ -202,9 +198,6 @@ def preloaded() -> Finding:
     earlier = [entry for entry in entries[: entries.index(hooks[0])] if _stands_before_us(entry)]
     if earlier:
         return warn(f"{earlier[0]} comes first, and has {_INTERPOSED} as well", "put the hook library first", lines)
-    if _core.get_ledger() and not _stands_before_lookups(hooks[0]):
-        use = f"set LD_PRELOAD to {preload.ledger_library_path()}, by torch-memory-saver run --ledger"
-        return warn(f"{preload.LEDGER_VARIABLE} has no effect with {hooks[0]}", use, lines)
     return ok(f"the hook library of this package ({__version__}) is loaded", lines)
 
 

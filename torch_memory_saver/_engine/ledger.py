@@ -18,12 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.variables import driver_library
 from torch_memory_saver._nvml import DeviceProcess, Nvml, NvmlHiddenError, share_of_this_process
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.layer import devices_in_use
-from torch_memory_saver._torch.nccl_communicators import what_stays
+from torch_memory_saver._torch.nccl_communicators import what_is_held, what_stays
 from torch_memory_saver._torch.ordinary_memory import OrdinaryMemory, ordinary_memory
 from torch_memory_saver.errors import DriverError, InvalidStateError, TorchMemorySaverError
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart
@@ -120,11 +119,9 @@ _OTHER_LIBRARIES = "other libraries"
 #: The library of PyTorch that has its CUDA allocator.
 _TORCHS_ALLOCATOR = "libc10_cuda."
 _NOT_COUNTED = "Not counted without the preload library. This memory is included in 'context and modules'."
-_LOOKUPS = "libraries that look up the driver's functions themselves, as NCCL does, are counted"
-_WITH_LOOKUPS = f"{_LOOKUPS} as well ({preload.LEDGER_VARIABLE}=1)"
-_WITHOUT_LOOKUPS = f"{_LOOKUPS} only with {preload.LEDGER_VARIABLE}=1, and otherwise part of the lines below"
-_NO_LOOKUPS = (
-    f"{preload.LEDGER_VARIABLE}=1 has no effect, because {preload.LEDGER_LIBRARY_NAME} is not loaded: {_LOOKUPS} not"
+_NOT_SEEN = (
+    "libraries that look up the driver's functions themselves, as NCCL and cuBLAS do, are not counted: their memory is "
+    "included in 'context and modules'"
 )
 _OF_CONTEXT = (
     "NVML's figure for this process minus the lines above. It includes memory that libraries allocated without being "
@@ -155,9 +152,9 @@ def take_ledger(device: int | None, measure_context: bool = False) -> Ledger:
 
 
 def _remarks() -> Iterator[str]:
-    sentence = what_stays()
-    if sentence is not None:
-        yield sentence
+    for sentence in (what_is_held(), what_stays()):
+        if sentence is not None:
+            yield sentence
     for row in _core.libraries():
         if row.device < 0:
             held = f"{row.bytes} bytes in {row.allocations} allocations"
@@ -293,7 +290,7 @@ def _library_lines(sources: _Sources) -> list[LedgerLine]:
     # PyTorch's allocator tells itself what it has allocated.
     rows = [row for row in sources.libraries if sources.torch is None or not _is_torchs_allocator(row.path)]
     if not rows:
-        return [LedgerLine("library", _OTHER_LIBRARIES, 0, 0, note=_lookups_note())]
+        return [LedgerLine("library", _OTHER_LIBRARIES, 0, 0, note=_NOT_SEEN)]
     sums: dict[str, tuple[int, int]] = {}
     files = [os.path.basename(path) for path in {row.path for row in rows}]
     for row in rows:
@@ -303,13 +300,7 @@ def _library_lines(sources: _Sources) -> list[LedgerLine]:
         sums[name] = size + row.bytes, count + row.allocations
     lines = [LedgerLine("library", name, size, count) for name, (size, count) in sums.items()]
     lines.sort(key=lambda line: line.bytes or 0, reverse=True)
-    return [*lines[:-1], replace(lines[-1], note=_lookups_note())]
-
-
-def _lookups_note() -> str:
-    if preload.counts_lookups():
-        return _WITH_LOOKUPS
-    return _NO_LOOKUPS if _core.get_ledger() else _WITHOUT_LOOKUPS
+    return [*lines[:-1], replace(lines[-1], note=_NOT_SEEN)]
 
 
 def _name_of(path: str) -> str:

@@ -13,12 +13,8 @@ from torch_memory_saver._text import warn_once
 from torch_memory_saver.errors import InvalidStateError
 
 __all__ = [
-    "LEDGER_LIBRARY_NAME",
-    "LEDGER_VARIABLE",
     "LIBRARY_NAME",
     "configure_subprocess",
-    "counts_lookups",
-    "ledger_library_path",
     "libraries_of_another_package",
     "library_path",
     "mode_in_force",
@@ -30,11 +26,6 @@ __all__ = [
 
 #: File name of the library for LD_PRELOAD, which is in the parent directory of the package's directory.
 LIBRARY_NAME = "torch_memory_saver_hook_mode_preload.abi3.so"
-#: File name of the library that is preloaded instead for TMS_LEDGER=1. It also counts libraries that look functions up
-#: themselves.
-LEDGER_LIBRARY_NAME = "torch_memory_saver_hook_mode_preload_ledger.abi3.so"
-LEDGER_VARIABLE = "TMS_LEDGER"
-
 #: Matches these names and those of the C++ package, some of which also name a release of CUDA.
 _LIBRARY_NAMES = "torch_memory_saver_hook_mode_*.so"
 _VARIABLE = "LD_PRELOAD"
@@ -49,18 +40,12 @@ def library_path() -> Path:
     return Path(os.path.abspath(__file__)).parents[2] / LIBRARY_NAME
 
 
-def ledger_library_path() -> Path:
-    """The path of the preload library that also stands before look-ups, whether or not the file is there."""
-    return library_path().with_name(LEDGER_LIBRARY_NAME)
-
-
 def libraries_of_another_package() -> list[Path]:
     """Return the libraries of the C++ package that lie beside this package. pip leaves them if the C++ package was copied
     there, or was not uninstalled before this package was installed. A process that has changed its user may not be able to
     list the folder any more. Then none is found."""
-    own = (LIBRARY_NAME, LEDGER_LIBRARY_NAME)
     try:
-        return sorted([path for path in library_path().parent.glob(_LIBRARY_NAMES) if path.name not in own])
+        return sorted([path for path in library_path().parent.glob(_LIBRARY_NAMES) if path.name != LIBRARY_NAME])
     except PermissionError:
         return []
 
@@ -78,47 +63,27 @@ def warn_of_another_package() -> None:
         )
 
 
-def counts_lookups() -> bool:
-    """Whether the ledger counts libraries that look up the driver's functions themselves."""
-    return _core.preloaded and os.path.basename(_core.library_path) == LEDGER_LIBRARY_NAME and _core.get_ledger()
-
-
-def configure_subprocess(ledger: bool = False) -> AbstractContextManager[None]:
+def configure_subprocess() -> AbstractContextManager[None]:
     """Child processes started inside load the preload library; ``LD_PRELOAD`` is restored afterwards.
 
     Other entries of ``LD_PRELOAD`` are kept. Changes the environment of this process meanwhile, for all its threads.
 
-    Args:
-        ledger: They load the one that also stands before look-ups, with ``TMS_LEDGER=1``.
+    Raises:
+        InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
+    """
+    return _setting(preload_variables(os.environ.get(_VARIABLE, ""), "configure_subprocess"))
+
+
+def preload_variables(before: str, operation: str) -> dict[str, str]:
+    """``LD_PRELOAD`` with the preload library, in front of the entries of the value `before`.
 
     Raises:
         InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
     """
-    return _setting(preload_variables(os.environ.get(_VARIABLE, ""), "configure_subprocess", ledger))
-
-
-def _installed(operation: str, ledger: bool) -> str:
-    path = ledger_library_path() if ledger else library_path()
+    path = library_path()
     if not path.is_file():
         raise InvalidStateError(f"the preload library is not installed: there is no {path}", operation=operation)
-    return str(path)
-
-
-def preload_variables(before: str, operation: str, ledger: bool = False) -> dict[str, str]:
-    """``LD_PRELOAD`` with the preload library, in front of the entries of the value `before`; and with `ledger` the one
-    that counts look-ups, switched on.
-
-    Raises:
-        InvalidStateError: The library is not installed, or lies at a path that ``LD_PRELOAD`` cannot name.
-    """
-    if ledger:
-        entries = before.replace(":", " ").split()
-        plain = str(library_path())
-        kept = ":".join(entry for entry in entries if entry != plain) if plain in entries else before
-        return {_VARIABLE: _in_front(_installed(operation, ledger), kept, operation), LEDGER_VARIABLE: "1"}
-    if str(ledger_library_path()) in before.replace(":", " ").split():
-        return {_VARIABLE: before}  # which is a preload library, too
-    return {_VARIABLE: _in_front(_installed(operation, ledger), before, operation)}
+    return {_VARIABLE: _in_front(str(path), before, operation)}
 
 
 def _in_front(path: str, before: str, operation: str) -> str:

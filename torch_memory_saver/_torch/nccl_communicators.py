@@ -1,8 +1,8 @@
 """NCCL communicators of PyTorch's process groups, and those that a hook has by handle.
 
-Lists them, suspends and resumes one, and describes what keeps device memory during a pause. Imports nothing. Only `suspend`
-and `resume` call NCCL. The ledger has no hook, so the module keeps for it the handles of all hooks, and the bytes that NCCL
-keeps of suspended communicators. Each step on these two collections is atomic under the GIL, so there is no lock.
+Lists them, suspends and resumes one, and describes what keeps device memory. Imports nothing. Only `suspend`, `resume` and
+`what_is_held` call NCCL. The ledger has no hook, so the module keeps for it the handles of all hooks, and the bytes that
+NCCL keeps of suspended communicators. Each step on these two collections is atomic under the GIL, so there is no lock.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = [
     "resume",
     "suspend",
     "what_cannot_be_suspended",
+    "what_is_held",
     "what_is_kept",
     "what_stays",
 ]
@@ -49,6 +50,11 @@ class GroupCommunicator(NamedTuple):
         """Return the state of the communicator."""
         values = self.backend.memory_stats()
         return Statistics(values["suspended"] != 0, values["persist"])
+
+    def held_bytes(self) -> int:
+        """Return the device memory that the communicator holds now."""
+        values = self.backend.memory_stats()
+        return int(values["total"] - (values["suspend"] if values["suspended"] else 0))
 
     def suspend(self) -> None:
         self.backend.suspend()
@@ -138,6 +144,24 @@ def what_is_kept(found: Iterable[Communicator]) -> Iterator[str]:
                 f"{subject} keep{'' if many else 's'} {size} of device memory while suspended: NCCL releases no persistent "
                 "memory, such as buffers of NVLS."
             )
+
+
+def what_is_held() -> str | None:
+    """Return a sentence about the device memory of all process groups' communicators, by NCCL's own figures. None if none
+    tells its figure, as before PyTorch 2.12 and NCCL 2.29.7."""
+    found: list[GroupCommunicator] = []
+    size = 0
+    for each in communicators(None):
+        if isinstance(each, GroupCommunicator) and each.why_not() is None:
+            try:
+                size += each.held_bytes()
+            except RuntimeError:  # it was aborted meanwhile
+                continue
+            found.append(each)
+    if not found:
+        return None
+    subject, many = _subject(found)
+    return f"{subject} hold{'' if many else 's'} {binary_size(size)} of device memory by NCCL's own figure."
 
 
 def communicators(groups: Iterable[Any] | None) -> list[Communicator]:

@@ -20,7 +20,6 @@
 
 static const char *const all_variables[] = {
     "TMS_DISABLE",
-    "TMS_LEDGER",
     "TMS_INIT_ENABLE",
     "TMS_INIT_ENABLE_CPU_BACKUP",
     "TMS_INIT_ENABLE_DISK_BACKUP",
@@ -301,13 +300,12 @@ static void test_a_huge_value_is_cut_in_the_warning(void **state) {
 static void test_the_kill_switch_turns_off_what_would_act(void **state) {
     (void)state;
     setenv("TMS_INIT_ENABLE", "1", 1);
-    setenv("TMS_LEDGER", "1", 1);
     assert_int_equal(read_config(), 0);
-    assert_true(config.init_enable && config.ledger && !config.disable);
+    assert_true(config.init_enable && !config.disable);
     setenv("TMS_DISABLE", "1", 1);
     assert_int_equal(read_config(), 0);
     assert_true(config.disable);
-    assert_false(config.init_enable || config.ledger);
+    assert_false(config.init_enable);
 }
 
 static void test_initial_backup(void **state) {

@@ -18,7 +18,6 @@ from typing import Protocol
 import pytest
 
 PRELOAD_NAME = "torch_memory_saver_hook_mode_preload.abi3.so"
-LEDGER_NAME = "torch_memory_saver_hook_mode_preload_ledger.abi3.so"
 SIMULATOR_NAME = "_simulated_cuda.so"
 #: The names under which programs look for the runtime.
 RUNTIME_NAME = "libcudart.so.13"
@@ -47,8 +46,6 @@ class Libraries:
     """The folder of the libraries under test."""
 
     preload: Path
-    #: Whether `preload` is the one that stands before look-ups as well, for TMS_LEDGER.
-    ledger: bool
     simulator: Path
     #: Holds the simulated GPU under the name of the CUDA runtime, for linking and for LD_LIBRARY_PATH.
     runtime_folder: Path
@@ -88,20 +85,18 @@ def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runtime")
 
 
-@pytest.fixture(scope="session", params=["preload", pytest.param("ledger", marks=pytest.mark.slow)])
-def libraries(request: pytest.FixtureRequest, runtime_folder: Path) -> Libraries:
-    """All tests run with each of the two libraries for LD_PRELOAD."""
-    name = {"preload": PRELOAD_NAME, "ledger": LEDGER_NAME}[request.param]
+@pytest.fixture(scope="session")
+def libraries(runtime_folder: Path) -> Libraries:
     for package in package_folders():
-        preload, simulator = package.parent / name, package / SIMULATOR_NAME
+        preload, simulator = package.parent / PRELOAD_NAME, package / SIMULATOR_NAME
         if preload.is_file() and simulator.is_file():
             break
     else:
-        pytest.fail(f"{name} and {SIMULATOR_NAME} are not built: run 'pip install .', or 'make test'", pytrace=False)
+        pytest.fail(f"{PRELOAD_NAME} and {SIMULATOR_NAME} are not built: run 'pip install .', or 'make test'", pytrace=False)
     link = runtime_folder / RUNTIME_NAME
     if not link.is_symlink():
         link.symlink_to(simulator)
-    return Libraries(preload, request.param == "ledger", simulator, runtime_folder)
+    return Libraries(preload, simulator, runtime_folder)
 
 
 @pytest.fixture(scope="session")
@@ -188,8 +183,6 @@ def clean_environment(libraries: Libraries) -> dict[str, str]:
     variables["TMS_CUDA_DRIVER"] = str(libraries.simulator)
     variables["TMS_SIMULATED_DEVICES"] = "2"
     variables["TMS_SIMULATED_MEMORY"] = "64MiB"
-    if libraries.ledger:
-        variables["TMS_LEDGER"] = "1"
     return variables
 
 

@@ -38,9 +38,6 @@ FOR_EXISTING_PROGRAMS = {
     "tms_torch_default_free",
 }
 
-#: What the ledger library has in addition. Without it, dlsym is the C library's.
-OF_THE_LEDGER = {"dlsym", "cuGetProcAddress", "cuGetProcAddress_v2"}
-
 POINTER_BYTES = 8
 
 ENVIRONMENT = [
@@ -51,7 +48,6 @@ ENVIRONMENT = [
     "TMS_RETAIN_CPU_BACKUP",
     "TMS_DISK_BACKUP_DIR",
     "TMS_DISK_BACKUP_CHUNK_MB",
-    "TMS_LEDGER",
 ]
 
 
@@ -66,12 +62,12 @@ def test_exports_are_exactly_the_list(libraries: Any) -> None:
     text = re.sub(r"/\*.*?\*/", "", EXPORT_MAP.read_text(), flags=re.DOTALL)
     listed = set(re.findall(r"(\w+);", text.partition("local")[0]))
     exported = {line.split()[-1] for line in output_of("nm", "-D", "--defined-only", libraries.preload).splitlines()}
-    assert exported == listed | (OF_THE_LEDGER if libraries.ledger else set())
+    assert exported == listed
     assert exported >= FOR_EXISTING_PROGRAMS
     assert exported >= {"cudaMalloc", "cudaFree", "cudaDeviceEnablePeerAccess", "tms_get_api"}
     hooks = r"cuda(Malloc|Free|DeviceEnablePeerAccess|IpcGetMemHandle|Stream(Begin|End)Capture|StreamDestroy|DeviceReset)"
     hooks += r"|cudaGetDriverEntryPoint(ByVersion)?$"
-    hooks += r"|cuMem(Alloc|Free|Create$|Release$|RetainAllocationHandle$|Map$|Unmap$)|cuGetProcAddress(_v2)?$"
+    hooks += r"|cuMem(Alloc|Free|Create$|Release$|RetainAllocationHandle$|Map$|Unmap$)"
     assert all(re.match(hooks, name) for name in exported if name.startswith("cu"))
 
 
@@ -95,6 +91,5 @@ def test_file_holds_the_names_that_users_look_for(libraries: Any) -> None:
 
 
 def test_file_is_where_users_look_for_it(libraries: Any) -> None:
-    suffix = "_ledger" if libraries.ledger else ""
-    assert libraries.preload.name == f"torch_memory_saver_hook_mode_preload{suffix}.abi3.so"
+    assert libraries.preload.name == "torch_memory_saver_hook_mode_preload.abi3.so"
     assert libraries.preload.parent == libraries.simulator.parent.parent

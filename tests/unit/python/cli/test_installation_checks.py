@@ -36,7 +36,6 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     library = tmp_path / preload.LIBRARY_NAME
     shutil.copy(OURS, library)
     monkeypatch.setattr(preload, "library_path", lambda: library)
-    (tmp_path / preload.LEDGER_LIBRARY_NAME).touch()
     (tmp_path / f"torch_memory_saver-{__version__}.dist-info").mkdir()
     return tmp_path
 
@@ -182,25 +181,6 @@ def test_ld_preload(monkeypatch: pytest.MonkeyPatch, value: str, in_force: bool,
     assert len(finding.details) == (2 if SIMULATOR.name in value and OURS in value else 0)
 
 
-@pytest.mark.parametrize(
-    ("library", "switched_on", "status", "text"),
-    [
-        (preload.ledger_library_path(), True, Status.OK, "of this package"),
-        (preload.ledger_library_path(), False, Status.OK, "of this package"),
-        (preload.library_path(), True, Status.WARN, f"set LD_PRELOAD to {preload.ledger_library_path()}"),
-    ],
-)
-def test_the_library_for_the_ledger(
-    monkeypatch: pytest.MonkeyPatch, library: Path, switched_on: bool, status: str, text: str
-) -> None:
-    monkeypatch.setenv("LD_PRELOAD", str(library))
-    monkeypatch.setattr(_core, "preloaded", True)
-    monkeypatch.setattr(_core, "get_ledger", lambda: switched_on)
-    finding = installation_checks.preloaded()
-    assert_complete(finding, status)
-    assert text in f"{finding.found} {finding.advice}"
-
-
 def test_the_library_of_another_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(_core, "preloaded", True)
     other = tmp_path / preload.LIBRARY_NAME
@@ -239,7 +219,7 @@ HOOKS, DRIVER, RUNTIME = f"/a/{preload.LIBRARY_NAME}", "/lib/libcuda.so.570.1", 
         ([[DRIVER]], Status.OK, "none is running"),
         ([[HOOKS], [HOOKS, DRIVER, RUNTIME], [HOOKS, DRIVER, "/b/libcudart-a1.so.12"]], Status.OK, "3 running, none"),
         ([[HOOKS, DRIVER, RUNTIME], [HOOKS, DRIVER]], Status.WARN, "process 2 (train) has no shared libcudart"),
-        ([[HOOKS, DRIVER], [f"/a/{preload.LEDGER_LIBRARY_NAME}", DRIVER]], Status.WARN, "2 processes have no"),
+        ([[HOOKS, DRIVER], ["/a/libother.so", HOOKS, DRIVER]], Status.WARN, "2 processes have no"),
     ],
 )
 def test_preloaded_programs(

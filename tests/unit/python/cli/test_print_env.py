@@ -78,11 +78,6 @@ def test_what_is_preloaded_already_is_kept() -> None:
     assert text == f"export LD_PRELOAD={HOOK}:{SIMULATOR}\n"
 
 
-def test_the_ledger() -> None:
-    text = printed("--print-env", "--ledger", "--preload", LD_PRELOAD=str(SIMULATOR)).decode()
-    assert text == f"export LD_PRELOAD={preload.ledger_library_path()}:{SIMULATOR}\nexport TMS_LEDGER=1\n"
-
-
 def test_nothing_to_print_is_an_error(command: Program) -> None:
     done = command("run", "--print-env", status=2)
     assert "there is nothing to set: give --preload" in done.stderr

@@ -86,12 +86,6 @@ def test_variables_that_are_set_already_are_started_too(command: Program) -> Non
     assert given(command, "--preload", TMS_METRICS_FILE="/x")["PYTHONPATH"].startswith(f"{STARTUP}:")
 
 
-def test_the_ledger_preloads_a_library_of_its_own(command: Program) -> None:
-    variables = given(command, "--ledger", LD_PRELOAD=HOOK)
-    assert (variables["LD_PRELOAD"], variables["TMS_LEDGER"]) == (str(preload.ledger_library_path()), "1")
-    assert "TMS_LEDGER" not in given(command, "--preload")
-
-
 def test_managing_everything_preloads(command: Program) -> None:
     found = given(command, "--manage")
     assert (found["LD_PRELOAD"], found["TMS_INIT_ENABLE"]) == (HOOK, "1")

@@ -40,7 +40,6 @@ NEW_FLAGS = {
     "resume(zero)": lambda saver, graph, value: saver.resume(zero=value),
     "resume(wait)": lambda saver, graph, value: saver.resume(wait=value),
     "ledger(measure_context)": lambda saver, graph, value: saver.ledger(measure_context=value),
-    "configure_subprocess(ledger)": lambda saver, graph, value: saver.configure_subprocess(value),
 }
 
 

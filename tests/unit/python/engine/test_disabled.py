@@ -14,7 +14,6 @@ EVERYTHING = {
     "TMS_DISABLE": "1",
     "TMS_INIT_ENABLE": "1",
     "TMS_INIT_ENABLE_CPU_BACKUP": "1",
-    "TMS_LEDGER": "1",
     "TMS_DEBUG": "events,snapshots,history,oom",
     "TMS_METRICS_FILE": "metrics",
     "TMS_RELEASE_CACHED": "pause",

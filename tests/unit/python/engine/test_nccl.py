@@ -14,7 +14,7 @@ from recorded_hooks import Recorder
 
 from torch_memory_saver import _core, nccl
 from torch_memory_saver._engine import hooks as hooks_module
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch import layer, nccl_communicators
 from torch_memory_saver.errors import InvalidArgumentError, OutOfHostMemoryError
 
 TIMEOUT_S = 60
@@ -331,3 +331,29 @@ def test_what_cannot_be_registered(torch: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="tag must be"):
         nccl.suspend_on_pause(3)  # type: ignore[arg-type]
     assert hooks_module._hooks_of("pause") == hooks_module._hooks_of("resume") == ()
+
+
+def test_the_memory_that_nccl_tells_of(hooks: Recorder, torch: Any, register: Any, log: list[str]) -> None:
+    """In the ledger, of each communicator that tells its figure; what was suspended is not held."""
+    hooks.allocate("w")
+    assert nccl_communicators.what_is_held() is None
+    backend = Backend(log, "world")
+    backend.kept_bytes = 4 << 20
+    add(torch, Group("world", backend), Group("old", Backend(log, "old", version=OLD)), Group("cpu", Gloo()))
+    sentence = "The NCCL communicator of process group 'world' holds 20 MiB of device memory by NCCL's own figure."
+    assert nccl_communicators.what_is_held() == sentence
+    assert sentence in str(hooks.saver.ledger()).splitlines()
+    register()
+    hooks.saver.pause()
+    assert str(nccl_communicators.what_is_held()).startswith("The NCCL communicator of process group 'world' holds 4 MiB")
+
+
+def test_a_communicator_that_ends_meanwhile_has_no_figure(torch: Any, log: list[str]) -> None:
+    first, second = Backend(log, "first"), Backend(log, "second")
+    add(torch, Group("first", first), Group("second", second))
+    first.memory_stats = _aborted  # type: ignore[method-assign]
+    assert "'second' holds" in str(nccl_communicators.what_is_held())
+
+
+def _aborted() -> dict[str, int]:
+    raise RuntimeError("NCCL communicator was aborted")

@@ -31,29 +31,6 @@ def test_configure_subprocess_keeps_other_entries(monkeypatch: pytest.MonkeyPatc
     assert os.environ["LD_PRELOAD"] == "one.so two.so:three.so"
 
 
-def test_the_library_for_the_ledger_takes_the_place_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, ledger = str(preload.library_path()), str(preload.ledger_library_path())
-    monkeypatch.setenv("LD_PRELOAD", f"one.so:{plain}")
-    monkeypatch.setenv("TMS_LEDGER", "0")
-    with configure_subprocess(ledger=True):
-        assert os.environ["LD_PRELOAD"] == f"{ledger}:one.so"
-        assert os.environ["TMS_LEDGER"] == "1"
-        with configure_subprocess():  # it is a preload library, too
-            assert os.environ["LD_PRELOAD"] == f"{ledger}:one.so"
-            assert os.environ["TMS_LEDGER"] == "1"
-    assert (os.environ["LD_PRELOAD"], os.environ["TMS_LEDGER"]) == (f"one.so:{plain}", "0")
-    with configure_subprocess():
-        assert os.environ["TMS_LEDGER"] == "0"
-
-
-@pytest.mark.parametrize(("ledger", "variable", "counted"), [(True, "1", True), (True, "0", False), (False, "1", False)])
-def test_whether_lookups_are_counted(program: Program, ledger: bool, variable: str, counted: bool) -> None:
-    path = preload.ledger_library_path() if ledger else preload.library_path()
-    text = "from torch_memory_saver._engine import preload; print(_core.preloaded, preload.counts_lookups())"
-    done = program("from torch_memory_saver import _core\n" + text, LD_PRELOAD=str(path), TMS_LEDGER=variable)
-    assert done.stdout == f"True {counted}\n"
-
-
 @pytest.mark.parametrize(("name", "exists", "words"), [("a b.so", True, "space"), ("a.so", False, "not installed")])
 def test_a_library_that_cannot_be_preloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, exists: bool, words: str

@@ -24,8 +24,7 @@ from torch_memory_saver import __version__ as VERSION
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 PRELOAD = "torch_memory_saver_hook_mode_preload.abi3.so"
-LEDGER = "torch_memory_saver_hook_mode_preload_ledger.abi3.so"
-LIBRARIES = ("torch_memory_saver/_core.abi3.so", "torch_memory_saver/_simulated_cuda.so", PRELOAD, LEDGER)
+LIBRARIES = ("torch_memory_saver/_core.abi3.so", "torch_memory_saver/_simulated_cuda.so", PRELOAD)
 
 pytestmark = [
     pytest.mark.slow,
@@ -292,7 +291,7 @@ def test_an_install_over_the_cpp_package_replaces_it(wheel: Path, tmp_path: Path
     environment.pip("install", str(wheel))
     check = environment.package_check()
     assert (check["status"], check["found"]) == ("ok", f"torch_memory_saver {VERSION}")
-    assert sorted(path.name for path in environment.site.glob("*.so")) == sorted([PRELOAD, LEDGER])
+    assert sorted(path.name for path in environment.site.glob("*.so")) == [PRELOAD]
 
 
 def test_an_install_beside_files_of_the_cpp_package_says_so(wheel: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ PACKAGE = Path(_core.__file__).parent
 LIBRARIES = {
     "core": PACKAGE / "_core.abi3.so",
     "preload": PACKAGE.parent / "torch_memory_saver_hook_mode_preload.abi3.so",
-    "ledger": PACKAGE.parent / "torch_memory_saver_hook_mode_preload_ledger.abi3.so",
     "simulator": PACKAGE / "_simulated_cuda.so",
 }
 needs_source_tree = pytest.mark.skipif(not (REPOSITORY / "setup.py").is_file(), reason="needs the source tree")

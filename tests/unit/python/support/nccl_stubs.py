@@ -39,7 +39,8 @@ class Backend:
         return self.pointer
 
     def memory_stats(self) -> dict[str, int]:
-        return {"suspend": 16 << 20, "suspended": int(self.is_suspended), "persist": self.kept_bytes, "total": 16 << 20}
+        total = (16 << 20) + self.kept_bytes
+        return {"suspend": 16 << 20, "suspended": int(self.is_suspended), "persist": self.kept_bytes, "total": total}
 
     def suspend(self) -> None:
         self._change("suspend", True)
