@@ -41,7 +41,9 @@ def pause_all(
 
     All ranks of the group make this call, in the same order as other calls of this module. The tags may differ between the
     ranks. A call joins the earliest call of the group that is not decided. So after a call that a rank has not made, or that
-    was refused or failed, the next one works again. A rank makes one call of a group at a time.
+    was refused or failed, the next one works again. A rank that comes after the others have given up joins the next call as
+    well, because it cannot know whether they will make that one. If they do not, it waits for its whole timeout, and its
+    error says which call they have made. A rank makes one call of a group at a time.
 
     Each rank first checks what it can without releasing memory: its arguments, captures, threads inside regions of the tags,
     its devices, and room for the backups: the limits of host memory, and space on the disk. Nothing is paused before all
