@@ -72,6 +72,11 @@ tms_status_t tms_api_pause(const tms_selection_t *selection, tms_report_t *repor
     return state ? tms_transition_pause(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
+tms_status_t tms_api_check_pause(const tms_selection_t *selection, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_transition_check_pause(&state->saver, selection, error) : TMS_OUT_OF_HOST_MEMORY;
+}
+
 tms_status_t tms_api_resume(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_transition_resume(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;

@@ -122,6 +122,8 @@ typedef struct tms_backup_operations {
     tms_status_t (*begin)(void *store, void **batch, const tms_error_context_t *context, tms_error_t *error);
     /* Called after the last plan. The planned space need not be ready before `save` uses it. */
     tms_status_t (*start)(void *batch, const tms_error_context_t *context, tms_error_t *error);
+    /* Called in place of `start` if the pause is only checked: fails if there is no room for what is planned. */
+    tms_status_t (*check_room)(void *batch, const tms_error_context_t *context, tms_error_t *error);
     /* Called on a thread that waits for its device: does one step of preparing the planned memory. Returns false if there is
      * nothing to do. */
     bool (*help)(void *batch, int device);

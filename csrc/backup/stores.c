@@ -103,6 +103,16 @@ tms_status_t tms_backup_batch_start(tms_backup_stores_t *stores, tms_backup_batc
     return status;
 }
 
+tms_status_t tms_backup_batch_check_room(tms_backup_stores_t *stores, tms_backup_batch_t *batch,
+                                         const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    for (int i = 0; i < stores->count && status == TMS_OK; i++) {
+        if (batch->of[i] && stores->list[i].operations->check_room)
+            status = stores->list[i].operations->check_room(batch->of[i], context, error);
+    }
+    return status;
+}
+
 bool tms_backup_batch_can_help(const tms_backup_stores_t *stores, const tms_backup_batch_t *batch) {
     for (int i = 0; i < stores->count; i++) {
         if (batch->of[i] && stores->list[i].operations->help) return true;

@@ -67,6 +67,8 @@ void tms_backup_stores_after_fork_in_child(tms_backup_stores_t *stores);
 
 tms_status_t tms_backup_batch_start(tms_backup_stores_t *stores, tms_backup_batch_t *batch,
                                     const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_backup_batch_check_room(tms_backup_stores_t *stores, tms_backup_batch_t *batch,
+                                         const tms_error_context_t *context, tms_error_t *error);
 /* Whether a store of the batch has the operation `help`. */
 bool tms_backup_batch_can_help(const tms_backup_stores_t *stores, const tms_backup_batch_t *batch);
 bool tms_backup_batch_help(const tms_backup_stores_t *stores, const tms_backup_batch_t *batch, int device);

@@ -158,6 +158,27 @@ PyObject *tms_py_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     return run(module, tms_py_api(module)->pause, &selection, &running);
 }
 
+PyObject *tms_py_check_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {
+        "check_pause", 2, 6, {"tags", "stream", "interruptible", "backup", "find_live", "preserves"}};
+    const tms_api_t *api = tms_py_api(module);
+    tms_selection_t selection = {0};
+    running_call_t running = {0};
+    bool preserves = false;
+    tms_py_call_t call;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
+        !tms_py_get_bool(&call, 2, &running.signals) || !tms_py_get_backup(&call, 3, &selection) ||
+        !tms_py_get_callable(&call, 4, &running.find_live) || !tms_py_get_bool(&call, 5, &preserves) ||
+        !tms_py_get_tags(&call, 0, &selection))
+        return NULL;
+    selection.preserves = preserves;
+    begin(&selection, &running, &error);
+    if (!end(&selection, &running, api->check_pause(&selection, &error), &error)) return NULL;
+    Py_RETURN_NONE;
+}
+
 PyObject *tms_py_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {
         "resume", 2, 8, {"tags", "stream", "interruptible", "timeout", "exclusive", "host_policy", "zero", "progress"}};

@@ -76,6 +76,25 @@ def _(world: World) -> Step:
     return _count_step(world)
 
 
+@scenario("check_pause")
+def _(world: World) -> Step:
+    """It plans backups in host memory and in files, and makes none."""
+    world.allocate(LARGE, PINNED)
+    world.allocate(SMALL, DISK, device=1)
+    world.allocate(SMALL, NONE)
+    return world.other_step(lambda: core.check_pause(None, None))
+
+
+@scenario("check_pause_beside_retained_backups")
+def _(world: World) -> Step:
+    """The backups that the allocations have keep their contents."""
+    world.retain(True)
+    world.allocate(LARGE, PINNED)
+    world.allocate(SMALL, DISK)
+    world.cycle()
+    return world.other_step(lambda: core.check_pause(None, None))
+
+
 def _read_step(world: World, **options: bool) -> Step:
     """Each paused allocation from its file."""
 

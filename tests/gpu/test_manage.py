@@ -325,6 +325,20 @@ def test_cached_memory_is_released_if_memory_is_short(monkeypatch: pytest.Monkey
     del filler
 
 
+def test_work_of_other_streams_is_waited_for_before_the_copy() -> None:
+    """The copy runs on the current stream, which does not wait for the one that writes to the tensor."""
+    tensor = filled(MIB, 1)
+    other = torch.cuda.Stream()
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        beside = empty(512)  # so that no memory of this stream is released, which would wait for the device
+        hold_stream()
+        tensor.fill_(9)
+    assert saver.manage(tensor, tag=TAG).moved_bytes == MIB
+    assert bool((tensor == 9).all())
+    del beside
+
+
 def test_another_thread_does_not_get_memory_that_is_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy runs on the current stream, and the old memory belongs to another one."""
     tensor = filled(24 * MIB, 9)

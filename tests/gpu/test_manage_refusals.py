@@ -301,10 +301,13 @@ def test_state_of_an_optimizer_that_is_followed_with_another_tag() -> None:
     refused(state, r"a tensor of shape \(16, 16\) is state of AdamW, whose steps move it to memory with tag 'followed'")
     assert {saver.tag_of(tensor) for tensor in state} == {"followed"}
     assert saver.manage(state, tag="followed").moved_bytes == 0
-    assert saver.manage([state, optimizer], tag=TAG).moved_bytes == 2 * 16 * 16 * 4
+    last = saver.manage([state, optimizer], tag=TAG)
+    assert last.moved_bytes == 2 * 16 * 16 * 4
     handle.remove()  # which the last call has replaced
     with pytest.raises(errors.InvalidArgumentError, match="is state of AdamW"):
         saver.manage(state, tag="other")
+    last.remove()
+    assert saver.manage(state, tag="other").moved_bytes == 2 * 16 * 16 * 4
 
 
 def test_while_a_capture_is_active() -> None:

@@ -1,5 +1,5 @@
-"""Guards pause_all and resume_all between four processes: all go on; one is short of memory, late, interrupted or killed;
-the process that has the store is killed or stopped."""
+"""Guards pause_all and resume_all between four processes: all go on; one is short of memory or of room for backups, late,
+interrupted or killed; the process that has the store is killed or stopped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(ranks: int, scenarios: tuple[str, ...], machine: tuple[tuple[str, str], 
 
 
 def test_four_ranks(machine: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
-    living = ("working", "short_of_memory", "late", "missed", "refused", "interrupted")
+    living = ("working", "short_of_memory", "late", "missed", "refused", "without_room", "interrupted")
     assert run(4, (*living, "killed_before", "killed_inside", "store_killed"), machine, tmp_path) == [
         [KILLED, *living, "killed_before", "killed_inside"],
         ["0", *living, "killed_before", "killed_inside", "store_killed"],

@@ -38,10 +38,12 @@ _TRANSITIONS = (
     Mutant(
         "what-is-dropped-is-not-waited-for",
         "csrc/core/transition/pause.c",
-        "    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);",
+        "    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);\n"
+        "    if (status == TMS_OK) status = save(t, error);",
         "    tms_status_t status = TMS_OK;\n"
         "    quiesced = tms_quiesced_never_handed_out();\n"
-        "    if (keeps_contents(t)) status = tms_transition_quiesce(t, &quiesced, error);",
+        "    if (keeps_contents(t)) status = tms_transition_quiesce(t, &quiesced, error);\n"
+        "    if (status == TMS_OK) status = save(t, error);",
         (
             "tests/unit/core/transition/test_transition.c",
             "tests/unit/core/transition/test_interrupt.c",

@@ -12,6 +12,10 @@ _CALLS = "torch_memory_saver/ranks/__init__.py"
 _VOTE_TESTS = "tests/unit/python/ranks/test_vote.py"
 _CALLS_TESTS = "tests/unit/python/ranks/test_calls.py"
 
+_ROOM_TESTS = "tests/unit/python/ranks/test_room.py"
+_CHECK = "csrc/core/transition/pause.c"
+_CHECK_TESTS = "tests/unit/core/transition/test_check_pause.c"
+
 _DECISIONS = f"{_VOTE_TESTS}::test_every_rank_obeys_the_same_decisions"
 
 _VOTES = (
@@ -63,6 +67,34 @@ _VOTES = (
         "            self._delete_earlier()\n",
         "",
         (_DECISIONS,),
+    ),
+    Mutant(
+        "the-last-rank-deletes-the-outcome-that-others-have-not-read",
+        _VOTE,
+        "        number = self.number - 1\n",
+        "        number = self.number\n",
+        (f"{_VOTE_TESTS}::test_a_slow_rank_reads_the_outcome_after_the_last_one_has_left_the_call",),
+    ),
+    Mutant(
+        "ranks-go-on-without-one-that-has-not-counted",
+        _VOTE,
+        "self._failures(name) or {self._rank: lost}",
+        "self._failures(name)",
+        (f"{_VOTE_TESTS}::test_a_rank_that_is_killed_between_its_vote_and_its_count_does_not_count",),
+    ),
+    Mutant(
+        "a-rank-that-went-on-counts-as-one-of-the-call",
+        _VOTE,
+        "        if joined.number > self.number:\n",
+        "        if joined.number > self.number + 1:\n",
+        (f"{_VOTE_TESTS}::test_a_rank_that_has_lost_the_store_does_not_vote_twice",),
+    ),
+    Mutant(
+        "a-short-timeout-leaves-the-store-no-time-for-an-answer",
+        _VOTE,
+        "min(max(_SHORTEST_ANSWER_S, remaining), _LONGEST_ANSWER_S)",
+        "min(remaining, _LONGEST_ANSWER_S)",
+        (f"{_VOTE_TESTS}::test_a_store_has_a_second_for_an_answer_however_short_the_timeout_is",),
     ),
     Mutant(
         "an-interrupted-rank-waits-for-the-others",
@@ -132,4 +164,56 @@ _OPPOSITES = (
     ),
 )
 
-MUTANTS = _VOTES + _OPPOSITES
+_ROOM = (
+    Mutant(
+        "no-room-is-looked-for-before-the-ranks-agree",
+        "torch_memory_saver/_engine/engine.py",
+        "        _keeping_contents(_core.check_pause, torch, options)\n",
+        "        pass\n",
+        (_ROOM_TESTS, f"{_ROOM_TESTS}::test_a_lack_of_host_memory_fails_the_call_before_any_rank_does_its_part"),
+    ),
+    Mutant(
+        "a-callback-that-makes-room-is-not-waited-for",
+        "torch_memory_saver/_engine/engine.py",
+        '    if hooks.has_before_callback("pause", options.tags):',
+        "    if False:",
+        (f"{_ROOM_TESTS}::test_a_callback_before_the_pause_may_make_room",),
+    ),
+    Mutant(
+        "an-after-callback-counts-as-one-that-makes-room",
+        "torch_memory_saver/_engine/hooks.py",
+        "        return any(concerned.hook.before is not _nothing for concerned in self._hooks)",
+        "        return bool(self._hooks)",
+        (f"{_ROOM_TESTS}::test_a_callback_before_the_pause_may_make_room",),
+    ),
+    Mutant(
+        "a-check-keeps-the-room-that-it-has-found",
+        _CHECK,
+        "    cancel(t);\n    tms_transition_finish(t, false);",
+        "    tms_transition_finish(t, false);",
+        (_CHECK_TESTS,),
+    ),
+    Mutant(
+        "a-check-forgets-the-limits-of-host-memory",
+        _CHECK,
+        "    if (status == TMS_OK) status = tms_backup_batch_check_room(",
+        "    if (false) status = tms_backup_batch_check_room(",
+        (_CHECK_TESTS,),
+    ),
+    Mutant(
+        "a-check-wants-room-for-what-is-not-live",
+        _CHECK,
+        "plan_all(t, known, &copying, error)",
+        "plan_all(t, NULL, &copying, error)",
+        (_CHECK_TESTS,),
+    ),
+    Mutant(
+        "a-check-counts-as-a-pause",
+        _CHECK,
+        "tms_transition_run(&t, &calls, NULL, error)",
+        "tms_transition_run(&t, &saver->stats.pauses, NULL, error)",
+        (_CHECK_TESTS,),
+    ),
+)
+
+MUTANTS = _VOTES + _OPPOSITES + _ROOM

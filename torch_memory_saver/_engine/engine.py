@@ -12,10 +12,10 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine import preload
+from torch_memory_saver._engine import hooks, preload
 from torch_memory_saver._engine.background import after_call, before_pause, explain, start_from_environment
 from torch_memory_saver._engine.following import follow_thread_pools
 from torch_memory_saver._engine.freshness import Checked, check_fresh
@@ -47,7 +47,7 @@ from torch_memory_saver._torch.ipc import check_importer
 from torch_memory_saver._torch.layer import TorchCuda
 from torch_memory_saver._torch.live import live_finder, managed_blocks
 from torch_memory_saver._torch.pausing import await_regions, make_room, pausing, with_room
-from torch_memory_saver._torch.pools import Tags, may_not_free, selects
+from torch_memory_saver._torch.pools import may_not_free, selects
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
 from torch_memory_saver.options import (
     DEFAULT_TAG,
@@ -83,6 +83,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger("torch_memory_saver")
+
+_Result = TypeVar("_Result")
 
 _CAPTURE_MODES = ("global", "thread_local", "relaxed")
 
@@ -305,28 +307,12 @@ class Engine:
         """The native pause, between the preparation of PyTorch's pools and their treatment after it."""
         if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
             self._store.empty_torch_cache(torch)
-        with pausing(
-            self._store, torch, options.tags, options.deadline, lambda found: self._free_caches(found, options.tags)
-        ) as leave_paused_pools:
+        with _preparing(torch, options) as leave_paused_pools:
             reusable = 0
             if torch is not None and self._graph_pools.default_pool_managed:
                 reusable = self._default_pool.prepare(torch, options.tags)
-            find_live = None
-            if options.asks_for_live:
-                find_live = live_finder(torch, self._store, options.tags, every_backup=options.backup is not None)
-            preserves = options.backup is None and not preserved.is_empty
-            if preserves:
-                find_live = preserving_finder(find_live, preserved, options.tags)
             try:
-                done = _core.pause(
-                    options.tags,
-                    _stream(torch),
-                    interruptible=on_main_thread(),
-                    backup=options.backup,
-                    find_live=find_live,
-                    progress=options.progress,
-                    preserves=preserves,
-                )
+                done = _keeping_contents(functools.partial(_core.pause, progress=options.progress), torch, options)
             except BaseException:
                 # A call that fails after its commit point has paused memory.
                 if any(row.state != _core.STATE_ACTIVE and selects(options.tags, row.tag) for row in _core.segments()):
@@ -337,9 +323,6 @@ class Engine:
             self._default_pool.warn_once(reusable)
         left = 0 if torch is None else managed_modules.left_bytes(torch.torch, options.tags)
         return pause_report(done, reusable, shared, left)
-
-    def _free_caches(self, torch: TorchCuda, tags: Tags) -> None:
-        blas_workspaces.free_in(torch, self._store, tags, self._graph_pools.default_pool_managed)
 
     @passes_log_on
     def resume(
@@ -357,8 +340,8 @@ class Engine:
         refuse_inner_call("resume")
         pending_resumes.see_ended(options.tags)
         if not options.wait:
-            begun, hooks = begin_with_hooks("resume", options.tags, _check_resume, lambda: self._begin_resume(options))
-            return pending_resumes.add(PendingResume(begun, hooks, options.tags))
+            begun, callbacks = begin_with_hooks("resume", options.tags, _check_resume, lambda: self._begin_resume(options))
+            return pending_resumes.add(PendingResume(begun, callbacks, options.tags))
         return with_hooks(
             "resume",
             options.tags,
@@ -522,14 +505,22 @@ def _settle_substitutes() -> None:
 after_call.add("the end of the pools that replace PyTorch's default pool", _settle_substitutes)
 
 
+@passes_log_on
 def check_pause(options: PauseOptions) -> None:
     """Raise what a pause is known to fail with, after waiting for what it waits for. Nothing is paused.
 
+    Room for the backups is checked as well, unless a callback runs before the pause, because it may make room.
+
     Raises:
-        InvalidStateError, CaptureInProgressError: The reasons are those of :meth:`TorchMemorySaver.pause`.
+        TorchMemorySaverError: The reasons are those of :meth:`TorchMemorySaver.pause`.
     """
     _settle_pause(options)
     _check_pause(options)
+    if hooks.has_before_callback("pause", options.tags):
+        return
+    torch = layer.in_use()
+    with _preparing(torch, options, only_waits=True):
+        _keeping_contents(_core.check_pause, torch, options)
 
 
 def check_resume() -> None:
@@ -552,6 +543,32 @@ def _check_pause(options: PauseOptions) -> None:
     """Raises what a pause is known to fail with, after it has waited for regions of other threads."""
     _refuse_early(_core.pause)
     await_regions(pool_store, options.tags, options.deadline)
+
+
+def _preparing(torch: TorchCuda | None, options: PauseOptions, only_waits: bool = False) -> pausing:
+    """Return the context manager that prepares PyTorch's pools for a pause, or for its check."""
+
+    def free_caches(found: TorchCuda) -> None:
+        blas_workspaces.free_in(found, pool_store, options.tags, graph_pools.default_pool_managed)
+
+    return pausing(pool_store, torch, options.tags, options.deadline, free_caches, only_waits)
+
+
+def _keeping_contents(call: Callable[..., _Result], torch: TorchCuda | None, options: PauseOptions) -> _Result:
+    """Call the core's pause, or its check of one, with arguments that say which contents it keeps."""
+    every_backup = options.backup is not None
+    find_live = live_finder(torch, pool_store, options.tags, every_backup) if options.asks_for_live else None
+    preserves = not every_backup and not preserved.is_empty
+    if preserves:
+        find_live = preserving_finder(find_live, preserved, options.tags)
+    return call(
+        options.tags,
+        _stream(torch),
+        interruptible=on_main_thread(),
+        backup=options.backup,
+        find_live=find_live,
+        preserves=preserves,
+    )
 
 
 def _check_resume() -> None:

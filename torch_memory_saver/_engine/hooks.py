@@ -314,6 +314,11 @@ def has_inherited_memory() -> bool:
     return _inherited_memory
 
 
+def has_before_callback(operation: str, tags: Tags) -> bool:
+    """Return whether a callback of the program runs before an operation that selects `tags`."""
+    return _Around(operation, tags).has_before_callback
+
+
 def with_hooks(
     operation: str,
     tags: Tags,
@@ -477,6 +482,10 @@ class _Around:
     @property
     def concerns_hooks(self) -> bool:
         return bool(self._hooks)
+
+    @property
+    def has_before_callback(self) -> bool:
+        return any(concerned.hook.before is not _nothing for concerned in self._hooks)
 
     def call_before(self) -> None:
         """Call the before-callbacks until one raises."""

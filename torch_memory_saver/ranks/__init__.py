@@ -41,15 +41,20 @@ def pause_all(
 
     All ranks of the group make this call, in the same order as other calls of this module. The tags may differ between the
     ranks. A call joins the earliest call of the group that is not decided. So after a call that a rank has not made, or that
-    was refused or failed, the next one works again. A rank makes one call of a group at a time.
+    was refused or failed, the next one works again. A rank that comes after the others have given up joins the next call as
+    well, because it cannot know whether they will make that one. If they do not, it waits for its whole timeout, and its
+    error says which call they have made. A rank makes one call of a group at a time.
 
-    Each rank first checks what it can without releasing memory: its arguments, captures, and threads inside regions of the
-    tags. Nothing is paused before all ranks have agreed. If one of them cannot pause, is not there in time, or is
-    interrupted, the call fails with nothing changed on any rank.
+    Each rank first checks what it can without releasing memory: its arguments, captures, threads inside regions of the tags,
+    its devices, and room for the backups: the limits of host memory, and space on the disk. Nothing is paused before all
+    ranks have agreed. If one of them cannot pause, is not there in time, or is interrupted, the call fails with nothing
+    changed on any rank.
 
-    After that a rank may still fail in its own pause (a backup does not fit, a callback raises, the process is killed). The
+    After that a rank may still fail in its own pause (a callback raises, the process is killed, a backup finds no room). The
     others then resume what they have paused, and memory that was paused before stays paused. Contents that the pause does
-    not keep are lost by that: pass ``backup="host"`` to keep them.
+    not keep are lost by that: pass ``backup="host"`` to keep them. The check holds no room, so it cannot tell what other
+    processes take before the backups are written: also other ranks on the same machine, which check at the same time. It
+    looks for no room if an ``on_pause`` callback runs before the pause, because the callback may make room.
 
     On the main thread a signal whose handler raises (Ctrl-C) ends the call within a second, with nothing changed on any
     rank, while it waits for the other ranks to agree. Once they have agreed, the signal ends the pause of this rank as it

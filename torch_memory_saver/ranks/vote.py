@@ -6,7 +6,9 @@ collective call is left half-way.
 **Numbers.** The calls of a group have numbers, which are the same on all ranks. A rank that makes a call joins the earliest
 call about which the ranks have not decided: it looks from the last call to which it has agreed (:class:`Position`) for the
 first one without an agreement. So a rank that has missed calls, or whose call has failed, is in step again with its next
-call. A process makes one call of a group at a time, and it agrees to a call at most once.
+call. A process makes one call of a group at a time, and it agrees to a call at most once. A rank that comes too late and one
+that has missed a call look the same: both find a decision against them. If a late rank failed at once, the call after a
+missed one would fail as well, because the others would wait in it for that rank. So both join the next call and wait there.
 
 **Two decisions.** The ranks decide twice about a call:
 

@@ -195,10 +195,10 @@ static tms_status_t add_last_piece(struct tms_host_batch *batch, struct tms_host
     return added ? TMS_OK : tms_error_set_os(error, context, "realloc", ENOMEM, NULL);
 }
 
-tms_status_t tms_host_batch_map(struct tms_host_batch *batch, const tms_error_context_t *context, tms_error_t *error) {
+tms_status_t tms_host_batch_check_room(struct tms_host_batch *batch, const tms_error_context_t *context,
+                                       tms_error_t *error) {
     tms_host_store_t *store = batch->store;
     tms_host_headroom_t headroom;
-    tms_status_t status = TMS_OK;
     uint64_t bytes = 0;
     for (size_t i = 0; i < batch->block_count; i++) bytes += batch->blocks[i]->bytes;
     pthread_mutex_lock(&store->lock);
@@ -206,6 +206,13 @@ tms_status_t tms_host_batch_map(struct tms_host_batch *batch, const tms_error_co
     pthread_mutex_unlock(&store->lock);
     if (bytes > 0 && !tms_host_store_make_room(store, bytes + planned, &headroom))
         return tms_host_headroom_fail(&headroom, bytes + planned, context, error);
+    return TMS_OK;
+}
+
+tms_status_t tms_host_batch_map(struct tms_host_batch *batch, const tms_error_context_t *context, tms_error_t *error) {
+    tms_host_store_t *store = batch->store;
+    tms_status_t status = tms_host_batch_check_room(batch, context, error);
+    if (status != TMS_OK) return status;
     for (size_t i = 0; i < batch->block_count && status == TMS_OK; i++)
         status = add_last_piece(batch, batch->blocks[i], context, error);
     if (status != TMS_OK) {

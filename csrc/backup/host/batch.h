@@ -26,8 +26,10 @@ tms_status_t tms_host_batch_create(struct tms_host_batch **batch, tms_host_store
  * otherwise its memory is planned. Its `memory` is set once the batch has been started. */
 tms_status_t tms_host_batch_add(struct tms_host_batch *batch, const tms_host_request_t *request, tms_host_buffer_t **buffer,
                                 const tms_error_context_t *context, tms_error_t *error);
-/* Maps the planned blocks and begins to make them usable. If the headroom is too small for all of them, it first releases
- * waiting pieces and idle pooled memory, and then fails with TMS_OUT_OF_HOST_MEMORY. After a failure the caller destroys the
+/* Fails with TMS_OUT_OF_HOST_MEMORY if the headroom is too small for all planned blocks. Before that it releases waiting
+ * pieces and idle pooled memory. */
+tms_status_t tms_host_batch_check_room(struct tms_host_batch *batch, const tms_error_context_t *context, tms_error_t *error);
+/* Checks the room, maps the planned blocks, and begins to make them usable. After a failure the caller destroys the
  * batch and drops the buffers. If no thread can be started, tms_host_buffer_await does the work. */
 tms_status_t tms_host_batch_start(struct tms_host_batch *batch, const tms_error_context_t *context, tms_error_t *error);
 /* Cancels unfinished work and joins the threads; buffers stay. After a failure it is called before the buffers are dropped.

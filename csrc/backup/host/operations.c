@@ -20,6 +20,10 @@ static tms_status_t start(void *batch, const tms_error_context_t *context, tms_e
     return tms_host_batch_start(batch, context, error);
 }
 
+static tms_status_t check_room(void *batch, const tms_error_context_t *context, tms_error_t *error) {
+    return tms_host_batch_check_room(batch, context, error);
+}
+
 static bool help(void *batch, int device) { return tms_host_batch_help(batch, device); }
 
 static void end(void *batch) { tms_host_batch_destroy(batch); }
@@ -212,6 +216,7 @@ const tms_backup_operations_t tms_host_operations = {.place = "host memory",
                                                      .destroy = destroy,
                                                      .begin = begin,
                                                      .start = start,
+                                                     .check_room = check_room,
                                                      .help = help,
                                                      .end = end,
                                                      .init = init,

@@ -38,7 +38,6 @@ static bool keeps_contents(const tms_transition_t *t) {
 
 /* Plans the backup of every segment. *copying becomes the devices that own a segment with contents to copy. */
 static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_device_mask_t *copying, tms_error_t *error) {
-    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     TMS_FOR_EACH(segment, t) {
         const tms_backup_kind_t kind = kind_of(t, segment, live);
         segment->only_preserved = kind != chosen_kind(t, segment);
@@ -49,7 +48,7 @@ static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_de
         t->planned.total_bytes += bytes;
         t->planned.unchanged_bytes += segment->backup.planned.bytes - bytes;
     }
-    return tms_backup_batch_start(&t->saver->stores, &t->planned.batch, &context, error);
+    return TMS_OK;
 }
 
 static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
@@ -126,10 +125,12 @@ static tms_status_t finish(tms_pass_t *pass, tms_status_t status, tms_error_t *e
 /* *known becomes `live`, or NULL if the live bytes are unknown. */
 static tms_status_t plan(tms_transition_t *t, tms_pass_t *pass, tms_live_t *live, const tms_live_t **known,
                          tms_device_mask_t *copying, tms_error_t *error) {
+    const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     begin_comparison(t, pass);
     tms_status_t status = find_live(t, live, known, error);
     status = finish(pass, status, error);
-    return status == TMS_OK ? plan_all(t, *known, copying, error) : status;
+    if (status == TMS_OK) status = plan_all(t, *known, copying, error);
+    return status == TMS_OK ? tms_backup_batch_start(&t->saver->stores, &t->planned.batch, &context, error) : status;
 }
 
 static tms_status_t copy(tms_transition_t *t, tms_pass_t *pass, tms_device_mask_t copying, tms_error_t *error) {
@@ -281,4 +282,36 @@ tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *sel
                                     .gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE},
                           .act = pause_and_give_up};
     return tms_transition_run(&t, &saver->stats.pauses, report, error);
+}
+
+/* ---- the check ---- */
+
+/* Plans every backup as a pause does, and cancels the plans. Needs no fingerprints. */
+static tms_status_t plan_and_cancel(tms_transition_t *t, tms_error_t *error) {
+    const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
+    tms_device_mask_t copying = 0;
+    tms_live_t live = {0};
+    const tms_live_t *known = NULL;
+    tms_quiesced_t quiesced;
+    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);
+    if (status == TMS_OK) status = find_live(t, &live, &known, error);
+    if (status == TMS_OK) status = plan_all(t, known, &copying, error);
+    if (status == TMS_OK) status = tms_backup_batch_check_room(&t->saver->stores, &t->planned.batch, &context, error);
+    if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
+    tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
+    cancel(t);
+    tms_transition_finish(t, false);
+    return status;
+}
+
+tms_status_t tms_transition_check_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_error_t *error) {
+    tms_calls_t calls = {0}; /* not counted */
+    tms_transition_t t = {.saver = saver,
+                          .asked = {.selection = selection,
+                                    .operation = "check_pause",
+                                    .from = TMS_SEGMENT_ACTIVE,
+                                    .through = TMS_SEGMENT_PAUSING,
+                                    .to = TMS_SEGMENT_ACTIVE},
+                          .act = plan_and_cancel};
+    return tms_transition_run(&t, &calls, NULL, error);
 }

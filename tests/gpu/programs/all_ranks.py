@@ -7,6 +7,7 @@ the port of the store.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import threading
@@ -164,6 +165,22 @@ def refused() -> None:
     assert "pause_all of 'kv', and agreed to it" in str(error), error
     if rank == OTHER:
         _core.capture_end(capture)
+    expect(ACTIVE)
+    next_call_works()
+
+
+def without_room() -> None:
+    """One rank has no room on the disk for its backups, which is found before any rank pauses."""
+    before = _core.counters()["pauses_total"], _core.counters()["failures_total"]
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    if rank == OTHER:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE // 2, hard))
+    error = fails(ranks.pause_all, timeout=LONG_S, backup="disk")
+    if rank == OTHER:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert list(error.failures) == [OTHER] and "BackupIOError" in error.failures[OTHER], error
+    assert "Nothing was changed on this rank" in str(error), error
+    assert (_core.counters()["pauses_total"], _core.counters()["failures_total"]) == before
     expect(ACTIVE)
     next_call_works()
 

@@ -9,10 +9,11 @@ from torch_memory_saver.ranks.vote import Clock
 
 
 class MemoryStore:
-    """The store itself."""
+    """The store itself, for any thread."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self._lock = threading.Lock()
 
     def set(self, key: str, value: str) -> None:
         self.values[key] = value.encode()
@@ -21,16 +22,18 @@ class MemoryStore:
         return self.values[key]
 
     def add(self, key: str, amount: int) -> int:
-        self.values[key] = str(int(self.values.get(key, b"0")) + amount).encode()
-        return int(self.values[key])
+        with self._lock:
+            self.values[key] = str(int(self.values.get(key, b"0")) + amount).encode()
+            return int(self.values[key])
 
     def check(self, keys: list[str]) -> bool:
         return self.values.keys() >= set(keys)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        if self.values.get(key, b"") == expected.encode():
-            self.values[key] = desired.encode()
-        return self.values.get(key, expected.encode())
+        with self._lock:
+            if self.values.get(key, b"") == expected.encode():
+                self.values[key] = desired.encode()
+            return self.values.get(key, expected.encode())
 
     def delete_key(self, key: str) -> bool:
         return self.values.pop(key, None) is not None
