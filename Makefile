@@ -137,6 +137,11 @@ VLLM_ARGUMENTS ?=
 vllm-sleep: ## vLLM's sleep mode with this package beside vLLM's own; PYTHON has both installed (VLLM_ARGUMENTS="--model 7B --json FILE")
 	$(PYTHON) benchmarks/vllm_sleep.py $(VLLM_ARGUMENTS)
 
+SGLANG_ARGUMENTS ?=
+.PHONY: sglang-sleep
+sglang-sleep: ## SGLang's memory saver with this package, and the C++ package (SGLANG_ARGUMENTS="--backends none,torch_memory_saver,cpp --cpp FOLDER")
+	$(PYTHON) benchmarks/sglang_sleep.py $(SGLANG_ARGUMENTS)
+
 .PHONY: sleep-heap
 sleep-heap: build ## what a sleep costs in Python in a large process, on the simulated GPU (benchmarks/sleep_heap.py)
 	$(IN_TREE) -m torch_memory_saver simulate --memory 4GiB -- $(PYTHON) benchmarks/sleep_heap.py

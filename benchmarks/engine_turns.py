@@ -87,9 +87,9 @@ def timed(call: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def add_arguments(parser: argparse.ArgumentParser, cases: Sequence[str]) -> None:
-    """Add the arguments that :func:`compare` reads."""
-    parser.add_argument("--backends", default=f"none,{OURS},cumem", help="in the order of their start (%(default)s)")
+def add_arguments(parser: argparse.ArgumentParser, backends: Sequence[str], cases: Sequence[str]) -> None:
+    """Add the arguments that :func:`compare` reads, with these defaults."""
+    parser.add_argument("--backends", default=",".join(backends), help="in the order of their start (%(default)s)")
     parser.add_argument("--cases", default=",".join(cases), help="%(default)s")
     parser.add_argument("--cycles", type=int, default=10, help="of each case and backend (%(default)s)")
     parser.add_argument(

@@ -30,11 +30,11 @@ import importlib
 import json
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from engine_models import MODELS, write_model
 from engine_turns import GIB, OURS, Cycle, add_arguments, compare, timed
 
 _CASES = ("level1", "level1-rested", "level2", "cache-first", "cache-only", "update")
@@ -42,28 +42,9 @@ _REST_S = 1.0
 _PROMPT_TOKENS = 20
 
 
-class Shape(NamedTuple):
-    """Sizes of a Qwen2 model."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    vocabulary: int
-
-
-_MODELS = {
-    "tiny": Shape(128, 256, 2, 2, 2, 1024),
-    "2GiB": Shape(2048, 8192, 16, 16, 4, 32000),
-    "7B": Shape(3584, 18944, 28, 28, 4, 152064),
-    "32B": Shape(5120, 27648, 64, 40, 8, 152064),
-}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=_MODELS, default="2GiB")
+    parser.add_argument("--model", choices=MODELS, default="2GiB")
     parser.add_argument("--gpus", type=int, default=1, help="size of the tensor parallel group (%(default)s)")
     parser.add_argument(
         "--cache", type=float, default=30.0, metavar="GIB", help="size of the KV cache on each GPU (%(default)s)"
@@ -72,7 +53,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=32, help="number of tokens to generate for each (%(default)s)")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--compile", action="store_true", help="vLLM's default compilation: the start takes longer")
-    add_arguments(parser, _CASES)
+    add_arguments(parser, ("none", OURS, "cumem"), _CASES)
     return compare(VllmEngine, parser.parse_args())
 
 
@@ -83,10 +64,10 @@ class VllmEngine:
         os.environ.update(_environment(parsed))
         self._backend = backend
         self._prompts = parsed.prompts
-        self._vocabulary = _MODELS[parsed.model].vocabulary
+        self._vocabulary = MODELS[parsed.model].vocabulary
         vllm = importlib.import_module("vllm")
         self._sampling = vllm.SamplingParams(temperature=0, max_tokens=parsed.tokens, detokenize=False, ignore_eos=True)
-        self._llm = vllm.LLM(**_arguments(_write_model(parsed.model), backend, parsed))
+        self._llm = vllm.LLM(**_arguments(write_model(parsed.model), backend, parsed))
         if backend != "none":
             self._call("watch_backend")
         self.about = {
@@ -289,30 +270,6 @@ def _select(backend: str, arguments: dict[str, Any]) -> None:
         return config
 
     engine_arguments.create_model_config = create_model_config
-
-
-def _write_model(name: str) -> str:
-    """Write the configuration of a model to a new folder, and return the folder."""
-    folder = tempfile.mkdtemp(prefix="vllm_sleep_")
-    shape = _MODELS[name]
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.key_value_heads,
-        "vocab_size": shape.vocabulary,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "rope_theta": 10000.0,
-    }
-    Path(folder, "config.json").write_text(json.dumps(config), "utf-8")
-    return folder
 
 
 # ---- in the process that has the GPU -----------------------------------------------------------------------------------

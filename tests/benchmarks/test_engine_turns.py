@@ -16,7 +16,7 @@ from fake_engine import FakeEngine
 def run(tmp_path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Return the exit status and the contents of the JSON file."""
     parser = argparse.ArgumentParser()
-    add_arguments(parser, ("level1", "update"))
+    add_arguments(parser, ("none", OURS), ("level1", "update"))
     path = tmp_path / "result.json"
     status = compare(FakeEngine, parser.parse_args(["--json", str(path), "--cycles", "3", *arguments]))
     return status, json.loads(path.read_text("utf-8"))
