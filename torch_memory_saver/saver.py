@@ -805,9 +805,15 @@ class TorchMemorySaver:
     def get_cpu_backup(self, x: torch.Tensor, zero_copy: bool = False) -> torch.Tensor | None:
         """Return the host copy of a managed tensor as a CPU tensor of its dtype and shape, or None if there is none now.
 
-        There is a copy while the tensor is paused, if its region or the pause has a backup. After a resume there is one only
-        with ``host_memory="retain"`` or :attr:`retain_cpu_backup`. The contents of a backup on disk are read into new
-        memory, once no pause or resume is running. So a checkpoint can be written while everything is paused.
+        There is a copy while the tensor is paused, if its region or the pause has a backup. The contents of a backup on disk
+        are read into new memory, once no pause or resume is running. So a checkpoint can be written while everything is
+        paused.
+
+        After a resume there is one, with the contents at the pause, only with ``host_memory="retain"`` or
+        :attr:`retain_cpu_backup`, and only until a region with the same tag and options is entered. From then on a tensor
+        may have the place of a deleted one, which PyTorch does not report. The next pause makes the copy again. For the same
+        reason there is none after a resume of memory that not only regions allocate from: PyTorch's own pool
+        (``TMS_INIT_ENABLE``), pools of CUDA graphs, and memory of other libraries.
 
         A tensor that contains tensors, such as a DTensor or one of data and scales, gives a tensor of the same class made of
         their host copies, and None if one of them has none. So a parked, sharded trainer can write its checkpoint.

@@ -168,6 +168,24 @@ def test_a_class_that_does_not_name_its_parts_is_refused_by_name() -> None:
         saver.get_cpu_backup(Opaque(data))
 
 
+def test_a_part_at_the_place_of_a_deleted_one_has_no_copy() -> None:
+    def retained(tag: str, value: int) -> torch.Tensor:
+        with saver.region(tag=tag, backup="host", host_memory="retain"):
+            return torch.full((32 * MIB,), value, dtype=torch.uint8, device="cuda")
+
+    data, scales, offsets = retained("weights", 1), retained("scales", 2), torch.arange(8)
+    saver.pause()
+    saver.resume()
+    copy = saver.get_cpu_backup(quantised_class()(data, scales, offsets))
+    assert [int(copy.data_of[0]), int(copy.scales[0])] == [1, 2]
+    place = data.data_ptr()
+    del data
+    data = retained("weights", 9)
+    assert data.data_ptr() == place
+    assert saver.get_cpu_backup(quantised_class()(data, scales, offsets)) is None
+    assert saver.get_cpu_backup(scales) is not None
+
+
 def test_a_plain_copy_leaves_the_next_pause_its_shortcut() -> None:
     with saver.region(tag="retained", backup="host", host_memory="retain"):
         x = torch.arange(MIB, dtype=torch.int32, device="cuda")

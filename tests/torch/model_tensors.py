@@ -42,6 +42,7 @@ def enter_region(world: TorchWorld, choose: Any) -> bool:
     world.say(f"region({tag}, {backup}, {memory})")
     manager.__enter__()
     world.levels.append((manager, tag, backup, memory))
+    world.entered.add(tag)
     return True
 
 
@@ -103,6 +104,7 @@ def make_on_another_thread(world: TorchWorld, choose: Any) -> bool:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
+    world.entered.add(tag)
     world.say(f"another thread: make {world.add(made.pop(), tag, backup, data)}")
     return True
 

@@ -143,6 +143,7 @@ def pause_of_an_inhabited_tag(world: TorchWorld, choose: Any) -> bool:
     inside, done = threading.Event(), threading.Event()
 
     def work() -> None:
+        world.entered.add(tag)
         with saver.region(tag=tag):
             inside.set()
             done.wait()
@@ -188,6 +189,7 @@ def pause_held(world: TorchWorld, choose: Any) -> bool:
     try:
         world.machine.wait_until_synchronizing()
         if _core.find(victim.tensor.data_ptr()).state == _core.STATE_PAUSING:
+            world.entered.add(other)
             with saver.region(tag=other, enable_cpu_backup=True):
                 tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
         if tensor is not None and dropped:

@@ -37,7 +37,6 @@ class Managed:
     memory: str | None = None  # the region's host_memory
     place: str = ""  # of the last pause's contents
     copy: bytes | None = None  # the result of get_cpu_backup
-    inherits: bool = True  # until its first pause: a retained backup of its segment is from before it was made
 
     def __repr__(self) -> str:
         return (
@@ -50,6 +49,8 @@ class TorchWorld:
         self.machine = machine
         self.tensors: list[Managed] = []
         self.levels: list[tuple[Any, str | None, str, str | None]] = []
+        #: Tags with regions since their last pause: the copies of their resident tensors may be gone.
+        self.entered: set[str] = set()
         self.steps: deque[str] = deque(maxlen=400)
         self.memory = "release"
         #: The options of the last pause and resume.
@@ -88,7 +89,8 @@ class TorchWorld:
         ]
 
     def paused(self, each: Managed) -> None:
-        each.active = each.inherits = False
+        each.active = False
+        self.entered.discard(str(each.tag))
         each.place = self.pausing.get("backup") or {"none": "discard"}.get(each.backup, each.backup)
         each.copy = None if each.place == "discard" else each.contents
         if each.place == "discard":
@@ -122,6 +124,7 @@ class TorchWorld:
 
     def check(self) -> None:
         torch.cuda.synchronize()
+        self.entered.update(tag for _, tag, *_ in self.levels if tag is not None)
         for each in self.tensors:
             self.check_one(each)
 
@@ -135,7 +138,9 @@ class TorchWorld:
             assert (row.state, row.tag) == (_core.STATE_ACTIVE if each.active else _core.STATE_PAUSED, each.tag), (
                 f"{each}: {row}"
             )
-            backup = None if each.inherits else saver.get_cpu_backup(each.tensor)
+            backup = saver.get_cpu_backup(each.tensor)
+            if backup is None and each.active and each.tag in self.entered:
+                each.copy = None
             assert (backup is None) == (each.copy is None), f"{each}: {'no' if backup is None else 'a'} backup"
             if backup is not None and each.copy is not None:
                 assert backup.numpy().tobytes() == each.copy, f"the backup of {each} is wrong"

@@ -183,7 +183,7 @@ class DisabledEngine(Engine):
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         with contextlib.suppress(NotManagedError):  # it checks the tensor first
-            get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True))
+            get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True), lambda row: False)
 
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
         check_path(path)

@@ -420,7 +420,12 @@ class Engine:
             self._store.log_put_off()
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
-        return get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True))
+        torch = layer.in_use()
+
+        def holds_old(row: _core.Segment) -> bool:
+            return torch is not None and self._store.has_tensors_of_last_pause(torch, row)
+
+        return get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True), holds_old)
 
     @passes_log_on
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:

@@ -17,7 +17,7 @@ import ctypes
 import gc
 import importlib
 import sys
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from typing import Any, NamedTuple
 
@@ -38,6 +38,9 @@ __all__ = [
     "storages_of",
     "tag_of",
 ]
+
+#: Whether the tensors in a resident allocation with a backup are those that the backup was made of.
+_HoldsOld = Callable[[_core.Segment], bool]
 
 #: Fewer than the 700 new objects that start a garbage collection.
 _STORAGES_AT_ONCE = 256
@@ -251,8 +254,13 @@ def _describe(torch: Any, tensor: Any, names: Iterable[str]) -> FoundTensor | No
     return FoundTensor(*extent, tensor.dtype, shape, tuple(sorted(names)), is_dense)
 
 
-def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
-    """See :meth:`TorchMemorySaver.get_cpu_backup`."""
+def get_cpu_backup(x: Any, zero_copy: bool, holds_old: _HoldsOld) -> Any:
+    """See :meth:`TorchMemorySaver.get_cpu_backup`.
+
+    While memory is paused, nothing is allocated there: what a resume would restore is the tensor's. `holds_old` tells
+    whether this is also true of a backup that was kept after the resume. It is asked before the backup is looked up. So a
+    pause meanwhile is one with the tensor.
+    """
     # torch.compile does not trace this function: it breaks the graph at the import, and cannot resume in a try block.
     try:
         torch = importlib.import_module("torch")
@@ -266,7 +274,7 @@ def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
             "values() and offsets()"
         )
     if parts_of(torch, x) is not None:
-        return _host_copy_of_parts(torch, x, zero_copy)
+        return _host_copy_of_parts(torch, x, zero_copy, holds_old)
     if x.layout != torch.strided or not x.is_contiguous():
         raise InvalidArgumentError(
             f"get_cpu_backup() needs a contiguous tensor; this one has shape {tuple(x.shape)}"
@@ -279,17 +287,22 @@ def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
     if x.numel() == 0:
         return torch.empty(x.shape, dtype=x.dtype)
     address, size = _address_of(x), x.numel() * x.element_size()
-    find = _core.host_backup if zero_copy else _core.read_only_backup
-    owner = None if _has_several_pieces(address, size) else find(address, size)
+    row = _core.find(address)
+    is_own = row is None or _has_own_backup(row, holds_old)
+    # The look-up raises what is wrong with the memory, whatever tensor has it.
+    find = _core.host_backup if zero_copy and is_own else _core.read_only_backup
+    owner = None if _has_several_pieces(row, address + size) else find(address, size)
+    if not is_own:
+        return None
     if owner is None:
         copy = torch.empty(x.shape, dtype=x.dtype)
-        return copy if _copy_pieces(address, size, copy.data_ptr()) else None
+        return copy if _copy_pieces(address, size, copy.data_ptr(), holds_old) else None
     view = _as_bytes(owner, size)
     tensor = torch.frombuffer(view, dtype=torch.uint8)
     return (tensor if zero_copy else tensor.clone()).view(x.dtype).view(x.shape)
 
 
-def _host_copy_of_parts(torch: Any, x: Any, zero_copy: bool) -> Any:
+def _host_copy_of_parts(torch: Any, x: Any, zero_copy: bool, holds_old: _HoldsOld) -> Any:
     """Return a tensor of the same class, made of the host copies of its parts; None if one of them has none. Parts on the
     CPU are copied."""
     names, context = x.__tensor_flatten__()
@@ -297,7 +310,7 @@ def _host_copy_of_parts(torch: Any, x: Any, zero_copy: bool) -> Any:
     for name in names:
         part = getattr(x, name)
         if isinstance(part, torch.Tensor):
-            part = part.detach().clone() if part.device.type == "cpu" else get_cpu_backup(part, zero_copy)
+            part = part.detach().clone() if part.device.type == "cpu" else get_cpu_backup(part, zero_copy, holds_old)
             if part is None:
                 return None
         parts[name] = part
@@ -318,20 +331,25 @@ def _address_of(x: Any) -> int:
     return address
 
 
-def _has_several_pieces(address: int, size: int) -> bool:
-    """Whether memory lies in several managed allocations, the pieces of an expandable segment."""
-    row = _core.find(address)
+def _has_own_backup(row: _core.Segment, holds_old: _HoldsOld) -> bool:
+    """Whether a backup of the allocation, if there is one, is of the tensors that it holds now."""
+    is_resident = row.state in (_core.STATE_ACTIVE, _core.STATE_PAUSING)  # a pause may fail
+    return not is_resident or (row.backup_bytes > 0 and holds_old(row))
+
+
+def _has_several_pieces(row: _core.Segment | None, last: int) -> bool:
+    """Whether memory up to `last` that begins in the allocation lies in several, the pieces of an expandable segment."""
     end = None if row is None else row.address + row.bytes
-    return end is not None and address + size > end and _core.find(end) is not None
+    return end is not None and last > end and _core.find(end) is not None
 
 
-def _copy_pieces(address: int, size: int, destination: int) -> bool:
+def _copy_pieces(address: int, size: int, destination: int, holds_old: _HoldsOld) -> bool:
     """Copy contents from the backups of the allocations that they lie in: one, or the pieces of an expandable segment.
     Return whether there were backups of all of them."""
     end = address + size
     while address < end:
         row = _core.find(address)
-        if row is None:
+        if row is None or not _has_own_backup(row, holds_old):
             return False
         part = min(end, row.address + row.bytes) - address
         owner = _core.read_only_backup(address, part)

@@ -16,8 +16,12 @@ A pool that may hold paused memory must not be entered, because torch would allo
 the number of pauses of its tag when it was last entered. If there were more since, and memory of the tag is still paused,
 the pool stays idle.
 
-Free blocks of a pool that no stream capture has used are dead (live.py). The stock keeps the ids of these pools, including
-retired ones until torch has released their memory, and removes a pool permanently once a capture may have used it.
+Free blocks of a pool that no stream capture has used are dead (live.py). The stock lists these pools, including retired ones
+until torch has released their memory, and removes a pool permanently once a capture may have used it.
+
+PyTorch does not number its blocks: a tensor may have the place of a deleted one that was there at the last pause. But only
+regions allocate from a pool that no capture has used. So while none has entered it since that pause, each tensor in its
+memory was there (:meth:`PoolStock.has_tensors_of_last_pause`).
 
 Lock: `_lock` guards the bookkeeping below and is never held across a call of torch, because torch's allocator calls the
 native core with its own mutex held. pools.py, which decides what is routed where, uses the same lock.
@@ -147,6 +151,7 @@ class Pool:
         "id",
         "kept",
         "key",
+        "listed",
         "live",
         "memory_pool",
         "retirement",
@@ -167,6 +172,7 @@ class Pool:
         self.unseen = 0  # regions that have ended since the last look
         self.kept = 0  # bytes of idle segments that the last look of empty_cache() has left; 0 if it was entered since
         self.frees = 0  # frees of managed memory that the core had counted before that look
+        self.listed: tuple[int, frozenset[int]] = -1, frozenset()  # number of a pause, and addresses of segments after it
 
     @property
     def device(self) -> int:
@@ -180,6 +186,13 @@ class Pool:
         self.bytes, self.blocks, self.unseen = size, sum([len(segment["blocks"]) for segment in segments]), 0
         return segments
 
+    def had(self, torch: TorchCuda, address: int, epoch: int) -> bool:
+        """Return whether a segment of the pool, which was not entered since, was at the address at pause number `epoch` of
+        its tag. PyTorch is asked once for each pause, so a segment that was released since counts as well."""
+        if self.listed[0] != epoch:
+            self.listed = epoch, frozenset([segment["address"] for segment in torch.segments(self.id)])
+        return address in self.listed[1]
+
 
 class PoolStock:
     """The idle and retired pools of the process."""
@@ -191,7 +204,7 @@ class PoolStock:
         self._lock = threading.RLock()
         self._idle: dict[Key, list[Pool]] = {}
         self._doomed: list[Pool] = []  # to be retired at the next opportunity; appended to without the lock
-        self._uncaptured: set[PoolId] = set()  # pools of regions that no capture has used
+        self._uncaptured: dict[PoolId, Pool] = {}  # pools of regions that no capture has used
         self._retired: dict[PoolId, Pool] = {}  # retired pools whose memory PyTorch may still hold
 
     def _take_idle(self, frame: Frame, devices: Sequence[int]) -> None:
@@ -254,7 +267,7 @@ class PoolStock:
 
     def note_uncaptured(self, pool: Pool) -> None:
         """Record that no capture uses a new pool: its free blocks are dead."""
-        self._uncaptured.add(pool.id)
+        self._uncaptured[pool.id] = pool
 
     def check_in(self, pool: Pool) -> None:
         """Makes the pool idle again."""
@@ -308,13 +321,14 @@ class PoolStock:
     def _strike_off(self, torch: TorchCuda, pools: Iterable[Pool]) -> None:
         """Record that captures may have used the pools."""
         captured = {pool.id for pool in pools}
-        self._uncaptured -= captured
+        for pool in captured:
+            self._uncaptured.pop(pool, None)
         torch.ordinary_pools -= captured
 
     def _forget(self, pools: set[PoolId]) -> None:
         """Forgets retired pools. The caller holds the lock."""
-        self._uncaptured -= pools
         for pool in pools:
+            self._uncaptured.pop(pool, None)
             self._retired.pop(pool, None)
 
     def _forget_gone(self, torch: TorchCuda) -> list[dict[str, Any]]:
@@ -343,6 +357,18 @@ class PoolStock:
             if tag in (None, pool.key.options.tag) and device in (None, pool.device)
         }
         return measure_fill([segment for segment in segments if tuple(segment.get("segment_pool_id", ())) in pools]).free
+
+    def has_tensors_of_last_pause(self, torch: TorchCuda, allocation: _core.Segment) -> bool:
+        """Return whether every tensor in a resident allocation with a backup was there at the last pause of its tag. False
+        if this is unknown: a region has entered the pool since, or not only regions allocate from the pool."""
+        tag, device = allocation.tag, allocation.device
+        epoch = _core.tag_info(tag).epoch
+        pools = [pool for pool in list(self._uncaptured.values()) if pool.key.options.managed and pool.device == device]
+        return any(
+            pool.had(torch, allocation.address, epoch)
+            for pool in pools
+            if pool.key.options.tag == tag and pool.epoch < epoch and torch.uses_of(pool.memory_pool) <= OBJECT_USES
+        )
 
     def retire_idle(self, torch: TorchCuda, pools: Iterable[Pool]) -> bool:
         """Retire those of the idle pools that are worth it. Return whether an emptying is needed to release their memory.

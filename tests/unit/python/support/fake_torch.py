@@ -215,8 +215,8 @@ class FakeTorch:
     def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def uses_of(self, memory_pool: FakeMemPool) -> int:
-        return self.uses[memory_pool.id]
+    def uses_of(self, memory_pool: FakeMemPool | None) -> int:
+        return 0 if memory_pool is None else self.uses[memory_pool.id]
 
     def releasable_bytes(self, device: int) -> int:
         return sum(row.size for row in self.rows if row.device == device and not row.in_use)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import Context
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 from deferred import DEFERRED
-from fake_torch import FakeTorch
 from other_threads import in_thread
 
 import torch_memory_saver
@@ -24,25 +22,7 @@ from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
 
-
-@pytest.fixture(autouse=True)
-def no_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
-
-
-@pytest.fixture
-def load(fake_torch: FakeTorch) -> Callable[..., int]:
-    def load(size: int = 2 * MIB) -> int:
-        return fake_torch.allocate(size)
-
-    return load
-
-
-def tag_of(address: int) -> str | None:
-    row = _core.find(address)
-    return None if row is None else row.tag
+pytestmark = pytest.mark.usefixtures("no_warning")
 
 
 def on_thread(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
@@ -54,16 +34,16 @@ def on_thread(function: Callable[..., Any], *arguments: Any, **keywords: Any) ->
 def test_a_thread_pool_allocates_in_the_caller_s_region(saver: TorchMemorySaver, load: Any, store: PoolStore) -> None:
     barrier = threading.Barrier(4)
 
-    def together(size: int) -> int:
+    def together(size: int) -> Any:
         barrier.wait(60)
         return load(size)
 
     with saver.region("a", enable_cpu_backup=True, threads=False), ThreadPoolExecutor(4) as pool:
         bound = list(pool.map(saver.bind_region(together), [2 * MIB] * 8))
         unbound = list(pool.map(together, [2 * MIB] * 4))
-    assert [tag_of(address) for address in bound] == ["a"] * 8
-    assert {row.backup for row in map(_core.find, bound) if row is not None} == {_core.BACKUP_PINNED}
-    assert [tag_of(address) for address in unbound] == [None] * 4
+    assert bound == ["a"] * 8
+    assert {row.backup for row in _core.segments()} == {_core.BACKUP_PINNED}
+    assert unbound == [None] * 4
     assert saver.pause("a").allocations == 8, "every region was left"
 
 
@@ -82,14 +62,14 @@ def test_the_innermost_region_is_bound(saver: TorchMemorySaver, load: Any) -> No
         outer = saver.bind_region(load)
         with saver.region("inner"):
             inner = saver.bind_region(load)
-            assert tag_of(outer()) == "outer", "also on a thread that is in another region"
-            assert tag_of(load()) == "inner"
+            assert outer() == "outer", "also on a thread that is in another region"
+            assert load() == "inner"
             with saver.disable():
                 ordinary = saver.bind_region(load)
-        assert tag_of(inner()) == "inner"
-        assert tag_of(ordinary()) is None
-        assert tag_of(load()) == "outer"
-    assert [tag_of(on_thread(function)) for function in (outer, inner, ordinary)] == ["outer", "inner", None]
+        assert inner() == "inner"
+        assert ordinary() is None
+        assert load() == "outer"
+    assert [on_thread(function) for function in (outer, inner, ordinary)] == ["outer", "inner", None]
 
 
 def test_outside_of_a_region_it_is_the_function_itself(saver: TorchMemorySaver, load: Any) -> None:
@@ -108,27 +88,27 @@ def test_outside_of_a_region_it_is_the_function_itself(saver: TorchMemorySaver, 
 def test_after_the_caller_s_region_has_ended_a_region_is_still_entered(saver: TorchMemorySaver, load: Any) -> None:
     with saver.region("a"):
         bound = saver.bind_region(load)
-    assert tag_of(on_thread(bound)) == tag_of(bound()) == "a"
-    assert tag_of(load()) is None
+    assert on_thread(bound) == bound() == "a"
+    assert load() is None
 
 
 def test_bound_functions_bind_others(saver: TorchMemorySaver, load: Any) -> None:
-    def nested() -> int:
-        return int(on_thread(saver.bind_region(load)))
+    def nested() -> Any:
+        return on_thread(saver.bind_region(load))
 
     with saver.region("a"):
-        assert tag_of(on_thread(saver.bind_region(nested))) == "a"
+        assert on_thread(saver.bind_region(nested)) == "a"
 
 
 class Loader:
     def __init__(self, load: Any) -> None:
         self.load = load
 
-    def method(self, size: int, *, twice: bool = False) -> list[int]:
+    def method(self, size: int, *, twice: bool = False) -> list[Any]:
         return [self.load(size) for _ in range(2 if twice else 1)]
 
-    def __call__(self) -> int:
-        return int(self.load())
+    def __call__(self) -> Any:
+        return self.load()
 
 
 def test_any_callable_can_be_bound(saver: TorchMemorySaver, load: Any) -> None:
@@ -140,10 +120,10 @@ def test_any_callable_can_be_bound(saver: TorchMemorySaver, load: Any) -> None:
             saver.bind_region(loader),
             saver.bind_region(lambda *sizes: [load(size) for size in sizes]),
         ]
-    assert [tag_of(address) for address in on_thread(functions[0], 2 * MIB, twice=True)] == ["a", "a"]
-    assert [tag_of(address) for address in on_thread(functions[1], twice=True)] == ["a", "a"]
-    assert tag_of(on_thread(functions[2])) == "a"
-    assert [tag_of(address) for address in on_thread(functions[3], 2 * MIB, 4 * MIB)] == ["a", "a"]
+    assert on_thread(functions[0], 2 * MIB, twice=True) == ["a", "a"]
+    assert on_thread(functions[1], twice=True) == ["a", "a"]
+    assert on_thread(functions[2]) == "a"
+    assert on_thread(functions[3], 2 * MIB, 4 * MIB) == ["a", "a"]
     assert functions[0].__name__ == "method"
 
 
@@ -158,7 +138,7 @@ def test_an_exception_passes_and_the_region_is_left(saver: TorchMemorySaver, loa
             on_thread(bound)
         with pytest.raises(ZeroDivisionError):
             bound()
-        assert tag_of(load()) == "a"
+        assert load() == "a"
     assert _core.region_current().depth == 0
     assert saver.pause("a").allocations == 3
 
@@ -174,35 +154,35 @@ def test_executors_of_an_event_loop(saver: TorchMemorySaver, load: Any) -> None:
             await asyncio.to_thread(load),
         ]
 
-    assert [tag_of(address) for address in asyncio.run(main())] == ["a", "a", None]
+    assert asyncio.run(main()) == ["a", "a", None]
 
 
 def test_a_task_binds_its_own_region(saver: TorchMemorySaver, load: Any) -> None:
     """While two tasks are inside regions, the one entered last is in force on the thread."""
 
-    async def one(inside: asyncio.Event, other_inside: asyncio.Event) -> int:
+    async def one(inside: asyncio.Event, other_inside: asyncio.Event) -> Any:
         with saver.region("one"):
             inside.set()
             await other_inside.wait()
-            return int(on_thread(saver.bind_region(load)))
+            return on_thread(saver.bind_region(load))
 
     async def two(inside: asyncio.Event, done: asyncio.Event) -> None:
         with saver.region("two"):
             inside.set()
             await done.wait()
 
-    async def main() -> int:
+    async def main() -> Any:
         first, second, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
         task = asyncio.create_task(one(first, second))
         await first.wait()
         with pytest.warns(RuntimeWarning, match="entered while another task"):
             other = asyncio.create_task(two(second, done))
-            address = await task
+            tag = await task
         done.set()
         await other
-        return address
+        return tag
 
-    assert tag_of(asyncio.run(main())) == "one"
+    assert asyncio.run(main()) == "one"
 
 
 def test_the_region_of_a_context_that_another_thread_has_copied_is_not_bound(saver: TorchMemorySaver, load: Any) -> None:
@@ -216,7 +196,7 @@ def test_the_region_of_a_context_that_another_thread_has_copied_is_not_bound(sav
 def test_the_region_in_force_is_bound_in_a_context_without_one(saver: TorchMemorySaver, load: Any) -> None:
     with saver.region("a"):
         bound = Context().run(saver.bind_region, load)
-    assert tag_of(on_thread(bound)) == "a"
+    assert on_thread(bound) == "a"
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -10,7 +10,6 @@ import logging
 import os
 import pickle
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,29 +33,13 @@ PATIENCE_S = 60.0
 NAME = "concurrent.futures.ThreadPoolExecutor.submit"
 ORIGINAL = ThreadPoolExecutor.submit
 
-
-@pytest.fixture(autouse=True)
-def no_warning() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        yield
+pytestmark = pytest.mark.usefixtures("no_warning")
 
 
 @pytest.fixture
 def pool(store: PoolStore) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as pool:
         yield pool
-
-
-@pytest.fixture
-def load(fake_torch: FakeTorch) -> Callable[..., str | None]:
-    """Makes a tensor and returns its tag."""
-
-    def load(size: int = 2 * MIB) -> str | None:
-        row = _core.find(fake_torch.allocate(size))
-        return None if row is None else row.tag
-
-    return load
 
 
 class Running:

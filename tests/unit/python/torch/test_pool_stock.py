@@ -1,5 +1,6 @@
 """Guards the rule by which a pool is retired, which weighs the memory that this returns against the memory that it strands,
-and the end of pools. When idle memory goes back is in tests/torch/test_pools.py and tests/gpu/test_idle_memory.py."""
+the end of pools, and which memory has the tensors of the last pause. When idle memory goes back is in
+tests/torch/test_pools.py and tests/gpu/test_idle_memory.py."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 from fake_torch import FakeTorch
 
+from torch_memory_saver import _core
 from torch_memory_saver._torch import pool_stock
 from torch_memory_saver._torch.layer import leak_reference
-from torch_memory_saver._torch.pool_stock import Fill, is_worth_retiring, measure_fill, retire
+from torch_memory_saver._torch.pool_stock import Fill, Key, is_worth_retiring, measure_fill, retire
+from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver.options import RegionOptions
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -69,6 +73,101 @@ def test_the_fill_of_segments() -> None:
     assert measure_fill(segments) == Fill(idle=4, free=9, live=True)
     assert measure_fill(segments[:1]) == Fill(idle=4, free=0, live=False)
     assert measure_fill([]) == Fill(idle=0, free=0, live=False)
+
+
+class Old:
+    """Whether all tensors at an address were there at the last pause of their tag."""
+
+    def __init__(self, store: PoolStore, torch: Any) -> None:
+        self.store, self.torch = store, torch
+
+    def __call__(self, address: int) -> bool:
+        row = _core.find(address)
+        assert row is not None
+        return self.store.has_tensors_of_last_pause(self.torch, row)
+
+
+@pytest.fixture
+def is_old(store: PoolStore, fake_torch: FakeTorch) -> Old:
+    return Old(store, fake_torch)
+
+
+def cycle(saver: TorchMemorySaver) -> None:
+    saver.pause()
+    saver.resume()
+
+
+def test_tensors_are_old_until_a_region_enters_their_pool(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, is_old: Old
+) -> None:
+    with saver.region("a"):
+        kept = fake_torch.allocate(2 * MIB)
+    assert not is_old(kept), "it was not paused"
+    for _ in range(2):
+        cycle(saver)
+        with saver.region("a", enable_cpu_backup=True), saver.region("b"):
+            other = fake_torch.allocate(2 * MIB)
+        assert [is_old(kept), is_old(other)] == [True, False]
+        with saver.region("a"):
+            assert not is_old(kept)
+        assert not is_old(kept)
+
+
+def test_tensors_of_a_retired_pool_are_old(saver: TorchMemorySaver, fake_torch: FakeTorch, is_old: Old) -> None:
+    with saver.region("a"):
+        kept, idle = fake_torch.allocate(2 * MIB), fake_torch.allocate(300 * MIB)
+    cycle(saver)
+    fake_torch.free(idle)
+    saver.empty_cache()
+    assert _core.find(idle) is None
+    with saver.region("a"):
+        new = fake_torch.allocate(2 * MIB)
+    assert [is_old(kept), is_old(new)] == [True, False]
+
+
+def test_tensors_of_a_pool_that_a_graph_uses_are_unknown(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, is_old: Old
+) -> None:
+    with saver.region("a"):
+        kept = fake_torch.allocate(2 * MIB)
+    cycle(saver)
+    graph = fake_torch.torch.cuda.CUDAGraph()
+    with fake_torch.capture(graph, fake_torch.pool_of(kept), None, "global"):
+        pass
+    assert not is_old(kept)
+
+
+def test_tensors_of_the_pool_of_another_tag_or_device_or_outside_of_regions_are_unknown(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore
+) -> None:
+    with saver.region("a"):
+        row = _core.find(fake_torch.allocate(2 * MIB))
+    assert row is not None
+    cycle(saver)
+    torch: Any = fake_torch
+    (pool,) = store.idle_pools(("a",))
+    for key in (Key(RegionOptions.check("b"), 0), Key(RegionOptions.check("a"), 1), Key(RegionOptions.disabled("a"), 0)):
+        pool.key = key
+        assert not store.has_tensors_of_last_pause(torch, row), key
+    pool.key = Key(RegionOptions.check("a"), 0)
+    assert store.has_tensors_of_last_pause(torch, row)
+
+
+def test_segments_are_listed_once_for_each_pause(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, is_old: Old, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with saver.region("a"):
+        kept = [fake_torch.allocate(2 * MIB) for _ in range(3)]
+    listed: list[Any] = []
+    segments = fake_torch.segments
+    for number in (1, 2):
+        cycle(saver)
+        with monkeypatch.context() as patch:
+            patch.setattr(fake_torch, "segments", lambda *pool: (listed.append(pool), segments(*pool))[1])
+            assert all(map(is_old, kept))
+        assert len(listed) == number
+        with saver.region("a"):
+            kept.append(fake_torch.allocate(2 * MIB))
 
 
 POOL = (0, 7)

@@ -42,6 +42,10 @@ def backups(monkeypatch: pytest.MonkeyPatch) -> dict[int, FakeBuffer | None]:
     return found
 
 
+def get_cpu_backup(x: Any, zero_copy: bool) -> Any:
+    return tensors.get_cpu_backup(x, zero_copy, lambda row: True)
+
+
 def test_importing_both_in_either_order() -> None:
     assert layer.loaded() is None or torch.cuda.is_available()
 
@@ -60,7 +64,7 @@ def test_dtype_shape_and_values(backups: dict[int, FakeBuffer | None], name: str
     dtype = getattr(torch, name)
     values = (torch.arange(24) % 2).to(dtype).reshape(2, 3, 4)
     backups[values.data_ptr()] = FakeBuffer(bytes(values.view(torch.uint8).flatten().tolist()))
-    backup = tensors.get_cpu_backup(values, zero_copy)
+    backup = get_cpu_backup(values, zero_copy)
     assert backup.dtype == dtype
     assert backup.shape == values.shape
     assert backup.device.type == "cpu"
@@ -71,7 +75,7 @@ def test_a_copy_is_a_copy_and_zero_copy_is_the_memory(backups: dict[int, FakeBuf
     x = torch.zeros(4, dtype=torch.uint8)
     buffer = FakeBuffer(b"\1\2\3\4")
     backups[x.data_ptr()] = buffer
-    view, copy = tensors.get_cpu_backup(x, True), tensors.get_cpu_backup(x, False)
+    view, copy = get_cpu_backup(x, True), get_cpu_backup(x, False)
     assert view.data_ptr() == buffer.address
     buffer.memory[0] = b"\x09"
     assert view.tolist() == [9, 2, 3, 4]
@@ -83,7 +87,7 @@ def test_zero_copy_keeps_the_memory_for_as_long_as_a_tensor_uses_it(backups: dic
     buffer = FakeBuffer(bytes(8))
     backups[x.data_ptr()] = buffer
     alive = weakref.ref(buffer)
-    part = tensors.get_cpu_backup(x, True)[1:]
+    part = get_cpu_backup(x, True)[1:]
     backups.clear()
     del buffer
     gc.collect()
@@ -97,34 +101,34 @@ def test_zero_copy_keeps_the_memory_for_as_long_as_a_tensor_uses_it(backups: dic
 def test_scalars_and_empty_tensors(backups: dict[int, FakeBuffer | None]) -> None:
     x = torch.tensor(0.0)
     backups[x.data_ptr()] = FakeBuffer(bytes(4))
-    assert tensors.get_cpu_backup(x, True).shape == ()
-    empty = tensors.get_cpu_backup(torch.empty(0, 3, dtype=torch.int64), False)
+    assert get_cpu_backup(x, True).shape == ()
+    empty = get_cpu_backup(torch.empty(0, 3, dtype=torch.int64), False)
     assert (empty.shape, empty.dtype) == ((0, 3), torch.int64)
 
 
 def test_part_of_an_allocation(backups: dict[int, FakeBuffer | None]) -> None:
     x = torch.zeros(8, dtype=torch.uint8)[4:]
     backups[x.data_ptr()] = FakeBuffer(b"abcd")
-    assert tensors.get_cpu_backup(x, False).tolist() == list(b"abcd")
+    assert get_cpu_backup(x, False).tolist() == list(b"abcd")
 
 
 def test_none_without_a_backup(backups: dict[int, FakeBuffer | None]) -> None:
     x = torch.zeros(4)
     backups[x.data_ptr()] = None
-    assert tensors.get_cpu_backup(x, False) is None
+    assert get_cpu_backup(x, False) is None
 
 
 def test_bad_tensors(backups: dict[int, FakeBuffer | None]) -> None:
     for bad in (torch.zeros(4, 4).t(), torch.zeros(4)[::2], torch.zeros(2, 2).to_sparse(), [1, 2], None):
         with pytest.raises(errors.InvalidArgumentError):
-            tensors.get_cpu_backup(bad, False)
+            get_cpu_backup(bad, False)
     with pytest.raises(errors.InvalidArgumentError, match="conjugate"):
-        tensors.get_cpu_backup(torch.zeros(2, dtype=torch.complex64).conj(), False)
+        get_cpu_backup(torch.zeros(2, dtype=torch.complex64).conj(), False)
 
 
 def test_a_cpu_tensor_is_not_managed() -> None:
     with pytest.raises(errors.NotManagedError, match="cpu"):
-        tensors.get_cpu_backup(torch.zeros(4), False)
+        get_cpu_backup(torch.zeros(4), False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
