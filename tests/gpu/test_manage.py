@@ -150,11 +150,11 @@ def test_another_tag_or_backup_moves_managed_memory() -> None:
     assert bool((tensor == 5).all())
 
 
-def test_storages_without_memory_are_skipped() -> None:
+def test_storages_without_memory_and_modules_without_tensors_are_skipped() -> None:
     nothing = empty(0)
     freed = empty(MIB)
     freed.untyped_storage().resize_(0)
-    assert saver.manage([nothing, freed, []], tag=TAG).moved_bytes == 0
+    assert saver.manage([nothing, freed, [], torch.nn.ReLU()], tag=TAG).moved_bytes == 0
 
 
 def test_sparse_tensors_move_with_their_parts() -> None:

@@ -238,6 +238,28 @@ MUTANTS = (
         (_REFUSALS + "test_a_tensor_that_is_saved_for_a_backward",),
     ),
     Mutant(
+        "work-of-other-streams-is-not-waited-for-before-a-copy",
+        _MANAGING,
+        "        for device in devices:\n            torch.synchronize(device)\n"
+        "        store.empty_cache(torch)\n        _move_each(",
+        "        store.empty_cache(torch)\n        _move_each(",
+        (_MOVES + "test_work_of_other_streams_is_waited_for_before_the_copy",),
+    ),
+    Mutant(
+        "a-registration-that-has-ended-refuses-its-state",
+        _MANAGING,
+        "        if not follower.is_active or any(",
+        "        if any(",
+        (_REFUSALS + "test_state_of_an_optimizer_that_is_followed_with_another_tag",),
+    ),
+    Mutant(
+        "a-module-without-tensors-is-refused",
+        _MOVABLE,
+        "    if every and not on_device:\n        where = every[0].tensor.device\n",
+        '    if not on_device:\n        where = every[0].tensor.device if every else "cpu"\n',
+        (_MOVES + "test_storages_without_memory_and_modules_without_tensors_are_skipped",),
+    ),
+    Mutant(
         "captures-begin-during-a-move",
         _MANAGING,
         "    with Region(store, lambda: torch, options), capture_gate.held():",
