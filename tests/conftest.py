@@ -26,6 +26,13 @@ from core_regions import leave_all_regions
 from garbage import set_survivors_aside
 from settling import wait_for_host_memory
 
+if importlib.util.find_spec("hypothesis") is not None:
+    import hypothesis
+
+    # A test may take any time on a machine that others use.
+    hypothesis.settings.register_profile("no deadline", deadline=None)
+    hypothesis.settings.load_profile("no deadline")
+
 PACKAGE = "torch_memory_saver"
 DRIVER_VARIABLE = "TMS_CUDA_DRIVER"
 

@@ -2,8 +2,9 @@
  * the list. Threads and locks are those of the operations (backup/backup.h).
  *
  * To add a store: write a .c and a .h with its operations (backup/backup.h), and add its row below, its kind to
- * TMS_BACKUP_KINDS (include/tms.h), from which Python gets the name and number, and its public name (BACKUPS in options.py).
- * The account (core/model/account.c) decides which column of the shared page shows its bytes, if any. */
+ * TMS_BACKUP_KINDS (include/tms.h), from which Python gets the name and number, its constant in _core.pyi, and its public
+ * name: BACKUPS in options.py, and the Literals of `backup` in saver.py and ranks/__init__.py. The account
+ * (core/model/account.c) decides which column of the shared page shows its bytes, if any. */
 #ifndef TMS_BACKUP_STORES_H
 #define TMS_BACKUP_STORES_H
 

@@ -3,7 +3,10 @@
  * Nothing is loaded, and no GPU used, before tms_driver_load. The complete table is published atomically and never changes.
  * A failed load leaves nothing behind, and the next call retries it. Any thread; no lock is held across dlopen and dlsym.
  * Two threads may load at once; the first to finish publishes its table. An entry point that the library lacks is NULL in
- * the table; TMS_DRIVER_CALL then returns an error that names it. */
+ * the table; TMS_DRIVER_CALL then returns an error that names it.
+ *
+ * To add an entry point: a row below, and one in the entries.h of the simulator's folder that does what the call does
+ * (csrc/simulator, such as contexts/entries.h), without which the simulated driver lacks it. */
 #ifndef TMS_DRIVER_H
 #define TMS_DRIVER_H
 

@@ -79,8 +79,8 @@ _DOCTOR = (
     Mutant(
         "libraries-of-the-cpp-package-are-taken-for-ours",
         "torch_memory_saver/_engine/preload.py",
-        "if path.name not in own])",
-        'if "_cu" not in path.name and path.name not in own])',
+        "if path.name != LIBRARY_NAME])",
+        'if "_cu" not in path.name and path.name != LIBRARY_NAME])',
         (
             _TESTS + "test_installation_checks.py::test_files_that_the_cpp_package_has_left",
             _TESTS + "test_installation_checks.py::test_the_first_use_warns_once_of_libraries_of_the_cpp_package",

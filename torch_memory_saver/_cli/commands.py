@@ -15,10 +15,8 @@ from torch_memory_saver import simulate
 from torch_memory_saver._cli import output
 from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["COMMANDS", "SORT_KEYS", "Command"]
+__all__ = ["COMMANDS", "Command"]
 
-#: What `top` can sort processes by: the keys of ``_diagnostics.processes.table.ORDERS``, the default first.
-SORT_KEYS = ("memory", "paused", "pid", "name", "failures")
 _SHORTEST_INTERVAL_S, _DEFAULT_INTERVAL_S = 0.1, 2.0
 _DEFAULT_ROWS = 10
 _FEWEST_MOMENTS = 3
@@ -141,6 +139,9 @@ class _Top(Command):
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        from torch_memory_saver._diagnostics.processes.table import ORDERS
+
+        orders = list(ORDERS)
         parser.add_argument("--once", action="store_true", help="print once and end")
         parser.add_argument("--json", action="store_true", help="print one JSON object per line, with sizes in bytes")
         parser.add_argument(
@@ -151,7 +152,7 @@ class _Top(Command):
             help=f"seconds between refreshes (default {_DEFAULT_INTERVAL_S:g})",
         )
         parser.add_argument(
-            "--sort", choices=SORT_KEYS, default=SORT_KEYS[0], help=f"order of the processes (default {SORT_KEYS[0]})"
+            "--sort", choices=orders, default=orders[0], help=f"order of the processes (default {orders[0]})"
         )
         parser.add_argument(
             "--filter", default="", metavar="TEXT", help="only processes whose number, name or a tag contains this"

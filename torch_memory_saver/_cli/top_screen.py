@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from torch_memory_saver._cli.commands import SORT_KEYS
 from torch_memory_saver._diagnostics.processes.names import cut, width_of
-from torch_memory_saver._diagnostics.processes.table import Line, lines_of
+from torch_memory_saver._diagnostics.processes.table import ORDERS, Line, lines_of
 
 if TYPE_CHECKING:
     from torch_memory_saver._diagnostics.processes.view import View
@@ -35,7 +34,7 @@ _HELP = "q quit  s sort  / filter  + - interval  arrows scroll  ? help"
 #: What the help key shows instead of the processes, until the next key.
 _KEYS = f"""
 q        quit
-s        sort the processes by the next of {", ".join(SORT_KEYS)}
+s        sort the processes by the next of {", ".join(ORDERS)}
 /        show only processes whose number, name or a tag contains the text that follows; Enter ends it, Esc clears it
 + -      look less often, or more often
 arrows, Page Up, Page Down, Home, End   scroll
@@ -191,7 +190,8 @@ class _Screen:
         elif key in ("q", "Q"):
             return False
         elif key == "s":
-            self._sort = SORT_KEYS[(SORT_KEYS.index(self._sort) + 1) % len(SORT_KEYS)]
+            orders = list(ORDERS)
+            self._sort = orders[(orders.index(self._sort) + 1) % len(orders)]
         elif key == "/":
             self._typing, self._pattern = True, ""
         elif key == "+":

@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import hooks, preload
@@ -83,8 +83,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("torch_memory_saver")
-
-_Result = TypeVar("_Result")
 
 _CAPTURE_MODES = ("global", "thread_local", "relaxed")
 
@@ -420,12 +418,8 @@ class Engine:
             self._store.log_put_off()
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
-        torch = layer.in_use()
-
-        def holds_old(row: _core.Segment) -> bool:
-            return torch is not None and self._store.has_tensors_of_last_pause(torch, row)
-
-        return get_cpu_backup(x, check_flag("zero_copy", zero_copy, none=True), holds_old)
+        torch, flag = layer.in_use(), check_flag("zero_copy", zero_copy, none=True)
+        return get_cpu_backup(x, flag, lambda row: torch is not None and self._store.has_tensors_of_last_pause(torch, row))
 
     @passes_log_on
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
@@ -559,7 +553,7 @@ def _preparing(torch: TorchCuda | None, options: PauseOptions, only_waits: bool 
     return pausing(pool_store, torch, options.tags, options.deadline, free_caches, only_waits)
 
 
-def _keeping_contents(call: Callable[..., _Result], torch: TorchCuda | None, options: PauseOptions) -> _Result:
+def _keeping_contents(call: Callable[..., Any], torch: TorchCuda | None, options: PauseOptions) -> Any:
     """Call the core's pause, or its check of one, with arguments that say which contents it keeps."""
     every_backup = options.backup is not None
     find_live = live_finder(torch, pool_store, options.tags, every_backup) if options.asks_for_live else None

@@ -205,7 +205,7 @@ def written(segments: list[list[tuple[int, Call, str]]]) -> list[Row]:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(_SEGMENTS, min_size=1, max_size=4))
 def test_bytes_add_up(moments: list[Any]) -> None:
     def total(rows: list[Row], *states: str) -> int:
@@ -223,7 +223,7 @@ def test_bytes_add_up(moments: list[Any]) -> None:
             assert usage.unused[number] == usage.reserved[number] - usage.allocated[number]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(_SEGMENTS, st.randoms(use_true_random=False))
 def test_positions_have_the_bytes_of_older_blocks_below(segments: Any, random: Any) -> None:
     rows = written(segments)

@@ -120,7 +120,7 @@ def read_or_refused(read: Callable[[Path], object], content: bytes) -> Any:
 @given(st.sampled_from(list(paths(EVENTS))), VALUES)
 @example(("rank",), MISSING)
 @example(("role",), "\ud800")
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_events(path: tuple[Any, ...], value: object) -> None:
     content = changed(EVENTS, path, None if value is MISSING and not path else value)
     log = read_or_refused(load_events, json.dumps(content).encode())
@@ -134,7 +134,7 @@ def test_events(path: tuple[Any, ...], value: object) -> None:
 @given(st.sampled_from(list(paths(SNAPSHOT))), PLAIN)
 @example(("segments", 0, "blocks", 0, "size"), float("inf"))
 @example(("segments", 0, "total_size"), 10**400)
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_snapshots(path: tuple[Any, ...], value: object) -> None:
     content = changed(SNAPSHOT, path, None if value is MISSING and not path else value)
     raw = pickle.dumps(content, protocol=4)
@@ -183,13 +183,13 @@ def damaged(content: bytes) -> st.SearchStrategy[bytes]:
 
 @given(damaged(pickle.dumps(SNAPSHOT, protocol=4)))
 @example(b"\x80\x04\x8e" + (1 << 54).to_bytes(8, "little"))  # the length of bytes that no memory has
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_bytes_of_a_snapshot(content: bytes) -> None:
     read_or_refused(load_snapshot, content)
 
 
 @given(damaged(json.dumps(EVENTS).encode()))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_bytes_of_an_event_file(content: bytes) -> None:
     read_or_refused(load_events, content)
 
@@ -204,13 +204,13 @@ def a_memory_log() -> bytes:
 @example(b"\xff")
 @example(a_memory_log() + b"1,\0")
 @example(a_memory_log() + b"x" * (1 << 18))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_bytes_of_a_memory_log(content: bytes) -> None:
     read_or_refused(read_memory_log, content)
 
 
 @given(damaged(gzip.compress(json.dumps({"traceEvents": [], "baseTimeNanoseconds": 1}).encode(), mtime=0)))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_bytes_of_a_trace(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.gz")

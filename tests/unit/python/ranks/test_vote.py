@@ -9,7 +9,7 @@ from collections import defaultdict
 from types import FrameType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ranks_store import EndedClock, MemoryStore, SteppedClock, SteppedRank
 
@@ -104,7 +104,6 @@ class Run:
                 rank.step()
 
 
-@settings(deadline=None)
 @given(st.lists(MOVES, max_size=160), FAILURES)
 def test_every_rank_obeys_the_same_decisions(moves: list[tuple[int, str]], failures: set[tuple[int, int, str]]) -> None:
     run = Run(failures)

@@ -116,7 +116,7 @@ WRITES_TO_STDOUT |= {"dprintf", "vdprintf", "psignal", "PySys_WriteStdout", "PyS
 
 
 @needs_readelf
-@pytest.mark.parametrize("name", ["core", "preload", "ledger"])
+@pytest.mark.parametrize("name", ["core", "preload"])
 def test_libraries_cannot_end_the_process_or_write_to_stdout(name: str) -> None:
     wanted = {plain(symbol) for symbol in dynamic_symbols(LIBRARIES[name])[False]}
     assert {"snprintf", "write"} <= wanted  # the names are those of functions, and the list is not empty
@@ -181,7 +181,7 @@ def test_libraries_check_their_stack_and_their_calls_of_the_c_library(name: str)
 
 
 @needs_readelf
-@pytest.mark.parametrize("name", ["core", "preload", "ledger"])
+@pytest.mark.parametrize("name", ["core", "preload"])
 def test_libraries_with_callbacks_are_never_unmapped(name: str) -> None:
     assert "NODELETE" in readelf("--dynamic", LIBRARIES[name])
 
@@ -211,7 +211,7 @@ def test_simulator_exports_calls_and_controls_only() -> None:
 
 
 @needs_readelf
-@pytest.mark.parametrize("name", ["preload", "ledger", "simulator"])
+@pytest.mark.parametrize("name", ["preload", "simulator"])
 def test_libraries_that_are_no_extensions_ask_nothing_of_python_or_cuda(name: str) -> None:
     wanted = dynamic_symbols(LIBRARIES[name])[False]
     assert {symbol for symbol in wanted if symbol.startswith(("Py", "_Py", "cu"))} == set()
