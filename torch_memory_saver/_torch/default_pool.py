@@ -17,8 +17,8 @@ Its caching is off meanwhile, so that allocations of other threads go to cudaMal
 takes with ``caching_allocator_alloc`` at that moment may be a paused block; and the routing of a MemPool that another thread
 has begun with ``use_mem_pool`` before the pause, or before the emptying, gives way to the substitute.
 
-Before 2.13 PyTorch ends the process when a MemPool is destroyed while another pool of its device is routed. So with these
-releases a MemPool that the program drops is kept until the last substitute has ended.
+Before 2.13 (pytorch pull request 181830) PyTorch ends the process when a MemPool is destroyed while another pool of its
+device is routed. So with these releases a MemPool that the program drops is kept until the last substitute has ended.
 
 Any thread may call. The calls that change something hold the gate of captures, and no other lock, while they call torch. A
 signal handler may raise anywhere: the next call repeats what is missing.

@@ -17,9 +17,9 @@ a long time, and PyTorch returns nothing of a device while a pool is routed ther
 Not watched are:
 
 - the device that is current at the first use, which is about to be used;
-- any device with a PyTorch before 2.10, where the pool that is routed first takes precedence;
+- any device with a PyTorch before 2.10, where the pool that is routed first takes precedence (pytorch issue 161193);
 - any device once the program makes a MemPool of its own, because PyTorch before 2.13 ends the process when a MemPool is
-  destroyed while another is routed on its device. The devices that are in use then get access.
+  destroyed while another is routed on its device (pull request 181830). The devices that are in use then get access.
 
 There, and where only other libraries allocate on a device, ``enable_peer_access()`` or the next region gives access.
 

@@ -67,16 +67,18 @@ _PRELOAD_FOR_OTHER_ALLOCATORS = (
 )
 #: Number of recorded pools of ordinary memory at which those without memory are forgotten.
 _MANY_POOLS = 10_000
-#: Since this version a pool with an allocator can be used while expandable segments are on.
+#: Since this version a pool with an allocator can be used while expandable segments are on (pytorch issue 147851). Before,
+#: PyTorch refuses it (pull request 148378).
 _ALLOCATORS_BESIDE_EXPANDABLE = (2, 9)
 #: Since this version a MemPool can be destroyed while it has other uses.
 _POOL_OBJECTS_END_QUIETLY = (2, 10)
-#: Since this version allocations come from the pool routed last; before, from the one routed first.
+#: Since this version allocations come from the pool routed last; before, from the one routed first (pytorch issue 161193,
+#: pull request 168382).
 _LAST_ROUTED_WINS = (2, 10)
 #: Since this version PyTorch tells routings from captures: while pools are routed, it empties its caches, and a MemPool may
 #: be destroyed (pytorch pull request 181830).
 _ROUTINGS_ARE_NO_CAPTURES = (2, 13)
-#: Since this version each graph has a state of the random generator of its own.
+#: Since this version each graph has a state of the random generator of its own (pytorch pull request 176752).
 _GRAPHS_HAVE_RANDOM_STATES = (2, 13)
 #: Advice for a machine that has no GPU.
 _WITHOUT_A_GPU = "on a machine without a GPU, run the program by `python -m torch_memory_saver simulate -- python ...`"
