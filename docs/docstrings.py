@@ -53,8 +53,16 @@ def resolve(path: str) -> Found:
         if file is not None:
             names = parts[number:]
             name = ".".join(names).removeprefix("TorchMemorySaver.")
+            if number > 1 and name in _methods_of_saver():  # such as ranks.pause
+                name = f"{parts[number - 1]}.{name}"
             return Found(name, *_find(file, parts[:number], names))
     raise LookupError(path)
+
+
+@functools.cache
+def _methods_of_saver() -> frozenset[str]:
+    node = _find(REPOSITORY / "torch_memory_saver/saver.py", ["torch_memory_saver", "saver"], ["TorchMemorySaver"])[0]
+    return frozenset(each.name for each in ast.iter_child_nodes(node) if isinstance(each, ast.FunctionDef))
 
 
 def members_of_module(file: Path) -> list[Found]:

@@ -1,5 +1,5 @@
-"""Guards pause_all and resume_all between four processes: all go on; one is short of memory or of room for backups, late,
-interrupted or killed; the process that has the store is killed or stopped."""
+"""Guards ranks.pause and ranks.resume between four processes: all go on; one is short of memory or of room for backups,
+late, interrupted or killed; the process that has the store is killed or stopped."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def calls(wait: bool, done: Callable[[int, int], None]) -> None:
     assert_type(saver.resume("weights", wait=True), ResumeReport)
     assert_type(saver.resume("weights", wait=False), PendingResume)
     assert_type(package.resume(["weights", "kv"], wait=wait), ResumeReport | PendingResume)
-    assert_type(ranks.pause_all("weights", timeout=3), PauseReport)
-    assert_type(ranks.resume_all("weights", timeout=3), ResumeReport)
+    assert_type(ranks.pause("weights", timeout=3), PauseReport)
+    assert_type(ranks.resume("weights", timeout=3), ResumeReport)
 
 
 def hooks() -> None:
@@ -86,4 +86,4 @@ def refused() -> None:
     saver.region("weights", backup="hots")  # type: ignore[arg-type]
     saver.pause(3)  # type: ignore[arg-type]
     saver.enabled = False  # type: ignore[misc]
-    ranks.pause_all(timeout=None)  # type: ignore[arg-type]
+    ranks.pause(timeout=None)  # type: ignore[arg-type]

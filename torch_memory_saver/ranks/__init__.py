@@ -22,7 +22,7 @@ from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 from .moves import Pause, Resume, Undone, first_line
 from .vote import Ballot, BoundedCalls, Clock, Decision, Position, StoreLost, only_call
 
-__all__ = ["pause_all", "resume_all"]
+__all__ = ["pause", "resume"]
 
 #: The default timeout, in seconds.
 TIMEOUT_S = 60.0
@@ -30,8 +30,8 @@ TIMEOUT_S = 60.0
 _PART_FOR_OWN_CALL = 0.5
 
 
-def pause_all(
-    tags: str | Iterable[str] | None = None,
+def pause(
+    tag: str | Iterable[str] | None = None,
     group: Any = None,
     timeout: float = TIMEOUT_S,
     *,
@@ -65,7 +65,7 @@ def pause_all(
     :func:`torch_memory_saver.nccl.suspend_on_pause` cannot be combined with this function.
 
     Args:
-        tags: One tag or pattern, or an iterable of them, as for :meth:`TorchMemorySaver.pause`. None selects every tag.
+        tag: One tag or pattern, or an iterable of them, as for :meth:`TorchMemorySaver.pause`. None selects every tag.
         group: Process group of torch.distributed, of any backend. None selects the default group.
         timeout: Seconds for which a rank waits for the others to agree, and again for the others to do their parts after it
             has done its own. For half of this time, a rank waits for other threads that are inside a region of the tags.
@@ -82,19 +82,19 @@ def pause_all(
             or another argument is invalid for :meth:`TorchMemorySaver.pause`. The call does not count: the other ranks wait
             for one with valid arguments.
     """
-    report: PauseReport = _on_all_ranks(group, timeout, Pause(tags, backup))
+    report: PauseReport = _on_all_ranks(group, timeout, Pause(tag, backup))
     return report
 
 
-def resume_all(tags: str | Iterable[str] | None = None, group: Any = None, timeout: float = TIMEOUT_S) -> ResumeReport:
+def resume(tag: str | Iterable[str] | None = None, group: Any = None, timeout: float = TIMEOUT_S) -> ResumeReport:
     """Resume memory on all ranks, or on none.
 
-    All ranks of the group make this call, as described for :func:`pause_all`. Nothing is resumed before all ranks have
+    All ranks of the group make this call, as described for :func:`pause`. Nothing is resumed before all ranks have
     agreed. If a rank then fails in its own resume, for example for lack of memory, the others pause what they have resumed,
-    with its contents. Memory that was resident before stays resident. Ctrl-C is treated as by :func:`pause_all`.
+    with its contents. Memory that was resident before stays resident. Ctrl-C is treated as by :func:`pause`.
 
     Args:
-        tags: One tag or pattern, or an iterable of them, as for :meth:`TorchMemorySaver.resume`. None selects every tag.
+        tag: One tag or pattern, or an iterable of them, as for :meth:`TorchMemorySaver.resume`. None selects every tag.
         group: Process group of torch.distributed, of any backend. None selects the default group.
         timeout: Seconds for which a rank waits for the others to agree, and again for the others to do their parts after it
             has done its own. For half of this time, a rank waits for memory that other processes hold.
@@ -103,9 +103,9 @@ def resume_all(tags: str | Iterable[str] | None = None, group: Any = None, timeo
         The report of this rank.
 
     Raises:
-        RanksError, InvalidStateError, InvalidArgumentError: The reasons are those of :func:`pause_all`.
+        RanksError, InvalidStateError, InvalidArgumentError: The reasons are those of :func:`pause`.
     """
-    report: ResumeReport = _on_all_ranks(group, timeout, Resume(tags))
+    report: ResumeReport = _on_all_ranks(group, timeout, Resume(tag))
     return report
 
 

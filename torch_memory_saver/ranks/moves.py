@@ -118,7 +118,7 @@ class Pause(_Move):
         InvalidArgumentError: An argument is invalid.
     """
 
-    operation = "pause_all"
+    operation = "ranks.pause"
     before = "active"
     after = "paused"
     result = "paused"
@@ -155,7 +155,7 @@ class Pause(_Move):
 class Resume(_Move):
     """A resume of this process."""
 
-    operation = "resume_all"
+    operation = "ranks.resume"
     before = "paused"
     after = "active"
     result = "resident"

@@ -80,20 +80,20 @@ def fails(call: Any, *arguments: Any, **options: Any) -> RanksError:
 
 def working() -> None:
     for group in (None, dist.new_group(backend="gloo")):
-        assert ranks.pause_all(group=group, timeout=LONG_S).bytes >= 2 * SIZE
+        assert ranks.pause(group=group, timeout=LONG_S).bytes >= 2 * SIZE
         expect(PAUSED)
-        assert ranks.resume_all(["weights", "kv"], group, LONG_S).bytes >= 2 * SIZE
+        assert ranks.resume(["weights", "kv"], group, LONG_S).bytes >= 2 * SIZE
         expect(ACTIVE)
     part = dist.new_group([1, 3], backend="gloo")  # ranks are named by their numbers in the world
     if rank in (1, 3):
         handle = saver.on_pause("kv", "before", refuse if rank == 3 else lambda call: None)
-        error = fails(ranks.pause_all, group=part, timeout=LONG_S)
+        error = fails(ranks.pause, group=part, timeout=LONG_S)
         handle.remove()
         assert error.failures == {3: "ZeroDivisionError: refused"}, error
         expect(ACTIVE)
     for wrong in ("weights", dist.GroupMember.NON_GROUP_MEMBER):
         try:
-            ranks.pause_all("weights", wrong)
+            ranks.pause("weights", wrong)
         except InvalidArgumentError as error:
             assert str(error).startswith("group must be None or a process group that this process is a member of, not ")
         else:
@@ -106,10 +106,10 @@ def refuse(call: object) -> None:
 
 def short_of_memory() -> None:
     """One rank cannot resume: the others pause again what they have resumed, with its contents."""
-    ranks.pause_all(timeout=LONG_S)
+    ranks.pause(timeout=LONG_S)
     hog = take_all_but(SIZE, device) if rank == OTHER else None
     dist.barrier()
-    error = fails(ranks.resume_all, timeout=2 * SHORT_S)
+    error = fails(ranks.resume, timeout=2 * SHORT_S)
     expect(PAUSED)
     neighbours = {each for each in range(count) if each % torch.cuda.device_count() == device_of(OTHER)}
     assert error.failures and set(error.failures) <= neighbours, error
@@ -118,13 +118,13 @@ def short_of_memory() -> None:
         assert isinstance(error.__cause__, OutOfMemoryError) == (rank == OTHER)
     assert error.not_undone == ()
     assert str(error).startswith(
-        f"resume_all failed on rank {next(iter(error.failures))}: OutOfMemoryError: resume: device "
+        f"ranks.resume failed on rank {next(iter(error.failures))}: OutOfMemoryError: resume: device "
     )
     dist.barrier()
     del hog
     torch.cuda.empty_cache()
     dist.barrier()
-    ranks.resume_all(timeout=LONG_S)
+    ranks.resume(timeout=LONG_S)
     expect(ACTIVE)
 
 
@@ -132,11 +132,11 @@ def late() -> None:
     """One rank makes the call after the others have given up, so that it joins a call that they do not make."""
     if rank == OTHER:
         store.wait(["given up"], timedelta(seconds=LONG_S))
-    error = fails(ranks.pause_all, timeout=SHORT_S)
+    error = fails(ranks.pause, timeout=SHORT_S)
     missing = {each for each in range(count) if (each == OTHER) != (rank == OTHER)}
     assert set(error.failures) == missing, error
     assert all("did not make the call" in reason for reason in error.failures.values())
-    assert "of the process group '" in str(error) and "pause_all of every tag" in str(error), error
+    assert "of the process group '" in str(error) and "ranks.pause of every tag" in str(error), error
     if rank != OTHER:
         store.set("given up", "1")
     expect(ACTIVE)
@@ -150,7 +150,7 @@ def missed() -> None:
     fill_random(tensors["no backup"], 200 + rank)
     sums["no backup"] = checksum(tensors["no backup"])
     if rank != OTHER:
-        assert list(fails(ranks.pause_all, timeout=SHORT_S).failures) == [OTHER]
+        assert list(fails(ranks.pause, timeout=SHORT_S).failures) == [OTHER]
     expect(ACTIVE)
     del tensors["no backup"], sums["no backup"]
     next_call_works()
@@ -159,10 +159,10 @@ def missed() -> None:
 def refused() -> None:
     """One rank cannot pause because of a capture. Tags differ between the ranks."""
     capture = _core.capture_begin(None, _core.BACKUP_NONE) if rank == OTHER else 0
-    error = fails(ranks.pause_all, "weights" if rank == OTHER else "kv", timeout=LONG_S)
+    error = fails(ranks.pause, "weights" if rank == OTHER else "kv", timeout=LONG_S)
     assert list(error.failures) == [OTHER] and "CaptureInProgressError" in error.failures[OTHER], error
-    assert f"rank {OTHER} made this call, pause_all of 'weights', and refused it" in str(error), error
-    assert "pause_all of 'kv', and agreed to it" in str(error), error
+    assert f"rank {OTHER} made this call, ranks.pause of 'weights', and refused it" in str(error), error
+    assert "ranks.pause of 'kv', and agreed to it" in str(error), error
     if rank == OTHER:
         _core.capture_end(capture)
     expect(ACTIVE)
@@ -175,7 +175,7 @@ def without_room() -> None:
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     if rank == OTHER:
         resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE // 2, hard))
-    error = fails(ranks.pause_all, timeout=LONG_S, backup="disk")
+    error = fails(ranks.pause, timeout=LONG_S, backup="disk")
     if rank == OTHER:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert list(error.failures) == [OTHER] and "BackupIOError" in error.failures[OTHER], error
@@ -193,7 +193,7 @@ def interrupted() -> None:
     elif rank == OTHER:
         in_each_wait(lambda: interrupt_once() if store.check(waiting) else None)
         try:
-            ranks.pause_all(timeout=LONG_S)
+            ranks.pause(timeout=LONG_S)
         except KeyboardInterrupt as error:
             assert isinstance(error.__cause__, RanksError)
         else:
@@ -201,7 +201,7 @@ def interrupted() -> None:
         store.set("interrupted", "1")
     else:
         in_each_wait(lambda: store.set(f"waits {rank}", "1"))
-        assert list(fails(ranks.pause_all, timeout=LONG_S).failures) == [OTHER]
+        assert list(fails(ranks.pause, timeout=LONG_S).failures) == [OTHER]
     expect(ACTIVE)
     next_call_works()
 
@@ -237,18 +237,18 @@ signal.signal(signal.SIGUSR1, handle)
 def next_call_works() -> None:
     """All ranks are in step."""
     dist.barrier()
-    ranks.pause_all(timeout=LONG_S)
+    ranks.pause(timeout=LONG_S)
     expect(PAUSED)
-    ranks.resume_all(timeout=LONG_S)
+    ranks.resume(timeout=LONG_S)
     expect(ACTIVE)
 
 
 def killed_before() -> None:
     """One rank is killed before it makes the call."""
-    ranks.pause_all(timeout=LONG_S)
+    ranks.pause(timeout=LONG_S)
     if rank == OTHER:
         die()
-    error = fails(ranks.resume_all, timeout=SHORT_S)
+    error = fails(ranks.resume, timeout=SHORT_S)
     assert error.failures == {OTHER: f"the rank did not make the call within the timeout of {SHORT_S:g} seconds"}
     assert error.not_undone == ()
     expect(PAUSED)
@@ -260,7 +260,7 @@ def killed_inside() -> None:
     """One rank is killed during its pause."""
     if rank == NEXT:
         saver.on_pause("kv", "after", lambda call: die())
-    error = fails(ranks.pause_all, group=first_three, timeout=SHORT_S)
+    error = fails(ranks.pause, group=first_three, timeout=SHORT_S)
     assert error.failures == {NEXT: f"the rank did not end its part of the call within the timeout of {SHORT_S:g} seconds"}
     assert error.not_undone == ()
     expect(ACTIVE)
@@ -285,7 +285,7 @@ def store_lost(how: signal.Signals) -> None:
         saver.on_pause("kv", "before", end)
     else:
         saver.on_pause("kv", "after", lambda call: store.set("paused", "1"))
-    error = fails(ranks.pause_all, group=last_two, timeout=SHORT_S)
+    error = fails(ranks.pause, group=last_two, timeout=SHORT_S)
     assert error.failures == {}
     assert "the store of the process group is lost" in str(error)
     assert "has undone its part: 'kv', 'weights'" in str(error)

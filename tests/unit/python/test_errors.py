@@ -58,10 +58,10 @@ def test_errors_survive_a_pickle(status: str) -> None:
 
 
 def test_an_error_of_ranks_survives_a_pickle() -> None:
-    error = errors.RanksError("what", operation="pause_all", failures={3: "why"}, not_undone=["tag"])
+    error = errors.RanksError("what", operation="ranks.pause", failures={3: "why"}, not_undone=["tag"])
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (errors.RanksError, "what", vars(error))
-    assert (copy.operation, copy.failures, copy.not_undone) == ("pause_all", {3: "why"}, ("tag",))
+    assert (copy.operation, copy.failures, copy.not_undone) == ("ranks.pause", {3: "why"}, ("tag",))
 
 
 def test_no_device_is_none() -> None:

@@ -1,5 +1,5 @@
-"""Guards pause_all and resume_all on the simulated GPU, with this process as rank 0 and a second rank that only votes: what
-is undone, with which contents, and what each error says."""
+"""Guards ranks.pause and ranks.resume on the simulated GPU, with this process as rank 0 and a second rank that only votes:
+what is undone, with which contents, and what each error says."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class World:
 
     def other(self) -> Ballot:
         """The call that rank 7 makes next."""
-        return Ballot(self.store, 7, (0, 7), "pause_all", ["other"], EndedClock(TIMEOUT_S), Position())
+        return Ballot(self.store, 7, (0, 7), "ranks.pause", ["other"], EndedClock(TIMEOUT_S), Position())
 
     def fails_after(self, register: Callable[..., Any], action: Callable[[], object] = lambda: None) -> None:
         """Rank 7 fails after this rank has paused (or resumed, as `register` says). Then the action happens."""
@@ -123,26 +123,26 @@ def states(*addresses: int) -> list[str]:
 
 def pause_fails(*arguments: Any, **options: Any) -> RanksError:
     with pytest.raises(RanksError) as caught:
-        ranks.pause_all(*arguments, timeout=TIMEOUT_S, **options)
-    assert caught.value.operation == "pause_all"
+        ranks.pause(*arguments, timeout=TIMEOUT_S, **options)
+    assert caught.value.operation == "ranks.pause"
     return caught.value
 
 
 def resume_fails(*arguments: Any, timeout: float = TIMEOUT_S) -> RanksError:
     with pytest.raises(RanksError) as caught:
-        ranks.resume_all(*arguments, timeout=timeout)
-    assert caught.value.operation == "resume_all"
+        ranks.resume(*arguments, timeout=timeout)
+    assert caught.value.operation == "ranks.resume"
     return caught.value
 
 
 def test_both_ranks_go_on(world: World, tag: str) -> None:
     address = world.allocate(tag)
     world.agrees()
-    report = ranks.pause_all(tag)
+    report = ranks.pause(tag)
     assert (report.allocations, report.bytes, report.copied_bytes) == (1, SIZE, SIZE)
     assert states(address) == ["paused"]
     world.agrees()
-    assert ranks.resume_all([tag]).bytes == SIZE
+    assert ranks.resume([tag]).bytes == SIZE
     assert states(address) == ["active"]
     assert world.simulator.read(address, SIZE) == PATTERN
 
@@ -156,10 +156,10 @@ def test_a_pause_is_undone_with_contents(world: World, tag: str) -> None:
     assert error.failures == {7: REASON}
     assert error.not_undone == ()
     assert str(error) == (
-        "pause_all failed on rank 7: OutOfMemoryError: device 1 has too little\n"
+        "ranks.pause failed on rank 7: OutOfMemoryError: device 1 has too little\n"
         f"- This rank, 0, has undone its part: '{tag}'\n"
-        f"- This was call 1 of the process group 'group 3': rank 0 made this call, pause_all of '{tag}', and agreed to it; "
-        "rank 7 made no call of this group."
+        f"- This was call 1 of the process group 'group 3': rank 0 made this call, ranks.pause of '{tag}', and agreed to "
+        "it; rank 7 made no call of this group."
     )
 
 
@@ -269,7 +269,9 @@ def test_this_rank_is_short_of_memory(world: World, tag: str) -> None:
     assert states(address) == ["paused"]
     assert isinstance(error.__cause__, OutOfMemoryError)
     assert error.failures == {0: f"OutOfMemoryError: {error.__cause__}"}
-    assert str(error).startswith("resume_all failed on rank 0: OutOfMemoryError: resume: device 0 needs 8.0 MiB and has 0 ")
+    assert str(error).startswith(
+        "ranks.resume failed on rank 0: OutOfMemoryError: resume: device 0 needs 8.0 MiB and has 0 "
+    )
     assert "\n- Nothing was changed on this rank, 0.\n" in str(error)
 
 
@@ -307,10 +309,10 @@ def test_nothing_is_paused_before_all_ranks_have_agreed(world: World, tag: str) 
     assert world.simulator.read(address, SIZE) == PATTERN
     assert error.failures == {7: "the rank did not make the call within the timeout of 60 seconds"}
     assert str(error) == (
-        "pause_all failed on rank 7: the rank did not make the call within the timeout of 60 seconds\n"
+        "ranks.pause failed on rank 7: the rank did not make the call within the timeout of 60 seconds\n"
         "- Nothing was changed on this rank, 0.\n"
-        f"- This was call 1 of the process group 'group 3': rank 0 made this call, pause_all of '{tag}', and agreed to it; "
-        "rank 7 made no call of this group."
+        f"- This was call 1 of the process group 'group 3': rank 0 made this call, ranks.pause of '{tag}', and agreed to "
+        "it; rank 7 made no call of this group."
     )
 
 
@@ -338,14 +340,14 @@ def test_a_rank_that_waits_for_a_refused_call_changes_nothing(world: World, tag:
     address = world.allocate(tag, NONE)
     refusing = world.other()
     assert refusing.join() is None
-    world.store.set(f"{PREFIX}/ranks/7", f'[1, "pause_all", ["other"], "agreement", "{REASON.splitlines()[0]}"]')
+    world.store.set(f"{PREFIX}/ranks/7", f'[1, "ranks.pause", ["other"], "agreement", "{REASON.splitlines()[0]}"]')
     world.store.add(f"{PREFIX}/1/agreement/refusals", 1)
     world.store.add(f"{PREFIX}/1/agreement/votes", 1)
     world.simulator.clear_counts()
     error = pause_fails(tag)
     assert (states(address), world.simulator.calls("cuMemUnmap")) == (["active"], 0)
     assert error.failures == {7: REASON.splitlines()[0]}
-    assert "rank 7 made this call, pause_all of 'other', and refused it." in str(error)
+    assert "rank 7 made this call, ranks.pause of 'other', and refused it." in str(error)
 
 
 def test_the_next_call_works_after_a_failed_one(world: World, tag: str) -> None:
@@ -354,10 +356,10 @@ def test_the_next_call_works_after_a_failed_one(world: World, tag: str) -> None:
     world.fails_after(saver.on_pause)
     pause_fails(tag)
     world.agrees()
-    assert ranks.pause_all(tag).bytes == SIZE
+    assert ranks.pause(tag).bytes == SIZE
     assert states(address) == ["paused"]
     world.agrees()
-    ranks.resume_all(tag)
+    ranks.resume(tag)
 
 
 def test_a_thread_in_a_region_is_found_before_the_ranks_agree(
@@ -366,7 +368,7 @@ def test_a_thread_in_a_region_is_found_before_the_ranks_agree(
     address = world.allocate(tag, NONE)
     world.agrees()
     with InsideRegion(TorchMemorySaver(), tag, fake_torch), pytest.raises(RanksError) as caught:
-        ranks.pause_all(tag, timeout=0.01)
+        ranks.pause(tag, timeout=0.01)
     assert isinstance(caught.value.__cause__, InvalidStateError)
     assert f"is still inside region(tag='{tag}')" in caught.value.failures[0]
     assert "and refused it" in str(caught.value)
@@ -395,16 +397,16 @@ def test_a_call_from_a_callback_is_refused(world: World, tag: str) -> None:
 
     def call_again(call: object) -> None:
         try:
-            ranks.resume_all(tag, timeout=TIMEOUT_S)
+            ranks.resume(tag, timeout=TIMEOUT_S)
         except InvalidStateError as error:
             errors.append(error)
 
     world.keep(saver.on_pause(tag, "after", call_again))
     world.agrees()
-    ranks.pause_all(tag, timeout=TIMEOUT_S)
-    assert [str(error).partition(":")[0] for error in errors] == ["resume_all"]
+    ranks.pause(tag, timeout=TIMEOUT_S)
+    assert [str(error).partition(":")[0] for error in errors] == ["ranks.resume"]
     world.agrees()
-    ranks.resume_all(tag)
+    ranks.resume(tag)
     assert states(address) == ["active"]
 
 
@@ -429,7 +431,7 @@ def test_an_interrupt_before_the_ranks_have_agreed_changes_nothing(
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         with pytest.raises(KeyboardInterrupt) as caught:
-            ranks.pause_all(tag, timeout=TIMEOUT_S)
+            ranks.pause(tag, timeout=TIMEOUT_S)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert isinstance(caught.value.__cause__, RanksError)
@@ -438,7 +440,7 @@ def test_an_interrupt_before_the_ranks_have_agreed_changes_nothing(
     assert world.simulator.read(address, SIZE) == PATTERN
     monkeypatch.setattr(ranks, "Clock", EndedClock)
     world.agrees()
-    ranks.pause_all(tag)
+    ranks.pause(tag)
     saver.resume(tag)
 
 
@@ -451,7 +453,7 @@ def test_an_interrupted_call_is_undone_on_all_ranks(world: World, tag: str) -> N
     world.keep(saver.on_pause(None, "after", interrupt))
     world.agrees()
     with pytest.raises(KeyboardInterrupt) as caught:
-        ranks.pause_all(tag, timeout=TIMEOUT_S)
+        ranks.pause(tag, timeout=TIMEOUT_S)
     assert isinstance(caught.value.__cause__, RanksError)
     assert caught.value.__cause__.failures == {0: "KeyboardInterrupt: "}
     assert states(address) == ["active"]
@@ -481,21 +483,21 @@ def test_a_rank_that_loses_the_store_undoes_its_part(world: World, tag: str, mon
 def test_wrong_arguments_are_refused_before_the_call_counts(world: World, tag: str) -> None:
     for timeout in (0, -1, float("inf"), float("nan"), "10", True):
         with pytest.raises(InvalidArgumentError, match="timeout must"):
-            ranks.pause_all(tag, timeout=timeout)  # type: ignore[arg-type]
+            ranks.pause(tag, timeout=timeout)  # type: ignore[arg-type]
     with pytest.raises(
-        InvalidArgumentError, match=r"not None: pause\(\) and resume\(\) do not wait with None, but pause_all"
+        InvalidArgumentError, match=r"not None: pause\(\) and resume\(\) do not wait with None, but ranks.pause"
     ):
-        ranks.pause_all(tag, timeout=None)  # type: ignore[arg-type]
+        ranks.pause(tag, timeout=None)  # type: ignore[arg-type]
     for tags in (1, ["a", ""]):
         with pytest.raises(InvalidArgumentError, match="tag must"):
-            ranks.pause_all(tags)  # type: ignore[arg-type]
+            ranks.pause(tags)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match="tag must"):
-            ranks.resume_all(tags)  # type: ignore[arg-type]
+            ranks.resume(tags)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="backup must"):
-        ranks.pause_all(tag, backup="cloud")  # type: ignore[arg-type]
+        ranks.pause(tag, backup="cloud")  # type: ignore[arg-type]
     assert world.store.values == {}
 
 
 def test_there_must_be_a_process_group() -> None:
-    with pytest.raises(InvalidStateError, match=r"resume_all needs the process group of torch\.distributed"):
-        ranks.resume_all("kv_cache")
+    with pytest.raises(InvalidStateError, match=r"ranks.resume needs the process group of torch\.distributed"):
+        ranks.resume("kv_cache")

@@ -1,4 +1,4 @@
-"""Guards that pause_all looks for room for the backups before the ranks agree: a rank that lacks it fails the call on all
+"""Guards that ranks.pause looks for room for the backups before the ranks agree: a rank that lacks it fails the call on all
 ranks with nothing released. This process is rank 0, on the simulated GPU. The other ranks only vote."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OtherRanks:
 
     def _call(self, rank: int) -> None:
         clock = Clock(TIMEOUT_S)
-        ballot = Ballot(self.store, rank, MEMBERS, "pause_all", ["other"], clock, self._positions[rank])
+        ballot = Ballot(self.store, rank, MEMBERS, "ranks.pause", ["other"], clock, self._positions[rank])
         ballot.join()
         learnt = self.decisions[rank] = [ballot.agree(None).failures]
         if not learnt[0]:
@@ -92,7 +92,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 def pause_fails() -> RanksError:
     with pytest.raises(RanksError) as caught:
-        ranks.pause_all(TAG, timeout=TIMEOUT_S, backup="disk")
+        ranks.pause(TAG, timeout=TIMEOUT_S, backup="disk")
     return caught.value
 
 
@@ -110,16 +110,16 @@ def test_a_lack_of_room_on_the_disk_fails_the_call_before_any_rank_does_its_part
     with largest_file(SIZE - 1), others:
         error = pause_fails()
     assert isinstance(error.__cause__, BackupIOError)
-    assert str(error).startswith("pause_all failed on rank 0: BackupIOError: check_pause: ")
+    assert str(error).startswith("ranks.pause failed on rank 0: BackupIOError: check_pause: ")
     assert "8.0 MiB" in error.failures[0]
     assert "\n- Nothing was changed on this rank, 0.\n" in str(error)
-    assert "rank 0 made this call, pause_all of 'room', and refused it" in str(error)
+    assert "rank 0 made this call, ranks.pause of 'room', and refused it" in str(error)
     assert others.decisions == {7: [error.failures], 8: [error.failures]}
     assert (state(address), simulator.calls("cuMemUnmap")) == ("active", 0)
     assert _core.counters()["failed_pauses_total"] == failed
     assert simulator.read(address, SIZE) == PATTERN
     with others:
-        assert ranks.pause_all(TAG, timeout=TIMEOUT_S, backup="disk").copied_bytes == SIZE
+        assert ranks.pause(TAG, timeout=TIMEOUT_S, backup="disk").copied_bytes == SIZE
     assert others.decisions == {7: [{}, {}], 8: [{}, {}]}
     saver.resume(TAG)
     assert simulator.read(address, SIZE) == PATTERN
@@ -141,12 +141,12 @@ free = free_bytes()
 for call in (1, 2):
     store.add(f"torch_memory_saver/ranks/{{call}}/agreement/votes", 1)
     try:
-        ranks.pause_all()
+        ranks.pause()
     except RanksError as error:
         assert isinstance(error.__cause__, OutOfHostMemoryError)
         assert "check_pause: the host has too little memory: 200.0 MiB; 128.0 MiB may still be used" in error.failures[0]
         assert "TMS_HOST_MEMORY_LIMIT_MB" in error.failures[0]
-        assert "rank 0 made this call, pause_all of every tag, and refused it" in str(error)
+        assert "rank 0 made this call, ranks.pause of every tag, and refused it" in str(error)
     else:
         raise AssertionError
 assert _core.counters()["failed_pauses_total"] == 0
@@ -154,7 +154,7 @@ assert free_bytes() == free
 assert read(address, 200 * MIB) == bytes([5]) * 200 * MIB
 for decision in ("agreement", "outcome"):
     store.add(f"torch_memory_saver/ranks/3/{{decision}}/votes", 1)
-assert ranks.pause_all(backup="discard").bytes == 200 * MIB
+assert ranks.pause(backup="discard").bytes == 200 * MIB
 """
     program(text, TMS_HOST_MEMORY_LIMIT_MB="128")
 
@@ -171,7 +171,7 @@ def test_a_callback_before_the_pause_may_make_room(others: OtherRanks, address: 
     try:
         with largest_file(SIZE - 1), others:
             if when == "before":
-                ranks.pause_all(TAG, timeout=TIMEOUT_S, backup="disk")
+                ranks.pause(TAG, timeout=TIMEOUT_S, backup="disk")
             else:
                 assert "and refused it" in str(pause_fails())
     finally:

@@ -18,7 +18,7 @@ from torch_memory_saver.ranks.vote import Ballot, BoundedCalls, Clock, Decision,
 
 RANKS = (3, 5, 8)  # of a group that is a part of the world
 CALLS = 3
-OPERATION = "pause_all"
+OPERATION = "ranks.pause"
 #: Long enough that no test reaches it.
 TIMEOUT_S = 1000.0
 #: Long enough as well, and short enough that a failure of a test ends.
@@ -292,10 +292,10 @@ def test_a_rank_that_comes_after_a_refusal_learns_the_reason(first: Rank, second
 
 
 def test_ranks_that_make_different_calls_all_fail_and_are_in_step_again(first: Rank, second: Rank) -> None:
-    pausing, resuming = first.call("pause_all", Clock(LIMIT_S)), second.call("resume_all", Clock(LIMIT_S))
+    pausing, resuming = first.call("ranks.pause", Clock(LIMIT_S)), second.call("ranks.resume", Clock(LIMIT_S))
     assert pausing.join() is None
     reason = resuming.join()
-    assert reason == "this rank called resume_all while another rank called pause_all"
+    assert reason == "this rank called ranks.resume while another rank called ranks.pause"
     decisions: list[Decision] = []
     thread = threading.Thread(target=lambda: decisions.append(pausing.agree(None)))
     thread.start()
@@ -335,7 +335,7 @@ def test_a_rank_that_has_lost_the_store_does_not_vote_twice(
     assert waiting.agree(None).failures == {}, "both have agreed to call 1"
     decision = waiting.conclude(None)
     assert set(decision.failures) == {0}
-    assert decision.calls[0] == "rank 0 went on to call 2, pause_all of 'w'"
+    assert decision.calls[0] == "rank 0 went on to call 2, ranks.pause of 'w'"
     go_on(first, second)
 
 
@@ -371,7 +371,7 @@ def test_a_failure_names_the_call_of_each_rank(store: MemoryStore) -> None:
         return Ballot(store, rank, ranks, operation, tags[rank], EndedClock(TIMEOUT_S), position or Position())
 
     earlier = Position()
-    before = ballot(6, earlier, "resume_all")
+    before = ballot(6, earlier, "ranks.resume")
     before.join()
     before.agree(None)
     ballots = [ballot(rank) for rank in (2, 3, 5, 0, 1)]
@@ -381,20 +381,20 @@ def test_a_failure_names_the_call_of_each_rank(store: MemoryStore) -> None:
     ballots[0].agree("no room")
     names = ", ".join(repr(f"tag {number}") for number in range(8))
     assert ballots[4].agree(None).calls == (
-        "rank 0 made this call, pause_all of every tag, and did not end the checks",
-        f"rank 1 made this call, pause_all of {names} and 2 more, and did not end the checks",
-        "rank 2 made this call, pause_all of 'a', 'b', and refused it",
-        "rank 3 made this call, pause_all of 'a', 'b', and did not end the checks",
+        "rank 0 made this call, ranks.pause of every tag, and did not end the checks",
+        f"rank 1 made this call, ranks.pause of {names} and 2 more, and did not end the checks",
+        "rank 2 made this call, ranks.pause of 'a', 'b', and refused it",
+        "rank 3 made this call, ranks.pause of 'a', 'b', and did not end the checks",
         "rank 4 made no call of this group",
-        "rank 5 made this call, pause_all of no tag, and did not end the checks",
-        "rank 6 did not make this call, after call 1, resume_all of 'c'",
+        "rank 5 made this call, ranks.pause of no tag, and did not end the checks",
+        "rank 6 did not make this call, after call 1, ranks.resume of 'c'",
     )
     ahead = ballot(6, earlier)
     ahead.join()
     late = ballot(0, Position())
     late.join()
     assert late.number == ahead.number == 3
-    assert late.agree(None).calls[-1] == "rank 6 made this call, pause_all of 'c', and did not end the checks"
+    assert late.agree(None).calls[-1] == "rank 6 made this call, ranks.pause of 'c', and did not end the checks"
 
 
 def test_ranks_with_the_same_call_are_named_together(store: MemoryStore) -> None:
@@ -402,14 +402,14 @@ def test_ranks_with_the_same_call_are_named_together(store: MemoryStore) -> None
     waiting.join()
     assert waiting.agree(None).calls == (
         "ranks 0-1, 3, 5 made no call of this group",
-        "rank 2 made this call, pause_all of every tag, and agreed to it",
+        "rank 2 made this call, ranks.pause of every tag, and agreed to it",
     )
 
 
 def test_a_process_makes_one_call_of_a_group_at_a_time(store: MemoryStore) -> None:
     with only_call(OPERATION, store) as position:
         with pytest.raises(InvalidStateError, match="already inside a call of the same process group"):
-            only_call("resume_all", store).__enter__()
+            only_call("ranks.resume", store).__enter__()
         with only_call(OPERATION, MemoryStore()) as other:
             assert other is not position
     with only_call(OPERATION, store) as again:
