@@ -91,8 +91,7 @@ typedef struct tms_box {
 
 /* All functions whose real version is searched for. Functions of the runtime come first, and functions of the driver that
  * may be interposed come last. */
-#define TMS_REAL_FUNCTIONS(X)                                                                                               \
-    TMS_RUNTIME_HOOKS(X) TMS_RUNTIME_CALLS(X) TMS_DRIVER_CALLS(X) TMS_DRIVER_HOOKS(X)
+#define TMS_REAL_FUNCTIONS(X) TMS_RUNTIME_HOOKS(X) TMS_RUNTIME_CALLS(X) TMS_DRIVER_CALLS(X) TMS_DRIVER_HOOKS(X)
 
 typedef enum tms_hook {
 #define TMS_HOOK_ENUMERATOR(name, parameters) TMS_HOOK_##name,
