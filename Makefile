@@ -28,7 +28,7 @@ help: ## this list
 ##@ Build
 
 .PHONY: build
-build: ## the four libraries, built in the source tree
+build: ## the three libraries, built in the source tree
 	$(PYTHON) setup.py -q build_ext --inplace
 
 .PHONY: stub

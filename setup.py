@@ -83,7 +83,7 @@ def cuda_include_candidates() -> Iterator[Path]:
             yield Path(os.environ[variable], "include")
     nvcc = shutil.which("nvcc")
     if nvcc:
-        # Also where a link in a common folder points to, and where conda's packages keep the headers.
+        # nvcc may be a link in a common folder. Packages of conda keep the headers in a folder of their own.
         for home in (Path(nvcc).parent.parent, Path(nvcc).resolve().parent.parent):
             yield home / "include"
             yield from sorted(home.glob("targets/*-linux/include"))

@@ -1,13 +1,14 @@
-"""Configurations of Qwen2 models, for engines that give them random weights."""
+"""Configurations of Qwen2 models, for engines that give them random weights, and the arguments that choose one."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MODELS", "Shape", "write_model"]
+__all__ = ["MODELS", "Shape", "add_model_arguments", "write_model"]
 
 
 class Shape(NamedTuple):
@@ -27,6 +28,18 @@ MODELS = {
     "7B": Shape(3584, 18944, 28, 28, 4, 152064),
     "32B": Shape(5120, 27648, 64, 40, 8, 152064),
 }
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that describe an engine and what it generates."""
+    parser.add_argument("--model", choices=MODELS, default="2GiB")
+    parser.add_argument("--gpus", type=int, default=1, help="size of the tensor parallel group (%(default)s)")
+    parser.add_argument(
+        "--cache", type=float, default=30.0, metavar="GIB", help="size of the KV cache on each GPU (%(default)s)"
+    )
+    parser.add_argument("--prompts", type=int, default=16, help="number of prompts after each cycle (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=32, help="number of tokens to generate for each (%(default)s)")
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
 
 
 def write_model(name: str) -> str:

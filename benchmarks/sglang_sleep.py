@@ -34,7 +34,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine_models import MODELS, write_model
+from engine_models import MODELS, add_model_arguments, write_model
 from engine_turns import GIB, OURS, Cycle, add_arguments, compare, timed
 
 _CASES = ("weights", "kv_cache", "all", "staged", "rested", "update")
@@ -47,15 +47,8 @@ _FIRST_WEIGHTS = -1  # the seed of the layer that "update" changes
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, default="2GiB")
-    parser.add_argument("--gpus", type=int, default=1, help="size of the tensor parallel group (%(default)s)")
-    parser.add_argument(
-        "--cache", type=float, default=30.0, metavar="GIB", help="size of the KV cache on each GPU (%(default)s)"
-    )
-    parser.add_argument("--prompts", type=int, default=16, help="number of prompts after each cycle (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=32, help="number of tokens to generate for each (%(default)s)")
+    add_model_arguments(parser)
     parser.add_argument("--attention", default="triton", help="SGLang's attention backend (%(default)s)")
-    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--cpp", metavar="FOLDER", help='the C++ package for the backend "cpp"')
     add_arguments(parser, ("none", OURS), _CASES)
     return compare(SglangEngine, parser.parse_args())

@@ -34,7 +34,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine_models import MODELS, write_model
+from engine_models import MODELS, add_model_arguments, write_model
 from engine_turns import GIB, OURS, Cycle, add_arguments, compare, timed
 
 _CASES = ("level1", "level1-rested", "level2", "cache-first", "cache-only", "update")
@@ -44,14 +44,7 @@ _PROMPT_TOKENS = 20
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, default="2GiB")
-    parser.add_argument("--gpus", type=int, default=1, help="size of the tensor parallel group (%(default)s)")
-    parser.add_argument(
-        "--cache", type=float, default=30.0, metavar="GIB", help="size of the KV cache on each GPU (%(default)s)"
-    )
-    parser.add_argument("--prompts", type=int, default=16, help="number of prompts after each cycle (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=32, help="number of tokens to generate for each (%(default)s)")
-    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
+    add_model_arguments(parser)
     parser.add_argument("--compile", action="store_true", help="vLLM's default compilation: the start takes longer")
     add_arguments(parser, ("none", OURS, "cumem"), _CASES)
     return compare(VllmEngine, parser.parse_args())
