@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gpu_support import SIMULATED, STARTED_PRELOADED, Program
+from gpu_support import SIMULATED, STARTED_PRELOADED
 from nvtx_tool import Ranges, compile_recorder
+from processes import Program
 
 
 @pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
