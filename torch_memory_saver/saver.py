@@ -18,6 +18,7 @@ from torch_memory_saver._engine.engine import Engine
 from torch_memory_saver._engine.hook_modes import DecoratingContext, HookMode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver._engine.pending import PendingResume
+from torch_memory_saver._engine.preserved import PreserveHandle
 from torch_memory_saver._engine.tensors import is_paused, tag_of
 from torch_memory_saver._patches import Patch, patches_in_force
 from torch_memory_saver._text import suggestion
@@ -696,7 +697,7 @@ class TorchMemorySaver:
         """
         return _register("resume", tag, when, callback, cancelled)
 
-    def preserve(self, *what: Preservable, tag: str | None = None, parameters: bool = False) -> tuple[PreservedBlock, ...]:
+    def preserve(self, *what: Preservable, tag: str | None = None, parameters: bool = False) -> PreserveHandle:
         """Keep the contents of tensors through pauses that drop the contents of the memory around them.
 
         This is for data that an engine computes only once, in memory without a backup: rope tables, scales, running
@@ -709,12 +710,14 @@ class TorchMemorySaver:
             what: Tensors, modules, or iterables of them, such as ``state_dict().values()``. A tensor stands for its whole
                 storage, so a view, ``p.data`` or ``p.detach()`` is enough. A module stands for all buffers that it and its
                 submodules have at the pause. Storages and modules are held weakly: a registration ends when its storage is
-                freed. A tensor that gets another storage later (``p.data = ...``) has to be passed again.
+                freed. A tensor that gets another storage later (``p.data = ...``) has to be passed again. A later call for
+                the same storage or module with the same tag replaces the earlier one.
             tag: Tag of the memory in which storages are preserved. None preserves storages in memory of any tag.
             parameters: Whether the parameters of modules are preserved as well.
 
         Returns:
-            The blocks of `what` that a pause would keep now. A warning is logged for tensors that are not in managed memory.
+            A handle with the blocks that a pause would keep now, whose ``remove()`` ends the registration. A warning is
+            logged for tensors that are not in managed memory.
 
         Raises:
             InvalidArgumentError: `what` has an object that is not a tensor or a module, the tag is invalid, or `parameters`
@@ -723,16 +726,6 @@ class TorchMemorySaver:
         return self._use().preserve(
             what, tag=None if tag is None else check_tag(tag), parameters=check_flag("parameters", parameters)
         )
-
-    def forget(self, *what: Preservable) -> None:
-        """Undo :meth:`preserve` for the storages of tensors, and for modules.
-
-        Objects that are not registered are ignored.
-
-        Raises:
-            InvalidArgumentError: An object is not a tensor or a module.
-        """
-        self._use().forget(what)
 
     def preserved(self, tag: str | Iterable[str] | None = None) -> tuple[PreservedBlock, ...]:
         """Return the blocks that a pause of a tag would keep now because of :meth:`preserve`, by address.

@@ -23,7 +23,7 @@ from torch_memory_saver._engine.hook_modes import DecoratingContext, check_hook_
 from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._engine.native_log import passes_log_on
 from torch_memory_saver._engine.pending import PendingResume, on_main_thread
-from torch_memory_saver._engine.preserved import preserving_finder
+from torch_memory_saver._engine.preserved import PreserveHandle, preserving_finder
 from torch_memory_saver._engine.process import (
     blas_workspaces,
     graph_pools,
@@ -389,11 +389,8 @@ class Engine:
             warn_of_unknown_tags("resume", options.tags)
         return resume_report(done)
 
-    def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
+    def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> PreserveHandle:
         return preserved.add(what, tag, parameters)
-
-    def forget(self, what: Iterable[Any]) -> None:
-        preserved.remove(what)
 
     def preserved(self, tag: Any = None) -> tuple[PreservedBlock, ...]:
         tags = select_tags(tag)
