@@ -784,11 +784,14 @@ class TorchMemorySaver:
         return self._use().check_fresh(tag, ignore=ignore, modules=modules, whole=whole)
 
     def empty_cache(self) -> None:
-        """Release cached memory, managed memory included, like ``torch.cuda.empty_cache()``, even inside regions.
+        """Release cached GPU memory inside a region or :meth:`disable`, where ``torch.cuda.empty_cache()`` cannot.
 
-        Call it between the layers that a region loads or converts: PyTorch cannot reuse the memory of deleted tensors for
-        larger ones while it allocates in a region, or in :meth:`disable`. Idle segments of a pool that holds tensors are
-        released if they are larger than what this strands (``stats().stranded_bytes``).
+        Outside of regions ``torch.cuda.empty_cache()`` is enough, because it releases idle managed memory as well. Where
+        other processes need the memory, call :func:`torch_memory_saver.memory.release_cached`, which also collects garbage.
+
+        Call this method between the layers that a region loads or converts: PyTorch cannot reuse the memory of deleted
+        tensors for larger ones while it allocates in a region, or in :meth:`disable`. Idle segments of a pool that holds
+        tensors are released if they are larger than what this strands (``stats().stranded_bytes``).
 
         While another thread is inside a region, memory that PyTorch caches outside of regions on its device is released
         when that thread leaves; this is logged once. The method does nothing if torch is not in use.
@@ -864,7 +867,7 @@ class TorchMemorySaver:
         self._use().reserve_host_memory(bytes, device)
 
     def release_host_memory(self) -> None:
-        """Release the host memory of the pool that is idle, in the background.
+        """Release idle host memory of the pool, in the background; for GPU memory call :meth:`empty_cache`.
 
         This undoes ``host_memory="pool"`` and :meth:`reserve_host_memory`. Memory of backups and the pool's limit stay.
         """

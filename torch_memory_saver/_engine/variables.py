@@ -73,8 +73,8 @@ PYTHON_VARIABLES = (
     ),
     Variable(
         "TMS_RELEASE_CACHED",
-        "releases cached memory with `memory.release_cached()`, from the first use of the package on: before each pause, or "
-        "every so many seconds on a daemon thread. Put off while a capture is visible",
+        "calls `memory.release_cached()` in a program that is not changed, from the first use of the package on: before "
+        "each pause, or every so many seconds on a daemon thread. Put off while a capture is visible",
         "pause, or a number of seconds above 0",
         "none",
     ),
