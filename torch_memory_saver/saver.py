@@ -64,6 +64,28 @@ _Cancelled: TypeAlias = Callable[[BaseException], Any] | None
 _Callback = TypeVar("_Callback", bound=Callable[[HookCall], Any])
 
 
+class _RegisterHook(Protocol):
+    """The signature of :meth:`TorchMemorySaver.on_pause` and :meth:`TorchMemorySaver.on_resume`."""
+
+    @overload
+    def __call__(
+        self, tag: _Tag, when: _When, callback: Callable[[HookCall], Any], *, cancelled: _Cancelled = None
+    ) -> HookHandle: ...
+
+    @overload
+    def __call__(self, tag: _Tag, when: Hook) -> HookHandle: ...
+
+    @overload
+    def __call__(
+        self, tag: _Tag = None, when: _When = "before", *, cancelled: _Cancelled = None
+    ) -> Callable[[_Callback], _Callback]: ...
+
+
+def _registers_hooks(method: Callable[..., Any]) -> _RegisterHook:
+    """Tell type checkers the overloads of a method. The method itself stays."""
+    return cast(_RegisterHook, method)
+
+
 @eager_methods
 class TorchMemorySaver:
     """The object that pauses and resumes GPU memory without changing its addresses.
@@ -627,19 +649,7 @@ class TorchMemorySaver:
         )
         return self._use().resume(tag=tag, **optional)
 
-    @overload
-    def on_pause(
-        self, tag: _Tag, when: _When, callback: Callable[[HookCall], Any], *, cancelled: _Cancelled = None
-    ) -> HookHandle: ...
-
-    @overload
-    def on_pause(self, tag: _Tag, when: Hook) -> HookHandle: ...
-
-    @overload
-    def on_pause(
-        self, tag: _Tag = None, when: _When = "before", *, cancelled: _Cancelled = None
-    ) -> Callable[[_Callback], _Callback]: ...
-
+    @_registers_hooks
     def on_pause(self, tag: Any = None, when: Any = "before", callback: Any = None, *, cancelled: _Cancelled = None) -> Any:
         """Register a callback that is called around every pause of a tag.
 
@@ -668,19 +678,7 @@ class TorchMemorySaver:
         """
         return _register("pause", tag, when, callback, cancelled)
 
-    @overload
-    def on_resume(
-        self, tag: _Tag, when: _When, callback: Callable[[HookCall], Any], *, cancelled: _Cancelled = None
-    ) -> HookHandle: ...
-
-    @overload
-    def on_resume(self, tag: _Tag, when: Hook) -> HookHandle: ...
-
-    @overload
-    def on_resume(
-        self, tag: _Tag = None, when: _When = "before", *, cancelled: _Cancelled = None
-    ) -> Callable[[_Callback], _Callback]: ...
-
+    @_registers_hooks
     def on_resume(self, tag: Any = None, when: Any = "before", callback: Any = None, *, cancelled: _Cancelled = None) -> Any:
         """Register a callback that is called around every resume of a tag.
 
