@@ -14,7 +14,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.variables import path_at_import, setting
@@ -30,7 +30,6 @@ __all__ = [
     "debug_folder",
     "explain",
     "explain_errors_by",
-    "is_requested",
     "recordings",
     "requested_recordings",
     "start_from_environment",
@@ -159,11 +158,6 @@ def requested_recordings(text: str) -> tuple[list[str], list[str]]:
     words = dict.fromkeys(word.strip().lower() for word in text.split(","))
     known = [word for word in recordings if word in words]
     return known, [word for word in words if word and word not in recordings]
-
-
-def is_requested(environment: Mapping[str, str]) -> bool:
-    """Whether variables of `environment` request any work."""
-    return any(environment.get(name, "").strip() for name in (_DEBUG, *starters))
 
 
 def debug_folder() -> str:
