@@ -122,7 +122,7 @@ def is_requested(environment: Mapping[str, str]) -> bool:
 
 
 def run_next(folder: str) -> None:
-    """Runs the ``sitecustomize`` that Python would have found without the one in `folder`."""
+    """Run the ``sitecustomize`` that Python would have found without the one in `folder`."""
     entries = [os.path.abspath(entry) for entry in sys.path]
     if folder not in entries:
         return

@@ -57,7 +57,8 @@ class ChildOptions:
 
 
 def options_of(arguments: argparse.Namespace) -> ChildOptions:
-    """The options that were given. A folder's path becomes absolute, because the program may change its own folder."""
+    """Return the options that were given. A folder's path becomes absolute, because the program may change its own
+    folder."""
     return ChildOptions(
         preloaded=arguments.preload or arguments.manage,
         manage=arguments.manage,
@@ -67,7 +68,8 @@ def options_of(arguments: argparse.Namespace) -> ChildOptions:
 
 
 def variables_for(options: ChildOptions, base: Mapping[str, str], operation: str) -> dict[str, str]:
-    """The variables to set in an environment that has those of `base`. Entries of lists are kept, behind the new ones.
+    """Return the variables to set in an environment that has those of `base`. Entries of lists are kept, behind the new
+    ones.
 
     Raises:
         InvalidStateError: The hook library is not installed or cannot be named.

@@ -56,7 +56,7 @@ _explanations: list[_Explain] = []
 
 
 def _call(name: str, work: Callable[[], object]) -> object:
-    """The result of `work`. A failure is logged: there is no caller who could handle it."""
+    """Return the result of `work`. A failure is logged: there is no caller who could handle it."""
     try:
         return work()
     except Exception:
@@ -118,7 +118,7 @@ class Periodic:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Ends the thread, and waits for work that is under way, a few seconds at most."""
+        """End the thread, and wait for work that is under way, a few seconds at most."""
         self._ended.set()
         _running.discard(self)
         atexit.unregister(self.stop)
@@ -177,7 +177,7 @@ def _start_recordings() -> None:
 
 @functools.cache
 def start_from_environment() -> None:
-    """Starts what the environment requests, and what every process has. Called at the first use of the package; does nothing
+    """Start what the environment requests, and what every process has. Called at the first use of the package; does nothing
     the second time, where the package is disabled, and in sub-interpreters, which cannot end a daemon thread."""
     if not _core.main_interpreter or _core.get_disabled():
         return

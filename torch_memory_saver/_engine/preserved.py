@@ -71,7 +71,7 @@ class _Group:
             self.modules[id(what)] = _Module(weakref.ref(what), parameters)
 
     def find_storages(self, torch: Any, dead: _Group) -> Iterator[Any]:
-        """Yields the storages that the group stands for now, one at a time, so that few live at once. Adds what has died to
+        """Yield the storages that the group stands for now, one at a time, so that few live at once. Add what has died to
         `dead` on the way."""
         find = torch.UntypedStorage._new_with_weak_ptr
         for key, reference in self.storages.items():
@@ -106,7 +106,7 @@ class _Group:
 
 
 def _add_members_of(module: Any, parameters: bool, members: list[Any]) -> None:
-    """Adds the buffers of a module and its submodules, and on request the parameters; None for each that is not set.
+    """Add the buffers of a module and its submodules, and on request the parameters; None for each that is not set.
     `module.buffers()` would name each of them, which takes longer than everything else that a pause does here."""
     for each in module.modules():
         members.extend(each._buffers.values())
@@ -147,7 +147,7 @@ class PreservedObjects:
             self._groups[tag].remove(added)
 
     def find_storages(self, torch: Any) -> Iterator[tuple[str | None, Iterator[Any]]]:
-        """Yields each tag with the storages that its registered objects stand for now. Removes objects that have died once
+        """Yield each tag with the storages that its registered objects stand for now. Remove objects that have died once
         the storages of their tag were consumed."""
         with self._lock:
             groups = {tag: group.copy() for tag, group in self._groups.items()}
@@ -283,7 +283,7 @@ def _cut(rows: list[_core.Segment], storages: _Storages) -> None:
 
 
 def _merged(rows: list[_core.Segment], by_tag: Mapping[str | None, _Storages]) -> _Storages:
-    """The storages that lie in memory of the tag of their registration (None: of any)."""
+    """Return the storages that lie in memory of the tag of their registration (None: of any)."""
     merged = by_tag.get(None, {}).copy()
     for tag, storages in by_tag.items():
         if tag is None:
@@ -296,7 +296,7 @@ def _merged(rows: list[_core.Segment], by_tag: Mapping[str | None, _Storages]) -
 
 
 def _by_allocation(rows: list[_core.Segment], addresses: list[int]) -> Iterator[tuple[_core.Segment, list[int]]]:
-    """The allocations that addresses lie in, each with these addresses. Both arguments are sorted by address."""
+    """Return the allocations that addresses lie in, each with these addresses. Both arguments are sorted by address."""
     starts = [row.address for row in rows]
     position = 0
     while position < len(addresses):
@@ -320,7 +320,7 @@ def _joined(begins: list[int], ends: list[int]) -> tuple[list[int], list[int]]:
 def preserving_finder(
     find_live: Callable[[], Live | None] | None, preserved: Preserved, tags: Tags
 ) -> Callable[[], Live | None]:
-    """Adds what is preserved to the live bytes of a pause of `tags`, which concern memory with a backup."""
+    """Add what is preserved to the live bytes of a pause of `tags`, which concern memory with a backup."""
 
     def find() -> Live | None:
         kept = preserved.live(tags)
@@ -361,7 +361,7 @@ def objects_in(operation: str, what: Iterable[Any]) -> tuple[Any, list[Any]]:
 
 
 def _flat(torch: Any, operation: str, what: Iterable[Any]) -> Iterator[Any]:
-    """The tensors and modules among `what` and in its iterables."""
+    """Return the tensors and modules among `what` and in its iterables."""
     for each in what:
         if isinstance(each, (torch.Tensor, torch.nn.Module)):
             yield each

@@ -72,7 +72,7 @@ def _is_disabled() -> bool:
 
 
 def _start() -> None:
-    """A failure must not disturb a program that does not know of this package."""
+    """Start what is requested. A failure must not disturb a program that does not know of this package."""
     try:
         with _startup.OwnImports():
             from torch_memory_saver._engine.background import start_from_environment

@@ -184,7 +184,7 @@ def holder_name(line: LedgerLine) -> str:
 
 
 def _parts_of(line: LedgerLine) -> str:
-    """The largest parts of a line, in brackets after a space; "" without parts."""
+    """Return the largest parts of a line, in brackets after a space; "" without parts."""
     parts = sorted((part for part in line.parts if part.bytes), key=lambda part: -(part.bytes or 0))
     named = ", ".join(f"{_part_name(line, part.name)}: {binary_size(part.bytes or 0)}" for part in parts[:_MOST_PARTS])
     more = ", ..." if len(parts) > _MOST_PARTS else ""
@@ -220,7 +220,7 @@ def _tags(failure: Failure) -> str:
 
 
 def _advice(failure: Failure, account: Account) -> list[str]:
-    """What to do, in sentences; the most certain first."""
+    """Return what to do, in sentences; the most certain first."""
     ledger, largest = account.of_device, account.largest
     if ledger is None:
         return [f"Who holds it is not known: {account.why_not}."]
