@@ -4,7 +4,7 @@
 
     with torch_memory_saver.region(tag="kv_cache"):
         cache = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
-    torch_memory_saver.pause("kv_cache")   # returns the physical memory to the driver
+    torch_memory_saver.pause("kv_cache")   # gives the physical memory back to the driver
     torch_memory_saver.resume("kv_cache")  # maps new physical memory at the same address
 
 The values that calls return are in :mod:`torch_memory_saver.reports`, and the exceptions are in

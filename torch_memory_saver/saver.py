@@ -238,8 +238,8 @@ class TorchMemorySaver:
     def host_memory(self) -> str:
         """Use of the host memory of a backup after a resume: "release" (the default), "pool" or "retain".
 
-        "release" returns the memory to the system. "pool" keeps it, pinned, for any later backup. "retain" keeps it with its
-        contents, and so a backup on disk, so that the next pause copies only what has changed. The setting applies if
+        "release" gives the memory back to the system. "pool" keeps it, pinned, for any later backup. "retain" keeps it with
+        its contents, and so a backup on disk, so that the next pause copies only what has changed. The setting applies if
         neither the call nor the region sets the option.
 
         The environment sets its initial value (``TMS_HOST_MEMORY``) and the limits: ``TMS_HOST_MEMORY_LIMIT_MB`` is the
@@ -320,7 +320,7 @@ class TorchMemorySaver:
                 the next pause, which copies only what has changed; a backup on disk is kept as well). None:
                 :attr:`host_memory` at that time.
             runs: Whether a resume may back neighbouring allocations by one large physical handle, which is faster. With
-                False each allocation keeps a handle of its own, so that a free always returns its memory at once. Use
+                False each allocation keeps a handle of its own, so that a free always gives its memory back at once. Use
                 False for tags of which a part is freed between a resume and the next pause, and for tags whose memory is
                 shared with other processes.
             threads: Whether calls that are submitted to a thread pool inside belong to the region.

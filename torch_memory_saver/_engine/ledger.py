@@ -112,7 +112,7 @@ _ATTEMPTS = 3
 _IN_TRANSITION = (_core.STATE_PAUSING, _core.STATE_RESUMING, _core.STATE_REPAIRING)
 _CHANGING = "a pause or resume is under way: its memory may be counted as resident and be released already, or the reverse"
 _RETURNS_SLACK = (
-    "memory of freed allocations that stays with their tags, for the next ones: a pause returns it, and "
+    "memory of freed allocations that stays with their tags, for the next ones: a pause gives it back, and "
     'pause(tag, backup="host") with a resume(tag) keeps the contents'
 )
 _DEFERRED = "memory of freed allocations that is released when the capture ends, or once the device can be waited for"

@@ -399,7 +399,7 @@ class PoolStock:
 
     @staticmethod
     def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
-        """Whether retiring the pool returns memory."""
+        """Whether retiring the pool gives memory back."""
         return has_idle_segment(torch.segments(pool.id))
 
     def should_retire(

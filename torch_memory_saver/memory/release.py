@@ -123,7 +123,7 @@ class ReleaseReport:
 
     @property
     def freed_bytes(self) -> int:
-        """Physical memory that was returned to the driver, on all devices."""
+        """Physical memory that was given back to the driver, on all devices."""
         return sum(device.freed_bytes for device in self.devices)
 
     def __str__(self) -> str:

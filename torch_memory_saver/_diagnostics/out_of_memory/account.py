@@ -97,8 +97,8 @@ class Account:
 
     @property
     def slack_sentence(self) -> str:
-        """A sentence about the device's slack and how to return it; "" if there is none. Messages of the native core have a
-        sentence of their own."""
+        """A sentence about the device's slack and how to give it back; "" if there is none. Messages of the native core have
+        a sentence of their own."""
         ledger = self.of_device
         lines = () if ledger is None else ledger.of("slack")
         return " ".join(
@@ -145,8 +145,8 @@ def summarize(failure: Failure, account: Account) -> str:
 
 
 def idle_sentence(device: int) -> str:
-    """Return what ``empty_cache()`` would return of the device, as a sentence; "" if nothing, or if it cannot be found out.
-    Never raises an Exception."""
+    """Return what ``empty_cache()`` would give back of the device, as a sentence; "" if nothing, or if it cannot be found
+    out. Never raise an Exception."""
     try:
         torch = layer.in_use()
         if torch is None or may_have_native_frames(torch.torch):  # then a list of segments takes seconds
@@ -157,7 +157,7 @@ def idle_sentence(device: int) -> str:
         return ""
     if not idle:
         return ""
-    return f"torch_memory_saver.empty_cache() would return {binary_size(idle)} of idle managed memory of device {device}."
+    return f"torch_memory_saver.empty_cache() would give back {binary_size(idle)} of idle managed memory of device {device}."
 
 
 def limit_sentence(device: int, allowed: int) -> str:

@@ -70,8 +70,8 @@ class Reporter:
 
     def observe(self, device: int, requested: int, allowed: int, free: int) -> None:
         """PyTorch's observer: called before it raises its own error, whose text is PyTorch's. The log gets the rest. Without
-        a folder there is a line only if ``empty_cache()`` would return managed memory, or if paused memory counts against a
-        limit that the program has set."""
+        a folder there is a line only if ``empty_cache()`` would give back managed memory, or if paused memory counts against
+        a limit that the program has set."""
         message = f"PyTorch needs {binary_size(requested)} on device {device} and has {binary_size(free)} free."
 
         def use(account: Account, *points: str) -> None:
