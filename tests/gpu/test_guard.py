@@ -130,7 +130,7 @@ def test_a_late_write_of_a_kernel_is_a_fault(preload: bool) -> None:
 def test_what_was_not_kept_comes_back_as_the_guard_byte() -> None:
     lost, kept = in_region(torch.ones(ELEMENTS)), in_region(torch.ones(ELEMENTS), tag="b", enable_cpu_backup=True)
     preserved = in_region(torch.ones(4096))
-    saver.preserve(preserved)
+    handle = saver.preserve(preserved)
     for _ in range(2):
         saver.pause()
         assert all(guard_bytes(tensor) for tensor in (lost, kept, preserved))
@@ -139,7 +139,7 @@ def test_what_was_not_kept_comes_back_as_the_guard_byte() -> None:
         assert bool((kept == 1).all())
         assert bool((preserved == 1).all())
         lost.fill_(1)
-    saver.forget(preserved)
+    handle.remove()
     saver.pause()
     saver.resume(zero=True)
     assert not lost.any()
