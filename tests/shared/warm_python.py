@@ -26,8 +26,10 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-#: What the names of the variables begin with that are read after the import of torch.
+#: What the names of the variables begin with that are read after the import of torch, but for those that the package's
+#: sitecustomize looks at.
 _READ_LATE = ("TMS_", "CUDA_VISIBLE_DEVICES", "PYTEST_")
+_READ_EARLY = ("TMS_DEBUG", "TMS_METRICS_FILE", "TMS_RELEASE_CACHED")
 #: A request: arguments and environment.
 _MOST_BYTES = 1 << 20
 #: An answer: the process id at first, and its status at the end.
@@ -94,14 +96,14 @@ class WarmPython:
         return WarmProcess(" ".join(command), *map(FileIO, (answer, output, error)))
 
     def _server(self, environment: Mapping[str, str]) -> socket.socket:
-        early = {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
-        key = tuple(sorted(early.items()))
+        early = {name for name in environment if name in _READ_EARLY or not name.startswith(_READ_LATE)}
+        key = tuple(sorted((name, environment[name]) for name in early))
         if key not in self._servers:
             ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with its:
                 server = subprocess.Popen(
                     [sys.executable, __file__, str(its.fileno()), self._module],
-                    env=early,
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     pass_fds=[its.fileno()],

@@ -73,6 +73,14 @@ def test_variables_that_python_reads_at_its_start_have_their_effect(warm: WarmPy
         assert process.communicate(TIMEOUT_S)[0] == f"{mode} {mode}\n"
 
 
+def test_variables_of_one_program_do_not_reach_another() -> None:
+    own = WarmPython("json")
+    code = "import os; print([name for name in os.environ if name.startswith('TMS_')])"
+    for name in ("TMS_FIRST", "TMS_SECOND"):
+        process = own.start(["-c", code], environment(**{name: "1"}), Path("/"))
+        assert process.communicate(TIMEOUT_S)[0] == f"['{name}']\n"
+
+
 def test_one_server_serves_programs_that_differ_in_what_is_read_late(warm: WarmPython) -> None:
     code = "import os; print(os.getppid())"
     parents = {warm.start(["-c", code], environment(TMS_TEST=value), Path("/")).communicate(TIMEOUT_S)[0] for value in "ab"}
@@ -93,7 +101,7 @@ def test_programs_run_side_by_side_and_can_be_killed(warm: WarmPython, tmp_path:
     waiting.kill()  # it has ended
 
 
-def test_a_server_that_has_ended_is_told(warm: WarmPython) -> None:
+def test_a_server_that_has_ended_is_told() -> None:
     own = WarmPython("no_such_module")
     with pytest.raises(OSError):
         own.start(["-c", "pass"], environment(), Path("/")).wait(TIMEOUT_S)
