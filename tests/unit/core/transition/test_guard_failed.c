@@ -219,11 +219,10 @@ static void a_page_that_may_be_written_is_not_unmapped(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(a_pause_does_not_fail_because_of_the_guard),
-        ONE(a_part_that_could_not_be_undone_is_unmapped_later), ONE(a_failed_resume_leaves_everything_guarded),
-        ONE(a_cancelled_resume_leaves_everything_guarded),      ONE(a_page_that_is_not_released_is_quarantined),
-        ONE(a_free_that_cannot_unmap_the_page_is_retried),      ONE(a_free_during_a_capture_is_deferred),
-        ONE(a_page_that_may_be_written_is_not_unmapped),
+        ONE(a_pause_does_not_fail_because_of_the_guard), ONE(a_part_that_could_not_be_undone_is_unmapped_later),
+        ONE(a_failed_resume_leaves_everything_guarded),  ONE(a_cancelled_resume_leaves_everything_guarded),
+        ONE(a_page_that_is_not_released_is_quarantined), ONE(a_free_that_cannot_unmap_the_page_is_retried),
+        ONE(a_free_during_a_capture_is_deferred),        ONE(a_page_that_may_be_written_is_not_unmapped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

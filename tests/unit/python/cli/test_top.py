@@ -223,16 +223,9 @@ def terminal(job: Job) -> Iterator[Terminal]:
 
 
 @pytest.mark.slow
-def test_the_screen_and_its_end(terminal: Terminal) -> None:
+def test_the_screen_and_the_keys(terminal: Terminal) -> None:
     assert b"managed: resident 4 MiB  paused 6 MiB" in terminal.output
     assert b"sorted by memory" in terminal.output
-    terminal.type(b"q")
-    assert terminal.finish() == 0
-    terminal.assert_restored()
-
-
-@pytest.mark.slow
-def test_the_keys(terminal: Terminal) -> None:
     terminal.type(b"s")
     terminal.wait_for(b"paused")  # only what differs is written: "sorted by memory" becomes "sorted by paused"
     terminal.type(b"/nobody")
