@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 from findings import assert_complete
-from processes import ELSEWHERE, Program, environment
+from processes import ELSEWHERE, Program, environment, run_python
 
 from torch_memory_saver._cli import doctor
 from torch_memory_saver._cli.check import Check, Finding, Status, fail, ok, skip, warn
@@ -72,14 +72,7 @@ def test_lines_and_objects_say_the_same(variables: dict[str, str]) -> None:
 
 
 def run_doctor(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torch_memory_saver", "doctor", *arguments],
-        env=environment(False, COLUMNS="0", **variables),
-        cwd=ELSEWHERE,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python("-m", "torch_memory_saver", "doctor", *arguments, status=None, COLUMNS="0", **variables)
 
 
 def test_no_gpu_no_driver_and_no_torch_is_a_report(command: Program) -> None:
@@ -141,13 +134,7 @@ def test_names_that_the_encoding_lacks_are_escaped() -> None:
         "from torch_memory_saver._cli import doctor\nfrom torch_memory_saver._cli.check import Check, ok\n"
         "doctor.run_doctor(as_json=False, groups={'g': [Check('n', lambda: ok('/ä\\udcff'))]})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        env=environment(False, PYTHONIOENCODING="ascii"),
-        cwd=ELSEWHERE,
-        capture_output=True,
-        check=True,
-    )
+    done = run_python("-c", text, text=False, PYTHONIOENCODING="ascii")
     assert rb"/\xe4\udcff" in done.stdout
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from built import LIBRARIES
-from processes import ELSEWHERE, TIMEOUT_S, environment
+from processes import ELSEWHERE, TIMEOUT_S, environment, run_python
 
 from torch_memory_saver import _core
 
@@ -129,15 +129,7 @@ def test_a_tool_sees_every_call(recorder: Path, tmp_path: Path, preloaded: bool)
 
 @pytest.mark.usefixtures("recorder")
 def test_a_tool_that_cannot_be_loaded_is_no_failure() -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), "without"],
-        env=environment(False, NVTX_INJECTION64_PATH="/nonexistent.so"),
-        cwd=ELSEWHERE,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run_python(PROGRAM, "without", NVTX_INJECTION64_PATH="/nonexistent.so")
     assert done.stdout.startswith("ok"), done.stderr
 
 
