@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.multigpu, pytest.mark.outer]
 #: Ways of programs/late_device.py to use a GPU first, by the process that tries them: copies, places, and what comes
 #: afterwards.
 WAYS = (
-    ("to", "copy_into", "copy_into_on_the_devices_stream", "kernel_into", "gradients", "broadcast"),
+    ("to", "copy_into", "copy_into_on_the_devices_stream"),
+    ("kernel_into", "gradients", "broadcast"),
     ("another_thread", "inside_disable", "inside_a_region", "during_pauses", "paused_memory"),
     ("the_watch_leaves_nothing", "the_device_keeps_its_own_pool", "a_pool_of_the_program", "a_graph"),
 )
