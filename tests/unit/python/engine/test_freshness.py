@@ -1,5 +1,5 @@
 """Guards check_fresh() with a fake torch over the simulated GPU: which memory is looked at, in which class it is, when the
-check refuses, what it costs, and its report. What PyTorch adds is in tests/gpu/test_check_fresh.py."""
+check refuses, what it costs, and its report. tests/gpu/test_check_fresh.py does the same with PyTorch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def total(report: FreshReport) -> int:
     return sum(getattr(report, name) for name in CLASSES)
 
 
-# What is found.
+# Findings.
 
 
 def test_what_nothing_has_written_since_the_resume_is_found(
@@ -110,7 +110,7 @@ def test_memory_that_torch_does_not_know_is_a_block(saver: TorchMemorySaver, fak
     assert saver.check_fresh().is_fresh
 
 
-# What is not found.
+# Memory without findings.
 
 
 def test_each_class_of_memory_without_findings(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
@@ -207,7 +207,7 @@ def test_pools_of_graphs_are_a_class(saver: TorchMemorySaver, fake_torch: FakeTo
     fake_torch.free(address)
 
 
-# What is ignored.
+# Ignored memory.
 
 
 def test_ignored_tags_are_a_class_and_may_be_paused(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
@@ -258,7 +258,7 @@ def test_memory_that_another_thread_frees_meanwhile_is_no_finding(
     assert places(saver.check_fresh().unwritten) == [(kept, 2 * MIB)]
 
 
-# When it refuses.
+# Refusals.
 
 
 @pytest.mark.parametrize("wrong", [3, b"tag", [3], {"a": 1}, None])
@@ -360,7 +360,7 @@ def test_memory_that_another_thread_pauses_meanwhile_is_refused(
     saver.resume()
 
 
-# What it costs.
+# The cost of a check.
 
 
 def test_nothing_is_recorded_where_guard_mode_is_off(
