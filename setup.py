@@ -349,9 +349,7 @@ def main() -> None:
         packages=find_packages(include=[PACKAGE, f"{PACKAGE}.*"]),
         py_modules=[PYTEST_PLUGIN],
         package_data={
-            PACKAGE: ["py.typed", "*.pyi"],
-            f"{PACKAGE}._simulate": ["startup/*.py"],
-            f"{PACKAGE}._cli": ["startup/*.py"],
+            PACKAGE: ["py.typed", "*.pyi", "_site/*.py"],
             f"{PACKAGE}.memory.comparison.html": ["*.html", "*.css", "*.js"],
             f"{PACKAGE}.events.timeline.html": ["*.html", "*.css", "*.js"],
             f"{PACKAGE}._html": ["*.css", "*.js"],

@@ -20,7 +20,7 @@ HOME = {"core/model/quiesced.c", "core/model/quiesced.h"}
 UNWAITED = {
     ("core/model/run.c", "tms_run_map", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
     ("core/model/guard.c", "tms_guard_map", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
-    ("core/transition/guarding.c", "make_page", "tms_quiesced_never_handed_out"): "making the page has failed",
+    ("core/transition/guard_mode.c", "make_page", "tms_quiesced_never_handed_out"): "making the page has failed",
     ("core/allocation/free.c", "tms_saver_drop_guard", "tms_quiesced_never_handed_out"): "the page itself is ours",
     ("core/allocation/allocation.c", "make_segment", "tms_quiesced_never_handed_out"): "the allocation has failed",
     (

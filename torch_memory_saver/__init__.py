@@ -4,7 +4,7 @@
 
     with torch_memory_saver.region(tag="kv_cache"):
         cache = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
-    torch_memory_saver.pause("kv_cache")   # returns the physical memory to the driver
+    torch_memory_saver.pause("kv_cache")   # gives the physical memory back to the driver
     torch_memory_saver.resume("kv_cache")  # maps new physical memory at the same address
 
 The values that calls return are in :mod:`torch_memory_saver.reports`, and the exceptions are in
@@ -23,6 +23,7 @@ from torch_memory_saver._engine.hook_modes import register_hook_mode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver._engine.managing import ManageHandle
 from torch_memory_saver._engine.pending import PendingResume
+from torch_memory_saver._engine.preserved import PreserveHandle
 from torch_memory_saver.errors import OutOfMemoryError, TorchMemorySaverError
 from torch_memory_saver.saver import TorchMemorySaver, forward_settings, torch_memory_saver
 
@@ -53,7 +54,6 @@ empty_cache = torch_memory_saver.empty_cache
 get_cpu_backup = torch_memory_saver.get_cpu_backup
 is_paused = torch_memory_saver.is_paused
 preserve = torch_memory_saver.preserve
-forget = torch_memory_saver.forget
 preserved = torch_memory_saver.preserved
 on_pause = torch_memory_saver.on_pause
 on_resume = torch_memory_saver.on_resume
@@ -75,6 +75,7 @@ __all__ = [
     "ManageHandle",
     "OutOfMemoryError",
     "PendingResume",
+    "PreserveHandle",
     "TorchMemorySaver",
     "TorchMemorySaverError",
     "__version__",
@@ -86,7 +87,6 @@ __all__ = [
     "empty_cache",
     "enable_peer_access",
     "errors",
-    "forget",
     "get_cpu_backup",
     "is_paused",
     "ledger",

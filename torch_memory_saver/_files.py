@@ -34,7 +34,7 @@ _COMMAND_LINE = "/proc/self/cmdline"
 
 
 def own_rank() -> int | None:
-    """The rank in torch.distributed if that is initialised, else in the variable ``RANK``; None without either."""
+    """Return the rank in torch.distributed if that is initialised, else in the variable ``RANK``; None without either."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
@@ -48,7 +48,7 @@ def default_role() -> str:
 
 
 def _own_title() -> str:
-    """The title that replaced this process's command line; "" if none did."""
+    """Return the title that replaced this process's command line; "" if none did."""
     try:
         with open(_COMMAND_LINE, "rb") as file:
             words = file.read().split(b"\0")
@@ -74,7 +74,7 @@ _RANDOM_BYTES = 8
 
 
 def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
-    """Writes a snapshot under a hidden name in the folder `aside`, and renames it to `target`. Makes missing folders.
+    """Write a snapshot under a hidden name in the folder `aside`, and rename it to `target`. Make missing folders.
 
     Raises:
         OSError: It could not be written. Nothing is left behind.
@@ -91,7 +91,7 @@ def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
 def write_text_file(
     text: str, target: Path, operation: str, what: str, mode: int = PRIVATE_FILE, folder_mode: int = PRIVATE_FOLDER
 ) -> None:
-    """Writes a text in the same way, in the folder of `target`. `operation` and `what` ("the events were") are for the
+    """Write a text in the same way, in the folder of `target`. `operation` and `what` ("the events were") are for the
     message of a failure. `mode` and `folder_mode` have the permissions of the file and of missing folders, of which the
     process's umask takes some.
 
@@ -103,7 +103,7 @@ def write_text_file(
 
 
 def write_bytes_file(content: bytes, target: Path, operation: str, what: str) -> None:
-    """Writes bytes in the same way.
+    """Write bytes in the same way.
 
     Raises:
         OSError: See :func:`write_text_file`.
@@ -112,7 +112,7 @@ def write_bytes_file(content: bytes, target: Path, operation: str, what: str) ->
 
 
 def copy_file(source: Path, target: Path, operation: str, what: str) -> None:
-    """Writes a copy of a file in the same way.
+    """Write a copy of a file in the same way.
 
     Raises:
         OSError: See :func:`write_text_file`.

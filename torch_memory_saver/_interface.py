@@ -27,7 +27,8 @@ def _what_to_do() -> str:
 
 
 def _check() -> None:
-    """
+    """Check that the library and this package belong together.
+
     Raises:
         ImportError: The library is missing or has another interface. The message says in one sentence what to do.
     """

@@ -115,7 +115,7 @@ class Nvml:
 
     @contextlib.contextmanager
     def _library(self) -> Iterator[Any]:
-        """The module pynvml, initialised. Its errors inside become NvmlHiddenError."""
+        """Give the module pynvml, initialised. Its errors inside become NvmlHiddenError."""
         if self._nvml is None and not self._unavailable:
             self._load()
         if self._unavailable:
@@ -150,7 +150,7 @@ def read_gpus() -> Gpus:
 
 
 def share_of_this_process(processes: list[DeviceProcess], known: int) -> int:
-    """The bytes of this process among those of a device.
+    """Return the bytes of this process among those of a device.
 
     In a container with process numbers of its own the share is unknown, because another process may have this one's number
     there.
@@ -175,7 +175,7 @@ class ProcessShare:
         self._reasons: set[str] = set()  # those that were logged
 
     def bytes(self, uuid: str, known: int) -> int | None:
-        """The device memory of this process: see `share_of_this_process`.
+        """Return the device memory of this process: see `share_of_this_process`.
 
         Returns:
             None if it is hidden. The reason is logged once, with level INFO.
@@ -193,7 +193,7 @@ class ProcessShare:
 
 
 def _find(nvml: Any, uuid: str) -> Any:
-    """The handle of a device. CUDA writes the UUID of a MIG device like that of a GPU, NVML does not."""
+    """Return the handle of a device. CUDA writes the UUID of a MIG device like that of a GPU, NVML does not."""
     try:
         return nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError:
@@ -228,7 +228,7 @@ class _Reader:
         self._missing.setdefault((what, str(error)), []).append(f"{index}" if mig is None else f"{index} MIG {mig}")
 
     def _parts(self, index: int) -> list[Gpu]:
-        """The GPU, or its MIG devices: those have the memory and the processes of a divided one."""
+        """Return the GPU, or its MIG devices: those have the memory and the processes of a divided one."""
         whole = self._nvml.nvmlDeviceGetHandleByIndex(index)
         migs = [self._gpu(handle, index, number) for number, handle in self._mig_handles(whole)]
         return migs or [self._gpu(whole, index, None)]

@@ -126,7 +126,7 @@ PATCHES = (
     ),
     Patch(
         "torch.cuda._lazy_init",
-        "import of torch in a program that `run` has started, until PyTorch initialises CUDA",
+        "import of torch in a program that `run` or `simulate` has started, until PyTorch initialises CUDA",
         "What `TMS_DEBUG` and similar variables request is started when CUDA is initialised, also in a program that never "
         "imports the package",
     ),

@@ -22,7 +22,7 @@ _DPI = 120
 def write_picture(
     path: str | os.PathLike[str], operation: str, inches: tuple[float, float], draw: Callable[[Any], object]
 ) -> None:
-    """Calls `draw` with a figure of a width and a height, and writes it. The suffix of the path says the format.
+    """Call `draw` with a figure of a width and a height, and write it. The suffix of the path says the format.
 
     Raises:
         InvalidArgumentError: matplotlib is not installed, or does not know the format. `operation` is for the message.

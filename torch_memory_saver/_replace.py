@@ -16,7 +16,7 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def replace_process(command: Sequence[str], variables: Mapping[str, str], who: str) -> int:
-    """Replaces this process by the program that `command` names, with `variables` as its environment.
+    """Replace this process by the program that `command` names, with `variables` as its environment.
 
     Signals, the terminal and the exit status are then the program's own.
 

@@ -109,7 +109,7 @@ class CallStacks:
         self._kept: list[object] = []
 
     def get(self, frames: list[Mapping[str, Any]] | None, recorded: bool) -> CallStack:
-        """The stack of these frames. `recorded`: whether the allocation itself was seen, also without frames."""
+        """Return the stack of these frames. `recorded`: whether the allocation itself was seen, also without frames."""
         if not frames:
             return self._shared(CallStack((), Origin.NO_FRAMES if recorded else Origin.UNRECORDED))
         found = self._by_list.get(id(frames))
@@ -162,7 +162,7 @@ def _text_of(value: object) -> str:
 
 
 def file_name(frame: Frame) -> str:
-    """The file of a frame; of an installed package, from the package on."""
+    """Return the file of a frame; of an installed package, from the package on."""
     for folder in _INSTALLED:
         _, found, name = frame.filename.rpartition(folder)
         if found:
@@ -179,7 +179,8 @@ def is_library(frame: Frame) -> bool:
 
 
 def own_frames(stack: CallStack) -> tuple[Frame, ...]:
-    """The frames of the program, innermost first; all of them where it has none. A comprehension is its function's."""
+    """Return the frames of the program, innermost first; all of them where it has none. A comprehension is its
+    function's."""
     if stack.origin is Origin.NATIVE:
         return fold_native(stack)
     frames = tuple(frame for frame in stack.frames if not is_library(frame)) or stack.frames
@@ -187,7 +188,7 @@ def own_frames(stack: CallStack) -> tuple[Frame, ...]:
 
 
 def fold_native(stack: CallStack) -> tuple[Frame, ...]:
-    """The C++ frames outside of the allocator, their names cut."""
+    """Return the C++ frames outside of the allocator, their names cut."""
     told = [frame for frame in stack.frames if not frame.name.startswith(_ALLOCATOR)] or stack.frames
     return tuple(frame._replace(name=_cut(frame.name)) for frame in told)
 

@@ -1,8 +1,8 @@
-"""Code that the ``sitecustomize`` modules of this package share. They load this file by its path, because the import of the
-package itself takes time and a process may never need it. It imports only modules that every process with PyTorch has,
-because such an import may come from the current working directory.
+"""Code for a process that has not imported this package.
 
-``simulate`` and ``run`` each put a folder with such a module at the front of ``PYTHONPATH``, and both may be there.
+``_site/sitecustomize.py`` and ``_engine/preloaded.py`` load this file by its path, because the import of the package itself
+takes time and a process may never need it. It imports only modules that every process with PyTorch has, because such an
+import may come from the current working directory.
 """
 
 from __future__ import annotations
@@ -16,10 +16,17 @@ from _thread import get_ident
 TYPE_CHECKING = False  # as in typing, which takes longer to import than this file
 if TYPE_CHECKING:
     import importlib.abc
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
-__all__ = ["OwnImports", "after_import_of_torch", "run_next"]
+__all__ = ["FOLDER", "REQUESTS", "SIMULATED", "OwnImports", "after_import_of_torch", "is_requested", "run_next"]
+
+#: The folder with the ``sitecustomize`` of this package.
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_site")
+#: The variables that request work in a program that may never import this package.
+REQUESTS = ("TMS_DEBUG", "TMS_METRICS_FILE", "TMS_RELEASE_CACHED")
+#: The variable that a process on the simulated GPU has.
+SIMULATED = "TMS_SIMULATED_SHARED"
 
 _NAME = "torch_memory_saver"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -109,12 +116,17 @@ class OwnImports:
         return None
 
 
+def is_requested(environment: Mapping[str, str]) -> bool:
+    """Return whether variables of `environment` request any work."""
+    return any(environment.get(name, "").strip() for name in REQUESTS)
+
+
 def run_next(folder: str) -> None:
-    """Runs the ``sitecustomize`` that Python would have found without the one in `folder`."""
+    """Run the ``sitecustomize`` that Python would have found without the one in `folder`."""
     entries = [os.path.abspath(entry) for entry in sys.path]
     if folder not in entries:
         return
-    # One in an entry before would have been found first. The module of another folder looks behind its own in turn.
+    # One in an entry before would have been found first.
     others = sys.path[entries.index(folder) + 1 :]
     specification = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if specification is not None and specification.loader is not None:

@@ -28,7 +28,6 @@ __all__ = [
     "RanksError",
     "TorchMemorySaverError",
     "TorchUnavailableError",
-    "make_error",
 ]
 
 _DETAILS = ("operation", "driver_call", "error_name", "driver_result", "os_error", "device", "bytes", "address", "tag")

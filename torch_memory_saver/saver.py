@@ -18,6 +18,7 @@ from torch_memory_saver._engine.engine import Engine
 from torch_memory_saver._engine.hook_modes import DecoratingContext, HookMode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver._engine.pending import PendingResume
+from torch_memory_saver._engine.preserved import PreserveHandle
 from torch_memory_saver._engine.tensors import is_paused, tag_of
 from torch_memory_saver._patches import Patch, patches_in_force
 from torch_memory_saver._text import suggestion
@@ -61,6 +62,28 @@ _Tag: TypeAlias = str | Iterable[str] | None
 _When: TypeAlias = Literal["before", "after"]
 _Cancelled: TypeAlias = Callable[[BaseException], Any] | None
 _Callback = TypeVar("_Callback", bound=Callable[[HookCall], Any])
+
+
+class _RegisterHook(Protocol):
+    """The signature of :meth:`TorchMemorySaver.on_pause` and :meth:`TorchMemorySaver.on_resume`."""
+
+    @overload
+    def __call__(
+        self, tag: _Tag, when: _When, callback: Callable[[HookCall], Any], *, cancelled: _Cancelled = None
+    ) -> HookHandle: ...
+
+    @overload
+    def __call__(self, tag: _Tag, when: Hook) -> HookHandle: ...
+
+    @overload
+    def __call__(
+        self, tag: _Tag = None, when: _When = "before", *, cancelled: _Cancelled = None
+    ) -> Callable[[_Callback], _Callback]: ...
+
+
+def _registers_hooks(method: Callable[..., Any]) -> _RegisterHook:
+    """Tell type checkers the overloads of a method. The method itself stays."""
+    return cast(_RegisterHook, method)
 
 
 @eager_methods
@@ -215,8 +238,8 @@ class TorchMemorySaver:
     def host_memory(self) -> str:
         """Use of the host memory of a backup after a resume: "release" (the default), "pool" or "retain".
 
-        "release" returns the memory to the system. "pool" keeps it, pinned, for any later backup. "retain" keeps it with its
-        contents, and so a backup on disk, so that the next pause copies only what has changed. The setting applies if
+        "release" gives the memory back to the system. "pool" keeps it, pinned, for any later backup. "retain" keeps it with
+        its contents, and so a backup on disk, so that the next pause copies only what has changed. The setting applies if
         neither the call nor the region sets the option.
 
         The environment sets its initial value (``TMS_HOST_MEMORY``) and the limits: ``TMS_HOST_MEMORY_LIMIT_MB`` is the
@@ -297,7 +320,7 @@ class TorchMemorySaver:
                 the next pause, which copies only what has changed; a backup on disk is kept as well). None:
                 :attr:`host_memory` at that time.
             runs: Whether a resume may back neighbouring allocations by one large physical handle, which is faster. With
-                False each allocation keeps a handle of its own, so that a free always returns its memory at once. Use
+                False each allocation keeps a handle of its own, so that a free always gives its memory back at once. Use
                 False for tags of which a part is freed between a resume and the next pause, and for tags whose memory is
                 shared with other processes.
             threads: Whether calls that are submitted to a thread pool inside belong to the region.
@@ -626,19 +649,7 @@ class TorchMemorySaver:
         )
         return self._use().resume(tag=tag, **optional)
 
-    @overload
-    def on_pause(
-        self, tag: _Tag, when: _When, callback: Callable[[HookCall], Any], *, cancelled: _Cancelled = None
-    ) -> HookHandle: ...
-
-    @overload
-    def on_pause(self, tag: _Tag, when: Hook) -> HookHandle: ...
-
-    @overload
-    def on_pause(
-        self, tag: _Tag = None, when: _When = "before", *, cancelled: _Cancelled = None
-    ) -> Callable[[_Callback], _Callback]: ...
-
+    @_registers_hooks
     def on_pause(self, tag: Any = None, when: Any = "before", callback: Any = None, *, cancelled: _Cancelled = None) -> Any:
         """Register a callback that is called around every pause of a tag.
 
@@ -667,19 +678,7 @@ class TorchMemorySaver:
         """
         return _register("pause", tag, when, callback, cancelled)
 
-    @overload
-    def on_resume(
-        self, tag: _Tag, when: _When, callback: Callable[[HookCall], Any], *, cancelled: _Cancelled = None
-    ) -> HookHandle: ...
-
-    @overload
-    def on_resume(self, tag: _Tag, when: Hook) -> HookHandle: ...
-
-    @overload
-    def on_resume(
-        self, tag: _Tag = None, when: _When = "before", *, cancelled: _Cancelled = None
-    ) -> Callable[[_Callback], _Callback]: ...
-
+    @_registers_hooks
     def on_resume(self, tag: Any = None, when: Any = "before", callback: Any = None, *, cancelled: _Cancelled = None) -> Any:
         """Register a callback that is called around every resume of a tag.
 
@@ -696,7 +695,7 @@ class TorchMemorySaver:
         """
         return _register("resume", tag, when, callback, cancelled)
 
-    def preserve(self, *what: Preservable, tag: str | None = None, parameters: bool = False) -> tuple[PreservedBlock, ...]:
+    def preserve(self, *what: Preservable, tag: str | None = None, parameters: bool = False) -> PreserveHandle:
         """Keep the contents of tensors through pauses that drop the contents of the memory around them.
 
         This is for data that an engine computes only once, in memory without a backup: rope tables, scales, running
@@ -709,12 +708,14 @@ class TorchMemorySaver:
             what: Tensors, modules, or iterables of them, such as ``state_dict().values()``. A tensor stands for its whole
                 storage, so a view, ``p.data`` or ``p.detach()`` is enough. A module stands for all buffers that it and its
                 submodules have at the pause. Storages and modules are held weakly: a registration ends when its storage is
-                freed. A tensor that gets another storage later (``p.data = ...``) has to be passed again.
+                freed. A tensor that gets another storage later (``p.data = ...``) has to be passed again. A later call for
+                the same storage or module with the same tag replaces the earlier one.
             tag: Tag of the memory in which storages are preserved. None preserves storages in memory of any tag.
             parameters: Whether the parameters of modules are preserved as well.
 
         Returns:
-            The blocks of `what` that a pause would keep now. A warning is logged for tensors that are not in managed memory.
+            A handle with the blocks that a pause would keep now, whose ``remove()`` ends the registration. A warning is
+            logged for tensors that are not in managed memory.
 
         Raises:
             InvalidArgumentError: `what` has an object that is not a tensor or a module, the tag is invalid, or `parameters`
@@ -723,16 +724,6 @@ class TorchMemorySaver:
         return self._use().preserve(
             what, tag=None if tag is None else check_tag(tag), parameters=check_flag("parameters", parameters)
         )
-
-    def forget(self, *what: Preservable) -> None:
-        """Undo :meth:`preserve` for the storages of tensors, and for modules.
-
-        Objects that are not registered are ignored.
-
-        Raises:
-            InvalidArgumentError: An object is not a tensor or a module.
-        """
-        self._use().forget(what)
 
     def preserved(self, tag: str | Iterable[str] | None = None) -> tuple[PreservedBlock, ...]:
         """Return the blocks that a pause of a tag would keep now because of :meth:`preserve`, by address.
@@ -791,11 +782,14 @@ class TorchMemorySaver:
         return self._use().check_fresh(tag, ignore=ignore, modules=modules, whole=whole)
 
     def empty_cache(self) -> None:
-        """Release cached memory, managed memory included, like ``torch.cuda.empty_cache()``, even inside regions.
+        """Release cached GPU memory inside a region or :meth:`disable`, where ``torch.cuda.empty_cache()`` cannot.
 
-        Call it between the layers that a region loads or converts: PyTorch cannot reuse the memory of deleted tensors for
-        larger ones while it allocates in a region, or in :meth:`disable`. Idle segments of a pool that holds tensors are
-        released if they are larger than what this strands (``stats().stranded_bytes``).
+        Outside of regions ``torch.cuda.empty_cache()`` is enough, because it releases idle managed memory as well. Where
+        other processes need the memory, call :func:`torch_memory_saver.memory.release_cached`, which also collects garbage.
+
+        Call this method between the layers that a region loads or converts: PyTorch cannot reuse the memory of deleted
+        tensors for larger ones while it allocates in a region, or in :meth:`disable`. Idle segments of a pool that holds
+        tensors are released if they are larger than what this strands (``stats().stranded_bytes``).
 
         While another thread is inside a region, memory that PyTorch caches outside of regions on its device is released
         when that thread leaves; this is logged once. The method does nothing if torch is not in use.
@@ -871,7 +865,7 @@ class TorchMemorySaver:
         self._use().reserve_host_memory(bytes, device)
 
     def release_host_memory(self) -> None:
-        """Release the host memory of the pool that is idle, in the background.
+        """Release idle host memory of the pool, in the background; for GPU memory call :meth:`empty_cache`.
 
         This undoes ``host_memory="pool"`` and :meth:`reserve_host_memory`. Memory of backups and the pool's limit stay.
         """

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torch_memory_saver import _startup
 from torch_memory_saver._interface import __version__
 from torch_memory_saver._replace import replace_process
 from torch_memory_saver._services import preload_library_path
@@ -31,14 +32,11 @@ __all__ = [
     "simulator_path",
 ]
 
-#: The folder of sitecustomize.py.
-_STARTUP = Path(os.path.abspath(__file__)).parent / "_simulate" / "startup"
 #: Maximum number of simulated devices, equal to TMS_SIM_MAX_DEVICES of the simulator.
 MAX_DEVICES = 8
 
 _LIBRARY_NAME = "_simulated_cuda.so"
 _OWN_VARIABLES = "TMS_SIMULATED_"
-_MACHINE = _OWN_VARIABLES + "SHARED"
 #: The path of a machine's shared memory without the machine's name, as in csrc/simulator/devices/budget.c.
 _SHARED_MEMORY = "/dev/shm/tms_simulated_"
 _PROVIDED_PREFIXES = ("cu", "__cuda", "nccl")
@@ -131,9 +129,9 @@ def environment(
     result[_OWN_VARIABLES + "MEMORY"] = str(size)
     # Python imports sitecustomize from this folder when it starts.
     others = result.get("PYTHONPATH", "").split(os.pathsep)
-    result["PYTHONPATH"] = _join("PYTHONPATH", [_STARTUP], others)
+    result["PYTHONPATH"] = _join("PYTHONPATH", [Path(_startup.FOLDER)], others)
     # Processes that inherit this name are on one machine: they share the memory of each device.
-    result.setdefault(_MACHINE, f"{os.getpid()}-{secrets.token_hex(_NAME_BYTES)}")
+    result.setdefault(_startup.SIMULATED, f"{os.getpid()}-{secrets.token_hex(_NAME_BYTES)}")
     if bandwidth is not None:
         result[_OWN_VARIABLES + "BANDWIDTH"] = str(_size(bandwidth))
     if report:
@@ -178,8 +176,8 @@ def run_command(command: Sequence[str], variables: Mapping[str, str]) -> int:
         The exit status that a shell would give. The function returns only if the program could not be started.
     """
     program = sys.executable if command[0] in _PYTHON else command[0]
-    machine = variables.get(_MACHINE)
-    if machine is not None and machine != os.environ.get(_MACHINE):
+    machine = variables.get(_startup.SIMULATED)
+    if machine is not None and machine != os.environ.get(_startup.SIMULATED):
         _remove_afterwards(Path(_SHARED_MEMORY + machine))
     return replace_process([program, *command[1:]], variables, "simulate")
 

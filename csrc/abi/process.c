@@ -14,7 +14,7 @@ static void before_fork(void) {
     tms_backup_stores_lock(&state->saver.stores);
     pthread_mutex_lock(&state->saver.quarantine.lock);
     pthread_mutex_lock(&state->saver.device_locks.mutex);
-    pthread_mutex_lock(&state->saver.pendings.lock);
+    pthread_mutex_lock(&state->saver.pending_resumes.lock);
     pthread_mutex_lock(&state->saver.descriptors.lock);
     pthread_mutex_lock(&state->late_devices.lock);
     pthread_mutex_lock(&state->saver.page.opening);
@@ -30,7 +30,7 @@ static void after_fork_in_parent(void) {
     pthread_mutex_unlock(&state->saver.page.opening);
     pthread_mutex_unlock(&state->late_devices.lock);
     pthread_mutex_unlock(&state->saver.descriptors.lock);
-    pthread_mutex_unlock(&state->saver.pendings.lock);
+    pthread_mutex_unlock(&state->saver.pending_resumes.lock);
     pthread_mutex_unlock(&state->saver.device_locks.mutex);
     pthread_mutex_unlock(&state->saver.quarantine.lock);
     tms_backup_stores_unlock(&state->saver.stores);
@@ -49,7 +49,7 @@ static void after_fork_in_child(void) {
     tms_quarantine_after_fork_in_child(&saver->quarantine);
     tms_backup_stores_after_fork_in_child(&saver->stores);
     tms_device_locks_after_fork_in_child(&saver->device_locks);
-    tms_pendings_after_fork_in_child(&saver->pendings);
+    tms_pending_resumes_after_fork_in_child(&saver->pending_resumes);
     tms_descriptors_after_fork_in_child(&saver->descriptors);
     tms_late_devices_after_fork_in_child(&state->late_devices);
     tms_devices_after_fork_in_child(&state->devices);
@@ -66,7 +66,7 @@ static void after_fork_in_child(void) {
 }
 
 void tms_process_end_threads(tms_saver_t *saver) {
-    tms_pendings_close(&saver->pendings, tms_wait_now() + TMS_EXIT_RESUME_SECONDS);
+    tms_pending_resumes_close(&saver->pending_resumes, tms_wait_now() + TMS_EXIT_RESUME_SECONDS);
     tms_backup_stores_close(&saver->stores, tms_wait_now() + TMS_EXIT_RELEASE_SECONDS);
 }
 

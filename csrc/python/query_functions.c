@@ -11,17 +11,59 @@
 #include "module_state.h"
 #include "rows.h"
 
-PyObject *tms_py_refresh_peers(PyObject *module, PyObject *unused) {
+/* What a function of the core is asked, and its answer. */
+typedef struct query {
+    int32_t device;
+    uint64_t address;
+    union {
+        int32_t count;
+        uint64_t mask;
+        struct {
+            uint64_t free_bytes, total_bytes;
+        } memory;
+        tms_device_info_t device_info;
+        tms_export_t exported;
+    };
+} query_t;
+
+typedef tms_status_t (*core_function_t)(const tms_api_t *api, query_t *query, tms_error_t *error);
+
+/* Calls a function of the core without the GIL. False with an exception set if it fails. */
+static bool ask(PyObject *module, core_function_t function, query_t *query) {
     const tms_api_t *api = tms_py_api(module);
     tms_status_t status;
     tms_error_t error;
 
-    (void)unused;
     tms_error_clear(&error);
     Py_BEGIN_ALLOW_THREADS;
-    status = api->refresh_peers(&error);
+    status = function(api, query, &error);
     Py_END_ALLOW_THREADS;
-    if (status != TMS_OK) return tms_py_raise(&error);
+    if (status != TMS_OK) tms_py_raise(&error);
+    return status == TMS_OK;
+}
+
+typedef PyObject *(*make_row_t)(PyObject *module, const void *row);
+
+/* Returns a list of rows that were copied, and frees them. NULL with an exception set if there is one already. */
+static PyObject *take_rows(PyObject *module, void *rows, size_t count, size_t row_bytes, make_row_t make_row) {
+    PyObject *list = rows ? PyList_New((Py_ssize_t)count) : NULL;
+
+    for (size_t index = 0; list && index < count; index++) {
+        PyObject *row = make_row(module, (const char *)rows + index * row_bytes);
+        if (!row || PyList_SetItem(list, (Py_ssize_t)index, row) < 0) Py_CLEAR(list);
+    }
+    free(rows);
+    return list;
+}
+
+static tms_status_t refresh_peers(const tms_api_t *api, query_t *query, tms_error_t *error) {
+    (void)query;
+    return api->refresh_peers(error);
+}
+
+PyObject *tms_py_refresh_peers(PyObject *module, PyObject *unused) {
+    (void)unused;
+    if (!ask(module, refresh_peers, NULL)) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -69,67 +111,56 @@ PyObject *tms_py_listen_devices(PyObject *module, PyObject *const *arguments, Py
     Py_RETURN_NONE;
 }
 
+static tms_status_t device_count(const tms_api_t *api, query_t *query, tms_error_t *error) {
+    return api->device_count(&query->count, error);
+}
+
 PyObject *tms_py_device_count(PyObject *module, PyObject *unused) {
-    const tms_api_t *api = tms_py_api(module);
-    int32_t count = 0;
-    tms_status_t status;
-    tms_error_t error;
+    query_t query = {0};
 
     (void)unused;
-    tms_error_clear(&error);
-    Py_BEGIN_ALLOW_THREADS;
-    status = api->device_count(&count, &error);
-    Py_END_ALLOW_THREADS;
-    return status == TMS_OK ? PyLong_FromLong(count) : tms_py_raise(&error);
+    return ask(module, device_count, &query) ? PyLong_FromLong(query.count) : NULL;
+}
+
+static tms_status_t active_devices(const tms_api_t *api, query_t *query, tms_error_t *error) {
+    return api->active_devices(&query->mask, error);
 }
 
 PyObject *tms_py_active_devices(PyObject *module, PyObject *unused) {
-    const tms_api_t *api = tms_py_api(module);
-    uint64_t mask = 0;
-    tms_status_t status;
-    tms_error_t error;
+    query_t query = {0};
 
     (void)unused;
-    tms_error_clear(&error);
-    Py_BEGIN_ALLOW_THREADS;
-    status = api->active_devices(&mask, &error);
-    Py_END_ALLOW_THREADS;
-    return status == TMS_OK ? PyLong_FromUnsignedLongLong(mask) : tms_py_raise(&error);
+    return ask(module, active_devices, &query) ? PyLong_FromUnsignedLongLong(query.mask) : NULL;
+}
+
+static tms_status_t device_memory(const tms_api_t *api, query_t *query, tms_error_t *error) {
+    return api->device_memory(query->device, &query->memory.free_bytes, &query->memory.total_bytes, error);
 }
 
 PyObject *tms_py_device_memory(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"device_memory", 1, 1, {"device"}};
-    const tms_api_t *api = tms_py_api(module);
-    uint64_t free_bytes = 0, total_bytes = 0;
-    int32_t device;
+    query_t query = {0};
     tms_py_call_t call;
-    tms_status_t status;
-    tms_error_t error;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 0, &device)) return NULL;
-    tms_error_clear(&error);
-    Py_BEGIN_ALLOW_THREADS;
-    status = api->device_memory(device, &free_bytes, &total_bytes, &error);
-    Py_END_ALLOW_THREADS;
-    if (status != TMS_OK) return tms_py_raise(&error);
-    return tms_py_device_memory_row(module, free_bytes, total_bytes);
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 0, &query.device) ||
+        !ask(module, device_memory, &query))
+        return NULL;
+    return tms_py_device_memory_row(module, query.memory.free_bytes, query.memory.total_bytes);
+}
+
+static tms_status_t device_info(const tms_api_t *api, query_t *query, tms_error_t *error) {
+    return api->device_info(query->device, &query->device_info, error);
 }
 
 PyObject *tms_py_device_info(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"device_info", 1, 1, {"device"}};
-    const tms_api_t *api = tms_py_api(module);
-    tms_device_info_t info;
-    int32_t device;
+    query_t query = {0};
     tms_py_call_t call;
-    tms_status_t status;
-    tms_error_t error;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 0, &device)) return NULL;
-    tms_error_clear(&error);
-    Py_BEGIN_ALLOW_THREADS;
-    status = api->device_info(device, &info, &error);
-    Py_END_ALLOW_THREADS;
-    return status == TMS_OK ? tms_py_device_info_row(module, &info) : tms_py_raise(&error);
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 0, &query.device) ||
+        !ask(module, device_info, &query))
+        return NULL;
+    return tms_py_device_info_row(module, &query.device_info);
 }
 
 PyObject *tms_py_in_transition(PyObject *module, PyObject *unused) {
@@ -137,22 +168,14 @@ PyObject *tms_py_in_transition(PyObject *module, PyObject *unused) {
     return PyBool_FromLong(tms_py_api(module)->in_transition());
 }
 
+static PyObject *segment_row(PyObject *module, const void *row) { return tms_py_segment(module, row); }
+
 PyObject *tms_py_segments(PyObject *module, PyObject *unused) {
-    const tms_api_t *api = tms_py_api(module);
-    tms_segment_info_t *rows;
-    PyObject *list = NULL;
     size_t count = 0;
+    tms_segment_info_t *rows = tms_py_copy_segments(tms_py_api(module), &count);
 
     (void)unused;
-    rows = tms_py_copy_segments(api, &count);
-    if (!rows) return NULL;
-    list = PyList_New((Py_ssize_t)count);
-    for (size_t index = 0; list && index < count; index++) {
-        PyObject *row = tms_py_segment(module, &rows[index]);
-        if (!row || PyList_SetItem(list, (Py_ssize_t)index, row) < 0) Py_CLEAR(list);
-    }
-    free(rows);
-    return list;
+    return take_rows(module, rows, count, sizeof(*rows), segment_row);
 }
 
 typedef struct usage_query {
@@ -166,11 +189,12 @@ static size_t write_usage(const void *context, void *rows, size_t capacity) {
     return query->api->usage(query->tag, query->device, rows, capacity);
 }
 
+static PyObject *usage_row(PyObject *module, const void *row) { return tms_py_usage_row(module, row); }
+
 PyObject *tms_py_usage(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"usage", 1, 2, {"tag", "device"}};
     usage_query_t query = {.api = tms_py_api(module), .device = TMS_NO_DEVICE};
     tms_usage_info_t *rows;
-    PyObject *list = NULL;
     size_t count = 0;
     tms_py_call_t call;
 
@@ -178,14 +202,7 @@ PyObject *tms_py_usage(PyObject *module, PyObject *const *arguments, Py_ssize_t 
         (call.values[0] != Py_None && !tms_py_get_tag(&call, 0, &query.tag)) || !tms_py_get_i32(&call, 1, &query.device))
         return NULL;
     rows = tms_py_copy_rows(write_usage, &query, sizeof(*rows), &count);
-    if (!rows) return NULL;
-    list = PyList_New((Py_ssize_t)count);
-    for (size_t index = 0; list && index < count; index++) {
-        PyObject *row = tms_py_usage_row(module, &rows[index]);
-        if (!row || PyList_SetItem(list, (Py_ssize_t)index, row) < 0) Py_CLEAR(list);
-    }
-    free(rows);
-    return list;
+    return take_rows(module, rows, count, sizeof(*rows), usage_row);
 }
 
 PyObject *tms_py_reset_peaks(PyObject *module, PyObject *unused) {
@@ -214,21 +231,19 @@ PyObject *tms_py_find(PyObject *module, PyObject *const *arguments, Py_ssize_t p
     return tms_py_segment(module, &row);
 }
 
+static tms_status_t export_memory(const tms_api_t *api, query_t *query, tms_error_t *error) {
+    return api->export_memory(query->address, &query->exported, error);
+}
+
 PyObject *tms_py_export_memory(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
     static const tms_py_signature_t signature = {"export_memory", 1, 1, {"address"}};
-    const tms_api_t *api = tms_py_api(module);
-    tms_export_t exported;
+    query_t query = {0};
     tms_py_call_t call;
-    tms_status_t status;
-    tms_error_t error;
-    uint64_t address;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &address)) return NULL;
-    tms_error_clear(&error);
-    Py_BEGIN_ALLOW_THREADS;
-    status = api->export_memory(address, &exported, &error);
-    Py_END_ALLOW_THREADS;
-    return status == TMS_OK ? tms_py_export(module, &exported) : tms_py_raise(&error);
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &query.address) ||
+        !ask(module, export_memory, &query))
+        return NULL;
+    return tms_py_export(module, &query.exported);
 }
 
 PyObject *tms_py_tag_info(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
@@ -269,22 +284,15 @@ static size_t write_libraries(const void *api, void *rows, size_t capacity) {
     return ((const tms_api_t *)api)->libraries(rows, capacity);
 }
 
+static PyObject *library_row(PyObject *module, const void *row) { return tms_py_library(module, row); }
+
 PyObject *tms_py_libraries(PyObject *module, PyObject *unused) {
-    const tms_api_t *api = tms_py_api(module);
     tms_library_info_t *rows;
-    PyObject *list = NULL;
     size_t count = 0;
 
     (void)unused;
-    rows = tms_py_copy_rows(write_libraries, api, sizeof(*rows), &count);
-    if (!rows) return NULL;
-    list = PyList_New((Py_ssize_t)count);
-    for (size_t index = 0; list && index < count; index++) {
-        PyObject *row = tms_py_library(module, &rows[index]);
-        if (!row || PyList_SetItem(list, (Py_ssize_t)index, row) < 0) Py_CLEAR(list);
-    }
-    free(rows);
-    return list;
+    rows = tms_py_copy_rows(write_libraries, tms_py_api(module), sizeof(*rows), &count);
+    return take_rows(module, rows, count, sizeof(*rows), library_row);
 }
 
 static const struct counter {

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from document_blocks import REPOSITORY, pages
 
-from torch_memory_saver.layer_graphs.plan import run_orders
+from torch_memory_saver.layer_graphs.plan.timeline import run_orders
 
 if not (REPOSITORY / "docs").is_dir():
     pytest.skip("needs the sources: there is no docs/", allow_module_level=True)

@@ -86,13 +86,13 @@ def test_preserved_and_backed_up_tensors_are_no_finding() -> None:
     model, kept = engine(), in_region(torch.ones(MIB), "kept", enable_cpu_backup=True)
     with saver.region(tag="kept", enable_cpu_backup=True):
         torch.empty(MIB, device="cuda")  # free blocks of it come back as the pattern
-    saver.preserve(model)
+    handle = saver.preserve(model)
     cycle()
     report = saver.check_fresh()
     assert names(report.unwritten) == [("Engine.weight",)]
     assert names(report.integers) == [("Engine.table",)], "it was preserved, and holds -1"
     assert report.restored_bytes == kept.numel() * 4
-    saver.forget(model)
+    handle.remove()
 
 
 def test_where_it_was_allocated_is_said() -> None:

@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
-from gpu_support import REPOSITORY, SIMULATED, subprocess_run, torch
+from gpu_support import REPOSITORY, SIMULATED, torch
+from processes import subprocess_run
 
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
 

@@ -14,7 +14,6 @@ from gpu_support import (
     MIB,
     RANDOM_OPERATIONS,
     STARTED_PRELOADED,
-    Program,
     assert_close_to,
     checksum,
     core,
@@ -22,11 +21,11 @@ from gpu_support import (
     errors,
     fill_random,
     free_bytes,
-    run_programs,
     saver,
     state_of,
     tms,
 )
+from processes import Program, run_programs
 from random_operations import Operations
 from second_process import SecondProcess
 

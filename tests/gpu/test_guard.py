@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gpu_support import MIB, Program, core, free_bytes, run_programs, saver, torch
+from gpu_support import MIB, core, free_bytes, saver, torch
+from processes import Program, run_programs
 
 #: What 0xFF bytes mean in each type, by its name in torch. A release that lacks a type skips it. The table of
 #: docs/guides/late-use.md.
@@ -128,7 +129,7 @@ def test_a_late_write_of_a_kernel_is_a_fault(preload: bool) -> None:
 def test_what_was_not_kept_comes_back_as_the_guard_byte() -> None:
     lost, kept = in_region(torch.ones(ELEMENTS)), in_region(torch.ones(ELEMENTS), tag="b", enable_cpu_backup=True)
     preserved = in_region(torch.ones(4096))
-    saver.preserve(preserved)
+    handle = saver.preserve(preserved)
     for _ in range(2):
         saver.pause()
         assert all(guard_bytes(tensor) for tensor in (lost, kept, preserved))
@@ -137,7 +138,7 @@ def test_what_was_not_kept_comes_back_as_the_guard_byte() -> None:
         assert bool((kept == 1).all())
         assert bool((preserved == 1).all())
         lost.fill_(1)
-    saver.forget(preserved)
+    handle.remove()
     saver.pause()
     saver.resume(zero=True)
     assert not lost.any()

@@ -38,7 +38,7 @@ def cached_elsewhere() -> int:
 
 
 def cache_elsewhere() -> int:
-    """Has PyTorch cache 48 MiB outside of regions, after the first region of each tag, which would return them."""
+    """Has PyTorch cache 48 MiB outside of regions, after the first region of each tag, which would give back them."""
     for tag in ("a", "b"):
         load(1, tag=tag)
     torch.cuda.empty_cache()
@@ -436,18 +436,18 @@ def test_pytorchs_error_is_followed_by_what_empty_cache_would_return(caplog: pyt
     tensors.clear()
     with _log(caplog) as texts, pytest.raises(torch.OutOfMemoryError):
         empty(1 << 44)
-    assert any("empty_cache() would return 64 MiB of idle managed memory of device 0" in text for text in texts), texts
+    assert any("empty_cache() would give back 64 MiB of idle managed memory of device 0" in text for text in texts), texts
     tms.empty_cache()
     with _log(caplog) as texts, saver.region(tag="b"):
         inside = empty(32 * MIB)
         del inside
         with pytest.raises(torch.OutOfMemoryError):
             empty(1 << 44)
-    assert any("would return 32 MiB" in text for text in texts), texts
+    assert any("would give back 32 MiB" in text for text in texts), texts
     tms.empty_cache()
     with _log(caplog) as texts, pytest.raises(torch.OutOfMemoryError):
         empty(1 << 44)
-    assert not any("would return" in text for text in texts)
+    assert not any("would give back" in text for text in texts)
 
 
 def test_an_emptying_that_is_put_off_is_logged_once(

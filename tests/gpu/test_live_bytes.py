@@ -13,20 +13,19 @@ from gpu_support import (
     MIB,
     SIMULATED,
     STARTED_PRELOADED,
-    Program,
     checksum,
     core,
     empty,
     errors,
     fill_random,
     hold_stream,
-    run_programs,
     saver,
     segment_of,
     skip_where_the_outer_pool_wins,
     tensor_at,
     torch,
 )
+from processes import Program, run_programs
 
 #: Bytes; each segment of PyTorch's gets several, or one and a rest.
 SIZES = [64 << 10, 200_000, MIB - 512, 3 * MIB, 64 << 10, 8 * MIB, 512, 5 * MIB + 512, 640 << 10, 2 * MIB] * 3

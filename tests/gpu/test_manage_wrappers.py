@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gpu_support import Program, errors, run_programs, saver, torch
+from gpu_support import errors, saver, torch
+from processes import Program, run_programs
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 

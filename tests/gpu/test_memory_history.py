@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_support import MIB, Program, empty, errors, run_programs, saver, torch
+from gpu_support import MIB, empty, errors, saver, torch
+from processes import Program, run_programs
 
 from torch_memory_saver import memory
 from torch_memory_saver._torch.history import DEFAULT_MAX_ENTRIES

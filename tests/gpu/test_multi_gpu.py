@@ -8,7 +8,6 @@ import pytest
 from gpu_support import (
     MIB,
     PROGRAMS,
-    Program,
     assert_close_to,
     checksum,
     core,
@@ -17,17 +16,16 @@ from gpu_support import (
     fill_random,
     free_bytes,
     hold_stream,
-    run_programs,
     saver,
     segment_of,
     state_of,
-    subprocess_run,
     tensor_at,
     tms,
     torch,
     write_and_check,
 )
 from peer_kernel import AddOne
+from processes import Program, run_programs, subprocess_run
 
 pytestmark = pytest.mark.multigpu
 

@@ -17,19 +17,18 @@ from gpu_support import (
     LARGE,
     MIB,
     SIMULATED,
-    Program,
     checksum,
     core,
     empty,
     errors,
     fill_random,
-    run_programs,
     saver,
     segment_of,
     state_of,
     take_all_but,
     torch,
 )
+from processes import Program, run_programs
 from second_process import SecondProcess
 
 MORE_THAN_ANY_GPU = 1024 * GIB

@@ -58,7 +58,7 @@ def rope() -> Any:
 def test_a_preserved_tensor_survives_and_the_rest_does_not() -> None:
     kept, lost = filled(4096), filled(8 * MIB)
     address = kept.data_ptr()
-    (block,) = saver.preserve(kept)
+    (block,) = saver.preserve(kept).blocks
     assert (block.address, block.bytes, block.device, block.tag) == (address, 4096, 0, "a")
     for _ in range(3):
         assert cycle() == 4096
@@ -80,7 +80,7 @@ def test_the_rest_is_zeroed_on_request() -> None:
 def test_a_view_keeps_its_whole_storage() -> None:
     whole = filled(4 * MIB)
     view = whole[100:200]
-    assert [block.bytes for block in saver.preserve(view)] == [4 * MIB]
+    assert [block.bytes for block in saver.preserve(view).blocks] == [4 * MIB]
     assert cycle() == 4 * MIB
     assert intact(whole)
 
@@ -101,14 +101,15 @@ TEMPORARIES = {
 @pytest.mark.parametrize("temporary", TEMPORARIES.values(), ids=TEMPORARIES)
 def test_a_temporary_tensor_preserves_its_storage(temporary: Any) -> None:
     kept, lost = filled(4096), filled(8 * MIB)
-    (block,) = saver.preserve(temporary(kept))
+    handle = saver.preserve(temporary(kept))
     gc.collect()
-    assert saver.preserved() == (block,)
+    assert saver.preserved() == handle.blocks
+    assert len(handle.blocks) == 1
     for _ in range(2):
         assert cycle() == 4096
         assert intact(kept)
     assert not intact(lost)
-    saver.forget(temporary(kept))
+    handle.remove()
     assert saver.preserved() == ()
     assert cycle() == 0
     assert not intact(kept)
@@ -118,19 +119,55 @@ def test_the_values_of_a_state_dict_preserve_parameters_and_buffers() -> None:
     with saver.region(tag="a"):
         model = torch.nn.BatchNorm1d(64).cuda()
         model.running_var.fill_(VALUE)
-    assert len(saver.preserve(model.state_dict().values())) == 5
+    handle = saver.preserve(model.state_dict().values())
+    assert len(handle.blocks) == 5
     assert cycle() > 0
     assert intact(model.running_var)
     assert bool((model.weight == 1).all())
-    saver.forget(model.state_dict(keep_vars=True).values())
+    handle.remove()
     assert saver.preserved() == ()
 
 
-def test_the_other_way_round_a_view_forgets_its_base() -> None:
+def test_a_later_registration_replaces_the_earlier_one() -> None:
+    """So a removed handle, even one that is removed again, ends nothing that a later call has registered."""
     kept = filled(4096)
-    saver.preserve(kept)
-    saver.forget(kept[:10].detach())
+    with saver.region(tag="a"):
+        model = rope()
+    first = saver.preserve(kept, model, parameters=True)
+    second = saver.preserve(kept[:10].detach(), model)
+    assert cycle() == 4096 + 4096 + 512, "the parameters are not kept any more"
+    first.remove()
+    assert cycle() == 4096 + 4096 + 512
+    second.remove()
     assert saver.preserved() == ()
+    third = saver.preserve(kept)
+    first.remove()
+    second.remove()
+    assert saver.preserved() == third.blocks
+
+
+def test_a_handle_ends_the_registration_of_its_own_tag() -> None:
+    kept = filled(4096)
+    handle = saver.preserve(kept, tag="a")
+    saver.preserve(kept)
+    handle.remove()
+    assert cycle() == 4096
+    assert intact(kept)
+
+
+def test_a_handle_keeps_no_memory_and_ends_nothing_of_new_objects() -> None:
+    kept = filled(4 * MIB)
+    allocated = torch.cuda.memory_allocated()
+    handle = saver.preserve(kept)
+    address = kept.data_ptr()
+    del kept
+    gc.collect()
+    assert torch.cuda.memory_allocated() == allocated - 4 * MIB
+    again = filled(4 * MIB)
+    assert again.data_ptr() == address
+    later = saver.preserve(again)
+    handle.remove()
+    assert saver.preserved() == later.blocks
 
 
 def test_a_registration_ends_with_its_storage() -> None:
@@ -155,8 +192,8 @@ def test_new_storages_take_over_no_registration() -> None:
     del others[:], tensor
     gc.collect()
     new = [filled(4096) for _ in range(300)]
+    assert len(new) == 300
     assert saver.preserved() == ()
-    saver.forget(new)
 
 
 def test_a_storage_that_grows_is_kept_with_its_new_size() -> None:
@@ -174,7 +211,7 @@ def test_a_storage_that_grows_is_kept_with_its_new_size() -> None:
 def test_of_a_module_the_buffers_of_the_pause_are_kept() -> None:
     with saver.region(tag="a"):
         model = torch.nn.ModuleList([rope(), rope()])
-    assert len(saver.preserve(model)) == 4
+    assert len(saver.preserve(model).blocks) == 4
     assert cycle() == 2 * (4096 + 512)
     assert all(intact(buffer) for buffer in model.buffers() if buffer.is_cuda)
     assert not any(intact(layer.weight) for layer in model)
@@ -206,10 +243,11 @@ def test_what_dies_is_forgotten() -> None:
     assert cycle() == 4096
 
 
-def test_forgotten_ones_are_lost() -> None:
-    first, second, never = filled(4096), filled(4096), filled(4096)
-    saver.preserve(first, second)
-    saver.forget(first, never)
+def test_contents_are_lost_after_remove() -> None:
+    first, second = filled(4096), filled(4096)
+    handle = saver.preserve(first)
+    saver.preserve(second)
+    handle.remove()
     assert cycle() == 4096
     assert intact(second)
     assert not intact(first)
@@ -217,7 +255,7 @@ def test_forgotten_ones_are_lost() -> None:
 
 def test_a_tag_limits_what_is_kept() -> None:
     first, second = filled(4096, "a"), filled(4096, "b")
-    (block,) = saver.preserve(first, second, tag="b")
+    (block,) = saver.preserve(first, second, tag="b").blocks
     assert (block.address, block.tag) == (second.data_ptr(), "b")
     assert saver.preserved("a") == ()
     assert cycle() == 4096
@@ -250,7 +288,7 @@ def test_memory_with_a_backup_keeps_what_it_kept(settings: dict[str, Any]) -> No
     kept, other = filled(4 * MIB, "a", **settings), filled(4 * MIB, "a", **settings)
     bare = filled(4096, "a")
     expected = cycle()
-    assert saver.preserve(kept) == ()
+    assert saver.preserve(kept).blocks == ()
     assert cycle() == expected
     saver.preserve(bare)
     assert cycle() == expected + 4096
@@ -273,7 +311,7 @@ def test_free_blocks_are_not_kept_with_live_ones() -> None:
 def test_unmanaged_memory_is_said_to_need_nothing(caplog: pytest.LogCaptureFixture) -> None:
     ordinary, managed = torch.full((4096,), VALUE, dtype=torch.uint8, device="cuda"), filled(4096)
     with caplog.at_level(logging.WARNING, "torch_memory_saver"):
-        assert len(saver.preserve(ordinary, managed, torch.ones(3))) == 1
+        assert len(saver.preserve(ordinary, managed, torch.ones(3)).blocks) == 1
     assert "1 of 2 tensors are not in managed memory" in caplog.text
     assert cycle() == 4096
     assert intact(ordinary)
@@ -285,8 +323,6 @@ def test_something_else_is_refused_and_nothing_registered(wrong: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="tensors, modules or iterables"):
         saver.preserve(tensor, wrong)
     assert saver.preserved() == ()
-    with pytest.raises(errors.InvalidArgumentError, match="tensors, modules or iterables"):
-        saver.forget(wrong)
 
 
 def test_sparse_tensors_keep_their_parts() -> None:
@@ -294,7 +330,7 @@ def test_sparse_tensors_keep_their_parts() -> None:
         sparse = torch.sparse_coo_tensor(
             torch.zeros(1, 8, dtype=torch.long, device="cuda"), torch.full((8,), 3.0, device="cuda"), (4,)
         )
-    assert len(saver.preserve(sparse)) == 2
+    assert len(saver.preserve(sparse).blocks) == 2
     assert cycle() == 8 * 8 + 8 * 4
     assert bool((sparse._values() == 3).all())
     assert not sparse._indices().any()
@@ -322,7 +358,7 @@ def test_a_graph_s_static_tensors() -> None:
 def test_ten_thousand_buffers() -> None:
     with saver.region(tag="a"):
         buffers = [torch.full((4096,), VALUE, dtype=torch.uint8, device="cuda") for _ in range(10_000)]
-    assert len(saver.preserve(buffers)) == 10_000
+    assert len(saver.preserve(buffers).blocks) == 10_000
     del buffers[::3]
     assert cycle() == len(buffers) * 4096
     assert intact(torch.stack(buffers))
@@ -349,9 +385,9 @@ def test_where_nothing_is_preserved_nothing_is_asked(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(_core, "pause", pause)
     tensor = filled(4096)
     cycle()
-    saver.preserve(tensor)
+    handle = saver.preserve(tensor)
     cycle()
-    saver.forget(tensor)
+    handle.remove()
     cycle()
     assert [preserves for _, preserves in asked] == [False, True, False]
     snapshots = []
@@ -493,6 +529,6 @@ def test_buffers_of_a_scripted_module() -> None:
 
     with saver.region(tag="a"):
         scripted = torch.jit.script(Scaled())
-    assert len(saver.preserve(scripted)) == 1
+    assert len(saver.preserve(scripted).blocks) == 1
     assert cycle() == 512 * 4
     assert bool((scripted.scale == 3).all())

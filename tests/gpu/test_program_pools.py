@@ -16,13 +16,11 @@ import pytest
 from gpu_support import (
     MIB,
     STARTED_PRELOADED,
-    Program,
     core,
     empty,
     errors,
     is_managed,
     pool_snapshot,
-    run_programs,
     saver,
     segment_of,
     skip_where_the_outer_pool_wins,
@@ -31,6 +29,7 @@ from gpu_support import (
     write_and_check,
 )
 from other_threads import in_thread
+from processes import Program, run_programs
 
 #: An allocator of a program, whose memory comes from the CUDA runtime.
 ALLOCATOR = """

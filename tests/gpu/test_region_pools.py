@@ -10,7 +10,6 @@ import pytest
 from gpu_support import (
     MIB,
     STARTED_PRELOADED,
-    Program,
     assert_close_to,
     core,
     empty,
@@ -18,7 +17,6 @@ from gpu_support import (
     free_bytes,
     is_managed,
     release,
-    run_programs,
     saver,
     segment_of,
     skip_where_the_outer_pool_wins,
@@ -28,6 +26,7 @@ from gpu_support import (
     write_and_check,
 )
 from other_threads import in_thread, other_thread_inside
+from processes import Program, run_programs
 
 
 def test_allocating_in_a_region_whose_tag_is_paused() -> None:

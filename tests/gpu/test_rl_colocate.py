@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_support import REPOSITORY, SIMULATED, subprocess_run
+from gpu_support import REPOSITORY, SIMULATED
+from processes import subprocess_run
 
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
 

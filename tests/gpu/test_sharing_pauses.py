@@ -12,19 +12,18 @@ import pytest
 from gpu_support import (
     MIB,
     STARTED_PRELOADED,
-    Program,
     assert_close_to,
     core,
     errors,
     fill_random,
     free_bytes,
     release_everything,
-    run_programs,
     saver,
     segment_of,
     torch,
 )
 from importers import Importer, contents, message
+from processes import Program, run_programs
 from sent_tensors import SIZE, drop_counter, share, shared_descriptors, weights
 
 from torch_memory_saver import _core

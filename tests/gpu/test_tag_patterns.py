@@ -61,11 +61,11 @@ def test_a_tag_that_looks_like_a_pattern_is_meant_by_its_name() -> None:
 
 def test_preserved_takes_patterns() -> None:
     tensors = [in_region(f"q{number}/scales") for number in range(3)]
-    saver.preserve(tensors)
+    handle = saver.preserve(tensors)
     assert len(saver.preserved()) == len(saver.preserved("q*/scales")) == 3
     assert {block.tag for block in saver.preserved("q[12]*")} == {"q1/scales", "q2/scales"}
     assert saver.preserved("q?") == ()
-    saver.forget(tensors)
+    handle.remove()
 
 
 @pytest.mark.parametrize("if_shared", ["refuse", "wait"])

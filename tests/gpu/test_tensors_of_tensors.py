@@ -98,15 +98,16 @@ def test_a_part_that_is_not_managed_is_an_error(backup: str) -> None:
     saver.resume()
 
 
-def test_preserve_keeps_each_part_and_forget_removes_it() -> None:
+def test_preserve_keeps_each_part_until_the_handle_is_removed() -> None:
     with saver.region(tag="dropped"):
         data, scales = torch.ones(2 * MIB, device="cuda"), torch.full((MIB,), 2.0, device="cuda")
     x = quantised_class()(data, scales, torch.arange(8))
-    assert sum(block.bytes for block in saver.preserve([x], tag="dropped")) == data.nbytes + scales.nbytes
+    handle = saver.preserve([x], tag="dropped")
+    assert sum(block.bytes for block in handle.blocks) == data.nbytes + scales.nbytes
     saver.pause("dropped")
     saver.resume("dropped")
     assert (float(data.sum()), float(scales.sum())) == (2.0 * MIB, 2.0 * MIB)
-    saver.forget([x])
+    handle.remove()
     assert saver.preserved("dropped") == ()
 
 

@@ -176,12 +176,12 @@ def test_preserved_tensors_survive_level_two() -> None:
         table = empty(2 * MIB)
     fill_random(table, 7)
     expected = table.cpu()
-    saver.preserve(table)
+    handle = saver.preserve(table)
     engine.worker.sleep(2)
     scribble()
     engine.worker.wake_up()
     assert_same(table.cpu(), expected)
-    saver.forget(table)
+    handle.remove()
 
 
 def test_waking_in_stages() -> None:

@@ -14,16 +14,15 @@ from gpu_support import (
     MIB,
     SIMULATED,
     STARTED_PRELOADED,
-    Program,
     core,
     empty,
     fill_random,
     is_managed,
-    run_programs,
     saver,
     skip_where_the_outer_pool_wins,
     torch,
 )
+from processes import Program, run_programs
 
 #: The width of matrices whose product uses the workspace on a real GPU, and which are not of its size.
 WIDTH = 64 if SIMULATED else 5120

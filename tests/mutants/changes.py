@@ -190,9 +190,9 @@ MUTANTS = (
     ),
     Mutant(
         "what-is-copied-for-the-check-counts-as-progress",
-        "csrc/core/transition/saving.c",
-        "tms_saving_copy_counted(t, device, NULL, wait, error)",
-        "tms_saving_copy_counted(t, device, &t->done.copied_bytes, wait, error)",
+        "csrc/core/transition/save.c",
+        "tms_save_copy_counted(t, device, NULL, wait, error)",
+        "tms_save_copy_counted(t, device, &t->done.copied_bytes, wait, error)",
         (_TEST_VERIFYING, _TEST_DISK),
     ),
     Mutant(

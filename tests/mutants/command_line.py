@@ -105,7 +105,7 @@ _RUN = (
     ),
     Mutant(
         "the-package-is-imported-with-torch",
-        _CLI + "startup/sitecustomize.py",
+        "torch_memory_saver/_site/sitecustomize.py",
         '    patches.replace("torch.cuda._lazy_init", cuda, "_lazy_init", initialize_and_start)\n',
         "    _start()\n",
         (_TESTS + "test_run.py::test_nothing_happens_without_cuda",),
@@ -120,16 +120,16 @@ _RUN = (
     ),
     Mutant(
         "a-call-inside-the-initialisation-of-cuda-starts-it",
-        _CLI + "startup/sitecustomize.py",
+        "torch_memory_saver/_site/sitecustomize.py",
         "        if not cuda.is_initialized():  # a call inside of the initialisation\n            return\n",
         "",
         (_TESTS + "test_run.py::test_nothing_starts_inside_the_initialisation",),
     ),
     Mutant(
-        "two-startup-folders-find-each-other",
+        "the-user-s-own-sitecustomize-does-not-run",
         "torch_memory_saver/_startup.py",
         "    others = sys.path[entries.index(folder) + 1 :]",
-        "    others = [entry for entry in sys.path if os.path.abspath(entry) != folder]",
+        "    others = sys.path[: entries.index(folder)]",
         (_TESTS + "test_run.py::test_the_users_own_sitecustomize_runs_once",),
     ),
     Mutant(

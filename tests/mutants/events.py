@@ -32,7 +32,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-free-is-told-before-the-pause-that-it-waited-for",
-        "csrc/core/transition/ending.c",
+        "csrc/core/transition/completion.c",
         "        tms_account_record_moves(&moves);\n        tms_saver_unpublish(t->saver, segment);",
         "        tms_saver_unpublish(t->saver, segment);",
         (_PHASES,),

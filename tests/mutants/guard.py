@@ -54,14 +54,14 @@ MUTANTS = (
     ),
     Mutant(
         "a-part-that-stays-mapped-is-not-counted",
-        "csrc/core/transition/guarding.c",
+        "csrc/core/transition/guard_mode.c",
         "    if (segment->guarded > 0) { /* also",
         "    if (status == TMS_OK) { /* also",
         (_FAILED,),
     ),
     Mutant(
         "a-page-that-the-device-may-write-to-is-unmapped",
-        "csrc/core/transition/guarding.c",
+        "csrc/core/transition/guard_mode.c",
         "    else if (at_rest)",
         "    else if (at_rest || true)",
         (_FAILED,),

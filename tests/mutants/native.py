@@ -80,7 +80,7 @@ _TRANSITIONS = (
     ),
     Mutant(
         "a-failed-pause-counts-as-one",
-        "csrc/core/transition/ending.c",
+        "csrc/core/transition/completion.c",
         "    if (moved && t->asked.from == TMS_SEGMENT_ACTIVE)",
         "    if (t->asked.from == TMS_SEGMENT_ACTIVE)",
         ("tests/unit/core/transition/test_transition_failed.c",),
@@ -129,7 +129,7 @@ _TRANSITIONS = (
     ),
     Mutant(
         "a-forked-child-closes-its-parents-copier",
-        "csrc/core/transition/saving.c",
+        "csrc/core/transition/save.c",
         "    if (status == TMS_FORKED) return status; /* in a forked child: the stream",
         "    /* in a forked child: the stream",
         ("tests/unit/core/transition/test_interrupt_meanwhile.c",),
@@ -156,14 +156,14 @@ _BACKUPS = (
         "csrc/core/transition/pause.c",
         ".gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE}",
         ".gives_up = true}",
-        ("tests/unit/core/transition/test_giving_up.c",),
+        ("tests/unit/core/transition/test_discard.c",),
     ),
     Mutant(
         "a-failed-pause-gives-backups-up",
         "csrc/core/transition/pause.c",
-        "tms_giving_up_end(t, &giving_up, status == TMS_OK);",
-        "tms_giving_up_end(t, &giving_up, true);",
-        ("tests/unit/core/transition/test_giving_up.c",),
+        "tms_discard_end(t, &discard, status == TMS_OK);",
+        "tms_discard_end(t, &discard, true);",
+        ("tests/unit/core/transition/test_discard.c",),
     ),
     Mutant(
         "a-live-range-that-begins-before-its-segment",
@@ -457,7 +457,7 @@ _WAITS = (
     ),
     Mutant(
         "a-pause-keeps-the-back-off",
-        "csrc/core/transition/ending.c",
+        "csrc/core/transition/completion.c",
         "    t->saver->peers.pause = 0; /* the segment",
         "    /* the segment",
         ("tests/unit/core/test_scale.c",),

@@ -476,11 +476,11 @@ _PRESERVING = (
         ("torch:tests/gpu/test_preserve.py::test_of_a_module_the_buffers_of_the_pause_are_kept",),
     ),
     Mutant(
-        "a-view-does-not-forget-its-storage",
+        "a-removed-handle-of-preserve-ends-a-later-registration",
         "torch_memory_saver/_engine/preserved.py",
-        "        self.storages = {key: each for key, each in self.storages.items() if key not in other.storages}\n",
-        "",
-        ("torch:tests/gpu/test_preserve.py::test_a_temporary_tensor_preserves_its_storage",),
+        "            if self.storages.get(key) is reference:\n",
+        "            if key in self.storages:\n",
+        ("torch:tests/gpu/test_preserve.py::test_a_later_registration_replaces_the_earlier_one",),
     ),
     Mutant(
         "preserve-keeps-other-tags",

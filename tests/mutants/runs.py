@@ -191,7 +191,7 @@ _KINDS_THAT_FREE = (
     ),
     Mutant(
         "a-failed-resume-forgets-what-was-freed",
-        "csrc/core/transition/ending.c",
+        "csrc/core/transition/completion.c",
         "    if (moved && t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);",
         "    if (t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);",
         (_TEST_LAYOUT,),

@@ -359,3 +359,15 @@ def test_the_users_own_sitecustomize_runs(tmp_path: str) -> None:
         timeout=TIMEOUT_S,
     )
     assert done.stdout == "True [0, 1, 2]\n", done.stderr
+
+
+def test_requests_apply_to_a_program_that_never_uses_the_package(tmp_path: str) -> None:
+    program = "import torch; torch.ones(3, device='cuda'); print(any(torch.cuda.memory._snapshot()['device_traces']))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"TMS_DEBUG": "history", "TMS_DEBUG_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.stdout == "True\n", done.stderr

@@ -15,9 +15,9 @@ from typing import Any
 from typing_extensions import assert_type
 
 import torch_memory_saver as package
-from torch_memory_saver import Hook, HookCall, HookHandle, ManageHandle, PendingResume, ranks
+from torch_memory_saver import Hook, HookCall, HookHandle, ManageHandle, PendingResume, PreserveHandle, ranks
 from torch_memory_saver import torch_memory_saver as saver
-from torch_memory_saver.reports import PauseReport, ResumeReport
+from torch_memory_saver.reports import PauseReport, PreservedBlock, ResumeReport
 
 
 def regions() -> int:
@@ -80,6 +80,12 @@ def managed(tensors: list[Any]) -> ManageHandle:
     handle = saver.manage(tensors, tag="weights")
     assert_type(handle.moved_bytes, int)
     return handle
+
+
+def preserved(tensors: list[Any]) -> tuple[PreservedBlock, ...]:
+    handle = saver.preserve(tensors)
+    assert_type(handle, PreserveHandle)
+    return handle.blocks
 
 
 def refused() -> None:

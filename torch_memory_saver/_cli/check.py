@@ -179,7 +179,7 @@ class TorchFacts:
 
 
 def run_child(*arguments: str, **variables: str) -> tuple[str, str, str | None]:
-    """Runs this Python. Returns its output, its errors, and why it did not end well, or None."""
+    """Run this Python. Return its output, its errors, and why it did not end well, or None."""
     try:
         child = subprocess.Popen(
             [sys.executable, *arguments],
@@ -214,8 +214,8 @@ def _signal_name(number: int) -> str:
 
 
 def ask_child(*arguments: str) -> dict[str, Any]:
-    """The JSON object with a "problem" that the program prints as a line; only a problem if there is none. Libraries and
-    sitecustomize may print other lines before and after it, also JSON."""
+    """Return the JSON object with a "problem" that the program prints as a line; only a problem if there is none. Libraries
+    and sitecustomize may print other lines before and after it, also JSON."""
     output, _, problem = run_child(*arguments)
     if problem is not None:
         return {"problem": problem}
@@ -242,7 +242,7 @@ def driver_facts() -> DriverFacts:
 
 @functools.cache
 def torch_facts() -> TorchFacts:
-    """Imports PyTorch in another process."""
+    """Import PyTorch in another process."""
     answer = ask_child(*program_options(_TORCH_PROBE))
     if answer.get("problem"):
         answer["problem"] = " ".join(str(answer["problem"]).split())

@@ -9,8 +9,8 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from torch_memory_saver import _startup
 from torch_memory_saver._cli.host_checks import why_not_writable
 from torch_memory_saver._engine import background, preload
 from torch_memory_saver._engine.variables import path_at_import
@@ -35,10 +35,8 @@ def _prefix(variables: Mapping[str, str]) -> str:
 
 
 _FORMATS: Mapping[str, Callable[[Mapping[str, str]], str]] = {"shell": _shell, "json": _ray, "torchrun": _prefix}
-#: The folder of the sitecustomize.py that starts the recording in Python programs.
 #: Variables with a path that Python reads.
 _PATHS = ("TMS_DEBUG_DIR", "TMS_METRICS_FILE")
-_STARTUP = Path(os.path.abspath(__file__)).parent / "startup"
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,8 @@ class ChildOptions:
 
 
 def options_of(arguments: argparse.Namespace) -> ChildOptions:
-    """The options that were given. A folder's path becomes absolute, because the program may change its own folder."""
+    """Return the options that were given. A folder's path becomes absolute, because the program may change its own
+    folder."""
     return ChildOptions(
         preloaded=arguments.preload or arguments.manage,
         manage=arguments.manage,
@@ -69,7 +68,8 @@ def options_of(arguments: argparse.Namespace) -> ChildOptions:
 
 
 def variables_for(options: ChildOptions, base: Mapping[str, str], operation: str) -> dict[str, str]:
-    """The variables to set in an environment that has those of `base`. Entries of lists are kept, behind the new ones.
+    """Return the variables to set in an environment that has those of `base`. Entries of lists are kept, behind the new
+    ones.
 
     Raises:
         InvalidStateError: The hook library is not installed or cannot be named.
@@ -85,7 +85,7 @@ def variables_for(options: ChildOptions, base: Mapping[str, str], operation: str
         result["TMS_DEBUG_DIR"] = options.directory or background.debug_folder()
     elif options.directory is not None:
         result["TMS_DEBUG_DIR"] = options.directory
-    if background.is_requested(dict(base) | result):
+    if _startup.is_requested(dict(base) | result):
         result["PYTHONPATH"] = _with_startup(base.get("PYTHONPATH", ""), operation)
         # The child reads these when it uses CUDA, and may have changed its own folder by then.
         for name in _PATHS:
@@ -95,7 +95,7 @@ def variables_for(options: ChildOptions, base: Mapping[str, str], operation: str
 
 
 def _with_startup(before: str, operation: str) -> str:
-    folder = str(_STARTUP)
+    folder = _startup.FOLDER
     if os.pathsep in folder:
         raise InvalidStateError(
             f"PYTHONPATH cannot name '{folder}', because of the colon in it: install the package elsewhere",

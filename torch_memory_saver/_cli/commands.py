@@ -30,12 +30,12 @@ class Command(abc.ABC):
     help = ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares the command's options."""
+        """Declare the command's options."""
         return
 
     @abc.abstractmethod
     def run(self, arguments: argparse.Namespace) -> int:
-        """Runs the command and returns the exit status."""
+        """Run the command and return the exit status."""
 
 
 class _Demo(Command):
@@ -230,8 +230,10 @@ class _Compare(Command):
         parser.add_argument("--fail-on-leak", action="store_true", help="exit with status 1 if there is a leak")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Raises:
-        InvalidArgumentError: A file is no snapshot, or the page cannot be written.
+        """Compare the snapshots.
+
+        Raises:
+            InvalidArgumentError: A file is no snapshot, or the page cannot be written.
         """
         import json
 
@@ -278,8 +280,10 @@ class _Timeline(Command):
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Raises:
-        InvalidArgumentError: A file is no event file, or the page cannot be written.
+        """Write the page.
+
+        Raises:
+            InvalidArgumentError: A file is no event file, or the page cannot be written.
         """
         from torch_memory_saver.events.timeline import read_logs, write_timeline
 

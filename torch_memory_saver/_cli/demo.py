@@ -37,12 +37,12 @@ class _Demo:
         self.trainer_bytes = 0
 
     def check(self, claim: str, holds: bool) -> None:
-        """Prints the claim and whether it holds."""
+        """Print the claim and whether it holds."""
         self.failures += not holds
         print(f"    {'ok  ' if holds else 'FAIL'}  {claim}")
 
     def stage(self, title: str) -> None:
-        """Records the memory in use now, under the title of the stage that has just ended."""
+        """Record the memory in use now, under the title of the stage that has just ended."""
         tags = torch_memory_saver.stats().tags
         parts = {tag: tags[tag].resident_bytes for tag in ("weights", "kv_cache") if tag in tags}
         parts["trainer"] = self.trainer_bytes
@@ -50,11 +50,11 @@ class _Demo:
         self.stages.append((title, parts))
 
     def in_use(self) -> int:
-        """The bytes of the device in use, beyond those that were in use when the demo began."""
+        """Return the bytes of the device in use, beyond those that were in use when the demo began."""
         return self.machine.used_bytes() - self.base
 
     def run(self) -> int:
-        """Runs all stages. Returns the number of checks that failed."""
+        """Run all stages. Return the number of checks that failed."""
         machine = self.machine
         print(f"Running on {machine.name} ({binary_size(machine.total_bytes())}).\n")
 
@@ -118,7 +118,7 @@ class _Demo:
 
 
 def run_demo(device: str, ascii_only: bool = False) -> int:
-    """Runs the demo and prints its stages, its checks and a chart.
+    """Run the demo and print its stages, its checks and a chart.
 
     Args:
         device: "gpu", "simulated", or "auto" for the GPU if PyTorch finds one.

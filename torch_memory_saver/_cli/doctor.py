@@ -54,7 +54,7 @@ class Result(NamedTuple):
 def run_doctor(
     *, as_json: bool, with_ledger: bool = False, debug: bool = False, groups: Mapping[str, Sequence[Check]] = GROUPS
 ) -> int:
-    """Prints what each check has found, and the ledger if wanted. Returns the exit status: 1 if one has failed.
+    """Print what each check has found, and the ledger if wanted. Return the exit status: 1 if one has failed.
 
     `debug`: the traceback of a check that raises goes to stderr.
     """
@@ -94,7 +94,7 @@ class LedgerReport(NamedTuple):
 
 
 def read_ledger() -> LedgerReport:
-    """Makes a context on every visible device, which stays until this process ends. Raises nothing."""
+    """Make a context on every visible device, which stays until this process ends. Never raise an error."""
     from torch_memory_saver import torch_memory_saver
 
     failures: list[str] = []
@@ -110,7 +110,7 @@ def read_ledger() -> LedgerReport:
 
 
 def print_ledger() -> int:
-    """Prints the ledger, and failures on stderr. Returns the exit status: 1 if a device could not be asked."""
+    """Print the ledger, and failures on stderr. Return the exit status: 1 if a device could not be asked."""
     report = read_ledger()
     if report.ledger is not None:
         write_line(str(report.ledger))
@@ -155,7 +155,7 @@ class _Page:
             self._write(self._wrapped(f"-> {result.advice}", margin, "   "))
 
     def summary(self, results: Sequence[Result]) -> None:
-        """The number of each status."""
+        """Return the number of each status."""
         numbers = Counter(result.status for result in results)
         self._write("\n" + ", ".join(f"{numbers[status]} {status}" for status in _COLOURS if numbers[status]))
 

@@ -58,7 +58,7 @@ class _Driver:
             raise _CallError(name.partition("_v")[0], result, self._name(result))
 
     def number(self, name: str, *arguments: Any) -> int:
-        """The int that the function stores by its first argument."""
+        """Return the int that the function stores by its first argument."""
         value = ctypes.c_int()
         self.call(name, ctypes.byref(value), *arguments)
         return value.value
@@ -71,7 +71,7 @@ class _Driver:
 
 
 def _capability(driver: _Driver, attribute: int, device: ctypes.c_int) -> bool:
-    """A driver that does not know the attribute has not the capability."""
+    """Return whether the device has a capability. A driver that does not know the attribute lacks it."""
     try:
         return driver.number("cuDeviceGetAttribute", attribute, device) != 0
     except _CallError:
@@ -79,7 +79,7 @@ def _capability(driver: _Driver, attribute: int, device: ctypes.c_int) -> bool:
 
 
 def _free_memory(driver: _Driver, device: ctypes.c_int) -> int:
-    """Makes a context, as every program does that uses the device."""
+    """Make a context, as every program does that uses the device."""
     context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
     driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     driver.call("cuCtxPushCurrent_v2", context)
@@ -90,7 +90,7 @@ def _free_memory(driver: _Driver, device: ctypes.c_int) -> int:
 
 
 def _describe(driver: _Driver, device: ctypes.c_int, row: dict[str, Any]) -> None:
-    """Fills the row of one device, as far as the driver answers."""
+    """Fill the row of one device, as far as the driver answers."""
     name, total, granularity = ctypes.create_string_buffer(_NAME_BYTES), ctypes.c_size_t(), ctypes.c_size_t()
     driver.call("cuDeviceGetName", name, _NAME_BYTES, device)
     driver.call("cuDeviceTotalMem_v2", ctypes.byref(total), device)

@@ -205,7 +205,7 @@ def _exists(path: str) -> bool:
 
 
 def network_cards() -> list[str]:
-    """The network cards that can do RDMA."""
+    """Return the network cards that can do RDMA."""
     try:
         return sorted(path.name for path in (ROOT / "sys/class/infiniband").iterdir())
     except OSError:

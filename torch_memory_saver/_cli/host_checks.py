@@ -78,7 +78,7 @@ class _Group(NamedTuple):
 
 
 def _own_groups() -> Iterator[tuple[str, _GroupFiles]]:
-    """The folders of this process's cgroups from its own up, with their files."""
+    """Return the folders of this process's cgroups from its own up, with their files."""
     mounts = list(_mounts())
     for line in _read("proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -186,7 +186,7 @@ def locked_memory() -> Finding:
 
 
 def _file_system(path: Path) -> str:
-    """The type of the file system at an existing path."""
+    """Return the type of the file system at an existing path."""
     real, kind, longest = os.path.realpath(path), "unknown", -1
     for mount in _mounts():
         point = mount.point.rstrip("/")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from torch_memory_saver import __version__, _core, simulate
+from torch_memory_saver import __version__, _core, _startup, simulate
 from torch_memory_saver._cli.check import Check, Finding, fail, ok, run_child, skip, torch_facts, warn
 from torch_memory_saver._cli.child_python import command_options, program_options
 from torch_memory_saver._cli.host_checks import why_not_writable
@@ -36,8 +36,6 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 #: The function that the preload library stands before.
 _INTERPOSED = "cudaMalloc"
 _PREFIX = "TMS_"
-#: Set in programs that run on the simulated GPU.
-_SIMULATED = "TMS_SIMULATED_SHARED"
 #: Programs that need the simulated GPU: PyTorch, and the driver alone.
 _ASK_TORCH = "import torch; print(torch.cuda.get_device_name(0))"
 _ASK_DRIVER = "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
@@ -127,7 +125,7 @@ def pytorch() -> Finding:
 
 def simulated_gpu() -> Finding:
     """Whether programs run under `simulate`: with PyTorch, if a CUDA build of it is installed."""
-    if _SIMULATED in os.environ:
+    if _startup.SIMULATED in os.environ:
         return ok("this process runs on it")
     facts = torch_facts()
     with_torch = bool(facts.cuda) or (facts.problem is not None and not facts.missing)

@@ -25,7 +25,7 @@ class Buffer(ABC):
 
     @abstractmethod
     def fill(self, value: int) -> None:
-        """Sets every byte to `value`."""
+        """Set every byte to `value`."""
 
     @abstractmethod
     def holds(self, value: int) -> bool:
@@ -33,7 +33,7 @@ class Buffer(ABC):
 
     @abstractmethod
     def free(self) -> None:
-        """Returns the memory to the driver."""
+        """Give the memory back to the driver."""
 
 
 class Machine(ABC):
@@ -50,23 +50,23 @@ class Machine(ABC):
 
     @abstractmethod
     def total_bytes(self) -> int:
-        """The bytes of the device's memory."""
+        """Return the bytes of the device's memory."""
 
     @abstractmethod
     def used_bytes(self) -> int:
-        """The bytes of the device's memory that are in use, by all processes."""
+        """Return the bytes of the device's memory that are in use, by all processes."""
 
     @abstractmethod
     def allocate(self, size: int, value: int) -> Buffer:
-        """A buffer of `size` bytes, filled with `value`. Inside a region it is managed, otherwise ordinary."""
+        """Return a buffer of `size` bytes, filled with `value`. Inside a region it is managed, otherwise ordinary."""
 
     @abstractmethod
     def capture_copy(self, source: Buffer) -> Callable[[], int]:
-        """Captures a CUDA graph that reads the last byte of `source`, which holds the weights. Returns a function that
+        """Capture a CUDA graph that reads the last byte of `source`, which holds the weights. Return a function that
         replays the graph and returns the byte that it read."""
 
     def chart_bytes(self) -> int:
-        """The bytes that a full bar of the chart stands for."""
+        """Return the bytes that a full bar of the chart stands for."""
         return self.total_bytes()
 
 

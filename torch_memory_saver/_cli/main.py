@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
 
 
 def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Ends the program if there is no command of that name, and names one that is like it. No option of the parser takes a
+    """End the program if there is no command of that name, and name one that is like it. No option of the parser takes a
     value, so the first other word is the command."""
     known = [command.name for command in COMMANDS]
     name = next((word for word in words if not word.startswith("-")), None)
@@ -95,7 +95,7 @@ def _sentence(error: Exception, debug: bool) -> str:
 
 
 def _flush_output() -> None:
-    """Writes what is in the buffer of stdout. Python would try again at its end, so a failure discards it."""
+    """Write what is in the buffer of stdout. Python would try again at its end, so a failure discards it."""
     if sys.stdout is None:  # it is closed
         return
     try:

@@ -35,7 +35,7 @@ def width() -> int:
 
 
 def write_line(text: str, stream: TextIO | None = None) -> None:
-    """Writes a line, or several, for people. What the encoding of the stream (default: stdout) lacks is shown by its
+    """Write a line, or several, for people. What the encoding of the stream (default: stdout) lacks is shown by its
     number."""
     target = sys.stdout if stream is None else stream
     encoding = target.encoding or "ascii"
@@ -43,7 +43,7 @@ def write_line(text: str, stream: TextIO | None = None) -> None:
 
 
 def write_path(path: str | os.PathLike[str]) -> None:
-    """Writes a line that is a path, for programs: byte by byte as it is in the file system."""
+    """Write a line that is a path, for programs: byte by byte as it is in the file system."""
     sys.stdout.flush()
     sys.stdout.buffer.write(os.fsencode(path) + b"\n")
     sys.stdout.buffer.flush()
@@ -91,7 +91,7 @@ def draw(
 
 @contextlib.contextmanager
 def progress_bar(title: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None] | None]:
-    """The argument ``progress`` for pause or resume, valid as long as the context lasts; None if nothing is shown.
+    """Give the argument ``progress`` for pause or resume, valid as long as the context lasts; None if nothing is shown.
 
     Args:
         title: The name of the operation, which is shown.

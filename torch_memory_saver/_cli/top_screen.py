@@ -59,7 +59,7 @@ def can_show() -> bool:
 
 
 def show(look: Callable[[], View], interval: float, sort: str, pattern: str) -> int:
-    """Shows views until the user quits, and returns the exit status. The terminal is as before after any end of it."""
+    """Show views until the user quits, and return the exit status. The terminal is as before after any end of it."""
     with _ended_by_signals():
         try:
             return curses.wrapper(lambda window: _Screen(window, look, interval, sort, pattern).run())
@@ -107,7 +107,7 @@ class _Screen:
         curses.set_escdelay(_ESCAPE_DELAY_MS)
 
     def run(self) -> int:
-        """Shows a view each interval, and at each key."""
+        """Show a view each interval, and at each key."""
         view, due = self._look(), time.monotonic() + self._interval
         while True:
             self._draw(view)
@@ -118,7 +118,7 @@ class _Screen:
                 return 0
 
     def _key(self, due: float) -> Key | None:
-        """The next key; None if there is none until then. A change of the terminal's size is one, within a tick."""
+        """Return the next key; None if there is none until then. A change of the terminal's size is one, within a tick."""
         while True:
             left = due - time.monotonic()
             self._window.timeout(max(int(min(left, _TICK_S) * 1000), 0))
@@ -179,7 +179,7 @@ class _Screen:
             self._window.addstr(y, 0, text + " " * (room - width_of(text)), _STYLES.get(line.kind, curses.A_NORMAL))
 
     def _obey(self, key: Key) -> bool:
-        """False: quit."""
+        """Obey a key, and return False to quit."""
         if key == curses.KEY_RESIZE:
             curses.update_lines_cols()
             self._window.clear()

@@ -100,7 +100,7 @@ class _Library(ctypes.CDLL):
 
 
 def _runtime_function(name: str) -> Any:
-    """The function of the CUDA runtime that this process has loaded, or None. Loads nothing."""
+    """Return the function of the CUDA runtime that this process has loaded, or None. Load nothing."""
     if not name.startswith("cuda"):
         return None
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
@@ -127,7 +127,7 @@ class BinaryWrapper:
             function.argtypes = arguments
 
     def set_config(self, *, tag: str, interesting_region: bool, enable_cpu_backup: bool, **others: Any) -> None:
-        """Changes the settings of this thread's innermost region.
+        """Change the settings of this thread's innermost region.
 
         Args:
             others: ``enable_disk_backup`` (a bool) or ``cpu_backup_backend`` ("pinned" or "mmap").
@@ -143,7 +143,7 @@ class BinaryWrapper:
 
 @functools.cache
 def binary_wrapper() -> BinaryWrapper:
-    """The wrapper of this process."""
+    """Return the wrapper of this process."""
     return BinaryWrapper(_core.library_path)
 
 
@@ -152,13 +152,13 @@ class HookUtilBase:
 
     @staticmethod
     def create(hook_mode: str) -> HookUtilBase:
-        """The helper of a hook mode."""
+        """Return the helper of a hook mode."""
         mode = check_hook_mode(hook_mode)
         mode = preload.mode_in_force() if mode == "auto" else mode
         return HookUtilModePreload() if mode == "preload" else HookUtilModeTorch()
 
     def get_path_binary(self) -> str:
-        """The library's path."""
+        """Return the library's path."""
         return _core.library_path
 
     def get_allocator(self) -> Any:
@@ -214,14 +214,14 @@ class MemPools(Mapping[PoolName, Any]):
         return len(self._idle())
 
     def pop(self, name: PoolName, *default: Any) -> Any:
-        """Removes a pool and returns its ``torch.cuda.MemPool``."""
+        """Remove a pool and return its ``torch.cuda.MemPool``."""
         taken = self._take(lambda key: _name_of(key) == name)
         if not taken and not default:
             raise KeyError(name)
         return taken[-1] if taken else default[0]
 
     def clear(self) -> None:
-        """Removes every pool."""
+        """Remove every pool."""
         self._take(lambda key: True)
 
     def _take(self, matches: Callable[[Key], bool]) -> list[Any]:
@@ -241,7 +241,7 @@ def _region_config(
     cpu_backup_backend: str | None = None,
     enable_disk_backup: bool = False,
 ) -> region_settings.RegionSettings:
-    """The settings of a region for this thread's allocations, without a pool of PyTorch."""
+    """Return the settings of a region for this thread's allocations, without a pool of PyTorch."""
     return region_settings.RegionSettings(
         RegionOptions.check(
             tag,

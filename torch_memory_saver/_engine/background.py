@@ -14,7 +14,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.variables import path_at_import, setting
@@ -30,7 +30,6 @@ __all__ = [
     "debug_folder",
     "explain",
     "explain_errors_by",
-    "is_requested",
     "recordings",
     "requested_recordings",
     "start_from_environment",
@@ -57,7 +56,7 @@ _explanations: list[_Explain] = []
 
 
 def _call(name: str, work: Callable[[], object]) -> object:
-    """The result of `work`. A failure is logged: there is no caller who could handle it."""
+    """Return the result of `work`. A failure is logged: there is no caller who could handle it."""
     try:
         return work()
     except Exception:
@@ -119,7 +118,7 @@ class Periodic:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Ends the thread, and waits for work that is under way, a few seconds at most."""
+        """End the thread, and wait for work that is under way, a few seconds at most."""
         self._ended.set()
         _running.discard(self)
         atexit.unregister(self.stop)
@@ -161,11 +160,6 @@ def requested_recordings(text: str) -> tuple[list[str], list[str]]:
     return known, [word for word in words if word and word not in recordings]
 
 
-def is_requested(environment: Mapping[str, str]) -> bool:
-    """Whether variables of `environment` request any work."""
-    return any(environment.get(name, "").strip() for name in (_DEBUG, *starters))
-
-
 def debug_folder() -> str:
     """Return the absolute path of the folder for what TMS_DEBUG records."""
     return path_at_import(setting(_DEBUG_FOLDER) or _DEFAULT_FOLDER)
@@ -183,7 +177,7 @@ def _start_recordings() -> None:
 
 @functools.cache
 def start_from_environment() -> None:
-    """Starts what the environment requests, and what every process has. Called at the first use of the package; does nothing
+    """Start what the environment requests, and what every process has. Called at the first use of the package; does nothing
     the second time, where the package is disabled, and in sub-interpreters, which cannot end a daemon thread."""
     if not _core.main_interpreter or _core.get_disabled():
         return

@@ -18,7 +18,7 @@ from torch_memory_saver._engine.engine import Engine, check_capture, check_path,
 from torch_memory_saver._engine.freshness import Checked
 from torch_memory_saver._engine.hook_modes import DecoratingContext
 from torch_memory_saver._engine.pending import PendingResume, handle_of
-from torch_memory_saver._engine.preserved import objects_in
+from torch_memory_saver._engine.preserved import PreserveHandle, objects_in
 from torch_memory_saver._engine.process import graph_pools, pool_store
 from torch_memory_saver._engine.region import check_bound
 from torch_memory_saver._engine.tensors import get_cpu_backup
@@ -162,12 +162,9 @@ class DisabledEngine(Engine):
         options = ResumeOptions.check(tag, timeout, exclusive, host_memory, zero, progress, wait)
         return ResumeReport() if options.wait else _EndedResume()
 
-    def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
+    def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> PreserveHandle:
         objects_in("preserve", what)
-        return ()
-
-    def forget(self, what: Iterable[Any]) -> None:
-        objects_in("forget", what)
+        return PreserveHandle((), lambda: None)
 
     def preserved(self, tag: Any = None) -> tuple[PreservedBlock, ...]:
         select_tags(tag)

@@ -23,7 +23,7 @@ from torch_memory_saver._engine.hook_modes import DecoratingContext, check_hook_
 from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
 from torch_memory_saver._engine.native_log import passes_log_on
 from torch_memory_saver._engine.pending import PendingResume, on_main_thread
-from torch_memory_saver._engine.preserved import preserving_finder
+from torch_memory_saver._engine.preserved import PreserveHandle, preserving_finder
 from torch_memory_saver._engine.process import (
     blas_workspaces,
     graph_pools,
@@ -144,7 +144,7 @@ def check_reservation(bytes: object, device: object) -> tuple[int, int]:
 
 @functools.cache
 def _close_at_exit() -> None:
-    """Makes sure that no thread of the native core calls the driver during the process's exit.
+    """Make sure that no thread of the native core calls the driver during the process's exit.
 
     Only in the main interpreter: handlers of :mod:`atexit` also run at the end of a sub-interpreter.
     """
@@ -302,7 +302,7 @@ class Engine:
         return report
 
     def _release(self, torch: TorchCuda | None, options: PauseOptions, shared: int) -> PauseReport:
-        """The native pause, between the preparation of PyTorch's pools and their treatment after it."""
+        """Run the native pause, between the preparation of PyTorch's pools and their treatment after it."""
         if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
             self._store.empty_torch_cache(torch)
         with _preparing(torch, options) as leave_paused_pools:
@@ -389,11 +389,8 @@ class Engine:
             warn_of_unknown_tags("resume", options.tags)
         return resume_report(done)
 
-    def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
+    def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> PreserveHandle:
         return preserved.add(what, tag, parameters)
-
-    def forget(self, what: Iterable[Any]) -> None:
-        preserved.remove(what)
 
     def preserved(self, tag: Any = None) -> tuple[PreservedBlock, ...]:
         tags = select_tags(tag)
@@ -539,7 +536,7 @@ def _settle_pause(options: PauseOptions) -> None:
 
 
 def _check_pause(options: PauseOptions) -> None:
-    """Raises what a pause is known to fail with, after it has waited for regions of other threads."""
+    """Raise what a pause is known to fail with, after it has waited for regions of other threads."""
     _refuse_early(_core.pause)
     await_regions(pool_store, options.tags, options.deadline)
 
@@ -571,12 +568,12 @@ def _keeping_contents(call: Callable[..., Any], torch: TorchCuda | None, options
 
 
 def _check_resume() -> None:
-    """Raises what a resume is known to fail with."""
+    """Raise what a resume is known to fail with."""
     _refuse_early(_core.resume)
 
 
 def _refuse_early(operation: Callable[[tuple[str, ...], int | None], object]) -> None:
-    """Raises what a pause or resume of the core would raise at once because of a capture, a lost device, or a fork.
+    """Raise what a pause or resume of the core would raise at once because of a capture, a lost device, or a fork.
 
     The core decides, since a capture that is on its list may have ended: it is called with no tag. Only where there is a
     reason to ask, because such a call counts as a pause or resume.

@@ -76,7 +76,7 @@ class Sampled(NamedTuple):
 
 
 def sample(pieces: Sequence[Piece], count: Count) -> tuple[list[Sampled | None], int]:
-    """Looks at the pieces. Returns what was found of each, None for those that are not resident any more, and the bytes that
+    """Look at the pieces. Return what was found of each, None for those that are not resident any more, and the bytes that
     were copied."""
     parts = [[*_parts(piece)] for piece in pieces]
     counts = _Counts(itertools.chain.from_iterable(parts), count)
@@ -183,7 +183,8 @@ class Checked:
 
     @classmethod
     def check(cls, tags: object, ignore: object, modules: object, whole: object) -> Checked:
-        """
+        """Return the checked arguments.
+
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.check_fresh`.
         """
@@ -210,7 +211,7 @@ def _check_ignored(torch: Any, ignore: object) -> Ignored:
 
 
 def _flat(torch: Any, ignore: object) -> Iterator[Any]:
-    """The tags, tensors and modules in it."""
+    """Return the tags, tensors and modules in it."""
     if isinstance(ignore, str) or (torch is not None and isinstance(ignore, (torch.Tensor, torch.nn.Module))):
         yield ignore
     elif isinstance(ignore, Iterable) and not isinstance(ignore, (bytes, dict)):
@@ -242,7 +243,7 @@ def check_fresh(
     stream: int | None,
     list_blocks: Callable[[list[_core.Segment]], list[ManagedBlock]],
 ) -> FreshReport:
-    """Looks at the memory of the tags.
+    """Look at the memory of the tags.
 
     Args:
         checked: The arguments.
@@ -401,7 +402,7 @@ class _Classes:
         )
 
     def _sample(self, stream: int | None) -> int:
-        """Fills in what was found. Returns the bytes that were copied."""
+        """Fill in what was found. Return the bytes that were copied."""
         searched = [part for look in self._candidates for part in (look, *look.parts)]
         looks = [*searched, *self._ignored, *self._of_graphs]
         whole = [self._checked.whole] * len(searched) + [False] * (len(looks) - len(searched))
@@ -419,7 +420,7 @@ class _Classes:
 
 
 def _pieces(looks: Iterable[_Look]) -> Iterator[_Look]:
-    """A block that is written in parts is shown by the tensors that modules hold there, if there are any."""
+    """Yield the blocks. A block that is written in parts is replaced by the tensors of modules in it, if there are any."""
     for look in looks:
         if look.is_partly_unwritten and look.parts:
             yield from look.parts
@@ -428,7 +429,7 @@ def _pieces(looks: Iterable[_Look]) -> Iterator[_Look]:
 
 
 def _described(looks: list[_Look], stacks: Callable[[Any], Any]) -> tuple[UnwrittenBlock, ...]:
-    """The largest first."""
+    """Return the descriptions of blocks, the largest first."""
     return tuple(_describe(look, stacks) for look in sorted(looks, key=lambda look: (-look.bytes, look.address)))
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch_memory_saver._engine.managing import ManageHandle
     from torch_memory_saver._engine.pending import PendingResume
+    from torch_memory_saver._engine.preserved import PreserveHandle
     from torch_memory_saver.reports.freshness import FreshReport
     from torch_memory_saver.reports.ledger import Ledger
     from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
@@ -122,9 +123,7 @@ class HookMode(Protocol):
 
     def manage(self, what: Any, /, *, tag: str = ..., backup: str | None = ...) -> ManageHandle: ...
 
-    def preserve(self, what: Iterable[Any], /, *, tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]: ...
-
-    def forget(self, what: Iterable[Any], /) -> None: ...
+    def preserve(self, what: Iterable[Any], /, *, tag: str | None, parameters: bool) -> PreserveHandle: ...
 
     def preserved(self, tag: Any, /) -> tuple[PreservedBlock, ...]: ...
 

@@ -47,7 +47,8 @@ _PREFIX, _WHOLE = "libcudnn_", "libcudnn"
 
 
 def known_name(path: str) -> str:
-    """The name of the library in that file, or "" where it has none but the file's. Several files may have one name."""
+    """Return the name of the library in that file, or "" where it has none but the file's. Several files may have one
+    name."""
     stem = os.path.basename(path).partition(".")[0].partition("-")[0]
     return _NAMES.get(_WHOLE if stem.startswith(_PREFIX) else stem, "")
 
@@ -72,7 +73,7 @@ _NOTHING_ELSE = ("-I", "-S")
 
 
 def measure_context_bytes(device: int, uuid: str) -> int:
-    """The bytes that a context takes on a device.
+    """Return the bytes that a context takes on a device.
 
     Args:
         device: CUDA ordinal, of a device in use.
@@ -111,7 +112,7 @@ _ATTEMPTS = 3
 _IN_TRANSITION = (_core.STATE_PAUSING, _core.STATE_RESUMING, _core.STATE_REPAIRING)
 _CHANGING = "a pause or resume is under way: its memory may be counted as resident and be released already, or the reverse"
 _RETURNS_SLACK = (
-    "memory of freed allocations that stays with their tags, for the next ones: a pause returns it, and "
+    "memory of freed allocations that stays with their tags, for the next ones: a pause gives it back, and "
     'pause(tag, backup="host") with a resume(tag) keeps the contents'
 )
 _DEFERRED = "memory of freed allocations that is released when the capture ends, or once the device can be waited for"
@@ -132,7 +133,7 @@ _NOT_KNOWN = "the driver's own memory, rounding, and what no source names"
 
 
 def take_ledger(device: int | None, measure_context: bool = False) -> Ledger:
-    """The ledger of one device, or of all on which this process has a context (None).
+    """Return the ledger of one device, or of all on which this process has a context (None).
 
     Raises:
         InvalidStateError: This process has no context on the device.
@@ -264,7 +265,7 @@ def _managed_line(sources: _Sources) -> LedgerLine:
 
 
 def _lines_of_freed(sources: _Sources) -> Iterator[LedgerLine]:
-    """A line for slack and one for deferred frees, each if there is any."""
+    """Return a line for slack and one for deferred frees, each if there is any."""
     for holder, name, parts, note in (
         ("slack", "managed, slack", sources.slack, _RETURNS_SLACK),
         ("deferred", "managed, free deferred", sources.deferred, _DEFERRED),
@@ -284,7 +285,7 @@ def _torch_line(sources: _Sources) -> LedgerLine:
 
 
 def _library_lines(sources: _Sources) -> list[LedgerLine]:
-    """A line for each library that is counted, the largest first."""
+    """Return a line for each library that is counted, the largest first."""
     if not _core.preloaded:
         return [LedgerLine("library", _OTHER_LIBRARIES, None, note=_NOT_COUNTED)]
     # PyTorch's allocator tells itself what it has allocated.
@@ -312,7 +313,7 @@ def _is_torchs_allocator(path: str) -> bool:
 
 
 def _process_lines(sources: _Sources, known: int, measure_context: bool) -> list[LedgerLine]:
-    """The context's line and that of other processes. `known` is what this process certainly holds."""
+    """Return the context's line and that of other processes. `known` is what this process certainly holds."""
     context, others = "context and modules", "other processes"
     try:
         processes = _processes(sources)
@@ -329,7 +330,7 @@ def _process_lines(sources: _Sources, known: int, measure_context: bool) -> list
 
 
 def _processes(sources: _Sources) -> list[DeviceProcess]:
-    """The processes on the device, by NVML.
+    """Return the processes on the device, by NVML.
 
     Raises:
         NvmlHiddenError: NVML does not say it.

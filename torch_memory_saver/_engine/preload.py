@@ -125,7 +125,7 @@ def mode_in_force() -> str:
 
 
 def resolve_hook_mode(mode: str) -> str:
-    """The mode of this process if `mode` is requested.
+    """Return the mode of this process if `mode` is requested.
 
     "torch" in a preloaded process gives "preload": its regions use the same pools, and the library holds the state in any
     case.

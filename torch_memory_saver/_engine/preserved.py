@@ -25,6 +25,7 @@ import weakref
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate, compress, repeat
 from operator import add, lt
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ from torch_memory_saver._torch.pools import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.reports.usage import PreservedBlock
 
-__all__ = ["Preserved", "PreservedObjects", "preserving_finder"]
+__all__ = ["PreserveHandle", "Preserved", "PreservedObjects", "preserving_finder"]
 
 
 class _Module(NamedTuple):
@@ -69,13 +70,8 @@ class _Group:
         else:
             self.modules[id(what)] = _Module(weakref.ref(what), parameters)
 
-    def remove(self, other: _Group) -> None:
-        """Removes what is registered in another group."""
-        self.storages = {key: each for key, each in self.storages.items() if key not in other.storages}
-        self.modules = {key: each for key, each in self.modules.items() if key not in other.modules}
-
     def find_storages(self, torch: Any, dead: _Group) -> Iterator[Any]:
-        """Yields the storages that the group stands for now, one at a time, so that few live at once. Adds what has died to
+        """Yield the storages that the group stands for now, one at a time, so that few live at once. Add what has died to
         `dead` on the way."""
         find = torch.UntypedStorage._new_with_weak_ptr
         for key, reference in self.storages.items():
@@ -93,12 +89,15 @@ class _Group:
                 _add_members_of(module, each.parameters, members)
         yield from storages_of(torch, [member for member in members if member is not None])
 
-    def forget(self, dead: _Group) -> None:
-        """Removes what has died. A new module may have the id of a dead one. It stays."""
-        for key, reference in dead.storages.items():
+    def remove(self, entries: _Group) -> None:
+        """Remove entries that died or whose handle was removed.
+
+        A later entry with the same key stays: it belongs to a later call, or to a new module with the id of a dead one.
+        """
+        for key, reference in entries.storages.items():
             if self.storages.get(key) is reference:
                 del self.storages[key]
-        for key, module in dead.modules.items():
+        for key, module in entries.modules.items():
             if self.modules.get(key) is module:
                 del self.modules[key]
 
@@ -107,7 +106,7 @@ class _Group:
 
 
 def _add_members_of(module: Any, parameters: bool, members: list[Any]) -> None:
-    """Adds the buffers of a module and its submodules, and on request the parameters; None for each that is not set.
+    """Add the buffers of a module and its submodules, and on request the parameters; None for each that is not set.
     `module.buffers()` would name each of them, which takes longer than everything else that a pause does here."""
     for each in module.modules():
         members.extend(each._buffers.values())
@@ -129,8 +128,8 @@ class PreservedObjects:
         self._lock = threading.Lock()
         self._groups: dict[str | None, _Group] = {}
 
-    def add(self, torch: Any, what: Iterable[Any], tag: str | None, parameters: bool) -> list[Any]:
-        """Registers tensors and modules. Returns the storages that they stand for now.
+    def add(self, torch: Any, what: Iterable[Any], tag: str | None, parameters: bool) -> _Group:
+        """Register tensors and modules, and return what :meth:`remove` takes.
 
         Raises:
             InvalidArgumentError: A tensor of a layout whose parts are not known. Nothing was registered.
@@ -140,21 +139,15 @@ class PreservedObjects:
             group = self._groups.setdefault(tag, _Group())
             group.storages.update(added.storages)
             group.modules.update(added.modules)
-        return list(added.find_storages(torch, _Group()))
+        return added
 
-    def remove(self, torch: Any, what: Iterable[Any]) -> None:
-        """Removes the storages of tensors, and modules, with every tag.
-
-        Raises:
-            InvalidArgumentError: A tensor of a layout whose parts are not known.
-        """
-        removed = _group_of(torch, what, False)
+    def remove(self, added: _Group, tag: str | None) -> None:
+        """Remove the entries of one call of :meth:`add`."""
         with self._lock:
-            for group in self._groups.values():
-                group.remove(removed)
+            self._groups[tag].remove(added)
 
     def find_storages(self, torch: Any) -> Iterator[tuple[str | None, Iterator[Any]]]:
-        """Yields each tag with the storages that its registered objects stand for now. Forgets objects that have died once
+        """Yield each tag with the storages that its registered objects stand for now. Remove objects that have died once
         the storages of their tag were consumed."""
         with self._lock:
             groups = {tag: group.copy() for tag, group in self._groups.items()}
@@ -162,8 +155,7 @@ class PreservedObjects:
             dead = _Group()
             yield tag, group.find_storages(torch, dead)
             if dead:
-                with self._lock:
-                    self._groups[tag].forget(dead)
+                self.remove(dead, tag)
 
     def __bool__(self) -> bool:
         """Whether anything is registered. Dead objects count until the next look for them."""
@@ -176,22 +168,41 @@ logger = logging.getLogger("torch_memory_saver")
 _Storages = dict[int, int]
 
 
+class PreserveHandle:
+    """The result of :meth:`TorchMemorySaver.preserve`.
+
+    Attributes:
+        blocks: The blocks that a pause would have kept at the time of the call, by address.
+    """
+
+    def __init__(self, blocks: tuple[PreservedBlock, ...], remove: Callable[[], None]) -> None:
+        self.blocks = blocks
+        self._remove = remove
+
+    def remove(self) -> None:
+        """End the registration, so that later pauses drop the contents.
+
+        Objects that a later call has registered with the same tag stay preserved. A second call does nothing.
+        """
+        self._remove()
+
+
 class Preserved:
     """The tensors and modules that a process preserves."""
 
     def __init__(self) -> None:
         self._objects = PreservedObjects()
 
-    def add(self, what: Iterable[Any], tag: str | None, parameters: bool) -> tuple[PreservedBlock, ...]:
-        """Register tensors and modules, and log tensors that are not in managed memory. Return the blocks that a pause would
-        keep of them now.
+    def add(self, what: Iterable[Any], tag: str | None, parameters: bool) -> PreserveHandle:
+        """Register tensors and modules, and log tensors that are not in managed memory. Return the handle.
 
         Raises:
             InvalidArgumentError: An object is not a tensor or a module. Nothing was registered.
         """
         torch, objects = objects_in("preserve", what)
-        found = self._objects.add(torch, objects, tag, parameters)
+        added = self._objects.add(torch, objects, tag, parameters)
         storages: _Storages = {}
+        found = added.find_storages(torch, _Group())
         add_extents(torch, [storage for storage in found if storage.device.type == "cuda"], storages)
         unmanaged = sum(_core.find(begin) is None for begin in storages)
         if unmanaged:
@@ -201,16 +212,7 @@ class Preserved:
                 unmanaged,
                 len(storages),
             )
-        return _blocks({tag: storages}, None)
-
-    def remove(self, what: Iterable[Any]) -> None:
-        """Remove the registrations of tensors and modules, with every tag. Tensors and modules that are not registered are
-        ignored.
-
-        Raises:
-            InvalidArgumentError: An object is not a tensor or a module.
-        """
-        self._objects.remove(*objects_in("forget", what))
+        return PreserveHandle(_blocks({tag: storages}, None), partial(self._objects.remove, added, tag))
 
     def blocks(self, tag: str | None) -> tuple[PreservedBlock, ...]:
         """Return the blocks that a pause of a tag (None for every tag) would keep now, by address."""
@@ -281,7 +283,7 @@ def _cut(rows: list[_core.Segment], storages: _Storages) -> None:
 
 
 def _merged(rows: list[_core.Segment], by_tag: Mapping[str | None, _Storages]) -> _Storages:
-    """The storages that lie in memory of the tag of their registration (None: of any)."""
+    """Return the storages that lie in memory of the tag of their registration (None: of any)."""
     merged = by_tag.get(None, {}).copy()
     for tag, storages in by_tag.items():
         if tag is None:
@@ -294,7 +296,7 @@ def _merged(rows: list[_core.Segment], by_tag: Mapping[str | None, _Storages]) -
 
 
 def _by_allocation(rows: list[_core.Segment], addresses: list[int]) -> Iterator[tuple[_core.Segment, list[int]]]:
-    """The allocations that addresses lie in, each with these addresses. Both arguments are sorted by address."""
+    """Return the allocations that addresses lie in, each with these addresses. Both arguments are sorted by address."""
     starts = [row.address for row in rows]
     position = 0
     while position < len(addresses):
@@ -318,7 +320,7 @@ def _joined(begins: list[int], ends: list[int]) -> tuple[list[int], list[int]]:
 def preserving_finder(
     find_live: Callable[[], Live | None] | None, preserved: Preserved, tags: Tags
 ) -> Callable[[], Live | None]:
-    """Adds what is preserved to the live bytes of a pause of `tags`, which concern memory with a backup."""
+    """Add what is preserved to the live bytes of a pause of `tags`, which concern memory with a backup."""
 
     def find() -> Live | None:
         kept = preserved.live(tags)
@@ -359,7 +361,7 @@ def objects_in(operation: str, what: Iterable[Any]) -> tuple[Any, list[Any]]:
 
 
 def _flat(torch: Any, operation: str, what: Iterable[Any]) -> Iterator[Any]:
-    """The tensors and modules among `what` and in its iterables."""
+    """Return the tensors and modules among `what` and in its iterables."""
     for each in what:
         if isinstance(each, (torch.Tensor, torch.nn.Module)):
             yield each

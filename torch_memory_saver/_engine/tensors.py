@@ -56,7 +56,7 @@ def parts_of(torch: Any, x: Any) -> list[Any] | None:
 
 
 def storages_of(torch: Any, tensors: Sequence[Any]) -> Iterator[Any]:
-    """The storages that the tensors have: an ordinary tensor has one, others those of their parts.
+    """Return the storages that the tensors have: an ordinary tensor has one, others those of their parts.
 
     A pause calls this for thousands of tensors. So there is no loop in Python over ordinary ones.
 
@@ -70,11 +70,11 @@ def storages_of(torch: Any, tensors: Sequence[Any]) -> Iterator[Any]:
 
 
 def add_extents(torch: Any, storages: Iterable[Any], sizes: dict[int, int]) -> None:
-    """Adds where storages lie: address -> bytes. Empty storages are left out. Storages on the CPU may be among them: no
+    """Add where storages lie: address -> bytes. Empty storages are left out. Storages on the CPU may be among them: no
     device memory has their addresses.
 
-    Consumes the iterable in small portions, so that few storages live at once: many new objects would start Python's garbage
-    collector.
+    The iterable is consumed in small portions, so that few storages live at once: many new objects would start Python's
+    garbage collector.
     """
     remaining = iter(storages)
     addresses: list[int] = []
@@ -94,7 +94,7 @@ def add_extents(torch: Any, storages: Iterable[Any], sizes: dict[int, int]) -> N
 
 
 def _with_storages(torch: Any, tensors: Iterable[Any], ordinary: Container[type]) -> Iterator[Any]:
-    """The tensors with a storage of their own that these are, or are made of."""
+    """Return the tensors with a storage of their own that these are, or are made of."""
     for x in tensors:
         parts = None if type(x) in ordinary else parts_of(torch, x)
         if parts is not None:
@@ -195,7 +195,7 @@ def find_tensors(torch: Any, modules: Iterable[Any]) -> FoundTensors:
 
 
 def _named(modules: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """The parameters and buffers that the modules hold themselves, with their paths."""
+    """Return the parameters and buffers that the modules hold themselves, with their paths."""
     modules = [*modules]
     parents: dict[int, tuple[Any, str]] = {}
     for module in modules:
@@ -209,7 +209,7 @@ def _named(modules: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _own(module: Any, kind: str) -> list[tuple[str, Any]]:
-    """What a module holds; empty for one that keeps it elsewhere, such as a scripted one."""
+    """Return what a module holds; nothing for one that keeps it elsewhere, such as a scripted one."""
     held = vars(module).get(kind)
     return [(str(name), each) for name, each in list(held.items()) if each is not None] if isinstance(held, dict) else []
 
@@ -225,7 +225,7 @@ def _path(module: Any, parents: dict[int, tuple[Any, str]]) -> str:
 
 
 def _flat(torch: Any, tensor: Any) -> list[Any]:
-    """The tensors that have the storages: itself, or what it is made of."""
+    """Return the tensors that have the storages: itself, or what it is made of."""
     try:
         parts = parts_of(torch, tensor)
     except Exception:  # of a subclass whose methods expect a state that it is not in
@@ -234,7 +234,7 @@ def _flat(torch: Any, tensor: Any) -> list[Any]:
 
 
 def extent_of(tensor: Any) -> tuple[int, int] | None:
-    """The address of its first byte and the bytes to its last one; None if it has no memory on a GPU."""
+    """Return the address of its first byte and the bytes to its last one; None if it has no memory on a GPU."""
     try:
         storage = tensor.untyped_storage()
         if storage.device.type != "cuda" or not tensor.numel():
@@ -372,7 +372,7 @@ def _read(row: _core.Segment, address: int, size: int, destination: int) -> bool
 
 
 def _as_bytes(owner: _core.HostBuffer, size: int) -> Any:
-    """A buffer over the host copy that keeps it alive. torch keeps the buffer while a tensor uses it."""
+    """Return a buffer over the host copy that keeps it alive. torch keeps the buffer while a tensor uses it."""
     view: Any = (ctypes.c_ubyte * size).from_address(owner.address)
     # This attribute holds the reference that keeps the memory.
     view.owner = owner

@@ -73,8 +73,8 @@ PYTHON_VARIABLES = (
     ),
     Variable(
         "TMS_RELEASE_CACHED",
-        "releases cached memory with `memory.release_cached()`, from the first use of the package on: before each pause, or "
-        "every so many seconds on a daemon thread. Put off while a capture is visible",
+        "calls `memory.release_cached()` in a program that is not changed, from the first use of the package on: before "
+        "each pause, or every so many seconds on a daemon thread. Put off while a capture is visible",
         "pause, or a number of seconds above 0",
         "none",
     ),
@@ -129,12 +129,12 @@ def driver_library() -> str:
 
 
 def known_variables() -> set[str]:
-    """The names of all variables, except those of the simulated GPU, the tests and the build."""
+    """Return the names of all variables, except those of the simulated GPU, the tests and the build."""
     return set(_core.SETTINGS) | {variable.name for variable in PYTHON_VARIABLES}
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
-    """The names that look like variables of this package but are unknown."""
+    """Return the names that look like variables of this package but are unknown."""
     known = known_variables().union(BUILD_VARIABLES)
     return sorted(
         name for name in names if name.startswith(_PREFIX) and name not in known and not name.startswith(_OTHER_PREFIXES)

@@ -118,7 +118,7 @@ class _Reader:
         return self.data[start : self.data.find(b"\0", start)]
 
     def dynamic(self) -> Iterator[tuple[int, str]]:
-        """The tags whose value is a string, each with that string."""
+        """Return the tags whose value is a string, each with that string."""
         section = self.find(_SHT_DYNAMIC)
         if section is None:
             raise ValueError("it has no dynamic section")
@@ -201,7 +201,7 @@ _LONGEST_PREFIX = 64
 
 
 def read_library(path: Path, prefixes: tuple[str, ...] | None = None) -> SharedLibrary:
-    """Reads a shared library's file.
+    """Read a shared library's file.
 
     Args:
         path: The file.
@@ -232,7 +232,7 @@ def read_library(path: Path, prefixes: tuple[str, ...] | None = None) -> SharedL
 
 
 def _folders(path: Path, values: list[str]) -> Iterator[Path]:
-    """The folders in the search paths `values` of the library at `path`."""
+    """Return the folders in the search paths `values` of the library at `path`."""
     origin = str(path.resolve().parent)
     for value in values:
         for entry in filter(None, value.split(":")):

@@ -87,7 +87,7 @@ static void warn(const char *name, char *warned) {{
 
 
 def cache_root() -> Path:
-    """The folder of compiled stubs: ``$XDG_CACHE_HOME/torch_memory_saver``, or ``~/.cache/torch_memory_saver``."""
+    """Return the folder of compiled stubs: ``$XDG_CACHE_HOME/torch_memory_saver``, or ``~/.cache/torch_memory_saver``."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(configured):
         return Path(configured) / "torch_memory_saver"
@@ -126,7 +126,7 @@ def find_compiler() -> list[str]:
 
 
 def source_of(wanted: Wanted, provided: Iterable[str]) -> str:
-    """The C source of the stub library for `wanted`, without the functions in `provided`."""
+    """Return the C source of the stub library for `wanted`, without the functions in `provided`."""
     base = wanted.soname.removeprefix("lib").partition(".")[0]
     lines = [_SOURCE.format(soname=wanted.soname, status=_NOT_SUPPORTED.get(base, _OTHER_FAILURE))]
     for name in sorted(wanted.functions.keys() - set(provided)):
@@ -157,7 +157,8 @@ def version_script_of(wanted: Wanted, provided: Iterable[str]) -> str:
 
 
 def cached_folder(build: TorchBuild | None, simulator: Path, provided: Iterable[str], version: str) -> Path:
-    """The path of the folder for this PyTorch, this simulated GPU and this version of the package. It may not exist yet."""
+    """Return the path of the folder for this PyTorch, this simulated GPU and this version of the package. It may not exist
+    yet."""
     parts = [_FORMAT, version, str(simulator), *sorted(provided)]
     if build is not None:
         parts += [build.version, str(build.folder)]
@@ -167,7 +168,7 @@ def cached_folder(build: TorchBuild | None, simulator: Path, provided: Iterable[
 
 
 def make_folder(folder: Path, find_wanted: Callable[[], Sequence[Wanted]], simulator: Path, provided: Iterable[str]) -> None:
-    """Makes `folder` with stub libraries for what `find_wanted` returns. A folder that exists already stays as it is.
+    """Make `folder` with stub libraries for what `find_wanted` returns. A folder that exists already stays as it is.
 
     The folder is made under another name and renamed when it is complete, so that an interrupted or a second process does no
     harm.

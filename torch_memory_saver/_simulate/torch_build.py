@@ -75,7 +75,7 @@ class TorchBuild:
         return sorted(path for path in self.folder.iterdir() if path.name.endswith(".so") and path.is_file())
 
     def found_by_rpath(self, sonames: Iterable[str]) -> list[str]:
-        """The libraries among `sonames` that PyTorch finds by its RPATH, which is searched before LD_LIBRARY_PATH."""
+        """Return the libraries among `sonames` that PyTorch finds by its RPATH, which is searched before LD_LIBRARY_PATH."""
         folders = {folder for path in self.libraries() for folder in read_library(path, prefixes=()).rpath}
         return sorted(soname for soname in sonames if any((folder / soname).exists() for folder in folders))
 
@@ -152,7 +152,7 @@ def find_torch() -> TorchBuild | None:
 
 
 def read_wanted(build: TorchBuild, provided: Iterable[str]) -> list[Wanted]:
-    """The CUDA libraries that PyTorch's libraries need, sorted by name, with the functions that they take from each.
+    """Return the CUDA libraries that PyTorch's libraries need, sorted by name, with the functions that they take from each.
 
     Args:
         build: The installed PyTorch.
@@ -178,7 +178,7 @@ def read_wanted(build: TorchBuild, provided: Iterable[str]) -> list[Wanted]:
 def _collect(
     library: SharedLibrary, functions: dict[str, dict[str, str]], internal: set[str], provided: frozenset[str]
 ) -> None:
-    """Adds the functions that one library needs to the entries of the libraries that have them."""
+    """Add the functions that one library needs to the entries of the libraries that have them."""
     candidates = [soname for soname in library.needed if soname in functions]
     stand_in = next((soname for soname in candidates if soname != DRIVER_SONAME), None)
     for symbol in library.symbols:
@@ -198,7 +198,8 @@ def _collect(
 
 
 def _owner(name: str, sonames: Iterable[str]) -> str | None:
-    """The library that a function without a version belongs to: the one whose prefix is the longest; None if none fits."""
+    """Return the library that a function without a version belongs to: the one whose prefix is the longest; None if none
+    fits."""
     best: tuple[int, str] | None = None
     for soname in sonames:
         base = soname.removeprefix("lib").partition(".")[0]
@@ -232,7 +233,7 @@ def cudnn_versions(package: Path, cuda: str) -> dict[str, str]:
 
 
 def _required_cudnn(package: Path) -> tuple[int, int, int] | None:
-    """The version of cuDNN that the installed PyTorch requires; None if its metadata does not name one."""
+    """Return the version of cuDNN that the installed PyTorch requires; None if its metadata does not name one."""
     for metadata in sorted(package.parent.glob("torch-*.dist-info/METADATA")):
         found = _REQUIRED_CUDNN.search(metadata.read_text(errors="replace"))
         if found is not None:

@@ -54,7 +54,7 @@ class _Collector:
             gc.set_threshold(*self._thresholds)
 
     def after_fork_in_child(self) -> None:
-        """Ends the uses of the parent's other threads, which do not exist here."""
+        """End the uses of the parent's other threads, which do not exist here."""
         self._lock = threading.RLock()
         for use in list(self._uses):
             if use.thread != threading.get_ident():

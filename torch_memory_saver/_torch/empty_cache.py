@@ -9,7 +9,7 @@ A wrapper does only what PyTorch's function does during a capture, while a threa
 pool, in later releases), and in a process that has not used this package, such as a forked child. Memory of pools that a
 captured graph uses is never released.
 
-Messages about a lack of memory say how much managed memory ``empty_cache()`` would return (:func:`count_idle_bytes`).
+Messages about a lack of memory say how much managed memory ``empty_cache()`` would give back (:func:`count_idle_bytes`).
 
 Any thread may call, even inside PyTorch's observer of its allocator. No lock is held while PyTorch is called.
 """
@@ -91,7 +91,7 @@ def _compile_alike(module: str, original: Callable[..., Any], wrapper: Callable[
 
 def count_idle_bytes(torch: TorchCuda, store: PoolStore, device: int) -> int:
     """Return the bytes of the device in resident managed segments without a tensor that ``empty_cache()`` of this thread
-    would return: those of pools that it retires, of retired pools, and of PyTorch's default pool."""
+    would give back: those of pools that it retires, of retired pools, and of PyTorch's default pool."""
     active = {row.address for row in _core.segments() if row.state == _core.STATE_ACTIVE and row.device == device}
     by_pool: dict[PoolId, list[dict[str, Any]]] = {}
     for segment in torch.segments():

@@ -1,7 +1,7 @@
-"""Room for what a region is about to allocate: whether PyTorch's cache is to be returned when a region is entered.
+"""Room for what a region is about to allocate: whether PyTorch's cache is to be given back when a region is entered.
 
-Memory that PyTorch caches is free for the program and in use for the driver. PyTorch returns its cache when memory runs out,
-but not inside a pool, where the allocation fails. So it is returned before: at the first region of a tag, which loads
+Memory that PyTorch caches is free for the program and in use for the driver. PyTorch gives its cache back when memory runs
+out, but not inside a pool, where the allocation fails. So it is given back before: at the first region of a tag, which loads
 something; at a later one, if less is free than the most that a region of the tag has taken so far; and if less than half of
 the device is free, and less than PyTorch caches. The regions of ``disable()`` count as those of one more tag.
 

@@ -47,7 +47,7 @@ def _pieces(segment: dict[str, Any], spans: list[tuple[int, int]]) -> Iterator[d
 
 
 def _borders(begin: int, end: int, spans: list[tuple[int, int]]) -> Iterator[int]:
-    """The borders of spans from `begin` to `end`, both of which are included, in order."""
+    """Return the borders of spans from `begin` to `end`, both of which are included, in order."""
     yield begin
     last = begin
     for span in spans[max(0, bisect_right(spans, (begin, 0)) - 1) :]:

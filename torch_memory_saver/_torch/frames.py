@@ -158,7 +158,7 @@ _entered: ContextVar[Frame | None] = ContextVar("torch_memory_saver.region", def
 
 
 def _own_frame() -> Frame | None:
-    """The innermost frame that this context has entered and not left."""
+    """Return the innermost frame that this context has entered and not left."""
     frame = _entered.get()
     while frame is not None and frame.closed:
         frame = frame.outer

@@ -147,7 +147,7 @@ class GraphPools:
         return shared, token in self._by_id
 
     def check_resident(self, torch: TorchCuda, pool: _CapturePool, tag: str) -> None:
-        """Checks that no pause since the last check has taken memory of the pool. A capture calls it again once it has been
+        """Check that no pause since the last check has taken memory of the pool. A capture calls it again once it has been
         announced, because from then on no pause can begin.
 
         Raises:
@@ -375,7 +375,7 @@ class GraphCapture(_core.Scope, FunctionDecorator):
             self._captures.remove(capture)
 
     def _clean_up(self, capture: _Capture, pool: PoolId) -> None:
-        """Ends what PyTorch may have left of a capture that failed to begin or to end."""
+        """End what PyTorch may have left of a capture that failed to begin or to end."""
         torch = self._torch
         if capture.outer_stream is None:
             return
@@ -462,7 +462,7 @@ def bytes_not_managed(torch: TorchCuda, token: PoolId) -> int:
 
 
 def managed_default_pool_bytes(torch: TorchCuda) -> int:
-    """Managed bytes of torch's default pool."""
+    """Return the managed bytes of torch's default pool."""
     return sum(
         int(row["total_size"])
         for row in torch.segments()
@@ -471,7 +471,7 @@ def managed_default_pool_bytes(torch: TorchCuda) -> int:
 
 
 def replaced_error(exception: BaseException | None, token: PoolId | None, used: PoolId) -> InvalidStateError | None:
-    """The error for ending the routing to a token whose pool has been replaced, or None."""
+    """Return the error for ending the routing to a token whose pool has been replaced, or None."""
     if token in (None, used) or not isinstance(exception, RuntimeError) or _NOT_ROUTED not in str(exception):
         return None
     return InvalidStateError(

@@ -64,7 +64,7 @@ class Call:
 
 
 def call_for(accepted: Collection[str], request: Request) -> Call:
-    """The call that starts the recording with a function that accepts these arguments.
+    """Return the call that starts the recording with a function that accepts these arguments.
 
     Raises:
         InvalidStateError: The function accepts no limit of entries: without one the history grows for ever.
@@ -241,7 +241,7 @@ def record_history(
 
 
 def stop_history() -> None:
-    """Ends the recording. Does nothing where this process does not use CUDA.
+    """End the recording. Do nothing where this process does not use CUDA.
 
     Raises:
         TorchUnavailableError: This PyTorch cannot record.

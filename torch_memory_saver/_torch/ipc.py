@@ -82,7 +82,7 @@ _nonce = os.urandom(8)
 
 
 def format_of_own_description(description: bytes) -> int:
-    """The format in which the PyTorch that wrote `description` describes segments.
+    """Return the format in which the PyTorch that wrote `description` describes segments.
 
     Raises:
         InvalidStateError: Its version is not known.
@@ -111,7 +111,7 @@ def check_importer(release: object) -> str | None:
 
 
 def format_of_importer(release: object) -> int:
-    """The format that an importer with that release of PyTorch reads.
+    """Return the format that an importer with that release of PyTorch reads.
 
     Raises:
         InvalidArgumentError: `release` is no release, or is before 2.6, the oldest that was tested.
@@ -127,7 +127,8 @@ def format_of_importer(release: object) -> int:
 
 
 def describe(layout: int, exported: Sequence[_core.Export]) -> bytes:
-    """The description of exported memory, in one of the formats. Several pieces lie side by side and have the same size."""
+    """Return the description of exported memory, in one of the formats. Several pieces lie side by side and have the same
+    size."""
     fields: tuple[int, ...] = (os.getpid(), exported[0].bytes, len(exported))
     if layout >= 3:
         fields += (_FILE_DESCRIPTOR,)
@@ -155,7 +156,8 @@ class CounterFile:
     """
 
     def __init__(self) -> None:
-        """
+        """Create the file.
+
         Raises:
             OSError: No such file can be created, or no memory is left for it.
         """
@@ -250,7 +252,7 @@ class StreamEvents:
         self._events: dict[tuple[int, ...], _OfStream] = {}  # by device and PyTorch's id of the stream
 
     def record(self, torch: Any, device: int) -> Recorded:
-        """Records an event on the current stream of the device."""
+        """Record an event on the current stream of the device."""
         key: tuple[int, ...] = torch._C._cuda_getCurrentStream(device)
         known = self._events.get(key)
         if known is not None:

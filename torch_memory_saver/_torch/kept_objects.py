@@ -3,8 +3,8 @@ else.
 
 PyTorch allocates such an object from whatever pool is in force on the thread when it is first needed. Here this thread
 allocates from a pool of ordinary memory, whether it is in a region or not, and whether ``TMS_INIT_ENABLE`` manages PyTorch's
-own pool or not. These pools are never retired. So PyTorch neither returns their free blocks to the driver nor hands them out
-for anything else: the addresses of an object that was freed stay valid, which captured graphs rely on.
+own pool or not. These pools are never retired. So PyTorch neither gives their free blocks back to the driver nor hands them
+out for anything else: the addresses of an object that was freed stay valid, which captured graphs rely on.
 
 A pool is routed by one thread at a time. Threads that need one at the same time use different pools. No lock: a list of idle
 pools changes by single operations.

@@ -111,7 +111,7 @@ class LateDevices:
             self._retire(torch, pool)
 
     def end(self, device: int) -> None:
-        """Ends the watch of a device, on any thread. Does nothing if it is not watched."""
+        """End the watch of a device, on any thread. Do nothing if it is not watched."""
         pool, torch = self._pools.pop(device, None), self._torch
         if pool is not None and torch is not None and pool.is_routed:  # otherwise _watch_device ends it
             self._retire(torch, pool)
@@ -124,12 +124,12 @@ class LateDevices:
             retire_at_emptying(torch, pool)
 
     def end_all(self) -> None:
-        """Ends every watch."""
+        """End every watch."""
         for device in list(self._pools):
             self.end(device)
 
     def end_used(self, in_use: int) -> None:
-        """Gives the watched devices of the mask `in_use` access, and ends their watches."""
+        """Give the watched devices of the mask `in_use` access, and end their watches."""
         used = [device for device in list(self._pools) if in_use >> device & 1]
         if used:
             self._give_access()
@@ -150,7 +150,7 @@ class LateDevices:
             logger.warning("a device that came into use has no access to managed memory: %s", error)
 
     def _wrap_pool_class(self, torch: TorchCuda) -> None:
-        """Ends every watch as soon as the program makes a MemPool, once."""
+        """End every watch as soon as the program makes a MemPool, once."""
         pool_class = torch.torch.cuda.MemPool
         if is_replaced(pool_class, "__init__"):
             return

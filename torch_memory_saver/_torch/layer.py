@@ -156,12 +156,12 @@ class TorchCuda:
         self.caches = _NO_CACHING not in os.environ
 
     def allocator(self) -> Any:
-        """This package's allocator, in the form that torch's pools accept."""
+        """Return this package's allocator, in the form that torch's pools accept."""
         return self._allocator.allocator()
 
     def current_stream(self) -> int | None:
-        """The handle of this thread's current stream on its current device. None while the process does not use that device:
-        none of its streams can be capturing, and PyTorch would create a context for the query."""
+        """Return the handle of this thread's current stream on its current device. None while the process does not use that
+        device: none of its streams can be capturing, and PyTorch would create a context for the query."""
         device = self.current_device()
         try:
             in_use = _core.active_devices() >> device & 1
@@ -170,7 +170,7 @@ class TorchCuda:
         return int(self._raw_stream(device)) if in_use else None
 
     def _make_current(self, device: int) -> None:
-        """Makes `device` torch's current one on this thread, without creating a context.
+        """Make `device` torch's current one on this thread, without creating a context.
 
         For a device without a context torch only records it. If the CUDA runtime's device is already this one, torch keeps
         the record of another device, and a second call replaces it.
@@ -262,7 +262,8 @@ class TorchCuda:
 
     @staticmethod
     def uses_of(memory_pool: Any) -> int:
-        """The number of users of a pool according to torch: its object, routings, graphs. 0 if torch does not report it."""
+        """Return the number of users of a pool according to torch: its object, routings, graphs. 0 if torch does not report
+        it."""
         use_count: Callable[[], int] | None = getattr(memory_pool, "use_count", None)
         return 0 if use_count is None else use_count()
 
@@ -290,7 +291,7 @@ class TorchCuda:
         self.torch.cuda.ipc_collect()
 
     def synchronize(self, device: int) -> None:
-        """Waits for the work of a device in use. Breaks captures."""
+        """Wait for the work of a device in use, which breaks captures."""
         self.torch.cuda.synchronize(device)
 
     def empty_host_cache(self) -> None:
@@ -305,7 +306,7 @@ class TorchCuda:
         return "" if uuid is None else f"GPU-{uuid}"
 
     def summary(self, device: int) -> str:
-        """The text of torch.cuda.memory_summary."""
+        """Return the text of torch.cuda.memory_summary."""
         return str(self.torch.cuda.memory_summary(device))
 
     def memory_stats(self, device: int) -> dict[str, Any]:
@@ -327,7 +328,7 @@ class TorchCuda:
         return segments
 
     def settings(self) -> dict[str, Any]:
-        """The allocator's settings in force; empty if torch does not report them."""
+        """Return the allocator's settings in force; empty if torch does not report them."""
         settings: dict[str, Any] = self._snapshot(_NO_POOL).get("allocator_settings", {})
         return settings
 
@@ -437,7 +438,7 @@ def at_first_use(callback: Callable[[Any], None]) -> None:
 
 
 def imported() -> Any:
-    """The module torch if it is imported, else None. Another thread may be importing it right now."""
+    """Return the module torch if it is imported, else None. Another thread may be importing it right now."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "cuda") and hasattr(torch, "__version__") else None
 
@@ -479,7 +480,7 @@ def require() -> TorchCuda:
 
 
 def require_module() -> Any:
-    """The module torch with CUDA initialised, imported if necessary; for functions that need no memory pools.
+    """Return the module torch with CUDA initialised, imported if necessary; for functions that need no memory pools.
 
     Raises:
         TorchUnavailableError: torch is not installed, or finds no CUDA device.
@@ -559,7 +560,7 @@ def expandable_segments_on(environment: Mapping[str, str]) -> bool:
 
 
 def devices_in_use() -> list[int]:
-    """The devices on which this process has a context. PyTorch holds no memory of others."""
+    """Return the devices on which this process has a context. PyTorch holds no memory of others."""
     mask = _core.active_devices()
     return [device for device in range(mask.bit_length()) if mask >> device & 1]
 
@@ -571,7 +572,7 @@ def pool_of(segment: Mapping[str, Any]) -> PoolId:
 
 
 def leak_reference(thing: object) -> None:
-    """Keeps an object alive through the interpreter's exit. Destroying a MemPool while any pool is routed, for instance at
+    """Keep an object alive through the interpreter's exit. Destroying a MemPool while any pool is routed, for instance at
     the exit of a program that ends inside a region, would abort the process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
@@ -590,7 +591,7 @@ def eager(function: _Function) -> _Function:
 
 
 def eager_methods(cls: _Class) -> _Class:
-    """Marks every method and property that a class itself defines."""
+    """Mark every method and property that a class itself defines."""
     for attribute in vars(cls).values():
         functions = (attribute.fget, attribute.fset) if isinstance(attribute, property) else (attribute,)
         for function in functions:

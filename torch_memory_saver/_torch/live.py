@@ -38,7 +38,7 @@ _FREED = ("inactive", "active_pending_free", "active_awaiting_free")
 
 
 def _pool_of(segment: Mapping[str, Any]) -> PoolId | None:
-    """The pool of a segment; None if this torch does not report it."""
+    """Return the pool of a segment; None if this torch does not report it."""
     pool = segment.get("segment_pool_id")
     return None if pool is None else (pool[0], pool[1])
 
@@ -87,7 +87,7 @@ class _Block(NamedTuple):
 
 
 def _walk(segment: Mapping[str, Any]) -> Iterator[_Block]:
-    """The blocks of a segment, which lie in order and without gaps."""
+    """Return the blocks of a segment, which lie in order and without gaps."""
     address = segment["address"]
     for block in segment["blocks"]:
         size = block["size"]

@@ -73,7 +73,7 @@ class pausing(OneUse):
 
 
 def await_regions(store: PoolStore, tags: Tags, deadline: float) -> None:
-    """Waits for other threads that are inside a region of one of the tags, as :func:`pausing` does, before anything else
+    """Wait for other threads that are inside a region of one of the tags, as :func:`pausing` does, before anything else
     of a pause happens.
 
     Raises:
@@ -142,7 +142,7 @@ def with_room(
     resume: Callable[[], _Result],
     resume_at_once: Callable[[], _Result],
 ) -> _Result:
-    """Calls `resume`. If a device has too little free memory for `tags`, PyTorch's cache is emptied first. If the resume
+    """Call `resume`. If a device has too little free memory for `tags`, PyTorch's cache is emptied first. If the resume
     still runs out of memory and the cache is not empty by then, it is emptied again, and `resume_at_once`, the same without
     waiting, is called.
 
@@ -170,8 +170,8 @@ def with_room(
 
 
 def make_room(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> int:
-    """Returns paused segments of `tags` without a tensor, which the resume would map. Then empties PyTorch's cache if a
-    device with cached memory has less free memory than the resume needs, and returns the bytes of device memory that this
+    """Give back paused segments of `tags` without a tensor, which the resume would map. Then empty PyTorch's cache if a
+    device with cached memory has less free memory than the resume needs, and return the bytes of device memory that this
     released."""
     if torch is not None:
         _return_dead_segments(store, torch, tags)
@@ -188,9 +188,9 @@ def make_room(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> int:
 
 
 def _return_dead_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
-    """Returns the segments whose tensors were deleted while they were paused. PyTorch's cache of other memory stays.
+    """Give back the segments whose tensors were deleted while they were paused. PyTorch's cache of other memory stays.
 
-    Takes no list of PyTorch's segments if PyTorch has freed nothing since the pause.
+    PyTorch's segments are not listed if PyTorch has freed nothing since the pause.
     """
     if not store.may_have_died_while_paused(torch, tags) or not _caching(torch) or may_not_free(torch):
         return
@@ -207,7 +207,7 @@ def _return_dead_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
 
 
 def _caching(torch: TorchCuda) -> list[int]:
-    """The devices on which PyTorch holds segments without a tensor."""
+    """Return the devices on which PyTorch holds segments without a tensor."""
     return [device for device in devices_in_use() if torch.releasable_bytes(device)]
 
 

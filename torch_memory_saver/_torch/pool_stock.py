@@ -198,7 +198,7 @@ class PoolStock:
     """The idle and retired pools of the process."""
 
     def _reset_stock(self) -> None:
-        """Resets the state to that of a process without pools: at the start, and in a forked child, where torch cannot use
+        """Reset the state to that of a process without pools: at the start, and in a forked child, where torch cannot use
         them."""
         # Reentrant, because any allocation may run the garbage collector, and so a finalizer that enters a region.
         self._lock = threading.RLock()
@@ -208,7 +208,7 @@ class PoolStock:
         self._retired: dict[PoolId, Pool] = {}  # retired pools whose memory PyTorch may still hold
 
     def _take_idle(self, frame: Frame, devices: Sequence[int]) -> None:
-        """Assigns an idle pool of each device to a new frame, until there is none. The caller holds the lock."""
+        """Assign an idle pool of each device to a new frame, until there is none. The caller holds the lock."""
         options = frame.options
         info = _core.tag_info(options.tag)
         for device in devices:
@@ -216,13 +216,13 @@ class PoolStock:
                 return
 
     def check_out(self, torch: TorchCuda, key: Key) -> Pool:
-        """A pool that is not in use and does not allocate from paused memory: an idle one, or a new one."""
+        """Return a pool that is not in use and does not allocate from paused memory: an idle one, or a new one."""
         pools: list[Pool] = []
         self._check_out(torch, key, pools)
         return pools[0]
 
     def _check_out(self, torch: TorchCuda, key: Key, pools: list[Pool]) -> None:
-        """Appends such a pool to a list, so that a signal handler that raises does not lose it."""
+        """Append such a pool to a list, so that a signal handler that raises does not lose it."""
         if not key.options.managed:
             pools.append(self.make_pool(torch, key))
             return
@@ -242,7 +242,7 @@ class PoolStock:
         pools[-1].kept = 0
 
     def _take_fitting(self, key: Key, info: _core.TagInfo, pools: list[Pool]) -> bool:
-        """Appends an idle pool that certainly has no paused memory. Returns whether there is one. The caller holds the
+        """Append an idle pool that certainly has no paused memory. Return whether there is one. The caller holds the
         lock."""
         idle = self._idle.get(key)
         if not idle:
@@ -259,7 +259,7 @@ class PoolStock:
         return True
 
     def _take_one(self, wanted: tuple[Pool, list[Pool]]) -> None:
-        """Appends the pool, if it is still idle. The caller holds the lock."""
+        """Append the pool, if it is still idle. The caller holds the lock."""
         pool, pools = wanted
         idle = self._idle.get(pool.key, [])
         if pool in idle:
@@ -270,15 +270,15 @@ class PoolStock:
         self._uncaptured[pool.id] = pool
 
     def check_in(self, pool: Pool) -> None:
-        """Makes the pool idle again."""
+        """Make the pool idle again."""
         _core.within(self._lock, self._put_back, [pool])
 
     def _put_back(self, pools: list[Pool]) -> None:
-        """Makes the last pool of a list idle, and removes it from the list. The caller holds the lock."""
+        """Make the last pool of a list idle, and remove it from the list. The caller holds the lock."""
         _core.move(pools, self._idle.setdefault(pools[-1].key, []))
 
     def make_pool(self, torch: TorchCuda, key: Key) -> Pool:
-        """A new pool. Its reference is leaked until it is retired."""
+        """Return a new pool. Its reference is leaked until it is retired."""
         return Pool(torch.make_pool(key.device, key.options.managed), key)
 
     def retire(self, torch: TorchCuda, pool: Pool) -> None:
@@ -399,7 +399,7 @@ class PoolStock:
 
     @staticmethod
     def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
-        """Whether retiring the pool returns memory."""
+        """Whether retiring the pool gives memory back."""
         return has_idle_segment(torch.segments(pool.id))
 
     def should_retire(
@@ -434,7 +434,7 @@ class PoolStock:
         return is_worth_retiring(fill, stranded)
 
     def idle_pools(self, tags: Tags = None) -> list[Pool]:
-        """The idle pools of the tags, at this moment."""
+        """Return the idle pools of the tags, at this moment."""
         return [pool for key, pools in list(self._idle.items()) if selects(tags, key.options.tag) for pool in list(pools)]
 
 
@@ -528,8 +528,11 @@ def _steps_of_retirement(torch: TorchCuda, pool: _Retirable) -> list[functools.p
 
 
 def _steps_with_release(torch: TorchCuda, pool: _Retirable) -> list[functools.partial[Any]]:
-    """The caller holds the capture gate. The end of the object holds the GIL, and a free waits for the devices: they are
-    waited for before."""
+    """Return the steps that retire a pool and free its memory.
+
+    The caller holds the capture gate. The end of the object holds the GIL, and a free waits for the devices: they are waited
+    for before.
+    """
     if may_not_free(torch):
         return _steps_of_retirement(torch, pool)
     return [*(functools.partial(torch.synchronize, device) for device in devices_in_use()), *_steps_of_destruction(pool)]

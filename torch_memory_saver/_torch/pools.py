@@ -99,7 +99,7 @@ class PoolStore(PoolStock):
     # Entering and leaving
 
     def stack(self) -> Stack:
-        """This thread's frames, outermost first."""
+        """Return this thread's frames, outermost first."""
         stack: Stack | None = getattr(self._local, "stack", None)
         if stack is None:
             life = self._local.life = ThreadLife()
@@ -145,7 +145,7 @@ class PoolStore(PoolStock):
         return True
 
     def leave(self, frame: Frame) -> None:
-        """Ends only this frame, which may have been entered in part. The later frames of its thread stay; the last is in
+        """End only this frame, which may have been entered in part. The later frames of its thread stay; the last is in
         force. A signal handler may raise between any two steps: a repetition makes those that remain."""
         torch, stack = frame.torch, frame.stack
         if frame in stack:
@@ -196,7 +196,7 @@ class PoolStore(PoolStock):
             logger.warning("a call was submitted to a thread pool inside %s: idle memory stays: %s", frame, error)
 
     def _make_room(self, torch: TorchCuda, options: RegionOptions, devices: Sequence[int]) -> None:
-        """Returns PyTorch's cache if a region that is about to be entered needs room (entry_room.py)."""
+        """Give back PyTorch's cache if a region that is about to be entered needs room (entry_room.py)."""
         devices = devices if len(devices) == 1 else devices_in_use()
         if [device for device in devices if self.room.is_needed(torch, options, device)]:
             self.empty_cache(torch)
@@ -256,12 +256,12 @@ class PoolStore(PoolStock):
         return may_have_grown or pool.unseen > wait
 
     def _note_disabled(self, torch: TorchCuda, pool: Pool) -> None:
-        """Notes what a disable() has taken, whose pool is about to be retired."""
+        """Note what a disable() has taken, whose pool is about to be retired."""
         if _core.active_devices() >> pool.device & 1:
             self.room.note(pool.key, sum(segment["total_size"] for segment in torch.segments(pool.id)))
 
     def _settle_autograd(self, torch: TorchCuda, stack: Stack) -> None:
-        """Makes backward() run on the calling thread, whose frames are `stack`, inside regions. On torch's own threads
+        """Make backward() run on the calling thread, whose frames are `stack`, inside regions. On torch's own threads
         gradients would be outside every region. May be repeated."""
         before: bool | None = getattr(self._local, "autograd_threads", None)
         if stack and (stack[-1].torch is not None or [frame for frame in stack if frame.torch is not None]):
@@ -361,7 +361,7 @@ class PoolStore(PoolStock):
         return bool(entered)
 
     def _discard(self, frame: Frame) -> None:
-        """Removes the frame. Its pools become idle; those of a disable() are to be retired. The caller holds the lock. May
+        """Remove the frame. Its pools become idle; those of a disable() are to be retired. The caller holds the lock. May
         be repeated."""
         while frame.pools:
             key = frame.pools[0].key
@@ -375,7 +375,7 @@ class PoolStore(PoolStock):
     # Captures
 
     def pools_without_captures(self, torch: TorchCuda, listed: Collection[PoolId | None]) -> frozenset[PoolId]:
-        """The pools in torch's list that only regions have used, including retired ones.
+        """Return the pools in torch's list that only regions have used, including retired ones.
 
         A graph may have been captured into such a pool by its id: it counts as one of the pool's uses then.
         """
@@ -495,7 +495,7 @@ class PoolStore(PoolStock):
         self._pending -= emptied
 
     def log_put_off(self) -> None:
-        """Logs once that PyTorch's cache was not emptied because another thread is inside a region."""
+        """Log once that PyTorch's cache was not emptied because another thread is inside a region."""
         stack = self.stack()
         frames = [frame for frame in list(self._admission.frames.values()) if frame.stack is not stack and frame.routed]
         if not frames or not self._pending or self._has_logged_put_off:
@@ -514,7 +514,8 @@ class PoolStore(PoolStock):
             self.empty_torch_cache_now(torch)
 
     def _devices_that_keep_cache(self, torch: TorchCuda) -> set[int]:
-        """The devices whose cache cannot be emptied, because a thread routes a pool there. Empty since PyTorch 2.13."""
+        """Return the devices whose cache cannot be emptied, because a thread routes a pool there. Empty since PyTorch
+        2.13."""
         if not torch.routing_spares_cache:
             return set()
         return {pool.device for frame in list(self._admission.frames.values()) if frame.routed for pool in list(frame.pools)}

@@ -80,7 +80,7 @@ _installing = threading.RLock()
 
 
 def install(torch: Any, shared: SharedMemory) -> None:
-    """Wraps the functions, once. Does nothing while another thread is still importing torch: a later use installs them."""
+    """Wrap the functions, once. Do nothing while another thread is still importing torch: a later use installs them."""
     storage: Any = getattr(torch, "UntypedStorage", None)
     share = getattr(storage, "_share_cuda_", None)
     if share is None or is_replaced(storage, "_share_cuda_") or _is_being_imported(torch):
@@ -229,7 +229,7 @@ class SharedMemory:
                 self._sending.pop(call, None)
 
     def _begin(self, call: object, row: _core.Segment) -> tuple[CounterFile, int]:
-        """Lists a call as sending, and takes a counter for it."""
+        """List a call as sending, and take a counter for it."""
         with self._lock:
             if self._closed and any(selects(tags, row.tag) for tags in self._closed.values()):
                 raise InvalidStateError(
@@ -267,7 +267,7 @@ class SharedMemory:
         return result
 
     def _find_own_format(self, torch: Any, share: Share, device: int) -> int:
-        """The format of this process's PyTorch, by what it says of ordinary memory."""
+        """Return the format of this process's PyTorch, by what it says of ordinary memory."""
         with self._ordinary_memory():
             storage = torch.UntypedStorage(1, device=torch.device("cuda", device))
         fields = share(storage)
@@ -356,7 +356,7 @@ class SharedMemory:
                 self._closed.pop(call, None)
 
     def _close(self, call: object, tags: Tags) -> int:
-        """Closes the tags if `possibly_shared_bytes`, which it returns, is 0."""
+        """Close the tags if `possibly_shared_bytes`, which it returns, is 0."""
         self.collect()
         with self._lock:
             left = self._shared_bytes(tags)

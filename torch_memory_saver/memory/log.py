@@ -135,10 +135,10 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
         self._clock: Callable[[], float] = time.time
         self._thread: Periodic | None = None
         self._interval = interval
-        self.after_fork_in_child()
+        self._after_fork_in_child()
         _logs.add(self)
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         """Replace the lock: another thread of the parent may have been taking a row."""
         self._lock = threading.Lock()
 
@@ -374,7 +374,7 @@ _logs: weakref.WeakSet[MemoryLog] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for log in _logs:
-        log.after_fork_in_child()
+        log._after_fork_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

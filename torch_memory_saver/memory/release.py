@@ -123,7 +123,7 @@ class ReleaseReport:
 
     @property
     def freed_bytes(self) -> int:
-        """Physical memory that was returned to the driver, on all devices."""
+        """Physical memory that was given back to the driver, on all devices."""
         return sum(device.freed_bytes for device in self.devices)
 
     def __str__(self) -> str:
@@ -139,9 +139,10 @@ class ReleaseReport:
 
 
 def release_cached(*, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> ReleaseReport:
-    """Give device memory that this process caches back to the driver, so that other processes can use it.
+    """Give all GPU memory that this process caches back, between two phases, so that other processes can use it.
 
-    The function collects garbage, and the memory of tensors that were sent to other processes and dropped there
+    Inside a region that loads layers call :meth:`TorchMemorySaver.empty_cache` instead, which collects no garbage. The
+    function collects garbage, and the memory of tensors that were sent to other processes and dropped there
     (``torch.cuda.ipc_collect``). Then it waits for the devices of this process, and empties the pools of this package and of
     PyTorch, even inside regions. Tensors stay. Only this process is affected, because no process can empty the cache of
     another.
@@ -170,7 +171,7 @@ def release_cached(*, repeat_bytes: int | None = None, cool_down: float = 0.0, h
 
 
 class releasing_cached(contextlib.AbstractContextManager["releasing_cached"]):
-    """A context manager and a decorator that call `release_cached` at the end, even after an exception.
+    """A context manager and a decorator for a phase after which `release_cached` is called, even after an exception.
 
     Nested ones release once, at the end of the outermost one, with its arguments. Each thread and each task of asyncio nests
     by itself; a task that is created inside one is nested in it. Functions and coroutine functions can be decorated.

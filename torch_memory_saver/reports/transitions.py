@@ -49,7 +49,7 @@ class PauseReport(TransitionReport):
             processes that manage everything (``TMS_INIT_ENABLE=1``), if another thread was inside a region, or with a
             PyTorch before 2.11. In these cases, allocate inside ``disable()`` while memory is paused.
         possibly_shared_bytes: Bytes of paused allocations that were sent to other processes and may still be mapped there.
-            The memory returns to the driver when those processes drop their tensors. Whole physical handles are counted,
+            The memory goes back to the driver when those processes drop their tensors. Whole physical handles are counted,
             which neighbouring allocations may share. The number is an estimate from PyTorch's counters: it is too large
             after an importer was killed, and too small after an importer received the same message twice.
         no_longer_managed_bytes: Bytes of parameters and buffers of modules that ``manage()`` had moved to the tags, and that

@@ -91,7 +91,7 @@ class Usage:
             ``reset_peaks()``. None if it is not known: for a device within one tag, for a tag within one device, and for
             several tags or devices that are not all.
         slack_bytes: Bytes of physical device memory of freed allocations that stays with the tag, because the allocations
-            shared a physical handle with others. The next allocations use this memory, and a pause returns it. No other
+            shared a physical handle with others. The next allocations use this memory, and a pause gives it back. No other
             number includes it.
         deferred_bytes: Bytes of physical device memory of freed allocations whose release waits for the end of a stream
             capture, or for a device that could not be synchronized. No other number includes it.
@@ -140,7 +140,7 @@ class Stats:
         failed_allocations: Number of allocations of this process that failed so far.
         slack_bytes: Slack of the whole process, see :class:`Usage`.
         stranded_bytes: Free bytes of the whole process, resident or paused, that no allocation can use. They are in segments
-            of PyTorch that hold a tensor, in pools that no region uses any more because their idle segments were returned.
+            of PyTorch that hold a tensor, in pools that no region uses any more because their idle segments were given back.
             A segment's part is returned when its last tensor is deleted and the cache is emptied. The number is 0 while
             PyTorch records call stacks of C++ functions, because reading its segments then takes seconds.
         host_resident_bytes: Bytes of host memory in use for backups: memory with contents, idle memory of the pool, and

@@ -10,6 +10,6 @@ Importing this package imports neither vLLM nor torch.
 from __future__ import annotations
 
 from .allocator import SleepAllocator, allocator
-from .plugin import BACKEND, register
+from .plugin import register
 
-__all__ = ["BACKEND", "SleepAllocator", "allocator", "register"]
+__all__ = ["SleepAllocator", "allocator", "register"]

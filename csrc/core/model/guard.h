@@ -4,7 +4,7 @@
  *
  * A page is one piece of physical memory of the device's granularity, in a segment of its own that no registry has. It
  * exists while a segment of its device is guarded. This module counts the references to the pages, and maps them;
- * transition/guarding.h makes them and allocation/free.h releases them. Part of the saver. Any thread, under the saver's
+ * transition/guard_mode.h makes them and allocation/free.h releases them. Part of the saver. Any thread, under the saver's
  * lock, except for `on` and the two functions that make driver calls. */
 #ifndef TMS_GUARD_H
 #define TMS_GUARD_H

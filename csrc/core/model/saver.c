@@ -26,7 +26,7 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
         goto release_page;
     }
     tms_wait_condition_init(&saver->turn);
-    tms_pendings_init(&saver->pendings);
+    tms_pending_resumes_init(&saver->pending_resumes);
     tms_registry_init(&saver->registry);
     tms_registry_init(&saver->ranges);
     tms_registry_init(&saver->quarantined_ranges);
@@ -58,8 +58,8 @@ void tms_saver_release(tms_saver_t *saver) {
     tms_backup_stores_drain(&saver->stores);
     tms_quarantine_release(&saver->quarantine); /* comes first, because it may hold resources that the stores release next */
     tms_backup_stores_release(&saver->stores);
-    pthread_cond_destroy(&saver->pendings.ended);
-    pthread_mutex_destroy(&saver->pendings.lock);
+    pthread_cond_destroy(&saver->pending_resumes.ended);
+    pthread_mutex_destroy(&saver->pending_resumes.lock);
     pthread_cond_destroy(&saver->turn);
     tms_descriptors_release(&saver->descriptors);
     tms_shared_page_release(&saver->page);

@@ -25,7 +25,7 @@
 #include "base/stats.h"
 #include "core/model/account.h"
 #include "core/model/guard.h"
-#include "core/model/pendings.h"
+#include "core/model/pending_resumes.h"
 #include "core/model/run.h"
 #include "device/capture.h"
 #include "device/device_lock.h"
@@ -73,7 +73,7 @@ typedef struct tms_saver {
     tms_peer_looks_t peers;
     tms_guard_t guard;
 
-    tms_pendings_t pendings; /* has its own lock */
+    tms_pending_resumes_t pending_resumes; /* has its own lock */
     _Atomic uint64_t memory_margin_bytes;
     _Atomic int host_policy; /* tms_host_policy_t, not TMS_HOST_DEFAULT: the process's policy */
     _Atomic bool forked;     /* this process is a forked child and must not use the GPU */

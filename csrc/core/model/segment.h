@@ -48,7 +48,7 @@ typedef struct tms_segment {
     tms_placement_t placement;
     tms_tag_t *tag;
     tms_backup_t backup;
-    tms_backup_t *target;                   /* where the call that owns it saves its contents (transition/saving.h) */
+    tms_backup_t *target;                   /* where the call that owns it saves its contents (transition/save.h) */
     double allocated_at, changed_at;        /* on tms_wait_now's clock: when it was made, and when its state last changed */
     tms_holding_t counted;                  /* account.h; under the saver's lock */
     tms_shared_row_t row;                   /* the row of the shared page that counts it */

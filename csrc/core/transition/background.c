@@ -6,7 +6,7 @@
 #include "core/model/turn.h"
 #include "core/transition/resume.h"
 
-/* The thread holds a reference to `pending`; the saver outlives the thread (tms_pendings_close). */
+/* The thread holds a reference to `pending`; the saver outlives the thread (tms_pending_resumes_close). */
 static void *run(void *argument) {
     tms_pending_t *pending = argument;
     tms_saver_t *saver = tms_pending_saver(pending);
@@ -15,7 +15,7 @@ static void *run(void *argument) {
     tms_error_clear(&error);
     tms_status_t status = tms_transition_resume_pending(saver, pending, &report, &error);
     tms_pending_end(pending, status, &report, &error);
-    tms_pendings_count(&saver->pendings, -1);
+    tms_pending_resumes_count(&saver->pending_resumes, -1);
     return NULL;
 }
 
@@ -29,7 +29,7 @@ tms_status_t tms_pending_begin(tms_saver_t *saver, const tms_selection_t *select
         status = tms_error_set(error, TMS_INVALID_STATE, &context, "this thread is inside pause() or resume() already");
     if (status == TMS_OK) status = tms_pending_create(saver, selection, &made, &context, error);
     if (status != TMS_OK) return status;
-    tms_pendings_count(&saver->pendings, 1);
+    tms_pending_resumes_count(&saver->pending_resumes, 1);
     int os_error = tms_thread_start(&thread, run, made);
     if (os_error == 0) {
         pthread_detach(thread);

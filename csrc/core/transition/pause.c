@@ -3,12 +3,12 @@
 #include "backup/pass.h"
 #include "core/allocation/free.h"
 #include "core/model/turn.h"
+#include "core/transition/completion.h"
 #include "core/transition/devices.h"
-#include "core/transition/ending.h"
-#include "core/transition/giving_up.h"
-#include "core/transition/guarding.h"
+#include "core/transition/discard.h"
+#include "core/transition/guard_mode.h"
 #include "core/transition/phases.h"
-#include "core/transition/saving.h"
+#include "core/transition/save.h"
 #include "core/transition/transition.h"
 #include "core/transition/verifying.h"
 
@@ -42,7 +42,7 @@ static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_de
         const tms_backup_kind_t kind = kind_of(t, segment, live);
         segment->only_preserved = kind != chosen_kind(t, segment);
         tms_status_t status =
-            tms_saving_plan(t, segment, &segment->backup, kind, segment->backup.policy, live, copying, error);
+            tms_save_plan(t, segment, &segment->backup, kind, segment->backup.policy, live, copying, error);
         if (status != TMS_OK) return status;
         const uint64_t bytes = tms_backup_copied(&segment->backup)->bytes;
         t->planned.total_bytes += bytes;
@@ -60,7 +60,7 @@ static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wai
         copying.bytes += bytes;
     }
     tms_phases_push(t, TMS_PHASE_COPY, copying.bytes);
-    copying.status = tms_saving_copy_counted(t, device, &t->done.copied_bytes, wait, error);
+    copying.status = tms_save_copy_counted(t, device, &t->done.copied_bytes, wait, error);
     tms_phases_pop(t);
     tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);
     return copying.status;
@@ -215,13 +215,13 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
             }
         }
         if (!tms_run_has_memory(run)) {
-            tms_guarding_cover(t, segment, run->reached);
+            tms_guard_mode_cover(t, segment, run->reached);
             continue;
         }
         refused++;
         bytes += tms_segment_reserved(segment);
     }
-    tms_guarding_end(t);
+    tms_guard_mode_end(t);
     TMS_FOR_EACH(segment, t) {
         if (segment->run->leaving) tms_saver_release_lock(t->saver, segment);
     }
@@ -260,14 +260,14 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
 }
 
 static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
-    tms_giving_up_t giving_up;
-    tms_status_t status = tms_giving_up_prepare(t, &giving_up, error);
+    tms_discard_t discard;
+    tms_status_t status = tms_discard_prepare(t, &discard, error);
     if (status != TMS_OK) {
         tms_transition_finish(t, false);
         return status;
     }
     if (t->planned.first) status = pause_all(t, error);
-    tms_giving_up_end(t, &giving_up, status == TMS_OK);
+    tms_discard_end(t, &discard, status == TMS_OK);
     return status;
 }
 

@@ -117,8 +117,8 @@ static char **copy_tags(const char *const *tags, size_t count) {
 static tms_status_t copy_selection(tms_pending_t *pending, const tms_selection_t *selection,
                                    const tms_error_context_t *context, tms_error_t *error) {
     pending->selection = *selection;
-    pending->selection.interrupted = tms_pendings_is_cancelled;
-    pending->selection.interrupt_context = &pending->saver->pendings;
+    pending->selection.interrupted = tms_pending_resumes_is_cancelled;
+    pending->selection.interrupt_context = &pending->saver->pending_resumes;
     pending->selection.find_live = NULL;
     pending->selection.on_progress = NULL;
     pending->selection.tags = NULL;

@@ -1,6 +1,6 @@
 #include "core/transition/reading.h"
 
-#include "core/transition/ending.h"
+#include "core/transition/completion.h"
 #include "core/transition/transition.h"
 
 typedef struct reading {

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "core/transition/guarding.h"
+#include "core/transition/guard_mode.h"
 #include "core/transition/layout.h"
 #include "core/transition/pending.h"
 #include "core/transition/phases.h"
@@ -183,7 +183,7 @@ static tms_status_t restore(restoration_t *all, tms_wait_t *wait, tms_error_t *e
         all->copying.allocations++;
         all->copying.bytes += tms_backup_held_bytes(&segment->backup);
     }
-    tms_status_t status = tms_guarding_lift(t, device, error);
+    tms_status_t status = tms_guard_mode_lift(t, device, error);
     if (status == TMS_OK) status = tms_devices_peers(t->saver->devices, device, &all->peers, &context, error);
     if (status == TMS_OK && copies) status = find_fit(all, &fits, error);
     /* If the memory does not suffice, mapping fails here, before anything is copied. */

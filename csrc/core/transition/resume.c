@@ -6,9 +6,9 @@
 #include "core/allocation/reclaim.h"
 #include "core/model/kinds.h"
 #include "core/model/peers.h"
+#include "core/transition/completion.h"
 #include "core/transition/devices.h"
-#include "core/transition/ending.h"
-#include "core/transition/guarding.h"
+#include "core/transition/guard_mode.h"
 #include "core/transition/layout.h"
 #include "core/transition/pending.h"
 #include "core/transition/phases.h"
@@ -53,7 +53,7 @@ static void guard_again(tms_transition_t *t, tms_segment_t *segment) {
     tms_device_mask_t peers = 0;
     if (!t->asked.guards) return;
     (void)tms_devices_peers(t->saver->devices, segment->device, &peers, &context, NULL); /* else only the owner reads */
-    tms_guarding_cover(t, segment, peers | (tms_device_mask_t)1 << segment->device);
+    tms_guard_mode_cover(t, segment, peers | (tms_device_mask_t)1 << segment->device);
 }
 
 /* Releases a run that this call has made. Errors name one of its segments. */
@@ -83,7 +83,7 @@ static void undo(tms_transition_t *t) {
         }
         if (!tms_segment_has_memory(segment)) guard_again(t, segment);
     }
-    tms_guarding_end(t);
+    tms_guard_mode_end(t);
     tms_phases_end(t, TMS_PHASE_UNMAP, began, TMS_OK);
 }
 

@@ -3,9 +3,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "core/transition/completion.h"
 #include "core/transition/devices.h"
-#include "core/transition/ending.h"
-#include "core/transition/saving.h"
+#include "core/transition/save.h"
 #include "core/transition/transition.h"
 
 typedef struct sample {
@@ -56,8 +56,7 @@ static tms_status_t plan_all(sample_t *sample, tms_device_mask_t *copying, tms_e
         uint64_t address;
         tms_live_t ranges = ranges_of(sample, segment, &address);
         *copy = (tms_backup_t){.kind = TMS_BACKUP_PINNED, .bytes = segment->bytes};
-        tms_status_t status =
-            tms_saving_plan(t, segment, copy, TMS_BACKUP_PINNED, TMS_HOST_DEFAULT, &ranges, copying, error);
+        tms_status_t status = tms_save_plan(t, segment, copy, TMS_BACKUP_PINNED, TMS_HOST_DEFAULT, &ranges, copying, error);
         if (status != TMS_OK) return status;
         copy++;
     }
@@ -109,7 +108,7 @@ static tms_status_t copy_and_count(sample_t *sample, tms_error_t *error) {
     sample->copies = calloc(count + 1, sizeof *sample->copies);
     if (!sample->copies) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     tms_status_t status = plan_all(sample, &copying, error);
-    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, tms_saving_copy, error);
+    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, tms_save_copy, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the copies belong to the parent */
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
     if (status == TMS_OK) count_all(sample);

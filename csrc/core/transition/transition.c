@@ -9,7 +9,7 @@
 #include "core/model/captures.h"
 #include "core/model/inspect.h"
 #include "core/model/turn.h"
-#include "core/transition/ending.h"
+#include "core/transition/completion.h"
 #include "core/transition/log.h"
 #include "core/transition/pending.h"
 #include "core/transition/phases.h"
@@ -134,7 +134,7 @@ static void collect(tms_transition_t *t) {
         if (segment->run) tms_run_own(segment->run, &t->planned.runs);
     }
     if (t->planned.first && tms_shared_page_is_open(&t->saver->page)) {
-        tms_shared_page_begin_moves(&t->saver->page, tms_ending_page_call(t), tms_clock_nanoseconds());
+        tms_shared_page_begin_moves(&t->saver->page, tms_completion_page_call(t), tms_clock_nanoseconds());
         tms_shared_page_publish(&t->saver->page);
     }
     pthread_mutex_unlock(&t->saver->lock);
@@ -297,7 +297,7 @@ static void count(tms_calls_t *calls, tms_status_t status, const tms_report_t *r
 static void count_in_page(tms_transition_t *t, tms_status_t status) {
     tms_shared_page_t *page = &t->saver->page;
     if (!tms_shared_page_is_open(page)) return;
-    const tms_shared_page_outcome_t outcome = tms_ending_page_outcome(t, status == TMS_OK);
+    const tms_shared_page_outcome_t outcome = tms_completion_page_outcome(t, status == TMS_OK);
     pthread_mutex_lock(&t->saver->lock);
     tms_shared_page_count_call(page, &outcome);
     tms_shared_page_publish(page);

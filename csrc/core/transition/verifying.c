@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "core/transition/devices.h"
-#include "core/transition/saving.h"
+#include "core/transition/save.h"
 
 /* Plans to copy the contents of the segments whose backup was copied in part. `copies` has one for each segment on the list;
  * the others stay empty. */
@@ -17,7 +17,7 @@ static tms_status_t plan_all(tms_transition_t *t, tms_backup_t *copies, const tm
         segment->target = copy;
         tms_status_t status = TMS_OK;
         if (segment->backup.partial && segment->run->leaving)
-            status = tms_saving_plan(t, segment, copy, TMS_BACKUP_PINNED, TMS_HOST_RELEASE, live, copying, error);
+            status = tms_save_plan(t, segment, copy, TMS_BACKUP_PINNED, TMS_HOST_RELEASE, live, copying, error);
         if (status != TMS_OK) return status;
         copy++;
     }
@@ -84,11 +84,11 @@ tms_status_t tms_verifying_check(tms_transition_t *t, const tms_live_t *live, tm
     tms_backup_t *copies = calloc(count + 1, sizeof *copies);
     if (!copies) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     tms_status_t status = plan_all(t, copies, live, &copying, error);
-    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, tms_saving_copy, error);
+    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, tms_save_copy, error);
     if (status == TMS_FORKED) goto forget; /* in a forked child: the copies belong to the parent */
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
     if (status == TMS_OK) status = compare_all(t, copies, &damaged, error);
-    if (status == TMS_OK) status = tms_transition_on_devices(t, damaged, tms_saving_copy, error);
+    if (status == TMS_OK) status = tms_transition_on_devices(t, damaged, tms_save_copy, error);
     if (status == TMS_FORKED) goto forget;
     atomic_fetch_add(&t->done.copied_bytes, t->planned.total_bytes - total);
     for (size_t i = 0; i < count; i++) tms_backup_destroy(&copies[i], &t->saver->stores);

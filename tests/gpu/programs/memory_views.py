@@ -144,7 +144,7 @@ def main() -> None:
     if "idle" in sys.argv:
         with managed():
             idle = torch.ones(IDLE, dtype=torch.uint8, device="cuda")
-        del idle  # inside the region, its end would return the memory
+        del idle  # inside the region, its end would give back the memory
     wait_for_host_memory()
     measured = [views()]
     saver.pause()

@@ -11,11 +11,7 @@ import gc
 import importlib
 import itertools
 import os
-import subprocess
-import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +32,12 @@ PROGRAMS = HERE / "programs"
 REPOSITORY = HERE.parent.parent
 #: Set in the pytest that tests/gpu/test_preload_mode.py starts, which must not start another.
 INNER = "TMS_GPU_INNER"
-_HOOK = "hook_mode_preload"
+HOOK = "hook_mode_preload"
 #: How many operations a random run of them does: fewer on the simulated GPU, whose kernels the host computes, and in the
 #: pytest inside the pytest.
 RANDOM_OPERATIONS = 400 if SIMULATED else 3_000 if os.environ.get(INNER) == "1" else 10_000
 #: Whether this process was started with our library preloaded: by test_preload_mode.py, or by `simulate --preload`.
-STARTED_PRELOADED = os.environ.get(INNER) == "1" or (SIMULATED and _HOOK in os.environ.get("LD_PRELOAD", ""))
+STARTED_PRELOADED = os.environ.get(INNER) == "1" or (SIMULATED and HOOK in os.environ.get("LD_PRELOAD", ""))
 
 
 class _Lazy:
@@ -277,109 +273,3 @@ def cuda_runtime() -> ctypes.CDLL:
         paths = {line.split(maxsplit=5)[5].strip() for line in file if "/libcudart" in line}
     assert len(paths) == 1, f"one CUDA runtime expected, found {sorted(paths)}"
     return ctypes.CDLL(paths.pop())
-
-
-# -- fresh processes ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The results of a program."""
-
-    name: str
-    status: int
-    output: str
-    error: str
-
-    def check(self, status: int = 0) -> Finished:
-        assert self.status == status, (
-            f"{self.name}: exit status {self.status} instead of {status}\n{self.output}\n{self.error}"
-        )
-        return self
-
-
-def preload_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with our library in LD_PRELOAD, as configure_subprocess() leaves it for children."""
-    with tms.configure_subprocess():
-        return {**environment, "LD_PRELOAD": os.environ["LD_PRELOAD"]}
-
-
-def _is_kept(name: str) -> bool:
-    """Whether a fresh process inherits an environment variable: all but ours, except for what chooses the device."""
-    if name == "TMS_CUDA_DRIVER" or name.startswith("TMS_SIMULATED_") or name == "LD_PRELOAD":
-        return SIMULATED
-    return not name.startswith("TMS_")
-
-
-def _environment(extra: Mapping[str, str], preload: bool) -> dict[str, str]:
-    keep = {name: value for name, value in os.environ.items() if _is_kept(name)}
-    package_root = str(Path(str(tms.__file__)).resolve().parent.parent)
-    keep["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, keep.get("PYTHONPATH", "")]))
-    keep["PYTHONWARNINGS"] = "ignore"
-    if SIMULATED:  # several programs compute on few cores, and threads wait for each other by spinning
-        keep.setdefault("OMP_NUM_THREADS", "1")
-    if "LD_PRELOAD" in keep:  # the simulated GPU's, without the hook library of `simulate --preload`
-        keep["LD_PRELOAD"] = ":".join(path for path in keep["LD_PRELOAD"].split(":") if _HOOK not in path)
-    keep.update(extra)
-    return preload_environment(keep) if preload else keep
-
-
-@dataclass(frozen=True)
-class Program:
-    """A program of tests/gpu/programs to run: its arguments, its additional environment, and its hook mode."""
-
-    script: str
-    arguments: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    preload: bool = False
-
-    @property
-    def name(self) -> str:
-        settings = " ".join(f"{key}={value}" for key, value in self.environment)
-        mode = "preload" if self.preload else "torch"
-        return " ".join(filter(None, [settings, self.script, *self.arguments, f"({mode} mode)"]))
-
-    def start(self, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, str(PROGRAMS / self.script), *self.arguments],
-            env=_environment(dict(self.environment), self.preload),
-            cwd=HERE,
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-
-def run_programs(programs: Iterable[Program], timeout: float = 110) -> list[Finished]:
-    """Runs programs at the same time, each in a fresh process, and returns what each left, in order."""
-    listed = list(programs)
-    started = [program.start() for program in listed]
-    finished = []
-    try:
-        for program, process in zip(listed, started, strict=True):
-            output, error = process.communicate(timeout=timeout)
-            finished.append(Finished(program.name, process.returncode, output, error))
-    finally:
-        for process in started:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-    return finished
-
-
-def subprocess_run(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, preload: bool = False, timeout: float = 110
-) -> Finished:
-    """Runs `python *command` in a fresh process with a clean TMS_ environment."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        env=_environment(environment or {}, preload),
-        cwd=HERE,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    return Finished(" ".join(command), done.returncode, done.stdout, done.stderr)

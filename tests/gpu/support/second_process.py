@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from types import TracebackType
 
-from gpu_support import STARTED_PRELOADED, Program
+from gpu_support import STARTED_PRELOADED
+from processes import Program
 
 #: Seconds after which the process is killed, so that a test fails instead of hanging.
 LIFETIME_S = 110
@@ -22,7 +22,7 @@ class SecondProcess:
 
     def __init__(self, environment: tuple[tuple[str, str], ...] = ()) -> None:
         program = Program("commands.py", environment=environment, preload=STARTED_PRELOADED)
-        self._process = program.start(stdin=subprocess.PIPE)
+        self._process = program.start_with_pipes()
         self._timer = threading.Timer(LIFETIME_S, self._process.kill)
         self._timer.start()
         self._killed = False

@@ -215,7 +215,7 @@ static void threads_do_everything_at_once(void **state) {
         assert_int_equal(pthread_create(&workers[i].thread, NULL, works[i], &workers[i]), 0);
     }
     for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
-    tms_pendings_close(&saver->pendings, INFINITY);
+    tms_pending_resumes_close(&saver->pending_resumes, INFINITY);
     if (shared.unexpected[0]) fail_msg("%s", shared.unexpected);
     tms_counters_t counters;
     ASSERT_OK(resume_all(shared.f, &error), error);

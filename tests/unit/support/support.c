@@ -57,7 +57,7 @@ static void free_segment(tms_saver_t *saver, const tms_segment_t *segment) {
 
 /* Frees every segment. No other thread may be in the saver. */
 static void free_everything(tms_saver_t *saver) {
-    tms_pendings_close(&saver->pendings, INFINITY);
+    tms_pending_resumes_close(&saver->pending_resumes, INFINITY);
     while (tms_saver_capture_end(saver, 0)) continue;
     while (saver->registry.first) free_segment(saver, tms_segment_of(saver->registry.first));
     tms_saver_reclaim(saver);

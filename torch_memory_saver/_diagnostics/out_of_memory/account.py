@@ -97,8 +97,8 @@ class Account:
 
     @property
     def slack_sentence(self) -> str:
-        """A sentence about the device's slack and how to return it; "" if there is none. Messages of the native core have a
-        sentence of their own."""
+        """A sentence about the device's slack and how to give it back; "" if there is none. Messages of the native core have
+        a sentence of their own."""
         ledger = self.of_device
         lines = () if ledger is None else ledger.of("slack")
         return " ".join(
@@ -145,8 +145,8 @@ def summarize(failure: Failure, account: Account) -> str:
 
 
 def idle_sentence(device: int) -> str:
-    """Return what ``empty_cache()`` would return of the device, as a sentence; "" if nothing, or if it cannot be found out.
-    Never raises an Exception."""
+    """Return what ``empty_cache()`` would give back of the device, as a sentence; "" if nothing, or if it cannot be found
+    out. Never raise an Exception."""
     try:
         torch = layer.in_use()
         if torch is None or may_have_native_frames(torch.torch):  # then a list of segments takes seconds
@@ -157,7 +157,7 @@ def idle_sentence(device: int) -> str:
         return ""
     if not idle:
         return ""
-    return f"torch_memory_saver.empty_cache() would return {binary_size(idle)} of idle managed memory of device {device}."
+    return f"torch_memory_saver.empty_cache() would give back {binary_size(idle)} of idle managed memory of device {device}."
 
 
 def limit_sentence(device: int, allowed: int) -> str:
@@ -184,7 +184,7 @@ def holder_name(line: LedgerLine) -> str:
 
 
 def _parts_of(line: LedgerLine) -> str:
-    """The largest parts of a line, in brackets after a space; "" without parts."""
+    """Return the largest parts of a line, in brackets after a space; "" without parts."""
     parts = sorted((part for part in line.parts if part.bytes), key=lambda part: -(part.bytes or 0))
     named = ", ".join(f"{_part_name(line, part.name)}: {binary_size(part.bytes or 0)}" for part in parts[:_MOST_PARTS])
     more = ", ..." if len(parts) > _MOST_PARTS else ""
@@ -220,7 +220,7 @@ def _tags(failure: Failure) -> str:
 
 
 def _advice(failure: Failure, account: Account) -> list[str]:
-    """What to do, in sentences; the most certain first."""
+    """Return what to do, in sentences; the most certain first."""
     ledger, largest = account.of_device, account.largest
     if ledger is None:
         return [f"Who holds it is not known: {account.why_not}."]

@@ -82,8 +82,8 @@ def collect(failure: Failure, account: Account, number: int) -> dict[str, Any]:
 
 
 def largest_stacks(torch: TorchCuda | None, device: int) -> dict[str, Any]:
-    """The part of the report: `rows` (bytes, blocks, frames with the innermost call first, origin), largest first, and
-    `note`, why there are none. Memory that is paused does not count."""
+    """Return the part of the report: `rows` (bytes, blocks, frames with the innermost call first, origin), largest first,
+    and `note`, why there are none. Memory that is paused does not count."""
     why_not = _reason_not_to_read(torch)
     if torch is None or why_not:
         return {"rows": [], "note": why_not}
@@ -127,7 +127,7 @@ def _process(failure: Failure) -> dict[str, Any]:
 
 
 def _tags(failure: Failure) -> list[dict[str, Any]]:
-    """What each tag holds on each device, beginning with the device that ran out."""
+    """Return what each tag holds on each device, beginning with the device that ran out."""
     devices = sorted((row.device for row in _core.usage(None) if row.tag is None), key=lambda each: each != failure.device)
     return [
         {

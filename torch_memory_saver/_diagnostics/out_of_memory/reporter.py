@@ -70,8 +70,8 @@ class Reporter:
 
     def observe(self, device: int, requested: int, allowed: int, free: int) -> None:
         """PyTorch's observer: called before it raises its own error, whose text is PyTorch's. The log gets the rest. Without
-        a folder there is a line only if ``empty_cache()`` would return managed memory, or if paused memory counts against a
-        limit that the program has set."""
+        a folder there is a line only if ``empty_cache()`` would give back managed memory, or if paused memory counts against
+        a limit that the program has set."""
         message = f"PyTorch needs {binary_size(requested)} on device {device} and has {binary_size(free)} free."
 
         def use(account: Account, *points: str) -> None:
@@ -106,7 +106,7 @@ class Reporter:
             logger.warning("%s", with_points(message, *sentences))
 
     def _report(self, make_failure: Callable[[], Failure], use: Callable[..., None]) -> None:
-        """Writes the report, if there is a folder. Then calls `use` with the account and points for a message."""
+        """Write the report, if there is a folder. Then call `use` with the account and points for a message."""
         from torch_memory_saver._diagnostics.out_of_memory.account import take_account
 
         failure = make_failure()
@@ -115,7 +115,7 @@ class Reporter:
         use(account, account.idle_sentence, "" if path is None else f"Report: {path}")
 
     def _attempt(self, report: Callable[[], None]) -> None:
-        """Calls `report`, unless this thread is making a report. Raises no Exception."""
+        """Call `report`, unless this thread is making a report. Never raise an Exception."""
         if self._thread.inside:
             return
         self._thread.inside = True

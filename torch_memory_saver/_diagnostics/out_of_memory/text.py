@@ -47,7 +47,7 @@ def _shown(character: str) -> str:
 
 
 def _paragraph(text: str) -> list[str]:
-    """A paragraph; none without text."""
+    """Return a paragraph; none without text."""
     return ["\n".join(wrapped(text, _WIDTH))] if text else []
 
 

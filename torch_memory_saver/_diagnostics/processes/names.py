@@ -16,7 +16,7 @@ _WITHOUT_WIDTH = ("Mn", "Me")
 
 
 def command_name(pid: int) -> str:
-    """The short name of a process, as ps shows it; "" if it has ended or is not visible in this container."""
+    """Return the short name of a process, as ps shows it; "" if it has ended or is not visible in this container."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             return printable(file.read().strip())
@@ -25,7 +25,7 @@ def command_name(pid: int) -> str:
 
 
 def user_of(pid: int) -> str:
-    """The name of the user whose process this is, or the number of a user without a name; "" if that is unknown."""
+    """Return the name of the user whose process this is, or the number of a user without a name; "" if that is unknown."""
     try:
         return _name_of_user(os.stat(f"/proc/{pid}").st_uid)
     except OSError:
@@ -34,7 +34,7 @@ def user_of(pid: int) -> str:
 
 @functools.cache
 def _name_of_user(uid: int) -> str:
-    """Cached, because it may ask a server."""
+    """Return the name of a user. It is cached, because the system may ask a server for it."""
     try:
         return printable(pwd.getpwuid(uid).pw_name)
     except KeyError:
@@ -47,7 +47,7 @@ def width_of(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """The longest begin of the text that takes at most `width` columns."""
+    """Return the longest begin of the text that takes at most `width` columns."""
     taken = 0
     for number, character in enumerate(text):
         taken += _columns(character)

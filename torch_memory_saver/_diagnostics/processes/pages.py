@@ -180,7 +180,7 @@ def own_namespace() -> int:
 
 
 def read_pages(directory: Path | None = None) -> Pages:
-    """Reads the pages of all live processes, and removes those of dead ones.
+    """Read the pages of all live processes, and remove those of dead ones.
 
     Root may also read the pages in a folder of another user, to which only that user can write.
     """
@@ -219,7 +219,7 @@ def _read_all(folder: Folder) -> tuple[list[Page], dict[str, str]]:
 
 
 def read_page(descriptor: int, path: Path) -> Page:
-    """Reads the page in an open file.
+    """Read the page in an open file.
 
     Raises:
         ValueError: It is no page of this release.
@@ -342,7 +342,7 @@ def _start_of(pid: int) -> int | None:
 
 
 def _remove_results(folder: Folder) -> None:
-    """Removes files that ended processes wrote on request, or were writing when they were killed, a day later."""
+    """Remove files that ended processes wrote on request, or were writing when they were killed, a day later."""
     names = folder.names()
     for name in names:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in _RESULTS):

@@ -95,7 +95,7 @@ def start_serving() -> None:
 
 
 def result_path(page: Path, kind: str) -> Path:
-    """The file that a process writes for a request, beside its page."""
+    """Return the file that a process writes for a request, beside its page."""
     return page.with_suffix(RESULT_SUFFIXES[kind])
 
 
@@ -150,7 +150,7 @@ def _look(descriptor: int, page: Page) -> Page:
 
 
 def _find(pid: int) -> Page:
-    """The page of a live process of this user and PID namespace."""
+    """Return the page of a live process of this user and PID namespace."""
     directory = page_directory()
     pages = read_pages(directory)
     named = [page for page in pages.pages if page.pid == pid]
@@ -204,7 +204,7 @@ class _Server:
         _core.set_page_role(name, _NO_RANK if rank is None else rank, serves=True)
 
     def serve(self) -> None:
-        """Serves what is requested now."""
+        """Serve what is requested now."""
         requests = _core.page_requests()
         if requests == 0 and self._called:
             return

@@ -41,7 +41,7 @@ class Line:
 
 
 def lines_of(view: View, width: int, *, sort: str = "memory", pattern: str = "") -> list[Line]:
-    """The lines, none longer than `width` unless that is less than the columns need.
+    """Return the lines, none longer than `width` unless that is less than the columns need.
 
     Args:
         sort: One of ORDERS, by which the processes of a GPU are sorted.
@@ -104,7 +104,7 @@ def _name_of(process: ProcessView) -> str:
 
 
 def _after_name(process: ProcessView) -> str:
-    """The rank; or the user, of processes that may be of another one: those with a page are of the user who looks."""
+    """Return the rank; or the user, of processes that may be of another one: those with a page are of the user who looks."""
     if process.managed:
         return "" if process.rank is None else f" #{process.rank}"
     return f" ({process.user})" if process.user else ""
@@ -163,7 +163,7 @@ def _size(size: int | None) -> str:
 
 
 def _cell(size: int | None) -> str:
-    """A size in few characters: binary units, such as "1.5G" for 1.5 GiB."""
+    """Return a size in few characters: binary units, such as "1.5G" for 1.5 GiB."""
     return _size(size).replace(" ", "").replace("iB", "")
 
 

@@ -45,7 +45,7 @@ def _gather(
     eps: float,
     counts: _Tensor,
 ) -> tuple[_Tensor, _Tensor]:
-    """Combines the statistics of several processes, one a row, and updates the running ones."""
+    """Combine the statistics of several processes, one a row, and update the running ones."""
     weights = counts.to(mean.dtype)[:, None]
     total = weights.sum()
     common = (mean * weights).sum(0) / total

@@ -16,7 +16,7 @@ _Optional: TypeAlias = torch.Tensor | None
 
 
 def kernel_of(operator: Any) -> Callable[..., Any]:
-    """The function to register as the CUDA implementation of the operator.
+    """Return the function to register as the CUDA implementation of the operator.
 
     Without a composition or a decomposition, this function raises NotImplementedError when called.
     """
@@ -100,7 +100,7 @@ def _gru_cell_backward(
 
 
 def _product(multiply: Callable[..., _Tensor]) -> Callable[..., _Tensor]:
-    """A matrix product, optionally added to a third matrix, with a result type wider than that of the matrices."""
+    """Return a matrix product, optionally added to a third matrix, with a result type wider than that of the matrices."""
 
     def product(*arguments: Any, beta: float = 1, alpha: float = 1, out: _Optional = None) -> _Tensor:
         *matrices, dtype = arguments

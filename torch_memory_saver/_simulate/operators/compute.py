@@ -25,7 +25,7 @@ _DIVIDING = frozenset(("div", "floor_divide", "fmod", "remainder"))
 
 
 def compute(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-    """The return value of an operator that CUDA accepts."""
+    """Return the result of an operator that CUDA accepts."""
     if operator.name() in COMPUTED_IN_FLOAT32:
         return in_float32(operator, arguments, keywords)
     if converts_halves(operator, arguments):

@@ -30,12 +30,13 @@ _NO_REDUCTION = 0
 
 
 def alert_of(operator: Any) -> tuple[str, _Alert] | None:
-    """The name of the CUDA function, and whether it is refused for arguments, which are given by name. None: it never is."""
+    """Return the name of the CUDA function, and whether it is refused for arguments, which are given by name. None: it never
+    is."""
     return _ALERTS.get(operator._schema.name.removeprefix("aten::").removesuffix("_"))
 
 
 def refuse(name: str) -> None:
-    """Reports that the CUDA function of this name is not deterministic.
+    """Report that the CUDA function of this name is not deterministic.
 
     Raises:
         RuntimeError: The program wants an error rather than a warning.

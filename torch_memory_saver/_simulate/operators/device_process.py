@@ -62,13 +62,13 @@ class Memory:
         self._placed: dict[int, tuple[int, int, int]] = {}
 
     def add_file(self, name: int, descriptor: int) -> None:
-        """Takes ownership of the descriptor. Reopens the file, because the received open file description may hold the lock
+        """Take ownership of the descriptor. Reopen the file, because the received open file description may hold the lock
         that marks exported memory as used. Use by this process must not count."""
         self._files[name] = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
         os.close(descriptor)
 
     def place(self, start: int, span: int, address: int, size: int, file: int, offset: int) -> None:
-        """Maps `size` bytes of a file at the local equivalent of `address`, in the range of `span` bytes at `start`.
+        """Map `size` bytes of a file at the local equivalent of `address`, in the range of `span` bytes at `start`.
 
         Raises:
             OSError: The system refuses the mapping.
@@ -94,7 +94,7 @@ class Memory:
             os.close(self._files.pop(file))
 
     def local(self, address: int) -> int:
-        """The local address for an address in the program, which must be in a known range."""
+        """Return the local address for an address in the program, which must be in a known range."""
         start = self._starts[bisect.bisect_right(self._starts, address) - 1]
         return self._ranges[start][1] + address - start
 
@@ -155,8 +155,10 @@ class Server:
         self._settings: Settings | None = None
 
     def answer(self, request: bytes, number: int = 0) -> tuple[int, bytes]:
-        """Executes a request; the status and the content of the reply. An exception of the operator is part of the reply.
-        `number` is the seed of a random operator."""
+        """Execute a request. Return the status and the content of the reply.
+
+        An exception of the operator is part of the reply. `number` is the seed of a random operator.
+        """
         fields = decode(request)
         name, results = fields[0], fields[4]
         try:
@@ -213,7 +215,7 @@ class Server:
         tensors: list[torch.Tensor],
         shapes: tuple[Shape, ...],
     ) -> bool:
-        """Runs the out= overload on the result tensors. False if it fails or a result is an argument: the CPU's results may
+        """Run the out= overload on the result tensors. False if it fails or a result is an argument: the CPU's results may
         have another type or shape than CUDA's."""
         places = [place for place in results if place is not None]
         if len(places) != len(results):
@@ -257,7 +259,7 @@ class Server:
             to.copy_(value)
 
     def _keep(self, values: Any) -> Any:
-        """Keeps the tensors among the values for a later request. Returns their key, their shapes, and the values with each
+        """Keep the tensors among the values for a later request. Return their key, their shapes, and the values with each
         tensor replaced by a Place; the key is None if there are no tensors."""
         tensors = tensors_in(values)
         if not tensors:
@@ -281,7 +283,7 @@ class Server:
 
 
 def _aligned(values: Any, count: int) -> list[torch.Tensor | None]:
-    """The results of an operator, with None for a result that the CPU leaves out and CUDA fills."""
+    """Return the results of an operator, with None for a result that the CPU leaves out and CUDA fills."""
     every = list(values) if isinstance(values, (list, tuple)) else [values]
     return every if len(every) == count and None in every else tensors_in(values)
 
@@ -305,7 +307,7 @@ def _replace(values: Any, places: Any) -> Any:
 
 
 def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The argument with each Place, Value and Fresh replaced by a tensor."""
+    """Return the argument with each Place, Value and Fresh replaced by a tensor."""
     kind = type(value)
     if kind is Place:
         return tensors[value.number]
@@ -352,7 +354,7 @@ def _receive_message(connection: socket.socket) -> tuple[int, int, int, int, int
 
 
 def serve(connection: socket.socket) -> None:
-    """Executes requests until the socket is closed."""
+    """Execute requests until the socket is closed."""
     memory = Memory()
     server = Server(memory)
     torch.set_grad_enabled(False)

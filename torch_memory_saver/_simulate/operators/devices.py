@@ -35,8 +35,8 @@ COPIES_NUMBERS = {
 
 
 def numbers_copied(operator: str, given: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The numbers on another GPU than the first argument, by their argument, copied to that GPU. `operator` is a key of
-    COPIES_NUMBERS."""
+    """Return the numbers on another GPU than the first argument, by their argument, copied to that GPU. `operator` is a key
+    of COPIES_NUMBERS."""
     here = next(iter(given.values())).device
     if here.type != "cuda":
         return {}
@@ -69,13 +69,13 @@ def mismatch(
 
 
 def different_devices(first: torch.device, second: torch.device) -> RuntimeError:
-    """The error of an operator that takes numbers of the host. It names the GPU first."""
+    """Return the error of an operator that takes numbers of the host. It names the GPU first."""
     first, second = (second, first) if first.type == "cpu" else (first, second)
     return RuntimeError(f"{_EXPECTED}found at least two devices, {first} and {second}!")
 
 
 def _elsewhere(argument: str, found: torch.device, others: torch.device, operator: str) -> RuntimeError:
-    """The error of an operator that compares the devices of all arguments."""
+    """Return the error of an operator that compares the devices of all arguments."""
     return RuntimeError(
         f"{_EXPECTED}got {argument} is on {found}, different from other tensors on {others} "
         f"(when checking argument in method wrapper_CUDA_{operator})"
@@ -83,7 +83,7 @@ def _elsewhere(argument: str, found: torch.device, others: torch.device, operato
 
 
 def check_arguments(operator: str, given: dict[str, Any]) -> None:
-    """Checks the arguments of an operator that takes some host tensors, or a mask.
+    """Check the arguments of an operator that takes some host tensors, or a mask.
 
     Raises:
         RuntimeError: An index or a mask, or the values of an assignment, are on the host; or the mask of a masked_fill is on

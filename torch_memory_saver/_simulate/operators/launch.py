@@ -43,7 +43,7 @@ class Call:
         self._compares = compares  # whether they may not even be host tensors without dimensions
 
     def take(self, value: Any, written: bool = False, name: str = "") -> Any:
-        """The argument, of this name, with its tensors replaced by Place or Value.
+        """Return the argument, of this name, with its tensors replaced by Place or Value.
 
         Raises:
             RuntimeError: The tensors are on different devices.
@@ -60,7 +60,7 @@ class Call:
         return value
 
     def _create_on(self, device: torch.device) -> None:
-        """Sets the device of the results if no tensor has set it."""
+        """Set the device of the results if no tensor has set it."""
         if self.device is None and device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self.device = torch.device("cuda", index)
@@ -78,7 +78,7 @@ class Call:
         return self._host_tensors or (tensor.dim() == 0 and not self._compares)
 
     def add(self, tensor: torch.Tensor, written: bool) -> int:
-        """Adds a device tensor to the request; its index in the list of tensors."""
+        """Add a device tensor to the request. Return its index in the list of tensors."""
         storage = tensor.untyped_storage()
         size, stride = tuple(tensor.shape), tuple(tensor.stride())
         self.shapes.append(
@@ -99,11 +99,11 @@ class Call:
         return len(self.shapes) - 1
 
     def draw_seed(self, generator: torch.Generator | None) -> None:
-        """Gives the operator a random seed from PyTorch's generator, by default that of the device."""
+        """Give the operator a random seed from PyTorch's generator, by default that of the device."""
         self.draw = _draw(self.device or torch.device("cuda", torch.cuda.current_device()), generator)
 
     def use_blas_workspace(self) -> None:
-        """Adds PyTorch's workspace of cuBLAS for this thread and the current stream to the memory that the call accesses.
+        """Add PyTorch's workspace of cuBLAS for this thread and the current stream to the memory that the call accesses.
         PyTorch allocates it at the first use.
 
         Raises:
@@ -155,7 +155,7 @@ class Call:
 
 
 def raise_error(result: native.CUresult) -> None:
-    """Raises PyTorch's exception for a CUDA error."""
+    """Raise PyTorch's exception for a CUDA error."""
     torch.cuda.current_stream().synchronize()  # raises a pending error with PyTorch's message
     raise RuntimeError(f"CUDA error {result}: the operator could not be enqueued")
 
@@ -206,7 +206,7 @@ class _Schema:
 
 
 def kernel_of(operator: Any) -> Callable[..., Any]:
-    """The function to register as the CUDA implementation of the operator."""
+    """Return the function to register as the CUDA implementation of the operator."""
     schema = _Schema(operator)
     infers = schema.is_out or None in schema.returned
 
@@ -254,8 +254,8 @@ def _is_indexed_by_integers(schema: _Schema, given: dict[str, Any]) -> bool:
 
 
 def _infer(operator: Any, needed: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """The result of results.infer. None if the result depends on values and is not needed. An operator that only writes to
-    its arguments needs no result, but the call still checks its arguments."""
+    """Return the result of results.infer. None if the result depends on values and is not needed. An operator that only
+    writes to its arguments needs no result, but the call still checks its arguments."""
     try:
         return results.infer(operator, arguments, keywords)
     except DependsOnValues:
@@ -265,7 +265,7 @@ def _infer(operator: Any, needed: bool, arguments: tuple[Any, ...], keywords: di
 
 
 def _wrap(schema: _Schema, place: int, value: Any, arguments: tuple[Any, ...]) -> Any:
-    """Converts a number in place of a tensor to a tensor whose type does not change the result's; returns other values."""
+    """Convert a number in place of a tensor to a tensor whose type does not change the result's. Return other values."""
     if not schema.tensors[place] or not isinstance(value, (bool, int, float, complex)):
         return value
     exact = any(isinstance(each, torch.Tensor) and (each.is_floating_point() or each.is_complex()) for each in arguments)
@@ -319,7 +319,7 @@ def _returned(values: list[Any]) -> Any:
 
 
 def _reach(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """The distance in elements from the first to the last element, both included."""
+    """Return the distance in elements from the first to the last element, both included."""
     return 0 if 0 in size else 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
 
 
@@ -354,7 +354,7 @@ def _allocate(expected: Any, call: Call) -> Any:
 def _ask(
     schema: _Schema, given: dict[str, Any], arguments: tuple[Any, ...], keywords: dict[str, Any], expected: Any = None
 ) -> Any:
-    """Runs an operator and waits for the description of its results. A second request copies them to device memory, where
+    """Run an operator and wait for the description of its results. A second request copies them to device memory, where
     they have the types of the results in `expected`: an operator may be computed in a wider type than its result has."""
     call = schema.call()
     taken, named = _take(call, schema, arguments, keywords)

@@ -67,7 +67,7 @@ _library.tms_sim_end_draw.argtypes = (ctypes.POINTER(Draw),)
 
 
 def attach(socket: int) -> None:
-    """Passes the socket of the device process to the simulated GPU, which takes ownership."""
+    """Pass the socket of the device process to the simulated GPU, which takes ownership."""
     _library.tms_sim_attach_device_process(socket)
 
 
@@ -101,7 +101,8 @@ def begin_draw() -> None:
 
 
 def end_draw() -> Draw | None:
-    """The arguments of the random kernel that this thread has launched since begin_draw. None: it has launched none."""
+    """Return the arguments of the random kernel that this thread has launched since begin_draw. None: it has launched
+    none."""
     draw = Draw()
     return draw if _library.tms_sim_end_draw(ctypes.byref(draw)) == 0 else None
 
@@ -114,6 +115,6 @@ def set_manager(library: str, interface: int) -> None:
 
 
 def blas_workspace(handle: int) -> Operand:
-    """The workspace of a handle of cuBLAS."""
+    """Return the workspace of a handle of cuBLAS."""
     workspace = _library.tms_sim_blas_workspace(handle)
     return workspace.address, workspace.bytes, workspace.written

@@ -121,7 +121,8 @@ _PRODUCTS = frozenset(
 
 
 def in_float32(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-    """The operator's return value for 16-bit float arguments converted to float32. Updates the given running statistics."""
+    """Return the operator's return value for 16-bit float arguments converted to float32. The given running
+    statistics are updated."""
     wide = [each.float() if isinstance(each, torch.Tensor) and each.dtype in _HALF else each for each in arguments]
     values = operator(*wide, **keywords)
     for given, used, described in zip(arguments, wide, operator._schema.arguments, strict=False):
@@ -148,7 +149,7 @@ def converts_halves(operator: Any, arguments: Sequence[Any]) -> bool:
 
 
 def convert_halves(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-    """The return value of an operator for which `converts_halves` is true. An output argument receives it."""
+    """Return the result of an operator for which `converts_halves` is true. An output argument receives it."""
     packet = getattr(torch.ops.aten, operator._schema.name.partition("::")[2])
     if len(packet.default._schema.arguments) == len(arguments) == 3:
         values = packet.default(arguments[0].float(), arguments[1], False)
@@ -169,8 +170,8 @@ def is_wider_on_cuda(operator: Any, tensors: list[torch.Tensor]) -> bool:
 
 
 def in_wider_types(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-    """The operator's return value for arguments converted to wider types, converted back to the narrow types. Arguments that
-    the operator writes receive the written values."""
+    """Return the operator's return value for arguments converted to wider types, converted back to the narrow types.
+    Arguments that the operator writes receive the written values."""
     wider = _WIDER_REALS if is_product_of_halves(operator, [*arguments, *keywords.values()]) else _wider_types(operator)
     narrow: dict[torch.dtype, torch.dtype] = {}
     wide, named = _widen(arguments, wider, narrow), _widen(keywords, wider, narrow)
@@ -192,7 +193,7 @@ def _wider_types(operator: Any) -> dict[torch.dtype, torch.dtype]:
 
 
 def _base_name(operator: Any) -> str:
-    """The operator's name without its overload; that of an in-place operator without its "_"."""
+    """Return the operator's name without its overload; that of an in-place operator without its "_"."""
     return str(operator._schema.name.removeprefix("aten::").removesuffix("_"))
 
 

@@ -60,7 +60,7 @@ _WRITE_IN_PLACE = frozenset(("copy_",))
 
 
 def unsupported(error: Exception, operator: Any, arguments: Any) -> Exception:
-    """The error to raise for one by which the CPU's implementation of an operator refused the types of its arguments.
+    """Return the error to raise for one by which the CPU's implementation of an operator refused the types of its arguments.
 
     CUDA has the same checks and messages, except for those of kernels: then it may be that only the CPU's lacks a type.
     """
@@ -122,7 +122,7 @@ def _overlap_partly(first: torch.Tensor, second: torch.Tensor, whole: bool) -> b
 
 
 def try_types(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Runs a pointwise operator on the CPU with one element of each argument. Its return value has the types of the full
+    """Run a pointwise operator on the CPU with one element of each argument. Its return value has the types of the full
     result, which meta implementations sometimes get wrong. None for operators that must not or cannot be run this way.
 
     Raises:
@@ -146,7 +146,7 @@ def try_types(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any
 
 
 def _refuse_to_resize(tensors: list[torch.Tensor]) -> None:
-    """Raises RuntimeError if the result is larger than the first argument of an in-place operator. Shapes that do not fit
+    """Raise RuntimeError if the result is larger than the first argument of an in-place operator. Shapes that do not fit
     together are left to the meta implementation."""
     try:
         result = torch.broadcast_shapes(*[each.shape for each in tensors])
@@ -191,19 +191,19 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def wait_of(operator: Any) -> Callable[[dict[str, Any]], None] | None:
-    """The function that waits for the device if CUDA's implementation does. It takes the arguments by name. During a capture
-    it raises PyTorch's exception. None if CUDA's implementation never waits, or the one here waits itself."""
+    """Return the function that waits for the device if CUDA's implementation does. It takes the arguments by name. During a
+    capture it raises PyTorch's exception. None if CUDA's implementation never waits, or the one here waits itself."""
     return _WAITS.get(operator._schema.name.removeprefix("aten::"))
 
 
 def _of_an_assignment(given: dict[str, Any]) -> None:
-    """Counts the places that a mask selects."""
+    """Count the places that a mask selects."""
     if masks_in(given["indices"]) and not is_filled_by_mask(given):
         _synchronise(given)
 
 
 def _of_a_histogram(given: dict[str, Any]) -> None:
-    """Finds the limits if none are given."""
+    """Find the limits if none are given."""
     if given.get("min", 0) == given.get("max", 0):
         _copy_to_the_host(given)
 

@@ -38,7 +38,8 @@ _NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Flo
 
 
 def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], result_elements: int) -> Exception | None:
-    """The exception that the operator would raise, or None. The stand-ins' values may cause it; the caller has to check.
+    """Return the exception that the operator would raise, or None. The stand-ins' values may cause it; the caller has to
+    check.
 
     Raises:
         NotImplementedError: The CPU implementation does not support the types of these tensors.
@@ -99,8 +100,8 @@ def _refuse_other_weights(tensors: list[torch.Tensor]) -> None:
 
 
 def _stand_in(value: Any, whole: bool, integer: int = 0) -> Any:
-    """The argument with its tensors replaced: by ones, or in integer tensors by `integer`, which has to be a valid index.
-    Expanded tensors stay expanded, because operators refuse to write to them."""
+    """Return the argument with its tensors replaced: by ones, or in integer tensors by `integer`, which has to be a valid
+    index. Expanded tensors stay expanded, because operators refuse to write to them."""
     if isinstance(value, torch.Tensor):
         number = 1 if value.is_floating_point() or value.is_complex() else integer
         size = value.shape if whole else [min(each, _LENGTH) for each in value.shape]

@@ -45,7 +45,7 @@ class Doubted(Refused):
         self._key = key
 
     def forget(self) -> None:
-        """Caches the results without the error. For callers whose operator has accepted the arguments."""
+        """Cache the results without the error, for callers whose operator has accepted the arguments."""
         _remember(self._key, self.returned)
 
 
@@ -63,13 +63,13 @@ _UNKNOWN = object()
 
 
 def clear() -> None:
-    """Empties the cache."""
+    """Empty the cache."""
     _known.clear()
 
 
 def infer(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """The operator's return value with a Result in place of each tensor. A returned argument is described as it is after the
-    call.
+    """Return the operator's return value with a Result in place of each tensor. A returned argument is described as it is
+    after the call.
 
     Raises:
         DependsOnValues: The operator has to be run to find out.
@@ -98,7 +98,7 @@ def _remember(key: Any, found: Any) -> None:
 
 
 def _elements(found: Any) -> int:
-    """The number of elements of all returned tensors."""
+    """Return the number of elements of all returned tensors."""
     if isinstance(found, Result):
         return math.prod(found.size)
     return sum(map(_elements, found)) if isinstance(found, list) else 0
@@ -142,7 +142,8 @@ def _compute(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
 
 
 def _run_on_blanks(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """The results of the CPU's implementation for tensors of the same shapes and strides, whose integers are zeros."""
+    """Return the results of the CPU's implementation for tensors of the same shapes and strides, whose integers are
+    zeros."""
     try:
         return _describe(operator(*_blank(arguments), **_blank(keywords)))
     except Exception as error:
@@ -199,7 +200,8 @@ def _ask_meta(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any
 
 
 def _emptied(outputs: set[str], keywords: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments with empty tensors in place of the out= tensors. Every operator can resize an empty tensor."""
+    """Return the keyword arguments with empty tensors in place of the out= tensors. Every operator can resize an empty
+    tensor."""
     empty = {
         each: torch.empty(0, dtype=keywords[each].dtype, device="meta") for each in outputs if _is_tensor(keywords[each])
     }
@@ -239,7 +241,8 @@ def _compute_of_lists(operator: Any, arguments: tuple[Any, ...], keywords: dict[
 
 
 def _meta(tensor: torch.Tensor, storages: dict[int, torch.Tensor]) -> torch.Tensor:
-    """The tensor on the meta device. Tensors that share a storage share one there too, so that overlaps are detected."""
+    """Return the tensor on the meta device. Tensors that share a storage share one there too, so that overlaps are
+    detected."""
     address = tensor.untyped_storage().data_ptr()
     size = tensor.untyped_storage().nbytes()
     if not address or not size:

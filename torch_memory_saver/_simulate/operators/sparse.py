@@ -63,7 +63,7 @@ _KEPT = frozenset(
 
 
 def operators() -> Iterator[tuple[Any, str]]:
-    """The operators to replace, each with the dispatch key of the implementation for sparse tensors on the device."""
+    """Return the operators to replace, each with the dispatch key of the implementation for sparse tensors on the device."""
     for key in _KEYS:
         for name in sorted(torch._C._dispatch_get_registrations_for_dispatch_key(key)):
             library, _, name = name.partition("::")
@@ -73,7 +73,7 @@ def operators() -> Iterator[tuple[Any, str]]:
 
 
 def kernel_of(operator: Any, key: str) -> Callable[..., Any]:
-    """The function to register as the implementation of the operator for a dispatch key of `operators`."""
+    """Return the function to register as the implementation of the operator for a dispatch key of `operators`."""
     has_host_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator.name(), _KEYS[key])
 
     def kernel(*arguments: Any, **keywords: Any) -> Any:
@@ -140,7 +140,7 @@ class _Call:
 
 
 def _write(device: torch.Tensor, host: torch.Tensor) -> None:
-    """Gives a tensor on the device the contents of the tensor on the host that an operator has written."""
+    """Give a tensor on the device the contents of the tensor on the host that an operator has written."""
     if host.layout == torch.strided:
         if device.shape != host.shape:
             device.resize_(host.shape)

@@ -20,8 +20,11 @@ _EXACT = {float: torch.float64, complex: torch.complex128}
 
 def install(replace: Callable[..., None]) -> None:
     def copy_(to: torch.Tensor, source: torch.Tensor | complex, non_blocking: bool = False) -> torch.Tensor:
-        """A copy of bytes is a CUDA copy. A copy on one device that changes the type or the order is an operator. PyTorch
-        passes a number as such."""
+        """Copy a tensor.
+
+        A copy of bytes is a CUDA copy. A copy on one device that changes the type or the order is an operator. PyTorch
+        passes a number as such.
+        """
         if not isinstance(source, torch.Tensor):
             source = torch.tensor(source, dtype=_EXACT.get(type(source)))
         same = to.device == source.device and to.device.type == "cuda"
@@ -50,8 +53,8 @@ def install(replace: Callable[..., None]) -> None:
 
 
 def _convert_between_devices(to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
-    """A copy to another device that changes the type or the order: an operator on each device, and bytes between them.
-    PyTorch does the same where the devices cannot reach each other, and launches one kernel otherwise."""
+    """Copy to another device and change the type or the order: an operator on each device, and bytes between
+    them. PyTorch does the same where the devices cannot reach each other, and launches one kernel otherwise."""
     converted = torch.empty(to.shape, dtype=to.dtype, device=source.device).copy_(source)
     if to.is_contiguous():
         copy_bytes(to, converted, non_blocking)
@@ -62,7 +65,7 @@ def _convert_between_devices(to: torch.Tensor, source: torch.Tensor, non_blockin
 
 
 def refusal_of_quantised(operator: Any) -> Callable[..., Any]:
-    """An implementation for an operator of quantised tensors; it raises NotImplementedError."""
+    """Return an implementation for an operator of quantised tensors; it raises NotImplementedError."""
 
     def kernel(*arguments: Any, **keywords: Any) -> Any:
         raise NotImplementedError(
@@ -73,7 +76,7 @@ def refusal_of_quantised(operator: Any) -> Callable[..., Any]:
 
 
 def choose_simulated_paths() -> None:
-    """Configures PyTorch to select implementations that use only operators with a CPU implementation."""
+    """Configure PyTorch to select implementations that use only operators with a CPU implementation."""
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)

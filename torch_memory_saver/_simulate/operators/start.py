@@ -71,7 +71,7 @@ def _become_the_device_process(connection: socket.socket, late: bool) -> None:
 
 
 def _close_others(kept: int) -> None:
-    """Closes all inherited files except `kept` and standard error: another process may wait for end of file on them."""
+    """Close all inherited files except `kept` and standard error: another process may wait for end of file on them."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor in (0, 1):

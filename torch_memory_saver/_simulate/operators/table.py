@@ -113,7 +113,7 @@ _PREFIXES_KEPT = ("cudnn_", "_cudnn_", "miopen_", "mkldnn_", "_mps_", "_nested_"
 
 
 def operators() -> Iterator[Any]:
-    """The operators to replace, as objects of torch.ops."""
+    """Return the operators to replace, as objects of torch.ops."""
     names = {name for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA") if name.startswith("aten::")}
     for name in sorted(names | set(_ADDED)):
         packet, _, overload = name.partition("::")[2].partition(".")
@@ -147,7 +147,8 @@ _KEPT_OF_QUANTISED = (
 
 
 def of_quantised_tensors() -> Iterator[tuple[Any, str]]:
-    """The operators that create quantised tensors or compute with them, each with the dispatch key of its implementation."""
+    """Return the operators that create quantised tensors or compute with them, each with the dispatch key of its
+    implementation."""
     for key in ("CUDA", "QuantizedCUDA"):
         for name in sorted(torch._C._dispatch_get_registrations_for_dispatch_key(key)):
             library, _, name = name.partition("::")
@@ -168,7 +169,7 @@ def takes_host_numbers(operator: Any) -> bool:
 
 @functools.cache
 def _comparing_devices() -> frozenset[str]:
-    """The names of the operators whose CUDA implementation compares devices. Empty if this PyTorch lacks the list."""
+    """Return the names of the operators whose CUDA implementation compares devices. Empty if this PyTorch lacks the list."""
     generator = importlib.util.find_spec("torchgen")
     folders = generator.submodule_search_locations if generator is not None else None
     try:
@@ -186,7 +187,7 @@ def has_cpu_implementation(operator: Any) -> bool:
 
 
 def functional(operator: Any) -> Any:
-    """The overload of an out= operator that returns new tensors instead, or None."""
+    """Return the overload of an out= operator that returns new tensors instead, or None."""
     wanted = [(each.name, str(each.type)) for each in operator._schema.arguments if not each.is_out]
     packet = getattr(torch.ops.aten, operator._schema.name.partition("::")[2])
     for other in [getattr(packet, name) for name in packet.overloads()]:

@@ -104,5 +104,5 @@ def encode(message: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Decodes a message. Unpickling is safe only because the other end of the socket belongs to the same program."""
+    """Decode a message. Unpickling is safe only because the other end of the socket belongs to the same program."""
     return pickle.loads(data)

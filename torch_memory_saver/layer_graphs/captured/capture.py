@@ -134,8 +134,9 @@ def capture_layers(
         sample_keywords: The keyword arguments of each layer, in the same structure: a dict, or None.
         scope: The names of the parts (`graph_part`) that are captured. The rest of each layer runs after them, without
             graphs. A layer that has no part is captured as a whole, and with None every layer is.
-        graphs: ``"per_microbatch"``: a graph for each micro-batch, 2 x layers x micro-batches in all. ``"shared"``: as many
-            as `number_of_graphs` counts. The results are the same.
+        graphs: ``"per_microbatch"``: a graph for each micro-batch, 2 x layers x micro-batches in all. ``"shared"``: 2 x
+            layers of a chunk x its micro-batches that are in flight at once, summed over the chunks. The results are the
+            same.
         tag: The tag of the memory.
         warmup: How often each layer runs before it is captured, at least 1.
         reuse_memory: Whether a graph may get the memory of another graph's results. Without that, the pool grows with the

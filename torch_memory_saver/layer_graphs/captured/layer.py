@@ -116,13 +116,13 @@ class CapturedLayer:
                 operation="layer_graphs",
             )
 
-    def run_forward(self, use: GraphUse, run: CapturedPass, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    def _run_forward(self, use: GraphUse, run: CapturedPass, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Replay the forward, for autograd."""
         outputs = run.replay_forward(tensors)
         self._progress.end(use, [output.untyped_storage().data_ptr() for output in outputs])
         return outputs
 
-    def run_backward(self, run: CapturedPass, gradients: Sequence[Any], owned: Sequence[bool]) -> list[Any]:
+    def _run_backward(self, run: CapturedPass, gradients: Sequence[Any], owned: Sequence[bool]) -> list[Any]:
         """Replay the backward, for autograd, and return the gradients of the inputs and of the parameters."""
         use = self._begin(backward=True)
         found = run.replay_backward(gradients)
@@ -144,7 +144,7 @@ class _Replay(torch.autograd.Function):  # type: ignore[misc]
     ) -> tuple[Any, ...]:
         ctx.layer, ctx.run, ctx.owned = layer, run, owned
         ctx.set_materialize_grads(False)
-        outputs = layer.run_forward(use, run, tensors[: len(owned)])
+        outputs = layer._run_forward(use, run, tensors[: len(owned)])
         ctx.mark_non_differentiable(
             *(output for output, has_gradient in zip(outputs, run.differentiable, strict=True) if not has_gradient)
         )
@@ -153,4 +153,4 @@ class _Replay(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        return (None, None, None, None, *ctx.layer.run_backward(ctx.run, gradients, ctx.owned))
+        return (None, None, None, None, *ctx.layer._run_backward(ctx.run, gradients, ctx.owned))

@@ -12,45 +12,19 @@ positions and slots count from 0. An *order* lists the forwards and backwards th
 backwards, so an order names no micro-batch.
 """
 
-from .buffers import (
-    Graph,
-    GraphUse,
-    StaticInputs,
-    assign_pool_memory,
-    assign_static_inputs,
-    find_overlap,
-    graph_uses,
-    number_of_graphs,
-)
-from .orders import Pass, passes, peak_by_chunk, peak_in_flight
 from .padding import PaddingCost, padding_cost, smallest_size
 from .plot import plot_schedule
-from .schedule import bubble_fraction, pipeline_order, schedule_table, warmup_count
-from .timeline import Bubble, Timeline, Work, run_orders
+from .schedule import bubble_fraction, pipeline_order
+from .timeline import Bubble, Timeline, Work
 
 __all__ = [
     "Bubble",
-    "Graph",
-    "GraphUse",
     "PaddingCost",
-    "Pass",
-    "StaticInputs",
     "Timeline",
     "Work",
-    "assign_pool_memory",
-    "assign_static_inputs",
     "bubble_fraction",
-    "find_overlap",
-    "graph_uses",
-    "number_of_graphs",
     "padding_cost",
-    "passes",
-    "peak_by_chunk",
-    "peak_in_flight",
     "pipeline_order",
     "plot_schedule",
-    "run_orders",
-    "schedule_table",
     "smallest_size",
-    "warmup_count",
 ]

@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-from .orders import Pass, passes, peak_by_chunk
+from .orders import Pass, passes
 
 __all__ = [
     "Graph",
@@ -27,7 +27,6 @@ __all__ = [
     "assign_static_inputs",
     "find_overlap",
     "graph_uses",
-    "number_of_graphs",
 ]
 
 _GRAPHS = ("per_microbatch", "shared")
@@ -138,29 +137,6 @@ def assign_static_inputs(
         tuple(shape for shape, _ in stock.kinds),
         tuple(tuple(taken[chunk, number] for number in range(microbatches)) for chunk in range(len(counts))),
     )
-
-
-def number_of_graphs(order: Sequence[int], layers: int | Sequence[int] = 1, graphs: str = "per_microbatch") -> int:
-    """Return the number of graphs that a rank captures, forwards and backwards together.
-
-    ``"per_microbatch"``: 2 x layers of the rank x micro-batches. ``"shared"``: 2 x layers of a chunk x the peak in flight of
-    that chunk, summed over the chunks. That is the minimum, because passes that are in flight together need memory of their
-    own, and the layers of different chunks have parameters of their own. For plain 1F1B it is 2 x layers x min(pp - rank,
-    micro-batches).
-
-    Args:
-        order: One rank's order.
-        layers: The layers of each chunk, or of every chunk.
-        graphs: ``"per_microbatch"`` or ``"shared"``.
-
-    Raises:
-        InvalidArgumentError: The order cannot be read (`passes`), or the layers do not fit its chunks.
-    """
-    _check_graphs(graphs)
-    peaks, counts = peak_by_chunk(order), _layers_of(order, layers)
-    if graphs == "per_microbatch":
-        peaks = (len(order) // 2 // len(counts),) * len(counts)
-    return 2 * sum(count * peak for count, peak in zip(counts, peaks, strict=True))
 
 
 def graph_uses(

@@ -1,4 +1,4 @@
-"""The passes of an order: which micro-batch is in which chunk from when to when, and how many are in flight at once."""
+"""The passes of an order: which micro-batch is in which chunk, from when to when."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["Pass", "passes", "peak_by_chunk", "peak_in_flight"]
+__all__ = ["Pass", "passes"]
 
 
 @dataclass(frozen=True)
@@ -71,35 +71,3 @@ def _check_counts(forwards: dict[int, list[int]], backwards: dict[int, list[int]
             raise InvalidArgumentError(
                 f"the order has {len(forwards[0])} forwards of chunk 0 and {len(positions)} of chunk {chunk}"
             )
-
-
-def peak_in_flight(order: Sequence[int]) -> int:
-    """Return the most passes that are in flight at once, over all chunks of the rank.
-
-    Raises:
-        InvalidArgumentError: The order cannot be read (`passes`).
-    """
-    return _peak(passes(order))
-
-
-def peak_by_chunk(order: Sequence[int]) -> tuple[int, ...]:
-    """Return the most passes of each chunk that are in flight at once.
-
-    The chunks reach these peaks at different times, so that their sum is `peak_in_flight` or more.
-
-    Raises:
-        InvalidArgumentError: The order cannot be read (`passes`).
-    """
-    by_chunk: dict[int, list[Pass]] = {}
-    for item in passes(order):
-        by_chunk.setdefault(item.chunk, []).append(item)
-    return tuple(_peak(by_chunk[chunk]) for chunk in sorted(by_chunk))
-
-
-def _peak(found: Sequence[Pass]) -> int:
-    changes = sorted([(item.forward, 1) for item in found] + [(item.backward, -1) for item in found])
-    peak = now = 0
-    for _, change in changes:
-        now += change
-        peak = max(peak, now)
-    return peak

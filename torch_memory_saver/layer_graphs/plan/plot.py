@@ -52,8 +52,8 @@ def plot_schedule(
         The timeline that was drawn.
 
     Raises:
-        InvalidArgumentError: matplotlib is not installed, it does not know the format, or the orders cannot run
-            (`run_orders`).
+        InvalidArgumentError: matplotlib is not installed, it does not know the format, or the ranks would
+            wait for each other for ever.
         OSError: The file cannot be written.
     """
     timeline = run_orders(orders, forward, backward)

@@ -75,15 +75,16 @@ def pipeline_order(pp: int, rank: int, microbatches: int, vpp: int = 1, group: i
     Without a pipeline it is 1, -1, 1, -1, and so on.
 
     With several chunks a rank, the schedule is meant for groups of `pp` micro-batches or more, the last group included.
-    Megatron Core refuses other groups. They are allowed here if the ranks do not wait for each other for ever, which is
-    tried with `run_orders`. Their bubble is larger (`bubble_fraction`).
+    Megatron Core refuses other groups. They are allowed here if the ranks do not wait for each other for ever. Their bubble
+    is larger (`bubble_fraction`).
 
     Args:
         pp: The number of ranks of the pipeline.
         rank: The rank in the pipeline.
         microbatches: The micro-batches of a step.
         vpp: The chunks of each rank.
-        group: The size of a group, used as in `warmup_count`.
+        group: The micro-batches that run in one chunk before the next chunk. None means `pp`. It has no effect if `vpp` is
+            1.
 
     Raises:
         InvalidArgumentError: An argument is no int or out of its range, or the ranks would wait for each other for ever.
@@ -113,7 +114,8 @@ def bubble_fraction(
         pp: The number of ranks of the pipeline.
         microbatches: The micro-batches of a step.
         vpp: The chunks of each rank.
-        group: The size of a group, used as in `warmup_count`.
+        group: The micro-batches that run in one chunk before the next chunk. None means `pp`. It has no effect if `vpp` is
+            1.
         forward: How long a forward of one chunk takes, in any unit.
         backward: How long a backward of one chunk takes, in the same unit.
 

@@ -20,7 +20,7 @@ static void events_that_cannot_be_destroyed_are_quarantined(void **state) {
     paused(f, "a", TMS_BACKUP_PINNED, 7);
     tms_pending_t *pending = begin(f, "a");
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
-    tms_pendings_close(&f->saver.pendings, INFINITY); /* its thread has released it */
+    tms_pending_resumes_close(&f->saver.pending_resumes, INFINITY); /* its thread has released it */
     simulator()->fail_after("cuEventDestroy", 0, 1, CUDA_ERROR_UNKNOWN);
     tms_pending_release(pending);
     assert_int_equal(tms_quarantine_held(&f->saver.quarantine, TMS_QUARANTINE_OTHER), 1);
@@ -38,7 +38,7 @@ static void the_end_of_the_process_cancels_it(void **state) {
     const tms_selection_t selection = {.timeout_seconds = 3600};
     tms_pending_t *pending = NULL;
     ASSERT_OK(tms_pending_begin(&f->saver, &selection, &pending, &error), error);
-    tms_pendings_close(&f->saver.pendings, INFINITY);
+    tms_pending_resumes_close(&f->saver.pending_resumes, INFINITY);
     assert_int_equal(tms_pending_wait(pending, NULL, NULL, NULL, &error), TMS_INTERRUPTED);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
     simulator()->take_memory(0, -(int64_t)(256 * MIB));
@@ -48,23 +48,23 @@ static void the_end_of_the_process_cancels_it(void **state) {
 static void the_end_of_the_process_abandons_a_resume_that_does_not_stop(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    tms_pendings_t *pendings = &f->saver.pendings;
+    tms_pending_resumes_t *pending_resumes = &f->saver.pending_resumes;
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 8);
     hold_copies();
     tms_pending_t *pending = begin(f, "a");
     simulator()->wait_until_synchronizing(); /* for its copies */
-    tms_pendings_close(pendings, tms_wait_now());
-    assert_int_equal(pendings->abandoned, 1);
-    assert_true(atomic_load(&pendings->cancelled));
-    tms_pendings_close(pendings, INFINITY); /* it has been abandoned for good */
+    tms_pending_resumes_close(pending_resumes, tms_wait_now());
+    assert_int_equal(pending_resumes->abandoned, 1);
+    assert_true(atomic_load(&pending_resumes->cancelled));
+    tms_pending_resumes_close(pending_resumes, INFINITY); /* it has been abandoned for good */
     release_copies();
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
     assert_filled(address, BYTES, 8);
     tms_pending_release(pending);
     join_resumes(f);
-    tms_pendings_close(pendings, INFINITY);
-    assert_int_equal(pendings->abandoned, 0);
-    assert_false(atomic_load(&pendings->cancelled));
+    tms_pending_resumes_close(pending_resumes, INFINITY);
+    assert_int_equal(pending_resumes->abandoned, 0);
+    assert_false(atomic_load(&pending_resumes->cancelled));
 }
 
 int main(void) {

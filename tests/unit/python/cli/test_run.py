@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from processes import ELSEWHERE, PACKAGE, SIMULATOR, TIMEOUT_S, Program, environment, run_python
 
-from torch_memory_saver._cli import child_environment, main
+from torch_memory_saver import _startup
+from torch_memory_saver._cli import main
 from torch_memory_saver._engine import preload
 from torch_memory_saver.events import load_events
 
 #: Each starts programs.
 pytestmark = pytest.mark.slow
 
-STARTUP = str(PACKAGE / "_cli" / "startup")
-SIMULATE_STARTUP = str(PACKAGE / "_simulate" / "startup")
+STARTUP = _startup.FOLDER
 HOOK = str(preload.library_path())
 MIB = 1 << 20
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -120,7 +120,7 @@ def test_a_path_that_ld_preload_cannot_hold(
 def test_a_path_that_pythonpath_cannot_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(child_environment, "_STARTUP", tmp_path / "a:b")
+    monkeypatch.setattr(_startup, "FOLDER", str(tmp_path / "a:b"))
     assert main.main(["run", "--record", "history", "--print-env"]) == 1
     assert "PYTHONPATH cannot name" in capsys.readouterr().err
 
@@ -215,6 +215,8 @@ COUNTS_INSTALLATIONS = (
     "sys.modules['torch_memory_saver._simulate.operators.install'] = types.SimpleNamespace(\n"
     "    install=lambda: installations.append(1))\n"
 )
+#: What `simulate` adds to the environment for the startup.
+ON_SIMULATED_GPU = {_startup.SIMULATED: f"test-{os.getpid()}"}
 SEES = "print([name for name in ('torch', 'torch_memory_saver') if name in sys.modules])"
 
 
@@ -235,7 +237,7 @@ def test_a_program_may_look_for_torch_before_it_imports_it(
     text = "import importlib.util\nassert importlib.util.find_spec('torch') and importlib.util.find_spec('torch').origin\n"
     after = "\nprint(sys.modules['torch'].__spec__.loader is sys.modules['torch'].__loader__, sys.meta_path[0])"
     text = COUNTS_INSTALLATIONS + text + USES_CUDA + after + "\nprint(len(installations))"
-    first, installations = torch_program(text, *([SIMULATE_STARTUP] if simulate_too else [])).stdout.splitlines()
+    first, installations = torch_program(text, **(ON_SIMULATED_GPU if simulate_too else {})).stdout.splitlines()
     assert first.startswith("True ") and "_startup" not in first
     assert int(installations) == simulate_too
     assert len(event_files(tmp_path)) == 1
@@ -278,9 +280,9 @@ def test_the_users_own_sitecustomize_runs_once(torch_program: Program, tmp_path:
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import sys\nsys.users_own = getattr(sys, 'users_own', 0) + 1\n")
-    before = [*([SIMULATE_STARTUP] if simulate_too else []), str(own)]
     text = f"{COUNTS_INSTALLATIONS}{USES_CUDA}print(sys.users_own, len(installations))"
-    assert torch_program(text, *before).stdout == f"1 {int(simulate_too)}\n"
+    done = torch_program(text, str(own), **(ON_SIMULATED_GPU if simulate_too else {}))
+    assert done.stdout == f"1 {int(simulate_too)}\n"
     assert len(event_files(tmp_path)) == 1
 
 

@@ -64,7 +64,7 @@ def test_slack_has_a_line_and_is_attributed(
     assert [line.holder for line in ledger.lines] == ["managed", "slack", *HOLDERS[1:]]
     assert (managed.bytes, slack.bytes, slack.parts) == (26 * MIB, 2 * MIB, (LedgerPart(hooks.tag("w"), 2 * MIB),))
     assert (context.bytes, ledger.lines[-1].bytes) == (5 * MIB, 2 * MIB), "neither grows by the slack"
-    assert "a pause returns it" in slack.note
+    assert "a pause gives it back" in slack.note
     assert "managed, slack (1)" in str(saver.ledger())
     hooks.saver.pause(hooks.tag("w"))
     assert saver.ledger()[0].of("slack") == ()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from processes import PRELUDE, TIMEOUT_S, environment
 
-from torch_memory_saver import _core
+from torch_memory_saver import _core, _startup
 from torch_memory_saver._engine import background, variables
 from torch_memory_saver.errors import DriverUnavailableError
 
@@ -37,6 +37,10 @@ def test_each_word_starts_its_recording_in_a_folder_of_its_own(
         ("history", f"{tmp_path}/history"),
         ("oom", f"{tmp_path}/oom"),
     ]
+
+
+def test_every_request_is_known_before_the_package_is_imported() -> None:
+    assert set(_startup.REQUESTS) == {"TMS_DEBUG", *background.starters}
 
 
 def test_an_unknown_word_is_reported_with_the_known_ones_and_ignored(

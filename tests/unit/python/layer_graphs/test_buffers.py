@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.layer_graphs.plan import (
+from torch_memory_saver.layer_graphs.plan import pipeline_order
+from torch_memory_saver.layer_graphs.plan.buffers import (
     Graph,
     GraphUse,
     assign_pool_memory,
     assign_static_inputs,
     find_overlap,
     graph_uses,
-    number_of_graphs,
-    peak_by_chunk,
-    peak_in_flight,
-    pipeline_order,
 )
 
 LAYERS = 3
@@ -31,6 +29,20 @@ def orders(draw: st.DrawFn) -> tuple[int, ...]:
     pp, vpp = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     microbatches = pp * draw(st.integers(1, 4))
     return pipeline_order(pp, draw(st.integers(0, pp - 1)), microbatches, vpp)
+
+
+def peak_in_flight(order: Sequence[int]) -> int:
+    """The most micro-batches that are in flight at once, over all chunks."""
+    return max(accumulate(1 if entry > 0 else -1 for entry in order))
+
+
+def sum_of_peaks(order: Sequence[int]) -> int:
+    """The sum of the most micro-batches that are in flight at once in each chunk."""
+    return sum(peak_in_flight([entry for entry in order if abs(entry) == chunk]) for chunk in set(map(abs, order)))
+
+
+def number_of_graphs(order: Sequence[int], layers: int, graphs: str = "per_microbatch") -> int:
+    return len({use.graph for use in graph_uses(order, layers, graphs)})
 
 
 def interleaved(rank: int, microbatches: int = 16) -> tuple[int, ...]:
@@ -98,7 +110,7 @@ def test_static_inputs_are_never_in_use_twice(order: tuple[int, ...], graphs: st
     assert all(len(numbers) == 1 for numbers in read.values()), "a graph has its address for ever"
     uses = [use for use in graph_uses(order, LAYERS, graphs) if not use.graph.backward]
     assert find_overlap(uses, {graph: number for graph, (number,) in read.items()}) is None
-    peak = sum(peak_by_chunk(order)) if graphs == "shared" else peak_in_flight(order)
+    peak = sum_of_peaks(order) if graphs == "shared" else peak_in_flight(order)
     assert len(assign_static_inputs(order, LAYERS, graphs=graphs).shapes) == LAYERS * peak
 
 
@@ -121,7 +133,8 @@ def test_the_number_of_graphs_of_plain_1f1b(pp: int, rank: int, microbatches: in
 @given(orders(), st.sampled_from(GRAPHS))
 def test_the_graphs_that_are_used_are_as_many_as_counted(order: tuple[int, ...], graphs: str) -> None:
     uses = graph_uses(order, LAYERS, graphs)
-    assert len({use.graph for use in uses}) == number_of_graphs(order, LAYERS, graphs)
+    slots = sum_of_peaks(order) if graphs == "shared" else len(order) // 2
+    assert len({use.graph for use in uses}) == 2 * LAYERS * slots
     assert len(uses) == LAYERS * len(order), "each layer runs once for each entry of the order"
     assert sorted(use.first for use in uses) == list(range(LAYERS * len(order)))
 
@@ -155,7 +168,7 @@ def test_memory_is_shared_only_where_uses_never_overlap(order: tuple[int, ...], 
     if graphs == "per_microbatch":
         assert parts == LAYERS * peak_in_flight(order)
     else:
-        assert LAYERS * peak_in_flight(order) <= parts <= LAYERS * sum(peak_by_chunk(order))
+        assert LAYERS * peak_in_flight(order) <= parts <= LAYERS * sum_of_peaks(order)
 
 
 @pytest.mark.parametrize("graphs", GRAPHS)
@@ -218,12 +231,11 @@ def test_uses_that_touch_overlap() -> None:
 def test_the_layers_must_fit_the_order() -> None:
     for layers in (0, (1,), (1, 2, 3), (1, 0), True):
         with pytest.raises(InvalidArgumentError, match="layers is"):
-            number_of_graphs(interleaved(0), layers)
+            graph_uses(interleaved(0), layers)
     with pytest.raises(InvalidArgumentError, match=r"shapes are for \[1, 1\] layers, but the chunks have \[2, 2\] layers"):
         assign_static_inputs(interleaved(0), 2, shapes=[["x"], ["x"]])
-    for function in (number_of_graphs, graph_uses):
-        with pytest.raises(InvalidArgumentError, match="graphs is 'one'"):
-            function(interleaved(0), 1, "one")
+    with pytest.raises(InvalidArgumentError, match="graphs is 'one'"):
+        graph_uses(interleaved(0), 1, "one")
     with pytest.raises(InvalidArgumentError, match="graphs is 'one'"):
         assign_static_inputs(interleaved(0), graphs="one")
     with pytest.raises(InvalidArgumentError, match="empty"):

@@ -1,21 +1,15 @@
-"""Guards how an order is read: its passes and peaks, and what is no order."""
+"""Guards how an order is read: its passes, and what is no order."""
 
 from __future__ import annotations
 
 import pytest
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.layer_graphs.plan import Pass, passes, peak_by_chunk, peak_in_flight
+from torch_memory_saver.layer_graphs.plan.orders import Pass, passes
 
 
 def test_a_pass_lasts_from_a_forward_to_the_backward_of_the_same_microbatch() -> None:
     assert passes([1, 2, 1, -2, -1, 2, -2, -1]) == (Pass(0, 0, 0, 4), Pass(1, 0, 1, 3), Pass(0, 1, 2, 7), Pass(1, 1, 5, 6))
-
-
-def test_the_peaks_of_chunks_are_reached_at_different_times() -> None:
-    order = [1, 1, -1, 2, 2, -1, -2, -2]
-    assert peak_in_flight(order) == 3
-    assert peak_by_chunk(order) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from torch_memory_saver import layer_graphs
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.layer_graphs.captured.progress import Progress
-from torch_memory_saver.layer_graphs.plan import graph_uses
+from torch_memory_saver.layer_graphs.plan.buffers import graph_uses
 
 FORWARD, BACKWARD = False, True
 

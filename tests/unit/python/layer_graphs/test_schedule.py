@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -13,16 +14,10 @@ from hypothesis import strategies as st
 
 from torch_memory_saver import layer_graphs
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.layer_graphs.plan import (
-    Timeline,
-    bubble_fraction,
-    passes,
-    peak_in_flight,
-    pipeline_order,
-    run_orders,
-    schedule_table,
-    warmup_count,
-)
+from torch_memory_saver.layer_graphs.plan import Timeline, bubble_fraction, pipeline_order
+from torch_memory_saver.layer_graphs.plan.orders import passes
+from torch_memory_saver.layer_graphs.plan.schedule import schedule_table, warmup_count
+from torch_memory_saver.layer_graphs.plan.timeline import run_orders
 
 #: Ranks, chunks, group, micro-batches.
 Shape = tuple[int, int, int, int]
@@ -82,6 +77,11 @@ def test_plain_1f1b() -> None:
 @pytest.mark.parametrize("microbatches", [1, 2, 5])
 def test_without_a_pipeline(microbatches: int) -> None:
     assert pipeline_order(1, 0, microbatches) == (1, -1) * microbatches
+
+
+def peak_in_flight(order: Sequence[int]) -> int:
+    """The most micro-batches that are in flight at once, over all chunks."""
+    return max(accumulate(1 if entry > 0 else -1 for entry in order))
 
 
 @pytest.mark.parametrize("microbatches", [8, 16, 32])

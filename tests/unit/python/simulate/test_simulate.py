@@ -86,7 +86,7 @@ def test_defaults() -> None:
         "TMS_SIMULATED_DEVICES": "1",
         "TMS_SIMULATED_VISIBLE": "1",
         "TMS_SIMULATED_MEMORY": str(8 * GIB),
-        "PYTHONPATH": str(SIMULATOR.parent / "_simulate" / "startup"),
+        "PYTHONPATH": str(SIMULATOR.parent / "_site"),
     }
     links = {name: os.readlink(Path(folder, name)) for name in ("libcuda.so.1", "libcudart.so.12", "libcudart.so.13")}
     assert set(links.values()) == {str(SIMULATOR)}

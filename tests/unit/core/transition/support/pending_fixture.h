@@ -29,10 +29,10 @@ static tms_pending_t *begin(fixture_t *f, const char *tag) {
 
 /* Waits for the threads of all resumes in the background. One may still begin after another call has done its work. */
 static void join_resumes(fixture_t *f) {
-    tms_pendings_t *pendings = &f->saver.pendings;
-    pthread_mutex_lock(&pendings->lock);
-    while (pendings->running > 0) pthread_cond_wait(&pendings->ended, &pendings->lock);
-    pthread_mutex_unlock(&pendings->lock);
+    tms_pending_resumes_t *pending_resumes = &f->saver.pending_resumes;
+    pthread_mutex_lock(&pending_resumes->lock);
+    while (pending_resumes->running > 0) pthread_cond_wait(&pending_resumes->ended, &pending_resumes->lock);
+    pthread_mutex_unlock(&pending_resumes->lock);
 }
 
 static int32_t at_once(void *context) {

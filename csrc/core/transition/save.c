@@ -1,8 +1,8 @@
-#include "core/transition/saving.h"
+#include "core/transition/save.h"
 
-tms_status_t tms_saving_plan(tms_transition_t *t, tms_segment_t *segment, tms_backup_t *backup, tms_backup_kind_t kind,
-                             tms_host_policy_t policy, const tms_live_t *live, tms_device_mask_t *copying,
-                             tms_error_t *error) {
+tms_status_t tms_save_plan(tms_transition_t *t, tms_segment_t *segment, tms_backup_t *backup, tms_backup_kind_t kind,
+                           tms_host_policy_t policy, const tms_live_t *live, tms_device_mask_t *copying,
+                           tms_error_t *error) {
     const tms_error_context_t context = tms_transition_context_of(t, segment);
     const tms_backup_request_t request = {.kind = kind,
                                           .policy = tms_saver_host_policy(t->saver, policy),
@@ -32,12 +32,12 @@ static tms_status_t prepare_ahead(void *context, bool *more, tms_error_t *error)
     return TMS_OK;
 }
 
-tms_status_t tms_saving_copy(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
-    return tms_saving_copy_counted(t, device, NULL, wait, error);
+tms_status_t tms_save_copy(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
+    return tms_save_copy_counted(t, device, NULL, wait, error);
 }
 
-tms_status_t tms_saving_copy_counted(tms_transition_t *t, int device, _Atomic uint64_t *done, tms_wait_t *wait,
-                                     tms_error_t *error) {
+tms_status_t tms_save_copy_counted(tms_transition_t *t, int device, _Atomic uint64_t *done, tms_wait_t *wait,
+                                   tms_error_t *error) {
     tms_copier_t copier = {.open = false};
     tms_error_context_t context = tms_transition_context(t, device);
     tms_status_t status = tms_copier_open(&copier, &t->saver->stores.copying, device, wait, &context, error);

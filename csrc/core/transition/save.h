@@ -2,20 +2,19 @@
  *
  * The plan is made on the thread of the call, the copies on the threads of the devices' parts. The call owns the segments;
  * no lock. The caller starts the batch of the stores after the last plan, and ends it after the copies. */
-#ifndef TMS_SAVING_H
-#define TMS_SAVING_H
+#ifndef TMS_SAVE_H
+#define TMS_SAVE_H
 
 #include "core/transition/call.h"
 
 /* Plans to save the segment's contents in `backup`. `live` NULL: all of them. Adds the segment's device to *copying if there
  * are contents to copy. Checks for cancellation. The progress of the call does not count the copies yet. */
-tms_status_t tms_saving_plan(tms_transition_t *t, tms_segment_t *segment, tms_backup_t *backup, tms_backup_kind_t kind,
-                             tms_host_policy_t policy, const tms_live_t *live, tms_device_mask_t *copying,
-                             tms_error_t *error);
+tms_status_t tms_save_plan(tms_transition_t *t, tms_segment_t *segment, tms_backup_t *backup, tms_backup_kind_t kind,
+                           tms_host_policy_t policy, const tms_live_t *live, tms_device_mask_t *copying, tms_error_t *error);
 /* Copies the planned contents of the device's segments, and waits for the copies. */
-tms_status_t tms_saving_copy(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error);
+tms_status_t tms_save_copy(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error);
 /* Does the same, and counts the bytes that have been copied in *done, unless that is NULL. */
-tms_status_t tms_saving_copy_counted(tms_transition_t *t, int device, _Atomic uint64_t *done, tms_wait_t *wait,
-                                     tms_error_t *error);
+tms_status_t tms_save_copy_counted(tms_transition_t *t, int device, _Atomic uint64_t *done, tms_wait_t *wait,
+                                   tms_error_t *error);
 
 #endif

@@ -2,15 +2,15 @@
  * and updates their kinds (model/kinds.h) and the shared page.
  *
  * On the thread of the call, with no lock held; takes the saver's lock for the states. */
-#ifndef TMS_TRANSITION_ENDING_H
-#define TMS_TRANSITION_ENDING_H
+#ifndef TMS_TRANSITION_COMPLETION_H
+#define TMS_TRANSITION_COMPLETION_H
 
 #include "core/transition/call.h"
 
 /* Return the kind and the outcome of the call for the shared page. check_fresh() counts as IDLE, because it moves
  * nothing. */
-tms_shared_page_call_t tms_ending_page_call(const tms_transition_t *t);
-tms_shared_page_outcome_t tms_ending_page_outcome(const tms_transition_t *t, bool succeeded);
+tms_shared_page_call_t tms_completion_page_call(const tms_transition_t *t);
+tms_shared_page_outcome_t tms_completion_page_outcome(const tms_transition_t *t, bool succeeded);
 
 /* Publishes every segment's new state (`moved`: the call has succeeded) and finishes the frees that arrived during the call.
  * The list is empty afterwards. */

@@ -7,20 +7,20 @@
  *
  * On the thread of the call, which has the turn. Backups of allocations that no call owns change under the saver's lock;
  * their space is released without it. */
-#ifndef TMS_TRANSITION_GIVING_UP_H
-#define TMS_TRANSITION_GIVING_UP_H
+#ifndef TMS_TRANSITION_DISCARD_H
+#define TMS_TRANSITION_DISCARD_H
 
 #include "core/transition/call.h"
 
-typedef struct tms_giving_up {
+typedef struct tms_discard {
     tms_backup_t *backups; /* taken from their segments; room for `most` of them. NULL: there is nothing to give up */
     size_t most, count;
-} tms_giving_up_t;
+} tms_discard_t;
 
 /* Called before the pause changes anything: makes room for the backups that it will give up, if there are any.
  * TMS_OUT_OF_HOST_MEMORY. */
-tms_status_t tms_giving_up_prepare(const tms_transition_t *t, tms_giving_up_t *giving_up, tms_error_t *error);
+tms_status_t tms_discard_prepare(const tms_transition_t *t, tms_discard_t *discard, tms_error_t *error);
 /* Called after the pause: gives the backups up if the pause has succeeded. */
-void tms_giving_up_end(tms_transition_t *t, tms_giving_up_t *giving_up, bool succeeded);
+void tms_discard_end(tms_transition_t *t, tms_discard_t *discard, bool succeeded);
 
 #endif

@@ -1,4 +1,4 @@
-#include "core/transition/ending.h"
+#include "core/transition/completion.h"
 
 #include "base/clock.h"
 #include "core/allocation/free.h"
@@ -9,13 +9,13 @@
 
 /* ---- the entry of the call on the shared page ---- */
 
-tms_shared_page_call_t tms_ending_page_call(const tms_transition_t *t) {
+tms_shared_page_call_t tms_completion_page_call(const tms_transition_t *t) {
     if (t->asked.from == t->asked.to) return TMS_SHARED_PAGE_IDLE;
     return t->asked.from == TMS_SEGMENT_ACTIVE ? TMS_SHARED_PAGE_PAUSE : TMS_SHARED_PAGE_RESUME;
 }
 
-tms_shared_page_outcome_t tms_ending_page_outcome(const tms_transition_t *t, bool succeeded) {
-    return (tms_shared_page_outcome_t){.call = tms_ending_page_call(t),
+tms_shared_page_outcome_t tms_completion_page_outcome(const tms_transition_t *t, bool succeeded) {
+    return (tms_shared_page_outcome_t){.call = tms_completion_page_call(t),
                                        .succeeded = succeeded,
                                        .ended = tms_clock_nanoseconds(),
                                        .nanoseconds = (uint64_t)(tms_wait_elapsed(&t->wait) * TMS_NANOSECONDS)};
@@ -60,7 +60,7 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
     tms_account_moves_t moves = {
         .account = &t->saver->account, .call = t->call, .operation = t->asked.operation, .now = tms_wait_now()};
-    if (tms_shared_page_is_open(&t->saver->page)) moves.outcome = tms_ending_page_outcome(t, moved);
+    if (tms_shared_page_is_open(&t->saver->page)) moves.outcome = tms_completion_page_outcome(t, moved);
     pthread_mutex_lock(&t->saver->lock);
     if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
     if (moved && t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);

@@ -1,4 +1,4 @@
-#include "core/transition/guarding.h"
+#include "core/transition/guard_mode.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -46,8 +46,8 @@ static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, t
     return status;
 }
 
-/* The page of the segment's device, made if there is none. The call holds a reference until tms_guarding_end, so that a page
- * is not made anew for each segment if guarding fails. */
+/* The page of the segment's device, made if there is none. The call holds a reference until tms_guard_mode_end, so that a
+ * page is not made anew for each segment if guarding fails. */
 static tms_status_t need_page(tms_transition_t *t, const tms_segment_t *segment, tms_segment_t **page,
                               const tms_error_context_t *context, tms_error_t *error) {
     const tms_device_mask_t bit = (tms_device_mask_t)1 << segment->device;
@@ -72,7 +72,7 @@ static tms_status_t need_page(tms_transition_t *t, const tms_segment_t *segment,
 
 /* ---- segments ---- */
 
-void tms_guarding_cover(tms_transition_t *t, tms_segment_t *segment, tms_device_mask_t devices) {
+void tms_guard_mode_cover(tms_transition_t *t, tms_segment_t *segment, tms_device_mask_t devices) {
     tms_error_context_t context = tms_transition_context_of(t, segment);
     tms_segment_t *page = NULL;
     tms_error_t reason;
@@ -93,14 +93,14 @@ void tms_guarding_cover(tms_transition_t *t, tms_segment_t *segment, tms_device_
                       "The allocation is paused without a guard page: a late access to it loses the device.");
 }
 
-void tms_guarding_end(tms_transition_t *t) {
+void tms_guard_mode_end(tms_transition_t *t) {
     for (int device = 0; device < t->devices->count; device++) {
         if (t->done.guard_pages >> device & 1) tms_saver_drop_guard(t->saver, device);
     }
     t->done.guard_pages = 0;
 }
 
-tms_status_t tms_guarding_lift(tms_transition_t *t, int device, tms_error_t *error) {
+tms_status_t tms_guard_mode_lift(tms_transition_t *t, int device, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     TMS_FOR_EACH(segment, t) {
         tms_error_context_t context = tms_transition_context_of(t, segment);

@@ -1,4 +1,4 @@
-#include "core/transition/giving_up.h"
+#include "core/transition/discard.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -6,34 +6,34 @@
 #include "core/model/account.h"
 #include "core/transition/transition.h"
 
-tms_status_t tms_giving_up_prepare(const tms_transition_t *t, tms_giving_up_t *giving_up, tms_error_t *error) {
+tms_status_t tms_discard_prepare(const tms_transition_t *t, tms_discard_t *discard, tms_error_t *error) {
     const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    *giving_up = (tms_giving_up_t){.most = t->planned.given_up};
-    if (giving_up->most == 0) return TMS_OK;
-    giving_up->backups = calloc(giving_up->most, sizeof *giving_up->backups);
-    return giving_up->backups ? TMS_OK : tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+    *discard = (tms_discard_t){.most = t->planned.given_up};
+    if (discard->most == 0) return TMS_OK;
+    discard->backups = calloc(discard->most, sizeof *discard->backups);
+    return discard->backups ? TMS_OK : tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
 }
 
 /* Under the lock: takes the backup of a segment. The space of a damaged segment's backup stays, because a device may still
  * read it. */
-static void take(tms_giving_up_t *giving_up, tms_segment_t *segment) {
+static void take(tms_discard_t *discard, tms_segment_t *segment) {
     if (!tms_segment_lacks_contents(segment)) atomic_fetch_add_explicit(&segment->tag->discards, 1, memory_order_relaxed);
     if (segment->state == TMS_SEGMENT_PAUSED)
-        giving_up->backups[giving_up->count++] = tms_backup_take(&segment->backup);
+        discard->backups[discard->count++] = tms_backup_take(&segment->backup);
     else
         segment->backup.saved = false;
     segment->only_preserved = false;
 }
 
-static void take_all(tms_transition_t *t, tms_giving_up_t *giving_up, tms_tag_bytes_t *contents) {
+static void take_all(tms_transition_t *t, tms_discard_t *discard, tms_tag_bytes_t *contents) {
     tms_account_moves_t moves = {.account = &t->saver->account, .call = t->call, .operation = t->asked.operation};
     pthread_mutex_lock(&t->saver->lock);
     tms_transition_begin_look(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
-        if (!tms_transition_gives_up(t, segment) || giving_up->count == giving_up->most) continue;
+        if (!tms_transition_gives_up(t, segment) || discard->count == discard->most) continue;
         tms_tag_bytes_add(contents, segment->tag, tms_backup_held_bytes(&segment->backup));
-        take(giving_up, segment);
+        take(discard, segment);
         tms_account_recount(&moves, segment);
     }
     tms_account_record_moves(&moves);
@@ -51,13 +51,13 @@ static void log_given_up(const tms_transition_t *t, const tms_tag_bytes_t *conte
                   t->asked.operation, text.message);
 }
 
-void tms_giving_up_end(tms_transition_t *t, tms_giving_up_t *giving_up, bool succeeded) {
+void tms_discard_end(tms_transition_t *t, tms_discard_t *discard, bool succeeded) {
     tms_tag_bytes_t contents = {.named = 0};
-    if (succeeded && giving_up->backups) {
-        take_all(t, giving_up, &contents);
-        for (size_t i = 0; i < giving_up->count; i++) tms_backup_destroy(&giving_up->backups[i], &t->saver->stores);
+    if (succeeded && discard->backups) {
+        take_all(t, discard, &contents);
+        for (size_t i = 0; i < discard->count; i++) tms_backup_destroy(&discard->backups[i], &t->saver->stores);
         tms_backup_stores_after_resume(&t->saver->stores);
         log_given_up(t, &contents);
     }
-    free(giving_up->backups);
+    free(discard->backups);
 }

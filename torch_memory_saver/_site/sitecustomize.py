@@ -1,8 +1,9 @@
-"""Python imports this module at startup, because ``run`` puts its folder at the front of ``PYTHONPATH``.
+"""Python imports this module at startup, because ``simulate`` and ``run`` put its folder at the front of ``PYTHONPATH``.
 
-So the requests of TMS_DEBUG and similar variables also apply to a program that never imports torch_memory_saver. They take
-effect when PyTorch has initialised CUDA in the process. A process that does not use CUDA does not even import the package.
-A ``sitecustomize`` of the user runs as it would without this one.
+On the simulated GPU it installs PyTorch's operators after the import of torch. Everywhere it makes the requests of TMS_DEBUG
+and similar variables apply to a program that never imports torch_memory_saver. They take effect when PyTorch has initialised
+CUDA in the process. A process that does not use CUDA does not even import the package for them. A ``sitecustomize`` of the
+user runs as it would without this one.
 """
 
 from __future__ import annotations
@@ -16,28 +17,24 @@ from typing import Any
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
-def _load_shared() -> Any:
-    path = os.path.join(os.path.dirname(os.path.dirname(_FOLDER)), "_startup.py")
-    specification = importlib.util.spec_from_file_location("_torch_memory_saver_startup", path)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def _load_patches() -> Any:
-    """Load _patches.py, which needs nothing else of the package. A later import of the package finds it in sys.modules."""
-    name = "torch_memory_saver._patches"
+def _load(name: str, file: str) -> Any:
+    """Load a file of the package that needs nothing else of it."""
     if name not in sys.modules:
-        path = os.path.join(os.path.dirname(os.path.dirname(_FOLDER)), "_patches.py")
-        specification = importlib.util.spec_from_file_location(name, path)
+        specification = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(_FOLDER), file))
         assert specification is not None and specification.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(specification)
         specification.loader.exec_module(sys.modules[name])
     return sys.modules[name]
 
 
-_startup = _load_shared()
+_startup = _load("_torch_memory_saver_startup", "_startup.py")
+
+
+def _install_operators() -> None:
+    with _startup.OwnImports():
+        from torch_memory_saver._simulate.operators.install import install
+
+        install()
 
 
 def _start_with_cuda() -> None:
@@ -50,7 +47,7 @@ def _start_with_cuda() -> None:
     if os.environ.get("TMS_DISABLE") and _is_disabled():
         return
     first = threading.Lock()
-    patches = _load_patches()
+    patches = _load("torch_memory_saver._patches", "_patches.py")  # a later import of the package finds it in sys.modules
 
     def initialize_and_start() -> None:
         initialize()
@@ -75,7 +72,7 @@ def _is_disabled() -> bool:
 
 
 def _start() -> None:
-    """A failure must not disturb a program that does not know of this package."""
+    """Start what is requested. A failure must not disturb a program that does not know of this package."""
     try:
         with _startup.OwnImports():
             from torch_memory_saver._engine.background import start_from_environment
@@ -92,5 +89,8 @@ def _warn(reason: str, exc_info: bool = False) -> None:
     logger.warning("the TMS_* variables of this process: %s", reason, exc_info=exc_info)
 
 
-_startup.after_import_of_torch(_start_with_cuda)
+if _startup.is_requested(os.environ):
+    _startup.after_import_of_torch(_start_with_cuda)
+if _startup.SIMULATED in os.environ:
+    _startup.after_import_of_torch(_install_operators)
 _startup.run_next(_FOLDER)

@@ -1,0 +1,174 @@
+"""Programs in processes that have imported PyTorch already, because the import takes seconds of a core.
+
+A server, which is this file as a program, imports torch and forks a child for each program. The child gets the program's
+arguments, environment, folder and standard files, and runs it as `__main__` until the interpreter ends. The server never
+uses CUDA. So a child is as fresh as a new process, but for the variables that Python, the dynamic linker and PyTorch read
+when they start: programs that differ in one of them have servers of their own.
+
+One thread uses a WarmPython. Its servers end with its process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from io import FileIO
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+#: What the names of the variables begin with that are read after the import of torch.
+_READ_LATE = ("TMS_", "CUDA_VISIBLE_DEVICES", "PYTEST_")
+#: A request: arguments and environment.
+_MOST_BYTES = 1 << 20
+#: An answer: the process id at first, and its status at the end.
+_NUMBER = struct.Struct("i")
+
+
+class WarmProcess:
+    """A program that runs. Its members mean what those of subprocess.Popen mean."""
+
+    def __init__(self, name: str, answer: FileIO, output: FileIO, error: FileIO) -> None:
+        self._name, self._answer, self._files = name, answer, (output, error)
+        self.pid = self._number()
+        self.returncode: int | None = None
+
+    def _number(self) -> int:
+        answer = self._answer.read(_NUMBER.size)
+        if not answer:
+            raise ChildProcessError(f"the process that starts {self._name} has ended")
+        return int(_NUMBER.unpack(answer)[0])
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._answer], [], [], timeout)[0]:
+                assert timeout is not None
+                raise subprocess.TimeoutExpired(self._name, timeout)
+            self.returncode = os.waitstatus_to_exitcode(self._number())
+            self._answer.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        for file in self._files:
+            file.seek(0)
+        return self._files[0].readall().decode(), self._files[1].readall().decode()
+
+
+class WarmPython:
+    """Starts programs in processes that have imported a module."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._servers: dict[tuple[tuple[str, str], ...], tuple[socket.socket, subprocess.Popen[bytes]]] = {}
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> WarmProcess:
+        """Start `python *command`, which is a file or `-c` and a program, and arguments."""
+        server = self._server(environment)
+        request = json.dumps([list(command), dict(environment), str(folder)]).encode()
+        output, error = os.memfd_create("output"), os.memfd_create("error")
+        answer, writer = os.pipe()
+        try:
+            socket.send_fds(server, [request], [output, error, writer])
+        finally:
+            os.close(writer)
+        return WarmProcess(" ".join(command), *map(FileIO, (answer, output, error)))
+
+    def _server(self, environment: Mapping[str, str]) -> socket.socket:
+        early = {name: value for name, value in environment.items() if not name.startswith(_READ_LATE)}
+        key = tuple(sorted(early.items()))
+        if key not in self._servers:
+            ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with its:
+                server = subprocess.Popen(
+                    [sys.executable, __file__, str(its.fileno()), self._module],
+                    env=early,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[its.fileno()],
+                )
+            self._servers[key] = ours, server
+        return self._servers[key][0]
+
+
+def _serve(control: socket.socket) -> CodeType:
+    """Fork a child for each request. Returns in the children only: the program to run."""
+    children: dict[int, tuple[int, int]] = {}  # by the descriptor of the process: its id, and where the answer goes
+    while True:
+        ready, _, _ = select.select([control.fileno(), *children], [], [])
+        for descriptor in ready:
+            if descriptor in children:
+                pid, answer = children.pop(descriptor)
+                os.write(answer, _NUMBER.pack(os.waitpid(pid, 0)[1]))
+                os.close(answer)
+                os.close(descriptor)
+                continue
+            request, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, 3)
+            if not request:
+                sys.exit()  # the tests have ended
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                for each, (_, answer) in children.items():
+                    os.close(each)
+                    os.close(answer)
+                return _become(*json.loads(request), *descriptors)
+            output, error, answer = descriptors
+            os.close(output)
+            os.close(error)
+            os.write(answer, _NUMBER.pack(pid))
+            children[os.pidfd_open(pid)] = pid, answer
+
+
+def _become(command: list[str], environment: dict[str, str], folder: str, output: int, error: int, answer: int) -> CodeType:
+    os.dup2(output, 1)
+    os.dup2(error, 2)
+    for descriptor in (output, error, answer):
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    names: dict[str, Any] = {
+        "__doc__": None,
+        "__package__": None,
+        "__spec__": None,
+        "__cached__": None,
+        "__annotations__": {},
+    }
+    if command[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *command[2:]], ""
+        code = compile(command[1], "<string>", "exec", dont_inherit=True)
+    else:
+        sys.argv, sys.path[0] = command, os.path.dirname(os.path.realpath(command[0]))
+        code = compile(Path(command[0]).read_bytes(), command[0], "exec", dont_inherit=True)
+        names |= {"__file__": command[0], "__loader__": SourceFileLoader("__main__", command[0])}
+    main = sys.modules["__main__"].__dict__
+    keep = {"__name__", "__builtins__"}
+    for name in [name for name in main if name not in keep]:
+        del main[name]
+    main.update(names)
+    return code
+
+
+if __name__ == "__main__":
+    importlib.import_module(sys.argv[2])
+    exec(_serve(socket.socket(fileno=int(sys.argv[1]))), globals())
