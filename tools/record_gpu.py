@@ -33,6 +33,8 @@ from table import SUITES, TABLE, Observations, Subject, load  # noqa: E402
 #: Processes at a time.
 WORKERS = min(6, os.cpu_count() or 1)
 TIMEOUT_SECONDS = 60
+#: The most characters of a value that stands on one line of the record.
+ONE_LINE = 100
 
 
 def run_here(suite: str, names: list[str]) -> None:
@@ -150,6 +152,21 @@ def run_all(suite: str, only: list[str], say: bool) -> dict[str, Any]:
     return {"machine": described, "behaviours": {b.name: results[b.name] for b in chosen}}
 
 
+def in_lines(value: Any, indent: int = 0) -> str:
+    """Return JSON in which each value that is short stands on one line."""
+    text = json.dumps(value)
+    if len(text) <= ONE_LINE or not isinstance(value, (dict, list)):
+        return text
+    inner = " " * (indent + 1)
+    if isinstance(value, dict):
+        rows = [f"{inner}{json.dumps(name)}: {in_lines(each, indent + 1)}" for name, each in value.items()]
+        begin, end = "{", "}"
+    else:
+        rows = [inner + in_lines(each, indent + 1) for each in value]
+        begin, end = "[", "]"
+    return "\n".join([begin, ",\n".join(rows), " " * indent + end])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--suite", choices=SUITES, default="driver")
@@ -179,7 +196,7 @@ def main() -> int:
     described["device"] = options.device_name or described["device"]
     described["driver"] = options.driver_version or described["driver"]
     described["date"] = options.date
-    text = json.dumps(record, indent=1) + "\n"
+    text = in_lines(record) + "\n"
     if options.output:
         options.output.write_text(text, encoding="utf-8")
     else:

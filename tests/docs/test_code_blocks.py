@@ -22,8 +22,17 @@ PROGRAMS = [program for programs, _ in _READ for program in programs]
 SKIPPED = [block for _, blocks in _READ for block in blocks]
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
-@pytest.mark.parametrize("variables", [{}, {"TMS_DISABLE": "1"}], ids=["", "disabled"])
+#: TMS_DISABLE is for programs; the shell blocks call commands.
+DISABLED = [
+    pytest.param(program, {"TMS_DISABLE": "1"}, id=f"disabled-{program.name}")
+    for program in PROGRAMS
+    if program.language == "python"
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "variables"), [*(pytest.param(program, {}, id=program.name) for program in PROGRAMS), *DISABLED]
+)
 def test_a_block_runs(program: Program, variables: dict[str, str], tmp_path: Path) -> None:
     if program.language == "python":
         compile(program.text, str(program.page), "exec")

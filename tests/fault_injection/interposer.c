@@ -268,5 +268,3 @@ EXPORT uint64_t tms_fault_resident_bytes(void) {
     return bytes;
 }
 EXPORT uint64_t tms_fault_threads(void) { return it.threads; }
-/* The names of what can fail, NULL after the last. */
-EXPORT const char *tms_fault_name(size_t row) { return row < CALL_COUNT ? names[row] : NULL; }

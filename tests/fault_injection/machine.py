@@ -138,9 +138,8 @@ class Machine:
         for name in ("fired", "blocks", "mapped_bytes", "resident_bytes", "threads", "trace_stamp"):
             getattr(self.libc, f"tms_fault_{name}").restype = ctypes.c_uint64
         self.libc.tms_fault_trace_length.restype = ctypes.c_size_t
-        for name in ("trace_name", "name"):
-            getattr(self.libc, f"tms_fault_{name}").restype = ctypes.c_char_p
-            getattr(self.libc, f"tms_fault_{name}").argtypes = [ctypes.c_size_t]
+        self.libc.tms_fault_trace_name.restype = ctypes.c_char_p
+        self.libc.tms_fault_trace_name.argtypes = [ctypes.c_size_t]
         self.libc.tms_fault_trace_stamp.argtypes = [ctypes.c_size_t]
         self.libc.tms_fault_fail_after.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
         self.libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]

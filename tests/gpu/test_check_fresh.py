@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from core_regions import core_region
-from gpu_support import MIB, assert_close_to, core, errors, free_bytes, hold_stream, saver, tensor_at, torch
+from gpu_support import MIB, assert_close_to, core, errors, free_bytes, hold_stream, saver, torch
 
 from torch_memory_saver import memory
 
@@ -210,35 +209,6 @@ def test_blocks_freed_since_are_no_finding() -> None:
     assert [block.address for block in saver.check_fresh().unwritten] == [second.data_ptr()]
 
 
-def test_the_wake_up_in_stages() -> None:
-    """vLLM's order: weights first, and the cache last."""
-    weights, cache = in_region(torch.ones(MIB), "weights"), in_region(torch.ones(MIB), "kv_cache")
-    saver.pause()
-    saver.resume("weights")
-    with pytest.raises(errors.InvalidStateError, match="'kv_cache' is paused"):
-        saver.check_fresh()
-    assert saver.check_fresh("weights").unwritten_bytes == 4 * MIB
-    weights.fill_(1)
-    assert saver.check_fresh(ignore="kv_cache").is_fresh
-    saver.resume("kv_cache")
-    assert [block.tag for block in saver.check_fresh(ignore="kv_cache").ignored] == ["kv_cache"]
-    del cache
-
-
-def test_zeroed_unguarded_and_never_paused_memory() -> None:
-    tensors = [in_region(torch.ones(MIB), tag) for tag in ("zeroed", "unguarded", "never")]
-    cycle("zeroed", zero=True)
-    saver.guard = False
-    cycle("unguarded")
-    with pytest.raises(errors.InvalidStateError, match="guard mode is off"):
-        saver.check_fresh("unguarded")
-    saver.guard = True
-    report = saver.check_fresh()
-    assert report.is_fresh
-    assert (report.zeroed_bytes, report.unguarded_bytes, report.never_paused_bytes) == (4 * MIB,) * 3
-    del tensors
-
-
 def test_work_in_flight_is_waited_for() -> None:
     tensor = in_region(torch.ones(MIB))
     torch.cuda.synchronize()
@@ -249,17 +219,6 @@ def test_work_in_flight_is_waited_for() -> None:
         tensor.fill_(1)
     assert saver.check_fresh().is_fresh
     torch.cuda.synchronize()
-
-
-def test_a_resume_in_the_background() -> None:
-    tensor = in_region(torch.ones(MIB))
-    saver.pause()
-    pending = saver.resume(wait=False)
-    pending.wait_stream(torch.cuda.current_stream())
-    pending.wait()
-    assert saver.check_fresh().unwritten_bytes == 4 * MIB
-    tensor.fill_(1)
-    assert saver.check_fresh().is_fresh
 
 
 def test_a_capture_is_refused_and_stays_valid() -> None:
@@ -293,17 +252,6 @@ def test_pools_of_graphs_are_a_class() -> None:
     report = saver.check_fresh("graph")
     assert report.is_fresh
     del graph
-
-
-def test_memory_of_other_libraries() -> None:
-    with core_region("w", core.BACKUP_NONE, True):
-        address = core.allocate(3 * MIB, 0)
-    cycle()
-    (block,) = saver.check_fresh().unwritten
-    assert (block.address, block.bytes, block.names) == (address, 3 * MIB, ())
-    tensor_at(address, 3 * MIB).fill_(1)
-    assert saver.check_fresh().is_fresh
-    core.free(address)
 
 
 def test_all_of_it_on_request() -> None:
@@ -349,29 +297,6 @@ def test_memory_is_as_before() -> None:
     assert_close_to(free_bytes(), before, "free memory")
     assert bool((model.weight == 3).all())
     assert bool(model.layers[0].cos.isnan().all())
-
-
-@pytest.mark.multigpu
-def test_two_devices() -> None:
-    with saver.region(tag="w"):
-        tensors = [torch.ones(MIB, device=f"cuda:{device}") for device in range(2)]
-    cycle()
-    assert {block.device for block in saver.check_fresh().unwritten} == {0, 1}
-    tensors[0].fill_(1)
-    (block,) = saver.check_fresh().unwritten
-    assert (block.device, block.address) == (1, tensors[1].data_ptr())
-
-
-@pytest.mark.multigpu
-def test_work_of_another_device_is_waited_for() -> None:
-    tensor, source = in_region(torch.ones(MIB)), torch.ones(MIB, device="cuda:1")
-    tensor.copy_(source)
-    cycle()
-    with torch.cuda.device(1):
-        hold_stream()
-    tensor.copy_(source, non_blocking=True)
-    assert saver.check_fresh().is_fresh
-    torch.cuda.synchronize()
 
 
 def test_expandable_segments_change_nothing() -> None:

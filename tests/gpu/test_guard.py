@@ -75,9 +75,8 @@ def test_what_the_bytes_mean(name: str) -> None:
             assert set(found.flatten().tolist()) == {expected}
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
-def test_a_late_kernel_reads_nan_and_nothing_is_lost(name: str) -> None:
-    weights = in_region(torch.ones(ELEMENTS, dtype=getattr(torch, name)), enable_cpu_backup=True)
+def test_a_late_kernel_reads_nan_and_nothing_is_lost() -> None:
+    weights = in_region(torch.ones(ELEMENTS), enable_cpu_backup=True)
     saver.pause()
     assert bool((weights * 2).isnan().all())
     assert bool(weights.sum().isnan())
@@ -145,15 +144,6 @@ def test_what_was_not_kept_comes_back_as_the_guard_byte() -> None:
     assert not lost.any()
 
 
-def test_a_resume_in_the_background_fills_before_its_stream_goes_on() -> None:
-    lost = in_region(torch.ones(ELEMENTS))
-    saver.pause()
-    pending = saver.resume(wait=False)
-    pending.wait_stream(torch.cuda.current_stream())
-    assert bool(lost.isnan().all())
-    pending.wait()
-
-
 def test_memory_and_statistics() -> None:
     tensor = torch.ones(16 * MIB, dtype=torch.uint8)
     tensors = [in_region(tensor, tag) for tag in "ab"]
@@ -168,17 +158,6 @@ def test_memory_and_statistics() -> None:
     assert saver.stats().guarded_bytes == 0
     assert all(guard_bytes(each) for each in tensors)
     assert saver.stats().counters["guard_failures_total"] == 0
-
-
-def test_tensors_freed_while_they_are_guarded() -> None:
-    tensor = in_region(torch.ones(16 * MIB, dtype=torch.uint8))
-    saver.pause()
-    late = tensor.clone()
-    del tensor
-    saver.empty_cache()
-    assert saver.stats().guarded_bytes == 0
-    assert guard_bytes(late)
-    saver.resume()
 
 
 @pytest.mark.multigpu

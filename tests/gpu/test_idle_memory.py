@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from gpu_support import MIB, STARTED_PRELOADED, core, empty, saver, tms, torch, write_and_check
-from other_threads import in_thread
+from other_threads import in_thread, other_thread_inside
 
 from torch_memory_saver._torch import empty_cache
 
@@ -93,21 +93,10 @@ def test_it_does_what_it_did_inside_a_region() -> None:
 
 def test_it_does_what_it_did_while_another_thread_is_in_a_region() -> None:
     tensors = load(64)
-    inside, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        with saver.region(tag="b"):
-            inside.set()
-            assert leave.wait(60)
-
-    thread = threading.Thread(target=stay)
-    thread.start()
-    assert inside.wait(60)
-    tensors.clear()
-    torch.cuda.empty_cache()
-    assert resident("a") == 64 * MIB
-    leave.set()
-    thread.join(60)
+    with other_thread_inside(saver.region(tag="b")):
+        tensors.clear()
+        torch.cuda.empty_cache()
+        assert resident("a") == 64 * MIB
     torch.cuda.empty_cache()
     assert resident("a") == 0
 
@@ -250,28 +239,19 @@ def test_idle_memory_goes_back_when_the_outermost_region_ends() -> None:
 
 
 def test_it_goes_back_while_another_thread_is_in_a_region() -> None:
-    inside, leave = threading.Event(), threading.Event()
     kept: list[torch.Tensor] = []
 
-    def stay() -> None:
-        with saver.region(tag="b"):
-            kept.append(empty(32 * MIB))
-            inside.set()
-            assert leave.wait(60)
-            kept.append(empty(32 * MIB))
+    def keep() -> None:
+        kept.append(empty(32 * MIB))
 
-    thread = threading.Thread(target=stay)
-    thread.start()
-    assert inside.wait(60)
-    with saver.region(tag="a"):
-        empty(64 * MIB)
-    assert resident("a") == 0
-    tensors = load(64)
-    tensors.clear()
-    tms.empty_cache()
-    assert resident("a") == 0
-    leave.set()
-    thread.join(60)
+    with other_thread_inside(saver.region(tag="b"), first=keep, last=keep):
+        with saver.region(tag="a"):
+            empty(64 * MIB)
+        assert resident("a") == 0
+        tensors = load(64)
+        tensors.clear()
+        tms.empty_cache()
+        assert resident("a") == 0
     for value, tensor in enumerate(kept):
         write_and_check(tensor, value)
     del tensor
@@ -476,23 +456,12 @@ def test_an_emptying_that_is_put_off_is_logged_once(
     """Since 2.13 PyTorch empties its cache while another thread is in a region, and there is nothing to log."""
     cached = cache_elsewhere()
     monkeypatch.setattr(layer_store(), "_has_logged_put_off", False)
-    inside, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        with saver.region(tag="a"):
-            inside.set()
-            assert leave.wait(60)
-
-    thread = threading.Thread(target=stay)
-    thread.start()
-    assert inside.wait(60)
-    with _log(caplog) as texts:
-        tms.empty_cache()
-        tms.empty_cache()
     is_put_off = torch.__version__ < (2, 13)
-    assert (cached_elsewhere() == cached) == is_put_off
-    leave.set()
-    thread.join(60)
+    with other_thread_inside(saver.region(tag="a")):
+        with _log(caplog) as texts:
+            tms.empty_cache()
+            tms.empty_cache()
+        assert (cached_elsewhere() == cached) == is_put_off
     assert ["region(tag='a')" in text for text in texts] == [True] * is_put_off
     with _log(caplog) as texts:
         tms.empty_cache()

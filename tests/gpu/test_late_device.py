@@ -12,21 +12,14 @@ from torch_memory_saver._torch import layer
 
 pytestmark = [pytest.mark.multigpu, pytest.mark.outer]
 
-#: Ways of programs/late_device.py to use a GPU first, by the process that tries them.
-WAYS = {
-    "copies": ("to", "cuda_with_another_type", "copy_into", "copy_into_on_the_devices_stream", "item_assignment"),
-    "C++": ("kernel_into", "gradients", "broadcast", "gather_into", "replicate"),
-    "where": ("another_thread", "inside_disable", "inside_a_region", "during_pauses", "paused_memory"),
-    "afterwards": (
-        "the_watch_leaves_nothing",
-        "the_device_keeps_its_own_pool",
-        "the_first_emptying",
-        "a_pool_of_the_program",
-        "a_graph",
-    ),
-}
-#: The simulated GPU refuses operators on tensors of several devices.
-REAL_ONLY = ("foreach_copy",)
+#: Ways of programs/late_device.py to use a GPU first, by the process that tries them: copies, places, and what comes
+#: afterwards.
+WAYS = (
+    ("to", "copy_into", "copy_into_on_the_devices_stream"),
+    ("kernel_into", "gradients", "broadcast"),
+    ("another_thread", "inside_disable", "inside_a_region", "during_pauses", "paused_memory"),
+    ("the_watch_leaves_nothing", "the_device_keeps_its_own_pool", "a_pool_of_the_program", "a_graph"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +29,7 @@ def watched_releases() -> None:
 
 
 def test_a_gpu_that_is_used_later_reaches_managed_memory_without_a_call() -> None:
-    groups = [*WAYS.values(), *([] if SIMULATED else [REAL_ONLY])]
-    for ways, done in zip(groups, run_programs(Program("late_device.py", ways) for ways in groups), strict=True):
+    for ways, done in zip(WAYS, run_programs(Program("late_device.py", ways) for ways in WAYS), strict=True):
         assert done.check().output.split() == [word for way in ways for word in (way, "ok")]
 
 

@@ -25,7 +25,7 @@ from gpu_support import (
     torch,
     write_and_check,
 )
-from other_threads import in_thread
+from other_threads import in_thread, other_thread_inside
 from processes import Program, run_programs
 
 
@@ -168,28 +168,17 @@ def test_emptying_keeps_the_pool_of_a_tag_without_idle_memory() -> None:
 
 
 def test_empty_cache_while_another_thread_is_in_a_region() -> None:
-    inside, done = threading.Event(), threading.Event()
-    held = []
+    held: list[torch.Tensor] = []
 
-    def other() -> None:
-        with saver.region(tag="b"):
-            held.append(empty(64 * MIB))
-            inside.set()
-            assert done.wait(60)
-            held.append(empty(64 * MIB))
+    def hold() -> None:
+        held.append(empty(64 * MIB))
 
     start = free_bytes()
     with saver.region(tag="a"):
         drop = empty(512 * MIB)
-    thread = threading.Thread(target=other)
-    thread.start()
-    try:
-        assert inside.wait(60)
+    with other_thread_inside(saver.region(tag="b"), first=hold, last=hold):
         del drop
         tms.empty_cache()
-    finally:
-        done.set()
-        thread.join(60)
     # While that thread was in its region torch could return nothing; leaving it returned it.
     assert_close_to(start - free_bytes(), 128 * MIB, "memory still taken")
     assert [segment_of(tensor).tag for tensor in held] == ["b", "b"]

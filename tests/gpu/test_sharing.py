@@ -7,22 +7,10 @@ import os
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
-from gpu_support import GRANULARITY, MIB, core, empty, errors, fill_random, hold_stream, saver, segment_of, torch
+from gpu_support import GRANULARITY, MIB, core, empty, errors, hold_stream, saver, segment_of, torch
 from importers import Importer, contents, message
 from processes import Program, run_programs
-from sent_tensors import HANDLE, OFFSET, SIZE, drop_counter, share, weights
-
-
-def test_an_importer_reads_and_writes_the_tensor(importer: Importer) -> None:
-    tensor = weights()
-    assert importer.take("it", message(tensor)) == f"torch.uint8 ({SIZE},) (1,) Tensor"
-    assert importer.read("it") == contents(tensor)
-    importer.fill("it", 9)
-    assert int(tensor.min()) == int(tensor.max()) == 9
-    fill_random(tensor, 2)
-    torch.cuda.synchronize()
-    assert importer.read("it") == contents(tensor)
-    importer.drop("it")
+from sent_tensors import HANDLE, OFFSET, drop_counter, share, weights
 
 
 def test_views_types_and_parameters_arrive(importer: Importer) -> None:

@@ -59,8 +59,6 @@ _SAMPLING = "torch_memory_saver/_engine/freshness.py"
 _TENSORS = "torch_memory_saver/_engine/freshness.py"
 _BLOCKS = "torch_memory_saver/_torch/live.py"
 _FRESH_TESTS = "tests/unit/python/engine/test_freshness.py"
-_FRESH_REFUSALS = "tests/unit/python/engine/test_freshness_refusals.py"
-_FRESH_COST = "tests/unit/python/engine/test_freshness_cost.py"
 _SAMPLING_TESTS = "tests/unit/python/engine/test_guard_sampling.py"
 _TENSOR_TESTS = "tests/unit/python/engine/test_found_tensors.py"
 _BLOCK_TESTS = "tests/unit/python/torch/test_live.py"
@@ -88,7 +86,7 @@ _FRESH = (
         "torch_memory_saver/_engine/engine.py",
         "    if _core.get_guard():\n        resumed_blocks",
         "    if _core.get_guard() or True:\n        resumed_blocks",
-        (_FRESH_COST,),
+        (_FRESH_TESTS,),
     ),
     Mutant(
         "the-record-of-another-tag-is-lost",
@@ -186,28 +184,28 @@ _FRESH = (
         _FRESHNESS,
         "    return row.state == _core.STATE_ACTIVE or row.tag not in checked.ignored.tags",
         "    return row.state == _core.STATE_ACTIVE or bool(checked)",
-        (_FRESH_TESTS, _ON_GPU),
+        (_FRESH_TESTS,),
     ),
     Mutant(
         "paused-memory-is-fresh",
         _FRESHNESS,
         "    _refuse_absent(rows)",
         "    _refuse_absent([])",
-        (_FRESH_REFUSALS, _ON_GPU),
+        (_FRESH_TESTS,),
     ),
     Mutant(
         "a-check-needs-no-guard-mode",
         _FRESHNESS,
         "    if not _core.get_guard():",
         "    if not _core.get_guard() and not checked:",
-        (_FRESH_REFUSALS, _ON_GPU),
+        (_FRESH_TESTS,),
     ),
     Mutant(
         "memory-that-is-paused-meanwhile-is-fresh",
         _FRESHNESS,
         "                _refuse_absent([] if row is None else [row])",
         "                _refuse_absent([] if row is None or row else [row])",
-        (_FRESH_REFUSALS,),
+        (_FRESH_TESTS,),
     ),
     Mutant(
         "a-name-has-no-path",

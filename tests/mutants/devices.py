@@ -54,7 +54,7 @@ MUTANTS = (
         _WATCH,
         "        if device in self._pools:\n            self._give_access()\n",
         "        if device in self._pools:\n",
-        (f"{_PYTHON}::test_a_capture_on_a_watched_device_gives_access_and_ends_its_watch",),
+        (f"{_PYTHON}::test_a_capture_or_an_emptying_gives_access_and_ends_the_watch_of_its_device",),
     ),
     Mutant(
         "pools-outside-regions-have-no-allocator",

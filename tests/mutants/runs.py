@@ -231,7 +231,7 @@ _PLACES = (
         _RESTORE,
         "if (status != TMS_OUT_OF_DEVICE_MEMORY || !tms_layout_halve(leader)) return status;",
         "return status;",
-        (_TEST_LAYOUT, "tests/unit/core/transition/test_halving.c"),
+        (_TEST_LAYOUT,),
     ),
 )
 

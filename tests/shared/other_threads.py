@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 def in_thread(work: Callable[[], object]) -> None:
@@ -22,3 +23,29 @@ def in_thread(work: Callable[[], object]) -> None:
     assert not thread.is_alive(), "the thread hangs"
     if failures:
         raise failures[0]
+
+
+@contextlib.contextmanager
+def other_thread_inside(
+    region: contextlib.AbstractContextManager[object],
+    first: Callable[[], object] = lambda: None,
+    last: Callable[[], object] = lambda: None,
+) -> Iterator[None]:
+    """Keeps another thread in `region` during a block. It calls `first` before the block, and `last` after it."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with region:
+            first()
+            inside.set()
+            assert leave.wait(60)
+            last()
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        yield
+    finally:
+        leave.set()
+        thread.join(60)

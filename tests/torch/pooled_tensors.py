@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from other_threads import other_thread_inside
 
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver
@@ -56,20 +56,6 @@ def addresses(*tags: str) -> list[int]:
 @contextmanager
 def another_thread_inside(tag: str, size: int = 20 * MIB) -> Iterator[list[Any]]:
     """Keep another thread in a region of the tag, and yield a list with the tensor that it has allocated there."""
-    inside, leave = threading.Event(), threading.Event()
     tensors: list[Any] = []
-
-    def work() -> None:
-        with saver.region(tag):
-            tensors.append(empty(size))
-            inside.set()
-            assert leave.wait(60)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        assert inside.wait(60)
+    with other_thread_inside(saver.region(tag), first=lambda: tensors.append(empty(size))):
         yield tensors
-    finally:
-        leave.set()
-        thread.join(60)

@@ -48,12 +48,6 @@ def to(managed: torch.Tensor) -> None:
 
 
 @way
-def cuda_with_another_type(managed: torch.Tensor) -> None:
-    check(managed.cuda(1).double(), 7)
-    check(managed.to("cuda:1", torch.float64), 7)
-
-
-@way
 def copy_into(managed: torch.Tensor) -> None:
     managed.copy_(late(8))
     check(managed, 8)
@@ -76,18 +70,6 @@ def kernel_into(managed: torch.Tensor) -> None:
 
 
 @way
-def item_assignment(managed: torch.Tensor) -> None:
-    managed[: SIZE // 2] = late(8, SIZE // 2)
-    check(managed[: SIZE // 2], 8)
-
-
-@way
-def foreach_copy(managed: torch.Tensor) -> None:
-    torch._foreach_copy_([managed], [late(8)])
-    check(managed, 8)
-
-
-@way
 def gradients(managed: torch.Tensor) -> None:
     """Autograd copies the gradient from GPU 1 in C++."""
     managed.requires_grad_()
@@ -102,21 +84,6 @@ def gradients(managed: torch.Tensor) -> None:
 def broadcast(managed: torch.Tensor) -> None:
     for copy in torch.cuda.comm.broadcast(managed, [0, 1]):
         check(copy, 7)
-
-
-@way
-def gather_into(managed: torch.Tensor) -> None:
-    parts = [torch.full((SIZE // 2,), 8.0, device=f"cuda:{device}") for device in (0, 1)]
-    torch.cuda.comm.gather(parts, out=managed)
-    check(managed, 8)
-
-
-@way
-def replicate(managed: torch.Tensor) -> None:
-    module = torch.nn.Linear(1, 1).cuda(0)
-    module.weight = torch.nn.Parameter(managed.view(1, -1))
-    for replica in torch.nn.parallel.replicate(module, [0, 1]):
-        check(replica.weight, 7)
 
 
 @way
@@ -212,13 +179,6 @@ def the_device_keeps_its_own_pool(managed: torch.Tensor) -> None:
         managed.copy_(tensors[0][:SIZE])
         assert torch.cuda.memory_reserved(1) <= 5 * tensors[0].nbytes
         del tensors
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved(1) == 0
-
-
-@way
-def the_first_emptying(managed: torch.Tensor) -> None:
-    managed.copy_(late(8))
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved(1) == 0
 

@@ -177,20 +177,6 @@ static void every_failing_call_leaks_nothing(void **state) {
     }
 }
 
-static void memory_that_is_not_freed_waits_in_the_quarantine(void **state) {
-    (void)state;
-    tms_counters_t counters;
-    void *address = tms_torch_ordinary_malloc((ssize_t)MIB, LATE, NULL);
-    simulator()->fail_after("cuMemFree", 0, 2, CUDA_ERROR_OPERATING_SYSTEM);
-    tms_torch_default_free(address, (ssize_t)MIB, LATE, NULL);
-    tms_saver_reclaim(&tms_state(NULL)->saver);
-    api->counters(&counters);
-    assert_int_equal(counters.quarantined_handles, 1);
-    assert_true(physical_bytes(LATE) > 0);
-    tms_saver_reclaim(&tms_state(NULL)->saver);
-    assert_int_equal(physical_bytes(LATE), 0);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(the_first_allocation_gives_access_and_is_ordinary, close_listener),
@@ -201,7 +187,6 @@ int main(void) {
         cmocka_unit_test_teardown(failures_leave_nothing, close_listener),
         cmocka_unit_test_teardown(an_allocation_succeeds_without_access, close_listener),
         cmocka_unit_test_teardown(every_failing_call_leaks_nothing, close_listener),
-        cmocka_unit_test_teardown(memory_that_is_not_freed_waits_in_the_quarantine, close_listener),
     };
     return cmocka_run_group_tests(tests, start, NULL);
 }

@@ -40,31 +40,6 @@ static void the_domain_is_made_once(void **state) {
     assert_string_equal(nvtx_recorder_take(), "");
 }
 
-static void ranges_and_marks(void **state) {
-    (void)state;
-    static const char *const tags[] = {"weights", "kv_cache"};
-    tms_nvtx_t nvtx = {.asked = false};
-    (void)attached(&nvtx);
-    (void)nvtx_recorder_take();
-    tms_nvtx_push_call(&nvtx, "pause", tags, 2);
-    tms_nvtx_push(&nvtx, TMS_PHASE_UNMAP, 4096);
-    tms_nvtx_pop(&nvtx);
-    tms_nvtx_push(&nvtx, TMS_PHASE_TURN, 0);
-    tms_nvtx_pop(&nvtx);
-    tms_nvtx_mark(&nvtx, TMS_OK, 0);
-    tms_nvtx_mark(&nvtx, TMS_OUT_OF_DEVICE_MEMORY, 5);
-    tms_nvtx_pop(&nvtx);
-    tms_nvtx_push_call(&nvtx, "resume", NULL, 0);
-    tms_nvtx_pop(&nvtx);
-    assert_string_equal(nvtx_recorder_take(), "push 10 - pause weights, kv_cache\n"
-                                              "push 7 4096 *unmap\npop\n"
-                                              "push 1 - *turn\npop\n"
-                                              "mark 10 0 moved\n"
-                                              "mark 10 - failed: OUT_OF_DEVICE_MEMORY\n"
-                                              "pop\n"
-                                              "push 10 - resume\npop\n");
-}
-
 static void a_name_has_the_tags_that_fit(void **state) {
     (void)state;
     enum { TAG_BYTES = 100 };
@@ -107,7 +82,6 @@ static void a_child_of_a_parent_that_had_not_asked_asks_itself(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_domain_is_made_once),
-        cmocka_unit_test(ranges_and_marks),
         cmocka_unit_test(a_name_has_the_tags_that_fit),
         cmocka_unit_test(a_forked_child_tells_nothing),
         cmocka_unit_test(a_child_of_a_parent_that_had_not_asked_asks_itself),

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
 
 from fake_torch import FakeTorch
-from processes import ELSEWHERE, PRELUDE, TIMEOUT_S, Program, environment
+from processes import PRELUDE, Program, run_python
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
@@ -36,18 +36,8 @@ def program() -> Program:
     """Runs Python text in a fresh process, preloaded unless `preloaded` is False, with more variables by keyword. It must
     end with `status`."""
 
-    def run(text: str, *, preloaded: bool = True, status: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", (PRELUDE if preloaded else "") + text],
-            env=environment(preloaded, **variables),
-            cwd=ELSEWHERE,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
-        return done
+    def run(text: str, *, preloaded: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+        return run_python("-c", (PRELUDE if preloaded else "") + text, preloaded=preloaded, **options)
 
     return run
 
@@ -59,17 +49,7 @@ def command() -> Program:
     def run(*arguments: str, status: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
         if arguments[:1] == ("simulate",):
             variables.setdefault("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")  # Simulated ones are meant there.
-        done = subprocess.run(
-            [sys.executable, "-m", "torch_memory_saver", *arguments],
-            env=environment(False, **variables),
-            cwd=ELSEWHERE,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
-        return done
+        return run_python("-m", "torch_memory_saver", *arguments, status=status, **variables)
 
     return run
 

@@ -64,10 +64,10 @@ def shared_name() -> str:
 
 @pytest.fixture
 def plain(program: Program) -> Program:
-    """Runs a program after the prelude, with nothing preloaded."""
+    """Runs a program after the prelude, with nothing preloaded, on a device of 64 MiB."""
 
     def run(text: str, **variables: str) -> str:
-        return str(program(PRELUDE + text, preloaded=False, **variables).stdout)
+        return str(program(PRELUDE + text, preloaded=False, TMS_SIMULATED_MEMORY="64MiB", **variables).stdout)
 
     return run
 
@@ -95,16 +95,16 @@ print(data == bytes([8]) * MIB + bytes([7]) * MIB)
 
 def test_ctrl_c_while_resume_waits_for_memory(plain: Program) -> None:
     output = plain("""
-address = allocate(300 * MIB)
+address = allocate(36 * MIB)
 torch_memory_saver.pause()
-assert simulator.tms_sim_take_memory(0, 400 * MIB) == 0
+assert simulator.tms_sim_take_memory(0, 50 * MIB) == 0
 when_out_of_memory(lambda: os.kill(os.getpid(), signal.SIGINT))
 try:
     torch_memory_saver.resume(timeout=math.inf)
 except KeyboardInterrupt:
     print("interrupted")
 print(state(address) == _core.STATE_PAUSED)
-assert simulator.tms_sim_take_memory(0, -400 * MIB) == 0
+assert simulator.tms_sim_take_memory(0, -50 * MIB) == 0
 torch_memory_saver.resume()
 print(ctypes.string_at(address, MIB) == bytes([7]) * MIB)
 """)
@@ -215,35 +215,35 @@ torch_memory_saver.pause()
 
 def test_resume_waits_for_memory_that_another_thread_releases(plain: Program) -> None:
     output = plain("""
-address = allocate(300 * MIB)
+address = allocate(36 * MIB)
 torch_memory_saver.pause()
-assert simulator.tms_sim_take_memory(0, 400 * MIB) == 0
-when_out_of_memory(lambda: simulator.tms_sim_take_memory(0, -400 * MIB))
+assert simulator.tms_sim_take_memory(0, 50 * MIB) == 0
+when_out_of_memory(lambda: simulator.tms_sim_take_memory(0, -50 * MIB))
 print(torch_memory_saver.resume("a", timeout=60).allocations)
-print(ctypes.string_at(address, 300 * MIB) == bytes([7]) * (300 * MIB))
+print(ctypes.string_at(address, 36 * MIB) == bytes([7]) * (36 * MIB))
 """)
     assert output.splitlines() == ["1", "True"]
 
 
 def test_the_timeout_message_names_what_is_missing(plain: Program) -> None:
     output = plain("""
-allocate(300 * MIB)
+allocate(36 * MIB)
 torch_memory_saver.pause()
-assert simulator.tms_sim_take_memory(0, 400 * MIB) == 0
+assert simulator.tms_sim_take_memory(0, 50 * MIB) == 0
 for timeout in (None, 0.01):
     try:
         torch_memory_saver.resume(timeout=timeout)
     except errors.OutOfMemoryError as error:
         print(str(error).splitlines()[0])
 """)
-    sizes = "resume: device 0 needs 300.0 MiB and has 112.0 MiB free: 188.0 MiB are missing"
-    holder = "The largest holder of device 0 is other processes, context and modules: 400 MiB of 512 MiB."
+    sizes = "resume: device 0 needs 36.0 MiB and has 14.0 MiB free: 22.0 MiB are missing"
+    holder = "The largest holder of device 0 is other processes, context and modules: 50 MiB of 64 MiB."
     assert output.splitlines() == [f"{sizes}. {holder}", f"{sizes} after 0.0 seconds. {holder}"]
 
 
-#: The other process: it takes 400 of the 512 MiB that both share, reports it, and releases them on request.
+#: The other process: it takes 50 of the 64 MiB that both share, reports it, and releases them on request.
 OTHER = """
-address = allocate(400 * MIB, backup=_core.BACKUP_NONE)
+address = allocate(50 * MIB, backup=_core.BACKUP_NONE)
 print("taken", flush=True)
 sys.stdin.readline()
 torch_memory_saver.pause()
@@ -257,7 +257,7 @@ def test_resume_waits_for_another_process(plain: Program, tmp_path: Path) -> Non
     other.write_text(PRELUDE + OTHER)
     output = plain(
         f"""
-address = allocate(300 * MIB)
+address = allocate(36 * MIB)
 torch_memory_saver.pause()
 other = subprocess.Popen([sys.executable, {str(other)!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 print(other.stdout.readline().strip())
@@ -317,7 +317,6 @@ for worker in workers:
     print(worker.communicate()[0].strip(), worker.returncode)
 """,
         TMS_SIMULATED_SHARED=shared_name(),
-        TMS_SIMULATED_MEMORY="64MiB",
         TMS_LOCK_DIR=str(tmp_path / "locks"),
     )
     assert output.splitlines() == ["done 0", "done 0"]

@@ -8,10 +8,9 @@
 
 #include "core/model/account.h"
 #include "support.h"
+#include "support/random_calls.h"
 
-enum { TAGS = 3, DEVICES = 2, ROOM = 64, LEVELS = 256, STEPS = 600, SEGMENTS = 12, GATE = 1 };
-
-static const char *const tags[TAGS] = {"weights", "kv_cache", "graphs"};
+enum { ROOM = 64, LEVELS = 256, STEPS = 600, GATE = 1 };
 
 /* What is held, by tag and device. */
 typedef struct held {
@@ -76,34 +75,6 @@ static void use_ring(fixture_t *f, size_t capacity) {
     tms_error_t error;
     tms_events_release(&f->saver.events);
     ASSERT_OK(tms_events_init(&f->saver.events, capacity, &error), error);
-}
-
-/* ---- random operations ---- */
-
-static uint32_t next_random(uint32_t *state) {
-    *state = *state * 1664525u + 1013904223u;
-    return *state >> 16;
-}
-
-static void act(fixture_t *f, uint32_t *random, uint64_t *addresses) {
-    static const tms_backup_kind_t backups[] = {TMS_BACKUP_NONE, TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
-    tms_error_t error;
-    const uint32_t slot = next_random(random) % SEGMENTS, what = next_random(random) % 5;
-    const char *tag = next_random(random) % 4 ? tags[next_random(random) % TAGS] : NULL;
-    if (what == 0) {
-        ASSERT_OK(pause_tag(f, tag, &error), error);
-    } else if (what == 1) {
-        ASSERT_OK(resume_tag(f, tag, &error), error);
-    } else if (what == 2) {
-        const tms_selection_t selection = {.tags = tag ? &tag : NULL, .tag_count = tag != NULL, .has_backup = 1};
-        ASSERT_OK(pause_selected(f, &selection, &error), error); /* gives up the backups of what is paused */
-    } else if (addresses[slot]) {
-        ASSERT_OK(tms_saver_free(&f->saver, addresses[slot], &error), error);
-        addresses[slot] = 0;
-    } else {
-        addresses[slot] = allocate_on(f, (int)(next_random(random) % DEVICES), tags[slot % TAGS], backups[slot % 4],
-                                      (1 + next_random(random) % 3) * 2 * MIB);
-    }
 }
 
 static void totals_are_true_after_a_wrap(void **state) {

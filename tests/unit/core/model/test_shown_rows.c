@@ -11,11 +11,11 @@
 #include "core/model/kinds.h"
 #include "neighbours.h"
 #include "support.h"
+#include "support/random_calls.h"
 #include "temporary.h"
 
-enum { TAGS = 3, DEVICES = 2, STEPS = 400, SEGMENTS = 12, GATE = 1 };
+enum { STEPS = 400, GATE = 1 };
 
-static const char *const tags[TAGS] = {"weights", "kv_cache", "graphs"};
 static char base[TEMPORARY_BYTES];
 
 static int setup(void **state) {
@@ -141,35 +141,13 @@ static uint64_t compare(fixture_t *f) {
     return slack;
 }
 
-static uint32_t next_random(uint32_t *random) {
-    *random = *random * 1664525u + 1013904223u;
-    return *random >> 16;
-}
-
 static void it_shows_what_is_held(void **state) {
-    static const tms_backup_kind_t backups[] = {TMS_BACKUP_NONE, TMS_BACKUP_PINNED, TMS_BACKUP_MMAP, TMS_BACKUP_DISK};
     fixture_t *f = *state;
-    tms_error_t error;
     uint64_t addresses[SEGMENTS] = {0};
     uint32_t random = 20261125;
     addresses[0] = allocate(f, tags[0], TMS_BACKUP_NONE, 2 * MIB);
     for (int step = 0; step < STEPS; step++) {
-        const uint32_t slot = next_random(&random) % SEGMENTS, what = next_random(&random) % 5;
-        const char *tag = next_random(&random) % 4 ? tags[next_random(&random) % TAGS] : NULL;
-        if (what == 0) {
-            ASSERT_OK(pause_tag(f, tag, &error), error);
-        } else if (what == 1) {
-            ASSERT_OK(resume_tag(f, tag, &error), error);
-        } else if (what == 2) {
-            const tms_selection_t selection = {.tags = tag ? &tag : NULL, .tag_count = tag != NULL, .has_backup = 1};
-            ASSERT_OK(pause_selected(f, &selection, &error), error); /* gives up the backups of what is paused */
-        } else if (addresses[slot]) {
-            ASSERT_OK(tms_saver_free(&f->saver, addresses[slot], &error), error);
-            addresses[slot] = 0;
-        } else {
-            addresses[slot] = allocate_on(f, (int)(next_random(&random) % DEVICES), tags[slot % TAGS], backups[slot % 4],
-                                          (1 + next_random(&random) % 3) * 2 * MIB);
-        }
+        act(f, &random, addresses);
         (void)compare(f);
     }
 }

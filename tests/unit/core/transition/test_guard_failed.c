@@ -76,23 +76,6 @@ static void a_pause_does_not_fail_because_of_the_guard(void **state) {
     }
 }
 
-static void a_pause_without_room_for_the_page_is_a_pause(void **state) {
-    fixture_t *f = *state;
-    tms_error_t error;
-    uint64_t addresses[SEGMENTS];
-    allocate_both(f, addresses);
-    simulator()->fail_after("cuMemCreate", 0, 2, CUDA_ERROR_OUT_OF_MEMORY);
-    ASSERT_OK(pause_all(f, &error), error);
-    assert_int_equal(physical_bytes(0), 0);
-    assert_int_equal(counters_of(f).guard_failures_total, 2);
-    assert_null(f->saver.guard.of[0].page);
-    assert_resumed(f, addresses);
-    ASSERT_OK(pause_all(f, &error), error); /* the next one tries again */
-    assert_guard_bytes(addresses[0], BYTES);
-    assert_guard_bytes(addresses[1], BYTES);
-    assert_resumed(f, addresses);
-}
-
 static void a_part_that_could_not_be_undone_is_unmapped_later(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -236,11 +219,10 @@ static void a_page_that_may_be_written_is_not_unmapped(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ONE(a_pause_does_not_fail_because_of_the_guard),        ONE(a_pause_without_room_for_the_page_is_a_pause),
-        ONE(a_part_that_could_not_be_undone_is_unmapped_later), ONE(a_failed_resume_leaves_everything_guarded),
-        ONE(a_cancelled_resume_leaves_everything_guarded),      ONE(a_page_that_is_not_released_is_quarantined),
-        ONE(a_free_that_cannot_unmap_the_page_is_retried),      ONE(a_free_during_a_capture_is_deferred),
-        ONE(a_page_that_may_be_written_is_not_unmapped),
+        ONE(a_pause_does_not_fail_because_of_the_guard), ONE(a_part_that_could_not_be_undone_is_unmapped_later),
+        ONE(a_failed_resume_leaves_everything_guarded),  ONE(a_cancelled_resume_leaves_everything_guarded),
+        ONE(a_page_that_is_not_released_is_quarantined), ONE(a_free_that_cannot_unmap_the_page_is_retried),
+        ONE(a_free_during_a_capture_is_deferred),        ONE(a_page_that_may_be_written_is_not_unmapped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -193,43 +193,49 @@ static void a_failed_resume_undoes_its_runs(void **state) {
     }
 }
 
-/* A paused run. Its resume will fail with `result` when access is granted, and the driver will not unmap it. */
-static void pause_a_run_that_cannot_be_undone(fixture_t *f, uint64_t at[NEIGHBOURS], CUresult result) {
-    tms_error_t error;
+/* Access is not granted, also because memory is short, and the driver does not unmap: no half is tried at these addresses.
+ */
+static void a_run_that_cannot_be_undone_is_damaged_and_not_halved(void **state) {
+    fixture_t *f = *state;
+    static const struct {
+        CUresult result;
+        tms_status_t status;
+    } failures[] = {{CUDA_ERROR_UNKNOWN, TMS_DRIVER}, {CUDA_ERROR_OUT_OF_MEMORY, TMS_OUT_OF_DEVICE_MEMORY}};
+    uint64_t at[NEIGHBOURS];
     make_run(f, "a", TMS_BACKUP_PINNED, at);
-    ASSERT_OK(pause_all(f, &error), error);
     tms_log_init(&f->log, TMS_LOG_SILENT);
-    simulator()->fail_after("cuMemSetAccess", 0, 1, result);
-    simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN); /* by the mapping, and by the call */
+    for (size_t i = 0; i < 2; i++) {
+        tms_error_t error;
+        ASSERT_OK(pause_all(f, &error), error);
+        simulator()->fail_after("cuMemSetAccess", 0, 1, failures[i].result);
+        simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN); /* by the mapping, and by the call */
+        simulator()->clear_counts();
+        assert_int_equal(resume_all(f, &error), failures[i].status);
+        assert_int_equal(simulator()->calls("cuMemCreate"), 1);
+        for (int k = 0; k < NEIGHBOURS; k++) assert_int_equal(state_of(f, at[k]), TMS_SEGMENT_DAMAGED);
+        assert_int_equal(physical_bytes(0), NEIGHBOURS * NEIGHBOUR_BYTES);
+        ASSERT_OK(resume_all(f, &error), error); /* repaired, then resumed */
+        for (int k = 0; k < NEIGHBOURS; k++) assert_filled(at[k], NEIGHBOUR_BYTES, (uint32_t)k);
+        assert_nothing_waits(&f->saver);
+    }
 }
 
-static void a_run_that_cannot_be_undone_is_damaged(void **state) {
+/* The segment with the most contents comes first in a resume. It is the last of the run. */
+static void the_first_to_be_restored_may_be_in_the_last_half(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
-    uint64_t at[NEIGHBOURS];
-    pause_a_run_that_cannot_be_undone(f, at, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
-    for (int i = 0; i < NEIGHBOURS; i++) assert_int_equal(state_of(f, at[i]), TMS_SEGMENT_DAMAGED);
-    assert_int_equal(physical_bytes(0), NEIGHBOURS * NEIGHBOUR_BYTES);
-    ASSERT_OK(resume_all(f, &error), error); /* repaired, then resumed */
-    for (int i = 0; i < NEIGHBOURS; i++) assert_filled(at[i], NEIGHBOUR_BYTES, (uint32_t)i);
-    assert_nothing_waits(&f->saver);
-}
-
-/* The memory is short when access is granted, and the driver does not unmap: no half is tried at these addresses. */
-static void a_run_that_cannot_be_undone_is_not_halved(void **state) {
-    fixture_t *f = *state;
-    tms_error_t error;
-    uint64_t at[NEIGHBOURS];
-    pause_a_run_that_cannot_be_undone(f, at, CUDA_ERROR_OUT_OF_MEMORY);
-    simulator()->clear_counts();
-    assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
-    assert_int_equal(simulator()->calls("cuMemCreate"), 1);
-    for (int i = 0; i < NEIGHBOURS; i++) assert_int_equal(state_of(f, at[i]), TMS_SEGMENT_DAMAGED);
-    assert_int_equal(physical_bytes(0), NEIGHBOURS * NEIGHBOUR_BYTES);
+    const uint64_t bytes[NEIGHBOURS] = {2 * MIB, 2 * MIB, 2 * MIB, 6 * MIB};
+    uint64_t at[NEIGHBOURS], first = allocate(f, "a", TMS_BACKUP_PINNED, 16 * MIB); /* the next range is as large */
+    for (uint32_t i = 0; i < NEIGHBOURS; i++) {
+        at[i] = allocate(f, "a", TMS_BACKUP_PINNED, bytes[i]);
+        fill(at[i], bytes[i], i);
+    }
+    free_at(f, first);
+    ASSERT_OK(pause_all(f, &error), error);
+    simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
     ASSERT_OK(resume_all(f, &error), error);
-    for (int i = 0; i < NEIGHBOURS; i++) assert_filled(at[i], NEIGHBOUR_BYTES, (uint32_t)i);
-    assert_nothing_waits(&f->saver);
+    assert_int_equal(physical_bytes(0), 12 * MIB);
+    for (uint32_t i = 0; i < NEIGHBOURS; i++) assert_filled(at[i], bytes[i], i);
 }
 
 /* ---- kinds that free ---- */
@@ -366,8 +372,8 @@ int main(void) {
         ONE_DEVICE(a_run_that_does_not_fit_is_tried_with_half_of_it),
         ONE_DEVICE(a_resume_that_finds_too_little_memory_leaves_no_run),
         ONE_DEVICE(a_failed_resume_undoes_its_runs),
-        ONE_DEVICE(a_run_that_cannot_be_undone_is_damaged),
-        ONE_DEVICE(a_run_that_cannot_be_undone_is_not_halved),
+        ONE_DEVICE(a_run_that_cannot_be_undone_is_damaged_and_not_halved),
+        ONE_DEVICE(the_first_to_be_restored_may_be_in_the_last_half),
         ONE_DEVICE(a_kind_that_frees_gets_no_runs_at_the_next_resume),
         ONE_DEVICE(a_resume_that_fails_forgets_no_frees),
         ONE_DEVICE(other_frees_do_not_count),

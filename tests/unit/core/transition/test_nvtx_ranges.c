@@ -23,47 +23,24 @@ static void number_of(const char *record, const char *what, size_t expected) {
     assert_int_equal(count, expected);
 }
 
+/* One call moves two handles of dropped contents and one with a backup. Memory that is made while contents are copied lies
+ * inside the copy. */
 static void a_cycle(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     begin_recording(f);
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
+    fill(allocate(f, "weights", TMS_BACKUP_PINNED, 3 * MIB), 3 * MIB, 1);
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 2 * MIB);
     assert_string_equal(nvtx_recorder_take(), "");
-    ASSERT_OK(pause_tag(f, "kv", &error), error);
-    assert_string_equal(nvtx_recorder_take(), "push 10 - pause kv\n"
+    ASSERT_OK(pause_all(f, &error), error);
+    assert_string_equal(nvtx_recorder_take(), "push 10 - pause\n"
                                               "push 1 - *turn\npop\n"
-                                              "push 2 6291456 *synchronize\npop\n"
-                                              "push 3 6291456 *plan\npop\n"
-                                              "push 7 6291456 *unmap\npop\n"
-                                              "mark 10 6291456 moved\n"
-                                              "pop\n");
-    ASSERT_OK(resume_all(f, &error), error);
-    assert_string_equal(nvtx_recorder_take(), "push 10 - resume\n"
-                                              "push 1 - *turn\npop\n"
-                                              "push 4 4194304 *create\npop\n"
-                                              "push 5 4194304 *map\npop\n"
-                                              "push 4 2097152 *create\npop\n"
-                                              "push 5 2097152 *map\npop\n"
-                                              "push 8 6291456 *discard\npop\n"
-                                              "mark 10 6291456 moved\n"
-                                              "pop\n");
-}
-
-/* Memory that is made while contents are copied lies inside the copy. */
-static void contents_are_copied(void **state) {
-    fixture_t *f = *state;
-    tms_error_t error;
-    begin_recording(f);
-    fill(allocate(f, "weights", TMS_BACKUP_PINNED, 3 * MIB), 3 * MIB, 1);
-    ASSERT_OK(pause_tag(f, "weights", &error), error);
-    assert_string_equal(nvtx_recorder_take(), "push 10 - pause weights\n"
-                                              "push 1 - *turn\npop\n"
-                                              "push 2 4194304 *synchronize\npop\n"
-                                              "push 3 4194304 *plan\npop\n"
+                                              "push 2 10485760 *synchronize\npop\n"
+                                              "push 3 10485760 *plan\npop\n"
                                               "push 6 3145728 *copy\npop\n"
-                                              "push 7 4194304 *unmap\npop\n"
-                                              "mark 10 4194304 moved\n"
+                                              "push 7 10485760 *unmap\npop\n"
+                                              "mark 10 10485760 moved\n"
                                               "pop\n");
     ASSERT_OK(resume_tag(f, "weights", &error), error);
     assert_string_equal(nvtx_recorder_take(), "push 10 - resume weights\n"
@@ -74,6 +51,16 @@ static void contents_are_copied(void **state) {
                                               "pop\n"
                                               "push 8 4194304 *discard\npop\n"
                                               "mark 10 4194304 moved\n"
+                                              "pop\n");
+    ASSERT_OK(resume_all(f, &error), error);
+    assert_string_equal(nvtx_recorder_take(), "push 10 - resume\n"
+                                              "push 1 - *turn\npop\n"
+                                              "push 4 4194304 *create\npop\n"
+                                              "push 5 4194304 *map\npop\n"
+                                              "push 4 2097152 *create\npop\n"
+                                              "push 5 2097152 *map\npop\n"
+                                              "push 8 6291456 *discard\npop\n"
+                                              "mark 10 6291456 moved\n"
                                               "pop\n");
 }
 
@@ -99,18 +86,11 @@ static void devices_have_ranges_on_their_threads(void **state) {
     number_of(record, "pop", 9);
 }
 
-static void failures_end_their_ranges(void **state) {
+static void a_failed_call_says_so_in_its_range(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     begin_recording(f);
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 2 * MIB);
-    simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
-    assert_string_equal(nvtx_recorder_take(), "push 10 - pause\n"
-                                              "push 1 - *turn\npop\n"
-                                              "push 2 2097152 *synchronize\npop\n"
-                                              "mark 10 - failed: DRIVER\n"
-                                              "pop\n");
     ASSERT_OK(pause_all(f, &error), error);
     (void)nvtx_recorder_take();
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
@@ -121,12 +101,6 @@ static void failures_end_their_ranges(void **state) {
                                               "push 7 2097152 *unmap\npop\n"
                                               "mark 10 - failed: OUT_OF_DEVICE_MEMORY\n"
                                               "pop\n");
-    simulator()->fail_after("cuMemMap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
-    const char *record = nvtx_recorder_take();
-    number_of(record, "push", 5);
-    number_of(record, "pop", 5);
-    ASSERT_OK(resume_all(f, &error), error);
 }
 
 static int32_t cancel(void *context) {
@@ -185,9 +159,8 @@ static void a_cancelled_call_is_balanced(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_cycle, setup_one_device, teardown),
-        cmocka_unit_test_setup_teardown(contents_are_copied, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(devices_have_ranges_on_their_threads, setup_two_devices, teardown),
-        cmocka_unit_test_setup_teardown(failures_end_their_ranges, setup_one_device, teardown),
+        cmocka_unit_test_setup_teardown(a_failed_call_says_so_in_its_range, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(every_failure_is_balanced, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(a_cancelled_call_is_balanced, setup_one_device, teardown),
     };

@@ -57,17 +57,16 @@ def test_the_older_variable_means_retain(program: Program) -> None:
     program('assert torch_memory_saver.host_memory == "retain"', TMS_RETAIN_CPU_BACKUP="1")
 
 
-@pytest.mark.parametrize("value", ["keep", "Pool!", "1"])
-def test_an_unknown_policy_is_reported_and_ignored(program: Program, value: str) -> None:
-    done = program('assert torch_memory_saver.host_memory == "release"', TMS_HOST_MEMORY=value)
+def test_an_unknown_policy_is_reported_and_ignored(program: Program) -> None:
+    done = program('assert torch_memory_saver.host_memory == "release"', TMS_HOST_MEMORY="Pool!")
     assert done.stderr.count("TMS_HOST_MEMORY") == 1
-    assert value in done.stderr
+    assert "Pool!" in done.stderr
 
 
 def test_a_backup_beyond_the_limit_changes_nothing(program: Program) -> None:
     text = """
 from torch_memory_saver.errors import OutOfHostMemoryError
-address = allocate(200 * MIB, 5)
+address = allocate(50 * MIB, 5)
 free = free_bytes()
 for _ in range(2):
     try:
@@ -78,10 +77,10 @@ for _ in range(2):
         raise AssertionError
     wait_for(lambda: resident() == 0)
     assert free_bytes() == free
-    assert torch_memory_saver.stats().tags["a"].resident_bytes == 200 * MIB
-assert read(address, 200 * MIB) == bytes([5]) * 200 * MIB
+    assert torch_memory_saver.stats().tags["a"].resident_bytes == 50 * MIB
+assert read(address, 50 * MIB) == bytes([5]) * 50 * MIB
 try:
-    torch_memory_saver.reserve_host_memory(200 * MIB)
+    torch_memory_saver.reserve_host_memory(50 * MIB)
 except OutOfHostMemoryError as error:
     assert "TMS_HOST_MEMORY_LIMIT_MB" in str(error), error
 else:
@@ -89,23 +88,23 @@ else:
 assert (pooled(), resident()) == (0, 0)
 assert torch_memory_saver.pause(backup="discard").copied_bytes == 0
 torch_memory_saver.resume(zero=True)
-assert read(address, 200 * MIB) == bytes(200 * MIB)
+assert read(address, 50 * MIB) == bytes(50 * MIB)
 """
-    program(WAIT + text, TMS_HOST_MEMORY_LIMIT_MB="128")
+    program(WAIT + text, TMS_HOST_MEMORY_LIMIT_MB="32")
 
 
 def test_the_pool_keeps_to_its_limit(program: Program) -> None:
     text = """
-address = allocate(300 * MIB, 5, host_memory="pool")
+address = allocate(75 * MIB, 5, host_memory="pool")
 torch_memory_saver.pause()
 torch_memory_saver.resume()
-wait_for(lambda: resident() <= 128 * MIB)
-assert pooled() <= 128 * MIB
-assert read(address, 300 * MIB) == bytes([5]) * 300 * MIB
-torch_memory_saver.reserve_host_memory(192 * MIB)
-wait_for(lambda: pooled() >= 192 * MIB)
+wait_for(lambda: resident() <= 32 * MIB)
+assert pooled() <= 32 * MIB
+assert read(address, 75 * MIB) == bytes([5]) * 75 * MIB
+torch_memory_saver.reserve_host_memory(48 * MIB)
+wait_for(lambda: pooled() >= 48 * MIB)
 """
-    program(WAIT + text, TMS_HOST_POOL_LIMIT_MB="128")
+    program(WAIT + text, TMS_HOST_POOL_LIMIT_MB="32")
 
 
 # Settings of the program.
@@ -113,15 +112,15 @@ wait_for(lambda: pooled() >= 192 * MIB)
 
 def test_a_reservation_is_used_by_the_next_pause(program: Program) -> None:
     text = """
-address = allocate(100 * MIB, 5)
-torch_memory_saver.reserve_host_memory(128 * MIB, device=0)
-wait_for(lambda: pooled() >= 128 * MIB)
+address = allocate(25 * MIB, 5)
+torch_memory_saver.reserve_host_memory(32 * MIB, device=0)
+wait_for(lambda: pooled() >= 32 * MIB)
 before = resident()
 torch_memory_saver.pause()
 assert resident() == before
 assert pooled() < before
 torch_memory_saver.resume(host_memory="pool")
-assert read(address, 100 * MIB) == bytes([5]) * 100 * MIB
+assert read(address, 25 * MIB) == bytes([5]) * 25 * MIB
 wait_for(lambda: pooled() == resident() == before)
 """
     program(WAIT + text)
@@ -130,16 +129,16 @@ wait_for(lambda: pooled() == resident() == before)
 def test_the_pool_is_emptied_on_request(program: Program) -> None:
     text = """
 torch_memory_saver.release_host_memory()  # there is none
-address = allocate(100 * MIB, 5)
-torch_memory_saver.reserve_host_memory(256 * MIB, device=0)
-wait_for(lambda: pooled() >= 256 * MIB)
+address = allocate(25 * MIB, 5)
+torch_memory_saver.reserve_host_memory(128 * MIB, device=0)
+wait_for(lambda: pooled() >= 128 * MIB)
 torch_memory_saver.pause()
 torch_memory_saver.release_host_memory()
-wait_for(lambda: pooled() == 0 and resident() < 256 * MIB)
-assert resident() >= 100 * MIB, "the backup"
+wait_for(lambda: pooled() == 0 and resident() < 128 * MIB)
+assert resident() >= 25 * MIB, "the backup"
 torch_memory_saver.resume(host_memory="pool")
-assert read(address, 100 * MIB) == bytes([5]) * 100 * MIB
-assert pooled() >= 100 * MIB, "the limit has stayed"
+assert read(address, 25 * MIB) == bytes([5]) * 25 * MIB
+assert pooled() >= 25 * MIB, "the limit has stayed"
 torch_memory_saver.release_host_memory()
 wait_for(lambda: (pooled(), resident()) == (0, 0))
 """
@@ -147,24 +146,28 @@ wait_for(lambda: (pooled(), resident()) == (0, 0))
 
 
 def test_a_view_keeps_its_memory_after_the_resume(program: Program) -> None:
-    for policy in ("release", "pool", "retain"):
-        text = f"""
-address = allocate(64 * MIB, 5, host_memory="{policy}")
-torch_memory_saver.pause()
-view = _core.host_backup(address, 64 * MIB)
-torch_memory_saver.resume()
-held, page = 64 * MIB, 4096 if "{policy}" == "retain" else 0 # of the fingerprints
-wait_for(lambda: (pooled(), resident()) == (page, held + page))
-if "{policy}" != "retain":
-    fill(address, 64 * MIB, 6)
+    """The pool is the last, because its memory stays."""
+    text = """
+for policy in ("release", "retain", "pool"):
+    address = allocate(16 * MIB, 5, host_memory=policy)
     torch_memory_saver.pause()
-    torch_memory_saver.resume(host_memory="release")
-assert ctypes.string_at(view.address, 64 * MIB) == bytes([5]) * 64 * MIB
-del view
-expected = {{"release": (0, 0), "pool": (held, held), "retain": (page, held + page)}}
-wait_for(lambda: (pooled(), resident()) == expected["{policy}"])
+    view = _core.host_backup(address, 16 * MIB)
+    torch_memory_saver.resume()
+    held, page = 16 * MIB, 4096 if policy == "retain" else 0 # of the fingerprints
+    wait_for(lambda: (pooled(), resident()) == (page, held + page))
+    if policy != "retain":
+        fill(address, 16 * MIB, 6)
+        torch_memory_saver.pause()
+        torch_memory_saver.resume(host_memory="release")
+    assert ctypes.string_at(view.address, 16 * MIB) == bytes([5]) * 16 * MIB
+    del view
+    expected = {"release": (0, 0), "pool": (held, held), "retain": (page, held + page)}
+    wait_for(lambda: (pooled(), resident()) == expected[policy])
+    cuda_free(address)
+    torch_memory_saver.release_host_memory()
+    wait_for(lambda: (pooled(), resident()) == (0, 0))
 """
-        program(WAIT + text)
+    program(WAIT + text)
 
 
 def test_a_failed_pause_leaves_a_retained_copy_at_its_address(simulator: Any) -> None:

@@ -9,10 +9,9 @@ from processes import Program
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver._cli import doctor
+from torch_memory_saver._cli.check import Check, ok
 
 MIB = 1 << 20
-DOCTOR = ("--", "python", "-m", "torch_memory_saver", "doctor", "--ledger")
-NO_DRIVER = {"TMS_CUDA_DRIVER": "/nonexistent/libcuda.so.1"}
 
 
 def test_in_words(command: Program) -> None:
@@ -35,12 +34,18 @@ def test_as_json(command: Program) -> None:
     assert {check["name"] for check in result["checks"]} > {"ptrace_scope"}
 
 
-def test_without_a_gpu(command: Program) -> None:
-    done = command("doctor", "--ledger", status=1, **NO_DRIVER)
-    assert done.stderr.startswith("there is no ledger: ") and len(done.stderr.splitlines()) == 1
-    done = command("doctor", "--ledger", "--json", status=1, **NO_DRIVER)
-    result = json.loads(done.stdout)
-    assert result["ledger"] is None and result["failures"][0].startswith("there is no ledger: ")
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> int:
+        raise errors.DriverError("there is no driver")
+
+    monkeypatch.setattr(_core, "device_count", refuse)
+    checks = {"a group": [Check("check", lambda: ok("it is so"))]}
+    sentence = "there is no ledger: there is no driver"
+    assert doctor.run_doctor(as_json=False, with_ledger=True, groups=checks) == 1
+    assert capsys.readouterr().err == f"{sentence}\n"
+    assert doctor.run_doctor(as_json=True, with_ledger=True, groups=checks) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["ledger"] is None and result["failures"] == [sentence]
 
 
 def test_a_device_without_room_for_a_context(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

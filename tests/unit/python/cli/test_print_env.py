@@ -6,11 +6,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from processes import ELSEWHERE, SIMULATOR, Program, environment
+from processes import ELSEWHERE, SIMULATOR, Program, environment, run_python
 
 from torch_memory_saver._engine import preload
 
@@ -23,15 +22,10 @@ AWKWARD = [b"plain", b"two words", b"it's", b'"$HOME" `id` \\ *;&|#', b"line\nli
 
 
 def printed(*options: str | bytes, **variables: str) -> bytes:
-    done = subprocess.run(
-        [sys.executable, "-m", "torch_memory_saver", "run", *options],
-        env=environment(False, **variables),
-        cwd=ELSEWHERE,
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    return done.stdout
+    done = run_python("-m", "torch_memory_saver", "run", *options, text=False, **variables)
+    assert done.stderr == b""
+    output: bytes = done.stdout
+    return output
 
 
 def variables_after(script: bytes) -> dict[bytes, bytes]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from processes import ELSEWHERE, PACKAGE, SIMULATOR, TIMEOUT_S, Program, environment
+from processes import ELSEWHERE, PACKAGE, SIMULATOR, TIMEOUT_S, Program, environment, run_python
 
 from torch_memory_saver import _startup
 from torch_memory_saver._cli import main
@@ -56,28 +56,15 @@ def test_what_is_recorded(command: Program, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_relative_to_where_run_is_called(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "torch_memory_saver", "run", "--record", "events", "--directory", "here", "--", "env"],
-        env=environment(False),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    arguments = ("run", "--record", "events", "--directory", "here", "--", "env")
+    done = run_python("-m", "torch_memory_saver", *arguments, cwd=tmp_path)
     assert f"TMS_DEBUG_DIR={tmp_path}/here\n" in done.stdout
 
 
 def test_a_relative_path_in_a_variable_is_too(tmp_path: Path) -> None:
     """The program reads the variables when it uses CUDA, and may have changed its working directory by then."""
     variables = {"TMS_DEBUG": "oom", "TMS_DEBUG_DIR": "here", "TMS_METRICS_FILE": "./metrics-{pid}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "torch_memory_saver", "run", "--", "env"],
-        env=environment(False, **variables),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-m", "torch_memory_saver", "run", "--", "env", cwd=tmp_path, **variables)
     assert f"TMS_DEBUG_DIR={tmp_path}/here\n" in done.stdout
     assert f"TMS_METRICS_FILE={tmp_path}/metrics-{{pid}}\n" in done.stdout
 

@@ -16,22 +16,28 @@ from processes import ELSEWHERE, environment
 from restrictions import refuse_pidfd_getfd
 
 from torch_memory_saver._cli import sharing_checks
-from torch_memory_saver._cli.check import Status
+from torch_memory_saver._cli.check import Finding, Status
+
+#: The check of the doctor alone, as JSON.
+TRIAL = """
+import json
+from torch_memory_saver._cli import sharing_checks
+(check,) = [check for check in sharing_checks.CHECKS if check.name == "pidfd_getfd"]
+print(json.dumps(check.look()))
+"""
 
 
-def doctor_where_it_fails_with(number: int) -> tuple[int, dict[str, str]]:
-    """The exit status, and the result of the trial."""
+def trial_where_it_fails_with(number: int) -> Finding:
     done = subprocess.run(
-        [sys.executable, "-m", "torch_memory_saver", "doctor", "--json"],
+        [sys.executable, "-c", TRIAL],
         env=environment(False),
         cwd=ELSEWHERE,
         preexec_fn=lambda: refuse_pidfd_getfd(number),
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
     )
-    (row,) = [row for row in json.loads(done.stdout) if row["name"] == "pidfd_getfd"]
-    return done.returncode, row
+    return Finding(*json.loads(done.stdout))
 
 
 @pytest.mark.parametrize(
@@ -43,9 +49,9 @@ def doctor_where_it_fails_with(number: int) -> tuple[int, dict[str, str]]:
     ],
 )
 def test_a_call_that_the_kernel_refuses(number: int, found: str, advice: str) -> None:
-    status, result = doctor_where_it_fails_with(number)
-    assert (status, result["status"]) == (1, Status.FAIL)
-    assert found in result["found"] and advice in result["advice"]
+    result = trial_where_it_fails_with(number)
+    assert_complete(result, Status.FAIL)
+    assert found in result.found and advice in result.advice
 
 
 def test_a_trial_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

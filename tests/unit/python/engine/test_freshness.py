@@ -1,31 +1,52 @@
-"""Guards check_fresh() with a fake torch over the simulated GPU: which memory is looked at, and in which class it is."""
+"""Guards check_fresh() with a fake torch over the simulated GPU: which memory is looked at, in which class it is, when the
+check refuses, what it costs, and its report. tests/gpu/test_check_fresh.py does the same with PyTorch."""
 
 from __future__ import annotations
 
+import json
+import threading
 from typing import Any
 
 import pytest
 from core_regions import core_region
 from fake_torch import FakeGraph, FakeTorch
-from fresh_checks import FREE, LIVE, MIB, PENDING, cycle, in_region, places
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._engine import freshness
-from torch_memory_saver.reports import FreshReport
+from torch_memory_saver._engine import engine, freshness
+from torch_memory_saver.reports import FreshReport, UnwrittenBlock
 from torch_memory_saver.saver import TorchMemorySaver
 
 pytestmark = pytest.mark.usefixtures("guard")
 
+MIB = 1 << 20
+#: States of a block, in PyTorch's words.
+LIVE, FREE, PENDING = "active_allocated", "inactive", "active_pending_free"
 #: The fields of a report that add up to all memory that it is about.
 CLASSES = ("checked_bytes", "ignored_bytes", "new_bytes", "restored_bytes", "zeroed_bytes", "never_paused_bytes")
 CLASSES += ("unguarded_bytes", "graph_bytes")
+
+
+def in_region(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, tag: str = "w", size: int = 2 * MIB, device: int = 0, **settings: Any
+) -> int:
+    with saver.region(tag, **settings):
+        return fake_torch.allocate(size, device)
+
+
+def cycle(saver: TorchMemorySaver, tags: Any = None, **options: Any) -> None:
+    saver.pause(tags)
+    saver.resume(tags, **options)
+
+
+def places(blocks: tuple[UnwrittenBlock, ...]) -> list[tuple[int, int]]:
+    return [(block.address, block.bytes) for block in blocks]
 
 
 def total(report: FreshReport) -> int:
     return sum(getattr(report, name) for name in CLASSES)
 
 
-# What is found.
+# Findings.
 
 
 def test_what_nothing_has_written_since_the_resume_is_found(
@@ -80,23 +101,6 @@ def test_a_part_that_holds_the_pattern_is_another_class(
     assert (whole.whole, whole.sampled_bytes) == (True, 2 * MIB)
 
 
-def test_where_memory_was_allocated_is_said_if_it_was_recorded(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
-    address = in_region(saver, fake_torch)
-    frames = [
-        {"filename": "/srv/engine/rope.py", "line": 31, "name": "__init__"},
-        {"filename": "/srv/engine/main.py", "line": 5, "name": "main"},
-    ]
-    recorded = {"frames": frames}
-    fake_torch.split(address, (MIB, LIVE, recorded), (512, LIVE, recorded), (MIB - 512, LIVE, {"frames": []}))
-    cycle(saver)
-    report = saver.check_fresh()
-    groups = [(None if stack is None else stack.frames[0].line, len(blocks)) for stack, blocks in report.by_stack]
-    assert groups == [(31, 2), (None, 1)]
-    text = str(report)
-    assert text.count("at /srv/engine/rope.py:31 __init__") == 1
-    assert "by /srv/engine/main.py:5 main" in text
-
-
 def test_memory_that_torch_does_not_know_is_a_block(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
     with core_region("w", _core.BACKUP_NONE, True):
         address = _core.allocate(3 * MIB, 0)
@@ -106,7 +110,7 @@ def test_memory_that_torch_does_not_know_is_a_block(saver: TorchMemorySaver, fak
     assert saver.check_fresh().is_fresh
 
 
-# What is not found.
+# Memory without findings.
 
 
 def test_each_class_of_memory_without_findings(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
@@ -156,19 +160,6 @@ def test_a_block_that_is_younger_than_the_resume_is_no_leftover(saver: TorchMemo
     assert saver.check_fresh().unwritten_bytes == 2 * MIB
 
 
-def test_what_was_freed_while_it_was_paused_is_new_when_it_comes_back(
-    saver: TorchMemorySaver, fake_torch: FakeTorch
-) -> None:
-    address = in_region(saver, fake_torch)
-    fake_torch.split(address, (MIB, LIVE), (MIB, LIVE))
-    saver.pause()
-    fake_torch.split(address, (MIB, LIVE), (MIB, FREE))
-    saver.resume()
-    fake_torch.split(address, (MIB, LIVE), (MIB, LIVE))
-    report = saver.check_fresh()
-    assert (report.unwritten_bytes, report.new_bytes) == (MIB, MIB)
-
-
 def test_a_resume_that_failed_leaves_the_record_of_the_next(
     saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any
 ) -> None:
@@ -216,7 +207,7 @@ def test_pools_of_graphs_are_a_class(saver: TorchMemorySaver, fake_torch: FakeTo
     fake_torch.free(address)
 
 
-# What is ignored.
+# Ignored memory.
 
 
 def test_ignored_tags_are_a_class_and_may_be_paused(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
@@ -265,3 +256,232 @@ def test_memory_that_another_thread_frees_meanwhile_is_no_finding(
 
     monkeypatch.setattr(_core, "count_guard_bytes", free_and_count)
     assert places(saver.check_fresh().unwritten) == [(kept, 2 * MIB)]
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize("wrong", [3, b"tag", [3], {"a": 1}, None])
+def test_what_cannot_be_ignored_is_refused(saver: TorchMemorySaver, fake_torch: FakeTorch, wrong: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="ignore takes tags, tensors, modules"):
+        saver.check_fresh(ignore=wrong)
+    with pytest.raises(errors.InvalidArgumentError):
+        saver.check_fresh(ignore=[""])
+
+
+@pytest.mark.parametrize("wrong", [3, "model", [3]])
+def test_what_is_no_module_is_refused(saver: TorchMemorySaver, fake_torch: FakeTorch, wrong: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="check_fresh: modules takes"):
+        saver.check_fresh(modules=wrong)
+
+
+def test_without_guard_mode_there_is_nothing_to_see(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    in_region(saver, fake_torch)
+    cycle(saver)
+    saver.guard = False
+    with pytest.raises(errors.InvalidStateError, match=r"guard mode is off.*torch_memory_saver\.guard = True") as caught:
+        saver.check_fresh()
+    assert caught.value.operation == "check_fresh"
+
+
+def test_memory_that_is_not_resident_is_refused(saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any) -> None:
+    in_region(saver, fake_torch, "a")
+    in_region(saver, fake_torch, "b")
+    in_region(saver, fake_torch, "c")
+    cycle(saver, "c")
+    saver.pause(["a", "b"])
+    with pytest.raises(errors.InvalidStateError, match=r"'a' is paused: resume it first.*concerned are 'a', 'b'") as caught:
+        saver.check_fresh()
+    assert (caught.value.tag, caught.value.bytes, caught.value.device) == ("a", 4 * MIB, 0)
+    with pytest.raises(errors.InvalidStateError, match="'b' is paused"):
+        saver.check_fresh(["b", "c"])
+    assert saver.check_fresh("c").unwritten_bytes == 2 * MIB
+    saver.resume()
+    simulator.fail_after("cuMemUnmap", 0, 1, 304)
+    with pytest.raises(errors.DriverError):
+        saver.pause("a")
+    simulator.fail_after("cuMemUnmap", 0, 1000, 304)
+    with pytest.raises(errors.InvalidStateError, match="'a' is damaged: call resume"):
+        saver.check_fresh("a")
+    simulator.stop_failing()
+    saver.resume()
+    assert saver.check_fresh("a").unwritten_bytes == 2 * MIB
+
+
+def test_a_resume_that_goes_on_is_refused(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any, context: None
+) -> None:
+    address, other = in_region(saver, fake_torch), in_region(saver, fake_torch, "other")
+    saver.pause("w")
+    gate = simulator.new_gate()
+    simulator.launch_add(other, MIB, 1, gate=gate)
+    pending = saver.resume("w", wait=False)
+    simulator.wait_until_synchronizing()  # for late reads
+    with pytest.raises(errors.InvalidStateError, match=r"'w' is being resumed: wait\(\) for it"):
+        saver.check_fresh("w")
+    simulator.open_gate(gate)
+    pending.wait()
+    assert places(saver.check_fresh("w").unwritten) == [(address, 2 * MIB)]
+
+
+def test_inside_a_pause_it_is_refused(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    in_region(saver, fake_torch, enable_cpu_backup=True)
+    caught: list[BaseException] = []
+
+    def tell(done: int, size: int) -> None:
+        try:
+            saver.check_fresh()
+        except errors.InvalidStateError as error:
+            caught.append(error)
+
+    saver.pause(progress=tell)
+    saver.resume()
+    assert caught
+    assert "check_fresh: this thread is inside pause() or resume()" in str(caught[0])
+
+
+def test_memory_that_another_thread_pauses_meanwhile_is_refused(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_region(saver, fake_torch)
+    cycle(saver)
+    count = _core.count_guard_bytes
+
+    def pause_and_count(*arguments: Any, **options: Any) -> Any:
+        thread = threading.Thread(target=saver.pause)
+        thread.start()
+        thread.join()
+        return count(*arguments, **options)
+
+    monkeypatch.setattr(_core, "count_guard_bytes", pause_and_count)
+    with pytest.raises(errors.InvalidStateError, match="'w' is paused"):
+        saver.check_fresh()
+    monkeypatch.undo()
+    saver.resume()
+
+
+# The cost of a check.
+
+
+def test_nothing_is_recorded_where_guard_mode_is_off(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_region(saver, fake_torch)
+    noted: list[Any] = []
+    monkeypatch.setattr(engine.resumed_blocks, "note", lambda *arguments: noted.append(arguments))
+    saver.guard = False
+    cycle(saver)
+    assert noted == []
+    saver.guard = True
+    cycle(saver)
+    assert len(noted) == 1
+
+
+def test_the_record_costs_no_driver_call(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_region(saver, fake_torch)
+    cycle(saver)
+
+    def calls() -> list[str]:
+        simulator.start_trace()
+        cycle(saver)
+        return list(simulator.trace())
+
+    recorded = calls()
+    monkeypatch.setattr(engine.resumed_blocks, "note", lambda *arguments: None)
+    assert calls() == recorded
+
+
+def test_a_check_copies_by_few_calls_and_runs_no_kernel(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, simulator: Any
+) -> None:
+    address = in_region(saver, fake_torch, size=16 * MIB)
+    fake_torch.split(address, *[(64 << 10, LIVE)] * 256)
+    cycle(saver)
+    contents = simulator.read(address, 16 * MIB)
+    simulator.start_trace()
+    report = saver.check_fresh()
+    made = simulator.trace()
+    assert len(report.unwritten) == 256
+    assert made.count("cuMemcpyBatchAsync") <= 256 * freshness.PARTS // 64
+    assert made.count("cuMemcpyDtoHAsync") <= 1, "the last one, if it is alone"
+    assert not [name for name in made if "Launch" in name or "Memset" in name or "HtoD" in name or "MemMap" in name]
+    assert simulator.read(address, 16 * MIB) == contents
+
+
+# The report.
+
+
+def test_the_report_as_a_table() -> None:
+    def block(address: int, **others: Any) -> UnwrittenBlock:
+        sizes: dict[str, Any] = {"bytes": 1 << 20, "sampled_bytes": 512, "unwritten_bytes": 512}
+        return UnwrittenBlock(**({"address": address, "device": 0, "tag": "weights"} | sizes | others))
+
+    named = block(4096, dtype="float32", shape=(4096, 64), names=("Engine.rope.cos",))
+    report = FreshReport(
+        unwritten=(named, block(8192, bytes=4)),
+        integers=(block(0, dtype="int32", shape=(8,), names=("A.a", "B.b", "C.c")),),
+        partly_written=(block(1, unwritten_bytes=128),),
+        ignored=(block(2, tag="kv_cache", bytes=3 << 30),),
+        checked_blocks=7,
+        checked_bytes=5 << 30,
+        ignored_bytes=3 << 30,
+        restored_bytes=700,
+        graph_bytes=2 << 20,
+        graph_unwritten_bytes=1 << 20,
+        sampled_bytes=4096,
+        hidden_objects=9,
+    )
+    assert str(report) == (
+        "check_fresh: 2 findings in 7 blocks, 1 MiB of 5 GiB not written since the resume\n"
+        "looked at 4 KiB, in samples; whole=True reads from end to end\n"
+        "gc.freeze() hides objects of this process: pass modules=... to see their names\n"
+        "\n"
+        "Not written since the resume\n"
+        "  1 MiB  Engine.rope.cos  float32 (4096, 64)  weights  device 0, 0x1000\n"
+        "    4 B  -                no tensor found     weights  device 0, 0x2000\n"
+        "\n"
+        "Integers of -1 (255 in uint8): not restored, or written so\n"
+        "  1 MiB  A.a, B.b and 1 more  int32 (8,)  weights  device 0, 0x0\n"
+        "\n"
+        "Written in parts: a cache that fills up, or a restoration that ended early\n"
+        "  1 MiB  -  no tensor found  weights  device 0, 0x1  25% of it\n"
+        "\n"
+        "Ignored, and not written\n"
+        "  3 GiB  -  no tensor found  kv_cache  device 0, 0x2\n"
+        "\n"
+        "Memory in which nothing is found\n"
+        "  3 GiB  ignored\n"
+        "  2 MiB  in pools of CUDA graphs, of which 1 MiB hold the pattern\n"
+        "  700 B  restored from a backup\n"
+    )
+    many = FreshReport(unwritten=(named,) * 25, whole=True)
+    assert "and 5 more" in str(many)
+    assert "read from end to end" in str(many)
+    assert str(FreshReport(checked_blocks=3)).startswith("check_fresh: no findings in 3 blocks, 0 B of 0 B not written")
+    assert str(FreshReport(unwritten=(named,))).startswith("check_fresh: 1 finding in 0 blocks")
+
+
+def test_the_report_as_json(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    address = in_region(saver, fake_torch)
+    frames = [{"filename": "/srv/engine/rope.py", "line": 31, "name": "__init__"}]
+    fake_torch.split(address, (2 * MIB, LIVE, {"frames": frames}))
+    cycle(saver)
+    report = saver.check_fresh()
+    plain = json.loads(json.dumps(report.as_dict()))
+    assert plain["unwritten"][0]["stack"]["frames"] == frames
+    assert plain["unwritten"][0] | {"stack": None} == {
+        "address": address,
+        "bytes": 2 * MIB,
+        "sampled_bytes": 512,
+        "unwritten_bytes": 512,
+        "device": 0,
+        "tag": "w",
+        "dtype": "",
+        "shape": [],
+        "names": [],
+        "stack": None,
+    }
+    assert set(plain) == set(FreshReport.__dataclass_fields__)
+    assert plain["checked_bytes"] == 2 * MIB

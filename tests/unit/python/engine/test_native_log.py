@@ -136,10 +136,9 @@ saver.resume("a")
     ("setup", "native", "records"),
     [
         ("", 2, 0),
-        ("logging.basicConfig(stream=sys.stdout)", 2, 0),
         ("logging.basicConfig(stream=sys.stdout, level=logging.INFO)", 0, 2),
     ],
-    ids=["no-logging", "warnings", "info"],
+    ids=["no-logging", "info"],
 )
 def test_lines_that_a_variable_asks_for(program: Program, setup: str, native: int, records: int) -> None:
     """TMS_LOG_LEVEL=info shows them without any set-up of logging."""

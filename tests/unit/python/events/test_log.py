@@ -139,26 +139,6 @@ def test_events_are_read_while_another_thread_pauses(simulator: Any) -> None:
     _core.free(address)
 
 
-def test_a_full_ring_keeps_the_latest_and_true_levels(program: Any) -> None:
-    text = """
-from torch_memory_saver import events
-module.torch_memory_saver.hook_mode = "preload"
-with module.region(tag="kept"):
-    kept = cuda_malloc(6 * MIB)
-with module.region(tag="other"):
-    for _ in range(8300):
-        cuda_free(cuda_malloc(2 * MIB))
-module.pause("kept")
-log = events.events()
-assert log.capacity == len(log.events) == 16384, log
-assert log.dropped > 200
-before = {level.tag: level for level in log.before}
-assert before["kept"].resident_bytes == 6 * MIB and before["kept"].paused_bytes == 0, before
-assert [(level.tag, level.resident_bytes, level.paused_bytes) for level in log.after] == [("kept", 0, 6 * MIB)]
-"""
-    program(text)
-
-
 def test_a_forked_child_has_its_own_events(program: Any) -> None:
     text = """
 from torch_memory_saver import events

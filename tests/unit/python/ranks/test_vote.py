@@ -24,7 +24,6 @@ TIMEOUT_S = 1000.0
 #: Long enough as well, and short enough that a failure of a test ends.
 LIMIT_S = 30.0
 PREFIX = "torch_memory_saver/ranks"
-AGREED, UNDONE = "checks", "part"
 
 #: A rank, and the next thing that happens to it.
 MOVES = st.tuples(st.integers(0, len(RANKS) - 1), st.sampled_from(["step"] * 12 + ["time out", "kill"]))

@@ -234,7 +234,7 @@ def test_calls_are_fortified_as_far_as_the_compiler_knows(
 
 @needs_source_tree
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-@pytest.mark.parametrize("variant", ["plain", "asan", "tsan", "coverage"])
+@pytest.mark.parametrize("variant", ["plain", "asan"])
 def test_objects_of_the_c_tests_are_not_fortified(variant: str) -> None:
     command = ["make", "--dry-run", "--always-make", "ctest-build", f"VARIANT={variant}", f"PYTHON={sys.executable}"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)

@@ -19,7 +19,6 @@ from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 pytestmark = pytest.mark.slow
 
 GIB = 1 << 30
-SHOW = "import os; print('\\n'.join(f'{name}={value}' for name, value in os.environ.items()))"
 
 
 @pytest.fixture(autouse=True)

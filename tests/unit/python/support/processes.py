@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch_memory_saver
 from torch_memory_saver._engine import preload
@@ -64,3 +66,25 @@ def environment(preloaded: bool, **variables: str) -> dict[str, str]:
     if preloaded:
         result["LD_PRELOAD"] = f"{preload.library_path()}:{SIMULATOR}"
     return result | variables
+
+
+def run_python(
+    *arguments: str | bytes | Path,
+    preloaded: bool = False,
+    status: int | None = 0,
+    cwd: Path = ELSEWHERE,
+    text: bool = True,
+    **variables: str,
+) -> subprocess.CompletedProcess[Any]:
+    """Runs Python with arguments in a fresh process. It must end with `status`, unless that is None."""
+    done: subprocess.CompletedProcess[Any] = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment(preloaded, **variables),
+        cwd=cwd,
+        capture_output=True,
+        text=text,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert status in (done.returncode, None), f"{done.stdout}\n{done.stderr}"
+    return done

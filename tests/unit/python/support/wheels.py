@@ -16,8 +16,6 @@ __all__ = ["PACKAGE", "PYTHONS", "VirtualEnvironment", "find_python", "user_envi
 PACKAGE = "torch_memory_saver"
 #: Releases of Python that the one wheel works with.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-#: The names of the C++ package's libraries, without their common beginning and end.
-CPP_LIBRARIES = ("preload", "preload_cu12", "preload_cu13", "torch", "torch_cu12", "torch_cu13")
 
 
 def user_environment() -> dict[str, str]:

@@ -86,8 +86,15 @@ def _fail() -> None:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("body", [_nothing, _fail])
+@pytest.mark.parametrize(
+    ("devices", "body"),
+    [
+        (1, _nothing),
+        (2, _fail),
+        pytest.param(1, _fail, marks=pytest.mark.slow),
+        pytest.param(2, _nothing, marks=pytest.mark.slow),
+    ],
+)
 def test_a_region(
     saver: TorchMemorySaver, fake_torch: FakeTorch, checks: Checks, devices: int, body: Callable[[], None]
 ) -> None:

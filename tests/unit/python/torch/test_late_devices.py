@@ -55,6 +55,9 @@ class WatchedTorch(FakeTorch):
         return [device for device, *_ in self.routings]
 
 
+Watching = tuple[WatchedTorch, LateDevices]
+
+
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """The listeners that were registered, and their devices; (None, 0) where the devices in use were given access."""
@@ -69,6 +72,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return told
 
 
+@pytest.fixture
+def watching(told: Told) -> Watching:
+    """PyTorch, whose devices 1, 2 and 3 are watched."""
+    torch, late = WatchedTorch(), LateDevices()
+    late.begin(torch)  # type: ignore[arg-type]
+    return torch, late
+
+
 def test_devices_that_are_neither_in_use_nor_current_are_watched(told: Told) -> None:
     torch, late = WatchedTorch(), LateDevices()
     torch.device = 2
@@ -79,9 +90,8 @@ def test_devices_that_are_neither_in_use_nor_current_are_watched(told: Told) -> 
     assert torch.watched == [1, 3], "once"
 
 
-def test_the_first_use_ends_the_watch_of_that_device_only(told: Told) -> None:
-    torch, late = WatchedTorch(), LateDevices()
-    late.begin(torch)  # type: ignore[arg-type]
+def test_the_first_use_ends_the_watch_of_that_device_only(watching: Watching, told: Told) -> None:
+    torch, late = watching
     pools = {device: pool for device, pool, _ in torch.routings}
     ((listener, _),) = told
     assert listener is not None
@@ -94,9 +104,8 @@ def test_the_first_use_ends_the_watch_of_that_device_only(told: Told) -> None:
     assert not any(torch.uses[pool] for pool in pools.values())
 
 
-def test_a_pool_of_the_program_ends_every_watch_and_one_of_this_package_none(told: Told) -> None:
-    torch, late = WatchedTorch(), LateDevices()
-    late.begin(torch)  # type: ignore[arg-type]
+def test_a_pool_of_the_program_ends_every_watch_and_one_of_this_package_none(watching: Watching, told: Told) -> None:
+    torch, _ = watching
     torch.make_pool(1, managed=False)
     assert torch.watched == [1, 2, 3]
     del torch.pool_class(torch).pool
@@ -104,36 +113,27 @@ def test_a_pool_of_the_program_ends_every_watch_and_one_of_this_package_none(tol
     assert told[1:] == [(None, 0)], "a device in use has access"
 
 
-def test_a_capture_on_a_watched_device_gives_access_and_ends_its_watch(told: Told) -> None:
-    torch, late = WatchedTorch(), LateDevices()
-    late.begin(torch)  # type: ignore[arg-type]
-    (capture_begins,) = late_devices.before_capture
-    capture_begins(0)
+@pytest.mark.parametrize(
+    ("listeners", "of_device_0", "of_device_2"), [("before_capture", 0, 2), ("before_emptying", 0b001, 0b101)]
+)
+def test_a_capture_or_an_emptying_gives_access_and_ends_the_watch_of_its_device(
+    watching: Watching, told: Told, listeners: str, of_device_0: int, of_device_2: int
+) -> None:
+    torch, _ = watching
+    (begins,) = getattr(late_devices, listeners)
+    begins(of_device_0)
     assert torch.watched == [1, 2, 3]
     for _ in range(2):
-        capture_begins(1)
-        assert torch.watched == [2, 3]
-        assert told[1:] == [(None, 0)]
-
-
-def test_an_emptying_gives_access_and_ends_the_watches_of_devices_in_use(told: Told) -> None:
-    torch, late = WatchedTorch(), LateDevices()
-    late.begin(torch)  # type: ignore[arg-type]
-    (emptying_begins,) = late_devices.before_emptying
-    emptying_begins(0b001)
-    assert torch.watched == [1, 2, 3]
-    for _ in range(2):
-        emptying_begins(0b101)
+        begins(of_device_2)
         assert torch.watched == [1, 3]
         assert told[1:] == [(None, 0)]
 
 
-def test_a_failure_to_give_access_does_not_stop_a_capture(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_to_give_access_does_not_stop_a_capture(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise errors.DriverError("no access", operation="enable_peer_access")
 
-    torch, late = WatchedTorch(), LateDevices()
-    late.begin(torch)  # type: ignore[arg-type]
+    torch, _ = watching
     monkeypatch.setattr(_core, "refresh_peers", fail)
     late_devices.before_capture[0](1)
     assert torch.watched == [2, 3]
@@ -211,9 +211,8 @@ def test_a_failure_of_the_driver_is_no_error(told: Told, monkeypatch: pytest.Mon
     assert torch.routings == told == []
 
 
-def test_a_forked_child_watches_nothing(told: Told) -> None:
-    torch, late = WatchedTorch(), LateDevices()
-    late.begin(torch)  # type: ignore[arg-type]
+def test_a_forked_child_watches_nothing(watching: Watching) -> None:
+    torch, late = watching
     before = list(torch.routings)
     late.after_fork_in_child()
     late.end_all()

@@ -7,6 +7,7 @@ nothing, because their users may not read it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -83,8 +84,8 @@ class Job:
             self.end()
 
 
-@pytest.fixture
-def base() -> Iterator[Path]:
+@contextlib.contextmanager
+def public_folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="tms-two-users-", dir="/tmp"))
     path.chmod(0o755)
     try:
@@ -94,13 +95,20 @@ def base() -> Iterator[Path]:
 
 
 @pytest.fixture
-def page(base: Path) -> Iterator[bytes]:
+def base() -> Iterator[Path]:
+    with public_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[bytes]:
     """The content of a page of a process of the attacker, which lives."""
-    folder = folder_of(ATTACKER, base / "attackers", 0o700)
-    with Job(ATTACKER, folder) as job:
-        job.allocate()
-        (path,) = folder.glob("*.page")
-        yield path.read_bytes()
+    with public_folder() as path:
+        folder = folder_of(ATTACKER, path / "attackers", 0o700)
+        with Job(ATTACKER, folder) as job:
+            job.allocate()
+            (file,) = folder.glob("*.page")
+            yield file.read_bytes()
 
 
 def look(folder: Path) -> Pages:
