@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Contents of each part of the package, in a few words. A part without a line here is drawn with its name alone.
 CONTENTS = {
     "_cli": "commands",
-    "_wiring": "what is registered with the engine",
+    "_additions": "what is added to the saver",
     "_compat": "the C++ package's names",
     "_diagnostics": "out-of-memory reports, pages of processes",
     "events": "",

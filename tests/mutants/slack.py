@@ -31,7 +31,7 @@ _SETTINGS = (
 _SHOWN = (
     Mutant(
         "slack-is-not-attributed",
-        _SOURCES + "_engine/ledger.py",
+        _SOURCES + "observe/_ledger/sources.py",
         "lines = [_managed_line(sources), *_lines_of_freed(sources), ",
         "lines = [_managed_line(sources), ",
         ("tests/unit/python/engine/test_ledger.py::test_slack_has_a_line_and_is_attributed",),

@@ -385,11 +385,12 @@ def _positive(text: str) -> int:
 
 
 def _recordings(text: str) -> list[str]:
-    from torch_memory_saver._engine.background import recordings, requested_recordings
+    from torch_memory_saver._additions import added
+    from torch_memory_saver._engine.background import requested_recordings
 
     known, unknown = requested_recordings(text)
     if unknown or not known:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one or more of {', '.join(recordings)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not one or more of {', '.join(added('recording'))}")
     return known
 
 

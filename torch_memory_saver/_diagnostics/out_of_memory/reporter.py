@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch_memory_saver._diagnostics.out_of_memory.account import Account
     from torch_memory_saver._diagnostics.out_of_memory.folder import ReportFolder
 
-__all__ = ["Reporter", "attach_observer", "reporter", "start_reports"]
+__all__ = ["Reporter", "attach_observer", "explain", "reporter", "start_reports"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -144,6 +144,11 @@ class Reporter:
 #: This process's.
 reporter = Reporter()
 os.register_at_fork(after_in_child=reporter.begin_anew)
+
+
+def explain(error: OutOfMemoryError, tags: tuple[str, ...] | None) -> None:
+    """Report an error of a resume by the reporter of this process."""
+    reporter.explain(error, tags)
 
 
 #: The modules torch whose observer is ours. PyTorch cannot remove an observer, and a forked child inherits it.

@@ -13,8 +13,8 @@ from recorded_hooks import Recorder
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
-from torch_memory_saver._engine import ledger as taking
 from torch_memory_saver._torch.live import ResumedBlocks
+from torch_memory_saver.observe._ledger import sources as taking
 from torch_memory_saver.saver import TorchMemorySaver
 
 

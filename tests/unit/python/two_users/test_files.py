@@ -253,7 +253,7 @@ def test_the_recordings_of_one_run_warn_once(place: Place, monkeypatch: pytest.M
     monkeypatch.setenv("TMS_DEBUG_DIR", str(place.shared))
     monkeypatch.setenv("TMS_DEBUG", "events,snapshots")
     started: list[str] = []
-    monkeypatch.setattr(background, "recordings", {"events": started.append, "snapshots": started.append})
+    monkeypatch.setattr(background, "added", lambda event: {"events": started.append, "snapshots": started.append})
 
     def act() -> None:
         background._start_recordings()

@@ -34,7 +34,6 @@ def mine(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
     """The reporter of a process that has made no report."""
     made = Reporter()
     monkeypatch.setattr(reporter, "reporter", made)
-    monkeypatch.setattr("torch_memory_saver._engine.background._explanations", [made.explain])
     monkeypatch.delenv("RANK", raising=False)
     yield made
 
