@@ -12,7 +12,8 @@ from layers_picture import INK, PAPER, QUIET, Box, draw_box, text
 ROOT = Path(__file__).resolve().parents[1]
 #: Contents of each part of the package, in a few words. A part without a line here is drawn with its name alone.
 CONTENTS = {
-    "_cli": "commands",
+    "_cli": "commands that need nothing else",
+    "observe": "",
     "_additions": "what is added to the saver",
     "_compat": "the C++ package's names",
     "_diagnostics": "out-of-memory reports, pages of processes",

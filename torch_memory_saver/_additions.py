@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = ["ADDITIONS", "added"]
 
-#: For each event, the functions by name, as "module:function".
+#: For each event, the functions by name, as "module:function" or "module:class".
 ADDITIONS: dict[str, dict[str, str]] = {
     # A word of TMS_DEBUG, which is the name. The argument is the path of the word's folder.
     "recording": {
@@ -39,6 +39,17 @@ ADDITIONS: dict[str, dict[str, str]] = {
     # A private attribute that the engine does not have. The arguments are the engine and the name. The function returns the
     # attribute or raises AttributeError.
     "private attribute": {"C++ package": "torch_memory_saver._compat.cpp_package:corner_of"},
+    # A command, which is the name; in the order of the help. The class is a Command of _cli/commands.py.
+    "command": {
+        "demo": "torch_memory_saver._cli.commands:Demo",
+        "doctor": "torch_memory_saver.observe._doctor.command:Doctor",
+        "run": "torch_memory_saver._cli.commands:Run",
+        "top": "torch_memory_saver._diagnostics.processes.commands:Top",
+        "ask": "torch_memory_saver._diagnostics.processes.commands:Ask",
+        "compare": "torch_memory_saver.memory._command:Compare",
+        "timeline": "torch_memory_saver.events._command:Timeline",
+        "simulate": "torch_memory_saver._cli.commands:Simulate",
+    },
     # A call of ledger(). The arguments are its own, checked.
     "ledger": {"ledger": "torch_memory_saver.observe._ledger.sources:take_ledger"},
 }

@@ -12,8 +12,8 @@ import pytest
 from findings import assert_complete
 from processes import ELSEWHERE, environment, run_python
 
-from torch_memory_saver._cli import doctor
-from torch_memory_saver._cli.check import Check, Finding, Status, fail, ok, skip, warn
+from torch_memory_saver.observe._doctor import doctor
+from torch_memory_saver.observe._doctor.check import Check, Finding, Status, fail, ok, skip, warn
 
 #: Programs rely on them.
 NAMES = {
@@ -127,7 +127,8 @@ def test_sentences_are_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str
 
 def test_names_that_the_encoding_lacks_are_escaped() -> None:
     text = (
-        "from torch_memory_saver._cli import doctor\nfrom torch_memory_saver._cli.check import Check, ok\n"
+        "from torch_memory_saver.observe._doctor import doctor\n"
+        "from torch_memory_saver.observe._doctor.check import Check, ok\n"
         "doctor.run_doctor(as_json=False, groups={'g': [Check('n', lambda: ok('/ä\\udcff'))]})"
     )
     done = run_python("-c", text, text=False, PYTHONIOENCODING="ascii")
@@ -138,7 +139,8 @@ def test_names_that_the_encoding_lacks_are_escaped() -> None:
 def test_colours_are_for_terminals(variables: dict[str, str], coloured: bool) -> None:
     leader, follower = os.openpty()
     text = (
-        "from torch_memory_saver._cli import doctor\nfrom torch_memory_saver._cli.check import Check, fail\n"
+        "from torch_memory_saver.observe._doctor import doctor\n"
+        "from torch_memory_saver.observe._doctor.check import Check, fail\n"
         "doctor.run_doctor(as_json=False, groups={'g': [Check('n', lambda: fail('found', 'advice'))]})"
     )
     kept = environment(False) | {"TERM": "xterm"}

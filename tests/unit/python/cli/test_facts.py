@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from processes import SIMULATOR
 
-from torch_memory_saver._cli import check, driver_probe
+from torch_memory_saver.observe._doctor import check, driver_probe
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import pytest
 from findings import assert_complete
 from processes import SIMULATOR
 
-from torch_memory_saver._cli import gpu_checks
-from torch_memory_saver._cli.check import Device, DriverFacts, Finding, Status, TorchFacts
+from torch_memory_saver.observe._doctor import gpu_checks
+from torch_memory_saver.observe._doctor.check import Device, DriverFacts, Finding, Status, TorchFacts
 
 GIB = 1 << 30
 

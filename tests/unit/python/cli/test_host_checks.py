@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from findings import assert_complete
 
-from torch_memory_saver._cli import host_checks
-from torch_memory_saver._cli.check import Device, DriverFacts, Status
+from torch_memory_saver.observe._doctor import host_checks
+from torch_memory_saver.observe._doctor.check import Device, DriverFacts, Status
 
 GIB = 1 << 30
 CGROUP_2 = "30 1 0:26 / /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup2 rw\n"

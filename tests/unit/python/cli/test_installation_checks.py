@@ -13,10 +13,10 @@ from findings import assert_complete
 from processes import SIMULATOR, Program
 
 from torch_memory_saver import __version__, _core, simulate
-from torch_memory_saver._cli import installation_checks
-from torch_memory_saver._cli.check import Status, TorchFacts
 from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.engine import Engine
+from torch_memory_saver.observe._doctor import installation_checks
+from torch_memory_saver.observe._doctor.check import Status, TorchFacts
 
 OURS = str(preload.library_path())
 
@@ -263,7 +263,7 @@ def test_the_allocator_of_pytorch(
 
 
 def test_in_a_process_that_is_preloaded(program: Program) -> None:
-    text = "from torch_memory_saver._cli import installation_checks as checks; import json\n"
+    text = "from torch_memory_saver.observe._doctor import installation_checks as checks; import json\n"
     done = program(text + "print(json.dumps([checks.preloaded(), checks.hook_mode()]))")
     library, mode = json.loads(done.stdout)
     assert library[0] == Status.OK and mode[1] == "preload"

@@ -8,8 +8,8 @@ import pytest
 from processes import Program
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._cli import doctor
-from torch_memory_saver._cli.check import Check, ok
+from torch_memory_saver.observe._doctor import doctor
+from torch_memory_saver.observe._doctor.check import Check, ok
 
 MIB = 1 << 20
 

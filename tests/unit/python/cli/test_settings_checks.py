@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from findings import assert_complete
 
-from torch_memory_saver._cli import installation_checks
-from torch_memory_saver._cli.check import Status
+from torch_memory_saver.observe._doctor import installation_checks
+from torch_memory_saver.observe._doctor.check import Status
 
 
 @pytest.fixture(autouse=True)

@@ -15,13 +15,13 @@ from findings import assert_complete
 from processes import ELSEWHERE, environment
 from restrictions import refuse_pidfd_getfd
 
-from torch_memory_saver._cli import sharing_checks
-from torch_memory_saver._cli.check import Finding, Status
+from torch_memory_saver.observe._doctor import sharing_checks
+from torch_memory_saver.observe._doctor.check import Finding, Status
 
 #: The check of the doctor alone, as JSON.
 TRIAL = """
 import json
-from torch_memory_saver._cli import sharing_checks
+from torch_memory_saver.observe._doctor import sharing_checks
 (check,) = [check for check in sharing_checks.CHECKS if check.name == "pidfd_getfd"]
 print(json.dumps(check.look()))
 """

@@ -15,9 +15,8 @@ from jobs import Job, start_command
 from processes import TIMEOUT_S, wait_until
 
 from torch_memory_saver import _core, events
-from torch_memory_saver._cli import ask
 from torch_memory_saver._cli.main import main
-from torch_memory_saver._diagnostics.processes import pages, requests
+from torch_memory_saver._diagnostics.processes import ask, pages, requests
 from torch_memory_saver._diagnostics.processes.pages import read_pages
 from torch_memory_saver.errors import InvalidArgumentError
 

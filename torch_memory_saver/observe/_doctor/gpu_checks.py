@@ -7,7 +7,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_memory_saver._cli.check import (
+from torch_memory_saver._cli.child_python import program_options
+from torch_memory_saver._engine.variables import driver_library
+from torch_memory_saver._text import binary_size
+from torch_memory_saver.observe._doctor.check import (
     Check,
     Device,
     Finding,
@@ -19,9 +22,6 @@ from torch_memory_saver._cli.check import (
     torch_facts,
     warn,
 )
-from torch_memory_saver._cli.child_python import program_options
-from torch_memory_saver._engine.variables import driver_library
-from torch_memory_saver._text import binary_size
 
 __all__ = ["CHECKS", "network_cards"]
 

@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from torch_memory_saver import __version__, _core, _startup, simulate
-from torch_memory_saver._cli.check import Check, Finding, fail, ok, run_child, skip, torch_facts, warn
 from torch_memory_saver._cli.child_python import command_options, program_options
-from torch_memory_saver._cli.host_checks import why_not_writable
 from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.background import debug_folder, requested_recordings
 from torch_memory_saver._engine.variables import PYTHON_VARIABLES, known_variables, unknown_variables
-from torch_memory_saver._folders import private_directory
+from torch_memory_saver._folders import private_directory, why_not_writable
 from torch_memory_saver._simulate.elf import read_library
 from torch_memory_saver._text import suggestion
 from torch_memory_saver._torch.layer import expandable_segments_on
 from torch_memory_saver._torch.releases import NEWEST_TESTED, is_too_old, is_untested
 from torch_memory_saver.memory.release import read_seconds
+from torch_memory_saver.observe._doctor.check import Check, Finding, fail, ok, run_child, skip, torch_facts, warn
 
 __all__ = ["CHECKS"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 import resource
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_memory_saver._cli.check import Check, Finding, driver_facts, fail, ok, skip, warn
-from torch_memory_saver._cli.gpu_checks import network_cards
+from torch_memory_saver._folders import why_not_writable
 from torch_memory_saver._text import binary_size
+from torch_memory_saver.observe._doctor.check import Check, Finding, driver_facts, fail, ok, skip, warn
+from torch_memory_saver.observe._doctor.gpu_checks import network_cards
 
-__all__ = ["CHECKS", "has_capability", "why_not_writable"]
+__all__ = ["CHECKS", "has_capability"]
 
 #: Folder that contains /proc and /sys. Tests substitute another folder.
 ROOT = Path("/")
@@ -193,16 +193,6 @@ def _file_system(path: Path) -> str:
         if (real == point or real.startswith(point + "/")) and len(point) >= longest:  # a later mount covers an earlier one
             kind, longest = mount.kind, len(point)
     return kind
-
-
-def why_not_writable(folder: Path) -> str | None:
-    """Return why no file can be created in a folder, or None if a file can be created. A file without a name is created to
-    find out."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except OSError as error:
-        return error.strerror
 
 
 def disk_directory() -> Finding:

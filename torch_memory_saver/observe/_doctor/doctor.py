@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from torch_memory_saver import _core
-from torch_memory_saver._cli import gpu_checks, host_checks, installation_checks, sharing_checks
-from torch_memory_saver._cli.check import Check, Finding, Status, fail
 from torch_memory_saver._cli.output import write_line
 from torch_memory_saver._text import wrapped
 from torch_memory_saver.errors import TorchMemorySaverError
+from torch_memory_saver.observe._doctor import gpu_checks, host_checks, installation_checks, sharing_checks
+from torch_memory_saver.observe._doctor.check import Check, Finding, Status, fail
 from torch_memory_saver.reports.ledger import Ledger
 
 __all__ = ["GROUPS", "LedgerReport", "Result", "print_ledger", "read_ledger", "run_doctor"]

@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torch_memory_saver._cli.check import Check, Finding, fail, ok, warn
-from torch_memory_saver._cli.host_checks import has_capability
+from torch_memory_saver.observe._doctor.check import Check, Finding, fail, ok, warn
+from torch_memory_saver.observe._doctor.host_checks import has_capability
 
 __all__ = ["CHECKS"]
 
