@@ -13,11 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Contents of each part of the package, in a few words. A part without a line here is drawn with its name alone.
 CONTENTS = {
     "_cli": "commands that need nothing else",
-    "observe": "",
+    "observe": "what only observes: memory, events, reports, commands",
     "_additions": "what is added to the saver",
     "_compat": "the C++ package's names",
-    "_diagnostics": "out-of-memory reports, pages of processes",
-    "events": "",
     "saver": "the public class",
     "_services": "what features may use",
     "_engine": "region, pause, resume, hooks, fork and exit",

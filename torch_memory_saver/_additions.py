@@ -18,24 +18,24 @@ __all__ = ["ADDITIONS", "added"]
 ADDITIONS: dict[str, dict[str, str]] = {
     # A word of TMS_DEBUG, which is the name. The argument is the path of the word's folder.
     "recording": {
-        "events": "torch_memory_saver.events.from_environment:start_event_files",
-        "snapshots": "torch_memory_saver.memory.sampler:start_snapshots",
-        "history": "torch_memory_saver.memory.sampler:start_history",
-        "oom": "torch_memory_saver._diagnostics.out_of_memory.reporter:start_reports",
+        "events": "torch_memory_saver.observe.events.from_environment:start_event_files",
+        "snapshots": "torch_memory_saver.observe.memory.sampler:start_snapshots",
+        "history": "torch_memory_saver.observe.memory.sampler:start_history",
+        "oom": "torch_memory_saver.observe._out_of_memory.reporter:start_reports",
     },
     # A variable, which is the name. The argument is its text. Variables come after the recordings: a snapshot before a pause
     # shows what the release after it changes.
     "variable": {
-        "TMS_METRICS_FILE": "torch_memory_saver.events.from_environment:start_metrics",
-        "TMS_RELEASE_CACHED": "torch_memory_saver.memory.release:start_releases",
+        "TMS_METRICS_FILE": "torch_memory_saver.observe.events.from_environment:start_metrics",
+        "TMS_RELEASE_CACHED": "torch_memory_saver.observe.memory.release:start_releases",
     },
     # The first use of the saver in a process, after the recordings and variables.
-    "first use": {"requests": "torch_memory_saver._diagnostics.processes.requests:start_serving"},
+    "first use": {"requests": "torch_memory_saver.observe._processes.requests:start_serving"},
     # The first use of torch.cuda by the saver, and again in a forked child. The argument is the module torch.
-    "first use of torch": {"observer": "torch_memory_saver._diagnostics.out_of_memory.reporter:attach_observer"},
+    "first use of torch": {"observer": "torch_memory_saver.observe._out_of_memory.reporter:attach_observer"},
     # A resume fails with it, after the last attempt. The arguments are the error and the tags that the resume selects. The
     # function may add to the message, and must not raise.
-    "out of memory": {"reports": "torch_memory_saver._diagnostics.out_of_memory.reporter:explain"},
+    "out of memory": {"reports": "torch_memory_saver.observe._out_of_memory.reporter:explain"},
     # A private attribute that the engine does not have. The arguments are the engine and the name. The function returns the
     # attribute or raises AttributeError.
     "private attribute": {"C++ package": "torch_memory_saver._compat.cpp_package:corner_of"},
@@ -44,10 +44,10 @@ ADDITIONS: dict[str, dict[str, str]] = {
         "demo": "torch_memory_saver._cli.commands:Demo",
         "doctor": "torch_memory_saver.observe._doctor.command:Doctor",
         "run": "torch_memory_saver._cli.commands:Run",
-        "top": "torch_memory_saver._diagnostics.processes.commands:Top",
-        "ask": "torch_memory_saver._diagnostics.processes.commands:Ask",
-        "compare": "torch_memory_saver.memory._command:Compare",
-        "timeline": "torch_memory_saver.events._command:Timeline",
+        "top": "torch_memory_saver.observe._processes.commands:Top",
+        "ask": "torch_memory_saver.observe._processes.commands:Ask",
+        "compare": "torch_memory_saver.observe.memory._command:Compare",
+        "timeline": "torch_memory_saver.observe.events._command:Timeline",
         "simulate": "torch_memory_saver._cli.commands:Simulate",
     },
     # A call of ledger(). The arguments are its own, checked.

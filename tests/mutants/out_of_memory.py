@@ -6,7 +6,7 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_SOURCES = "torch_memory_saver/_diagnostics/out_of_memory/"
+_SOURCES = "torch_memory_saver/observe/_out_of_memory/"
 _FOLDER = "tests/unit/python/diagnostics/out_of_memory/test_folder.py::"
 _REPORTER = "tests/unit/python/diagnostics/out_of_memory/test_reporter.py::"
 _OBSERVER = "tests/unit/python/diagnostics/out_of_memory/test_observer.py::"

@@ -38,14 +38,14 @@ _SHOWN = (
     ),
     Mutant(
         "a-warning-of-pytorchs-shortage-does-not-name-slack",
-        _SOURCES + "_diagnostics/out_of_memory/reporter.py",
+        _SOURCES + "observe/_out_of_memory/reporter.py",
         "limit_sentence(device, allowed), account.slack_sentence, *points",
         "limit_sentence(device, allowed), *points",
         ("tests/unit/python/diagnostics/out_of_memory/test_reporter.py::test_the_observer_names_slack",),
     ),
     Mutant(
         "an-error-names-slack-twice",
-        _SOURCES + "_diagnostics/out_of_memory/reporter.py",
+        _SOURCES + "observe/_out_of_memory/reporter.py",
         "account.sentence), *points),)",
         "account.sentence), account.slack_sentence, *points),)",
         ("tests/unit/python/diagnostics/out_of_memory/test_reporter.py::test_a_failed_resume_names_slack_once",),

@@ -65,7 +65,7 @@ def test_a_command_loads_no_other() -> None:
     text = (
         "from torch_memory_saver._cli.main import main; import sys, contextlib\n"
         "with contextlib.suppress(SystemExit):\n    main(['run', '--help'])\n"
-        "sys.exit('torch_memory_saver.memory._command' in sys.modules)"
+        "sys.exit('torch_memory_saver.observe.memory._command' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", text], env=environment(False), capture_output=True, text=True)
     assert "--preload" in done.stdout

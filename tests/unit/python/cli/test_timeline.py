@@ -13,7 +13,7 @@ from pages import data_of
 from recorded_logs import MIB, Process
 
 from torch_memory_saver._cli.main import main
-from torch_memory_saver.events import write_events
+from torch_memory_saver.observe.events import write_events
 
 
 def event_file(path: Path, pid: int = 1, count: int = 3) -> Path:

@@ -24,8 +24,8 @@ from jobs import Job, start_command
 from processes import ELSEWHERE, TIMEOUT_S, environment
 
 from torch_memory_saver._cli import main
-from torch_memory_saver._diagnostics.processes import top_screen
-from torch_memory_saver._diagnostics.processes.view import View
+from torch_memory_saver.observe._processes import top_screen
+from torch_memory_saver.observe._processes.view import View
 
 MIB = 1 << 20
 #: What a terminal is sent to leave the screen of a program, by terminfo's entry of xterm.
@@ -363,7 +363,7 @@ def test_it_ends_with_its_terminal(terminal: Terminal) -> None:
 
 @pytest.mark.slow
 def test_a_failure_restores_the_terminal(tmp_path: Path) -> None:
-    text = "from torch_memory_saver._diagnostics.processes.top_screen import show; show(lambda: 1 / 0, 1.0, 'memory', '')"
+    text = "from torch_memory_saver.observe._processes.top_screen import show; show(lambda: 1 / 0, 1.0, 'memory', '')"
     terminal = Terminal(["-c", text], tmp_path)
     assert terminal.finish() == 1
     terminal.assert_restored()

@@ -11,9 +11,9 @@ import pytest
 from ledger_sources import MIB, FakeNvml, sizes
 
 from torch_memory_saver import TorchMemorySaver, _core, errors
-from torch_memory_saver._nvml import DeviceProcess
 from torch_memory_saver.observe._ledger import sources as taking
 from torch_memory_saver.observe._ledger.sources import measure_context_bytes
+from torch_memory_saver.observe._nvml import DeviceProcess
 
 
 @pytest.mark.usefixtures("fake_torch", "memory")

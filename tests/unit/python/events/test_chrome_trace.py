@@ -13,10 +13,11 @@ import pytest
 from core_regions import core_region
 from trace_rules import check_trace
 
-from torch_memory_saver import _core, events
+from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.events import Event, EventLog, Level
-from torch_memory_saver.events.chrome_trace import trace_events
+from torch_memory_saver.observe import events
+from torch_memory_saver.observe.events import Event, EventLog, Level
+from torch_memory_saver.observe.events.chrome_trace import trace_events
 
 MIB = 1 << 20
 #: A time of the monotonic clock, and of a trace.

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from core_regions import core_region
 
-from torch_memory_saver import _core, events
+from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.events import Device, Event, EventLog, Level
+from torch_memory_saver.observe import events
+from torch_memory_saver.observe.events import Device, Event, EventLog, Level
 
 LOG = EventLog(
     events=(

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver import _core, events
-from torch_memory_saver.events.from_environment import EventFile, MetricsFile
+from torch_memory_saver import _core
+from torch_memory_saver.observe import events
+from torch_memory_saver.observe.events.from_environment import EventFile, MetricsFile
 
 MIB = 1 << 20
 
@@ -119,8 +120,8 @@ def test_a_forked_child_writes_its_own_file(program: Any, tmp_path: Path) -> Non
     text = """
 import time
 from pathlib import Path
-from torch_memory_saver.events import from_environment
-from torch_memory_saver.events.from_environment import EventFile
+from torch_memory_saver.observe.events import from_environment
+from torch_memory_saver.observe.events.from_environment import EventFile
 file = EventFile(os.environ["FOLDER"])
 os.register_at_fork(after_in_child=file.after_fork_in_child)
 with module.region(tag="kept"):

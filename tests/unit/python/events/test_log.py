@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from core_regions import core_region
 
-from torch_memory_saver import _core, events
-from torch_memory_saver.events import Device, Event, EventLog, Level
-from torch_memory_saver.events import log as log_module
-from torch_memory_saver.events.log import add_up, levels_before
+from torch_memory_saver import _core
+from torch_memory_saver.observe import events
+from torch_memory_saver.observe.events import Device, Event, EventLog, Level
+from torch_memory_saver.observe.events import log as log_module
+from torch_memory_saver.observe.events.log import add_up, levels_before
 from torch_memory_saver.reports.usage import take_stats
 
 MIB = 1 << 20
@@ -141,7 +142,7 @@ def test_events_are_read_while_another_thread_pauses(simulator: Any) -> None:
 
 def test_a_forked_child_has_its_own_events(program: Any) -> None:
     text = """
-from torch_memory_saver import events
+from torch_memory_saver.observe import events
 with module.region(tag="parent"):
     cuda_malloc(2 * MIB)
 assert len(events.events().events) == 1

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from core_regions import core_region
 
-from torch_memory_saver import _core, events
-from torch_memory_saver.events.metrics import format_metrics
+from torch_memory_saver import _core
+from torch_memory_saver.observe import events
+from torch_memory_saver.observe.events.metrics import format_metrics
 
 MIB = 1 << 20
 

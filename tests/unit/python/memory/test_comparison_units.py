@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import MIB
 
-from torch_memory_saver.memory import Snapshot, compare
-from torch_memory_saver.memory.comparison.fragmentation import units
-from torch_memory_saver.memory.loading import parse
+from torch_memory_saver.observe.memory import Snapshot, compare
+from torch_memory_saver.observe.memory.comparison.fragmentation import units
+from torch_memory_saver.observe.memory.loading import parse
 
 
 def expandable(size: int, *live: tuple[int, int], kind: str = "large") -> Snapshot:

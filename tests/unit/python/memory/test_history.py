@@ -9,7 +9,7 @@ from recording_torch import SIGNATURES, RecordingTorch
 
 from torch_memory_saver._torch import history, layer
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchUnavailableError
-from torch_memory_saver.memory import record_history, stop_history
+from torch_memory_saver.observe.memory import record_history, stop_history
 
 WITH_MODES = [release for release in SIGNATURES if release != "2.0.1"]
 

@@ -13,8 +13,8 @@ import pytest
 from snapshots import KIB, MIB, Call, allocation, block, frames_of, free, recorded_files, segment, snapshot
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.memory import Snapshot, load_snapshot
-from torch_memory_saver.memory.model import BlockState, Origin
+from torch_memory_saver.observe.memory import Snapshot, load_snapshot
+from torch_memory_saver.observe.memory.model import BlockState, Origin
 
 BASE = 1 << 40
 CALL = ("/srv/main.py", 3, "main")

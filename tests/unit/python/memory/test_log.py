@@ -15,10 +15,10 @@ from fake_torch import PEAK_ABOVE, FakeTorch
 
 import torch_memory_saver
 from torch_memory_saver import _core
-from torch_memory_saver._nvml import ProcessShare
 from torch_memory_saver._torch import layer
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.memory import MemoryLog, MemoryRow, log_memory, read_memory_log
+from torch_memory_saver.observe._nvml import ProcessShare
+from torch_memory_saver.observe.memory import MemoryLog, MemoryRow, log_memory, read_memory_log
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -147,7 +147,7 @@ def test_rows_at_an_interval(saver: TorchMemorySaver, fake_torch: FakeTorch, mon
 def test_a_log_in_a_forked_child(program: Any, tmp_path: Path) -> None:
     text = f"""
 import os, threading, time
-from torch_memory_saver.memory import MemoryLog, read_memory_log
+from torch_memory_saver.observe.memory import MemoryLog, read_memory_log
 path = {str(tmp_path / "log.csv")!r}
 log = MemoryLog("engine", path=path, interval=0.01).start()
 pid = os.fork()
@@ -181,7 +181,7 @@ def test_rows_go_to_a_file_and_back(saver: TorchMemorySaver, fake_torch: FakeTor
 def test_several_processes_append_to_one_file(program: Any, tmp_path: Path) -> None:
     text = f"""
 import os
-from torch_memory_saver.memory import MemoryLog
+from torch_memory_saver.observe.memory import MemoryLog
 logs = [MemoryLog(str(number), path={str(tmp_path / "log.csv")!r}) for number in range(2)]
 children = []
 for log in logs:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.memory import MemoryRow, plot_memory_log
+from torch_memory_saver.observe.memory import MemoryRow, plot_memory_log
 
 GIB = 1 << 30
 

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from snapshots import MIB, block, free, segment, snapshot
 
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.events import Device, Event, EventLog, Level, load_events
-from torch_memory_saver.events.chrome_trace import write_chrome_trace
-from torch_memory_saver.events.event_file import log_to_json
-from torch_memory_saver.events.timeline.files import read_logs, write_timeline
-from torch_memory_saver.memory import compare, load_snapshot
-from torch_memory_saver.memory.log import MemoryRow, append_rows, read_memory_log
+from torch_memory_saver.observe.events import Device, Event, EventLog, Level, load_events
+from torch_memory_saver.observe.events.chrome_trace import write_chrome_trace
+from torch_memory_saver.observe.events.event_file import log_to_json
+from torch_memory_saver.observe.events.timeline.files import read_logs, write_timeline
+from torch_memory_saver.observe.memory import compare, load_snapshot
+from torch_memory_saver.observe.memory.log import MemoryRow, append_rows, read_memory_log
 
 EXAMPLES = 200
 

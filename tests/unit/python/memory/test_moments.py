@@ -11,8 +11,8 @@ import pytest
 
 from torch_memory_saver._files import write_file
 from torch_memory_saver.errors import InvalidStateError
-from torch_memory_saver.memory import sampler as module
-from torch_memory_saver.memory.sampler import moment_folder, moments, next_moment, remove_oldest
+from torch_memory_saver.observe.memory import sampler as module
+from torch_memory_saver.observe.memory.sampler import moment_folder, moments, next_moment, remove_oldest
 
 PROCESSES, ROUNDS = 4, 25
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._nvml import ProcessShare
+from torch_memory_saver.observe._nvml import ProcessShare
 
 MIB = 1 << 20
 

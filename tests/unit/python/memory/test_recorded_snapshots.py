@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from snapshots import MIB, RECORDINGS
 
-from torch_memory_saver.memory import Comparison, compare
-from torch_memory_saver.memory.model import CallStack
+from torch_memory_saver.observe.memory import Comparison, compare
+from torch_memory_saver.observe.memory.model import CallStack
 
 LARGEST_FILE = 100_000
 

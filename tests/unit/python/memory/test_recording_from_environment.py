@@ -12,8 +12,8 @@ from recording_torch import RecordingTorch
 from torch_memory_saver import _core
 from torch_memory_saver._engine import background
 from torch_memory_saver._torch import history, layer
-from torch_memory_saver.memory import sampler as module
-from torch_memory_saver.memory.sampler import moments
+from torch_memory_saver.observe.memory import sampler as module
+from torch_memory_saver.observe.memory.sampler import moments
 
 
 @pytest.fixture
@@ -93,11 +93,11 @@ def test_they_start_at_the_first_use_and_a_pause_survives_them(program: Any, tmp
 import sys, threading
 import torch_memory_saver
 assert threading.active_count() == 1
-assert "torch_memory_saver.memory" not in sys.modules, "nothing at import"
+assert "torch_memory_saver.observe.memory" not in sys.modules, "nothing at import"
 saver = torch_memory_saver.torch_memory_saver
 saver.pause()
 assert threading.active_count() == 1
-assert "torch_memory_saver.memory.sampler" in sys.modules
+assert "torch_memory_saver.observe.memory.sampler" in sys.modules
 assert "torch" not in sys.modules
 """
     variables = {"TMS_DEBUG": "history,snapshots", "TMS_DEBUG_DIR": str(tmp_path)}

@@ -16,8 +16,8 @@ from torch_memory_saver import _core
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.captures import capture_gate
 from torch_memory_saver.errors import InvalidArgumentError
-from torch_memory_saver.memory import release, release_cached, releasing_cached
-from torch_memory_saver.memory.release import CacheReleaser, ReleaseOptions
+from torch_memory_saver.observe.memory import release, release_cached, releasing_cached
+from torch_memory_saver.observe.memory.release import CacheReleaser, ReleaseOptions
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

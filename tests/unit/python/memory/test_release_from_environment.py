@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from torch_memory_saver._engine.background import Periodic, RegisteredWork
-from torch_memory_saver.memory import release as module
+from torch_memory_saver.observe.memory import release as module
 
 #: A stand-in for torch that counts how often its cache is emptied; `saver` finds it in sys.modules.
 PROGRAM = """
 import os, sys, threading
 from types import SimpleNamespace
 import torch_memory_saver
-from torch_memory_saver.memory import release
+from torch_memory_saver.observe.memory import release
 assert threading.active_count() == 1
 done = []
 event = threading.Event()

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from torch_memory_saver._diagnostics.out_of_memory.account import Account, summarize
-from torch_memory_saver._diagnostics.out_of_memory.failure import PYTORCH, THIS_PACKAGE, Failure
+from torch_memory_saver.observe._out_of_memory.account import Account, summarize
+from torch_memory_saver.observe._out_of_memory.failure import PYTORCH, THIS_PACKAGE, Failure
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart
 
 GIB = 1 << 30

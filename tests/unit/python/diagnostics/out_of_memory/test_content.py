@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from fake_torch import FakeTorch
 
-from torch_memory_saver import events
-from torch_memory_saver._diagnostics.out_of_memory import content
-from torch_memory_saver._diagnostics.out_of_memory.account import Account, take_account
-from torch_memory_saver._diagnostics.out_of_memory.content import MOST_EVENTS, collect
-from torch_memory_saver._diagnostics.out_of_memory.failure import PYTORCH, Failure, failure_of_torch
-from torch_memory_saver._diagnostics.out_of_memory.text import format_report
-from torch_memory_saver.events.event_file import load_events
-from torch_memory_saver.events.log import Event, EventLog, Level
+from torch_memory_saver.observe import events
+from torch_memory_saver.observe._out_of_memory import content
+from torch_memory_saver.observe._out_of_memory.account import Account, take_account
+from torch_memory_saver.observe._out_of_memory.content import MOST_EVENTS, collect
+from torch_memory_saver.observe._out_of_memory.failure import PYTORCH, Failure, failure_of_torch
+from torch_memory_saver.observe._out_of_memory.text import format_report
+from torch_memory_saver.observe.events.event_file import load_events
+from torch_memory_saver.observe.events.log import Event, EventLog, Level
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

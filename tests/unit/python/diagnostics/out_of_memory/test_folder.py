@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._diagnostics.out_of_memory import folder as module
-from torch_memory_saver._diagnostics.out_of_memory.folder import MOST_OF_PROCESS, ReportFolder
+from torch_memory_saver.observe._out_of_memory import folder as module
+from torch_memory_saver.observe._out_of_memory.folder import MOST_OF_PROCESS, ReportFolder
 
 #: 2026-11-25 03:39:36.385 UTC.
 TIME_NS = 1_795_577_976_385_000_000

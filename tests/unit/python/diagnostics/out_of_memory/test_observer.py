@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._diagnostics.out_of_memory import reporter as module
-from torch_memory_saver._diagnostics.out_of_memory.reporter import Reporter
 from torch_memory_saver._torch import layer
+from torch_memory_saver.observe._out_of_memory import reporter as module
+from torch_memory_saver.observe._out_of_memory.reporter import Reporter
 
 
 class ObservedTorch:
@@ -89,11 +89,11 @@ def test_the_variable_starts_it_at_the_first_use_and_not_before(program: Any, tm
     text = """
 import sys
 import torch_memory_saver
-name = "torch_memory_saver._diagnostics.out_of_memory.content"
+name = "torch_memory_saver.observe._out_of_memory.content"
 assert name not in sys.modules
 torch_memory_saver.torch_memory_saver.pause()
 assert name in sys.modules and "torch" not in sys.modules
-from torch_memory_saver._diagnostics.out_of_memory.reporter import reporter
+from torch_memory_saver.observe._out_of_memory.reporter import reporter
 assert reporter._folder is not None
 """
     program(text, preloaded=False, TMS_DEBUG="oom", TMS_DEBUG_DIR=str(tmp_path / "x"))

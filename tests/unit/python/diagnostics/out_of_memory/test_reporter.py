@@ -16,10 +16,10 @@ from fake_torch import FakeTorch
 from recorded_hooks import RUN_OF_FOUR
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._diagnostics.out_of_memory import account, content, reporter
-from torch_memory_saver._diagnostics.out_of_memory.folder import ReportFolder
-from torch_memory_saver._diagnostics.out_of_memory.reporter import Reporter
 from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver.observe._out_of_memory import account, content, reporter
+from torch_memory_saver.observe._out_of_memory.folder import ReportFolder
+from torch_memory_saver.observe._out_of_memory.reporter import Reporter
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -308,8 +308,8 @@ def test_a_forked_child_begins_anew(program: Any, tmp_path: Path) -> None:
     """Also one that was forked while a report was being made."""
     text = """
 import json, os, sys
-from torch_memory_saver._diagnostics.out_of_memory import content
-from torch_memory_saver._diagnostics.out_of_memory.reporter import reporter
+from torch_memory_saver.observe._out_of_memory import content
+from torch_memory_saver.observe._out_of_memory.reporter import reporter
 module.torch_memory_saver.stats()
 reporter.observe(0, 1, 1, 0)
 real = content._PARTS["tags"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from torch_memory_saver import _core
-from torch_memory_saver._diagnostics.out_of_memory.content import MOST_STACKS, largest_stacks
 from torch_memory_saver._torch import history, ordinary_memory
+from torch_memory_saver.observe._out_of_memory.content import MOST_STACKS, largest_stacks
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._nvml import DeviceProcess, read_gpus
+from torch_memory_saver.observe._nvml import DeviceProcess, read_gpus
 
 
 class FakeNvml:

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from torch_memory_saver._diagnostics.processes import names
-from torch_memory_saver._diagnostics.processes.names import command_name, cut, user_of, width_of
+from torch_memory_saver.observe._processes import names
+from torch_memory_saver.observe._processes.names import command_name, cut, user_of, width_of
 
 #: Linux numbers processes up to 2^22.
 NO_PROCESS = (1 << 22) + 1

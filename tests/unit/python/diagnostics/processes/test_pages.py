@@ -12,8 +12,8 @@ from jobs import Job
 from processes import wait_until
 
 from torch_memory_saver import _core
-from torch_memory_saver._diagnostics.processes import pages
-from torch_memory_saver._diagnostics.processes.pages import is_alive, page_directory, read_page, read_pages
+from torch_memory_saver.observe._processes import pages
+from torch_memory_saver.observe._processes.pages import is_alive, page_directory, read_page, read_pages
 
 MIB = 1 << 20
 

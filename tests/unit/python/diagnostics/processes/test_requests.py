@@ -14,11 +14,12 @@ import pytest
 from jobs import Job, start_command
 from processes import TIMEOUT_S, wait_until
 
-from torch_memory_saver import _core, events
+from torch_memory_saver import _core
 from torch_memory_saver._cli.main import main
-from torch_memory_saver._diagnostics.processes import ask, pages, requests
-from torch_memory_saver._diagnostics.processes.pages import read_pages
 from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.observe import events
+from torch_memory_saver.observe._processes import ask, pages, requests
+from torch_memory_saver.observe._processes.pages import read_pages
 
 #: Each starts programs.
 pytestmark = pytest.mark.slow
@@ -150,7 +151,7 @@ def test_a_request_that_cannot_be_written(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
         command = begin(job, "ask", "--events", str(job.pid))
-        job.do("import torch_memory_saver._diagnostics.processes.requests as s")
+        job.do("import torch_memory_saver.observe._processes.requests as s")
         job.do("def fail(*_, **__): raise OSError(28, 'full')")
         job.do("s.write_text_file = fail")
         job.do("assert module.pause().bytes == 2 * MIB")

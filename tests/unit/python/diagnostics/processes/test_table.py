@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from made_pages import MIB, make_page, make_row
 
-from torch_memory_saver._diagnostics.processes.names import width_of
-from torch_memory_saver._diagnostics.processes.pages import Page, Pages
-from torch_memory_saver._diagnostics.processes.table import ORDERS, lines_of
-from torch_memory_saver._diagnostics.processes.view import Program, View, make_view
-from torch_memory_saver._nvml import DeviceProcess, Gpu, Gpus
+from torch_memory_saver.observe._nvml import DeviceProcess, Gpu, Gpus
+from torch_memory_saver.observe._processes.names import width_of
+from torch_memory_saver.observe._processes.pages import Page, Pages
+from torch_memory_saver.observe._processes.table import ORDERS, lines_of
+from torch_memory_saver.observe._processes.view import Program, View, make_view
 
 S = 1_000_000_000
 

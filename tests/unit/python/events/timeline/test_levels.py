@@ -9,20 +9,20 @@ from typing import Any
 
 from recorded_logs import GIB, MIB, Process
 
-from torch_memory_saver.events import Event, EventLog, load_events
-from torch_memory_saver.events.timeline.levels import (
+from torch_memory_saver.observe.events import Event, EventLog, load_events
+from torch_memory_saver.observe.events.timeline.levels import (
     Change,
     calls_of,
     changes_of,
     failures_of,
     samples_of,
 )
-from torch_memory_saver.events.timeline.merge import hosts_of
+from torch_memory_saver.observe.events.timeline.merge import hosts_of
 
 #: Writes what stats() says beside the event file, while the process lives.
 _TELL = """
 import json
-from torch_memory_saver import events
+from torch_memory_saver.observe import events
 def tell():
     log = events.write_events(os.environ["FOLDER"] + f"/{os.getpid()}.json")
     usage = torch_memory_saver.stats().tags

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from recorded_logs import GIB, MIB, Process
 
-from torch_memory_saver.events.timeline.merge import OTHER, Gpu, hosts_of, same_process
+from torch_memory_saver.observe.events.timeline.merge import OTHER, Gpu, hosts_of, same_process
 
 
 def levels_over_time(gpu: Gpu) -> Iterator[tuple[int, dict[tuple[int, str, str], int]]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from torch_memory_saver.events.timeline.html.document import CELLS, reduced
-from torch_memory_saver.events.timeline.merge import Row
+from torch_memory_saver.observe.events.timeline.html.document import CELLS, reduced
+from torch_memory_saver.observe.events.timeline.merge import Row
 
 STACKS = [[0, 1, 2], [0, 3], [4]]
 BANDS = 5

@@ -11,9 +11,9 @@ import pytest
 from pages import HOSTILE, Elements, assert_only_own_code_runs, assert_stands_alone, data_of, needs_browser, opened
 from recorded_logs import GIB, MIB, Process
 
-from torch_memory_saver.events import EventLog, write_timeline
-from torch_memory_saver.events.timeline.html import document, page
-from torch_memory_saver.events.timeline.merge import hosts_of
+from torch_memory_saver.observe.events import EventLog, write_timeline
+from torch_memory_saver.observe.events.timeline.html import document, page
+from torch_memory_saver.observe.events.timeline.merge import hosts_of
 
 #: Characters that cannot be encoded, as a file can have them.
 HALF = "\ud83d"
