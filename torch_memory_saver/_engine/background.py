@@ -160,22 +160,23 @@ def _start_recordings() -> None:
     if known:
         folder = chosen_folder(debug_folder())
         for word in known:
-            recordings[word](os.path.join(folder, word))
+            _call(f"{_DEBUG}: {word}", functools.partial(recordings[word], os.path.join(folder, word)))
 
 
 @functools.cache
 def start_from_environment() -> None:
     """Start what the environment requests, and what every process has. Called at the first use of the package; does nothing
-    the second time, where the package is disabled, and in sub-interpreters, which cannot end a daemon thread."""
+    the second time, where the package is disabled, and in sub-interpreters, which cannot end a daemon thread. A failure is
+    logged, such as that of a recording which needs a folder that is not installed."""
     if not _core.main_interpreter or _core.get_disabled():
         return
     _start_recordings()
     for variable, start in added("variable").items():
         value = setting(variable)
         if value:
-            start(value)
-    for start_always in added("first use").values():
-        start_always()
+            _call(variable, functools.partial(start, value))
+    for name, start_always in added("first use").items():
+        _call(name, start_always)
 
 
 def explain(error: OutOfMemoryError, tags: tuple[str, ...] | None) -> None:

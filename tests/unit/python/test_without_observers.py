@@ -49,21 +49,24 @@ def copy_without(folder: Path, *names: str) -> Path:
     return copy
 
 
-def run_in(copy: Path, *arguments: str, preloaded: bool = True) -> tuple[str, str]:
+def run_in(copy: Path, *arguments: str, preloaded: bool = True, **requests: str) -> tuple[str, str]:
     """Run Python with a copy of the package, and return what it writes to stdout and stderr."""
     simulator = copy / "_simulated_cuda.so"
     variables = {"PYTHONPATH": str(copy.parent), "TMS_CUDA_DRIVER": str(simulator)}
     if preloaded:
         variables["LD_PRELOAD"] = f"{copy.parent / Path(preload.library_path()).name}:{simulator}"
-    done = run_python(*arguments, preloaded=preloaded, **variables)
+    done = run_python(*arguments, preloaded=preloaded, **variables, **requests)
     return done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("requested", [False, True], ids=["alone", "requested"])
 @pytest.mark.parametrize("room", ROOMS)
-def test_the_saver_works_without_any_room(room: str, tmp_path: Path) -> None:
+def test_the_saver_works_without_any_room(room: str, requested: bool, tmp_path: Path) -> None:
+    """Whatever is requested of the other rooms, which may need the missing one."""
     copy = copy_without(tmp_path, room)
+    requests = {"TMS_DEBUG": ",".join(ADDITIONS["recording"]), "TMS_DEBUG_DIR": str(tmp_path / "recorded")}
     text = f"assert module.__file__ == {str(copy / '__init__.py')!r} and _core.preloaded\n{_CYCLE}"
-    output, _ = run_in(copy, "-c", PRELUDE + text)
+    output, _ = run_in(copy, "-c", PRELUDE + text, **requests if requested else {})
     assert output.startswith("resume: ")
 
 
