@@ -50,6 +50,8 @@ ADDITIONS: dict[str, dict[str, str]] = {
         "timeline": "torch_memory_saver.observe.events._command:Timeline",
         "simulate": "torch_memory_saver._cli.commands:Simulate",
     },
+    # A call of patches(). The function returns rows of what can be replaced in other packages.
+    "patches": {"vllm": "torch_memory_saver.vllm.patches:patches"},
     # A call of ledger(). The arguments are its own, checked.
     "ledger": {"ledger": "torch_memory_saver.observe._ledger.sources:take_ledger"},
 }
