@@ -7,7 +7,7 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _SOURCES = "torch_memory_saver/observe/memory/"
-_TESTS = "tests/unit/python/memory/"
+_TESTS = "tests/unit/python/observe/memory/"
 _COMPARISON = _TESTS + "test_comparison.py::"
 _UNITS = _TESTS + "test_comparison_units.py::"
 _LOADING = _TESTS + "test_loading.py::"

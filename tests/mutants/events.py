@@ -13,7 +13,7 @@ _NVTX = "tests/unit/base/test_nvtx.c"
 _RANGES = "tests/unit/core/transition/test_nvtx_ranges.c"
 
 _SOURCES = "torch_memory_saver/"
-_PYTHON = "tests/unit/python/events/"
+_PYTHON = "tests/unit/python/observe/events/"
 
 MUTANTS = (
     Mutant(

@@ -7,7 +7,7 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _SOURCES = "torch_memory_saver/observe/memory/"
-_TESTS = "tests/unit/python/memory/"
+_TESTS = "tests/unit/python/observe/memory/"
 _GPU = "torch:tests/gpu/test_memory_history.py::"
 
 MUTANTS = (

@@ -7,7 +7,7 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _SOURCES = "torch_memory_saver/"
-_TESTS = "tests/unit/python/memory/"
+_TESTS = "tests/unit/python/observe/memory/"
 _RELEASE = _TESTS + "test_release.py::"
 _LOG = _TESTS + "test_log.py::"
 

@@ -12,7 +12,7 @@ _FILE = "tests/unit/base/test_shared_page_file.c"
 _SHOWN = "tests/unit/core/model/test_shown_rows.c"
 
 _SOURCES = "torch_memory_saver/observe/_processes/"
-_PYTHON = "tests/unit/python/diagnostics/processes/"
+_PYTHON = "tests/unit/python/observe/processes/"
 _TWO_USERS = "tests/unit/python/two_users/"
 
 MUTANTS = (
@@ -191,7 +191,7 @@ MUTANTS = (
         "character",
         (
             _PYTHON + "test_pages.py::test_texts_of_programs_cannot_command_a_terminal",
-            "tests/unit/python/diagnostics/out_of_memory/test_advice.py::test_the_name_of_another_program_cannot_command_a_terminal",
+            "tests/unit/python/observe/out_of_memory/test_advice.py::test_the_name_of_another_program_cannot_command_a_terminal",
         ),
     ),
 )

@@ -9,9 +9,9 @@ __all__ = ["MUTANTS"]
 _SOURCES = "torch_memory_saver/"
 _TIMELINE = _SOURCES + "observe/events/timeline/"
 _HTML = _SOURCES + "observe/_html/"
-_TESTS = "tests/unit/python/events/timeline/"
+_TESTS = "tests/unit/python/observe/events/timeline/"
 _TEXT = _TESTS + "test_timeline_page.py::test_text_of_a_file_is_never_markup"
-_COMPARISON = "tests/unit/python/memory/test_comparison_page.py::"
+_COMPARISON = "tests/unit/python/observe/memory/test_comparison_page.py::"
 
 MUTANTS = (
     Mutant(
@@ -70,7 +70,7 @@ MUTANTS = (
         _SOURCES + "observe/events/from_environment.py",
         "if recorded == (0 if exits else self._recorded):",
         "if recorded == self._recorded:",
-        ("tests/unit/python/events/test_from_environment.py::test_the_last_file_says_that_nothing_follows",),
+        ("tests/unit/python/observe/events/test_from_environment.py::test_the_last_file_says_that_nothing_follows",),
     ),
     Mutant(
         "a-reduced-timeline-loses-its-peaks",
