@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 from core_regions import core_region
+from gpu_programs import Program, run_programs
 from gpu_support import MIB, core, saver, segment_of, tensor_at, torch
-from processes import Program, run_programs
 
 #: Tensors of this size share a segment of PyTorch.
 SMALL = 256 << 10

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import torch
-from processes import subprocess_run
 
 from torch_memory_saver._text import binary_size
 

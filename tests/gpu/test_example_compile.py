@@ -7,8 +7,8 @@ import importlib.util
 import re
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import REPOSITORY, SIMULATED, skip_where_the_outer_pool_wins
-from processes import subprocess_run
 
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
 

@@ -7,8 +7,8 @@ import re
 from typing import NamedTuple
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import REPOSITORY
-from processes import subprocess_run
 
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
 
@@ -35,8 +35,13 @@ def run(program: str, steps: int) -> list[Row]:
     return [Row(reward, loss, *map(int, sizes)) for reward, loss, *sizes in found]
 
 
-def test_losses_are_those_of_the_run_that_keeps_everything() -> None:
-    managed, kept = run(str(MANAGED), 4), run(str(KEPT), 4)
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return run(str(MANAGED), 16)
+
+
+def test_losses_are_those_of_the_run_that_keeps_everything(rows: list[Row]) -> None:
+    managed, kept = rows[:4], run(str(KEPT), 4)
     assert [(row.reward, row.loss) for row in managed] == [(row.reward, row.loss) for row in kept]
     assert len({row.loss for row in managed}) == 4
     for own, other in zip(managed, kept, strict=True):
@@ -45,7 +50,6 @@ def test_losses_are_those_of_the_run_that_keeps_everything() -> None:
         assert own.rollout <= other.rollout + SLACK_MIB
 
 
-def test_it_learns() -> None:
-    rows = run(str(MANAGED), 16)
+def test_it_learns(rows: list[Row]) -> None:
     rewards = [float(row.reward) for row in rows]
     assert sum(rewards[-4:]) > 2 * sum(rewards[:4])

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import REPOSITORY
-from processes import subprocess_run
 
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(600)]
 

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import REPOSITORY, SIMULATED, torch
-from processes import subprocess_run
 
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
 

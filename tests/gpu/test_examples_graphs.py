@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import REPOSITORY, SIMULATED, hold_stream, torch
-from processes import subprocess_run
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import MIB, REPOSITORY, SIMULATED
-from processes import subprocess_run
 
 from torch_memory_saver.observe.memory import Comparison, compare
 

@@ -4,8 +4,8 @@ its own, because the variables are read at the first allocation."""
 from __future__ import annotations
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import release, torch
-from processes import Program, run_programs
 
 pytestmark = pytest.mark.outer
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import PROGRAMS
-from processes import subprocess_run
 
 pytestmark = pytest.mark.outer
 

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import (
     LARGE,
     MIB,
@@ -25,7 +26,6 @@ from gpu_support import (
     state_of,
     tms,
 )
-from processes import Program, run_programs
 from random_operations import Operations
 from second_process import SecondProcess
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import MIB, STARTED_PRELOADED, core, cuda_runtime, saver, torch
-from processes import Program, run_programs
 
 #: The peak may be this much of the ordinary one.
 MOST = 1.15

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import MIB, core, free_bytes, saver, torch
-from processes import Program, run_programs
 
 #: What 0xFF bytes mean in each type, by its name in torch. A release that lacks a type skips it. The table of
 #: docs/guides/late-use.md.

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import MIB, core, empty, errors, saver, state_of, take_all_but, torch, write_and_check
-from processes import Program, run_programs
 from sent_tensors import drop_counter, share
 
 HANDLES: list[Any] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import SIMULATED
-from processes import Program, run_programs
 
 from torch_memory_saver._torch import layer
 

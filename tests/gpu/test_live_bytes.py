@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from core_regions import core_region
+from gpu_programs import Program, run_programs
 from gpu_support import (
     MIB,
     SIMULATED,
@@ -25,7 +26,6 @@ from gpu_support import (
     tensor_at,
     torch,
 )
-from processes import Program, run_programs
 
 #: Bytes; each segment of PyTorch's gets several, or one and a rest.
 SIZES = [64 << 10, 200_000, MIB - 512, 3 * MIB, 64 << 10, 8 * MIB, 512, 5 * MIB + 512, 640 << 10, 2 * MIB] * 3

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import MIB, core, empty, errors, free_bytes, hold_stream, saver, segment_of, take_all_but, tms, torch
-from processes import subprocess_run
 
 from torch_memory_saver._torch import captures, layer
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import MIB, saver, torch
-from processes import Program, run_programs
 
 from torch_memory_saver._engine import managed_modules
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import MIB, empty, errors, free_bytes, saver, torch
-from processes import Program, run_programs
 
 from torch_memory_saver._engine import managing
 from torch_memory_saver._torch import layer

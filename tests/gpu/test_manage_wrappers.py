@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import errors, saver, torch
-from processes import Program, run_programs
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import MIB, empty, errors, saver, torch
-from processes import Program, run_programs
 
 from torch_memory_saver._torch.history import DEFAULT_MAX_ENTRIES
 from torch_memory_saver.observe import memory

@@ -4,8 +4,8 @@ TMS_RELEASE_CACHED in a program that does not know of it."""
 from __future__ import annotations
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import MIB, assert_close_to, empty, free_bytes, saver, torch
-from processes import Program, run_programs
 
 from torch_memory_saver.observe.memory import release_cached, releasing_cached
 

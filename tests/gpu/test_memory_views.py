@@ -7,8 +7,8 @@ import json
 import re
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import MIB, REPOSITORY, SIMULATED, STARTED_PRELOADED
-from processes import Program, run_programs
 
 PAGE = REPOSITORY / "docs/guides/memory-views.md"
 #: Of programs/memory_views.py.

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import MIB, empty, saver, torch
-from processes import subprocess_run
 
 from torch_memory_saver.observe import memory
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
+from gpu_programs import Program, run_programs, subprocess_run
 from gpu_support import (
     MIB,
     PROGRAMS,
@@ -25,7 +26,6 @@ from gpu_support import (
     write_and_check,
 )
 from peer_kernel import AddOne
-from processes import Program, run_programs, subprocess_run
 
 pytestmark = pytest.mark.multigpu
 

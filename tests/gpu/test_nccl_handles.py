@@ -9,8 +9,8 @@ import json
 import os
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import MIB, PROGRAMS
-from processes import subprocess_run
 
 LIBRARY = os.environ.get("TMS_GPU_NCCL", "")
 CAN_SUSPEND = 22907

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import (
     GIB,
     LARGE,
@@ -28,7 +29,6 @@ from gpu_support import (
     take_all_but,
     torch,
 )
-from processes import Program, run_programs
 from second_process import SecondProcess
 
 MORE_THAN_ANY_GPU = 1024 * GIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import Program, run_programs
+from gpu_programs import Program, run_programs
 
 
 @pytest.mark.outer

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import torch
-from processes import Program, run_programs
 
 from torch_memory_saver._patches import PATCHES
 

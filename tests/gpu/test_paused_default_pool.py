@@ -4,8 +4,8 @@ gets paused memory, and PyTorch is as before after the resume."""
 from __future__ import annotations
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import release
-from processes import Program, run_programs
 
 pytestmark = pytest.mark.outer
 

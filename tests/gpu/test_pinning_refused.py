@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from processes import Program, run_programs
+from gpu_programs import Program, run_programs
 
 #: A driver that cannot pin. Functions that it does not define come from the library that it is linked with, the machine's
 #: driver.

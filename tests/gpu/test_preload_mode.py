@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import tested_versions
+from gpu_programs import subprocess_run
 from gpu_support import HERE, INNER, release_everything, torch
-from processes import subprocess_run
 
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(920)]
 

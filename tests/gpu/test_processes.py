@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from gpu_programs import Finished, Program, run_programs, subprocess_run
 from gpu_support import PROGRAMS, torch
-from processes import Finished, Program, run_programs, subprocess_run
 
 pytestmark = pytest.mark.outer
 

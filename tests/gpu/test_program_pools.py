@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import (
     MIB,
     STARTED_PRELOADED,
@@ -29,7 +30,6 @@ from gpu_support import (
     write_and_check,
 )
 from other_threads import in_thread
-from processes import Program, run_programs
 
 #: An allocator of a program, whose memory comes from the CUDA runtime.
 ALLOCATOR = """

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gpu_programs import Program
 from gpu_support import SIMULATED, STARTED_PRELOADED
-from processes import Program
 
 TIMEOUT_S = 200
 KILLED = str(-signal.SIGKILL)

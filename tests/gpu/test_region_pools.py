@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import (
     MIB,
     STARTED_PRELOADED,
@@ -26,7 +27,6 @@ from gpu_support import (
     write_and_check,
 )
 from other_threads import in_thread, other_thread_inside
-from processes import Program, run_programs
 
 
 def test_allocating_in_a_region_whose_tag_is_paused() -> None:

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import MIB
-from processes import subprocess_run
 
 from torch_memory_saver.observe.events import EventLog, load_events
 

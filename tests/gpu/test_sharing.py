@@ -7,9 +7,9 @@ import os
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import GRANULARITY, MIB, core, empty, errors, hold_stream, saver, segment_of, torch
 from importers import Importer, contents, message
-from processes import Program, run_programs
 from sent_tensors import HANDLE, OFFSET, drop_counter, share, weights
 
 

@@ -9,6 +9,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import (
     MIB,
     STARTED_PRELOADED,
@@ -23,7 +24,6 @@ from gpu_support import (
     torch,
 )
 from importers import Importer, contents, message
-from processes import Program, run_programs
 from sent_tensors import SIZE, drop_counter, share, shared_descriptors, weights
 
 from torch_memory_saver import _core

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from gpu_programs import subprocess_run
 from gpu_support import STARTED_PRELOADED, saver
-from processes import subprocess_run
 
 PRELUDE = """
 import logging

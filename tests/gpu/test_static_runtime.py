@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from gpu_programs import preload_environment
 from gpu_support import REPOSITORY, core, cuda_runtime
-from processes import preload_environment
 from static_program import STATIC_MAIN, check_static_program
 
 LIBRARY = "libcudart_static.a"

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from gpu_programs import Program, run_programs
 from gpu_support import (
     MIB,
     SIMULATED,
@@ -22,7 +23,6 @@ from gpu_support import (
     skip_where_the_outer_pool_wins,
     torch,
 )
-from processes import Program, run_programs
 
 #: The width of matrices whose product uses the workspace on a real GPU, and which are not of its size.
 WIDTH = 64 if SIMULATED else 5120

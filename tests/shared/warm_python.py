@@ -28,7 +28,7 @@ from typing import Any
 
 #: What the names of the variables begin with that are read after the import of torch, but for those that the package's
 #: sitecustomize looks at.
-_READ_LATE = ("TMS_", "CUDA_VISIBLE_DEVICES", "PYTEST_")
+_READ_LATE = ("TMS_", "CUDA_VISIBLE_DEVICES", "NCCL_", "TORCH_NCCL_", "PYTEST_")
 _READ_EARLY = ("TMS_DEBUG", "TMS_METRICS_FILE", "TMS_RELEASE_CACHED")
 #: A request: arguments and environment.
 _MOST_BYTES = 1 << 20
@@ -110,6 +110,10 @@ class WarmPython:
                 )
             self._servers[key] = ours, server
         return self._servers[key][0]
+
+
+#: What the tests with PyTorch share.
+torch_programs = WarmPython("torch")
 
 
 def _serve(control: socket.socket) -> CodeType:

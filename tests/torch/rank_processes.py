@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torch.cuda import device_count
+from warm_python import WarmProcess, torch_programs
 
 RANKS = 2
 TIMEOUT_S = 100
@@ -29,7 +28,7 @@ ENVIRONMENT = {
 class Ended:
     """The outcome of a rank."""
 
-    def __init__(self, process: subprocess.Popen[str], timeout: float) -> None:
+    def __init__(self, process: WarmProcess, timeout: float) -> None:
         self.output, self.errors = process.communicate(timeout=timeout)
         self.status = process.returncode
 
@@ -45,16 +44,7 @@ def run_ranks(program: str, scenarios: str, folder: Path, **variables: str) -> l
 def run_together(program: str, arguments: list[list[str]], timeout: float = TIMEOUT_S, **variables: str) -> list[Ended]:
     """Runs a program once with each list of arguments, all at the same time."""
     environment = ENVIRONMENT | os.environ | variables
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAMS / program), *each],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for each in arguments
-    ]
+    ranks = [torch_programs.start([str(PROGRAMS / program), *each], environment, Path.cwd()) for each in arguments]
     try:
         return [Ended(rank, timeout) for rank in ranks]
     finally:

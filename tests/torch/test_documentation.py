@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from document_blocks import REPOSITORY, Program, pages, read
 from plugin_entry import add_plugin_entry
+from warm_python import torch_programs
 
 import torch_memory_saver
 
@@ -25,7 +26,7 @@ if not (REPOSITORY / "docs").is_dir():
 _WITH_TORCH = [program for page in pages() for program in read(page)[0] if program.needs_torch]
 PROGRAMS = {program.name: program for program in _WITH_TORCH if program.language == "python"}
 COMMANDS = {program.name: program for program in _WITH_TORCH if program.language == "bash"}
-_RUNNER = Path(__file__).parent / "programs" / "run_documents.py"
+_NOTE_ASSERTIONS = Path(__file__).parent / "programs" / "note_assertions.py"
 _TIMEOUT_S = 300
 #: Assertions about what is managed, paused, dropped, or in a host copy (`state`).
 _ABOUT_MANAGED = re.compile(
@@ -33,38 +34,30 @@ _ABOUT_MANAGED = re.compile(
 )
 
 
-def run_all(tmp_path_factory: pytest.TempPathFactory, **variables: str) -> dict[str, tuple[int, str, Path]]:
-    """The exit status of every program, what it printed, and its path. They run in one go, because importing PyTorch takes
-    longer."""
+Ended = tuple[int, str, Path]
+
+
+def run_all(tmp_path_factory: pytest.TempPathFactory, *runner: str, **variables: str) -> dict[str, Ended]:
+    """The exit status of every program, what it printed, and its path."""
     folder = tmp_path_factory.mktemp("documents")
-    paths = {}
+    ended = {}
     for name, program in PROGRAMS.items():
         path = folder / (name.replace("/", "-").replace(":", "-") + ".py")
         path.write_text(program.text, encoding="utf-8")
-        paths[str(path)] = name
-    done = subprocess.run(
-        [sys.executable, str(_RUNNER), *paths],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=_TIMEOUT_S,
-        cwd=folder,
-        env=os.environ | variables,
-    )
-    lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
-    return {
-        paths[path]: (int(status), Path(path + ".log").read_text(encoding="utf-8"), Path(path)) for status, path in lines
-    }
+        process = torch_programs.start([*runner, str(path)], os.environ | variables, folder)
+        printed = "".join(process.communicate(_TIMEOUT_S))
+        ended[name] = (process.wait(), printed, path)
+    return ended
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, Path]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     return run_all(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def disabled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, Path]]:
-    return run_all(tmp_path_factory, TMS_DISABLE="1")
+def disabled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    return run_all(tmp_path_factory, str(_NOTE_ASSERTIONS), TMS_DISABLE="1")
 
 
 def _skip_without_transformers(name: str) -> None:
@@ -73,14 +66,14 @@ def _skip_without_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_page_runs(name: str, results: dict[str, tuple[int, str, Path]]) -> None:
+def test_a_page_runs(name: str, results: dict[str, Ended]) -> None:
     _skip_without_transformers(name)
     status, printed, _ = results[name]
     assert status == 0, f"{name}:\n{printed}"
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_page_runs_with_the_package_disabled(name: str, disabled: dict[str, tuple[int, str, Path]]) -> None:
+def test_a_page_runs_with_the_package_disabled(name: str, disabled: dict[str, Ended]) -> None:
     """To its end, and with the right contents of tensors. What does not hold is about managed memory, and is printed."""
     _skip_without_transformers(name)
     status, printed, path = disabled[name]
@@ -90,7 +83,7 @@ def test_a_page_runs_with_the_package_disabled(name: str, disabled: dict[str, tu
     assert [text for text in failed if not _ABOUT_MANAGED.search(text)] == []
 
 
-def test_with_the_package_disabled_nothing_is_managed(disabled: dict[str, tuple[int, str, Path]]) -> None:
+def test_with_the_package_disabled_nothing_is_managed(disabled: dict[str, Ended]) -> None:
     paths = [path.with_name(path.name + ".failed") for _, _, path in disabled.values()]
     failed = "".join(path.read_text(encoding="utf-8") for path in paths)
     assert "torch_memory_saver.is_paused(weights)" in failed

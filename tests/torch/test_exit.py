@@ -4,11 +4,10 @@ run)."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_python import torch_programs
 
 PROGRAM = Path(__file__).parent / "programs" / "exit_state.py"
 TIMEOUT_S = 300
@@ -35,15 +34,11 @@ ENDINGS = {
 
 
 def run(state: str, ending: str, directory: Path) -> tuple[int, str, str]:
-    done = subprocess.run(
-        # A process with several threads that forks is warned by Python 3.12 and later, whichever threads they are.
-        [sys.executable, "-W", "ignore::DeprecationWarning", str(PROGRAM), state, ending],
-        env=os.environ | {"TMS_DISK_BACKUP_DIR": str(directory)},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    return done.returncode, done.stdout, done.stderr
+    # A process with several threads that forks is warned by Python 3.12 and later, whichever threads they are.
+    variables = os.environ | {"TMS_DISK_BACKUP_DIR": str(directory), "PYTHONWARNINGS": "ignore::DeprecationWarning"}
+    process = torch_programs.start([str(PROGRAM), state, ending], variables, Path.cwd())
+    output, error = process.communicate(TIMEOUT_S)
+    return process.wait(), output, error
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from warm_python import torch_programs
 
 RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "normal_": lambda each: each.normal_(),
@@ -95,14 +96,9 @@ def test_pytorch_can_ask_for_clocks_power_and_temperature() -> None:
 
 
 def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    process = torch_programs.start(["-c", program], {**os.environ, **variables}, Path.cwd())
+    output, error = process.communicate(300)
+    return subprocess.CompletedProcess(program, process.wait(), output, error)
 
 
 def test_processes_of_another_run_have_other_uuids() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
+from gpu_programs import Program
 from gpu_support import STARTED_PRELOADED
-from processes import Program
 
 #: Seconds after which the process is killed, so that a test fails instead of hanging.
 LIFETIME_S = 110

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_support import HERE, HOOK, PROGRAMS, SIMULATED, tms
-from warm_python import WarmProcess, WarmPython
-
-_warm_python = WarmPython("torch")
+from warm_python import WarmProcess, torch_programs
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Program:
 
     def start(self) -> WarmProcess:
         command = [str(PROGRAMS / self.script), *self.arguments]
-        return _warm_python.start(command, _environment(dict(self.environment), self.preload), HERE)
+        return torch_programs.start(command, _environment(dict(self.environment), self.preload), HERE)
 
     def start_with_pipes(self) -> subprocess.Popen[str]:
         """For programs that the test talks to."""
@@ -113,7 +111,7 @@ def subprocess_run(
     variables = _environment(environment or {}, preload)
     name = " ".join(command)
     if command[0] != "-m":
-        process = _warm_python.start(command, variables, HERE)
+        process = torch_programs.start(command, variables, HERE)
         try:
             output, error = process.communicate(timeout)
         finally:
