@@ -74,8 +74,8 @@ record-versions: build ## tests/gpu on the simulated GPU in both hook modes, wit
 	$(PYTHON) docs/generated.py
 
 .PHONY: torch-slow
-torch-slow: build ## a 64th of a 32B model on 8 simulated GPUs (4 minutes, 15 GiB of memory; CI does without)
-	$(SIMULATE) -- python -m pytest --gpu -m slow tests/torch $(PYTEST_ARGUMENTS)
+torch-slow: build ## models of 32B in small, one on 8 simulated GPUs, and the largest caches (15 GiB of memory; CI does without)
+	$(SIMULATE) -- python -m pytest --gpu -m slow tests/torch tests/gpu $(PYTEST_ARGUMENTS)
 
 SOAK_SECONDS ?= 3600
 SOAK_ARGUMENTS ?=

@@ -150,6 +150,7 @@ def test_sharded_example() -> None:
         assert rollout <= min(everything) - parked, "the trainer was there in the rollout"
 
 
+@pytest.mark.slow
 @pytest.mark.multigpu
 def test_a_model_of_32b_in_small(tmp_path: Path) -> None:
     """With an eighth of each width and a quarter of the layers, on GPUs of any size: the ratio counts from the weights."""

@@ -147,8 +147,8 @@ def what_is_kept(found: Iterable[Communicator]) -> Iterator[str]:
 
 
 def what_is_held() -> str | None:
-    """Return a sentence about the device memory of all process groups' communicators, by NCCL's own figures. None if none
-    tells its figure, as before PyTorch 2.12 and NCCL 2.29.7."""
+    """Return a sentence about the device memory of all process groups' communicators, by NCCL's own figures. None if they
+    hold none, or none tells its figure, as before PyTorch 2.12 and NCCL 2.29.7."""
     found: list[GroupCommunicator] = []
     size = 0
     for each in communicators(None):
@@ -158,7 +158,7 @@ def what_is_held() -> str | None:
             except RuntimeError:  # it was aborted meanwhile
                 continue
             found.append(each)
-    if not found:
+    if not size:
         return None
     subject, many = _subject(found)
     return f"{subject} hold{'' if many else 's'} {binary_size(size)} of device memory by NCCL's own figure."

@@ -346,6 +346,8 @@ def test_the_memory_that_nccl_tells_of(hooks: Recorder, torch: Any, register: An
     register()
     hooks.saver.pause()
     assert str(nccl_communicators.what_is_held()).startswith("The NCCL communicator of process group 'world' holds 4 MiB")
+    backend.kept_bytes = 0
+    assert nccl_communicators.what_is_held() is None
 
 
 def test_a_communicator_that_ends_meanwhile_has_no_figure(torch: Any, log: list[str]) -> None:
