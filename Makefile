@@ -311,7 +311,7 @@ SANITIZED_PYTHON := $(abspath build/c/asan/python)
 SANITIZED_TESTS ?= tests/unit/python tests/unit/preload
 NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/unit/,preload/test_harmless.py \
 	$(addprefix python/,torch/test_torch_cpu.py torch/test_interrupted_regions.py setup cli/test_commands.py \
-	cli/test_demo.py cli/test_chart.py layer_graphs/test_plot.py memory/test_log_plot.py memory/test_malformed.py simulate/test_simulate.py simulate/test_pytest_plugin.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library test_beside_jemalloc \
+	cli/test_demo.py cli/test_chart.py layer_graphs/test_plot.py observe/memory/test_log_plot.py observe/memory/test_malformed.py simulate/test_simulate.py simulate/test_pytest_plugin.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library test_beside_jemalloc \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
 	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_its_parents_resources \
 	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents \

@@ -350,9 +350,9 @@ def main() -> None:
         py_modules=[PYTEST_PLUGIN],
         package_data={
             PACKAGE: ["py.typed", "*.pyi", "_site/*.py"],
-            f"{PACKAGE}.memory.comparison.html": ["*.html", "*.css", "*.js"],
-            f"{PACKAGE}.events.timeline.html": ["*.html", "*.css", "*.js"],
-            f"{PACKAGE}._html": ["*.css", "*.js"],
+            f"{PACKAGE}.observe.memory.comparison.html": ["*.html", "*.css", "*.js"],
+            f"{PACKAGE}.observe.events.timeline.html": ["*.html", "*.css", "*.js"],
+            f"{PACKAGE}.observe._html": ["*.css", "*.js"],
         },
         include_package_data=False,
         zip_safe=False,

@@ -89,7 +89,7 @@ class Changes(Case):
 
 def _seconds_before_release() -> float:
     """Return the seconds from the begin of the last pause to the first unmap."""
-    log = importlib.import_module("torch_memory_saver.events").events()
+    log = importlib.import_module("torch_memory_saver.observe.events").events()
     end = next(event for event in reversed(log.events) if (event.operation, event.kind) == ("pause", "end"))
     (unmap,) = (event for event in log.events if event.call == end.call and event.phase == "unmap")
     return float(unmap.began_ns - end.began_ns) / 1e9

@@ -288,7 +288,7 @@ def _measured(into: dict[str, float], name: str, call: Any) -> Any:
 def _own_calls(since_ns: int) -> tuple[float, int, dict[str, Any]]:
     """Return the milliseconds in the core of this package's pauses and resumes since then, the bytes that they copied, and
     the milliseconds of each of their phases."""
-    events = importlib.import_module("torch_memory_saver.events").events().events
+    events = importlib.import_module("torch_memory_saver.observe.events").events().events
     calls = [event for event in events if event.kind == "end" and event.began_ns >= since_ns]
     phases: dict[str, float] = {}
     for event in events:

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from torch_memory_saver import simulate
-from torch_memory_saver.events.timeline import read_logs, write_timeline
+from torch_memory_saver.observe.events.timeline import read_logs, write_timeline
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH, HEIGHT = 1100, 1040

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import docstrings
@@ -103,12 +103,18 @@ def commands() -> list[tuple[str, str]]:
 
 
 def _help(arguments: list[str]) -> str:
+    return _output("-m", "torch_memory_saver", *arguments, "--help")
+
+
+def _output(*arguments: str) -> str:
+    """Return what Python writes with these arguments."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TMS_")}
     environment |= {"COLUMNS": "100", "NO_COLOR": "1", "TMPDIR": "/tmp"}
     if any((REPOSITORY / "torch_memory_saver").glob("_core.*.so")):  # built in the tree: otherwise the installed package
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "torch_memory_saver", *arguments, "--help"]
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, cwd=DOCS).stdout
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, check=True, capture_output=True, text=True, cwd=DOCS
+    ).stdout
 
 
 def _one_line(text: str) -> str:
@@ -139,15 +145,12 @@ def _command_line() -> str:
 
 
 def _patches() -> str:
-    """The table of replacements. Its module is imported, which needs nothing else."""
-    path = REPOSITORY / "torch_memory_saver/_patches.py"
-    specification = importlib.util.spec_from_file_location("torch_memory_saver_patches", path)
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module  # dataclasses look their module up
-    specification.loader.exec_module(module)
+    """The table of replacements."""
+    program = "import json; from torch_memory_saver._patches import all_patches\n"
+    program += "print(json.dumps([vars(patch) for patch in all_patches()]))"
+    patches = [SimpleNamespace(**patch) for patch in json.loads(_output("-c", program))]
     lines = ["| replaced | when | effect, and why | until |", "| --- | --- | --- | --- |"]
-    for (when, reason, until), rows in itertools.groupby(module.PATCHES, lambda row: (row.when, row.reason, row.until)):
+    for (when, reason, until), rows in itertools.groupby(patches, lambda row: (row.when, row.reason, row.until)):
         names = ", ".join(f"`{row.name}`" for row in rows)
         lines.append(f"| {names} | {_cell(when)} | {_cell(reason)} | {until or 'no release is known'} |")
     return "\n".join(lines)

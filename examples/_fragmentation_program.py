@@ -16,7 +16,8 @@ from _check import MIB
 from _fragmentation_sizes import FIRST_SIDE, PREFIX_BYTES, PREFIXES, STRIDE
 from _image_bursts import CHANNELS, at_once, side_of
 
-from torch_memory_saver import memory, torch_memory_saver
+from torch_memory_saver import torch_memory_saver
+from torch_memory_saver.observe import memory
 
 
 class Program:

@@ -12,11 +12,10 @@ from layers_picture import INK, PAPER, QUIET, Box, draw_box, text
 ROOT = Path(__file__).resolve().parents[1]
 #: Contents of each part of the package, in a few words. A part without a line here is drawn with its name alone.
 CONTENTS = {
-    "_cli": "commands",
-    "_wiring": "what is registered with the engine",
+    "_cli": "commands that need nothing else",
+    "observe": "what only observes: memory, events, reports, commands",
+    "_additions": "what is added to the saver",
     "_compat": "the C++ package's names",
-    "_diagnostics": "out-of-memory reports, pages of processes",
-    "events": "",
     "saver": "the public class",
     "_services": "what features may use",
     "_engine": "region, pause, resume, hooks, fork and exit",

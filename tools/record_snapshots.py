@@ -107,7 +107,7 @@ def paused() -> Iterator[None]:
 
 def take(step: int) -> dict[str, Any]:
     if saver:
-        from torch_memory_saver.memory import take_snapshot
+        from torch_memory_saver.observe.memory import take_snapshot
 
         return take_snapshot(step=step, role="trainer")
     snapshot: dict[str, Any] = torch.cuda.memory._snapshot()

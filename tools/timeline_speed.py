@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "unit" / "python" / "support")]
 
 from recorded_logs import GIB, MIB, Process  # type: ignore[import-not-found]  # noqa: E402
 
-from torch_memory_saver.events import EventLog, write_timeline  # noqa: E402
+from torch_memory_saver.observe.events import EventLog, write_timeline  # noqa: E402
 
 TAGS = [f"tag {number}" for number in range(10)]
 WINDOW = "--window-size=1280,1200"

@@ -18,7 +18,7 @@ import sys
 from torch_memory_saver._interface import __version__  # the first import, which checks the native library
 
 # isort: split
-from torch_memory_saver import _wiring, errors, reports
+from torch_memory_saver import errors, reports
 from torch_memory_saver._engine.hook_modes import register_hook_mode
 from torch_memory_saver._engine.hooks import Hook, HookCall, HookHandle
 from torch_memory_saver._engine.managing import ManageHandle
@@ -26,8 +26,6 @@ from torch_memory_saver._engine.pending import PendingResume
 from torch_memory_saver._engine.preserved import PreserveHandle
 from torch_memory_saver.errors import OutOfMemoryError, TorchMemorySaverError
 from torch_memory_saver.saver import TorchMemorySaver, forward_settings, torch_memory_saver
-
-_wiring.connect()
 
 #: Another name of this object, which existing programs use.
 memory_saver = torch_memory_saver

@@ -28,6 +28,7 @@ __all__ = [
     "is_changed_by_others",
     "opened_folder",
     "private_directory",
+    "why_not_writable",
 ]
 
 logger = logging.getLogger("torch_memory_saver")
@@ -226,3 +227,15 @@ def is_changed_by_others(found: os.stat_result) -> bool:
 
 def _is_own(found: os.stat_result) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """Return why no file can be created in a folder, or None if a file can be created. A file without a name is created to
+    find out."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror

@@ -1,8 +1,8 @@
 """What this package replaces in other packages: the table of all replacements, and the one function that replaces.
 
-:data:`PATCHES` has a row for everything that the package can replace, and :func:`replace` refuses a name without a row. The
-page docs/reference/patches.md shows the table. The operators of the simulated GPU are not in it, because only ``simulate``
-installs them.
+:data:`PATCHES` has a row for everything that the saver can replace, and what is added to the saver has rows of its own.
+:func:`replace` refuses a name without a row. The page docs/reference/patches.md shows all rows. The operators of the
+simulated GPU have none, because only ``simulate`` installs them.
 
 Any thread may call. There is no lock: the record of what is replaced changes by single operations of a dict.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PATCHES", "Patch", "is_replaced", "note_operator", "patches_in_force", "replace", "restore"]
+__all__ = ["PATCHES", "Patch", "all_patches", "is_replaced", "note_operator", "patches_in_force", "replace", "restore"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Patch:
 
 _FIRST_USE = "first use of the package with PyTorch's CUDA"
 _SHARING = "first use of the package in a process that has imported PyTorch"
-_SELECTED = "construction of the first vLLM worker that selects the backend `torch_memory_saver`"
 _BEGIN = (
     "A pause must not unmap memory while a stream is captured, because that would break the capture. The begin of a capture "
     "is reported to the native core. It waits for a pause or resume of another thread"
@@ -51,7 +50,7 @@ _CACHING = (
     "function that tells"
 )
 
-#: Every replacement that this package can make.
+#: Every replacement that the saver can make.
 PATCHES = (
     Patch(
         "concurrent.futures.ThreadPoolExecutor.submit",
@@ -130,25 +129,19 @@ PATCHES = (
         "What `TMS_DEBUG` and similar variables request is started when CUDA is initialised, also in a program that never "
         "imports the package",
     ),
-    Patch(
-        "vllm.v1.worker.worker_base.WorkerBase.__init__",
-        "load of the plug-in by vLLM",
-        "It only notes which sleep mode backend the new worker selects. vLLM tells nobody before it allocates the worker's "
-        "memory",
-    ),
-    Patch(
-        "vllm.device_allocator.get_mem_allocator_instance",
-        _SELECTED,
-        "Memory of an engine that selects the backend comes from regions. The name is replaced in every module that has "
-        "imported it",
-    ),
-    Patch(
-        "vllm.config.VllmConfig.use_cumem_cudagraph_pool",
-        _SELECTED,
-        "vLLM decides by the name of its own backend whether sleeping releases the memory of CUDA graphs",
-    ),
 )
 _ROWS = {patch.name: patch for patch in PATCHES}
+
+
+def all_patches() -> tuple[Patch, ...]:
+    """Return every replacement that this package can make."""
+    from torch_memory_saver._additions import added  # not above, because a process may have this file alone
+
+    return (*PATCHES, *(patch for patches in added("patches").values() for patch in patches()))
+
+
+def _row(name: str) -> Patch:
+    return _ROWS.get(name) or {patch.name: patch for patch in all_patches()}[name]
 
 
 #: The value of an attribute that an object does not have itself.
@@ -174,14 +167,14 @@ def replace(name: str, owner: Any, key: Any, value: Any) -> None:
     """Replace an attribute of a module or class, or an entry of a dict, and record it.
 
     Args:
-        name: Name of the row in :data:`PATCHES`.
+        name: Name of the row.
         owner: The module, class or dict.
         key: Name of the attribute, or key of the entry.
         value: The object that takes its place.
     """
     outer = _places[id(owner), key] if is_replaced(owner, key) else None
     original = _value(owner, key) if outer is None else outer.original
-    place = _Replaced(_ROWS[name], owner, key, original, value)
+    place = _Replaced(_row(name), owner, key, original, value)
     _places[id(owner), key] = place  # before the change, which a signal handler may keep from being recorded
     _set(owner, key, value)
 
@@ -206,10 +199,10 @@ def note_operator(name: str, library: Any) -> None:
 
 
 def patches_in_force() -> tuple[Patch, ...]:
-    """Return the rows of :data:`PATCHES` that are in force in this process, in their order."""
+    """Return the rows that are in force in this process, in their order."""
     names = {place.patch.name for place in list(_places.values()) if is_replaced(place.owner, place.key)}
     names.update(_operators)
-    return tuple(patch for patch in PATCHES if patch.name in names)
+    return tuple(patch for patch in all_patches() if patch.name in names)
 
 
 def _value(owner: Any, key: Any) -> Any:

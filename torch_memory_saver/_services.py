@@ -1,7 +1,7 @@
 """What the engine publishes for features, which import nothing else of it and of PyTorch's side.
 
-Features (events, memory, layer_graphs, nccl, ranks, simulate, vllm) use the public class, the reports and options, and these
-names. They do not use each other. `make lint` checks all of that.
+Features (layer_graphs, nccl, ranks, simulate, vllm, and events and memory of observe) use the public class, the reports and
+options, and these names. They do not use each other. `make lint` checks all of that.
 """
 
 from torch_memory_saver._engine.background import Periodic, after_call, before_pause

@@ -751,8 +751,8 @@ class TorchMemorySaver:
         With :attr:`guard`, a resume fills memory that it maps without contents with 0xFF bytes. This method samples a few
         places of each block that was live when the resume began, and reports the blocks that still hold the pattern: by
         tensor, and by where they were allocated if PyTorch's history is recorded
-        (:func:`torch_memory_saver.memory.record_history`). Printing the report shows a table. Call this method when the
-        engine has finished its own restoration, before it serves requests.
+        (:func:`torch_memory_saver.observe.memory.record_history`). Printing the report shows a table. Call this method when
+        the engine has finished its own restoration, before it serves requests.
 
         The method waits for the devices, as a pause does, and changes nothing. While it runs, other threads cannot send this
         memory to other processes. It launches no kernel and copies samples to pinned host memory, some 5 MB for 10 000
@@ -785,7 +785,8 @@ class TorchMemorySaver:
         """Release cached GPU memory inside a region or :meth:`disable`, where ``torch.cuda.empty_cache()`` cannot.
 
         Outside of regions ``torch.cuda.empty_cache()`` is enough, because it releases idle managed memory as well. Where
-        other processes need the memory, call :func:`torch_memory_saver.memory.release_cached`, which also collects garbage.
+        other processes need the memory, call :func:`torch_memory_saver.observe.memory.release_cached`, which also collects
+        garbage.
 
         Call this method between the layers that a region loads or converts: PyTorch cannot reuse the memory of deleted
         tensors for larger ones while it allocates in a region, or in :meth:`disable`. Idle segments of a pool that holds

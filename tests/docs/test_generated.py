@@ -13,8 +13,9 @@ import pytest
 from document_blocks import REPOSITORY, pages
 
 import torch_memory_saver
-from torch_memory_saver import _core, layer_graphs, memory
+from torch_memory_saver import _core, layer_graphs
 from torch_memory_saver._engine.variables import BUILD_VARIABLES, PYTHON_VARIABLES
+from torch_memory_saver.observe import memory
 
 if not (REPOSITORY / "docs").is_dir():
     pytest.skip("needs the sources: there is no docs/", allow_module_level=True)

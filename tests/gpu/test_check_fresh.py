@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gpu_support import MIB, assert_close_to, core, errors, free_bytes, hold_stream, saver, torch
 
-from torch_memory_saver import memory
+from torch_memory_saver.observe import memory
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 from gpu_support import MIB, fill_random, saver, torch
 from trace_rules import check_trace
 
-from torch_memory_saver import events
-from torch_memory_saver.events.timeline.merge import hosts_of
+from torch_memory_saver.observe import events
+from torch_memory_saver.observe.events.timeline.merge import hosts_of
 
 SIZE = 64 * MIB
 

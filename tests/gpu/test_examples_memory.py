@@ -16,7 +16,7 @@ import pytest
 from gpu_programs import subprocess_run
 from gpu_support import MIB, REPOSITORY, SIMULATED
 
-from torch_memory_saver.memory import Comparison, compare
+from torch_memory_saver.observe.memory import Comparison, compare
 
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from gpu_support import MIB, REPOSITORY
 
-from torch_memory_saver.memory import Comparison, compare, load_snapshot
-from torch_memory_saver.memory.comparison import StackGrowth
+from torch_memory_saver.observe.memory import Comparison, compare, load_snapshot
+from torch_memory_saver.observe.memory.comparison import StackGrowth
 
 RECORDER = REPOSITORY / "tools" / "record_snapshots.py"
 SECONDS = 100

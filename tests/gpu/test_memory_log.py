@@ -10,7 +10,7 @@ import pytest
 from gpu_support import MIB, assert_close_to, empty, saver, torch
 from second_process import SecondProcess
 
-from torch_memory_saver.memory import MemoryLog, MemoryRow, log_memory, plot_memory_log, read_memory_log
+from torch_memory_saver.observe.memory import MemoryLog, MemoryRow, log_memory, plot_memory_log, read_memory_log
 
 SIZE = 64 * MIB
 

@@ -7,7 +7,7 @@ import pytest
 from gpu_programs import Program, run_programs
 from gpu_support import MIB, assert_close_to, empty, free_bytes, saver, torch
 
-from torch_memory_saver.memory import release_cached, releasing_cached
+from torch_memory_saver.observe.memory import release_cached, releasing_cached
 
 SIZE = 64 * MIB
 

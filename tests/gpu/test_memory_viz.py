@@ -15,7 +15,7 @@ import pytest
 from gpu_programs import subprocess_run
 from gpu_support import MIB, empty, saver, torch
 
-from torch_memory_saver import memory
+from torch_memory_saver.observe import memory
 
 KEY = "torch_memory_saver"
 #: What the function `unpickle` of PyTorch's torch/utils/viz/MemoryViz.js reads, by the opcodes' characters.

@@ -66,7 +66,7 @@ class Reports:
 @pytest.fixture
 def reports(tmp_path: Path) -> Iterator[Reports]:
     """Reports to a folder that does not exist yet, as TMS_DEBUG=oom begins them."""
-    from torch_memory_saver._diagnostics.out_of_memory.reporter import reporter, start_reports
+    from torch_memory_saver.observe._out_of_memory.reporter import reporter, start_reports
 
     saver.pause()  # the first use
     start_reports(str(tmp_path / "reports"))
@@ -186,7 +186,7 @@ def test_pytorchs_own_error_keeps_its_text_and_the_log_has_the_path(
 
 
 def test_other_observers_stay_and_ours_is_attached_once(reports: Reports) -> None:
-    from torch_memory_saver._diagnostics.out_of_memory.reporter import attach_observer, start_reports
+    from torch_memory_saver.observe._out_of_memory.reporter import attach_observer, start_reports
 
     seen: list[tuple[int, ...]] = []
     torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: seen.append(numbers))
@@ -202,7 +202,7 @@ def test_other_observers_stay_and_ours_is_attached_once(reports: Reports) -> Non
 
 def test_other_threads_allocate_while_a_report_is_made(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch holds no lock of its allocator while it calls observers."""
-    from torch_memory_saver._diagnostics.out_of_memory import content
+    from torch_memory_saver.observe._out_of_memory import content
 
     made: list[int] = []
 
@@ -225,7 +225,7 @@ def test_other_threads_allocate_while_a_report_is_made(reports: Reports, monkeyp
 
 
 def test_an_error_while_a_report_is_made_is_not_reported(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_memory_saver._diagnostics.out_of_memory import content
+    from torch_memory_saver.observe._out_of_memory import content
 
     def allocating(*arguments: Any) -> dict[str, Any]:
         with pytest.raises(torch.OutOfMemoryError):
@@ -240,8 +240,8 @@ def test_an_error_while_a_report_is_made_is_not_reported(reports: Reports, monke
 
 
 def test_a_failed_write_changes_nothing_about_the_error(tmp_path: Path, reports: Reports) -> None:
-    from torch_memory_saver._diagnostics.out_of_memory.folder import ReportFolder
-    from torch_memory_saver._diagnostics.out_of_memory.reporter import reporter
+    from torch_memory_saver.observe._out_of_memory.folder import ReportFolder
+    from torch_memory_saver.observe._out_of_memory.reporter import reporter
 
     (tmp_path / "file").write_text("")
     folder = ReportFolder(tmp_path / "file" / "reports")
@@ -276,8 +276,8 @@ def test_a_capture_stays_valid(reports: Reports) -> None:
 
 
 def test_the_call_stacks_that_hold_most(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_memory_saver import memory
     from torch_memory_saver._torch import history
+    from torch_memory_saver.observe import memory
 
     monkeypatch.setattr(history, "_recorder", history._Recorder())  # other tests may have recorded C++ frames
     memory.record_history(1000)

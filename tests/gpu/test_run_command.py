@@ -10,7 +10,7 @@ import pytest
 from gpu_programs import subprocess_run
 from gpu_support import MIB
 
-from torch_memory_saver.events import EventLog, load_events
+from torch_memory_saver.observe.events import EventLog, load_events
 
 pytestmark = pytest.mark.outer
 

@@ -13,10 +13,10 @@ import pytest
 from gpu_support import MIB, saver, torch
 
 from torch_memory_saver import _core
-from torch_memory_saver._diagnostics.processes.names import user_of
-from torch_memory_saver._diagnostics.processes.pages import Page, read_pages
-from torch_memory_saver._diagnostics.processes.requests import result_path
-from torch_memory_saver.memory import load_snapshot
+from torch_memory_saver.observe._processes.names import user_of
+from torch_memory_saver.observe._processes.pages import Page, read_pages
+from torch_memory_saver.observe._processes.requests import result_path
+from torch_memory_saver.observe.memory import load_snapshot
 
 SIZE = 64 * MIB
 

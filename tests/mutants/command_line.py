@@ -7,7 +7,9 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _CLI = "torch_memory_saver/_cli/"
+_DOCTORS = "torch_memory_saver/observe/_doctor/"
 _TESTS = "tests/unit/python/cli/"
+_OF_DOCTOR = "tests/unit/python/observe/doctor/"
 
 _COMMANDS = (
     Mutant(
@@ -29,52 +31,52 @@ _COMMANDS = (
 _DOCTOR = (
     Mutant(
         "a-check-that-raises-ends-the-doctor",
-        _CLI + "doctor.py",
+        _DOCTORS + "doctor.py",
         "    except Exception as error:",
         "    except OSError as error:",
-        (_TESTS + "test_doctor.py::test_a_check_that_raises_is_a_failure_of_that_check",),
+        (_OF_DOCTOR + "test_doctor.py::test_a_check_that_raises_is_a_failure_of_that_check",),
     ),
     Mutant(
         "a-process-that-crashes-has-answered",
-        _CLI + "check.py",
+        _DOCTORS + "check.py",
         "    if child.returncode < 0:",
         "    if child.returncode < -1000:",
-        (_TESTS + "test_facts.py::test_a_driver_that_crashes",),
+        (_OF_DOCTOR + "test_facts.py::test_a_driver_that_crashes",),
     ),
     Mutant(
         "a-driver-without-devices-has-a-problem",
-        _CLI + "driver_probe.py",
+        _DOCTORS + "driver_probe.py",
         "_NO_DEVICE = 100",
         "_NO_DEVICE = 101",
-        (_TESTS + "test_facts.py::test_no_device_is_no_problem_of_the_driver",),
+        (_OF_DOCTOR + "test_facts.py::test_no_device_is_no_problem_of_the_driver",),
     ),
     Mutant(
         "a-static-runtime-is-not-noticed",
-        _CLI + "installation_checks.py",
+        _DOCTORS + "installation_checks.py",
         "if has_driver and not has_runtime:",
         "if has_driver and has_runtime:",
-        (_TESTS + "test_installation_checks.py::test_preloaded_programs", "tests/unit/preload/test_static_runtime.py"),
+        (_OF_DOCTOR + "test_installation_checks.py::test_preloaded_programs", "tests/unit/preload/test_static_runtime.py"),
     ),
     Mutant(
         "only-the-cgroup-of-the-process-counts",
-        _CLI + "host_checks.py",
+        _DOCTORS + "host_checks.py",
         "range(len(parts), -1, -1)",
         "range(len(parts), len(parts) - 1, -1)",
-        (_TESTS + "test_host_checks.py::test_the_tightest_cgroup_is_named",),
+        (_OF_DOCTOR + "test_host_checks.py::test_the_tightest_cgroup_is_named",),
     ),
     Mutant(
         "a-folder-in-memory-is-a-disk",
-        _CLI + "host_checks.py",
+        _DOCTORS + "host_checks.py",
         '_IN_MEMORY = ("tmpfs", "ramfs")',
         '_IN_MEMORY = ("tmpfs",)',
-        (_TESTS + "test_host_checks.py::test_a_folder_that_is_memory",),
+        (_OF_DOCTOR + "test_host_checks.py::test_a_folder_that_is_memory",),
     ),
     Mutant(
         "the-library-of-another-release-is-taken-for-ours",
-        _CLI + "installation_checks.py",
+        _DOCTORS + "installation_checks.py",
         "shallow=False",
         "shallow=False) or True  # (",
-        (_TESTS + "test_installation_checks.py::test_the_library_of_another_installation",),
+        (_OF_DOCTOR + "test_installation_checks.py::test_the_library_of_another_installation",),
     ),
     Mutant(
         "libraries-of-the-cpp-package-are-taken-for-ours",
@@ -82,16 +84,16 @@ _DOCTOR = (
         "if path.name != LIBRARY_NAME])",
         'if "_cu" not in path.name and path.name != LIBRARY_NAME])',
         (
-            _TESTS + "test_installation_checks.py::test_files_that_the_cpp_package_has_left",
-            _TESTS + "test_installation_checks.py::test_the_first_use_warns_once_of_libraries_of_the_cpp_package",
+            _OF_DOCTOR + "test_installation_checks.py::test_files_that_the_cpp_package_has_left",
+            _OF_DOCTOR + "test_installation_checks.py::test_the_first_use_warns_once_of_libraries_of_the_cpp_package",
         ),
     ),
     Mutant(
         "what-the-core-says-of-a-value-is-not-asked",
-        _CLI + "installation_checks.py",
+        _DOCTORS + "installation_checks.py",
         '    variables = {_LEVEL: "warning"} if quiet else {}',
         "    variables: dict[str, str] = {}",
-        (_TESTS + "test_settings_checks.py::test_one_mistake_is_named",),
+        (_OF_DOCTOR + "test_settings_checks.py::test_one_mistake_is_named",),
     ),
 )
 

@@ -6,8 +6,8 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_SOURCES = "torch_memory_saver/memory/"
-_TESTS = "tests/unit/python/memory/"
+_SOURCES = "torch_memory_saver/observe/memory/"
+_TESTS = "tests/unit/python/observe/memory/"
 _COMPARISON = _TESTS + "test_comparison.py::"
 _UNITS = _TESTS + "test_comparison_units.py::"
 _LOADING = _TESTS + "test_loading.py::"

@@ -13,7 +13,7 @@ _NVTX = "tests/unit/base/test_nvtx.c"
 _RANGES = "tests/unit/core/transition/test_nvtx_ranges.c"
 
 _SOURCES = "torch_memory_saver/"
-_PYTHON = "tests/unit/python/events/"
+_PYTHON = "tests/unit/python/observe/events/"
 
 MUTANTS = (
     Mutant(
@@ -74,21 +74,21 @@ MUTANTS = (
     ),
     Mutant(
         "levels-are-those-after-the-first-event",
-        _SOURCES + "events/log.py",
+        _SOURCES + "observe/events/log.py",
         "Level(event.tag, event.device, -event.resident_change, -event.paused_change, -event.backup_change)",
         "Level(event.tag, event.device, -event.resident_change, event.paused_change, -event.backup_change)",
         (_PYTHON + "test_log.py::test_levels_before_undo_the_changes",),
     ),
     Mutant(
         "phases-of-a-device-share-a-track",
-        _SOURCES + "events/chrome_trace.py",
+        _SOURCES + "observe/events/chrome_trace.py",
         "    return _DEVICE_TRACKS + event.device * (len(_PHASES) + 1) + phase\n",
         "    return _DEVICE_TRACKS + event.device * (len(_PHASES) + 1) + 0 * phase\n",
         (_PYTHON + "test_chrome_trace.py::test_calls_phases_and_tracks",),
     ),
     Mutant(
         "times-of-a-trace-are-monotonic",
-        _SOURCES + "events/chrome_trace.py",
+        _SOURCES + "observe/events/chrome_trace.py",
         "        self._offset = log.wall_offset_ns - base_ns\n",
         "        self._offset = -base_ns\n",
         (
@@ -113,14 +113,14 @@ MUTANTS = (
     ),
     Mutant(
         "a-forked-child-removes-its-parents-file",
-        _SOURCES + "events/from_environment.py",
+        _SOURCES + "observe/events/from_environment.py",
         "        if self._pid != os.getpid():\n",
         "        if self._pid == 0:\n",
         (_PYTHON + "test_from_environment.py::test_a_forked_child_writes_its_own_file",),
     ),
     Mutant(
         "tags-are-not-escaped",
-        _SOURCES + "events/metrics.py",
+        _SOURCES + "observe/events/metrics.py",
         "f'{label}=\"{_escape(text)}\"'",
         "f'{label}=\"{text}\"'",
         (_PYTHON + "test_metrics.py::test_the_text", _PYTHON + "test_metrics.py::test_prometheus_reads_it"),

@@ -9,9 +9,9 @@ __all__ = ["MUTANTS"]
 _TABLE = "tests/unit/base/test_ledger.c"
 _CALLERS = "tests/unit/base/test_callers.c"
 _PRELOAD = "tests/unit/preload/test_ledger.py::"
-_PYTHON = "tests/unit/python/engine/test_ledger.py::"
-_LIBRARIES = "tests/unit/python/engine/test_ledger_libraries.py::"
-_LEDGER = "torch_memory_saver/_engine/ledger.py"
+_PYTHON = "tests/unit/python/observe/ledger/test_ledger.py::"
+_LIBRARIES = "tests/unit/python/observe/ledger/test_ledger_libraries.py::"
+_LEDGER = "torch_memory_saver/observe/_ledger/sources.py"
 
 MUTANTS = (
     Mutant(

@@ -1,4 +1,4 @@
-"""Bugs in torch_memory_saver.memory: what is recorded, and the snapshots that processes write."""
+"""Bugs in torch_memory_saver.observe.memory: what is recorded, and the snapshots that processes write."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_SOURCES = "torch_memory_saver/memory/"
-_TESTS = "tests/unit/python/memory/"
+_SOURCES = "torch_memory_saver/observe/memory/"
+_TESTS = "tests/unit/python/observe/memory/"
 _GPU = "torch:tests/gpu/test_memory_history.py::"
 
 MUTANTS = (

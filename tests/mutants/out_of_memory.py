@@ -6,13 +6,13 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_SOURCES = "torch_memory_saver/_diagnostics/out_of_memory/"
-_FOLDER = "tests/unit/python/diagnostics/out_of_memory/test_folder.py::"
-_REPORTER = "tests/unit/python/diagnostics/out_of_memory/test_reporter.py::"
-_OBSERVER = "tests/unit/python/diagnostics/out_of_memory/test_observer.py::"
-_CONTENT = "tests/unit/python/diagnostics/out_of_memory/test_content.py::"
-_STACKS = "tests/unit/python/diagnostics/out_of_memory/test_stacks.py::"
-_ADVICE = "tests/unit/python/diagnostics/out_of_memory/test_advice.py::"
+_SOURCES = "torch_memory_saver/observe/_out_of_memory/"
+_FOLDER = "tests/unit/python/observe/out_of_memory/test_folder.py::"
+_REPORTER = "tests/unit/python/observe/out_of_memory/test_reporter.py::"
+_OBSERVER = "tests/unit/python/observe/out_of_memory/test_observer.py::"
+_CONTENT = "tests/unit/python/observe/out_of_memory/test_content.py::"
+_STACKS = "tests/unit/python/observe/out_of_memory/test_stacks.py::"
+_ADVICE = "tests/unit/python/observe/out_of_memory/test_advice.py::"
 
 MUTANTS = (
     Mutant(

@@ -11,8 +11,8 @@ _READERS = "tests/unit/base/test_shared_page_readers.c"
 _FILE = "tests/unit/base/test_shared_page_file.c"
 _SHOWN = "tests/unit/core/model/test_shown_rows.c"
 
-_SOURCES = "torch_memory_saver/_diagnostics/processes/"
-_PYTHON = "tests/unit/python/diagnostics/processes/"
+_SOURCES = "torch_memory_saver/observe/_processes/"
+_PYTHON = "tests/unit/python/observe/processes/"
 _TWO_USERS = "tests/unit/python/two_users/"
 
 MUTANTS = (
@@ -179,7 +179,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-lost-gpu-hides-the-others",
-        "torch_memory_saver/_nvml.py",
+        "torch_memory_saver/observe/_nvml.py",
         '            except self._nvml.NVMLError as error:\n                self._note("NVML fails", error, index, None)',
         '            except KeyError as error:\n                self._note("NVML fails", error, index, None)',
         (_PYTHON + "test_gpus.py::test_a_gpu_that_is_lost_does_not_hide_the_others",),
@@ -191,7 +191,7 @@ MUTANTS = (
         "character",
         (
             _PYTHON + "test_pages.py::test_texts_of_programs_cannot_command_a_terminal",
-            "tests/unit/python/diagnostics/out_of_memory/test_advice.py::test_the_name_of_another_program_cannot_command_a_terminal",
+            "tests/unit/python/observe/out_of_memory/test_advice.py::test_the_name_of_another_program_cannot_command_a_terminal",
         ),
     ),
 )

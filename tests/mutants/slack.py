@@ -31,24 +31,24 @@ _SETTINGS = (
 _SHOWN = (
     Mutant(
         "slack-is-not-attributed",
-        _SOURCES + "_engine/ledger.py",
+        _SOURCES + "observe/_ledger/sources.py",
         "lines = [_managed_line(sources), *_lines_of_freed(sources), ",
         "lines = [_managed_line(sources), ",
-        ("tests/unit/python/engine/test_ledger.py::test_slack_has_a_line_and_is_attributed",),
+        ("tests/unit/python/observe/ledger/test_ledger.py::test_slack_has_a_line_and_is_attributed",),
     ),
     Mutant(
         "a-warning-of-pytorchs-shortage-does-not-name-slack",
-        _SOURCES + "_diagnostics/out_of_memory/reporter.py",
+        _SOURCES + "observe/_out_of_memory/reporter.py",
         "limit_sentence(device, allowed), account.slack_sentence, *points",
         "limit_sentence(device, allowed), *points",
-        ("tests/unit/python/diagnostics/out_of_memory/test_reporter.py::test_the_observer_names_slack",),
+        ("tests/unit/python/observe/out_of_memory/test_reporter.py::test_the_observer_names_slack",),
     ),
     Mutant(
         "an-error-names-slack-twice",
-        _SOURCES + "_diagnostics/out_of_memory/reporter.py",
+        _SOURCES + "observe/_out_of_memory/reporter.py",
         "account.sentence), *points),)",
         "account.sentence), account.slack_sentence, *points),)",
-        ("tests/unit/python/diagnostics/out_of_memory/test_reporter.py::test_a_failed_resume_names_slack_once",),
+        ("tests/unit/python/observe/out_of_memory/test_reporter.py::test_a_failed_resume_names_slack_once",),
     ),
     Mutant(
         "the-table-hides-slack",

@@ -7,11 +7,11 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _SOURCES = "torch_memory_saver/"
-_TIMELINE = _SOURCES + "events/timeline/"
-_HTML = _SOURCES + "_html/"
-_TESTS = "tests/unit/python/events/timeline/"
+_TIMELINE = _SOURCES + "observe/events/timeline/"
+_HTML = _SOURCES + "observe/_html/"
+_TESTS = "tests/unit/python/observe/events/timeline/"
 _TEXT = _TESTS + "test_timeline_page.py::test_text_of_a_file_is_never_markup"
-_COMPARISON = "tests/unit/python/memory/test_comparison_page.py::"
+_COMPARISON = "tests/unit/python/observe/memory/test_comparison_page.py::"
 
 MUTANTS = (
     Mutant(
@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-wrapped-ring-begins-with-the-call-of-its-first-event",
-        _SOURCES + "events/log.py",
+        _SOURCES + "observe/events/log.py",
         "            return self.events[0].ended_ns\n",
         "            return self.events[0].began_ns\n",
         (_TESTS + "test_levels.py::test_a_wrapped_ring_begins_when_its_first_event_was_recorded",),
@@ -67,10 +67,10 @@ MUTANTS = (
     ),
     Mutant(
         "the-exit-is-not-written",
-        _SOURCES + "events/from_environment.py",
+        _SOURCES + "observe/events/from_environment.py",
         "if recorded == (0 if exits else self._recorded):",
         "if recorded == self._recorded:",
-        ("tests/unit/python/events/test_from_environment.py::test_the_last_file_says_that_nothing_follows",),
+        ("tests/unit/python/observe/events/test_from_environment.py::test_the_last_file_says_that_nothing_follows",),
     ),
     Mutant(
         "a-reduced-timeline-loses-its-peaks",

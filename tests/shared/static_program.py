@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch_memory_saver._cli import installation_checks
-from torch_memory_saver._cli.check import Status
+from torch_memory_saver.observe._doctor import installation_checks
+from torch_memory_saver.observe._doctor.check import Status
 
 __all__ = ["STATIC_MAIN", "check_static_program"]
 

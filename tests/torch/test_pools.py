@@ -230,7 +230,7 @@ def test_pytorchs_cache_goes_when_the_last_thread_leaves_its_region(tag: str) ->
 
 
 def test_a_release_inside_a_region_returns_pytorchs_cache(tag: str) -> None:
-    from torch_memory_saver.memory import release_cached
+    from torch_memory_saver.observe.memory import release_cached
 
     with saver.region(tag):  # the first region of a tag, which returns a large cache
         pass

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch_memory_saver import _startup
-from torch_memory_saver._cli.host_checks import why_not_writable
 from torch_memory_saver._engine import background, preload
 from torch_memory_saver._engine.variables import path_at_import
-from torch_memory_saver._folders import PRIVATE_FOLDER, opened_folder
+from torch_memory_saver._folders import PRIVATE_FOLDER, opened_folder, why_not_writable
 from torch_memory_saver._replace import replace_process
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 

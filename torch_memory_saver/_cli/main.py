@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 
 from torch_memory_saver import __version__
-from torch_memory_saver._cli.commands import COMMANDS
+from torch_memory_saver._additions import added
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
 __all__ = ["MODULE", "SCRIPT", "main"]
@@ -35,9 +35,8 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
     arguments = argparse.Namespace(debug=False)
     try:
         try:
-            parser = _parser(program)
             words = sys.argv[1:] if argv is None else argv
-            _check_command(parser, words)
+            parser = _parser(program, words)
             parser.parse_args(words or ["--help"], arguments)
             status: int = arguments.run(arguments)
         finally:
@@ -54,19 +53,10 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
         return _WRONG_USE if isinstance(error, InvalidArgumentError) else _FAILED
 
 
-def _check_command(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """End the program if there is no command of that name, and name one that is like it. No option of the parser takes a
-    value, so the first other word is the command."""
-    known = [command.name for command in COMMANDS]
-    name = next((word for word in words if not word.startswith("-")), None)
-    if name is None or name in known:
-        return
-    like = difflib.get_close_matches(name, known, 1)
-    advice = f"did you mean {like[0]!r}?" if like else f"there are {', '.join(known)}"
-    parser.error(f"there is no command {name!r}: {advice}")
-
-
-def _parser(program: str) -> argparse.ArgumentParser:
+def _parser(program: str, words: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the command that the words name, or of all commands. End the program if there is no command of
+    that name, and name one that is like it. No option of the parser takes a value, so the first other word is the command.
+    """
     parser = argparse.ArgumentParser(
         prog=program, description="Pause and resume the GPU memory of tensors without changing their addresses."
     )
@@ -76,7 +66,13 @@ def _parser(program: str) -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     subparsers = parser.add_subparsers(title="commands", metavar="command", required=True)
-    for command in (kind() for kind in COMMANDS):
+    commands = added("command")
+    name = next((word for word in words if not word.startswith("-")), None)
+    if name is not None and name not in commands:
+        like = difflib.get_close_matches(name, commands, 1)
+        advice = f"did you mean {like[0]!r}?" if like else f"there are {', '.join(commands)}"
+        parser.error(f"there is no command {name!r}: {advice}")
+    for command in (make() for make in (commands.values() if name is None else [commands[name]])):
         subparser = subparsers.add_parser(command.name, help=command.help, description=command.help, parents=[shared])
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)

@@ -1,8 +1,9 @@
 """Work that higher layers attach to the engine: before each pause, after each pause and resume, or periodically on a
-thread; and the explanation of out-of-memory errors. The engine knows none of these layers; they register functions here.
+thread; and the explanation of out-of-memory errors. The engine knows none of these layers.
 
-Environment variables request most of the work: words of TMS_DEBUG, and variables of their own. What is requested is started
-once in a process, at the first use of the package.
+Environment variables request most of the work: words of TMS_DEBUG, and variables of their own. The table in _additions.py
+says what each starts. What is requested is started once in a process, at the first use of the package, and registers its
+functions here.
 
 Any thread may register and call. There is no lock.
 """
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Callable
 
 from torch_memory_saver import _core
+from torch_memory_saver._additions import added
 from torch_memory_saver._engine.variables import path_at_import, setting
 from torch_memory_saver._folders import chosen_folder
 from torch_memory_saver.errors import OutOfMemoryError
@@ -25,34 +27,18 @@ __all__ = [
     "Periodic",
     "RegisteredWork",
     "after_call",
-    "always",
     "before_pause",
     "debug_folder",
     "explain",
-    "explain_errors_by",
-    "recordings",
     "requested_recordings",
     "start_from_environment",
-    "starters",
 ]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: Words of TMS_DEBUG, with the function that each starts, whose argument is the path of its folder. Higher layers add
-#: theirs.
-recordings: dict[str, Callable[[str], None]] = {}
-#: Variables, with the function that each starts, whose argument is the text of the variable. They are started after the
-#: recordings: a snapshot before a pause shows what the release after it changes. Higher layers add theirs.
-starters: dict[str, Callable[[str], None]] = {}
 _DEBUG, _DEBUG_FOLDER, _DEFAULT_FOLDER = "TMS_DEBUG", "TMS_DEBUG_DIR", "torch_memory_saver_debug"
-#: What is started in every process, by the same rules.
-always: list[Callable[[], None]] = []
 #: How long the process's exit waits for work that is under way, in seconds.
 _EXIT_PATIENCE_S = 5.0
-
-_Explain = Callable[[OutOfMemoryError, tuple[str, ...] | None], None]
-
-_explanations: list[_Explain] = []
 
 
 def _call(name: str, work: Callable[[], object]) -> object:
@@ -154,8 +140,9 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def requested_recordings(text: str) -> tuple[list[str], list[str]]:
-    """Split a value of TMS_DEBUG into its known words, each once and in the order of `recordings`, and its unknown ones."""
+    """Split a value of TMS_DEBUG into its known words, each once and in the order of the table, and its unknown ones."""
     words = dict.fromkeys(word.strip().lower() for word in text.split(","))
+    recordings = added("recording")
     known = [word for word in recordings if word in words]
     return known, [word for word in words if word and word not in recordings]
 
@@ -167,36 +154,32 @@ def debug_folder() -> str:
 
 def _start_recordings() -> None:
     known, unknown = requested_recordings(setting(_DEBUG))
+    recordings = added("recording")
     for word in unknown:
         logger.warning("%s: '%s' is ignored (allowed: %s)", _DEBUG, word, ", ".join(recordings))
     if known:
         folder = chosen_folder(debug_folder())
         for word in known:
-            recordings[word](os.path.join(folder, word))
+            _call(f"{_DEBUG}: {word}", functools.partial(recordings[word], os.path.join(folder, word)))
 
 
 @functools.cache
 def start_from_environment() -> None:
     """Start what the environment requests, and what every process has. Called at the first use of the package; does nothing
-    the second time, where the package is disabled, and in sub-interpreters, which cannot end a daemon thread."""
+    the second time, where the package is disabled, and in sub-interpreters, which cannot end a daemon thread. A failure is
+    logged, such as that of a recording which needs a folder that is not installed."""
     if not _core.main_interpreter or _core.get_disabled():
         return
     _start_recordings()
-    for variable, start in starters.items():
+    for variable, start in added("variable").items():
         value = setting(variable)
         if value:
-            start(value)
-    for start_always in always:
-        start_always()
-
-
-def explain_errors_by(explanation: _Explain) -> None:
-    """Register a function that is called with each error of a resume, after the last attempt of the resume, and with the
-    tags that the resume selects. The function may add to the message. It must not raise."""
-    _explanations.append(explanation)
+            _call(variable, functools.partial(start, value))
+    for name, start_always in added("first use").items():
+        _call(name, start_always)
 
 
 def explain(error: OutOfMemoryError, tags: tuple[str, ...] | None) -> None:
-    """Call the registered functions with the error."""
-    for explanation in _explanations:
+    """Have the error of a resume explained, after the last attempt of the resume."""
+    for explanation in added("out of memory").values():
         explanation(error, tags)

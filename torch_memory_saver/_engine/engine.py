@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._additions import added
 from torch_memory_saver._engine import hooks, preload
 from torch_memory_saver._engine.background import after_call, before_pause, explain, start_from_environment
 from torch_memory_saver._engine.following import follow_thread_pools
@@ -79,7 +80,6 @@ __all__ = [
     "check_reservation",
     "check_resume",
     "options_of_region",
-    "private_attributes",
 ]
 
 logger = logging.getLogger("torch_memory_saver")
@@ -152,10 +152,6 @@ def _close_at_exit() -> None:
         atexit.register(_core.close)
 
 
-#: Find private attributes of an engine, by its name, or raise AttributeError. A higher layer adds its own.
-private_attributes: list[Callable[[Engine, str], Any]] = []
-
-
 class Engine:
     """The engine of the built-in hook modes. Its creation fixes the hook mode.
 
@@ -192,7 +188,7 @@ class Engine:
 
     def __getattr__(self, name: str) -> Any:
         """Private attributes that programs know from the C++ package, such as ``_binary_wrapper``."""
-        for find in private_attributes:
+        for find in added("private attribute").values():
             return find(self, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -441,9 +437,11 @@ class Engine:
         return take_stats(tags, device, self._store.stranded_bytes(torch) if torch is not None and is_known else 0)
 
     def ledger(self, device: int | None, measure_context: bool) -> Ledger:
-        from torch_memory_saver._engine.ledger import take_ledger
-
-        return take_ledger(device, check_flag("measure_context", measure_context))
+        check_flag("measure_context", measure_context)
+        for take in added("ledger").values():
+            ledger: Ledger = take(device, measure_context)
+            return ledger
+        raise InvalidStateError("this installation has no ledger: its folder is missing", operation="ledger")
 
     def reset_peaks(self) -> None:
         _core.reset_peaks()

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._additions import added
 from torch_memory_saver._engine.managed_modules import ManagedModules
 from torch_memory_saver._engine.pending import PendingResumes
 from torch_memory_saver._engine.preserved import Preserved
@@ -74,6 +75,11 @@ def _watch_program_pools(torch: Any) -> None:
         program_pools.install(torch_cuda, pool_store, init_enabled())
 
 
+def _begin_additions(torch: Any) -> None:
+    for begin in added("first use of torch").values():
+        begin(torch)
+
+
 layer.at_first_use(install_sharing)
 layer.at_first_use(_watch_late_devices)
 layer.at_first_use(_watch_program_pools)
@@ -81,6 +87,7 @@ layer.at_first_use(lambda torch: empty_cache.install(pool_store))
 layer.at_first_use(lambda torch: symmetric_memory.install(pool_store))
 layer.at_first_use(blas_workspaces.begin)
 layer.at_first_use(random_states.begin)
+layer.at_first_use(_begin_additions)
 before_capture.extend((blas_workspaces.capture_begins, random_states.capture_begins))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_support import MIB, core, empty, saver, torch
 
-from torch_memory_saver import memory
+from torch_memory_saver.observe import memory
 
 
 def test_that_fails() -> None:

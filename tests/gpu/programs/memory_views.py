@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from torch_memory_saver import _core, events
+from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver
-from torch_memory_saver._diagnostics.processes.pages import read_pages
-from torch_memory_saver.memory import MemoryLog, take_snapshot
+from torch_memory_saver.observe import events
+from torch_memory_saver.observe._processes.pages import read_pages
+from torch_memory_saver.observe.memory import MemoryLog, take_snapshot
 
 MIB = 1 << 20
 #: Without a backup, with one in host memory, and a tensor of no region.

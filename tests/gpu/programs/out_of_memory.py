@@ -50,7 +50,7 @@ def run_out_at_resume() -> None:
 
 
 assert torch_memory_saver.torch_memory_saver._impl is None
-assert "torch_memory_saver._diagnostics.out_of_memory.content" not in sys.modules, "nothing at import"
+assert "torch_memory_saver.observe._out_of_memory.content" not in sys.modules, "nothing at import"
 assert torch.cuda.is_available() and not torch.cuda.is_initialized()
 if sys.argv[1:] == [CHILD]:
     saver.pause()  # the first use of the package, which does not use CUDA

@@ -91,7 +91,7 @@ def use(saver: Any) -> None:
     del pool
     torch.ones(SIZE, device=f"cuda:{torch.cuda.device_count() - 1}")
     if saver is not None:
-        from torch_memory_saver import memory
+        from torch_memory_saver.observe import memory
 
         saver.manage(network, tag="state")
         saver.pause("weights")

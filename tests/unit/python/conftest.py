@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
 
 from fake_torch import FakeTorch
 from processes import PRELUDE, Program, run_python
+from recorded_hooks import Recorder
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
@@ -71,6 +72,14 @@ def fake_torch(release: tuple[int, int], simulator: Any, monkeypatch: pytest.Mon
     yield fake
     assert fake.crashes == []
     assert fake.routings == []
+
+
+@pytest.fixture
+def hooks(simulator: Any, saver: TorchMemorySaver, fake_torch: FakeTorch) -> Iterator[Recorder]:
+    """Hooks that record how they are called. Removed at the end."""
+    recorder = Recorder(saver)
+    yield recorder
+    recorder.close()
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from core_regions import core_region
 
-from torch_memory_saver import _core, events
-from torch_memory_saver.events.chrome_trace import trace_events
-from torch_memory_saver.events.metrics import metrics
-from torch_memory_saver.events.timeline.html.document import page
-from torch_memory_saver.events.timeline.merge import hosts_of
+from torch_memory_saver import _core
+from torch_memory_saver.observe import events
+from torch_memory_saver.observe.events.chrome_trace import trace_events
+from torch_memory_saver.observe.events.metrics import metrics
+from torch_memory_saver.observe.events.timeline.html.document import page
+from torch_memory_saver.observe.events.timeline.merge import hosts_of
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

@@ -16,6 +16,7 @@ import pytest
 from processes import ELSEWHERE, Program, environment
 
 import torch_memory_saver
+from torch_memory_saver._additions import added
 from torch_memory_saver._cli import commands, main
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
@@ -54,11 +55,21 @@ def test_bad_commands(capsys: Capture) -> None:
 
 
 def test_every_command_has_a_class() -> None:
-    known = commands.COMMANDS
-    assert [command.name for command in known] == [
-        *("demo", "doctor", "run", "top", "ask", "compare", "timeline", "simulate"),
-    ]
-    assert all(issubclass(command, commands.Command) and command.name and command.help for command in known)
+    known = {name: make() for name, make in added("command").items()}
+    assert list(known) == ["demo", "doctor", "run", "top", "ask", "compare", "timeline", "simulate"]
+    assert all(isinstance(command, commands.Command) and command.help for command in known.values())
+    assert all(command.name == name for name, command in known.items())
+
+
+def test_a_command_loads_no_other() -> None:
+    text = (
+        "from torch_memory_saver._cli.main import main; import sys, contextlib\n"
+        "with contextlib.suppress(SystemExit):\n    main(['run', '--help'])\n"
+        "sys.exit('torch_memory_saver.observe.memory._command' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", text], env=environment(False), capture_output=True, text=True)
+    assert "--preload" in done.stdout
+    assert done.returncode == 0
 
 
 class Raising(commands.Command):
@@ -76,7 +87,7 @@ class Raising(commands.Command):
 
 @pytest.fixture
 def raising(monkeypatch: pytest.MonkeyPatch) -> type[Raising]:
-    monkeypatch.setattr(main, "COMMANDS", (Raising,))
+    monkeypatch.setattr(main, "added", lambda event: {"raising": Raising})
     monkeypatch.setattr(Raising, "error", None)
     return Raising
 

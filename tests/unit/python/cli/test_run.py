@@ -17,7 +17,7 @@ from processes import ELSEWHERE, PACKAGE, SIMULATOR, TIMEOUT_S, Program, environ
 from torch_memory_saver import _startup
 from torch_memory_saver._cli import main
 from torch_memory_saver._engine import preload
-from torch_memory_saver.events import load_events
+from torch_memory_saver.observe.events import load_events
 
 #: Each starts programs.
 pytestmark = pytest.mark.slow

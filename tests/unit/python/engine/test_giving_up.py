@@ -12,7 +12,7 @@ import pytest
 from recorded_hooks import SIZE, TIMEOUT_S, Recorder
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver.events import events
+from torch_memory_saver.observe.events import events
 
 
 def write(simulator: Any, addresses: list[int]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from processes import PRELUDE, TIMEOUT_S, environment
 
 from torch_memory_saver import _core, _startup
+from torch_memory_saver._additions import ADDITIONS
 from torch_memory_saver._engine import background, variables
 from torch_memory_saver.errors import DriverUnavailableError
 
@@ -20,8 +21,11 @@ from torch_memory_saver.errors import DriverUnavailableError
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]]:
     """The recordings that are started, of which only the word and the folder are noted."""
     calls: list[tuple[str, str]] = []
-    for word in background.recordings:
-        monkeypatch.setitem(background.recordings, word, lambda folder, word=word: calls.append((word, folder)))
+
+    def noted(event: str) -> dict[str, Any]:
+        return {word: lambda folder, word=word: calls.append((word, folder)) for word in ADDITIONS[event]}
+
+    monkeypatch.setattr(background, "added", noted)
     monkeypatch.setenv("TMS_DEBUG_DIR", str(tmp_path))
     return calls
 
@@ -40,7 +44,7 @@ def test_each_word_starts_its_recording_in_a_folder_of_its_own(
 
 
 def test_every_request_is_known_before_the_package_is_imported() -> None:
-    assert set(_startup.REQUESTS) == {"TMS_DEBUG", *background.starters}
+    assert set(_startup.REQUESTS) == {"TMS_DEBUG", *ADDITIONS["variable"]}
 
 
 def test_an_unknown_word_is_reported_with_the_known_ones_and_ignored(
@@ -100,9 +104,8 @@ def test_variables_have_no_effect_in_secure_execution_mode(monkeypatch: pytest.M
     monkeypatch.setenv("TMS_METRICS_FILE", "/foreign/metrics")
     monkeypatch.setenv("TMS_INIT_ENABLE", "1")
     monkeypatch.setenv("TMS_CUDA_DRIVER", "/foreign/driver.so")
-    monkeypatch.setattr(background, "recordings", {"oom": started.append})
-    monkeypatch.setattr(background, "starters", {"TMS_METRICS_FILE": started.append})
-    monkeypatch.setattr(background, "always", [])
+    additions = {"recording": {"oom": started.append}, "variable": {"TMS_METRICS_FILE": started.append}, "first use": {}}
+    monkeypatch.setattr(background, "added", additions.__getitem__)
     for secure, expected in ((True, []), (False, ["/foreign/oom", "/foreign/metrics"])):
         monkeypatch.setattr(_core, "secure_execution", secure)
         background.start_from_environment.__wrapped__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_memory_saver._cli.check import Finding, Status
+from torch_memory_saver.observe._doctor.check import Finding, Status
 
 __all__ = ["assert_complete"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fake_torch import FakeTorch
 
 from torch_memory_saver import TorchMemorySaver
-from torch_memory_saver._nvml import DeviceProcess, NvmlHiddenError
+from torch_memory_saver.observe._nvml import DeviceProcess, NvmlHiddenError
 from torch_memory_saver.reports.ledger import DeviceLedger
 
 __all__ = ["HOLDERS", "MIB", "FakeNvml", "allocate", "sizes"]

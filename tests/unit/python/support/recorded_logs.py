@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torch_memory_saver.events import Device, Event, EventLog
-from torch_memory_saver.events.log import Level, add_up, levels_before
+from torch_memory_saver.observe.events import Device, Event, EventLog
+from torch_memory_saver.observe.events.log import Level, add_up, levels_before
 
 __all__ = ["GIB", "MIB", "Process"]
 

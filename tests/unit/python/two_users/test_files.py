@@ -22,14 +22,15 @@ from typing import Any
 import pytest
 from users import ATTACKER, USER, as_user, folder_of
 
-from torch_memory_saver import _files, _folders, events
-from torch_memory_saver._diagnostics.out_of_memory import folder as reports
+from torch_memory_saver import _files, _folders
 from torch_memory_saver._engine import background
 from torch_memory_saver._simulate import stubs
-from torch_memory_saver.events.chrome_trace import write_chrome_trace
-from torch_memory_saver.events.metrics import write_metrics
-from torch_memory_saver.memory import log as memory_log
-from torch_memory_saver.memory.sampler import MemorySnapshotSampler, next_moment, remove_oldest
+from torch_memory_saver.observe import events
+from torch_memory_saver.observe._out_of_memory import folder as reports
+from torch_memory_saver.observe.events.chrome_trace import write_chrome_trace
+from torch_memory_saver.observe.events.metrics import write_metrics
+from torch_memory_saver.observe.memory import log as memory_log
+from torch_memory_saver.observe.memory.sampler import MemorySnapshotSampler, next_moment, remove_oldest
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as two users")
 
@@ -253,7 +254,7 @@ def test_the_recordings_of_one_run_warn_once(place: Place, monkeypatch: pytest.M
     monkeypatch.setenv("TMS_DEBUG_DIR", str(place.shared))
     monkeypatch.setenv("TMS_DEBUG", "events,snapshots")
     started: list[str] = []
-    monkeypatch.setattr(background, "recordings", {"events": started.append, "snapshots": started.append})
+    monkeypatch.setattr(background, "added", lambda event: {"events": started.append, "snapshots": started.append})
 
     def act() -> None:
         background._start_recordings()

@@ -23,8 +23,8 @@ from processes import ELSEWHERE, PRELUDE, TIMEOUT_S, environment
 from users import ATTACKER, USER, as_user, become, folder_of
 
 import torch_memory_saver.errors
-from torch_memory_saver._diagnostics.processes import requests
-from torch_memory_saver._diagnostics.processes.pages import Pages, read_pages
+from torch_memory_saver.observe._processes import requests
+from torch_memory_saver.observe._processes.pages import Pages, read_pages
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as two users")
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as
 _JOB = f"""
 import importlib, pkgutil
 for found in pkgutil.walk_packages(module.__path__, "torch_memory_saver."):
-    if found.name.split(".")[1] in ("_diagnostics", "_engine", "events", "memory"):
+    if found.name.split(".")[1] in ("_engine", "observe"):
         importlib.import_module(found.name)
 sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from users import become

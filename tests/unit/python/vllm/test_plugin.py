@@ -18,7 +18,7 @@ from vllm_engine import ENTRY_POINT, load_plugin, make_worker, stand_in
 
 import torch_memory_saver
 from torch_memory_saver import _patches
-from torch_memory_saver._patches import PATCHES
+from torch_memory_saver._patches import all_patches
 
 PYPROJECT = Path(__file__).resolve().parents[4] / "pyproject.toml"
 BY_NAME = ("vllm.v1.worker.gpu_worker", "vllm.compilation.cudagraph_pool")
@@ -167,7 +167,7 @@ def test_without_a_selection_nothing_but_the_look_at_workers_is_replaced(setting
 def test_a_selection_replaces_what_the_table_lists(caplog: pytest.LogCaptureFixture) -> None:
     load_plugin()
     make_worker()
-    assert replaced_in_vllm() == [patch.name for patch in PATCHES if patch.name.startswith("vllm.")]
+    assert replaced_in_vllm() == [patch.name for patch in all_patches() if patch.name.startswith("vllm.")]
 
 
 def test_loading_it_again_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,73 @@
+"""The command `top`: what is on the GPUs, and what of it is managed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from torch_memory_saver._cli.output import width, write_line
+
+if TYPE_CHECKING:
+    from torch_memory_saver.observe._processes.view import View
+
+__all__ = ["look", "run_top"]
+
+_TICK_S = 0.25
+
+
+def run_top(arguments: argparse.Namespace) -> int:
+    """Show the screen on a terminal, and print otherwise. Returns the exit status."""
+    if not (arguments.once or arguments.json) and _is_terminal(sys.stdin) and _is_terminal(sys.stdout):
+        from torch_memory_saver.observe._processes.top_screen import can_show, show
+
+        if can_show():
+            return show(look, arguments.interval, arguments.sort, arguments.filter)
+    return _print(arguments)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """None: the program was started with the stream closed."""
+    return stream is not None and stream.isatty()
+
+
+def _print(arguments: argparse.Namespace) -> int:
+    from torch_memory_saver.observe._processes.table import lines_of
+    from torch_memory_saver.observe._processes.view import as_json
+
+    while True:
+        view = look()
+        if arguments.json:
+            text = json.dumps(as_json(view))
+        else:
+            lines = lines_of(view, width(), sort=arguments.sort, pattern=arguments.filter)
+            text = "\n".join(line.text for line in lines)
+        write_line(text)
+        if arguments.once:
+            return 0
+        _sleep(arguments.interval)
+        if not arguments.json:
+            print()
+
+
+def _sleep(seconds: float) -> None:
+    """Sleep in short steps, because Ctrl-C that comes just before a sleep begins does not shorten it."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, _TICK_S))
+
+
+def look() -> View:
+    """Return a view of the memory that processes hold now."""
+    from torch_memory_saver.observe._nvml import read_gpus
+    from torch_memory_saver.observe._processes.names import command_name, user_of
+    from torch_memory_saver.observe._processes.pages import read_pages
+    from torch_memory_saver.observe._processes.view import Program, make_view
+
+    pages, gpus = read_pages(), read_gpus()
+    pids = {page.pid for page in pages.pages if not page.foreign}
+    pids |= {process.pid for gpu in gpus.gpus for process in gpu.processes}
+    programs = {pid: Program(command_name(pid), user_of(pid)) for pid in pids}
+    return make_view(pages, gpus, time.monotonic_ns(), programs)

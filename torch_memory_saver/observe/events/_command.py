@@ -1,0 +1,51 @@
+"""The command `timeline`: its options and what it calls."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from torch_memory_saver._cli import output
+from torch_memory_saver._cli.commands import Command
+from torch_memory_saver.errors import InvalidArgumentError
+
+__all__ = ["Timeline"]
+
+_DEFAULT_PAGE = "timeline.html"
+
+
+class Timeline(Command):
+    """Draws event files as one page."""
+
+    name = "timeline"
+    help = "draw event files of several processes as one page: memory over time (needs no PyTorch and no GPU)"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("files", nargs="+", metavar="FILE", help="event files, or folders `events` of TMS_DEBUG_DIR")
+        parser.add_argument(
+            "-o",
+            "--output",
+            default=_DEFAULT_PAGE,
+            metavar="FILE",
+            help=f"the page, HTML in one file (default {_DEFAULT_PAGE})",
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Write the page.
+
+        Raises:
+            InvalidArgumentError: A file is no event file, or the page cannot be written.
+        """
+        from torch_memory_saver.observe.events.timeline import read_logs, write_timeline
+
+        logs = read_logs(arguments.files)
+        folder = Path(arguments.output).parent
+        if not folder.is_dir():
+            raise InvalidArgumentError(f"timeline: there is no folder {folder}: make it first.", operation="timeline")
+        try:
+            path = write_timeline(arguments.output, logs=logs)
+        except OSError as error:
+            raise InvalidArgumentError(f"timeline: {arguments.output}: {error.strerror}", operation="timeline") from error
+        events = sum(len(log.events) for log in logs)
+        output.write_line(f"{path}: {events} events of {len(logs)} process{'es' * (len(logs) != 1)}")
+        return 0

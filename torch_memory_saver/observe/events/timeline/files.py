@@ -1,0 +1,81 @@
+"""Functions that read event files, and write the page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from torch_memory_saver._files import write_text_file
+from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.observe.events.event_file import load_events
+from torch_memory_saver.observe.events.log import EventLog, events
+from torch_memory_saver.observe.events.timeline.html import page
+from torch_memory_saver.observe.events.timeline.merge import hosts_of, same_process
+
+__all__ = ["read_logs", "write_timeline"]
+
+
+def read_logs(paths: Iterable[str | os.PathLike[str]]) -> list[EventLog]:
+    """Return the logs of event files, one for each process.
+
+    If several files are of one process, the latest of them is used.
+
+    Args:
+        paths: Files of :func:`write_events`, and folders of ``TMS_DEBUG=events``, of which every ``.json`` file is read.
+
+    Raises:
+        InvalidArgumentError: A file cannot be read or is no event file, a folder has none, or no file has an event. The
+            message names it.
+    """
+    logs: list[EventLog] = []
+    for path in _files(paths):
+        try:
+            log = load_events(path)
+        except OSError as error:
+            raise InvalidArgumentError(f"timeline: {path} cannot be read: {error.strerror}") from error
+        earlier = next((number for number, one in enumerate(logs) if same_process(one, log)), None)
+        if earlier is None:
+            logs.append(log)
+        elif log.taken_ns > logs[earlier].taken_ns:
+            logs[earlier] = log
+    if not any(log.events for log in logs):
+        raise InvalidArgumentError("timeline: no file has an event: nothing was allocated")
+    return logs
+
+
+def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            files.append(path)
+            continue
+        found = sorted(file for file in path.glob("*.json") if file.is_file())  # opening a FIFO would wait
+        if not found:
+            raise InvalidArgumentError(
+                f"timeline: {path} has no event file (*.json): name the folder events of TMS_DEBUG_DIR"
+            )
+        files += found
+    return files
+
+
+def write_timeline(path: str | os.PathLike[str], *, logs: Sequence[EventLog] | None = None) -> Path:
+    """Write a page that shows memory over time, as one HTML file that needs no other file and no network.
+
+    An existing file is replaced. A missing folder is created.
+
+    Args:
+        path: Path of the file.
+        logs: Logs to show (:func:`load_events`). Processes of one machine are drawn on one axis of time, and added up for
+            each GPU. The default is the latest events of this process.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: The file could not be written. Nothing is left behind.
+    """
+    target = Path(path)
+    shown = [events()] if logs is None else logs
+    write_text_file(page(hosts_of(shown)), target, "write_timeline", "the page was")
+    return target

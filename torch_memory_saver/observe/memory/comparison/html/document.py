@@ -1,0 +1,183 @@
+"""The data of the page, folded to a bounded size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch_memory_saver._stacks import CallStack
+from torch_memory_saver.observe._html import Document
+
+from ..drift import Drift, allocation_orders
+from ..fragmentation import DeviceUsage, Fragmentation
+from ..growth import StackGrowth
+from ..processes import Process, Series
+from ..table import reasons
+from .pictures import StackNumbers, bars, layers
+
+if TYPE_CHECKING:
+    from ..comparison import Comparison
+
+__all__ = ["page"]
+
+_PAGE = Document(__package__, "template.html", ("tables.js", "pictures.js"), ("style.css",))
+#: Rows of each table.
+_MOST_ROWS = 40
+_MOST_DRIFTS = 12
+#: Devices of processes, and moments of each, that have pictures.
+_MOST_VIEWS = 8
+_MOST_MOMENTS = 5
+#: Call stacks that are named; the others are "other call stacks".
+_MOST_STACKS = 400
+_MOST_RECORDED_STACKS = 100
+#: Width of the table for readers without JavaScript.
+_TABLE_WIDTH = 110
+
+
+def page(comparison: Comparison, series: Sequence[Series]) -> str:
+    """Return the page.
+
+    Args:
+        comparison: The results.
+        series: The series that were compared.
+    """
+    return _PAGE.page(_data(comparison, series), {"TABLE": comparison.table(_TABLE_WIDTH)})
+
+
+def _data(comparison: Comparison, series: Sequence[Series]) -> dict[str, Any]:
+    shown = comparison.processes[:_MOST_VIEWS]
+    by_process = {one.process: one for one in series}
+    drawn = [(by_process[usage.process], usage.device) for usage in shown]
+    numbers = StackNumbers((leak.stack for leak in comparison.leaks), [*_told(comparison), *_recorded(drawn)])
+    views = [_view(by_process[usage.process], usage, numbers) for usage in shown]
+    return {
+        "moments": list(comparison.moments),
+        "notes": [*comparison.notes, *_left_out(comparison)],
+        "processes": [_usage(usage) for usage in comparison.processes],
+        "leaks": _growths(comparison.leaks, numbers),
+        "warmUps": _growths(comparison.warm_ups, numbers),
+        "grown": _growths(comparison.grown, numbers),
+        "drifts": [_drift(drift, numbers) for drift in comparison.drifts[:_MOST_DRIFTS]],
+        "fragmentation": [_fragmentation(found, numbers) for found in comparison.fragmentation],
+        "views": views,
+        **numbers.data(),
+    }
+
+
+def _told(comparison: Comparison) -> Iterable[CallStack]:
+    """Yield the stacks that have a number: those of the tables, then those with the most bytes."""
+    yield from (growth.stack for growth in comparison.leaks[:_MOST_ROWS])
+    for drift in comparison.drifts[:_MOST_DRIFTS]:
+        yield drift.stack
+        yield from (stack for stack, _ in drift.below)
+    yield from (holder.stack for found in comparison.fragmentation for holder in found.holders)
+    for growths in (comparison.warm_ups, comparison.grown):
+        yield from (growth.stack for growth in growths[:_MOST_ROWS])
+    largest: Counter[CallStack] = Counter()
+    for growth in comparison.growths:
+        largest[growth.stack] = max(largest[growth.stack], *growth.bytes)
+    yield from (stack for stack, _ in largest.most_common(_MOST_STACKS))
+
+
+def _recorded(drawn: Iterable[tuple[Series, int]]) -> Iterable[CallStack]:
+    """Return the stacks with the most bytes in the histories.
+
+    Most of them allocate memory that is freed again.
+    """
+    largest: Counter[CallStack] = Counter()
+    for one, device in drawn:
+        for snapshot in one.snapshots:
+            for event in snapshot.events.get(device, ()):
+                if event.action == "alloc" and event.bytes > largest[event.stack]:
+                    largest[event.stack] = event.bytes
+    return (stack for stack, _ in largest.most_common(_MOST_RECORDED_STACKS))
+
+
+def _left_out(comparison: Comparison) -> Iterable[str]:
+    stacks = len({growth.stack for growth in comparison.growths})
+    if stacks > _MOST_STACKS:
+        yield f"The {_MOST_STACKS} largest of {stacks} call stacks are named in the pictures."
+    if len(comparison.processes) > _MOST_VIEWS:
+        yield f"Pictures show the first {_MOST_VIEWS} of {len(comparison.processes)} devices of processes in the table."
+    if len(comparison.moments) > _MOST_MOMENTS:
+        yield f"Pictures show {_MOST_MOMENTS} of {len(comparison.moments)} moments."
+    for name, rows in (("leaks", comparison.leaks), ("warm-ups", comparison.warm_ups), ("grown stacks", comparison.grown)):
+        if len(rows) > _MOST_ROWS:
+            yield f"The table of {name} has the first {_MOST_ROWS} of {len(rows)}."
+    if len(comparison.drifts) > _MOST_DRIFTS:
+        yield f"The table of drifts has the {_MOST_DRIFTS} of most bytes."
+
+
+def _view(series: Series, usage: DeviceUsage, numbers: StackNumbers) -> dict[str, Any]:
+    orders = allocation_orders(series.snapshots, usage.device)
+    chosen = _spread(len(series.snapshots), _MOST_MOMENTS)
+    return {
+        "where": _where(usage.process, usage.device),
+        "snapshots": [
+            {
+                "moment": series.moments[number],
+                "reserved": usage.reserved[number],
+                "allocated": usage.allocated[number],
+                "bars": bars(series.snapshots[number].segments_of(usage.device), numbers),
+                "timeline": layers(series.snapshots[number].events.get(usage.device, ()), orders[number], numbers),
+            }
+            for number in chosen
+        ],
+    }
+
+
+def _spread(length: int, most: int) -> list[int]:
+    """Return at most `most` numbers below `length`, evenly spread, with the first and the last."""
+    if length <= most:
+        return list(range(length))
+    return [at * (length - 1) // (most - 1) for at in range(most)]
+
+
+def _where(process: Process, device: int) -> str:
+    return f"{process}, device {device}"
+
+
+def _usage(usage: DeviceUsage) -> dict[str, Any]:
+    return {
+        "where": _where(usage.process, usage.device),
+        "reserved": usage.reserved,
+        "allocated": usage.allocated,
+        "unused": usage.unused,
+        "held": usage.held,
+        "paused": usage.paused,
+    }
+
+
+def _growths(growths: Sequence[StackGrowth], numbers: StackNumbers) -> list[dict[str, Any]]:
+    return [
+        {
+            "where": _where(growth.process, growth.device),
+            "stack": numbers[growth.stack],
+            "bytes": growth.bytes,
+            "blocks": growth.blocks,
+            "grewLast": growth.grew_last,
+        }
+        for growth in growths[:_MOST_ROWS]
+    ]
+
+
+def _drift(drift: Drift, numbers: StackNumbers) -> dict[str, Any]:
+    return {
+        "where": _where(drift.process, drift.device),
+        "stack": numbers[drift.stack],
+        "bytes": drift.bytes,
+        "blocks": drift.blocks,
+        "positions": drift.positions,
+        "below": [[numbers[stack], size] for stack, size in drift.below],
+    }
+
+
+def _fragmentation(found: Fragmentation, numbers: StackNumbers) -> dict[str, Any]:
+    return {
+        "where": _where(found.usage.process, found.usage.device),
+        "reasons": reasons(found),
+        "unused": found.usage.unused,
+        "cached": found.usage.cached[-1],
+        "holders": [[numbers[one.stack], one.bytes, one.blocks, one.segments, one.held] for one in found.holders],
+    }
