@@ -1,4 +1,5 @@
-/* Threads that perform requests (backup/disk/transfer.h) that an io_uring does not.
+/* The threads that read and write backup files: they perform requests (backup/disk/transfer.h), several at once, and begin
+ * them in the order of submission.
  *
  * Each of the first requests starts a thread, up to TMS_DISK_WORKERS_MOST. If none can be started, the caller's thread does
  * the work. The threads make no driver calls, and end when the workers are closed.
@@ -13,7 +14,7 @@
 #include "base/log.h"
 #include "device/wait.h"
 
-enum { TMS_DISK_WORKERS_MOST = 4 };
+enum { TMS_DISK_WORKERS_MOST = 8 };
 
 typedef struct tms_disk_workers {
     pthread_mutex_t lock;
