@@ -265,7 +265,7 @@ OF_SETUP := --ignore=tests/unit/preload/test_exports.py --ignore=tests/unit/pyth
 #     apt-get install gcc-aarch64-linux-gnu qemu-user libcmocka-dev:arm64
 
 AARCH64 := CC=aarch64-linux-gnu-gcc EMULATOR=qemu-aarch64
-# What the emulator lacks: a fork without some of the memory (MADV_DONTFORK), mutexes that survive a killed process
+# What the emulator lacks: a fork without some of the memory (MADV_DONTFORK), io_uring, mutexes that survive a killed process
 # (set_robust_list), the start times of processes in /proc, and the speed for an hour of calls that fail one after the other.
 NOT_IN_QEMU := test_store:a_forked_child_changes_nothing test_transition_log:each_call_is_one_line \
 	test_process:processes_share_a_budget test_management:the_management_library_lists_the_processes_with_memory \

@@ -27,7 +27,7 @@ TOLERATED = {
     "cuStreamGetCtx": "the stream is then not asked whether its capture goes on",
     "cuCtxGetId": "the stream is then not asked whether its capture goes on",
     "mincore": "the memory is then prefaulted page by page",
-    "syscall": "memory of another node serves as well",
+    "syscall": "memory of another node serves as well; files are written and read without io_uring",
     "sched_getaffinity": "the number of processors is asked for in another way",
     "open_of_system": "a limit that may not be read sets none, and without it there may be room enough",
     "read": "a limit that cannot be read sets none",

@@ -3,19 +3,19 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "backup/disk/queue.h"
 #include "backup/disk/staging.h"
-#include "backup/disk/workers.h"
 
-/* The maximum numbers of pieces in each stage. Workers complete requests in any order, but pieces leave the stage in the
- * order of the file. So more are submitted than there are workers, which then do not wait for a late request.
+/* The maximum numbers of pieces in each stage. The pieces on the disk are enough to keep it busy, and few enough to end soon
+ * when the call is cancelled. Reads complete in any order and are taken in the order of the file. More pieces are begun than
+ * are on the disk, so that the disk never waits for a late read.
  *
  * Only a few pieces are on the device, because its copies finish long before the disk's and fewer buffers are faster
  * (backup/disk/staging.h). */
-enum { WRITES_MOST = 16, READS_MOST = 22, WITH_DEVICE_FIRST = 1, WITH_DEVICE_LAST = 2 };
-_Static_assert((int)TMS_DISK_WORKERS_MOST < (int)WRITES_MOST && (int)TMS_DISK_WORKERS_MOST < (int)READS_MOST,
-               "there is more to do than a late request");
-_Static_assert((int)WITH_DEVICE_FIRST + (int)WRITES_MOST <= (int)TMS_DISK_BUFFERS_MOST &&
-                   (int)READS_MOST + (int)WITH_DEVICE_LAST <= (int)TMS_DISK_BUFFERS_MOST,
+enum { WITH_DISK_MOST = 16, READ_AHEAD_MOST = 22, WITH_DEVICE_FIRST = 1, WITH_DEVICE_LAST = 2 };
+_Static_assert((int)WITH_DISK_MOST <= (int)TMS_DISK_URING_ENTRIES, "the queue has room");
+_Static_assert((int)WITH_DISK_MOST < (int)READ_AHEAD_MOST &&
+                   (int)READ_AHEAD_MOST + (int)WITH_DEVICE_LAST <= (int)TMS_DISK_BUFFERS_MOST,
                "while the disk is busy the device can be too");
 
 /* An open file, which is closed with its last piece. */
@@ -45,7 +45,7 @@ typedef struct pipe {
     tms_disk_directory_t *directory;
     tms_copier_t *copier; /* until it is closed */
     tms_disk_staging_t *staging;
-    tms_disk_workers_t workers;
+    tms_disk_queue_t queue;
     bool saving;
     bool has_all_buffers; /* no more will be added */
     /* Numbers of pieces: pieces from `first` on are in the pipe, and those from `middle` on are in their first stage. `next`
@@ -113,7 +113,7 @@ static tms_status_t finish_on_device(pipe_t *pipe, piece_t *piece, tms_error_t *
 
 static tms_status_t finish_on_disk(pipe_t *pipe, piece_t *piece, tms_error_t *error) {
     tms_disk_request_t *request = &piece->request;
-    tms_status_t status = tms_disk_workers_await(&pipe->workers, request, pipe->copier->wait, &request->context, error);
+    tms_status_t status = tms_disk_queue_await(&pipe->queue, request, pipe->copier->wait, &request->context, error);
     if (status != TMS_OK) return status;
     piece->file->pieces--;
     if (request->status == TMS_OK) return close_if_done(piece->file, &request->context, error);
@@ -135,12 +135,12 @@ static tms_status_t retire(pipe_t *pipe, tms_error_t *error) {
 /* Moves the oldest piece of the first stage to the second. */
 static tms_status_t pass_on(pipe_t *pipe, tms_error_t *error) {
     piece_t *piece = piece_at(pipe, pipe->middle);
-    const uint64_t most = pipe->saving ? WRITES_MOST : WITH_DEVICE_LAST;
+    const uint64_t most = pipe->saving ? WITH_DISK_MOST : WITH_DEVICE_LAST;
     tms_status_t status = TMS_OK;
     while (status == TMS_OK && pipe->middle - pipe->first >= most) status = retire(pipe, error);
     if (status == TMS_OK) status = pipe->saving ? finish_on_device(pipe, piece, error) : finish_on_disk(pipe, piece, error);
     if (status == TMS_OK && pipe->saving)
-        tms_disk_workers_submit(&pipe->workers, &piece->request);
+        tms_disk_queue_submit(&pipe->queue, &piece->request);
     else if (status == TMS_OK)
         status = start_on_device(pipe, piece, error);
     if (status == TMS_OK) pipe->middle++;
@@ -208,6 +208,16 @@ static void fill_piece(pipe_t *pipe, piece_t *piece, open_file_t *file, uint64_t
     piece->request.offset = offset;
 }
 
+/* Waits until the disk can take another read. While the disk is busy, moves completed reads on. */
+static tms_status_t make_room(pipe_t *pipe, const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    while (status == TMS_OK && tms_disk_queue_in_kernel(&pipe->queue) >= WITH_DISK_MOST)
+        status = tms_disk_queue_kernel_has_done(&piece_at(pipe, pipe->middle)->request)
+                     ? pass_on(pipe, error)
+                     : tms_disk_queue_wait(&pipe->queue, pipe->copier->wait, context, error);
+    return status;
+}
+
 /* Adds the piece at `offset` of the file, for the segment at `address`. `is_last`: no more pieces of the file follow. */
 static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, uint64_t offset, CUdeviceptr address, bool is_last,
                               const tms_error_context_t *context, tms_error_t *error) {
@@ -219,15 +229,13 @@ static tms_status_t add_piece(pipe_t *pipe, open_file_t *file, uint64_t offset, 
     fill_piece(pipe, piece, file, offset);
     piece->segment = address;
     piece->request.context = *context;
-    if (pipe->saving)
-        status = start_on_device(pipe, piece, error);
-    else
-        tms_disk_workers_submit(&pipe->workers, &piece->request);
+    status = pipe->saving ? start_on_device(pipe, piece, error) : make_room(pipe, context, error);
     if (status != TMS_OK) return status;
     file->pieces++;
     file->is_read = is_last;
+    if (!pipe->saving) tms_disk_queue_submit(&pipe->queue, &piece->request);
     pipe->next++;
-    uint64_t ahead = pipe->saving ? WITH_DEVICE_FIRST : READS_MOST - 1;
+    uint64_t ahead = pipe->saving ? WITH_DEVICE_FIRST : READ_AHEAD_MOST - 1;
     while (status == TMS_OK && pipe->next - pipe->middle > ahead) status = pass_on(pipe, error);
     return status;
 }
@@ -254,7 +262,7 @@ static tms_status_t wait_for_pipe(tms_copier_relay_t *relay, tms_error_t *error)
 static void close_pipe(tms_copier_relay_t *relay) {
     pipe_t *pipe = (pipe_t *)relay;
     pipe->copier = NULL;
-    tms_disk_workers_close(&pipe->workers);
+    tms_disk_queue_close(&pipe->queue);
     /* Files are open only after a failure, which has been reported. */
     for (int i = 0; i <= TMS_DISK_BUFFERS_MOST; i++) {
         if (pipe->files[i].in_use) (void)tms_disk_handle_close(&pipe->files[i].handle, NULL, NULL);
@@ -289,7 +297,7 @@ static pipe_t *open_pipe(tms_disk_directory_t *directory, tms_copier_t *copier, 
     made->relay.table = &relay_table;
     made->directory = directory;
     made->copier = copier;
-    tms_disk_workers_open(&made->workers, directory->log);
+    tms_disk_queue_open(&made->queue, directory->no_uring ? NULL : &made->staging->uring, directory);
     tms_copier_add_relay(copier, &made->relay);
     return made;
 }

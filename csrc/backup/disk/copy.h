@@ -19,7 +19,7 @@
  * `address`. `changed` is NULL, or the part of the content that differs from what the file holds: whole blocks of
  * TMS_DISK_BLOCK_BYTES, and only these are written. Parts of the copy may run, and fail, in later calls until the copier has
  * waited; errors name the right backup. After a failure the copier can only be closed. TMS_INTERRUPTED within a second if
- * the disk transfers at least 6 MiB/s. A file is a valid backup only once the copier has waited. */
+ * the disk transfers at least 12 MiB/s. A file is a valid backup only once the copier has waited. */
 tms_status_t tms_disk_copy_save(tms_disk_file_t *file, const tms_backup_content_t *content,
                                 const tms_backup_content_t *changed, tms_copier_t *copier, CUdeviceptr address,
                                 const tms_error_context_t *context, tms_error_t *error);

@@ -1,6 +1,6 @@
-/* The staging buffers of disk copies: pinned memory for one device and an event for each buffer that marks the end of the
- * device's copy. Buffers are on huge pages, which makes direct I/O faster. If pinning fails they are pageable memory, and
- * the device's copies are slower.
+/* The staging buffers of disk copies: pinned memory for one device, an event for each buffer that marks the end of the
+ * device's copy, and the io_uring that reads and writes them. Buffers are on huge pages, which makes direct I/O faster. If
+ * pinning fails they are pageable memory, and the device's copies are slower.
  *
  * Allocated on the heap, because resources that cannot be released are quarantined with the struct. Used in the device's
  * context by the thread of its copier. No lock. */
@@ -8,6 +8,7 @@
 #define TMS_DISK_STAGING_H
 
 #include "backup/disk/disk.h"
+#include "backup/disk/uring.h"
 #include "device/device.h"
 
 /* The size of one buffer, which is also the size of one request. It is small, because a virtual disk gets slower the more
@@ -32,6 +33,7 @@ typedef struct tms_disk_staging {
     CUevent events[TMS_DISK_BUFFERS_MOST];
     tms_disk_staging_block_t blocks[TMS_DISK_BUFFERS_MOST];
     int block_count;
+    tms_disk_uring_t uring; /* closed; opened by the queue */
 } tms_disk_staging_t;
 
 /* Creates a struct without buffers, for buffers of `staging_bytes` in total, from TMS_DISK_BUFFERS_LEAST to

@@ -146,9 +146,11 @@ static int plain_descriptor(tms_disk_handle_t *handle, const char **call) {
 
 static size_t block_at(uint64_t bytes) { return bytes < TMS_DISK_BLOCK_BYTES ? (size_t)bytes : TMS_DISK_BLOCK_BYTES; }
 
-/* The checksums are computed from the memory before it is written, so that any later change is detected. */
-static void keep_checksums(const tms_disk_request_t *request) {
+void tms_disk_request_begin(tms_disk_request_t *request) {
     tms_disk_file_t *file = request->handle->file;
+    request->status = TMS_OK;
+    if (!request->handle->write) return;
+    /* The checksums are computed from the memory before it is written, so that any later change is detected. */
     for (uint64_t done = 0; done < request->bytes; done += TMS_DISK_BLOCK_BYTES)
         file->checksums[(request->offset + done) / TMS_DISK_BLOCK_BYTES] =
             file->checksum_of(request->data + done, block_at(request->bytes - done));
@@ -161,6 +163,8 @@ static uint64_t direct_part(const tms_disk_request_t *request, uint64_t done) {
     if (((uint64_t)(uintptr_t)(request->data + done) | (request->offset + done)) & below) return 0;
     return (request->bytes - done) & ~below;
 }
+
+uint64_t tms_disk_request_part(const tms_disk_request_t *request) { return direct_part(request, 0); }
 
 /* Moves some of the bytes after `done`. Returns their number; 0 at the end of the file; -1, errno and *call on failure. */
 static ssize_t move_some(const tms_disk_request_t *request, uint64_t done, const char **call) {
@@ -202,9 +206,9 @@ static tms_status_t verify(const tms_disk_request_t *request, tms_error_t *error
     return TMS_OK;
 }
 
-static tms_status_t move_all(const tms_disk_request_t *request, tms_error_t *error) {
+static tms_status_t finish(const tms_disk_request_t *request, uint64_t moved, tms_error_t *error) {
     const tms_disk_file_t *file = request->handle->file;
-    for (uint64_t moved = 0; moved < request->bytes;) {
+    while (moved < request->bytes) {
         const char *call = "";
         const uint64_t at = request->offset + moved;
         ssize_t more = move_some(request, moved, &call);
@@ -218,14 +222,16 @@ static tms_status_t move_all(const tms_disk_request_t *request, tms_error_t *err
                                  (unsigned long long)at, (unsigned long long)file->bytes);
         moved += (uint64_t)more;
     }
-    return TMS_OK;
+    return request->handle->write ? TMS_OK : verify(request, error);
+}
+
+void tms_disk_request_end(tms_disk_request_t *request, uint64_t moved) {
+    request->status = finish(request, moved, &request->error);
 }
 
 void tms_disk_request_perform(tms_disk_request_t *request) {
-    const bool write = request->handle->write;
-    if (write) keep_checksums(request);
-    request->status = move_all(request, &request->error);
-    if (request->status == TMS_OK && !write) request->status = verify(request, &request->error);
+    tms_disk_request_begin(request);
+    tms_disk_request_end(request, 0);
 }
 
 /* ---- whole ranges ---- */

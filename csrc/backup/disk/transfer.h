@@ -1,8 +1,10 @@
-/* Internal to the disk backups: transfers between memory and one backup file. Used by backup/disk/transfer.c, read.c, the
- * workers (backup/disk/workers.h) and backup/disk/copy.c.
+/* Internal to the disk backups: transfers between memory and one backup file. Used by backup/disk/transfer.c, the queue
+ * (backup/disk/queue.h) and backup/disk/copy.c.
  *
  * A handle is a file opened for one direction, with O_DIRECT if the file system supports it. A request moves one range of
- * it. Checksums are computed before memory is written, and compared before data that was read may be used.
+ * it. Checksums are computed before memory is written, and compared before data that was read may be used. The kernel may
+ * transfer the part given by tms_disk_request_part; tms_disk_request_end then transfers the rest on the calling thread, or
+ * everything if that part failed. So a request fails only with an error of pread or pwrite.
  *
  * Sizes, offsets and addresses of direct transfers are multiples of TMS_DISK_ALIGNMENT. Everything else (the end of a file,
  * the rest of a short transfer, a file system or memory without direct I/O) goes through a second, ordinary descriptor.
@@ -23,6 +25,8 @@ typedef struct tms_disk_handle {
     _Atomic bool direct;  /* the direct descriptor has not failed */
 } tms_disk_handle_t;
 
+typedef enum tms_disk_performer { TMS_DISK_BY_CALLER, TMS_DISK_BY_KERNEL, TMS_DISK_BY_WORKERS } tms_disk_performer_t;
+
 typedef struct tms_disk_request {
     tms_disk_handle_t *handle;
     char *data;
@@ -30,8 +34,11 @@ typedef struct tms_disk_request {
     tms_error_context_t context;
     tms_status_t status;
     tms_error_t error;
-    struct tms_disk_request *next; /* the next one that the workers perform; under their lock, as is `done` */
-    bool done;                     /* the workers have performed it: `status` is valid */
+    tms_disk_performer_t performer; /* from here on owned by its performer (backup/disk/queue.c, backup/disk/workers.c) */
+    struct tms_disk_request *next;  /* in the queue of the workers */
+    bool done;                      /* `status` is valid; for workers: under their lock */
+    bool arrived;                   /* the kernel has completed its part; `result` is bytes or a negative errno */
+    int result;
 } tms_disk_request_t;
 
 /* Opens the file if it is still the original one. `direct`: with direct I/O if possible. */
@@ -40,7 +47,13 @@ tms_status_t tms_disk_handle_open(tms_disk_handle_t *handle, tms_disk_file_t *fi
 /* Fails only if written data may be lost. */
 tms_status_t tms_disk_handle_close(tms_disk_handle_t *handle, const tms_error_context_t *context, tms_error_t *error);
 
-/* Performs the request on the calling thread, and sets `status`. */
+/* To be called before the transfer: computes the checksums of data to be written. */
+void tms_disk_request_begin(tms_disk_request_t *request);
+/* Returns the number of bytes at the beginning that the direct descriptor can transfer. */
+uint64_t tms_disk_request_part(const tms_disk_request_t *request);
+/* To be called after `moved` bytes were transferred: transfers the rest, verifies data that was read, and sets `status`. */
+void tms_disk_request_end(tms_disk_request_t *request, uint64_t moved);
+/* Performs the whole request on the calling thread. */
 void tms_disk_request_perform(tms_disk_request_t *request);
 
 #endif

@@ -60,10 +60,11 @@ typedef struct tms_disk_directory {
     tms_disk_file_t *files; /* all files of this process, in any directory, including those that could not be removed */
     tms_disk_lock_t *locks;
     unsigned next_number;
-    _Atomic uint64_t total;       /* bytes of all files */
-    bool has_indirect;            /* a file system has rejected direct I/O */
-    dev_t indirect;               /* device of the last file system that has rejected it */
-    bool no_direct;               /* for tests: disables direct I/O */
+    _Atomic uint64_t total; /* bytes of all files */
+    bool has_indirect;      /* a file system has rejected direct I/O */
+    dev_t indirect;         /* device of the last file system that has rejected it */
+    _Atomic bool warned_no_uring;
+    bool no_direct, no_uring;     /* for tests: disable direct I/O and io_uring */
     bool refuses;                 /* a file could not be removed and is to be retried */
     tms_quarantine_t *quarantine; /* NULL: none */
     struct tms_host_store *host;  /* NULL, or the store that counts files on a file system in memory */

@@ -1,5 +1,4 @@
-/* The threads that read and write backup files: they perform requests (backup/disk/transfer.h), several at once, and begin
- * them in the order of submission.
+/* Threads that perform requests (backup/disk/transfer.h) that an io_uring does not.
  *
  * Each of the first requests starts a thread, up to TMS_DISK_WORKERS_MOST. If none can be started, the caller's thread does
  * the work. The threads make no driver calls, and end when the workers are closed.
@@ -14,7 +13,7 @@
 #include "base/log.h"
 #include "device/wait.h"
 
-enum { TMS_DISK_WORKERS_MOST = 8 };
+enum { TMS_DISK_WORKERS_MOST = 4 };
 
 typedef struct tms_disk_workers {
     pthread_mutex_t lock;

@@ -28,7 +28,9 @@ static void assert_calls(way_t way, direction_t direction, uint64_t bytes) {
     int direct_calls = saving ? calls.direct_writes : calls.direct_reads;
     int plain_calls = saving ? calls.plain_writes : calls.plain_reads;
     assert_int_equal(simulator()->calls(saving ? "cuMemcpyDtoHAsync" : "cuMemcpyHtoDAsync"), pieces);
-    assert_int_equal(direct_calls, way == DIRECT ? direct : 0);
+    assert_int_equal(calls.submits, way == BY_URING ? direct : 0);
+    assert_int_equal(calls.setups, way == BY_URING && direct > 0);
+    assert_int_equal(direct_calls, way == BY_THREADS ? direct : 0);
     assert_int_equal(plain_calls, way == THROUGH_PAGE_CACHE ? pieces : rests);
     assert_int_equal(calls.direct_opens, way != THROUGH_PAGE_CACHE);
     /* A save is planned first, which examines the file. */
@@ -116,7 +118,7 @@ static void a_file_saved_one_way_loads_in_every_other(void **state) {
     tms_backup_destroy(&backup, &f->saver.stores);
 }
 
-static void a_file_system_in_memory_has_no_direct_io(void **state) {
+static void a_file_system_in_memory_has_threads(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     const uint64_t bytes = 3 * BUFFER + 5;
@@ -135,7 +137,9 @@ static void a_file_system_in_memory_has_no_direct_io(void **state) {
     save_one(f, &backup, address);
     if (in_memory) {
         assert_int_equal(calls.direct_opens, 0);
+        assert_int_equal(calls.setups, 0);
         assert_int_equal(calls.plain_writes, 4);
+        assert_int_equal(calls.threads, 3); /* the last piece is too small for direct I/O */
     }
     assert_loads(f, &backup, address, 3);
     tms_backup_destroy(&backup, &f->saver.stores);
@@ -178,7 +182,8 @@ static void many_files_share_one_ring(void **state) {
             assert_int_equal(simulator()->calls("cuMemHostRegister"), 4);
             assert_int_equal(calls.maps, 4);
             assert_int_equal(simulator()->calls("cuEventCreate"), BUFFERS_MOST);
-            assert_int_equal(calls.threads, TMS_DISK_WORKERS_MOST);
+            assert_int_equal(calls.setups, way == BY_URING);
+            assert_int_equal(calls.threads, way == BY_URING ? 0 : TMS_DISK_WORKERS_MOST);
             assert_nothing_held();
             assert_int_equal(count_descriptors(), descriptors);
             for (uint32_t i = 0; saving && i < FILES; i++) tms_backup_commit(&backups[i], &f->saver.stores);
@@ -189,6 +194,36 @@ static void many_files_share_one_ring(void **state) {
             ASSERT_OK(tms_saver_free(&f->saver, addresses[i], &error), error);
         }
     }
+}
+
+/* Files of one piece each: the disk gets the largest allowed number of requests before the first wait. */
+static void small_files_keep_the_disk_busy(void **state) {
+    fixture_t *f = *state;
+    enum { SMALL = 24 };
+    tms_error_t error;
+    tms_copier_t copier;
+    tms_backup_t backups[SMALL];
+    if (!has_way(BY_URING)) skip();
+    uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BUFFER);
+    fill(address, BUFFER, 1);
+    for (int i = 0; i < SMALL; i++) backups[i] = prepared(f, BUFFER);
+    for (int saving = 1; saving >= 0; saving--) {
+        clear_calls();
+        open_copier(f, &copier, NULL);
+        for (int i = 0; i < SMALL; i++) {
+            ASSERT_OK(saving ? tms_backup_save(&backups[i], &f->saver.stores, &copier, address, &CONTEXT, &error)
+                             : tms_backup_load(&backups[i], &f->saver.stores, &copier, address, &CONTEXT, &error),
+                      error);
+            if (i + 1 < IN_FLIGHT_MOST) assert_int_equal(calls.waits, 0);
+        }
+        ASSERT_OK(tms_copier_wait(&copier, &CONTEXT, &error), error);
+        tms_copier_close(&copier);
+        assert_int_equal(calls.submits, SMALL);
+        if (calls.waits > 0) assert_true(calls.submits_before_wait >= IN_FLIGHT_MOST);
+        for (int i = 0; saving && i < SMALL; i++) tms_backup_commit(&backups[i], &f->saver.stores);
+    }
+    assert_filled(address, BUFFER, 1);
+    for (int i = 0; i < SMALL; i++) tms_backup_destroy(&backups[i], &f->saver.stores);
 }
 
 /* ---- damage ---- */
@@ -263,9 +298,13 @@ static void a_truncated_file_never_reaches_the_device(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        COPIES(contents_of_every_size_round_trip),        COPIES(a_file_saved_one_way_loads_in_every_other),
-        COPIES(a_file_system_in_memory_has_no_direct_io), COPIES(many_files_share_one_ring),
-        COPIES(a_damaged_block_never_reaches_the_device), COPIES(a_truncated_file_never_reaches_the_device),
+        COPIES(contents_of_every_size_round_trip),
+        COPIES(a_file_saved_one_way_loads_in_every_other),
+        COPIES(a_file_system_in_memory_has_threads),
+        COPIES(many_files_share_one_ring),
+        COPIES(small_files_keep_the_disk_busy),
+        COPIES(a_damaged_block_never_reaches_the_device),
+        COPIES(a_truncated_file_never_reaches_the_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

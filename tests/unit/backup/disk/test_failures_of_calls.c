@@ -10,6 +10,7 @@ static void a_later_write_failure_names_its_own_backup(void **state) {
     const tms_error_context_t second = {.operation = "pause", .device = 0, .tag = "second"};
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, BUFFER);
     FOR_EACH_WAY(way) {
+        if (way == BY_URING) continue; /* its failed writes are retried by pwrite: below */
         tms_error_t error;
         tms_copier_t copier;
         tms_backup_t backups[] = {prepared(f, BUFFER), prepared(f, BUFFER)};
@@ -45,6 +46,7 @@ static void a_disk_that_refuses_all_writes_is_an_error(void **state) {
         tms_backup_t backup = prepared(f, BYTES);
         set_way(f, way);
         fault.write_error = EIO;
+        fault.bad_descriptor = way == BY_URING; /* so that the kernel's attempt fails as well */
         clear_calls();
         open_copier(f, &copier, NULL);
         tms_status_t status = tms_backup_save(&backup, &f->saver.stores, &copier, address, &CONTEXT, &error);
@@ -121,6 +123,7 @@ static void a_failed_driver_call_is_an_error_and_leaves_nothing(void **state) {
                 assert_string_equal(error.call, points[i].call);
                 assert_string_equal(error.tag, "first");
                 tms_copier_close(&copier);
+                assert_null(ring_entries());
                 assert_int_equal(count_descriptors(), descriptors);
                 save_one(f, &backup, address);
             }
@@ -175,18 +178,27 @@ static void closing_waits_for_requests_in_flight(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     tms_copier_t copier;
+    const uint64_t bytes = 4 * BUFFER; /* the kernel has all requests, and none has been waited for */
+    int ends[2], left = 0;
+    if (!has_way(BY_URING)) skip();
     uint64_t address = allocate_filled(f, 15);
-    tms_backup_t backup = prepared(f, BYTES);
+    tms_backup_t backup = prepared(f, bytes);
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
     open_copier(f, &copier, NULL);
     clear_calls();
-    close_gate();
+    fault.pipe_end = ends[0];
+    fault.release = ends[1];
     ASSERT_OK(tms_backup_save(&backup, &f->saver.stores, &copier, address, &CONTEXT, &error), error);
-    await_at_gate(TMS_DISK_WORKERS_MOST);
-    fault.joins_open = true;
+    int submits = calls.submits;
+    assert_true(submits > 0);
+    assert_int_equal(calls.waits, 0);
     tms_copier_close(&copier);
-    assert_int_equal(calls.direct_writes + calls.plain_writes, TMS_DISK_WORKERS_MOST); /* the ninth was dropped */
-    assert_int_equal(calls.ended, TMS_DISK_WORKERS_MOST);
+    assert_true(calls.waits > 0);
+    assert_int_equal(ioctl(ends[0], FIONREAD, &left), 0);
+    assert_int_equal(left, IN_FLIGHT_MOST - submits); /* each has read its byte */
     assert_nothing_held();
+    close(ends[0]);
+    close(ends[1]);
     reset_faults();
     save_one(f, &backup, address);
     assert_loads(f, &backup, address, 15);
@@ -240,6 +252,7 @@ static void buffers_and_events_that_cannot_be_released_are_quarantined(void **st
         simulator()->fail_after(points[i].call, 0, 1, CUDA_ERROR_UNKNOWN);
         save_one(f, &backup, address);
         assert_int_equal(tms_quarantine_held(&f->saver.quarantine, points[i].kind), 1);
+        assert_null(ring_entries());
         tms_saver_reclaim(&f->saver);
         settle_host_memory(&f->saver);
         assert_true(tms_quarantine_is_empty(&f->saver.quarantine));

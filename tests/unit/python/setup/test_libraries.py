@@ -124,7 +124,7 @@ def test_libraries_cannot_end_the_process_or_write_to_stdout(name: str) -> None:
 
 
 #: System calls without a function of the C library.
-SYSTEM_CALLS = {"SYS_gettid", "SYS_mbind"}
+SYSTEM_CALLS = {"SYS_gettid", "SYS_mbind", "__NR_io_uring_setup", "__NR_io_uring_enter"}
 
 
 @needs_source_tree

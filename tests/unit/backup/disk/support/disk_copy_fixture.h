@@ -1,6 +1,6 @@
 /* Shared by the tests of copies between disk and device: a directory, and system calls that can be counted, delayed, or
- * made to fail. Included once in a program, after support.h: it defines openat, pread, pwrite, mmap, pthread_create and
- * pthread_join, which replace the C library's. */
+ * made to fail. Included once in a program, after support.h: it defines openat, pread, pwrite, syscall and pthread_create,
+ * which replace the C library's. */
 #ifndef TMS_TESTS_DISK_COPY_FIXTURE_H
 #define TMS_TESTS_DISK_COPY_FIXTURE_H
 
@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/io_uring.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,12 +19,12 @@
 #include <unistd.h>
 
 #include "backup/disk/copy.h"
-#include "backup/disk/workers.h"
+#include "backup/disk/queue.h"
 
 enum {
     PATH_BYTES = 512,
-    WRITES_MOST = 16,
-    READS_MOST = 22,
+    IN_FLIGHT_MOST = 16,
+    AHEAD_MOST = 22,
     BUFFERS_MOST = 24,
     BUFFER = 512 << 10,
     ALIGNMENT = 4096,
@@ -32,61 +33,115 @@ enum {
 static const tms_error_context_t CONTEXT = {.operation = "pause", .device = 0, .tag = "first"};
 static char base[PATH_BYTES];
 
-typedef enum way { DIRECT, THROUGH_PAGE_CACHE, WAYS } way_t;
+typedef enum way { BY_URING, BY_THREADS, THROUGH_PAGE_CACHE, WAYS } way_t;
 
-/* Injected failures: an errno, 0 for none. */
+/* Injected failures: an errno, 0 for none; `..._after`: this many calls succeed first. */
 static struct {
     int direct_open_error, direct_transfer_error, write_error;
-    int threads_after; /* this many calls succeed first; EAGAIN */
+    int setup_error, submit_error, submit_after, wait_error;
+    int threads_after; /* EAGAIN */
     int maps_after;    /* of staging memory; ENOMEM */
-    size_t short_by;   /* of each direct transfer that is larger, in bytes */
-    bool joins_open;   /* pthread_join opens the gate */
+    uint32_t short_by; /* of each kernel request, in bytes */
+    bool bad_descriptor;
+    int pipe_end; /* requests of the kernel read from this descriptor instead, and block for a byte; -1 */
+    int unpiped;  /* this many of them do not, before */
+    int piped;    /* this many do, then */
+    int release;  /* its other end, written to when a request is waited for; -1 */
 } fault;
 
 static struct {
-    _Atomic int direct_opens, plain_opens, threads, maps;
+    _Atomic int direct_opens, plain_opens, setups, submits, waits, threads, maps;
     _Atomic int direct_writes, plain_writes, direct_reads, plain_reads;
-    _Atomic int ended; /* of these writes and reads */
+    _Atomic int submits_before_wait; /* -1: nothing has been waited for yet */
 } calls;
 
-/* Every pwrite and pread with an offset from `from` to below `until` blocks. */
+/* While it is closed every pwrite and pread blocks. */
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t changed;
-    uint64_t from, until;
-    int inside; /* calls that have come and not gone on */
-} gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    pthread_cond_t opened;
+    bool closed;
+} gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER};
 
-static inline void close_gate_for(uint64_t from, uint64_t until) {
+static inline void set_closed(bool closed) {
     pthread_mutex_lock(&gate.lock);
-    gate.from = from;
-    gate.until = until;
-    pthread_cond_broadcast(&gate.changed);
+    gate.closed = closed;
+    pthread_cond_broadcast(&gate.opened);
     pthread_mutex_unlock(&gate.lock);
 }
 
-static inline void close_gate(void) { close_gate_for(0, UINT64_MAX); }
-static inline void open_gate(void) { close_gate_for(0, 0); }
+static inline void close_gate(void) { set_closed(true); }
+static inline void open_gate(void) { set_closed(false); }
 
-static inline void pass_gate(off_t offset) {
+static inline void pass_gate(void) {
     pthread_mutex_lock(&gate.lock);
-    gate.inside++;
-    pthread_cond_broadcast(&gate.changed);
-    while ((uint64_t)offset >= gate.from && (uint64_t)offset < gate.until) pthread_cond_wait(&gate.changed, &gate.lock);
-    gate.inside--;
-    pthread_mutex_unlock(&gate.lock);
-}
-
-/* Waits until this many calls have come to the gate, which is closed. */
-static inline void await_at_gate(int count) {
-    pthread_mutex_lock(&gate.lock);
-    while (gate.inside < count) pthread_cond_wait(&gate.changed, &gate.lock);
+    while (gate.closed) pthread_cond_wait(&gate.opened, &gate.lock);
     pthread_mutex_unlock(&gate.lock);
 }
 
 static inline long refuse(int number) {
     errno = number;
     return -1;
+}
+
+/* ---- the io_uring ---- */
+
+/* The entries of the open ring, which the process has mapped. */
+static inline struct io_uring_sqe *ring_entries(void) {
+    char line[PATH_BYTES];
+    unsigned long begin = 0, found = 0, offset = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && fgets(line, sizeof line, maps)) {
+        if (sscanf(line, "%lx-%*x %*s %lx", &begin, &offset) == 2 && offset == IORING_OFF_SQES && strstr(line, "io_uring"))
+            found = begin;
+    }
+    if (maps) fclose(maps);
+    return (struct io_uring_sqe *)found;
+}
+
+/* The index of the next entry does not matter: the kernel has consumed the others. */
+static inline void spoil_entries(bool through) {
+    struct io_uring_sqe *entries = ring_entries();
+    assert_non_null(entries);
+    for (int i = 0; i < TMS_DISK_URING_ENTRIES; i++) {
+        if (fault.bad_descriptor) entries[i].fd = -1;
+        if (entries[i].len > fault.short_by) entries[i].len -= fault.short_by;
+        if (fault.pipe_end < 0 || through) continue;
+        entries[i].opcode = IORING_OP_READ;
+        entries[i].fd = fault.pipe_end;
+        entries[i].off = UINT64_MAX;
+        entries[i].len = 1;
+    }
+}
+
+long syscall(long number, ...) {
+    long a[6];
+    static long (*_Atomic next)(long, ...);
+    va_list arguments;
+    va_start(arguments, number);
+    for (int i = 0; i < 6; i++) a[i] = va_arg(arguments, long);
+    va_end(arguments);
+    long (*real)(long, ...) = next;
+    if (!real) {
+        *(void **)&real = dlsym(RTLD_NEXT, "syscall");
+        next = real;
+    }
+    if (number == __NR_io_uring_setup) {
+        if (fault.setup_error) return refuse(fault.setup_error);
+        calls.setups++;
+    } else if (number == __NR_io_uring_enter && a[1] > 0) {
+        if (fault.submit_error && fault.submit_after-- <= 0) return refuse(fault.submit_error);
+        bool through = fault.unpiped-- > 0;
+        if (!through && fault.piped-- <= 0) fault.pipe_end = -1;
+        if (fault.short_by || fault.bad_descriptor || (fault.pipe_end >= 0 && !through)) spoil_entries(through);
+        calls.submits++;
+    } else if (number == __NR_io_uring_enter) {
+        if (calls.waits++ == 0) calls.submits_before_wait = calls.submits;
+        const char bytes[IN_FLIGHT_MOST] = {0};
+        if (fault.release >= 0 && calls.waits == 1)
+            assert_int_equal(write(fault.release, bytes, sizeof bytes), sizeof bytes);
+        if (fault.wait_error) return refuse(fault.wait_error);
+    }
+    return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
 /* ---- files and threads ---- */
@@ -104,27 +159,21 @@ int openat(int directory, const char *path, int flags, ...) {
 
 static inline bool is_direct(int fd) { return (fcntl(fd, F_GETFL) & O_DIRECT) != 0; }
 
-static inline size_t shortened(bool direct, size_t bytes) {
-    return direct && bytes > fault.short_by ? bytes - fault.short_by : bytes;
-}
-
 ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset) {
     bool direct = is_direct(fd);
     (*(direct ? &calls.direct_writes : &calls.plain_writes))++;
-    pass_gate(offset);
-    calls.ended++;
+    pass_gate();
     if (fault.write_error) return refuse(fault.write_error);
     if (direct && fault.direct_transfer_error) return refuse(fault.direct_transfer_error);
-    return syscall(SYS_pwrite64, fd, data, shortened(direct, bytes), offset);
+    return syscall(SYS_pwrite64, fd, data, bytes, offset);
 }
 
 ssize_t pread(int fd, void *data, size_t bytes, off_t offset) {
     bool direct = is_direct(fd);
     (*(direct ? &calls.direct_reads : &calls.plain_reads))++;
-    pass_gate(offset);
-    calls.ended++;
+    pass_gate();
     if (direct && fault.direct_transfer_error) return refuse(fault.direct_transfer_error);
-    return syscall(SYS_pread64, fd, data, shortened(direct, bytes), offset);
+    return syscall(SYS_pread64, fd, data, bytes, offset);
 }
 
 /* Whether the call comes from this program, and not from the simulated GPU. */
@@ -154,29 +203,29 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t *thread, con
     return next(thread, attributes, start, argument);
 }
 
-int pthread_join(pthread_t thread, void **result) {
-    int (*next)(pthread_t, void **);
-    *(void **)&next = dlsym(RTLD_NEXT, "pthread_join");
-    if (fault.joins_open) open_gate();
-    return next(thread, result);
-}
-
 /* ---- the fixture ---- */
 
 static inline void reset_faults(void) {
     memset(&fault, 0, sizeof fault);
     memset(&calls, 0, sizeof calls);
-    fault.threads_after = fault.maps_after = NEVER;
+    fault.threads_after = fault.maps_after = fault.piped = NEVER;
+    fault.pipe_end = -1;
+    fault.release = -1;
+    calls.submits_before_wait = -1;
     open_gate();
 }
 
 /* Starts counting; the test's own calls are not counted. */
 static inline void clear_calls(void) {
     memset(&calls, 0, sizeof calls);
+    calls.submits_before_wait = -1;
     simulator()->clear_counts();
 }
 
-static inline void set_way(fixture_t *f, way_t way) { f->saver.stores.disk.no_direct = way == THROUGH_PAGE_CACHE; }
+static inline void set_way(fixture_t *f, way_t way) {
+    f->saver.stores.disk.no_uring = way == BY_THREADS;
+    f->saver.stores.disk.no_direct = way == THROUGH_PAGE_CACHE;
+}
 
 static inline int setup_disk_copies(void **state) {
     tms_error_t error;
@@ -200,18 +249,22 @@ static inline int teardown_disk_copies(void **state) {
 
 /* Skips the test if this system lacks what the way of copying needs. */
 static inline bool has_way(way_t way) {
+    struct io_uring_params parameters = {0};
     char path[PATH_BYTES + 8];
     snprintf(path, sizeof path, "%s/probe", base);
     int file = open(path, O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
     if (file >= 0) close(file);
     unlink(path);
-    bool has = way == THROUGH_PAGE_CACHE || file >= 0;
-    if (!has) print_message("not tested: no direct I/O here\n");
+    int ring = (int)syscall(__NR_io_uring_setup, 1, &parameters);
+    if (ring >= 0) close(ring);
+    bool has = (way == THROUGH_PAGE_CACHE || file >= 0) && (way != BY_URING || ring >= 0);
+    static const char *const names[] = {"io_uring", "direct I/O", "files"};
+    if (!has) print_message("not tested: no %s here\n", names[way]);
     return has;
 }
 
 #define FOR_EACH_WAY(way)                                                                                                   \
-    for (way_t way = DIRECT; way < WAYS; way++)                                                                             \
+    for (way_t way = BY_URING; way < WAYS; way++)                                                                           \
         if (has_way(way))
 
 static inline void open_copier(fixture_t *f, tms_copier_t *copier, tms_wait_t *wait) {
@@ -269,6 +322,7 @@ static inline void assert_nothing_held(void) {
     assert_int_equal(usage.streams, 0);
     assert_int_equal(simulator()->calls("cuEventCreate"), simulator()->calls("cuEventDestroy"));
     assert_int_equal(simulator()->calls("cuMemHostRegister"), simulator()->calls("cuMemHostUnregister"));
+    assert_null(ring_entries());
 }
 
 static inline int count_descriptors(void) {

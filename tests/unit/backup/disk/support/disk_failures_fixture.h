@@ -4,11 +4,13 @@
 
 #include "support.h"
 
+#include <sys/ioctl.h>
+
 #include "captured_stderr.h"
 #include "disk_copy_fixture.h"
 
 enum { TEXT_BYTES = 8192 };
-/* More than there are workers, fewer than there are buffers. The last is too small for direct I/O. */
+/* More than the disk's queue holds, fewer than there are buffers. The last is too small for direct I/O. */
 enum { PIECES = 10 };
 static const uint64_t BYTES = (PIECES - 1) * BUFFER + 77;
 
