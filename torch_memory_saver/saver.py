@@ -918,7 +918,7 @@ class TorchMemorySaver:
 
         Raises:
             InvalidArgumentError: `device` is not a device.
-            InvalidStateError: This process has no context on the device.
+            InvalidStateError: This process has no context on the device, or this installation has no ledger.
             DriverError: The driver fails, or the child process cannot make a context.
         """
         ordinal = None if device is None else check_device(device)

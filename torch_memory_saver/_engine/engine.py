@@ -438,10 +438,11 @@ class Engine:
 
     def ledger(self, device: int | None, measure_context: bool) -> Ledger:
         check_flag("measure_context", measure_context)
-        for take in added("ledger").values():
-            ledger: Ledger = take(device, measure_context)
-            return ledger
-        raise InvalidStateError("this installation has no ledger: its folder is missing", operation="ledger")
+        take = added("ledger").get("ledger")
+        if take is None:
+            raise InvalidStateError("this installation has no ledger: its folder is missing", operation="ledger")
+        ledger: Ledger = take(device, measure_context)
+        return ledger
 
     def reset_peaks(self) -> None:
         _core.reset_peaks()
