@@ -87,13 +87,14 @@ class WarmPython:
         """Start `python *command`, which is a file or `-c` and a program, and arguments."""
         server = self._server(environment)
         request = json.dumps([list(command), dict(environment), str(folder)]).encode()
-        output, error = os.memfd_create("output"), os.memfd_create("error")
-        answer, writer = os.pipe()
+        output, error = FileIO(os.memfd_create("output"), "r+"), FileIO(os.memfd_create("error"), "r+")
+        reader, writer = os.pipe()
+        answer = FileIO(reader)
         try:
-            socket.send_fds(server, [request], [output, error, writer])
+            socket.send_fds(server, [request], [output.fileno(), error.fileno(), writer])
         finally:
             os.close(writer)
-        return WarmProcess(" ".join(command), *map(FileIO, (answer, output, error)))
+        return WarmProcess(" ".join(command), answer, output, error)
 
     def _server(self, environment: Mapping[str, str]) -> socket.socket:
         early = {name for name in environment if name in _READ_EARLY or not name.startswith(_READ_LATE)}
