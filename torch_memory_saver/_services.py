@@ -10,6 +10,7 @@ from torch_memory_saver._engine.graph_pool import GraphPool
 from torch_memory_saver._engine.hooks import HookCall
 from torch_memory_saver._engine.hooks import register as register_hook
 from torch_memory_saver._engine.preload import library_path as preload_library_path
+from torch_memory_saver._engine.tensors import storages_of
 from torch_memory_saver._engine.variables import driver_library, path_at_import
 from torch_memory_saver._torch import layer, nccl_communicators
 from torch_memory_saver._torch.captures import capture_gate
@@ -45,4 +46,5 @@ __all__ = [
     "record_history",
     "register_hook",
     "stop_history",
+    "storages_of",
 ]

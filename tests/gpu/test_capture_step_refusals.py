@@ -115,6 +115,42 @@ def test_hooks_of_parameters_and_several_microbatches(register: str) -> None:
         step(*batch_of(0))
 
 
+@pytest.mark.parametrize("where", ["tensor 1 of the sample", "the gradient of model.weight", "the loss"])
+def test_tensors_that_are_made_of_other_tensors(where: str) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    model, (x, target) = linear(), batch_of(0)
+    loss = distance
+    if where == "tensor 1 of the sample":
+        target = TwoTensor(target, target.clone())
+    elif where == "the loss":
+
+        def loss(model: Any, x: Any, target: Any) -> Any:
+            value = distance(model, x, target)
+            return TwoTensor(value, value.clone())
+
+    else:
+        inner = model.weight.detach()
+        model.weight = torch.nn.Parameter(TwoTensor(inner, inner.clone()))
+
+        class SumOfFirst(torch.autograd.Function):  # type: ignore[name-defined, misc]
+            @staticmethod
+            def forward(context: Any, pair: Any) -> Any:
+                return pair.a.sum()
+
+            @staticmethod
+            def backward(context: Any, gradient: Any) -> Any:
+                ones = torch.ones_like(inner) * gradient
+                return TwoTensor(ones, ones.clone())
+
+        def loss(model: Any, x: Any, target: Any) -> Any:
+            return SumOfFirst.apply(model.weight)
+
+    with pytest.raises(errors.InvalidArgumentError, match=f"{where} is a TwoTensor, which is made of other tensors"):
+        capture_step(model, loss, (x, target))
+    assert_nothing_left()
+
+
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_an_optimizer_inside(optimizer: str) -> None:
     model = linear()

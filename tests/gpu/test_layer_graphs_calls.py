@@ -259,6 +259,23 @@ def test_hooks_of_modules_are_refused(hook: str) -> None:
         captured(made)
 
 
+def test_tensors_that_are_made_of_other_tensors_are_refused() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    def pair(x: Any) -> Any:
+        return TwoTensor(x, x.clone())
+
+    with pytest.raises(errors.InvalidArgumentError, match="tensor 0 of the sample is a TwoTensor, which is made of other"):
+        captured(linear(), pair(numbers(0)))
+    with pytest.raises(errors.InvalidArgumentError, match="tensor 0 is a TwoTensor, which is made of other"):
+        captured(linear())(pair(numbers(0)))
+    with pytest.raises(errors.InvalidArgumentError, match="tensor 0 of the result is a TwoTensor, which is made of other"):
+        captured(module(lambda self, x: pair(self.a(x)), a=linear()))
+    made = module(lambda self, x: self.a(x) + self.b(x).a, a=linear(), b=linear())
+    made.b.requires_grad_(False).weight = torch.nn.Parameter(pair(made.b.weight.detach()), requires_grad=False)
+    assert_like_eager(made, captured(made), squares)
+
+
 def test_other_shapes_types_and_gradients_are_refused() -> None:
     layer = captured(linear(), sample_of().detach())
     with pytest.raises(errors.InvalidArgumentError, match=r"\[2, 16\] on cuda:0, and was torch.float32 \[4, 16\]"):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from users import USER, as_user
 
 from torch_memory_saver import _additions

@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["Arguments", "TensorKind", "is_same_tensor"]
+__all__ = ["Arguments", "TensorKind", "check_plain", "is_same_tensor"]
 
 #: Marks the place of each tensor among the constants.
 _TENSOR = object()
@@ -54,11 +54,12 @@ class Arguments:
         """Take the tensors out of the arguments of a sample.
 
         Raises:
-            InvalidArgumentError: A tensor is not on a GPU, or is not dense.
+            InvalidArgumentError: A tensor is not on a GPU, is not dense, or is made of other tensors.
         """
         leaves, structure = _pytree.tree_flatten((tuple(arguments), dict(keywords)))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for number, tensor in enumerate(tensors):
+            check_plain(owner, f"tensor {number} of the sample", tensor)
             if not tensor.is_cuda or tensor.layout != torch.strided:
                 raise InvalidArgumentError(
                     f"{owner}: tensor {number} of the sample is {tensor.layout} on {tensor.device}; a graph reads dense "
@@ -95,6 +96,7 @@ class Arguments:
         return tuple(tensors)
 
     def _check(self, number: int, tensor: Any) -> None:
+        check_plain(self.owner, f"tensor {number}", tensor)
         given, kind = TensorKind.of(tensor), self.kinds[number]
         if given[:3] != kind[:3]:
             raise InvalidArgumentError(
@@ -115,6 +117,19 @@ class Arguments:
         leaves = [next(remaining) if constant is _TENSOR else constant for constant in self._constants]
         arguments, keywords = _pytree.tree_unflatten(leaves, self._structure)
         return arguments, keywords
+
+
+def check_plain(owner: str, what: str, tensor: Any) -> None:
+    """Check that a tensor has memory of its own, which a graph can read and write.
+
+    Raises:
+        InvalidArgumentError: The tensor is made of other tensors, as a DTensor is.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):
+        raise InvalidArgumentError(
+            f"{owner}: {what} is a {type(tensor).__name__}, which is made of other tensors; a graph reads and writes "
+            "tensors with memory of their own. Use the tensors that it is made of, such as to_local() of a DTensor"
+        )
 
 
 def _equal(value: Any, constant: Any) -> bool:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree
 
+from torch_memory_saver._services import storages_of
 from torch_memory_saver.errors import InvalidStateError
 
-from .arguments import Arguments, TensorKind, is_same_tensor
+from .arguments import Arguments, TensorKind, check_plain, is_same_tensor
 from .parts import run_in_scope
 from .weak import weak_tensor
 
@@ -90,6 +91,8 @@ class CapturedPass:
         self._constants = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in flat)
         self._is_tensor = tuple(isinstance(leaf, torch.Tensor) for leaf in flat)
         self.outputs = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        for number, output in enumerate(self.outputs):
+            check_plain(self._arguments.owner, f"tensor {number} of the result", output)
         self.differentiable = tuple(output.requires_grad for output in self.outputs)
         self._is_saved = tuple(output.untyped_storage().data_ptr() in saved for output in self.outputs)
         self._sources = [leaf if leaf.requires_grad else None for leaf in leaves]
@@ -194,10 +197,10 @@ class CapturedPass:
 
 @contextlib.contextmanager
 def _saved_tensors_noted(addresses: set[int]) -> Iterator[None]:
-    """Record the storages that autograd saves for the backward."""
+    """Record the storages that autograd saves for the backward, also those of quantised weights."""
 
     def note(tensor: Any) -> Any:
-        addresses.add(tensor.untyped_storage().data_ptr())
+        addresses.update(storage.data_ptr() for storage in storages_of(torch, [tensor]))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):

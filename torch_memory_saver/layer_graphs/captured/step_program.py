@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-from .arguments import Arguments
+from .arguments import Arguments, check_plain
 from .module_state import find_hook
 
 __all__ = ["MicrobatchResult", "StepProgram", "check_model", "run_microbatch"]
@@ -109,6 +109,7 @@ def _check_loss(owner: str, loss: Any, leaves: dict[str, Any]) -> None:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(type(loss).__name__)
         raise InvalidArgumentError(f"{owner}: the loss function returned {shape}: it must return a tensor with one element")
+    check_plain(owner, "the loss", loss)
     if not loss.requires_grad:
         raise InvalidArgumentError(
             f"{owner}: the loss does not depend on any parameter that requires a gradient. Remove detach() and "
@@ -150,6 +151,7 @@ def _check_results(owner: str, program: StepProgram, versions: dict[str, int], g
                 "step computes gradients only: change parameters after the step"
             )
     for name, gradient in gradients.items():
+        check_plain(owner, f"the gradient of {name}", gradient)
         if gradient.layout != torch.strided:
             raise InvalidArgumentError(
                 f"{owner}: the gradient of {name} is {gradient.layout}, and its size depends on the batch. A graph has "
