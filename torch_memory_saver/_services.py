@@ -1,22 +1,29 @@
-"""What the engine publishes for features, which import nothing else of it and of PyTorch's side.
+"""What the engine publishes for features and observers, which import nothing else of it and of PyTorch's side.
 
-Features (layer_graphs, nccl, ranks, simulate, vllm, and events and memory of observe) use the public class, the reports and
-options, and these names. They do not use each other. `make lint` checks all of that.
+They use the public class, the reports and options, and these names. `make lint` checks that.
 """
 
-from torch_memory_saver._engine.background import Periodic, after_call, before_pause
+from torch_memory_saver._engine import preload, variables
+from torch_memory_saver._engine.background import Periodic, after_call, before_pause, debug_folder, requested_recordings
 from torch_memory_saver._engine.engine import check_pause, check_resume
 from torch_memory_saver._engine.graph_pool import GraphPool
 from torch_memory_saver._engine.hooks import HookCall
 from torch_memory_saver._engine.hooks import register as register_hook
-from torch_memory_saver._engine.preload import library_path as preload_library_path
+from torch_memory_saver._engine.process import count_idle_bytes
 from torch_memory_saver._engine.tensors import storages_of
 from torch_memory_saver._engine.variables import driver_library, path_at_import
-from torch_memory_saver._torch import layer, nccl_communicators
+from torch_memory_saver._torch import layer, nccl_communicators, releases
 from torch_memory_saver._torch.captures import capture_gate
-from torch_memory_saver._torch.history import History, current_history, is_recording, record_history, stop_history
+from torch_memory_saver._torch.history import (
+    History,
+    current_history,
+    is_recording,
+    may_have_native_frames,
+    record_history,
+    stop_history,
+)
 from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
-from torch_memory_saver._torch.ordinary_memory import DeviceMemory, device_memory
+from torch_memory_saver._torch.ordinary_memory import DeviceMemory, OrdinaryMemory, device_memory, ordinary_memory
 from torch_memory_saver._torch.process_groups import GroupOfRanks, group_of_ranks
 
 __all__ = [
@@ -25,6 +32,7 @@ __all__ = [
     "GroupOfRanks",
     "History",
     "HookCall",
+    "OrdinaryMemory",
     "Periodic",
     "PoolId",
     "TorchCuda",
@@ -33,18 +41,25 @@ __all__ = [
     "capture_gate",
     "check_pause",
     "check_resume",
+    "count_idle_bytes",
     "current_history",
+    "debug_folder",
     "device_memory",
     "devices_in_use",
     "driver_library",
     "group_of_ranks",
     "is_recording",
     "layer",
+    "may_have_native_frames",
     "nccl_communicators",
+    "ordinary_memory",
     "path_at_import",
-    "preload_library_path",
+    "preload",
     "record_history",
     "register_hook",
+    "releases",
+    "requested_recordings",
     "stop_history",
     "storages_of",
+    "variables",
 ]

@@ -19,7 +19,7 @@ from pathlib import Path
 from torch_memory_saver import _startup
 from torch_memory_saver._interface import __version__
 from torch_memory_saver._replace import replace_process
-from torch_memory_saver._services import preload_library_path
+from torch_memory_saver._services import preload
 from torch_memory_saver._simulate.elf import read_library
 from torch_memory_saver._simulate.stubs import cached_folder, make_folder
 from torch_memory_saver._simulate.torch_build import find_torch, read_wanted
@@ -113,8 +113,8 @@ def environment(
     preloaded = re.split("[ :]", result.get("LD_PRELOAD", ""))
     libraries = [simulator]
     # The hook library must come before the simulated runtime, even if it is preloaded already, as under `run --preload`.
-    if preload_hook or str(preload_library_path()) in preloaded:
-        libraries.insert(0, preload_library_path())
+    if preload_hook or str(preload.library_path()) in preloaded:
+        libraries.insert(0, preload.library_path())
     _check_libraries(libraries)
     folder, shadowing = _stubs(simulator)
     result["LD_PRELOAD"] = _join("LD_PRELOAD", [*libraries, *shadowing], preloaded)
@@ -154,12 +154,12 @@ def environment_without_torch(
     """
     simulator = simulator_path()
     _check_devices(devices)
-    _check_libraries([preload_library_path(), simulator])
+    _check_libraries([preload.library_path(), simulator])
     kept = os.environ if base is None else base
     result = {name: value for name, value in kept.items() if not name.startswith("TMS_") or name.startswith(_OWN_VARIABLES)}
     # The hook library comes first, so that its functions are found before those of the simulated runtime.
     others = re.split("[ :]", result.get("LD_PRELOAD", ""))
-    result["LD_PRELOAD"] = _join("LD_PRELOAD", [preload_library_path(), simulator], others)
+    result["LD_PRELOAD"] = _join("LD_PRELOAD", [preload.library_path(), simulator], others)
     result["TMS_CUDA_DRIVER"] = str(simulator)
     result[_OWN_VARIABLES + "DEVICES"] = str(devices)
     result[_OWN_VARIABLES + "MEMORY"] = str(_size(memory))

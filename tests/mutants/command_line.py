@@ -151,7 +151,7 @@ _RUN = (
     Mutant(
         "a-hook-library-behind-the-simulated-runtime",
         "torch_memory_saver/simulate.py",
-        "    if preload_hook or str(preload_library_path()) in preloaded:",
+        "    if preload_hook or str(preload.library_path()) in preloaded:",
         "    if preload_hook:",
         ("tests/unit/python/simulate/test_simulate.py",),
     ),

@@ -25,6 +25,7 @@ from torch_memory_saver.options import RegionOptions
 
 __all__ = [
     "blas_workspaces",
+    "count_idle_bytes",
     "graph_pools",
     "install_sharing",
     "late_devices",
@@ -89,6 +90,11 @@ layer.at_first_use(blas_workspaces.begin)
 layer.at_first_use(random_states.begin)
 layer.at_first_use(_begin_additions)
 before_capture.extend((blas_workspaces.capture_begins, random_states.capture_begins))
+
+
+def count_idle_bytes(torch: layer.TorchCuda, device: int) -> int:
+    """Return the bytes of the device that ``empty_cache()`` of this thread would give back."""
+    return empty_cache.count_idle_bytes(torch, pool_store, device)
 
 
 def _after_fork_in_child() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch_memory_saver._cli.child_python import program_options
-from torch_memory_saver._engine.variables import driver_library
+from torch_memory_saver._services import driver_library
 from torch_memory_saver.errors import DriverUnavailableError
 
 __all__ = [

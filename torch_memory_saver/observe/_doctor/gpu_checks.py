@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torch_memory_saver._cli.child_python import program_options
-from torch_memory_saver._engine.variables import driver_library
+from torch_memory_saver._services import driver_library
 from torch_memory_saver._text import binary_size
 from torch_memory_saver.observe._doctor.check import (
     Check,

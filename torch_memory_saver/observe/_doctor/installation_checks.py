@@ -13,14 +13,10 @@ from pathlib import Path
 
 from torch_memory_saver import __version__, _core, _startup, simulate
 from torch_memory_saver._cli.child_python import command_options, program_options
-from torch_memory_saver._engine import preload
-from torch_memory_saver._engine.background import debug_folder, requested_recordings
-from torch_memory_saver._engine.variables import PYTHON_VARIABLES, known_variables, unknown_variables
 from torch_memory_saver._folders import private_directory, why_not_writable
+from torch_memory_saver._services import debug_folder, layer, preload, releases, requested_recordings, variables
 from torch_memory_saver._simulate.elf import read_library
 from torch_memory_saver._text import suggestion
-from torch_memory_saver._torch.layer import expandable_segments_on
-from torch_memory_saver._torch.releases import NEWEST_TESTED, is_too_old, is_untested
 from torch_memory_saver.observe._doctor.check import Check, Finding, fail, ok, run_child, skip, torch_facts, warn
 from torch_memory_saver.observe.memory.release import read_seconds
 
@@ -114,10 +110,10 @@ def pytorch() -> Finding:
     found = f"PyTorch {facts.version}, built for {build}"
     if not facts.cuda:
         return warn(f"{found}: it has no memory that could be paused", "install PyTorch's CUDA build")
-    if is_too_old(facts.version):
+    if releases.is_too_old(facts.version):
         return fail(f"{found}: too old", "install PyTorch 2.8 or later")
-    if is_untested(facts.version):
-        tested = ".".join(map(str, NEWEST_TESTED))
+    if releases.is_untested(facts.version):
+        tested = ".".join(map(str, releases.NEWEST_TESTED))
         return warn(f"{found}: newer than {tested}, the newest tested release", "run the tests of your program with it")
     return ok(found)
 
@@ -244,7 +240,7 @@ def allocator() -> Finding:
     lines = [f"{name}={value}" for name, value in given.items()]
     if any("backend:cudamallocasync" in value.lower().replace(" ", "") for value in given.values()):
         return fail("PyTorch's cudaMallocAsync allocator has no memory pools", "take backend out of the variable", lines)
-    return ok("on" if expandable_segments_on(os.environ) else "off", lines)
+    return ok("on" if layer.expandable_segments_on(os.environ) else "off", lines)
 
 
 def _given() -> dict[str, str]:
@@ -262,8 +258,10 @@ def _complaints_of_core() -> list[str]:
 def settings() -> Finding:
     given = _given()
     lines = [f"{name}={value}" for name, value in given.items()]
-    wrong = [f"{name} is unknown{suggestion(name, known_variables())}" for name in unknown_variables(given)]
-    allowed = {variable.name: variable.allowed for variable in PYTHON_VARIABLES}
+    wrong = [
+        f"{name} is unknown{suggestion(name, variables.known_variables())}" for name in variables.unknown_variables(given)
+    ]
+    allowed = {variable.name: variable.allowed for variable in variables.PYTHON_VARIABLES}
     for name, is_right in _FORMS.items():
         value = given.get(name, "").strip()
         if value and not is_right(value):

@@ -18,11 +18,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.variables import driver_library
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.layer import devices_in_use
-from torch_memory_saver._torch.nccl_communicators import what_is_held, what_stays
-from torch_memory_saver._torch.ordinary_memory import OrdinaryMemory, ordinary_memory
+from torch_memory_saver._services import (
+    OrdinaryMemory,
+    devices_in_use,
+    driver_library,
+    layer,
+    nccl_communicators,
+    ordinary_memory,
+)
 from torch_memory_saver.errors import DriverError, InvalidStateError, TorchMemorySaverError
 from torch_memory_saver.observe._nvml import DeviceProcess, Nvml, NvmlHiddenError, share_of_this_process
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart
@@ -153,7 +156,7 @@ def take_ledger(device: int | None, measure_context: bool = False) -> Ledger:
 
 
 def _remarks() -> Iterator[str]:
-    for sentence in (what_is_held(), what_stays()):
+    for sentence in (nccl_communicators.what_is_held(), nccl_communicators.what_stays()):
         if sentence is not None:
             yield sentence
     for row in _core.libraries():

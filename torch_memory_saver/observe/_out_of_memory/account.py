@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.process import pool_store
+from torch_memory_saver._services import count_idle_bytes, layer, may_have_native_frames
 from torch_memory_saver._text import binary_size
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.empty_cache import count_idle_bytes
-from torch_memory_saver._torch.history import may_have_native_frames
 from torch_memory_saver.observe._ledger.sources import take_ledger
 from torch_memory_saver.observe._out_of_memory.failure import PYTORCH, Failure
 from torch_memory_saver.observe._processes.names import command_name
@@ -151,7 +148,7 @@ def idle_sentence(device: int) -> str:
         torch = layer.in_use()
         if torch is None or may_have_native_frames(torch.torch):  # then a list of segments takes seconds
             return ""
-        idle = count_idle_bytes(torch, pool_store, device)
+        idle = count_idle_bytes(torch, device)
     except Exception as error:  # the rest of the message is worth having
         logger.debug("the idle memory of device %d is not known: %s", device, error)
         return ""

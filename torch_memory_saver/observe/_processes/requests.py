@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.background import after_call
 from torch_memory_saver._files import default_role, own_rank, write_file, write_text_file
 from torch_memory_saver._folders import private_directory
+from torch_memory_saver._services import after_call
 from torch_memory_saver._text import printable
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.observe._processes.pages import (
