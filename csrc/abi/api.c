@@ -16,7 +16,6 @@
 #include "core/transition/background.h"
 #include "core/transition/pause.h"
 #include "core/transition/resume.h"
-#include "device/uuid.h"
 
 tms_status_t tms_api_allocate(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
@@ -304,7 +303,7 @@ tms_status_t tms_api_device_info(int32_t device, tms_device_info_t *info, tms_er
     if (status == TMS_OK)
         status = TMS_DRIVER_CALL(driver, &context, error, cuDeviceGetUuid, &uuid, devices->device[device].handle);
     if (status != TMS_OK) return status;
-    tms_uuid_write(&uuid, info->uuid);
+    tms_device_write_uuid(&uuid, info->uuid);
     info->total_bytes = devices->device[device].total_bytes;
     return TMS_OK;
 }
