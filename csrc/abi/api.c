@@ -13,8 +13,8 @@
 #include "core/model/inspect.h"
 #include "core/model/peers.h"
 #include "core/model/turn.h"
-#include "core/transition/background.h"
 #include "core/transition/pause.h"
+#include "core/transition/pending.h"
 #include "core/transition/resume.h"
 
 tms_status_t tms_api_allocate(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error) {
@@ -179,7 +179,7 @@ void tms_api_close(void) {
 
 tms_status_t tms_api_resume_begin(const tms_selection_t *selection, tms_pending_t **pending, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_pending_begin(&state->saver, selection, pending, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_transition_resume_begin(&state->saver, selection, pending, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 int32_t tms_api_pending_done(tms_pending_t *pending) { return tms_pending_done(pending); }
