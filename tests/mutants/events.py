@@ -67,7 +67,7 @@ MUTANTS = (
     ),
     Mutant(
         "phases-forget-their-device",
-        "csrc/core/transition/phases.c",
+        "csrc/core/transition/observers.c",
         "    event.phase = which;\n    event.device = device;",
         "    event.phase = which;",
         (_PHASES,),
@@ -128,9 +128,9 @@ MUTANTS = (
     Mutant(
         "a-range-stays-open-when-a-copy-fails",
         "csrc/core/transition/pause.c",
-        "    tms_phases_pop(t);\n    tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);",
-        "    if (copying.status == TMS_OK) tms_phases_pop(t);\n"
-        "    tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);",
+        "    tms_observers_pop(t);\n    tms_observers_record_phase(t, TMS_PHASE_COPY, device, &copying);",
+        "    if (copying.status == TMS_OK) tms_observers_pop(t);\n"
+        "    tms_observers_record_phase(t, TMS_PHASE_COPY, device, &copying);",
         (_RANGES,),
     ),
     Mutant(

@@ -7,7 +7,7 @@
 #include "core/transition/devices.h"
 #include "core/transition/discard.h"
 #include "core/transition/guard_mode.h"
-#include "core/transition/phases.h"
+#include "core/transition/observers.h"
 #include "core/transition/save.h"
 #include "core/transition/transition.h"
 #include "core/transition/verifying.h"
@@ -52,17 +52,17 @@ static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_de
 }
 
 static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
-    tms_phase_t copying = {.began = tms_phases_now(t)};
+    tms_phase_t copying = {.began = tms_observers_now(t)};
     TMS_FOR_EACH(segment, t) {
         if (segment->device != device) continue;
         const uint64_t bytes = tms_backup_copied(&segment->backup)->bytes;
         copying.allocations += bytes > 0;
         copying.bytes += bytes;
     }
-    tms_phases_push(t, TMS_PHASE_COPY, copying.bytes);
+    tms_observers_push(t, TMS_PHASE_COPY, copying.bytes);
     copying.status = tms_save_copy_counted(t, device, &t->done.copied_bytes, wait, error);
-    tms_phases_pop(t);
-    tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);
+    tms_observers_pop(t);
+    tms_observers_record_phase(t, TMS_PHASE_COPY, device, &copying);
     return copying.status;
 }
 
@@ -151,9 +151,9 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     tms_live_t live = {0};
     const tms_live_t *known = NULL;
     tms_pass_t pass = {.stores = &t->saver->stores, .wait = &t->wait, .operation = t->asked.operation};
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_PLAN);
+    const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_PLAN);
     tms_status_t status = plan(t, &pass, &live, &known, &copying, error);
-    tms_phases_end(t, TMS_PHASE_PLAN, began, status);
+    tms_observers_end_phase(t, TMS_PHASE_PLAN, began, status);
     if (status == TMS_OK) status = copy(t, &pass, copying, error);
     if (status == TMS_FORKED) return status;
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
@@ -249,9 +249,9 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     bool committed = status == TMS_OK;
     if (committed) {
         commit(t);
-        const uint64_t began = tms_phases_begin(t, TMS_PHASE_UNMAP);
+        const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_UNMAP);
         status = release(t, quiesced, error);
-        tms_phases_end(t, TMS_PHASE_UNMAP, began, status);
+        tms_observers_end_phase(t, TMS_PHASE_UNMAP, began, status);
     } else {
         cancel(t);
     }
@@ -280,8 +280,10 @@ tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *sel
                                     .through = TMS_SEGMENT_PAUSING,
                                     .to = TMS_SEGMENT_PAUSED,
                                     .gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE},
-                          .act = pause_and_give_up};
-    return tms_transition_run(&t, &saver->stats.pauses, report, error);
+                          .act = pause_and_give_up,
+                          .calls = &saver->stats.pauses,
+                          .report = report};
+    return tms_transition_run(&t, error);
 }
 
 /* ---- the check ---- */
@@ -305,7 +307,6 @@ static tms_status_t plan_and_cancel(tms_transition_t *t, tms_error_t *error) {
 }
 
 tms_status_t tms_transition_check_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_error_t *error) {
-    tms_calls_t calls = {0}; /* not counted */
     tms_transition_t t = {.saver = saver,
                           .asked = {.selection = selection,
                                     .operation = "check_pause",
@@ -313,5 +314,5 @@ tms_status_t tms_transition_check_pause(tms_saver_t *saver, const tms_selection_
                                     .through = TMS_SEGMENT_PAUSING,
                                     .to = TMS_SEGMENT_ACTIVE},
                           .act = plan_and_cancel};
-    return tms_transition_run(&t, &calls, NULL, error);
+    return tms_transition_run(&t, error);
 }

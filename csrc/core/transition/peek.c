@@ -126,7 +126,6 @@ static tms_status_t sample_all(tms_transition_t *t, tms_error_t *error) {
 tms_status_t tms_transition_count_guard_bytes(tms_saver_t *saver, const tms_selection_t *selection,
                                               const tms_live_range_t *ranges, size_t range_count, uint64_t *counts,
                                               tms_error_t *error) {
-    tms_calls_t calls = {0}; /* not counted */
     sample_t sample = {.t = {.saver = saver,
                              .asked = {.selection = selection,
                                        .operation = "check_fresh",
@@ -138,7 +137,7 @@ tms_status_t tms_transition_count_guard_bytes(tms_saver_t *saver, const tms_sele
                        .range_count = range_count,
                        .counts = counts};
     for (size_t i = 0; i < range_count; i++) counts[i] = TMS_NOT_RESIDENT;
-    tms_status_t status = tms_transition_run(&sample.t, &calls, NULL, error);
+    tms_status_t status = tms_transition_run(&sample.t, error);
     tms_backup_stores_after_resume(&saver->stores);
     return status;
 }
@@ -171,7 +170,6 @@ static tms_status_t read_it(tms_transition_t *t, tms_error_t *error) {
 
 tms_status_t tms_transition_read_backup(tms_saver_t *saver, const tms_selection_t *selection, uint64_t address,
                                         uint64_t bytes, void *destination, int32_t *found, tms_error_t *error) {
-    tms_calls_t calls = {0}; /* not counted */
     request_t request = {.t = {.saver = saver,
                                .asked = {.selection = selection,
                                          .operation = "get_cpu_backup",
@@ -183,7 +181,7 @@ tms_status_t tms_transition_read_backup(tms_saver_t *saver, const tms_selection_
                          .address = address,
                          .bytes = bytes,
                          .destination = destination};
-    tms_status_t status = tms_transition_run(&request.t, &calls, NULL, error);
+    tms_status_t status = tms_transition_run(&request.t, error);
     if (status == TMS_OK) *found = request.found;
     return status;
 }

@@ -13,8 +13,8 @@
 #include "core/transition/devices.h"
 #include "core/transition/guard_mode.h"
 #include "core/transition/layout.h"
+#include "core/transition/observers.h"
 #include "core/transition/pending.h"
-#include "core/transition/phases.h"
 #include "core/transition/restore.h"
 #include "core/transition/transition.h"
 
@@ -78,7 +78,7 @@ static void undo_run(tms_transition_t *t, const tms_segment_t *segment) {
 }
 
 static void undo(tms_transition_t *t) {
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_UNMAP), mark = tms_transition_mark(t);
+    const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_UNMAP), mark = tms_transition_mark(t);
     TMS_FOR_EACH(segment, t) {
         if (segment->run && segment->run->mark != mark) {
             segment->run->mark = mark;
@@ -87,7 +87,7 @@ static void undo(tms_transition_t *t) {
         if (!tms_segment_has_memory(segment)) guard_again(t, segment);
     }
     tms_guard_mode_end(t);
-    tms_phases_end(t, TMS_PHASE_UNMAP, began, TMS_OK);
+    tms_observers_end_phase(t, TMS_PHASE_UNMAP, began, TMS_OK);
 }
 
 static tms_contents_t contents_of(const tms_transition_t *t, const tms_segment_t *segment) {
@@ -98,14 +98,14 @@ static tms_contents_t contents_of(const tms_transition_t *t, const tms_segment_t
 
 static void commit(tms_transition_t *t) {
     tms_host_policy_t asked = (tms_host_policy_t)t->asked.selection->host_policy;
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_DISCARD);
+    const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_DISCARD);
     TMS_FOR_EACH(segment, t) {
         segment->contents = contents_of(t, segment);
         tms_host_policy_t policy = asked != TMS_HOST_DEFAULT ? asked : segment->backup.policy;
         tms_backup_discard(&segment->backup, &t->saver->stores, tms_saver_host_policy(t->saver, policy));
         if (t->asked.selection->exclusive) tms_saver_retain_lock(t->saver, segment);
     }
-    tms_phases_end(t, TMS_PHASE_DISCARD, began, TMS_OK);
+    tms_observers_end_phase(t, TMS_PHASE_DISCARD, began, TMS_OK);
 }
 
 static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
@@ -242,9 +242,9 @@ static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error
         /* Another attempt would skip damaged segments, and so succeed with the rest. */
         if (status == TMS_OUT_OF_DEVICE_MEMORY && !t->done.damaged) {
             const bool waits = tms_wait_remaining(&t->wait) > 0;
-            const uint64_t began = waits ? tms_phases_begin(t, TMS_PHASE_WAIT) : 0;
+            const uint64_t began = waits ? tms_observers_begin_phase(t, TMS_PHASE_WAIT) : 0;
             status = await_memory(t, &patience, error);
-            if (waits) tms_phases_end(t, TMS_PHASE_WAIT, began, status);
+            if (waits) tms_observers_end_phase(t, TMS_PHASE_WAIT, began, status);
             if (status == TMS_OUT_OF_DEVICE_MEMORY) describe_shortage(t, error);
             if (status == TMS_OK) continue;
         }
@@ -281,8 +281,10 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
                                     .to = TMS_SEGMENT_ACTIVE},
                           .pending = pending,
                           .act = resume_all,
-                          .perform = perform};
-    tms_status_t status = tms_transition_run(&t, &saver->stats.resumes, report, error);
+                          .perform = perform,
+                          .calls = &saver->stats.resumes,
+                          .report = report};
+    tms_status_t status = tms_transition_run(&t, error);
     if (status == TMS_BACKUP_IO && error)
         tms_error_append(error, " If these contents are lost, pause(tag, backup=\"discard\") gives them up, and resume(tag) "
                                 "then brings the memory back without them.");
