@@ -73,6 +73,18 @@ MUTANTS = (
         (_PHASES,),
     ),
     Mutant(
+        "only-the-first-observer-is-notified",
+        "csrc/core/transition/observers.c",
+        "i < sizeof observers / sizeof *observers",
+        "i < 1",
+        (
+            _PHASES,
+            _RANGES,
+            "tests/unit/core/transition/test_transition_log.c",
+            "tests/unit/core/transition/test_transition.c",
+        ),
+    ),
+    Mutant(
         "levels-are-those-after-the-first-event",
         _SOURCES + "observe/events/log.py",
         "Level(event.tag, event.device, -event.resident_change, -event.paused_change, -event.backup_change)",

@@ -154,8 +154,8 @@ _BACKUPS = (
     Mutant(
         "every-pause-gives-up-what-is-paused",
         "csrc/core/transition/pause.c",
-        ".gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE}",
-        ".gives_up = true}",
+        "gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE;",
+        "gives_up = true;",
         ("tests/unit/core/transition/test_discard.c",),
     ),
     Mutant(

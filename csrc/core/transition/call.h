@@ -91,5 +91,12 @@ static inline tms_error_context_t tms_transition_context_of(const tms_transition
                                  .address = tms_segment_address(segment),
                                  .tag = segment->tag->name};
 }
+static inline tms_error_context_t tms_transition_context_of_run(const tms_transition_t *t, const tms_run_t *run) {
+    return (tms_error_context_t){.operation = t->asked.operation,
+                                 .device = run->device,
+                                 .bytes = tms_run_bytes(run),
+                                 .address = run->begin,
+                                 .tag = run->tag->name};
+}
 
 #endif

@@ -59,13 +59,10 @@ static void guard_again(tms_transition_t *t, tms_segment_t *segment) {
     tms_guard_mode_cover(t, segment, peers | (tms_device_mask_t)1 << segment->device);
 }
 
-/* Releases a run that this call has made. Errors name one of its segments. */
-static void undo_run(tms_transition_t *t, const tms_segment_t *segment) {
-    tms_run_t *run = segment->run;
+/* Releases a run that this call has made. */
+static void undo_run(tms_transition_t *t, tms_run_t *run) {
     tms_error_t reason;
-    tms_error_context_t context = tms_transition_context_of(t, segment);
-    context.address = run->begin;
-    context.bytes = tms_run_bytes(run);
+    const tms_error_context_t context = tms_transition_context_of_run(t, run);
     if (may_be_in_use(t, run)) {
         t->done.damaged = true;
         return;
@@ -82,7 +79,7 @@ static void undo(tms_transition_t *t) {
     TMS_FOR_EACH(segment, t) {
         if (segment->run && segment->run->mark != mark) {
             segment->run->mark = mark;
-            undo_run(t, segment);
+            undo_run(t, segment->run);
         }
         if (!tms_segment_has_memory(segment)) guard_again(t, segment);
     }
