@@ -54,7 +54,7 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
     tms_account_moves_t moves = {
         .account = &t->saver->account, .call = t->call, .operation = t->asked.operation, .now = tms_wait_now()};
-    if (tms_shared_page_is_open(&t->saver->page)) moves.outcome = tms_observers_outcome(t, moved);
+    if (tms_shared_page_is_open(&t->saver->shared_page)) moves.outcome = tms_observers_outcome(t, moved);
     pthread_mutex_lock(&t->saver->lock);
     if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
     if (moved && t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);

@@ -30,19 +30,19 @@ tms_shared_page_outcome_t tms_observers_outcome(const tms_transition_t *t, bool 
 }
 
 static void begin_moves_on_page(tms_transition_t *t) {
-    tms_shared_page_t *page = &t->saver->page;
+    tms_shared_page_t *page = &t->saver->shared_page;
     if (!tms_shared_page_is_open(page)) return;
     tms_shared_page_begin_moves(page, page_call(t), tms_clock_nanoseconds());
     tms_shared_page_publish(page);
 }
 
 static void end_moves_on_page(tms_transition_t *t) {
-    tms_shared_page_end_moves(&t->saver->page);
-    tms_shared_page_publish(&t->saver->page);
+    tms_shared_page_end_moves(&t->saver->shared_page);
+    tms_shared_page_publish(&t->saver->shared_page);
 }
 
 static void count_call_on_page(tms_transition_t *t) {
-    tms_shared_page_t *page = &t->saver->page;
+    tms_shared_page_t *page = &t->saver->shared_page;
     if (!tms_shared_page_is_open(page)) return;
     const tms_shared_page_outcome_t outcome = tms_observers_outcome(t, t->done.status == TMS_OK);
     pthread_mutex_lock(&t->saver->lock);

@@ -10,7 +10,7 @@
 #include "core/transition/observers.h"
 #include "core/transition/save.h"
 #include "core/transition/transition.h"
-#include "core/transition/verifying.h"
+#include "core/transition/verification.h"
 
 /* ---- contents ---- */
 
@@ -159,7 +159,7 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
     if (status == TMS_OK) begin_leaving(t);
     if (status == TMS_OK && t->saver->config->verify_backups && t->planned.unchanged_bytes > 0)
-        status = tms_verifying_check(t, known, error);
+        status = tms_verification_check(t, known, error);
     if (status == TMS_OK) {
         t->done.report.copied_bytes = t->planned.total_bytes;
         t->done.report.unchanged_bytes = t->planned.unchanged_bytes;
