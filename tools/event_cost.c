@@ -36,7 +36,7 @@ static double round_with(tms_events_t *events, int threads) {
     return (now() - began) / EVENTS;
 }
 
-/* As phases.c and phases.h do it: a call asks for the tool once, and each of its ranges tests the answer. */
+/* As observers.c and observers.h do it: a call asks for the tool once, and each of its ranges tests the answer. */
 static double round_of_calls(tms_nvtx_t *nvtx) {
     double began = now();
     for (int i = 0; i < EVENTS; i++) {

@@ -41,7 +41,7 @@ from torch_memory_saver.reports.usage import PreservedBlock, Stats
 if TYPE_CHECKING:
     import torch
 
-    from torch_memory_saver._engine.managing import ManageHandle
+    from torch_memory_saver._engine.managed_tensors import ManageHandle
 
     Preservable: TypeAlias = torch.Tensor | torch.nn.Module | Iterable[Any]
 

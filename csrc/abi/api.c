@@ -13,10 +13,9 @@
 #include "core/model/inspect.h"
 #include "core/model/peers.h"
 #include "core/model/turn.h"
-#include "core/transition/background.h"
 #include "core/transition/pause.h"
+#include "core/transition/pending.h"
 #include "core/transition/resume.h"
-#include "device/uuid.h"
 
 tms_status_t tms_api_allocate(uint64_t bytes, int32_t device, uint64_t *address, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
@@ -180,7 +179,7 @@ void tms_api_close(void) {
 
 tms_status_t tms_api_resume_begin(const tms_selection_t *selection, tms_pending_t **pending, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_pending_begin(&state->saver, selection, pending, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_transition_resume_begin(&state->saver, selection, pending, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 int32_t tms_api_pending_done(tms_pending_t *pending) { return tms_pending_done(pending); }
@@ -304,7 +303,7 @@ tms_status_t tms_api_device_info(int32_t device, tms_device_info_t *info, tms_er
     if (status == TMS_OK)
         status = TMS_DRIVER_CALL(driver, &context, error, cuDeviceGetUuid, &uuid, devices->device[device].handle);
     if (status != TMS_OK) return status;
-    tms_uuid_write(&uuid, info->uuid);
+    tms_device_write_uuid(&uuid, info->uuid);
     info->total_bytes = devices->device[device].total_bytes;
     return TMS_OK;
 }

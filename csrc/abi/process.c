@@ -17,7 +17,7 @@ static void before_fork(void) {
     pthread_mutex_lock(&state->saver.pending_resumes.lock);
     pthread_mutex_lock(&state->saver.descriptors.lock);
     pthread_mutex_lock(&state->late_devices.lock);
-    pthread_mutex_lock(&state->saver.page.opening);
+    pthread_mutex_lock(&state->saver.shared_page.opening);
     tms_events_before_fork(&state->saver.events);
     tms_ledger_before_fork(&state->ledger);
 }
@@ -27,7 +27,7 @@ static void after_fork_in_parent(void) {
     if (!state) return;
     tms_ledger_after_fork_in_parent(&state->ledger);
     tms_events_after_fork_in_parent(&state->saver.events);
-    pthread_mutex_unlock(&state->saver.page.opening);
+    pthread_mutex_unlock(&state->saver.shared_page.opening);
     pthread_mutex_unlock(&state->late_devices.lock);
     pthread_mutex_unlock(&state->saver.descriptors.lock);
     pthread_mutex_unlock(&state->saver.pending_resumes.lock);
@@ -57,7 +57,7 @@ static void after_fork_in_child(void) {
     tms_events_after_fork_in_child(&saver->events);
     tms_nvtx_after_fork_in_child(&saver->nvtx);
     tms_ledger_after_fork_in_child(&state->ledger);
-    tms_shared_page_after_fork_in_child(&saver->page);
+    tms_shared_page_after_fork_in_child(&saver->shared_page);
     /* The thread of a transition that ran in the parent does not exist here. */
     saver->transition_running = false;
     saver->callback_began = 0;
@@ -75,7 +75,7 @@ static void at_exit(void) {
     if (!state || atomic_load(&state->saver.forked)) return;
     tms_process_end_threads(&state->saver);
     tms_backup_stores_at_exit(&state->saver.stores);
-    tms_shared_page_at_exit(&state->saver.page);
+    tms_shared_page_at_exit(&state->saver.shared_page);
     tms_log_summarize(&state->log, true);
     tms_log_at_exit(&state->log);
 }

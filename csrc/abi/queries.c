@@ -10,8 +10,7 @@
 #include "abi/start.h"
 #include "core/model/export.h"
 #include "core/model/inspect.h"
-#include "core/transition/reading.h"
-#include "core/transition/sample.h"
+#include "core/transition/peek.h"
 
 size_t tms_api_segments(tms_segment_info_t *rows, size_t capacity) {
     tms_state_t *state = tms_state_if_made();
@@ -51,14 +50,14 @@ void tms_api_tag_info(const char *tag, tms_tag_info_t *info) {
 tms_status_t tms_api_read_backup(const tms_selection_t *selection, uint64_t address, uint64_t bytes, void *destination,
                                  int32_t *found, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_transition_read(&state->saver, selection, address, bytes, destination, found, error)
+    return state ? tms_transition_read_backup(&state->saver, selection, address, bytes, destination, found, error)
                  : TMS_OUT_OF_HOST_MEMORY;
 }
 
 tms_status_t tms_api_count_guard_bytes(const tms_selection_t *selection, const tms_live_range_t *ranges, size_t range_count,
                                        uint64_t *counts, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_transition_sample(&state->saver, selection, ranges, range_count, counts, error)
+    return state ? tms_transition_count_guard_bytes(&state->saver, selection, ranges, range_count, counts, error)
                  : TMS_OUT_OF_HOST_MEMORY;
 }
 

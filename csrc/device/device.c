@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -397,4 +398,13 @@ tms_status_t tms_devices_memory(tms_devices_t *devices, int ordinal, uint64_t *f
     *free_bytes = free_now;
     *total_bytes = total;
     return TMS_OK;
+}
+
+void tms_device_write_uuid(const CUuuid *uuid, char text[TMS_UUID_BYTES]) {
+    static const unsigned dashes = 1u << 4 | 1u << 6 | 1u << 8 | 1u << 10; /* a dash precedes each of these bytes */
+    int used = snprintf(text, TMS_UUID_BYTES, "GPU-");
+    for (unsigned i = 0; i < sizeof(uuid->bytes); i++) {
+        used += snprintf(text + used, (size_t)(TMS_UUID_BYTES - used), "%s%02x", dashes >> i & 1 ? "-" : "",
+                         (unsigned)(unsigned char)uuid->bytes[i]);
+    }
 }

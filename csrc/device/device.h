@@ -85,4 +85,7 @@ uint64_t tms_devices_unreleased(const tms_devices_t *devices);
 /* In a forked child: forgets the references and the helpers, which belong to the parent. */
 void tms_devices_after_fork_in_child(tms_devices_t *devices);
 
+/* Writes a UUID as NVML and nvidia-smi do: "GPU-5d5ba0d6-...". */
+void tms_device_write_uuid(const CUuuid *uuid, char text[TMS_UUID_BYTES]);
+
 #endif

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "base/private_directory.h"
-#include "device/uuid.h"
 
 enum {
     FILE_MODE = 0600,
@@ -189,7 +188,7 @@ static int open_locked(const tms_device_locks_t *locks, const char *name, failur
 
 static void write_name(char name[NAME_BYTES], const CUuuid *uuid) {
     char text[TMS_UUID_BYTES];
-    tms_uuid_write(uuid, text);
+    tms_device_write_uuid(uuid, text);
     snprintf(name, NAME_BYTES, "torch_memory_saver-%s.lock", text);
 }
 

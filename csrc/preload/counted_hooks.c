@@ -1,5 +1,5 @@
 /* The interposers that only count: allocations and frees of memory that is never managed. */
-#include "counting.h"
+#include "count.h"
 #include "hooks.h"
 
 #define CALLER __builtin_return_address(0)
@@ -7,23 +7,23 @@
 /* Defines the interposer of a function that allocates `size` bytes. `address` is read after the call. */
 #define ALLOCATES(type, name, parameters, address, size, ...)                                                               \
     type name parameters {                                                                                                  \
-        tms_counting_t counting = tms_counting_begin(CALLER);                                                               \
+        tms_count_t count = tms_count_begin(CALLER);                                                                        \
         type result;                                                                                                        \
-        TMS_CALL_REAL(result, counting.state, name, __VA_ARGS__);                                                           \
-        if (result == 0) tms_counting_add(&counting, TMS_HOOK_##name, (uint64_t)(uintptr_t)(address), (size));              \
-        tms_counting_end(&counting);                                                                                        \
+        TMS_CALL_REAL(result, count.state, name, __VA_ARGS__);                                                              \
+        if (result == 0) tms_count_add(&count, TMS_HOOK_##name, (uint64_t)(uintptr_t)(address), (size));                    \
+        tms_count_end(&count);                                                                                              \
         return result;                                                                                                      \
     }
 
 /* Defines the interposer of a function that frees the memory at `address`. */
 #define FREES(type, name, parameters, address, ...)                                                                         \
     type name parameters {                                                                                                  \
-        tms_counting_t counting = tms_counting_begin(NULL);                                                                 \
-        tms_ledger_taken_t taken = tms_counting_take(&counting, (uint64_t)(uintptr_t)(address));                            \
+        tms_count_t count = tms_count_begin(NULL);                                                                          \
+        tms_ledger_taken_t taken = tms_count_take(&count, (uint64_t)(uintptr_t)(address));                                  \
         type result;                                                                                                        \
-        TMS_CALL_REAL(result, counting.state, name, __VA_ARGS__);                                                           \
-        tms_counting_settle(&counting, taken, result == 0);                                                                 \
-        tms_counting_end(&counting);                                                                                        \
+        TMS_CALL_REAL(result, count.state, name, __VA_ARGS__);                                                              \
+        tms_count_settle(&count, taken, result == 0);                                                                       \
+        tms_count_end(&count);                                                                                              \
         return result;                                                                                                      \
     }
 
@@ -66,13 +66,13 @@ FREES(CUresult, cuMemFreeAsync_ptsz, (CUdeviceptr address, CUstream stream), add
 
 CUresult tms_counted_create(const void *caller, CUmemGenericAllocationHandle *handle, size_t bytes,
                             const CUmemAllocationProp *properties, unsigned long long flags) {
-    tms_counting_t counting = tms_counting_begin(caller);
-    tms_ledger_t *ledger = tms_counting_ledger(&counting);
+    tms_count_t count = tms_count_begin(caller);
+    tms_ledger_t *ledger = tms_count_ledger(&count);
     CUresult result;
-    TMS_CALL_REAL(result, counting.state, cuMemCreate, handle, bytes, properties, flags);
+    TMS_CALL_REAL(result, count.state, cuMemCreate, handle, bytes, properties, flags);
     if (ledger && result == CUDA_SUCCESS && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        tms_ledger_add_handle(ledger, counting.caller, properties->location.id, *handle, bytes);
-    tms_counting_end(&counting);
+        tms_ledger_add_handle(ledger, count.caller, properties->location.id, *handle, bytes);
+    tms_count_end(&count);
     return result;
 }
 
@@ -82,46 +82,46 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-    tms_counting_t counting = tms_counting_begin(NULL);
-    tms_ledger_t *ledger = tms_counting_ledger(&counting);
+    tms_count_t count = tms_count_begin(NULL);
+    tms_ledger_t *ledger = tms_count_ledger(&count);
     tms_ledger_taken_t taken = {TMS_NO_RECORD};
     CUresult result;
     if (ledger) taken = tms_ledger_take_handle(ledger, handle);
-    TMS_CALL_REAL(result, counting.state, cuMemRelease, handle);
-    tms_counting_settle(&counting, taken, result == CUDA_SUCCESS);
-    tms_counting_end(&counting);
+    TMS_CALL_REAL(result, count.state, cuMemRelease, handle);
+    tms_count_settle(&count, taken, result == CUDA_SUCCESS);
+    tms_count_end(&count);
     return result;
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
-    tms_counting_t counting = tms_counting_begin(NULL);
-    tms_ledger_t *ledger = tms_counting_ledger(&counting);
+    tms_count_t count = tms_count_begin(NULL);
+    tms_ledger_t *ledger = tms_count_ledger(&count);
     CUresult result;
-    TMS_CALL_REAL(result, counting.state, cuMemRetainAllocationHandle, handle, address);
+    TMS_CALL_REAL(result, count.state, cuMemRetainAllocationHandle, handle, address);
     if (ledger && result == CUDA_SUCCESS) tms_ledger_retain_handle(ledger, *handle);
-    tms_counting_end(&counting);
+    tms_count_end(&count);
     return result;
 }
 
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
-    tms_counting_t counting = tms_counting_begin(NULL);
-    tms_ledger_t *ledger = tms_counting_ledger(&counting);
+    tms_count_t count = tms_count_begin(NULL);
+    tms_ledger_t *ledger = tms_count_ledger(&count);
     CUresult result;
-    TMS_CALL_REAL(result, counting.state, cuMemMap, address, bytes, offset, handle, flags);
+    TMS_CALL_REAL(result, count.state, cuMemMap, address, bytes, offset, handle, flags);
     if (ledger && result == CUDA_SUCCESS) tms_ledger_map(ledger, address, bytes, handle);
-    tms_counting_end(&counting);
+    tms_count_end(&count);
     return result;
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
-    tms_counting_t counting = tms_counting_begin(NULL);
-    tms_ledger_t *ledger = tms_counting_ledger(&counting);
+    tms_count_t count = tms_count_begin(NULL);
+    tms_ledger_t *ledger = tms_count_ledger(&count);
     tms_ledger_taken_t taken = {TMS_NO_RECORD};
     CUresult result;
     if (ledger) taken = tms_ledger_take_mappings(ledger, address, bytes);
-    TMS_CALL_REAL(result, counting.state, cuMemUnmap, address, bytes);
-    tms_counting_settle(&counting, taken, result == CUDA_SUCCESS);
-    tms_counting_end(&counting);
+    TMS_CALL_REAL(result, count.state, cuMemUnmap, address, bytes);
+    tms_count_settle(&count, taken, result == CUDA_SUCCESS);
+    tms_count_end(&count);
     return result;
 }

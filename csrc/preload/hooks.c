@@ -6,7 +6,7 @@
 #include "core/allocation/free.h"
 #include "core/model/inspect.h"
 #include "core/model/peers.h"
-#include "counting.h"
+#include "count.h"
 #include "device/capture_mode.h"
 #include "interpreter.h"
 
@@ -38,16 +38,16 @@ static bool is_final(tms_status_t status) {
            status == TMS_DEVICE_LOST || status == TMS_CAPTURE_IN_PROGRESS;
 }
 
-static tms_cuda_error_t allocate_ordinary(const tms_counting_t *counting, void **address, size_t bytes) {
+static tms_cuda_error_t allocate_ordinary(const tms_count_t *count, void **address, size_t bytes) {
     tms_cuda_error_t result;
-    TMS_CALL_REAL(result, counting->state, cudaMalloc, address, bytes);
-    if (result == TMS_CUDA_SUCCESS && address) tms_counting_add(counting, TMS_HOOK_cudaMalloc, (uintptr_t)*address, bytes);
+    TMS_CALL_REAL(result, count->state, cudaMalloc, address, bytes);
+    if (result == TMS_CUDA_SUCCESS && address) tms_count_add(count, TMS_HOOK_cudaMalloc, (uintptr_t)*address, bytes);
     return result;
 }
 
-static tms_cuda_error_t allocate_managed(const tms_counting_t *counting, const tms_region_t *region, void **address,
+static tms_cuda_error_t allocate_managed(const tms_count_t *count, const tms_region_t *region, void **address,
                                          size_t bytes) {
-    tms_state_t *state = counting->state;
+    tms_state_t *state = count->state;
     uint64_t managed = 0;
     tms_error_t error;
     tms_status_t status = ensure_context(state, &error);
@@ -63,7 +63,7 @@ static tms_cuda_error_t allocate_managed(const tms_counting_t *counting, const t
         tms_log_write(&state->log, level, "%s", error.message);
         return tms_compat_cuda_error(status, &error);
     }
-    tms_cuda_error_t result = allocate_ordinary(counting, address, bytes);
+    tms_cuda_error_t result = allocate_ordinary(count, address, bytes);
     if (result == TMS_CUDA_SUCCESS)
         tms_log_once(&state->log, &state->warned_not_managed, TMS_LOG_WARNING,
                      "an allocation in a region is not managed and cannot be paused: %s", error.message);
@@ -72,18 +72,17 @@ static tms_cuda_error_t allocate_managed(const tms_counting_t *counting, const t
 
 /* The real function handles a NULL pointer and a size of 0. */
 tms_cuda_error_t cudaMalloc(void **address, size_t bytes) {
-    tms_counting_t counting = tms_counting_begin(__builtin_return_address(0));
+    tms_count_t count = tms_count_begin(__builtin_return_address(0));
     tms_cuda_error_t result;
     tms_region_t region = {.managed = false};
     /* The thread's own region applies. The settings of a capture are for torch's pools, because another thread's cudaMalloc
      * does not belong to the graph. An allocation inside another hook is not the program's. */
-    if (!counting.nested && counting.state && address && bytes > 0)
-        region = tms_region_current(&counting.state->regions, NULL);
+    if (!count.nested && count.state && address && bytes > 0) region = tms_region_current(&count.state->regions, NULL);
     if (region.managed)
-        result = allocate_managed(&counting, &region, address, bytes);
+        result = allocate_managed(&count, &region, address, bytes);
     else
-        result = allocate_ordinary(&counting, address, bytes);
-    tms_counting_end(&counting);
+        result = allocate_ordinary(&count, address, bytes);
+    tms_count_end(&count);
     return result;
 }
 
@@ -100,12 +99,12 @@ tms_cuda_error_t cudaFree(void *address) {
             return tms_compat_cuda_error(status, &error);
         }
     }
-    tms_counting_t counting = tms_counting_begin(NULL);
-    tms_ledger_taken_t taken = tms_counting_take(&counting, (uintptr_t)address);
+    tms_count_t count = tms_count_begin(NULL);
+    tms_ledger_taken_t taken = tms_count_take(&count, (uintptr_t)address);
     tms_cuda_error_t result;
     TMS_CALL_REAL(result, state, cudaFree, address);
-    tms_counting_settle(&counting, taken, result == TMS_CUDA_SUCCESS);
-    tms_counting_end(&counting);
+    tms_count_settle(&count, taken, result == TMS_CUDA_SUCCESS);
+    tms_count_end(&count);
     return result;
 }
 
@@ -250,7 +249,7 @@ tms_cuda_error_t cudaDeviceReset(void) {
     if (state && tms_capture_visible(&state->saver.capture) > 0 &&
         tms_devices_current(&state->devices, &device, &context, NULL) == TMS_OK)
         count = tms_saver_capture_take(&state->saver, NULL, device, taken);
-    int counted = tms_counting_device(state, TMS_HOOK_cudaDeviceReset);
+    int counted = tms_count_device(state, TMS_HOOK_cudaDeviceReset);
     TMS_CALL_REAL(result, state, cudaDeviceReset);
     if (state && result == TMS_CUDA_SUCCESS) tms_ledger_clear_device(&state->ledger, counted);
     if (count > 0) tms_saver_capture_taken(&state->saver, taken, count, result == TMS_CUDA_SUCCESS);

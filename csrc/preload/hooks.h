@@ -1,5 +1,5 @@
 /* The interposers, which programs call instead of the functions of resolve.h: hooks.c has the hooks that manage memory and
- * see captures, counted_hooks.c the hooks that only count (counting.h), and handle_hooks.c what PyTorch's allocator gets in
+ * see captures, counted_hooks.c the hooks that only count (count.h), and handle_hooks.c what PyTorch's allocator gets in
  * place of the driver's virtual memory management.
  *
  * A hook only calls the real function if the thread's allocations are not managed, if this thread is already inside a hook,

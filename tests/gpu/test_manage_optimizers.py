@@ -12,7 +12,7 @@ import pytest
 from gpu_programs import Program, run_programs
 from gpu_support import MIB, empty, errors, free_bytes, saver, torch
 
-from torch_memory_saver._engine import managing
+from torch_memory_saver._engine import managed_tensors
 from torch_memory_saver._torch import layer
 
 TAG = "optimizer"
@@ -111,7 +111,7 @@ def test_a_step_that_adds_nothing_costs_no_look_at_pytorchs_memory(monkeypatch: 
     give_gradients(model, 0)
     optimizer.step()
     calls: list[str] = []
-    monkeypatch.setattr(managing, "find_movable", lambda *_: calls.append("find"))
+    monkeypatch.setattr(managed_tensors, "find_movable", lambda *_: calls.append("find"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: calls.append("synchronize"))
     monkeypatch.setattr(layer.require(), "empty_cache", lambda: calls.append("empty"))
     for step in range(1, 3):

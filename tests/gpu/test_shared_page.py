@@ -14,8 +14,8 @@ from gpu_support import MIB, saver, torch
 
 from torch_memory_saver import _core
 from torch_memory_saver.observe._processes.names import user_of
-from torch_memory_saver.observe._processes.pages import Page, read_pages
 from torch_memory_saver.observe._processes.requests import result_path
+from torch_memory_saver.observe._processes.shared_pages import Page, read_pages
 from torch_memory_saver.observe.memory import load_snapshot
 
 SIZE = 64 * MIB

@@ -63,8 +63,8 @@ _SAMPLING_TESTS = "tests/unit/python/engine/test_guard_sampling.py"
 _TENSOR_TESTS = "tests/unit/python/engine/test_found_tensors.py"
 _BLOCK_TESTS = "tests/unit/python/torch/test_live.py"
 _ON_GPU = "torch:tests/gpu/test_check_fresh.py"
-_SAMPLE = "csrc/core/transition/sample.c"
-_SAMPLE_TESTS = "tests/unit/core/transition/test_sample.c"
+_PEEK = "csrc/core/transition/peek.c"
+_PEEK_TESTS = "tests/unit/core/transition/test_peek.c"
 
 _FRESH = (
     Mutant(
@@ -223,52 +223,52 @@ _FRESH = (
     ),
     Mutant(
         "ranges-count-from-the-first-of-the-segment",
-        _SAMPLE,
+        _PEEK,
         "            bytes += size;",
         "            bytes += 0 * size;",
-        (_SAMPLE_TESTS,),
+        (_PEEK_TESTS,),
     ),
     Mutant(
         "a-sample-does-not-wait-for-the-device",
-        _SAMPLE,
+        _PEEK,
         "tms_quiesce(&t->wait, t->saver->devices, t->planned.affected,",
         "tms_quiesce(&t->wait, t->saver->devices, 0 * t->planned.affected,",
-        (_SAMPLE_TESTS,),
+        (_PEEK_TESTS,),
     ),
     Mutant(
         "a-sample-moves-what-it-looks-at",
-        _SAMPLE,
-        "    tms_transition_finish(t, false);",
-        "    tms_transition_finish(t, true);",
-        (_SAMPLE_TESTS,),
+        _PEEK,
+        "belong to the parent */\n    tms_transition_finish(t, false);",
+        "belong to the parent */\n    tms_transition_finish(t, true);",
+        (_PEEK_TESTS,),
     ),
     Mutant(
         "a-sample-keeps-its-copies",
-        _SAMPLE,
+        _PEEK,
         "    release_all(sample);\n    return status;",
         "    if (status == TMS_OK) release_all(sample);\n    return status;",
-        (_SAMPLE_TESTS,),
+        (_PEEK_TESTS,),
     ),
     Mutant(
         "a-range-beyond-its-allocation-is-read",
-        _SAMPLE,
+        _PEEK,
         "range->end <= begin + segment->bytes;",
         "range->begin < begin + segment->bytes;",
-        (_SAMPLE_TESTS,),
+        (_PEEK_TESTS,),
     ),
     Mutant(
         "preserved-blocks-are-all-that-was-live",
         "csrc/core/model/segment.h",
         "    if (segment->backup.saved && !segment->only_preserved) return false;",
         "    if (segment->backup.saved) return false;",
-        (_SAMPLE_TESTS, _ON_GPU),
+        (_PEEK_TESTS, _ON_GPU),
     ),
     Mutant(
         "zeroed-memory-seems-guarded",
         "csrc/core/transition/resume.c",
         "    if (t->asked.selection->zero) return TMS_CONTENTS_ZEROED;",
         "",
-        (_SAMPLE_TESTS, _FRESH_TESTS),
+        (_PEEK_TESTS, _FRESH_TESTS),
     ),
 )
 

@@ -10,12 +10,12 @@ _FINGERPRINTS = "csrc/backup/fingerprints.c"
 _PASS = "csrc/backup/pass.c"
 _STORES = "csrc/backup/stores.c"
 _HOST = "csrc/backup/host/operations.c"
-_VERIFYING = "csrc/core/transition/verifying.c"
+_VERIFICATION = "csrc/core/transition/verification.c"
 _PAUSE = "csrc/core/transition/pause.c"
 _TEST = "tests/unit/core/transition/test_changes.c"
 _TEST_DISK = "tests/unit/core/transition/test_disk_changes.c"
 _TEST_FINGERPRINTS = "tests/unit/backup/test_fingerprints.c"
-_TEST_VERIFYING = "tests/unit/core/transition/test_verifying.c"
+_TEST_VERIFICATION = "tests/unit/core/transition/test_verification.c"
 _TEST_PASS = "tests/unit/backup/test_pass.c"
 _TEST_KERNEL = "tests/unit/tools/test_fingerprint_kernel.py"
 
@@ -116,7 +116,7 @@ MUTANTS = (
         _STORES,
         "!*differs && done < extents[i].bytes; done += part)",
         "!*differs && done < extents[i].bytes && done < PART_BYTES; done += part)",
-        (_TEST_VERIFYING,),
+        (_TEST_VERIFICATION,),
     ),
     Mutant(
         "the-pieces-of-an-unaligned-range-are-miscounted",
@@ -134,17 +134,17 @@ MUTANTS = (
     ),
     Mutant(
         "an-equal-segment-hides-one-that-differs",
-        _VERIFYING,
+        _VERIFICATION,
         "        if (first == TMS_OK) first = status;\n",
         "        first = status;\n",
-        (_TEST_VERIFYING,),
+        (_TEST_VERIFICATION,),
     ),
     Mutant(
         "what-was-copied-whole-is-compared",
-        _VERIFYING,
+        _VERIFICATION,
         "        if (segment->backup.partial && segment->run->leaving)\n            status = compare(",
         "        if (segment->run->leaving)\n            status = compare(",
-        (_TEST_VERIFYING,),
+        (_TEST_VERIFICATION,),
     ),
     Mutant(
         "only-the-last-failure-of-a-pass-is-described",
@@ -193,18 +193,18 @@ MUTANTS = (
         "csrc/core/transition/save.c",
         "tms_save_copy_counted(t, device, NULL, wait, error)",
         "tms_save_copy_counted(t, device, &t->done.copied_bytes, wait, error)",
-        (_TEST_VERIFYING, _TEST_DISK),
+        (_TEST_VERIFICATION, _TEST_DISK),
     ),
     Mutant(
         "a-damaged-file-fails-each-verified-pause",
-        _VERIFYING,
+        _VERIFICATION,
         "if (status == TMS_BACKUP_IO) {",
         "if (status == TMS_OK && differs && !damaged) {",
         (_TEST_DISK,),
     ),
     Mutant(
         "only-the-changed-part-of-a-damaged-file-is-written-again",
-        _VERIFYING,
+        _VERIFICATION,
         "    tms_backup_copy_all(backup);\n",
         "",
         (_TEST_DISK,),

@@ -1,4 +1,4 @@
-"""Bugs in the comparison of memory snapshots: loading, growth, drift, fragmentation, and what the page lets run."""
+"""Bugs in the comparison of memory snapshots: reading, growth, drift, fragmentation, and what the page lets run."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ _SOURCES = "torch_memory_saver/observe/memory/"
 _TESTS = "tests/unit/python/observe/memory/"
 _COMPARISON = _TESTS + "test_comparison.py::"
 _UNITS = _TESTS + "test_comparison_units.py::"
-_LOADING = _TESTS + "test_loading.py::"
+_READING = _TESTS + "test_snapshot_reader.py::"
 
 MUTANTS = (
     Mutant(
         "a-snapshot-file-runs-functions",
-        _SOURCES + "loading.py",
+        _SOURCES + "snapshot_reader.py",
         'raise _RefusedGlobal(f"{module}.{name}")',
         "return super().find_class(module, name)",
-        (_LOADING + "test_a_function_is_not_called", _LOADING + "test_every_class_is_refused"),
+        (_READING + "test_a_function_is_not_called", _READING + "test_every_class_is_refused"),
     ),
     Mutant(
         "the-oldest-stack-of-a-block-of-pytorch-2-0",
-        _SOURCES + "loading.py",
+        _SOURCES + "snapshot_reader.py",
         'row["history"][0]',
         'row["history"][-1]',
-        (_LOADING + "test_a_snapshot_of_pytorch_2_0",),
+        (_READING + "test_a_snapshot_of_pytorch_2_0",),
     ),
     Mutant(
         "cpp-frames-make-another-stack",
         "torch_memory_saver/_stacks.py",
         "python = tuple(frame for frame in frames if not _is_native(frame))",
         "python = tuple(frames)",
-        (_LOADING + "test_cpp_frames_are_folded", _TESTS + "test_comparison_table.py::test_cpp_frames_are_counted"),
+        (_READING + "test_cpp_frames_are_folded", _TESTS + "test_comparison_table.py::test_cpp_frames_are_counted"),
     ),
     Mutant(
         "growth-in-one-interval-is-a-leak",
@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "an-expandable-segment-is-given-back-as-a-whole",
-        _SOURCES + "loading.py",
+        _SOURCES + "snapshot_reader.py",
         'if row.get("is_expandable") else 0',
         "if False else 0",
         (

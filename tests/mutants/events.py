@@ -67,10 +67,22 @@ MUTANTS = (
     ),
     Mutant(
         "phases-forget-their-device",
-        "csrc/core/transition/phases.c",
+        "csrc/core/transition/observers.c",
         "    event.phase = which;\n    event.device = device;",
         "    event.phase = which;",
         (_PHASES,),
+    ),
+    Mutant(
+        "only-the-first-observer-is-notified",
+        "csrc/core/transition/observers.c",
+        "i < sizeof observers / sizeof *observers",
+        "i < 1",
+        (
+            _PHASES,
+            _RANGES,
+            "tests/unit/core/transition/test_transition_log.c",
+            "tests/unit/core/transition/test_transition.c",
+        ),
     ),
     Mutant(
         "levels-are-those-after-the-first-event",
@@ -128,9 +140,9 @@ MUTANTS = (
     Mutant(
         "a-range-stays-open-when-a-copy-fails",
         "csrc/core/transition/pause.c",
-        "    tms_phases_pop(t);\n    tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);",
-        "    if (copying.status == TMS_OK) tms_phases_pop(t);\n"
-        "    tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);",
+        "    tms_observers_pop(t);\n    tms_observers_record_phase(t, TMS_PHASE_COPY, device, &copying);",
+        "    if (copying.status == TMS_OK) tms_observers_pop(t);\n"
+        "    tms_observers_record_phase(t, TMS_PHASE_COPY, device, &copying);",
         (_RANGES,),
     ),
     Mutant(

@@ -7,7 +7,7 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _TESTS = "tests/unit/python/torch/test_following.py::"
-_FOLLOWING = "torch_memory_saver/_engine/following.py"
+_FOLLOWING = "torch_memory_saver/_engine/thread_pools.py"
 _POOLS = "torch_memory_saver/_torch/pools.py"
 _ADMISSION = "torch_memory_saver/_torch/admission.py"
 

@@ -16,9 +16,9 @@ _LEDGER = "torch_memory_saver/observe/_ledger/sources.py"
 MUTANTS = (
     Mutant(
         "a-nested-allocation-counts-twice",
-        "csrc/preload/counting.h",
-        "counting->state && !counting->nested ?",
-        "counting->state ?",
+        "csrc/preload/count.h",
+        "count->state && !count->nested ?",
+        "count->state ?",
         (_PRELOAD + "test_functions_that_the_simulated_gpu_does_not_have",),
     ),
     Mutant(
@@ -72,9 +72,9 @@ MUTANTS = (
     ),
     Mutant(
         "memory-counts-for-the-library-of-the-runtime",
-        "csrc/preload/counting.c",
-        "tms_ledger_add(ledger, counting->caller,",
-        "tms_ledger_add(ledger, (const void *)(uintptr_t)tms_hook_real(counting->state, hook),",
+        "csrc/preload/count.c",
+        "tms_ledger_add(ledger, count->caller,",
+        "tms_ledger_add(ledger, (const void *)(uintptr_t)tms_hook_real(count->state, hook),",
         (_PRELOAD + "test_scenario",),
     ),
     Mutant(

@@ -6,7 +6,7 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_MANAGING = "torch_memory_saver/_engine/managing.py"
+_MANAGING = "torch_memory_saver/_engine/managed_tensors.py"
 _MOVABLE = "torch_memory_saver/_engine/movable.py"
 _WRAPPED = "torch_memory_saver/_engine/optimizers.py"
 _MODULES = "torch_memory_saver/_engine/managed_modules.py"

@@ -154,8 +154,8 @@ _BACKUPS = (
     Mutant(
         "every-pause-gives-up-what-is-paused",
         "csrc/core/transition/pause.c",
-        ".gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE}",
-        ".gives_up = true}",
+        "gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE;",
+        "gives_up = true;",
         ("tests/unit/core/transition/test_discard.c",),
     ),
     Mutant(
@@ -199,8 +199,8 @@ _INTERPOSERS = (
     Mutant(
         "allocations-inside-an-allocation-are-managed",
         "csrc/preload/hooks.c",
-        "if (!counting.nested && counting.state && address",
-        "if (counting.state && address",
+        "if (!count.nested && count.state && address",
+        "if (count.state && address",
         ("tests/unit/preload/test_process.py::test_allocations_inside_an_allocation_are_not_the_programs",),
     ),
     Mutant(
@@ -213,8 +213,8 @@ _INTERPOSERS = (
     Mutant(
         "a-capture-lends-its-settings-to-cudamalloc",
         "csrc/preload/hooks.c",
-        "region = tms_region_current(&counting.state->regions, NULL);",
-        "region = tms_saver_settings(&counting.state->saver);",
+        "region = tms_region_current(&count.state->regions, NULL);",
+        "region = tms_saver_settings(&count.state->saver);",
         ("tests/unit/preload/test_capture.py",),
     ),
     Mutant(

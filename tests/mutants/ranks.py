@@ -210,8 +210,8 @@ _ROOM = (
     Mutant(
         "a-check-counts-as-a-pause",
         _CHECK,
-        "tms_transition_run(&t, &calls, NULL, error)",
-        "tms_transition_run(&t, &saver->stats.pauses, NULL, error)",
+        ".act = plan_and_cancel};",
+        ".act = plan_and_cancel, .calls = &saver->stats.pauses};",
         (_CHECK_TESTS,),
     ),
 )

@@ -42,7 +42,7 @@ MUTANTS = (
         "csrc/base/shared_page.c",
         "    tms_shared_page_file_close(&page->file);\n    if (!was_open) return;",
         "    if (!was_open) return;",
-        (_PAGE, _PYTHON + "test_pages.py::test_a_forked_child_does_not_keep_its_parents_page"),
+        (_PAGE, _PYTHON + "test_shared_pages.py::test_a_forked_child_does_not_keep_its_parents_page"),
     ),
     Mutant(
         "totals-of-a-row-that-is-given-away-are-lost",
@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant(
         "a-free-is-shown-by-the-next-change-only",
         "csrc/core/allocation/free.c",
-        "            tms_saver_unpublish(saver, segment);\n            tms_shared_page_publish(&saver->page);",
+        "            tms_saver_unpublish(saver, segment);\n            tms_shared_page_publish(&saver->shared_page);",
         "            tms_saver_unpublish(saver, segment);",
         (_SHOWN,),
     ),
@@ -81,17 +81,17 @@ MUTANTS = (
     ),
     Mutant(
         "pages-of-dead-processes-stay",
-        _SOURCES + "pages.py",
+        _SOURCES + "shared_pages.py",
         "    if is_alive(descriptor, page):\n        return page\n    folder.remove(name)\n    return None",
         "    return page if is_alive(descriptor, page) else None",
-        (_PYTHON + "test_pages.py::test_the_page_of_a_killed_process_is_removed",),
+        (_PYTHON + "test_shared_pages.py::test_the_page_of_a_killed_process_is_removed",),
     ),
     Mutant(
         "a-reused-number-is-taken-for-the-process",
-        _SOURCES + "pages.py",
+        _SOURCES + "shared_pages.py",
         "    return started is None or started == page.process_started",
         "    return True",
-        (_PYTHON + "test_pages.py::test_a_page_whose_process_has_another_start_time_is_dead",),
+        (_PYTHON + "test_shared_pages.py::test_a_page_whose_process_has_another_start_time_is_dead",),
     ),
     Mutant(
         "a-request-stays-after-ctrl-c",
@@ -119,11 +119,11 @@ MUTANTS = (
         "torch_memory_saver/_folders.py",
         "not (may_be_of_user and not is_changed_by_others(os.fstat(folder.descriptor)))",
         "False",
-        (_PYTHON + "test_pages.py::test_nothing_is_read_or_removed_in_a_directory_that_others_can_write_to",),
+        (_PYTHON + "test_shared_pages.py::test_nothing_is_read_or_removed_in_a_directory_that_others_can_write_to",),
     ),
     Mutant(
         "a-page-of-another-user-is-read",
-        _SOURCES + "pages.py",
+        _SOURCES + "shared_pages.py",
         "or found.st_uid not in (os.geteuid(), folder.owner)",
         "or False",
         (_TWO_USERS + "test_pages.py::test_a_page_of_another_user_is_neither_read_nor_asked_nor_removed",),
@@ -158,10 +158,10 @@ MUTANTS = (
     ),
     Mutant(
         "a-page-that-is-being-made-is-broken",
-        _SOURCES + "pages.py",
+        _SOURCES + "shared_pages.py",
         "if found.st_size < _PAGE_BYTES or not any(magic):",
         "if found.st_size < _PAGE_BYTES:",
-        (_PYTHON + "test_pages.py::test_a_page_that_is_being_made_is_not_shown",),
+        (_PYTHON + "test_shared_pages.py::test_a_page_that_is_being_made_is_not_shown",),
     ),
     Mutant(
         "what-has-no-row-is-nowhere",
@@ -190,7 +190,7 @@ MUTANTS = (
         'character if character.isprintable() else "?"',
         "character",
         (
-            _PYTHON + "test_pages.py::test_texts_of_programs_cannot_command_a_terminal",
+            _PYTHON + "test_shared_pages.py::test_texts_of_programs_cannot_command_a_terminal",
             "tests/unit/python/observe/out_of_memory/test_advice.py::test_the_name_of_another_program_cannot_command_a_terminal",
         ),
     ),

@@ -40,7 +40,7 @@ from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_stats
 
 if TYPE_CHECKING:
-    from torch_memory_saver._engine.managing import ManageHandle
+    from torch_memory_saver._engine.managed_tensors import ManageHandle
 
 __all__ = ["DisabledEngine"]
 
@@ -106,7 +106,7 @@ class DisabledEngine(Engine):
         return function
 
     def manage(self, what: Any, *, tag: str = DEFAULT_TAG, backup: str | None = None) -> ManageHandle:
-        from torch_memory_saver._engine.managing import ManageHandle
+        from torch_memory_saver._engine.managed_tensors import ManageHandle
         from torch_memory_saver._engine.movable import find_movable, flat
 
         RegionOptions.check(tag, backup)

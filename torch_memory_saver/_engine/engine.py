@@ -18,7 +18,6 @@ from torch_memory_saver import _core
 from torch_memory_saver._additions import added
 from torch_memory_saver._engine import hooks, preload
 from torch_memory_saver._engine.background import after_call, before_pause, explain, start_from_environment
-from torch_memory_saver._engine.following import follow_thread_pools
 from torch_memory_saver._engine.freshness import Checked, check_fresh
 from torch_memory_saver._engine.hook_modes import DecoratingContext, check_hook_mode
 from torch_memory_saver._engine.hooks import begin_with_hooks, has_inherited_memory, refuse_inner_call, with_hooks
@@ -39,6 +38,7 @@ from torch_memory_saver._engine.process import (
 from torch_memory_saver._engine.region import Region, bind_region
 from torch_memory_saver._engine.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
 from torch_memory_saver._engine.tensors import get_cpu_backup
+from torch_memory_saver._engine.thread_pools import follow_thread_pools
 from torch_memory_saver._engine.variables import init_enabled, warn_of_unknown_variables
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.default_pool import DefaultPool
@@ -70,7 +70,7 @@ from torch_memory_saver.reports.transitions import PauseReport, ResumeReport, pa
 from torch_memory_saver.reports.usage import PreservedBlock, Stats, take_stats
 
 if TYPE_CHECKING:
-    from torch_memory_saver._engine.managing import ManageHandle
+    from torch_memory_saver._engine.managed_tensors import ManageHandle
 
 __all__ = [
     "Engine",
@@ -227,7 +227,7 @@ class Engine:
 
     @passes_log_on
     def manage(self, what: Any, *, tag: str = DEFAULT_TAG, backup: str | None = None) -> ManageHandle:
-        from torch_memory_saver._engine.managing import manage  # few programs need it
+        from torch_memory_saver._engine.managed_tensors import manage  # few programs need it
 
         return manage(self._store, managed_modules, what, RegionOptions.check(tag, backup))
 

@@ -148,7 +148,7 @@ class Stats:
         host_pooled_bytes: Bytes of this host memory that are idle in the pool (``host_memory="pool"``,
             ``reserve_host_memory``).
         guard: Whether guard mode is on.
-        guarded_bytes: Bytes of paused addresses that show a page of 0xFF bytes now.
+        guarded_bytes: Bytes of paused addresses at which a guard page of 0xFF bytes is mapped now.
     """
 
     total: Usage

@@ -67,7 +67,7 @@ void tms_allocation_publish(tms_saver_t *saver, tms_segment_t *segment) {
     tms_stats_add(&saver->stats.allocations_total, 1);
     tms_registry_insert(&saver->registry, &segment->node);
     tms_account_publish(&saver->account, segment);
-    tms_shared_page_publish(&saver->page);
+    tms_shared_page_publish(&saver->shared_page);
 }
 
 /* Makes an allocation from the slack of its kind, without a driver call. Returns false if no slack fits. */
@@ -144,10 +144,10 @@ static void note_failure(tms_saver_t *saver, const tms_tag_t *tag, tms_status_t 
                                                     .bytes = context->bytes,
                                                     .tag = context->tag,
                                                     .device = context->device});
-    if (!tms_shared_page_is_open(&saver->page)) return;
+    if (!tms_shared_page_is_open(&saver->shared_page)) return;
     pthread_mutex_lock(&saver->lock);
-    tms_shared_page_fail_allocation(&saver->page, tms_shared_page_row(&saver->page, tag, context->device));
-    tms_shared_page_publish(&saver->page);
+    tms_shared_page_fail_allocation(&saver->shared_page, tms_shared_page_row(&saver->shared_page, tag, context->device));
+    tms_shared_page_publish(&saver->shared_page);
     pthread_mutex_unlock(&saver->lock);
 }
 

@@ -125,7 +125,7 @@ static leaving_t leave_run(tms_saver_t *saver, tms_segment_t *segment, tms_quies
         }
     }
     if (leaving == LEFT) segment->piece = NULL;
-    tms_shared_page_publish(&saver->page);
+    tms_shared_page_publish(&saver->shared_page);
     pthread_mutex_unlock(&saver->lock);
     tms_ranges_free(saver, range);
     if (last_of) tms_saver_release_run(saver, last_of, quiesced);
@@ -267,7 +267,7 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
             segment->free_requested = true; /* the owner finishes the free */
         } else {
             tms_saver_unpublish(saver, segment);
-            tms_shared_page_publish(&saver->page);
+            tms_shared_page_publish(&saver->shared_page);
             retired = segment;
         }
     }

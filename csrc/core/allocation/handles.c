@@ -258,7 +258,7 @@ tms_status_t tms_handles_unmap(tms_saver_t *saver, uint64_t address, uint64_t by
             tms_orphans_add(saver);
         } else {
             tms_saver_unpublish(saver, segment);
-            tms_shared_page_publish(&saver->page);
+            tms_shared_page_publish(&saver->shared_page);
             unmapped = segment;
         }
     }

@@ -95,7 +95,7 @@ static tms_segment_t *publish(tms_saver_t *saver, damaged_t *taken, tms_tag_byte
         }
     }
     tms_saver_disown_runs(saver, taken->runs, true, &freed);
-    tms_shared_page_publish(&saver->page);
+    tms_shared_page_publish(&saver->shared_page);
     pthread_mutex_unlock(&saver->lock);
     return freed;
 }

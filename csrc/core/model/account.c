@@ -33,7 +33,7 @@ static uint64_t backup_bytes(const tms_holding_t *holding) {
 
 /* ---- the books ---- */
 
-/* The page has a column for each of the library's stores. The bytes of any other store are in no column. */
+/* The shared page has a column for each of the library's stores. The bytes of any other store are in no column. */
 static void change_page(const tms_account_t *account, const tms_segment_t *segment, const tms_holding_t *before,
                         const tms_holding_t *now) {
     tms_shared_page_change_t change = {.resident_bytes = now->resident_bytes - before->resident_bytes,
@@ -44,7 +44,7 @@ static void change_page(const tms_account_t *account, const tms_segment_t *segme
         if (account->stores->list[i].kinds & TMS_BACKUP_BIT(PINNED)) change.host_backup_bytes += backup;
         if (account->stores->list[i].kinds & TMS_BACKUP_BIT(DISK)) change.disk_backup_bytes += backup;
     }
-    tms_shared_page_change(account->page, segment->row, &change);
+    tms_shared_page_change(account->shared_page, segment->row, &change);
 }
 
 /* Counts what the segment holds now, and returns the change since it was last counted. */
@@ -83,8 +83,8 @@ static tms_footprint_t set_state(tms_account_t *account, tms_segment_t *segment,
 
 void tms_account_publish(tms_account_t *account, tms_segment_t *segment) {
     segment->allocated_at = tms_wait_now();
-    segment->row = tms_shared_page_row(account->page, segment->tag, segment->device);
-    tms_shared_page_add_allocation(account->page, segment->row);
+    segment->row = tms_shared_page_row(account->shared_page, segment->tag, segment->device);
+    tms_shared_page_add_allocation(account->shared_page, segment->row);
     record(account, segment, set_state(account, segment, TMS_SEGMENT_ACTIVE, segment->allocated_at),
            (tms_event_t){.kind = TMS_EVENT_ALLOCATE, .bytes = segment->bytes});
 }
@@ -98,7 +98,7 @@ void tms_account_settle(tms_account_t *account, tms_segment_t *segment, tms_segm
 void tms_account_remove(tms_account_t *account, tms_segment_t *segment) {
     record(account, segment, count(account, segment, (tms_holding_t){.state = TMS_SEGMENT_ACTIVE}),
            (tms_event_t){.kind = TMS_EVENT_FREE, .bytes = segment->bytes});
-    tms_shared_page_remove_allocation(account->page, segment->row);
+    tms_shared_page_remove_allocation(account->shared_page, segment->row);
 }
 
 void tms_account_reset_peaks(tms_account_t *account) {
@@ -138,7 +138,7 @@ static size_t find_slot(const tms_account_moves_t *moves, const tms_segment_t *s
 
 static void add(tms_account_moves_t *moves, const tms_segment_t *segment, tms_footprint_t change) {
     const size_t slot = find_slot(moves, segment);
-    tms_shared_page_count(moves->account->page, segment->row, &moves->outcome);
+    tms_shared_page_count(moves->account->shared_page, segment->row, &moves->outcome);
     if (moves->slots[slot].tag != segment->tag || moves->slots[slot].device != segment->device) {
         empty(moves, slot);
         moves->slots[slot].tag = segment->tag;
@@ -168,7 +168,7 @@ void tms_account_record_moves(tms_account_moves_t *moves) {
 /* ---- making the shared page ---- */
 
 _Static_assert(sizeof(CUuuid) == TMS_SHARED_PAGE_UUID_WORDS * sizeof(uint64_t), "a UUID fits its words");
-_Static_assert((int)TMS_MAX_DEVICES <= (int)TMS_SHARED_PAGE_DEVICES, "the page has a place for each device");
+_Static_assert((int)TMS_MAX_DEVICES <= (int)TMS_SHARED_PAGE_DEVICES, "the shared page has a place for each device");
 
 /* Members that are not known stay 0. */
 static void describe(const tms_driver_table_t *driver, const tms_device_table_t *devices,
@@ -185,7 +185,7 @@ static void describe(const tms_driver_table_t *driver, const tms_device_table_t 
 
 void tms_account_open_page(tms_account_t *account, const tms_log_t *log, const tms_driver_table_t *driver,
                            const tms_device_table_t *devices) {
-    tms_shared_page_t *page = account->page;
+    tms_shared_page_t *page = account->shared_page;
     tms_shared_page_description_t description;
     tms_directory_failure_t failure;
     if (!tms_shared_page_may_open(page)) return;

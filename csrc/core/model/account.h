@@ -7,9 +7,9 @@
  * nothing is counted before a call ends.
  *
  * Every function needs the saver's lock, unless its comment says otherwise, and makes no driver call. The totals may be read
- * at any time on any thread. The page is published by the caller, once at the end of its change. A call that moves thousands
- * of segments records one event for each tag and device, as long as these are not more than TMS_ACCOUNT_SLOTS; beyond that a
- * pair may have several. Nothing is allocated. */
+ * at any time on any thread. The shared page is published by the caller, once at the end of its change. A call that moves
+ * thousands of segments records one event for each tag and device, as long as these are not more than TMS_ACCOUNT_SLOTS;
+ * beyond that a pair may have several. Nothing is allocated. */
 #ifndef TMS_ACCOUNT_H
 #define TMS_ACCOUNT_H
 
@@ -29,7 +29,7 @@ typedef struct tms_account {
     _Atomic uint64_t paused_bytes;
     uint64_t damaged; /* number of segments that are DAMAGED or REPAIRING */
     tms_events_t *events;
-    tms_shared_page_t *page;
+    tms_shared_page_t *shared_page;
     const tms_backup_stores_t *stores; /* the stores, which know how many bytes a backup takes */
 } tms_account_t;
 
@@ -51,7 +51,7 @@ typedef struct tms_account_moves {
     uint64_t call;
     const char *operation;
     double now;                        /* tms_wait_now */
-    tms_shared_page_outcome_t outcome; /* the outcome for the page's rows */
+    tms_shared_page_outcome_t outcome; /* the outcome for the shared page's rows */
     struct {
         const tms_tag_t *tag; /* NULL: empty */
         int device;
@@ -69,7 +69,7 @@ void tms_account_record_moves(tms_account_moves_t *moves);
 
 /* Makes the shared page, at the first allocation of a process. Called on the allocating thread, with no lock held. Asks the
  * driver for the UUIDs of the devices, then makes the file. A failure is logged once, and changes nothing else. Costs one
- * load once the page is made, or cannot be made. */
+ * load once it is made, or cannot be made. */
 void tms_account_open_page(tms_account_t *account, const tms_log_t *log, const tms_driver_table_t *driver,
                            const tms_device_table_t *devices);
 

@@ -58,13 +58,13 @@ void tms_kind_note_resumed(const tms_segment_t *segment) {
 
 /* ---- slack ---- */
 
-/* Under the lock: counts a change of a kind's slack, which was `before`. The caller publishes the page. */
+/* Under the lock: counts a change of a kind's slack, which was `before`. The caller publishes the shared page. */
 static void recount(tms_saver_t *saver, tms_kind_t *kind, uint64_t before) {
     const uint64_t change = kind->space.backed_bytes - before;
     if (change == 0) return;
-    if (before == 0) kind->row = tms_shared_page_row(&saver->page, kind->tag, kind->device);
+    if (before == 0) kind->row = tms_shared_page_row(&saver->shared_page, kind->tag, kind->device);
     tms_stats_add(&saver->account.slack[kind->device], change);
-    tms_shared_page_change(&saver->page, kind->row, &(tms_shared_page_change_t){.slack_bytes = change});
+    tms_shared_page_change(&saver->shared_page, kind->row, &(tms_shared_page_change_t){.slack_bytes = change});
 }
 
 bool tms_kind_take_slack(tms_saver_t *saver, tms_kind_t *kind, tms_segment_t *segment, uint64_t bytes) {

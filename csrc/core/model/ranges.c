@@ -184,7 +184,8 @@ tms_status_t tms_ranges_take(tms_saver_t *saver, tms_segment_t *segment, uint64_
     return take(saver, &segment->tag->kinds, segment, bytes, driver, context, error);
 }
 
-tms_status_t tms_ranges_take_page(tms_saver_t *saver, tms_segment_t *page, uint64_t bytes, const tms_driver_table_t *driver,
-                                  const tms_error_context_t *context, tms_error_t *error) {
-    return take(saver, &saver->page_kinds, page, bytes, driver, context, error);
+tms_status_t tms_ranges_take_guard_page(tms_saver_t *saver, tms_segment_t *page, uint64_t bytes,
+                                        const tms_driver_table_t *driver, const tms_error_context_t *context,
+                                        tms_error_t *error) {
+    return take(saver, &saver->guard_page_kinds, page, bytes, driver, context, error);
 }

@@ -15,8 +15,9 @@
 tms_status_t tms_ranges_take(tms_saver_t *saver, tms_segment_t *segment, uint64_t bytes, const tms_driver_table_t *driver,
                              const tms_error_context_t *context, tms_error_t *error);
 /* Gives bare addresses to a guard page, which lies beside no allocation. */
-tms_status_t tms_ranges_take_page(tms_saver_t *saver, tms_segment_t *page, uint64_t bytes, const tms_driver_table_t *driver,
-                                  const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_ranges_take_guard_page(tms_saver_t *saver, tms_segment_t *page, uint64_t bytes,
+                                        const tms_driver_table_t *driver, const tms_error_context_t *context,
+                                        tms_error_t *error);
 /* Under the saver's lock: removes a range that is bare from the registry. Returns it for tms_ranges_free, or NULL. */
 tms_range_t *tms_ranges_remove_bare(tms_saver_t *saver, tms_range_t *range);
 /* Frees a range that was removed. Does nothing for NULL. */

@@ -18,9 +18,9 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
     if (status != TMS_OK) goto destroy_device_locks;
     status = tms_events_init(&saver->events, TMS_EVENTS_KEPT, error);
     if (status != TMS_OK) goto release_descriptors;
-    status = tms_shared_page_init(&saver->page, config->shared_page, config->shared_page_directory, error);
+    status = tms_shared_page_init(&saver->shared_page, config->shared_page, config->shared_page_directory, error);
     if (status != TMS_OK) goto release_events;
-    saver->account = (tms_account_t){.events = &saver->events, .page = &saver->page, .stores = &saver->stores};
+    saver->account = (tms_account_t){.events = &saver->events, .shared_page = &saver->shared_page, .stores = &saver->stores};
     if (pthread_mutex_init(&saver->lock, NULL) != 0) {
         status = tms_error_set_os(error, &context, "pthread_mutex_init", ENOMEM, NULL);
         goto release_page;
@@ -38,7 +38,7 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
     return TMS_OK;
 
 release_page:
-    tms_shared_page_release(&saver->page);
+    tms_shared_page_release(&saver->shared_page);
 release_events:
     tms_events_release(&saver->events);
 release_descriptors:
@@ -62,7 +62,7 @@ void tms_saver_release(tms_saver_t *saver) {
     pthread_mutex_destroy(&saver->pending_resumes.lock);
     pthread_cond_destroy(&saver->turn);
     tms_descriptors_release(&saver->descriptors);
-    tms_shared_page_release(&saver->page);
+    tms_shared_page_release(&saver->shared_page);
     tms_events_release(&saver->events);
     pthread_mutex_destroy(&saver->lock);
 }

@@ -59,7 +59,7 @@ typedef struct tms_saver {
     tms_capture_t capture;
     tms_segment_t *deferred;           /* deferred frees: mapped, not in the registry */
     struct tms_kind *kinds;            /* the kinds of allocations (model/kinds.h) */
-    struct tms_kind *page_kinds;       /* the kinds of guard pages */
+    struct tms_kind *guard_page_kinds; /* the kinds of guard pages */
     tms_registry_t ranges;             /* reserved address ranges */
     tms_registry_t quarantined_ranges; /* address ranges that the driver failed to free */
     tms_registry_t handles;            /* the program's handles (allocation/handles.h), by number */
@@ -81,7 +81,7 @@ typedef struct tms_saver {
     tms_account_t account;
     tms_events_t events; /* has its own lock */
     tms_nvtx_t nvtx;
-    tms_shared_page_t page;
+    tms_shared_page_t shared_page;
 } tms_saver_t;
 
 tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_log_t *log, tms_devices_t *devices,

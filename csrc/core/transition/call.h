@@ -9,7 +9,7 @@
 #include "core/model/tag_bytes.h"
 #include "device/wait.h"
 
-/* Facts for the log line of a successful call. */
+/* The facts for the log line of a successful call. */
 typedef struct tms_transition_notes {
     tms_tag_bytes_t moved;                       /* released or mapped */
     uint64_t kept_bytes[TMS_BACKUP_STORES_MOST]; /* a pause: bytes saved, by store */
@@ -52,6 +52,9 @@ typedef struct tms_transition_done {
     bool damaged;                   /* an attempt has left a segment damaged, which another attempt would skip */
     tms_report_t report;
     tms_transition_notes_t notes;
+    /* Of the whole call, once it has ended. */
+    tms_status_t status;
+    int driver_result; /* 0 after a success */
 } tms_transition_done_t;
 
 typedef struct tms_transition {
@@ -65,7 +68,9 @@ typedef struct tms_transition {
     tms_status_t (*perform)(struct tms_transition *t, tms_error_t *error);
     tms_pending_t *pending; /* NULL, or the handle of a resume(wait=False) */
     tms_wait_t wait;
-    uint64_t call, began; /* its number and its begin in the events (phases.h) */
+    tms_calls_t *calls;   /* the counters of such calls; NULL: the call is not counted */
+    tms_report_t *report; /* NULL, or the caller's, written on success */
+    uint64_t call, began; /* its number and its begin in the events (observers.h) */
     tms_nvtx_t *nvtx;     /* NULL: no tool was attached when it began */
     bool has_turn;
     uint64_t mark; /* the mark of the current walk on the selected tags; under the lock */
@@ -85,6 +90,13 @@ static inline tms_error_context_t tms_transition_context_of(const tms_transition
                                  .bytes = tms_segment_reserved(segment),
                                  .address = tms_segment_address(segment),
                                  .tag = segment->tag->name};
+}
+static inline tms_error_context_t tms_transition_context_of_run(const tms_transition_t *t, const tms_run_t *run) {
+    return (tms_error_context_t){.operation = t->asked.operation,
+                                 .device = run->device,
+                                 .bytes = tms_run_bytes(run),
+                                 .address = run->begin,
+                                 .tag = run->tag->name};
 }
 
 #endif

@@ -1,27 +1,25 @@
 #include "core/transition/completion.h"
 
-#include "base/clock.h"
 #include "core/allocation/free.h"
 #include "core/allocation/handles.h"
 #include "core/model/kinds.h"
 #include "core/model/peers.h"
-#include "core/transition/log.h"
+#include "core/transition/observers.h"
 
-/* ---- the entry of the call on the shared page ---- */
-
-tms_shared_page_call_t tms_completion_page_call(const tms_transition_t *t) {
-    if (t->asked.from == t->asked.to) return TMS_SHARED_PAGE_IDLE;
-    return t->asked.from == TMS_SEGMENT_ACTIVE ? TMS_SHARED_PAGE_PAUSE : TMS_SHARED_PAGE_RESUME;
+/* Under the lock: adds a segment that was paused or resumed to the facts that the observers read. */
+static void note_moved(tms_transition_t *t, const tms_segment_t *segment) {
+    tms_transition_notes_t *notes = &t->done.notes;
+    const tms_backup_t *backup = &segment->backup;
+    const tms_backup_stores_t *stores = &t->saver->stores;
+    t->done.report.allocations++;
+    t->done.report.bytes += tms_segment_reserved(segment);
+    tms_tag_bytes_add(&notes->moved, segment->tag, tms_segment_reserved(segment));
+    if (t->asked.to != TMS_SEGMENT_PAUSED) return;
+    if (!backup->saved)
+        notes->dropped_bytes += backup->bytes;
+    else
+        notes->kept_bytes[tms_backup_stores_find(stores, backup->held.kind) - stores->list] += backup->held.bytes;
 }
-
-tms_shared_page_outcome_t tms_completion_page_outcome(const tms_transition_t *t, bool succeeded) {
-    return (tms_shared_page_outcome_t){.call = tms_completion_page_call(t),
-                                       .succeeded = succeeded,
-                                       .ended = tms_clock_nanoseconds(),
-                                       .nanoseconds = (uint64_t)(tms_wait_elapsed(&t->wait) * TMS_NANOSECONDS)};
-}
-
-/* ---- the new states ---- */
 
 /* Under the lock: gives a segment its final state. `moved`: the call has succeeded. */
 static void settle(tms_transition_t *t, tms_account_moves_t *moves, tms_segment_t *segment, bool moved) {
@@ -32,11 +30,7 @@ static void settle(tms_transition_t *t, tms_account_moves_t *moves, tms_segment_
         atomic_fetch_add_explicit(&segment->tag->discards, 1, memory_order_relaxed);
     if (!tms_segment_has_memory(segment)) tms_run_detach(segment);
     tms_account_move(moves, segment, damaged ? TMS_SEGMENT_DAMAGED : moved ? t->asked.to : t->asked.from);
-    if (moved && !damaged) {
-        t->done.report.allocations++;
-        t->done.report.bytes += tms_segment_reserved(segment);
-        tms_transition_note(t, segment);
-    }
+    if (moved && !damaged) note_moved(t, segment);
 }
 
 /* Counts one pause for each tag that it changed. The first segment of a tag marks it. */
@@ -60,7 +54,7 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
     tms_account_moves_t moves = {
         .account = &t->saver->account, .call = t->call, .operation = t->asked.operation, .now = tms_wait_now()};
-    if (tms_shared_page_is_open(&t->saver->page)) moves.outcome = tms_completion_page_outcome(t, moved);
+    if (tms_shared_page_is_open(&t->saver->shared_page)) moves.outcome = tms_observers_outcome(t, moved);
     pthread_mutex_lock(&t->saver->lock);
     if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
     if (moved && t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);
@@ -77,8 +71,7 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_saver_disown_runs(t->saver, t->planned.runs, moved == (t->asked.from == TMS_SEGMENT_ACTIVE), &freed);
     t->planned.runs = NULL;
     tms_account_record_moves(&moves);
-    tms_shared_page_end_moves(&t->saver->page);
-    tms_shared_page_publish(&t->saver->page);
+    tms_observers_notify(t, TMS_MOVES_END);
     t->planned.first = NULL;
     bool skipped = tms_peers_note_skipped(t->saver, t->planned.peers_seen);
     t->saver->peers.pause = 0; /* the segment that failed may be PAUSED or freed now */

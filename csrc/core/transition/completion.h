@@ -7,11 +7,6 @@
 
 #include "core/transition/call.h"
 
-/* Return the kind and the outcome of the call for the shared page. check_fresh() counts as IDLE, because it moves
- * nothing. */
-tms_shared_page_call_t tms_completion_page_call(const tms_transition_t *t);
-tms_shared_page_outcome_t tms_completion_page_outcome(const tms_transition_t *t, bool succeeded);
-
 /* Publishes every segment's new state (`moved`: the call has succeeded) and finishes the frees that arrived during the call.
  * The list is empty afterwards. */
 void tms_transition_finish(tms_transition_t *t, bool moved);

@@ -37,7 +37,7 @@ static void take_all(tms_transition_t *t, tms_discard_t *discard, tms_tag_bytes_
         tms_account_recount(&moves, segment);
     }
     tms_account_record_moves(&moves);
-    tms_shared_page_publish(&t->saver->page);
+    tms_shared_page_publish(&t->saver->shared_page);
     pthread_mutex_unlock(&t->saver->lock);
 }
 

@@ -6,9 +6,9 @@
 #include "core/allocation/free.h"
 #include "core/model/ranges.h"
 
-/* ---- the page ---- */
+/* ---- the guard page ---- */
 
-/* Fills the page. *at_rest: the device no longer writes to it. */
+/* Fills the guard page. *at_rest: the device no longer writes to it. */
 static tms_status_t fill(tms_transition_t *t, const tms_segment_t *page, bool *at_rest, const tms_error_context_t *context,
                          tms_error_t *error) {
     tms_copier_t copier = {.open = false};
@@ -22,7 +22,7 @@ static tms_status_t fill(tms_transition_t *t, const tms_segment_t *page, bool *a
     return status;
 }
 
-/* Makes the page of a device. After a failure nothing is left except quarantined resources. */
+/* Makes the guard page of a device. After a failure nothing is left except quarantined resources. */
 static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, tms_segment_t **made,
                               const tms_error_context_t *context, tms_error_t *error) {
     const uint64_t bytes = t->devices->device[device].granularity;
@@ -30,7 +30,7 @@ static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, t
     tms_segment_t *page = calloc(1, sizeof *page);
     if (!page) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     *page = (tms_segment_t){.bytes = bytes, .device = device, .tag = tag, .state = TMS_SEGMENT_ACTIVE};
-    tms_status_t status = tms_ranges_take_page(t->saver, page, bytes, t->driver, context, error);
+    tms_status_t status = tms_ranges_take_guard_page(t->saver, page, bytes, t->driver, context, error);
     if (status != TMS_OK) {
         free(page);
         return status;
@@ -46,8 +46,8 @@ static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, t
     return status;
 }
 
-/* The page of the segment's device, made if there is none. The call holds a reference until tms_guard_mode_end, so that a
- * page is not made anew for each segment if guarding fails. */
+/* The guard page of the segment's device, made if there is none. The call holds a reference until tms_guard_mode_end, so
+ * that a guard page is not made anew for each segment if guarding fails. */
 static tms_status_t need_page(tms_transition_t *t, const tms_segment_t *segment, tms_segment_t **page,
                               const tms_error_context_t *context, tms_error_t *error) {
     const tms_device_mask_t bit = (tms_device_mask_t)1 << segment->device;

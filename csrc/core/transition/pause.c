@@ -7,10 +7,10 @@
 #include "core/transition/devices.h"
 #include "core/transition/discard.h"
 #include "core/transition/guard_mode.h"
-#include "core/transition/phases.h"
+#include "core/transition/observers.h"
 #include "core/transition/save.h"
 #include "core/transition/transition.h"
-#include "core/transition/verifying.h"
+#include "core/transition/verification.h"
 
 /* ---- contents ---- */
 
@@ -52,17 +52,17 @@ static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_de
 }
 
 static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
-    tms_phase_t copying = {.began = tms_phases_now(t)};
+    tms_phase_t copying = {.began = tms_observers_now(t)};
     TMS_FOR_EACH(segment, t) {
         if (segment->device != device) continue;
         const uint64_t bytes = tms_backup_copied(&segment->backup)->bytes;
         copying.allocations += bytes > 0;
         copying.bytes += bytes;
     }
-    tms_phases_push(t, TMS_PHASE_COPY, copying.bytes);
+    tms_observers_push(t, TMS_PHASE_COPY, copying.bytes);
     copying.status = tms_save_copy_counted(t, device, &t->done.copied_bytes, wait, error);
-    tms_phases_pop(t);
-    tms_phases_record_device(t, TMS_PHASE_COPY, device, &copying);
+    tms_observers_pop(t);
+    tms_observers_record_phase(t, TMS_PHASE_COPY, device, &copying);
     return copying.status;
 }
 
@@ -151,15 +151,15 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     tms_live_t live = {0};
     const tms_live_t *known = NULL;
     tms_pass_t pass = {.stores = &t->saver->stores, .wait = &t->wait, .operation = t->asked.operation};
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_PLAN);
+    const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_PLAN);
     tms_status_t status = plan(t, &pass, &live, &known, &copying, error);
-    tms_phases_end(t, TMS_PHASE_PLAN, began, status);
+    tms_observers_end_phase(t, TMS_PHASE_PLAN, began, status);
     if (status == TMS_OK) status = copy(t, &pass, copying, error);
     if (status == TMS_FORKED) return status;
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
     if (status == TMS_OK) begin_leaving(t);
     if (status == TMS_OK && t->saver->config->verify_backups && t->planned.unchanged_bytes > 0)
-        status = tms_verifying_check(t, known, error);
+        status = tms_verification_check(t, known, error);
     if (status == TMS_OK) {
         t->done.report.copied_bytes = t->planned.total_bytes;
         t->done.report.unchanged_bytes = t->planned.unchanged_bytes;
@@ -181,60 +181,61 @@ static void commit(tms_transition_t *t) {
 
 static void cancel(tms_transition_t *t) { TMS_FOR_EACH(segment, t) tms_backup_cancel(&segment->backup, &t->saver->stores); }
 
-/* Releases the run of a segment, and records which devices had access. */
-static tms_status_t release_run(tms_transition_t *t, const tms_segment_t *segment, tms_quiesced_t quiesced,
-                                tms_error_t *error) {
-    tms_run_t *run = segment->run;
-    tms_error_context_t context = tms_transition_context_of(t, segment);
-    context.address = run->begin;
-    context.bytes = tms_run_bytes(run);
-    run->reached = run->accessible;
-    tms_status_t status = tms_run_depopulate(run, quiesced, t->driver, &context, error);
-    if (status != TMS_OK)
-        tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, error,
-                          "The memory is damaged: it stays allocated, and later calls try again to release it.");
-    return status;
+/* What the driver has failed to release, with its first failure. */
+typedef struct refused {
+    uint64_t allocations, bytes;
+    tms_status_t status;
+    tms_error_t error;
+} refused_t;
+
+static void note_refused(const tms_transition_t *t, refused_t *refused, tms_status_t status, const tms_error_t *reason) {
+    tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, reason,
+                      "The memory is damaged: it stays allocated, and later calls try again to release it.");
+    if (refused->status != TMS_OK) return;
+    refused->status = status;
+    refused->error = *reason;
+}
+
+static void report_refused(const refused_t *refused, tms_error_t *error) {
+    const bool one = refused->allocations == 1;
+    if (refused->allocations == 0 || !error) return;
+    *error = refused->error;
+    tms_error_append(error, " %llu allocation%s (", (unsigned long long)refused->allocations, one ? "" : "s");
+    tms_error_append_bytes(error, refused->bytes);
+    tms_error_append(error,
+                     ") could not be released and %s damaged; later calls try again to release %s. All other selected "
+                     "allocations are paused.",
+                     one ? "is" : "are", one ? "it" : "them");
 }
 
 /* Releases the memory, after the commit point. It continues after a failure, and reports the first one. */
 static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_error_t *error) {
-    tms_status_t first_status = TMS_OK;
-    uint64_t refused = 0, bytes = 0;
-    tms_error_t first = {0};
+    refused_t refused = {.status = TMS_OK};
     const uint64_t mark = tms_transition_mark(t);
     TMS_FOR_EACH(segment, t) {
         tms_run_t *run = segment->run;
         if (!run->leaving) continue;
         if (run->mark != mark) {
             tms_error_t reason;
-            tms_status_t status = release_run(t, segment, quiesced, &reason);
+            const tms_error_context_t context = tms_transition_context_of_run(t, run);
             run->mark = mark;
-            if (status != TMS_OK && first_status == TMS_OK) {
-                first_status = status;
-                first = reason;
-            }
+            run->reached = run->accessible;
+            tms_status_t status = tms_run_depopulate(run, quiesced, t->driver, &context, &reason);
+            if (status != TMS_OK) note_refused(t, &refused, status, &reason);
         }
         if (!tms_run_has_memory(run)) {
             tms_guard_mode_cover(t, segment, run->reached);
             continue;
         }
-        refused++;
-        bytes += tms_segment_reserved(segment);
+        refused.allocations++;
+        refused.bytes += tms_segment_reserved(segment);
     }
     tms_guard_mode_end(t);
     TMS_FOR_EACH(segment, t) {
         if (segment->run->leaving) tms_saver_release_lock(t->saver, segment);
     }
-    if (refused > 0 && error) {
-        *error = first;
-        tms_error_append(error, " %llu allocation%s (", (unsigned long long)refused, refused == 1 ? "" : "s");
-        tms_error_append_bytes(error, bytes);
-        tms_error_append(error,
-                         ") could not be released and %s damaged; later calls try again to release %s. All other selected "
-                         "allocations are paused.",
-                         refused == 1 ? "is" : "are", refused == 1 ? "it" : "them");
-    }
-    return first_status;
+    report_refused(&refused, error);
+    return refused.status;
 }
 
 /* ---- the order ---- */
@@ -249,9 +250,9 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     bool committed = status == TMS_OK;
     if (committed) {
         commit(t);
-        const uint64_t began = tms_phases_begin(t, TMS_PHASE_UNMAP);
+        const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_UNMAP);
         status = release(t, quiesced, error);
-        tms_phases_end(t, TMS_PHASE_UNMAP, began, status);
+        tms_observers_end_phase(t, TMS_PHASE_UNMAP, began, status);
     } else {
         cancel(t);
     }
@@ -259,6 +260,7 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
+/* The pause of a call with backup="discard". */
 static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
     tms_discard_t discard;
     tms_status_t status = tms_discard_prepare(t, &discard, error);
@@ -273,15 +275,18 @@ static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
 
 tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
                                   tms_error_t *error) {
+    const bool gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE;
     tms_transition_t t = {.saver = saver,
                           .asked = {.selection = selection,
                                     .operation = "pause",
                                     .from = TMS_SEGMENT_ACTIVE,
                                     .through = TMS_SEGMENT_PAUSING,
                                     .to = TMS_SEGMENT_PAUSED,
-                                    .gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE},
-                          .act = pause_and_give_up};
-    return tms_transition_run(&t, &saver->stats.pauses, report, error);
+                                    .gives_up = gives_up},
+                          .act = gives_up ? pause_and_give_up : pause_all,
+                          .calls = &saver->stats.pauses,
+                          .report = report};
+    return tms_transition_run(&t, error);
 }
 
 /* ---- the check ---- */
@@ -305,7 +310,6 @@ static tms_status_t plan_and_cancel(tms_transition_t *t, tms_error_t *error) {
 }
 
 tms_status_t tms_transition_check_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_error_t *error) {
-    tms_calls_t calls = {0}; /* not counted */
     tms_transition_t t = {.saver = saver,
                           .asked = {.selection = selection,
                                     .operation = "check_pause",
@@ -313,5 +317,5 @@ tms_status_t tms_transition_check_pause(tms_saver_t *saver, const tms_selection_
                                     .through = TMS_SEGMENT_PAUSING,
                                     .to = TMS_SEGMENT_ACTIVE},
                           .act = plan_and_cancel};
-    return tms_transition_run(&t, &calls, NULL, error);
+    return tms_transition_run(&t, error);
 }

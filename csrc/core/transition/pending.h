@@ -1,6 +1,6 @@
-/* Resumes in the background: resume(wait=False).
+/* The handle of a resume in the background: resume(wait=False).
  *
- * A pending resume is an ordinary one (resume.h) on its own thread (background.h). A device is ready when all of its
+ * A pending resume is an ordinary one on its own thread (resume.h). A device is ready when all of its
  * selected segments are mapped and their last copy is queued, followed by an event. Once every device concerned is ready,
  * streams of the program can wait for the events. From then on the call cannot be undone, because kernels may use the
  * restored memory. An attempt that skips damaged allocations is never ready, because a stream cannot wait for these; a wait
@@ -18,7 +18,7 @@
 
 struct tms_copier;
 
-/* For background.h: creates a pending resume with two references and a copy of the selection, without the caller's
+/* For resume.c: creates a pending resume with two references and a copy of the selection, without the caller's
  * callbacks. */
 tms_status_t tms_pending_create(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t **pending,
                                 const tms_error_context_t *context, tms_error_t *error);

@@ -5,8 +5,8 @@
 
 #include "core/transition/guard_mode.h"
 #include "core/transition/layout.h"
+#include "core/transition/observers.h"
 #include "core/transition/pending.h"
-#include "core/transition/phases.h"
 
 /* ---- the order ---- */
 
@@ -69,17 +69,17 @@ typedef struct restoration {
 
 static tms_status_t make_memory(restoration_t *all, tms_run_t *run, const tms_error_context_t *context, tms_error_t *error) {
     tms_transition_t *t = all->t;
-    const uint64_t bytes = tms_run_bytes(run), began = tms_phases_now(t);
-    tms_phases_push(t, TMS_PHASE_CREATE, bytes);
+    const uint64_t bytes = tms_run_bytes(run), began = tms_observers_now(t);
+    tms_observers_push(t, TMS_PHASE_CREATE, bytes);
     tms_status_t status = tms_run_create(run, t->driver, t->devices, context, error);
-    tms_phases_pop(t);
-    const uint64_t created = tms_phases_now(t);
-    tms_phases_add(&all->creating, began, created, bytes, status);
+    tms_observers_pop(t);
+    const uint64_t created = tms_observers_now(t);
+    tms_phase_add(&all->creating, began, created, bytes, status);
     if (status != TMS_OK) return status;
-    tms_phases_push(t, TMS_PHASE_MAP, bytes);
+    tms_observers_push(t, TMS_PHASE_MAP, bytes);
     status = tms_run_map(run, t->driver, all->peers, context, error);
-    tms_phases_pop(t);
-    tms_phases_add(&all->mapping, created, tms_phases_now(t), bytes, status);
+    tms_observers_pop(t);
+    tms_phase_add(&all->mapping, created, tms_observers_now(t), bytes, status);
     return status;
 }
 
@@ -190,11 +190,11 @@ static tms_status_t restore(restoration_t *all, tms_wait_t *wait, tms_error_t *e
     if (status == TMS_OK && (!copies || !fits)) status = restore_segments(all, wait, error);
     if (status != TMS_OK) return status;
     if (!copies) return tms_pending_ready(t->pending, device, NULL, &context, error);
-    all->copying.began = tms_phases_now(t);
-    tms_phases_push(t, TMS_PHASE_COPY, all->copying.bytes);
+    all->copying.began = tms_observers_now(t);
+    tms_observers_push(t, TMS_PHASE_COPY, all->copying.bytes);
     all->copying.status = status = copy_all(all, wait, &context, error);
-    tms_phases_pop(t);
-    tms_phases_record_device(t, TMS_PHASE_COPY, device, &all->copying);
+    tms_observers_pop(t);
+    tms_observers_record_phase(t, TMS_PHASE_COPY, device, &all->copying);
     return status;
 }
 
@@ -202,7 +202,7 @@ tms_status_t tms_restore_device(tms_transition_t *t, int device, tms_wait_t *wai
     restoration_t all = {.t = t, .device = device, .unmapped = t->planned.first};
     tms_status_t status = restore(&all, wait, error);
     if (status == TMS_FORKED) return status; /* in a forked child, whose ring has nothing of the parent */
-    tms_phases_record_device(t, TMS_PHASE_CREATE, device, &all.creating);
-    tms_phases_record_device(t, TMS_PHASE_MAP, device, &all.mapping);
+    tms_observers_record_phase(t, TMS_PHASE_CREATE, device, &all.creating);
+    tms_observers_record_phase(t, TMS_PHASE_MAP, device, &all.mapping);
     return status;
 }

@@ -1,17 +1,20 @@
 #include "core/transition/resume.h"
 
+#include <string.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "core/allocation/free.h"
 #include "core/allocation/reclaim.h"
 #include "core/model/kinds.h"
 #include "core/model/peers.h"
+#include "core/model/turn.h"
 #include "core/transition/completion.h"
 #include "core/transition/devices.h"
 #include "core/transition/guard_mode.h"
 #include "core/transition/layout.h"
+#include "core/transition/observers.h"
 #include "core/transition/pending.h"
-#include "core/transition/phases.h"
 #include "core/transition/restore.h"
 #include "core/transition/transition.h"
 
@@ -56,13 +59,10 @@ static void guard_again(tms_transition_t *t, tms_segment_t *segment) {
     tms_guard_mode_cover(t, segment, peers | (tms_device_mask_t)1 << segment->device);
 }
 
-/* Releases a run that this call has made. Errors name one of its segments. */
-static void undo_run(tms_transition_t *t, const tms_segment_t *segment) {
-    tms_run_t *run = segment->run;
+/* Releases a run that this call has made. */
+static void undo_run(tms_transition_t *t, tms_run_t *run) {
     tms_error_t reason;
-    tms_error_context_t context = tms_transition_context_of(t, segment);
-    context.address = run->begin;
-    context.bytes = tms_run_bytes(run);
+    const tms_error_context_t context = tms_transition_context_of_run(t, run);
     if (may_be_in_use(t, run)) {
         t->done.damaged = true;
         return;
@@ -75,16 +75,16 @@ static void undo_run(tms_transition_t *t, const tms_segment_t *segment) {
 }
 
 static void undo(tms_transition_t *t) {
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_UNMAP), mark = tms_transition_mark(t);
+    const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_UNMAP), mark = tms_transition_mark(t);
     TMS_FOR_EACH(segment, t) {
         if (segment->run && segment->run->mark != mark) {
             segment->run->mark = mark;
-            undo_run(t, segment);
+            undo_run(t, segment->run);
         }
         if (!tms_segment_has_memory(segment)) guard_again(t, segment);
     }
     tms_guard_mode_end(t);
-    tms_phases_end(t, TMS_PHASE_UNMAP, began, TMS_OK);
+    tms_observers_end_phase(t, TMS_PHASE_UNMAP, began, TMS_OK);
 }
 
 static tms_contents_t contents_of(const tms_transition_t *t, const tms_segment_t *segment) {
@@ -95,14 +95,14 @@ static tms_contents_t contents_of(const tms_transition_t *t, const tms_segment_t
 
 static void commit(tms_transition_t *t) {
     tms_host_policy_t asked = (tms_host_policy_t)t->asked.selection->host_policy;
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_DISCARD);
+    const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_DISCARD);
     TMS_FOR_EACH(segment, t) {
         segment->contents = contents_of(t, segment);
         tms_host_policy_t policy = asked != TMS_HOST_DEFAULT ? asked : segment->backup.policy;
         tms_backup_discard(&segment->backup, &t->saver->stores, tms_saver_host_policy(t->saver, policy));
         if (t->asked.selection->exclusive) tms_saver_retain_lock(t->saver, segment);
     }
-    tms_phases_end(t, TMS_PHASE_DISCARD, began, TMS_OK);
+    tms_observers_end_phase(t, TMS_PHASE_DISCARD, began, TMS_OK);
 }
 
 static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
@@ -239,9 +239,9 @@ static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error
         /* Another attempt would skip damaged segments, and so succeed with the rest. */
         if (status == TMS_OUT_OF_DEVICE_MEMORY && !t->done.damaged) {
             const bool waits = tms_wait_remaining(&t->wait) > 0;
-            const uint64_t began = waits ? tms_phases_begin(t, TMS_PHASE_WAIT) : 0;
+            const uint64_t began = waits ? tms_observers_begin_phase(t, TMS_PHASE_WAIT) : 0;
             status = await_memory(t, &patience, error);
-            if (waits) tms_phases_end(t, TMS_PHASE_WAIT, began, status);
+            if (waits) tms_observers_end_phase(t, TMS_PHASE_WAIT, began, status);
             if (status == TMS_OUT_OF_DEVICE_MEMORY) describe_shortage(t, error);
             if (status == TMS_OK) continue;
         }
@@ -278,8 +278,10 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
                                     .to = TMS_SEGMENT_ACTIVE},
                           .pending = pending,
                           .act = resume_all,
-                          .perform = perform};
-    tms_status_t status = tms_transition_run(&t, &saver->stats.resumes, report, error);
+                          .perform = perform,
+                          .calls = &saver->stats.resumes,
+                          .report = report};
+    tms_status_t status = tms_transition_run(&t, error);
     if (status == TMS_BACKUP_IO && error)
         tms_error_append(error, " If these contents are lost, pause(tag, backup=\"discard\") gives them up, and resume(tag) "
                                 "then brings the memory back without them.");
@@ -301,4 +303,44 @@ tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *se
 tms_status_t tms_transition_resume_pending(tms_saver_t *saver, tms_pending_t *pending, tms_report_t *report,
                                            tms_error_t *error) {
     return resume(saver, tms_pending_selection(pending), pending, report, error);
+}
+
+/* ---- in the background ---- */
+
+/* The thread holds a reference to `pending`; the saver outlives the thread (tms_pending_resumes_close). */
+static void *run(void *argument) {
+    tms_pending_t *pending = argument;
+    tms_saver_t *saver = tms_pending_saver(pending);
+    tms_report_t report = {0};
+    tms_error_t error;
+    tms_error_clear(&error);
+    tms_status_t status = tms_transition_resume_pending(saver, pending, &report, &error);
+    tms_pending_end(pending, status, &report, &error);
+    tms_pending_resumes_count(&saver->pending_resumes, -1);
+    return NULL;
+}
+
+tms_status_t tms_transition_resume_begin(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t **pending,
+                                         tms_error_t *error) {
+    const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
+    tms_pending_t *made = NULL;
+    pthread_t thread;
+    tms_status_t status = tms_saver_check_process(saver, &context, error);
+    if (status == TMS_OK && tms_turn_is_inside())
+        status = tms_error_set(error, TMS_INVALID_STATE, &context, "this thread is inside pause() or resume() already");
+    if (status == TMS_OK) status = tms_pending_create(saver, selection, &made, &context, error);
+    if (status != TMS_OK) return status;
+    tms_pending_resumes_count(&saver->pending_resumes, 1);
+    int os_error = tms_thread_start(&thread, run, made);
+    if (os_error == 0) {
+        pthread_detach(thread);
+    } else {
+        tms_log_write(saver->log, TMS_LOG_WARNING,
+                      "resume(wait=False): no thread could be started (pthread_create: %s), so the whole resume is done "
+                      "before the call returns",
+                      strerror(os_error));
+        (void)run(made);
+    }
+    *pending = made;
+    return TMS_OK;
 }

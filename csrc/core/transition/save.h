@@ -1,4 +1,5 @@
-/* Saving contents of the segments on a call's list: into their own backups (a pause), or into others (a sample).
+/* Saving contents of the segments on a call's list: into their own backups (a pause), or into others (peek.h,
+ * verification.h).
  *
  * The plan is made on the thread of the call, the copies on the threads of the devices' parts. The call owns the segments;
  * no lock. The caller starts the batch of the stores after the last plan, and ends it after the copies. */

@@ -4,15 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "core/allocation/reclaim.h"
 #include "core/model/captures.h"
 #include "core/model/inspect.h"
 #include "core/model/turn.h"
-#include "core/transition/completion.h"
-#include "core/transition/log.h"
+#include "core/transition/observers.h"
 #include "core/transition/pending.h"
-#include "core/transition/phases.h"
 
 /* ---- captures ---- */
 
@@ -95,10 +92,10 @@ bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t
 
 tms_status_t tms_transition_quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    const uint64_t began = tms_phases_begin(t, TMS_PHASE_SYNCHRONIZE);
+    const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_SYNCHRONIZE);
     tms_status_t status =
         tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, quiesced, NULL, t->saver->log, &context, error);
-    tms_phases_end(t, TMS_PHASE_SYNCHRONIZE, began, status);
+    tms_observers_end_phase(t, TMS_PHASE_SYNCHRONIZE, began, status);
     return status;
 }
 
@@ -133,10 +130,7 @@ static void collect(tms_transition_t *t) {
         t->planned.affected |= tms_segment_accessible(segment);
         if (segment->run) tms_run_own(segment->run, &t->planned.runs);
     }
-    if (t->planned.first && tms_shared_page_is_open(&t->saver->page)) {
-        tms_shared_page_begin_moves(&t->saver->page, tms_completion_page_call(t), tms_clock_nanoseconds());
-        tms_shared_page_publish(&t->saver->page);
-    }
+    if (t->planned.first) tms_observers_notify(t, TMS_MOVES_BEGIN);
     pthread_mutex_unlock(&t->saver->lock);
 }
 
@@ -216,9 +210,9 @@ static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
 tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     uint64_t unknown_tags = t->done.report.unknown_tags;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    const uint64_t asked = tms_phases_begin(t, TMS_PHASE_TURN);
+    const uint64_t asked = tms_observers_begin_phase(t, TMS_PHASE_TURN);
     tms_status_t status = tms_turn_take(t->saver, &t->wait, &context, error);
-    tms_phases_end(t, TMS_PHASE_TURN, asked, status);
+    tms_observers_end_phase(t, TMS_PHASE_TURN, asked, status);
     if (status != TMS_OK) return status;
     t->has_turn = true;
     t->done.report = (tms_report_t){.unknown_tags = unknown_tags}; /* discards the report of an earlier attempt */
@@ -233,9 +227,9 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     }
     if (status == TMS_OK && t->devices) collect(t);
     if (status == TMS_OK && (t->planned.first || t->planned.given_up > 0)) {
-        tms_phases_sample(t);
+        tms_observers_sample_memory(t);
         status = t->act(t, error);
-        if (status != TMS_FORKED) tms_phases_sample(t);
+        if (status != TMS_FORKED) tms_observers_sample_memory(t);
     }
     if (status == TMS_OK && t->planned.incomplete) status = report_skipped(t, error);
     t->has_turn = false;
@@ -285,33 +279,14 @@ static tms_status_t check_selection(const tms_transition_t *t, tms_error_t *erro
     return TMS_OK;
 }
 
-static void count(tms_calls_t *calls, tms_status_t status, const tms_report_t *report) {
-    tms_stats_add(status == TMS_OK ? &calls->successes : &calls->failures, 1);
-    if (status != TMS_OK) return;
-    tms_stats_add(&calls->nanoseconds, (uint64_t)(report->seconds * TMS_NANOSECONDS));
-    tms_stats_add(&calls->bytes, report->bytes);
-    tms_stats_add(&calls->copied_bytes, report->copied_bytes);
-    tms_stats_add(&calls->unchanged_bytes, report->unchanged_bytes);
-}
-
-static void count_in_page(tms_transition_t *t, tms_status_t status) {
-    tms_shared_page_t *page = &t->saver->page;
-    if (!tms_shared_page_is_open(page)) return;
-    const tms_shared_page_outcome_t outcome = tms_completion_page_outcome(t, status == TMS_OK);
-    pthread_mutex_lock(&t->saver->lock);
-    tms_shared_page_count_call(page, &outcome);
-    tms_shared_page_publish(page);
-    pthread_mutex_unlock(&t->saver->lock);
-}
-
-tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_report_t *report, tms_error_t *error) {
+tms_status_t tms_transition_run(tms_transition_t *t, tms_error_t *error) {
     const tms_selection_t *selection = t->asked.selection;
     bool asks = selection->interrupted || selection->on_progress;
     tms_wait_begin(&t->wait, asks ? poll : NULL, t, selection->timeout_seconds);
     t->planned.collectable = ~(tms_device_mask_t)0;
     t->asked.guards = atomic_load(&t->saver->guard.on);
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    tms_phases_begin_call(t);
+    tms_observers_notify(t, TMS_CALL_BEGINS);
     tms_status_t status = tms_turn_enter(&context, error);
     if (status == TMS_OK) {
         status = check_selection(t, error);
@@ -322,11 +297,8 @@ tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_rep
         free(t->asked.tags);
     }
     t->done.report.seconds = tms_wait_elapsed(&t->wait);
-    count(calls, status, &t->done.report);
-    count_in_page(t, status);
-    if (status == TMS_OK && report) *report = t->done.report;
-    tms_phases_end_call(t, status, error);
-    if (status == TMS_OK && t->asked.from != t->asked.to) tms_transition_log(t);
-    tms_log_summarize(t->saver->log, false);
+    t->done.status = status;
+    t->done.driver_result = status != TMS_OK && error ? error->driver_result : 0;
+    tms_observers_notify(t, TMS_CALL_ENDS);
     return tms_saver_explain_loss(t->saver, status, error);
 }

@@ -31,9 +31,9 @@
 
 #include "core/transition/call.h"
 
-/* Runs a call, with everything that each call does before and after its work: the checks, the turn, the list, the counters
- * (`calls`) and the report. */
-tms_status_t tms_transition_run(tms_transition_t *t, tms_calls_t *calls, tms_report_t *report, tms_error_t *error);
+/* Runs a call, with everything that each call does before and after its work: the checks, the turn, the list and the
+ * observers (observers.h). */
+tms_status_t tms_transition_run(tms_transition_t *t, tms_error_t *error);
 /* One attempt: takes the turn, collects the list, acts, and releases the turn. */
 tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error);
 

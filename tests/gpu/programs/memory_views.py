@@ -19,7 +19,7 @@ import torch
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver
 from torch_memory_saver.observe import events
-from torch_memory_saver.observe._processes.pages import read_pages
+from torch_memory_saver.observe._processes.shared_pages import read_pages
 from torch_memory_saver.observe.memory import MemoryLog, take_snapshot
 
 MIB = 1 << 20

@@ -269,7 +269,7 @@ static unsigned locks_held;
 static void try_locks(void) {
     tms_state_t *state = tms_state_if_made();
     pthread_mutex_t *locks[] = {&state->saver.lock, &state->regions.tags.lock, &state->saver.stores.disk.lock,
-                                &state->saver.descriptors.lock, &state->saver.page.opening};
+                                &state->saver.descriptors.lock, &state->saver.shared_page.opening};
     for (size_t i = 0; i < sizeof(locks) / sizeof(locks[0]); i++) {
         if (pthread_mutex_trylock(locks[i]) == 0) {
             pthread_mutex_unlock(locks[i]);

@@ -98,7 +98,7 @@ static int32_t stop_sometimes(void *context) { return choose(context, 50) == 0; 
 static tms_status_t resume_behind(worker_t *worker, const tms_selection_t *selection, tms_report_t *report,
                                   tms_error_t *error) {
     tms_pending_t *pending = NULL;
-    tms_status_t status = tms_pending_begin(&worker->shared->f->saver, selection, &pending, error);
+    tms_status_t status = tms_transition_resume_begin(&worker->shared->f->saver, selection, &pending, error);
     if (status != TMS_OK) return status;
     if (choose(worker, 2)) status = tms_pending_wait(pending, NULL, NULL, report, error);
     (void)tms_pending_done(pending);

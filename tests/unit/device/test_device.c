@@ -174,6 +174,16 @@ static void a_machine_without_a_device_is_an_error(void **state) {
     simulator()->reset(2, 256 * MIB);
 }
 
+/* test_api.c guards which devices have one. */
+static void the_text_of_a_uuid_is_that_of_nvml(void **state) {
+    (void)state;
+    CUuuid uuid;
+    char text[TMS_UUID_BYTES];
+    for (size_t i = 0; i < sizeof uuid.bytes; i++) uuid.bytes[i] = (char)(0xF0 + i);
+    tms_device_write_uuid(&uuid, text);
+    assert_string_equal(text, "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(loading_reads_every_device_and_creates_no_context, setup_two_devices, teardown),
@@ -186,6 +196,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_destroyed_context_owes_nothing, setup_one_device, teardown),
         cmocka_unit_test_setup_teardown(leaving_pops_in_spite_of_errors, setup_two_devices, teardown),
         cmocka_unit_test_setup_teardown(a_machine_without_a_device_is_an_error, setup_two_devices, teardown),
+        cmocka_unit_test(the_text_of_a_uuid_is_that_of_nvml),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

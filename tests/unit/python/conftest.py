@@ -19,7 +19,7 @@ from recorded_hooks import Recorder
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
-from torch_memory_saver._engine.following import stop_following
+from torch_memory_saver._engine.thread_pools import stop_following
 from torch_memory_saver._text import forget_warnings
 from torch_memory_saver._torch import layer
 from torch_memory_saver._torch.graphs import GraphPools

@@ -21,7 +21,6 @@
 #include "core/model/peers.h"
 #include "core/model/saver.h"
 #include "core/model/turn.h"
-#include "core/transition/background.h"
 #include "core/transition/pause.h"
 #include "core/transition/resume.h"
 #include "heap_store.h"

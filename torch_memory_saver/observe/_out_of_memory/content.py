@@ -28,7 +28,7 @@ from torch_memory_saver.observe._out_of_memory.account import Account, summarize
 from torch_memory_saver.observe._out_of_memory.failure import Failure
 from torch_memory_saver.observe.events.event_file import log_to_json
 from torch_memory_saver.observe.events.log import EventLog, events, levels_before
-from torch_memory_saver.observe.memory.loading import KEY, parse
+from torch_memory_saver.observe.memory.snapshot_reader import KEY, parse
 
 __all__ = ["FORMAT", "MOST_EVENTS", "MOST_STACKS", "VERSION", "collect", "largest_stacks"]
 

@@ -22,7 +22,7 @@ from torch_memory_saver._folders import private_directory
 from torch_memory_saver._services import after_call
 from torch_memory_saver._text import printable
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
-from torch_memory_saver.observe._processes.pages import (
+from torch_memory_saver.observe._processes.shared_pages import (
     Page,
     is_alive,
     open_page,

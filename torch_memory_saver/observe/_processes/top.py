@@ -63,7 +63,7 @@ def look() -> View:
     """Return a view of the memory that processes hold now."""
     from torch_memory_saver.observe._nvml import read_gpus
     from torch_memory_saver.observe._processes.names import command_name, user_of
-    from torch_memory_saver.observe._processes.pages import read_pages
+    from torch_memory_saver.observe._processes.shared_pages import read_pages
     from torch_memory_saver.observe._processes.view import Program, make_view
 
     pages, gpus = read_pages(), read_gpus()

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_memory_saver._text import binary_size
 from torch_memory_saver.observe._nvml import DeviceProcess, Gpu, Gpus
-from torch_memory_saver.observe._processes.pages import Page, PageDevice, Pages, Row
+from torch_memory_saver.observe._processes.shared_pages import Page, PageDevice, Pages, Row
 
 __all__ = ["FORMAT", "GpuView", "ProcessView", "Program", "TagView", "View", "as_json", "make_view"]
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from torch_memory_saver._services import History, record_history, stop_history
 
     from .comparison import Comparison, compare
-    from .loading import load_snapshot
     from .log import MemoryLog, MemoryRow, log_memory, read_memory_log
     from .log_plot import plot_memory_log
     from .model import Snapshot
     from .release import ReleaseReport, release_cached, releasing_cached
     from .sampler import MemorySnapshotSampler
+    from .snapshot_reader import load_snapshot
     from .snapshots import take_snapshot, write_snapshot
 
 __all__ = [
@@ -53,7 +53,7 @@ _MODULES = {
     "ReleaseReport": ".release",
     "Snapshot": ".model",
     "compare": ".comparison",
-    "load_snapshot": ".loading",
+    "load_snapshot": ".snapshot_reader",
     "log_memory": ".log",
     "plot_memory_log": ".log_plot",
     "read_memory_log": ".log",

@@ -1,4 +1,4 @@
-"""The model of a memory snapshot: plain frozen values, which loading.py makes from a file.
+"""The model of a memory snapshot: plain frozen values, which snapshot_reader.py makes from a file.
 
 PyTorch's words: a *segment* is memory that PyTorch got from the driver (*reserved*); a *block* is a part of it that a
 tensor has (*allocated*), that waits for another stream (*awaiting free*), or that is cached (*inactive*). A block is

@@ -26,7 +26,7 @@ from torch_memory_saver._files import default_role, write_file
 from torch_memory_saver._folders import PRIVATE_FOLDER, chosen_folder, opened_folder
 from torch_memory_saver._services import before_pause, layer, record_history
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError, TorchMemorySaverError
-from torch_memory_saver.observe.memory.loading import KEY
+from torch_memory_saver.observe.memory.snapshot_reader import KEY
 from torch_memory_saver.observe.memory.snapshots import take_snapshot
 
 __all__ = [

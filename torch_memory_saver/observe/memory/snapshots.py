@@ -12,7 +12,7 @@ from torch_memory_saver._files import default_role, own_rank, write_file
 from torch_memory_saver._services import current_history, is_recording, layer
 from torch_memory_saver.reports.usage import take_stats
 
-from .loading import KEY
+from .snapshot_reader import KEY
 
 __all__ = ["FORMAT", "take_snapshot", "write_snapshot"]
 

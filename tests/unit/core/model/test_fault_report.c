@@ -67,7 +67,7 @@ static void a_pending_resume_names_the_paused_memory(void **state) {
     const tms_selection_t all = {.zero = 1};
     allocate_tags(f, (const char *[]){"kv_cache"}, 1, 1);
     lose_the_device();
-    ASSERT_OK(tms_pending_begin(&f->saver, &all, &pending, &error), error);
+    ASSERT_OK(tms_transition_resume_begin(&f->saver, &all, &pending, &error), error);
     assert_int_equal(tms_pending_wait(pending, NULL, NULL, &report, &error), TMS_DEVICE_LOST);
     assert_ends_with(&error, "'kv_cache' 2.0 MiB.");
     tms_pending_release(pending);

@@ -40,7 +40,7 @@ static int finish(void **state) {
 
 static tms_shared_page_contents_t look(fixture_t *f) {
     tms_shared_page_contents_t copy;
-    int fd = open(f->saver.page.file.path, O_RDONLY);
+    int fd = open(f->saver.shared_page.file.path, O_RDONLY);
     assert_int_equal(tms_shared_page_file_read(fd, &copy), TMS_SHARED_PAGE_READ);
     close(fd);
     return copy;
@@ -79,7 +79,7 @@ static void a_page_that_cannot_be_made_is_one_warning(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     char output[2048];
-    f->saver.page.directory = "/proc/no/such/directory";
+    f->saver.shared_page.directory = "/proc/no/such/directory";
     captured_stderr_t captured = capture_begin();
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     fill(address, 2 * MIB, 5);

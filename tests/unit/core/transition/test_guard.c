@@ -140,7 +140,7 @@ static void a_resume_in_the_background_fills_before_streams_go_on(void **state) 
     const tms_selection_t all = {.tags = NULL};
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
     ASSERT_OK(pause_all(f, &error), error);
-    ASSERT_OK(tms_pending_begin(&f->saver, &all, &pending, &error), error);
+    ASSERT_OK(tms_transition_resume_begin(&f->saver, &all, &pending, &error), error);
     ASSERT_OK(tms_pending_wait_stream(pending, NULL, NULL, NULL, &error), error);
     const tms_error_context_t context = {.operation = "test", .device = 0};
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);

@@ -1,4 +1,4 @@
-/* Guards phases.c and where it is called: the events of pauses and resumes, of failures, and of several devices; and that
+/* Guards observers.c and where it is called: the events of pauses and resumes, of failures, and of several devices; and that
  * only samples of the free memory add driver calls. */
 #include <stdio.h>
 #include <string.h>

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch_memory_saver.observe._processes.pages import Page, PageDevice, Row
+from torch_memory_saver.observe._processes.shared_pages import Page, PageDevice, Row
 
 MIB = 1 << 20
 

@@ -21,7 +21,7 @@ from other_threads import in_thread
 from threads import InsideRegion
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._engine import following
+from torch_memory_saver._engine import thread_pools
 from torch_memory_saver._patches import patches_in_force
 from torch_memory_saver._torch import admission
 from torch_memory_saver._torch.frames import Pause
@@ -207,8 +207,8 @@ def test_a_function_is_not_kept(saver: TorchMemorySaver, load: Any, pool: Thread
 
 def test_a_call_is_pickled_without_its_region(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
     with saver.region("a"):
-        region = following._FollowingRegion(store, lambda: None, store.stack()[-1], os.getpid)
-        call = pickle.loads(pickle.dumps(following._FollowingCall(region, os.getpid)))
+        region = thread_pools._FollowingRegion(store, lambda: None, store.stack()[-1], os.getpid)
+        call = pickle.loads(pickle.dumps(thread_pools._FollowingCall(region, os.getpid)))
     assert isinstance(call, functools.partial) and call() == os.getpid()
 
 
@@ -217,15 +217,15 @@ def test_a_call_that_forks(saver: TorchMemorySaver, fake_torch: FakeTorch, store
     pids: list[int] = []
 
     def fork_inside() -> None:
-        pid = following._FollowingCall(region, os.fork)()
+        pid = thread_pools._FollowingCall(region, os.fork)()
         if pid == 0:
-            call = following._FollowingCall(following._FollowingRegion(store, lambda: None, origin, int), int)
+            call = thread_pools._FollowingCall(thread_pools._FollowingRegion(store, lambda: None, origin, int), int)
             os._exit(call() if store.stack() == [] else 1)
         pids.append(pid)
 
     with saver.region("a"):
         origin = store.stack()[-1]
-        region = following._FollowingRegion(store, lambda: fake_torch, origin, os.fork)  # type: ignore[arg-type, return-value]
+        region = thread_pools._FollowingRegion(store, lambda: fake_torch, origin, os.fork)  # type: ignore[arg-type, return-value]
         in_thread(fork_inside)
     assert os.waitpid(pids[0], 0)[1] == 0
 
@@ -466,7 +466,7 @@ def test_it_is_made_at_the_first_region(saver: TorchMemorySaver, fake_torch: Fak
         pass
     assert ThreadPoolExecutor.submit is replacement
     assert NAME in [patch.name for patch in patches_in_force()]
-    following.stop_following()
+    thread_pools.stop_following()
     assert ThreadPoolExecutor.submit is ORIGINAL
     assert NAME not in [patch.name for patch in patches_in_force()]
 
@@ -494,7 +494,7 @@ def test_a_wrapper_of_the_program(
         outermost = ThreadPoolExecutor.submit
         assert pool.submit(load).result() == "a"
     assert wrapped == ["called"]
-    following.stop_following()
+    thread_pools.stop_following()
     assert (ThreadPoolExecutor.submit is outermost) is (when == "after"), "what wraps ours stays"
 
 

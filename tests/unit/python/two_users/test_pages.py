@@ -24,7 +24,7 @@ from users import ATTACKER, USER, as_user, become, folder_of
 
 import torch_memory_saver.errors
 from torch_memory_saver.observe._processes import requests
-from torch_memory_saver.observe._processes.pages import Pages, read_pages
+from torch_memory_saver.observe._processes.shared_pages import Pages, read_pages
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as two users")
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from torch_memory_saver.errors import InvalidArgumentError
 
-from ..loading import load_snapshot
 from ..model import Snapshot
+from ..snapshot_reader import load_snapshot
 
 __all__ = ["Moment", "Process", "Series", "read_moments", "series_of"]
 

@@ -34,8 +34,8 @@ from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.observe.memory import compare
 from torch_memory_saver.observe.memory.comparison.drift import allocation_orders, positions
 from torch_memory_saver.observe.memory.comparison.growth import GrowthKind, classify
-from torch_memory_saver.observe.memory.loading import parse
 from torch_memory_saver.observe.memory.model import Origin
+from torch_memory_saver.observe.memory.snapshot_reader import parse
 
 BASE = 1 << 40
 MAIN: Call = ("/srv/engine/main.py", 10, "main")

@@ -24,7 +24,7 @@ from snapshots import (
 from torch_memory_saver.observe.memory import Comparison, Snapshot, compare
 from torch_memory_saver.observe.memory.comparison.drift import allocation_orders
 from torch_memory_saver.observe.memory.comparison.html.pictures import OTHER, StackNumbers, bars, layers
-from torch_memory_saver.observe.memory.loading import parse
+from torch_memory_saver.observe.memory.snapshot_reader import parse
 
 BASE = 1 << 40
 MAIN: Call = ("/srv/engine/main.py", 10, "main")

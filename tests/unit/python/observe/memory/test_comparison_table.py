@@ -11,8 +11,8 @@ from snapshots import MIB, RECORDED, Row, block, free, segment, snapshot
 from torch_memory_saver._stacks import own_frames, title
 from torch_memory_saver._text import mebibytes, signed_mebibytes
 from torch_memory_saver.observe.memory import Comparison, compare
-from torch_memory_saver.observe.memory.loading import parse
 from torch_memory_saver.observe.memory.model import CallStack, Frame, Origin
+from torch_memory_saver.observe.memory.snapshot_reader import parse
 
 LONG = f"/srv/{'very/' * 30}long/path.py"
 TORCH = "/opt/env/lib/python3.11/site-packages/torch"

@@ -8,7 +8,7 @@ from snapshots import MIB
 
 from torch_memory_saver.observe.memory import Snapshot, compare
 from torch_memory_saver.observe.memory.comparison.fragmentation import units
-from torch_memory_saver.observe.memory.loading import parse
+from torch_memory_saver.observe.memory.snapshot_reader import parse
 
 
 def expandable(size: int, *live: tuple[int, int], kind: str = "large") -> Snapshot:

@@ -22,7 +22,7 @@ from torch_memory_saver._files import default_role
 from torch_memory_saver._torch import history, layer
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError
 from torch_memory_saver.observe.memory import MemorySnapshotSampler, sampler, take_snapshot, write_snapshot
-from torch_memory_saver.observe.memory.loading import KEY
+from torch_memory_saver.observe.memory.snapshot_reader import KEY
 
 MIB = 1 << 20
 

@@ -18,8 +18,8 @@ from torch_memory_saver import _core
 from torch_memory_saver._cli.main import main
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.observe import events
-from torch_memory_saver.observe._processes import ask, pages, requests
-from torch_memory_saver.observe._processes.pages import read_pages
+from torch_memory_saver.observe._processes import ask, requests, shared_pages
+from torch_memory_saver.observe._processes.shared_pages import read_pages
 
 #: Each starts programs.
 pytestmark = pytest.mark.slow
@@ -219,7 +219,7 @@ def test_a_process_without_a_page(why: Callable[[int], str], monkeypatch: pytest
 def test_a_process_of_another_namespace(why: Callable[[int], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
-        monkeypatch.setattr(pages, "own_namespace", lambda: 1)
+        monkeypatch.setattr(shared_pages, "own_namespace", lambda: 1)
         monkeypatch.setattr(requests, "own_namespace", lambda: 1)
         assert f"process {job.pid} is in another PID namespace" in why(job.pid)
 

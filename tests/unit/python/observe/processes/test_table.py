@@ -7,7 +7,7 @@ from made_pages import MIB, make_page, make_row
 
 from torch_memory_saver.observe._nvml import DeviceProcess, Gpu, Gpus
 from torch_memory_saver.observe._processes.names import width_of
-from torch_memory_saver.observe._processes.pages import Page, Pages
+from torch_memory_saver.observe._processes.shared_pages import Page, Pages
 from torch_memory_saver.observe._processes.table import ORDERS, lines_of
 from torch_memory_saver.observe._processes.view import Program, View, make_view
 

@@ -8,7 +8,7 @@ import json
 from made_pages import MIB, make_page, make_row
 
 from torch_memory_saver.observe._nvml import DeviceProcess, Gpu, Gpus
-from torch_memory_saver.observe._processes.pages import Pages
+from torch_memory_saver.observe._processes.shared_pages import Pages
 from torch_memory_saver.observe._processes.view import Program, as_json, make_view
 
 S = 1_000_000_000

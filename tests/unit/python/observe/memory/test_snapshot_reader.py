@@ -1,5 +1,5 @@
-"""Guards loading: nothing of a file is run, what is no snapshot is named, and the snapshots of every release of PyTorch
-are read."""
+"""Guards snapshot_reader.py: nothing of a file is run, what is no snapshot is named, and the snapshots of every release of
+PyTorch are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-#include "core/transition/sample.h"
+#include "core/transition/peek.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -7,6 +7,8 @@
 #include "core/transition/devices.h"
 #include "core/transition/save.h"
 #include "core/transition/transition.h"
+
+/* ---- the count of guard bytes ---- */
 
 typedef struct sample {
     tms_transition_t t; /* first */
@@ -45,8 +47,6 @@ static tms_live_t ranges_of(const sample_t *sample, const tms_segment_t *segment
         .allocations = address, .allocation_count = 1, .ranges = sample->ranges + first, .range_count = last - first};
 }
 
-/* ---- copies ---- */
-
 /* Plans the copies. *copying becomes the devices that own a segment with ranges. */
 static tms_status_t plan_all(sample_t *sample, tms_device_mask_t *copying, tms_error_t *error) {
     tms_transition_t *t = &sample->t;
@@ -62,8 +62,6 @@ static tms_status_t plan_all(sample_t *sample, tms_device_mask_t *copying, tms_e
     }
     return tms_backup_batch_start(&t->saver->stores, &t->planned.batch, &context, error);
 }
-
-/* ---- counts ---- */
 
 static uint64_t count_guard_bytes(const unsigned char *bytes, uint64_t size) {
     uint64_t count = 0;
@@ -97,8 +95,6 @@ static void release_all(sample_t *sample) {
     free(sample->copies);
 }
 
-/* ---- the order ---- */
-
 static tms_status_t copy_and_count(sample_t *sample, tms_error_t *error) {
     tms_transition_t *t = &sample->t;
     tms_device_mask_t copying = 0;
@@ -127,9 +123,9 @@ static tms_status_t sample_all(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-tms_status_t tms_transition_sample(tms_saver_t *saver, const tms_selection_t *selection, const tms_live_range_t *ranges,
-                                   size_t range_count, uint64_t *counts, tms_error_t *error) {
-    tms_calls_t calls = {0}; /* not counted */
+tms_status_t tms_transition_count_guard_bytes(tms_saver_t *saver, const tms_selection_t *selection,
+                                              const tms_live_range_t *ranges, size_t range_count, uint64_t *counts,
+                                              tms_error_t *error) {
     sample_t sample = {.t = {.saver = saver,
                              .asked = {.selection = selection,
                                        .operation = "check_fresh",
@@ -141,7 +137,51 @@ tms_status_t tms_transition_sample(tms_saver_t *saver, const tms_selection_t *se
                        .range_count = range_count,
                        .counts = counts};
     for (size_t i = 0; i < range_count; i++) counts[i] = TMS_NOT_RESIDENT;
-    tms_status_t status = tms_transition_run(&sample.t, &calls, NULL, error);
+    tms_status_t status = tms_transition_run(&sample.t, error);
     tms_backup_stores_after_resume(&saver->stores);
+    return status;
+}
+
+/* ---- the contents of a backup ---- */
+
+typedef struct request {
+    tms_transition_t t; /* first */
+    uint64_t address, bytes;
+    void *destination;
+    bool found;
+} request_t;
+
+static tms_status_t read_it(tms_transition_t *t, tms_error_t *error) {
+    request_t *request = (request_t *)t;
+    tms_segment_t *segment = t->planned.first; /* the only one: the call selects by address */
+    const uint64_t offset = request->address - tms_segment_address(segment);
+    tms_error_context_t context = tms_transition_context_of(t, segment);
+    context.bytes = request->bytes;
+    tms_status_t status = TMS_OK;
+    if (request->bytes > segment->bytes || offset > segment->bytes - request->bytes)
+        status = tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "the range goes beyond its allocation of %llu bytes",
+                               (unsigned long long)segment->bytes);
+    else
+        status = tms_backup_read(&segment->backup, &t->saver->stores, offset, request->bytes, request->destination,
+                                 &request->found, &t->wait, &context, error);
+    tms_transition_finish(t, false);
+    return status;
+}
+
+tms_status_t tms_transition_read_backup(tms_saver_t *saver, const tms_selection_t *selection, uint64_t address,
+                                        uint64_t bytes, void *destination, int32_t *found, tms_error_t *error) {
+    request_t request = {.t = {.saver = saver,
+                               .asked = {.selection = selection,
+                                         .operation = "get_cpu_backup",
+                                         .from = TMS_SEGMENT_PAUSED,
+                                         .through = TMS_SEGMENT_RESUMING,
+                                         .to = TMS_SEGMENT_PAUSED,
+                                         .address = address},
+                               .act = read_it},
+                         .address = address,
+                         .bytes = bytes,
+                         .destination = destination};
+    tms_status_t status = tms_transition_run(&request.t, error);
+    if (status == TMS_OK) *found = request.found;
     return status;
 }

@@ -1,6 +1,6 @@
 /* Guards the count of guard bytes: what it counts, where the contents of allocations are from, and that it changes nothing.
  */
-#include "core/transition/sample.h"
+#include "core/transition/peek.h"
 #include "support/guard_fixture.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@ enum { GATE = 1, PART = 64, BYTES = 4 << 20 };
 static tms_status_t sample(fixture_t *f, const char *tag, const tms_live_range_t *ranges, size_t count, uint64_t *counts,
                            tms_error_t *error) {
     const tms_selection_t selection = {.tags = tag ? &tag : NULL, .tag_count = tag != NULL};
-    return tms_transition_sample(&f->saver, &selection, ranges, count, counts, error);
+    return tms_transition_count_guard_bytes(&f->saver, &selection, ranges, count, counts, error);
 }
 
 static tms_contents_t contents_of(fixture_t *f, uint64_t address) {
@@ -204,7 +204,7 @@ static void a_cancelled_call_changes_nothing(void **state) {
     const tms_live_range_t range = part(address, 0, PART);
     const tms_selection_t selection = {.interrupted = stop};
     CUstream stream = launch_behind_gate(f, GATE, address);
-    assert_int_equal(tms_transition_sample(&f->saver, &selection, &range, 1, &count, &error), TMS_INTERRUPTED);
+    assert_int_equal(tms_transition_count_guard_bytes(&f->saver, &selection, &range, 1, &count, &error), TMS_INTERRUPTED);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     simulator()->open_gate(GATE);
     destroy_stream(f, stream);

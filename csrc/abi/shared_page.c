@@ -13,23 +13,23 @@ void tms_api_set_page_role(const char *name, int32_t rank_known, int64_t rank, i
     if (!state) return;
     if (name) tms_shared_page_copy_text(role.name, name);
     pthread_mutex_lock(&state->saver.lock);
-    tms_shared_page_set_role(&state->saver.page, &role);
+    tms_shared_page_set_role(&state->saver.shared_page, &role);
     pthread_mutex_unlock(&state->saver.lock);
 }
 
 uint64_t tms_api_page_requests(void) {
     tms_state_t *state = tms_state_if_made();
-    return state ? tms_shared_page_requests(&state->saver.page) : 0;
+    return state ? tms_shared_page_requests(&state->saver.shared_page) : 0;
 }
 
 void tms_api_page_serve(uint32_t kind, int32_t served, int32_t os_error) {
     tms_state_t *state = tms_state_if_made();
-    if (state) tms_shared_page_serve(&state->saver.page, kind, served != 0, os_error);
+    if (state) tms_shared_page_serve(&state->saver.shared_page, kind, served != 0, os_error);
 }
 
 const char *tms_api_page_path(void) {
     tms_state_t *state = tms_state_if_made();
-    return state && tms_shared_page_is_open(&state->saver.page) ? state->saver.page.file.path : "";
+    return state && tms_shared_page_is_open(&state->saver.shared_page) ? state->saver.shared_page.file.path : "";
 }
 
 int32_t tms_api_page_directory(char *path, size_t room) {

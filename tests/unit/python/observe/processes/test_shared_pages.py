@@ -12,8 +12,8 @@ from jobs import Job
 from processes import wait_until
 
 from torch_memory_saver import _core
-from torch_memory_saver.observe._processes import pages
-from torch_memory_saver.observe._processes.pages import is_alive, page_directory, read_page, read_pages
+from torch_memory_saver.observe._processes import shared_pages
+from torch_memory_saver.observe._processes.shared_pages import is_alive, page_directory, read_page, read_pages
 
 MIB = 1 << 20
 
@@ -82,7 +82,7 @@ def test_a_page_whose_process_has_another_start_time_is_dead(tmp_path: Path, mon
         descriptor = os.open(job.page, os.O_RDONLY)
         page = read_page(descriptor, job.page)
         assert is_alive(descriptor, page)
-        monkeypatch.setattr(pages, "_start_of", lambda _: page.process_started + 1)
+        monkeypatch.setattr(shared_pages, "_start_of", lambda _: page.process_started + 1)
         assert not is_alive(descriptor, page)
         os.close(descriptor)
 
@@ -90,7 +90,7 @@ def test_a_page_whose_process_has_another_start_time_is_dead(tmp_path: Path, mon
 def test_a_page_of_another_namespace_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
-        monkeypatch.setattr(pages, "own_namespace", lambda: 1)
+        monkeypatch.setattr(shared_pages, "own_namespace", lambda: 1)
         (page,) = read_pages(tmp_path).pages
         assert page.foreign
         job.kill()
@@ -116,7 +116,7 @@ def test_what_is_no_page_of_this_release_is_named_and_stays(tmp_path: Path, monk
             assert "format 99" in read_pages(tmp_path).unreadable[str(other)]
         assert read_pages(tmp_path).unreadable == {} and not other.exists(), "its process has ended"
         assert not short.exists(), "no process is making it any more"
-        monkeypatch.setattr(pages, "_own_boot_id", lambda: bytes(16))
+        monkeypatch.setattr(shared_pages, "_own_boot_id", lambda: bytes(16))
         assert "of another machine or boot" in read_pages(tmp_path).unreadable[str(job.page)]
 
 
@@ -127,8 +127,8 @@ def test_a_page_that_is_being_made_is_not_shown(tmp_path: Path) -> None:
     with open(path, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         os.utime(path, (0, 0))
-        assert read_pages(tmp_path) == pages.Pages((), {}) and path.exists()
-    assert read_pages(tmp_path) == pages.Pages((), {})
+        assert read_pages(tmp_path) == shared_pages.Pages((), {}) and path.exists()
+    assert read_pages(tmp_path) == shared_pages.Pages((), {})
     assert not path.exists(), "its process was killed"
 
 

@@ -1,4 +1,4 @@
-#include "core/transition/verifying.h"
+#include "core/transition/verification.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -75,7 +75,7 @@ static tms_status_t compare_all(tms_transition_t *t, tms_backup_t *copies, tms_d
     return first;
 }
 
-tms_status_t tms_verifying_check(tms_transition_t *t, const tms_live_t *live, tms_error_t *error) {
+tms_status_t tms_verification_check(tms_transition_t *t, const tms_live_t *live, tms_error_t *error) {
     const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     const uint64_t total = t->planned.total_bytes;
     tms_device_mask_t copying = 0, damaged = 0;

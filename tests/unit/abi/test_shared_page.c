@@ -1,4 +1,4 @@
-/* Guards page.c: the functions of the table for the shared page, with and without a state and a page. */
+/* Guards shared_page.c: the functions of the table for the shared page, with and without a state and a page. */
 #include "abi/entries.h"
 
 #include <limits.h>
@@ -43,13 +43,13 @@ static void use_all(void) {
     CHECK(tms_api_page_directory(path, sizeof path) == 1 && strcmp(path, base) == 0);
     CHECK(tms_api_page_directory(path, strlen(base)) == 0); /* without room for the NUL */
     tms_api_set_page_role("trainer", HAS_RANK, 3, SERVES_REQUESTS);
-    tms_shared_page_t *page = &tms_state_if_made()->saver.page;
+    tms_shared_page_t *page = &tms_state_if_made()->saver.shared_page;
     CHECK(tms_shared_page_open(page, &description, &failure));
     CHECK(strncmp(tms_api_page_path(), base, strlen(base)) == 0 && access(tms_api_page_path(), F_OK) == 0);
     CHECK(page->image->process.rank == 3 && page->image->process.serves == 1);
     CHECK(strcmp((const char *)page->image->process.name, "trainer") == 0);
     tms_api_set_page_role(NULL, NO_RANK, 3, SERVES_NOTHING);
-    CHECK(page->image->process.rank == 0 && strcmp((const char *)page->image->process.name, "test_page") == 0);
+    CHECK(page->image->process.rank == 0 && strcmp((const char *)page->image->process.name, "test_shared_page") == 0);
     CHECK(tms_shared_page_file_request(page->file.fd, TMS_SHARED_PAGE_EVENTS, REQUEST));
     CHECK(tms_api_page_requests() == 1 << TMS_SHARED_PAGE_EVENTS);
     tms_api_page_serve(TMS_SHARED_PAGE_EVENTS, SERVED, 0);

@@ -1,5 +1,5 @@
-/* The shared page of this process, and the pages of other processes, which need no state. No function waits, except for the
- * file system where a page of another process is mapped. */
+/* The shared page of this process, and those of other processes, which need no state. No function waits, except for the
+ * file system where that of another process is mapped. */
 #include <errno.h>
 #include <limits.h>
 #include <stddef.h>
@@ -65,7 +65,7 @@ PyObject *tms_py_page_directory(PyObject *module, PyObject *unused) {
     return PyUnicode_DecodeFSDefault(path);
 }
 
-/* ---- a page as a dictionary ---- */
+/* ---- a shared page as a dictionary ---- */
 
 /* Adds a value to the dictionary and takes the reference to it. The value is NULL if an exception is set. */
 static bool set(PyObject *dictionary, const char *name, PyObject *value) {
