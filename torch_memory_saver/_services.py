@@ -11,12 +11,13 @@ from torch_memory_saver._engine.hooks import HookCall
 from torch_memory_saver._engine.hooks import register as register_hook
 from torch_memory_saver._engine.preload import library_path as preload_library_path
 from torch_memory_saver._engine.variables import driver_library, path_at_import
-from torch_memory_saver._torch import layer, nccl_communicators
-from torch_memory_saver._torch.captures import capture_gate
-from torch_memory_saver._torch.history import History, current_history, is_recording, record_history, stop_history
-from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
-from torch_memory_saver._torch.ordinary_memory import DeviceMemory, device_memory
-from torch_memory_saver._torch.process_groups import GroupOfRanks, group_of_ranks
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.captures import capture_gate
+from torch_memory_saver._torch.binding.history import History, current_history, is_recording, record_history, stop_history
+from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda, devices_in_use
+from torch_memory_saver._torch.distributed import nccl_communicators
+from torch_memory_saver._torch.distributed.process_groups import GroupOfRanks, group_of_ranks
+from torch_memory_saver._torch.memory.ordinary_memory import DeviceMemory, device_memory
 
 __all__ = [
     "DeviceMemory",

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from gpu_support import MIB, core, empty, saver, tms, torch, write_and_check
 
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.layer import DEFAULT_POOL
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.layer import DEFAULT_POOL
 
 #: The functions that release idle managed memory outside of regions.
 EMPTY_CACHE = [

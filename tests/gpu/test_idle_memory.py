@@ -13,7 +13,7 @@ import pytest
 from gpu_support import MIB, STARTED_PRELOADED, core, empty, saver, tms, torch, write_and_check
 from other_threads import in_thread, other_thread_inside
 
-from torch_memory_saver._torch import empty_cache
+from torch_memory_saver._torch.memory import empty_cache
 
 #: Both functions by which programs empty PyTorch's cache.
 EMPTY_CACHE = [
@@ -408,7 +408,7 @@ def test_the_counters_do_not_grow_with_the_pools_that_there_ever_were() -> None:
         tms.empty_cache()
     kept, gone = load(4, 32)
     del gone
-    from torch_memory_saver._torch import layer
+    from torch_memory_saver._torch.binding import layer
 
     torch_cuda = layer.in_use()
     assert torch_cuda is not None

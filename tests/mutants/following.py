@@ -8,8 +8,8 @@ __all__ = ["MUTANTS"]
 
 _TESTS = "tests/unit/python/torch/test_following.py::"
 _FOLLOWING = "torch_memory_saver/_engine/following.py"
-_POOLS = "torch_memory_saver/_torch/pools.py"
-_ADMISSION = "torch_memory_saver/_torch/admission.py"
+_POOLS = "torch_memory_saver/_torch/memory/store.py"
+_ADMISSION = "torch_memory_saver/_torch/routing/admission.py"
 
 MUTANTS = (
     Mutant(
@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-call-that-was-taken-out-is-routed-again",
-        "torch_memory_saver/_torch/routing.py",
+        "torch_memory_saver/_torch/routing/router.py",
         "    if frame.routed or frame.ended:",
         "    if frame.routed:",
         (_TESTS + "test_a_call_that_was_taken_out_stays_out",),

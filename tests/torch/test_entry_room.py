@@ -11,8 +11,8 @@ from pooled_tensors import MIB, empty
 
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.entry_room import EntryRoom
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.routing.entry_room import EntryRoom
 
 pytestmark = pytest.mark.usefixtures("clean_device")
 

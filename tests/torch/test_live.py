@@ -141,8 +141,8 @@ Find = Callable[..., list[int]]
 
 @pytest.fixture
 def find(store: Any) -> Find:
-    from torch_memory_saver._torch import layer
-    from torch_memory_saver._torch.live import live_finder
+    from torch_memory_saver._torch.binding import layer
+    from torch_memory_saver._torch.memory.live import live_finder
 
     def find(*tags: str, every_backup: bool = True) -> list[int]:
         finder = live_finder(layer.require(), store, tags, every_backup)
@@ -194,7 +194,7 @@ def test_a_retired_pool_is_thinned_until_its_memory_has_gone(tag: str, store: An
 
 
 def test_too_many_retired_pools_are_forgotten(tag: str, find: Find, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_memory_saver._torch.pool_stock._MOST_RETIRED", 2)
+    monkeypatch.setattr("torch_memory_saver._torch.pools.stock._MOST_RETIRED", 2)
     tensors = []
     for _ in range(3):
         with saver.region(tag):
@@ -254,8 +254,8 @@ def test_a_pool_that_the_program_captures_into_by_its_id(tag: str, store: Any, f
 
 
 def blocks_of(tag: str, store: Any) -> list[Any]:
-    from torch_memory_saver._torch import layer
-    from torch_memory_saver._torch.live import ResumedBlocks, managed_blocks
+    from torch_memory_saver._torch.binding import layer
+    from torch_memory_saver._torch.memory.live import ResumedBlocks, managed_blocks
 
     rows = [row for row in _core.segments() if row.tag == tag]
     return managed_blocks(layer.require(), store, ResumedBlocks(), rows)

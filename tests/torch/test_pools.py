@@ -262,7 +262,7 @@ def test_with_room_a_cache_of_another_tag_stays(tag: str) -> None:
 
 
 def test_what_is_stranded_is_of_the_tag_and_the_device(tag: str, store: Any) -> None:
-    from torch_memory_saver._torch import layer
+    from torch_memory_saver._torch.binding import layer
 
     found = layer.require()
     kept = []

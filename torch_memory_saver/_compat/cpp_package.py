@@ -24,13 +24,14 @@ from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.engine import Engine
 from torch_memory_saver._engine.engine import Engine as _TorchMemorySaverImpl
 from torch_memory_saver._engine.hook_modes import check_hook_mode, register_hook_mode
-from torch_memory_saver._torch import layer, region_settings
+from torch_memory_saver._torch.base import region_settings
+from torch_memory_saver._torch.binding import layer
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import DEFAULT_TAG, RegionOptions, backend_checks
 from torch_memory_saver.saver import TorchMemorySaver
 
 if TYPE_CHECKING:
-    from torch_memory_saver._torch.pools import Key
+    from torch_memory_saver._torch.records.pool import Key
 
 __all__ = [
     "BinaryWrapper",

@@ -40,15 +40,16 @@ from torch_memory_saver._engine.region import Region, bind_region
 from torch_memory_saver._engine.silent_mistakes import warn_of_empty_pause, warn_of_receivers, warn_of_unknown_tags
 from torch_memory_saver._engine.tensors import get_cpu_backup
 from torch_memory_saver._engine.variables import init_enabled, warn_of_unknown_variables
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.default_pool import DefaultPool
-from torch_memory_saver._torch.graphs import GraphCapture, check_token
-from torch_memory_saver._torch.history import may_have_native_frames
-from torch_memory_saver._torch.ipc import check_importer
-from torch_memory_saver._torch.layer import TorchCuda
-from torch_memory_saver._torch.live import live_finder, managed_blocks
-from torch_memory_saver._torch.pausing import await_regions, make_room, pausing, with_room
-from torch_memory_saver._torch.pools import may_not_free, selects
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.history import may_have_native_frames
+from torch_memory_saver._torch.binding.layer import TorchCuda
+from torch_memory_saver._torch.graphs.cuda_graph import GraphCapture, check_token
+from torch_memory_saver._torch.memory.default_pool import DefaultPool
+from torch_memory_saver._torch.memory.live import live_finder, managed_blocks
+from torch_memory_saver._torch.memory.pausing import await_regions, make_room, pausing, with_room
+from torch_memory_saver._torch.pools.retirement import may_not_free
+from torch_memory_saver._torch.records.tags import selects
+from torch_memory_saver._torch.sharing.ipc import check_importer
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
 from torch_memory_saver.options import (
     DEFAULT_TAG,

@@ -25,9 +25,9 @@ from typing import Any, cast
 from torch_memory_saver._engine.region import Region, is_bound
 from torch_memory_saver._patches import is_replaced, replace, restore
 from torch_memory_saver._text import warn_once
-from torch_memory_saver._torch.frames import Frame, innermost_frame
-from torch_memory_saver._torch.layer import TorchCuda
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.binding.layer import TorchCuda
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.records.frames import Frame, innermost_frame
 
 __all__ = ["follow_thread_pools", "stop_following"]
 

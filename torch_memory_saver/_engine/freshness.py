@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 from torch_memory_saver import _core
 from torch_memory_saver._engine.pending import on_main_thread
 from torch_memory_saver._engine.tensors import FoundTensor, FoundTensors, add_extents, find_tensors, storages_of
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.live import ManagedBlock
-from torch_memory_saver._torch.pools import Tags, selects
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.memory.live import ManagedBlock
+from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import check_flag, select_tags
 from torch_memory_saver.reports.freshness import FreshReport, UnwrittenBlock

@@ -13,14 +13,18 @@ from torch_memory_saver._engine.pending import PendingResumes
 from torch_memory_saver._engine.preserved import Preserved
 from torch_memory_saver._engine.region import Region
 from torch_memory_saver._engine.variables import init_enabled
-from torch_memory_saver._torch import empty_cache, layer, program_pools, sharing, symmetric_memory
-from torch_memory_saver._torch.captures import before_capture, capture_gate
-from torch_memory_saver._torch.graphs import GraphPools
-from torch_memory_saver._torch.kept_objects import BlasWorkspaces, OrdinaryPools, RandomStates
-from torch_memory_saver._torch.late_devices import LateDevices
-from torch_memory_saver._torch.live import ResumedBlocks
-from torch_memory_saver._torch.pools import PoolStore
-from torch_memory_saver._torch.sharing import SharedMemory
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.captures import before_capture, capture_gate
+from torch_memory_saver._torch.distributed import symmetric_memory
+from torch_memory_saver._torch.graphs.cuda_graph import GraphPools
+from torch_memory_saver._torch.graphs.kept_objects import BlasWorkspaces, OrdinaryPools, RandomStates
+from torch_memory_saver._torch.memory import empty_cache
+from torch_memory_saver._torch.memory.live import ResumedBlocks
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.pools.late_devices import LateDevices
+from torch_memory_saver._torch.routing import program_pools
+from torch_memory_saver._torch.sharing import sent_memory
+from torch_memory_saver._torch.sharing.sent_memory import SharedMemory
 from torch_memory_saver.options import RegionOptions
 
 __all__ = [
@@ -60,7 +64,7 @@ pending_resumes = PendingResumes()
 
 
 def install_sharing(torch: Any) -> None:
-    sharing.install(torch, shared_memory)
+    sent_memory.install(torch, shared_memory)
 
 
 def _watch_late_devices(torch: Any) -> None:

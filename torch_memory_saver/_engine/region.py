@@ -15,8 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import region_settings
-from torch_memory_saver._torch.frames import (
+from torch_memory_saver._torch.base import region_settings
+from torch_memory_saver._torch.binding.layer import TorchCuda, eager_methods, in_use
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.records.frames import (
     Frame,
     FunctionDecorator,
     choose_frame,
@@ -26,8 +28,6 @@ from torch_memory_saver._torch.frames import (
     refuse_deferred_body,
     warn,
 )
-from torch_memory_saver._torch.layer import TorchCuda, eager_methods, in_use
-from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, InvalidStateError, TorchMemorySaverError
 from torch_memory_saver.options import RegionOptions
 

@@ -19,8 +19,8 @@ from torch_memory_saver._engine.variables import PYTHON_VARIABLES, known_variabl
 from torch_memory_saver._folders import private_directory, why_not_writable
 from torch_memory_saver._simulate.elf import read_library
 from torch_memory_saver._text import suggestion
-from torch_memory_saver._torch.layer import expandable_segments_on
-from torch_memory_saver._torch.releases import NEWEST_TESTED, is_too_old, is_untested
+from torch_memory_saver._torch.binding.layer import expandable_segments_on
+from torch_memory_saver._torch.binding.releases import NEWEST_TESTED, is_too_old, is_untested
 from torch_memory_saver.observe._doctor.check import Check, Finding, fail, ok, run_child, skip, torch_facts, warn
 from torch_memory_saver.observe.memory.release import read_seconds
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.variables import driver_library
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.layer import devices_in_use
-from torch_memory_saver._torch.nccl_communicators import what_is_held, what_stays
-from torch_memory_saver._torch.ordinary_memory import OrdinaryMemory, ordinary_memory
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.layer import devices_in_use
+from torch_memory_saver._torch.distributed.nccl_communicators import what_is_held, what_stays
+from torch_memory_saver._torch.memory.ordinary_memory import OrdinaryMemory, ordinary_memory
 from torch_memory_saver.errors import DriverError, InvalidStateError, TorchMemorySaverError
 from torch_memory_saver.observe._nvml import DeviceProcess, Nvml, NvmlHiddenError, share_of_this_process
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart

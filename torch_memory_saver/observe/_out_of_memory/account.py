@@ -13,9 +13,9 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._engine.process import pool_store
 from torch_memory_saver._text import binary_size
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.empty_cache import count_idle_bytes
-from torch_memory_saver._torch.history import may_have_native_frames
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.history import may_have_native_frames
+from torch_memory_saver._torch.memory.empty_cache import count_idle_bytes
 from torch_memory_saver.observe._ledger.sources import take_ledger
 from torch_memory_saver.observe._out_of_memory.failure import PYTORCH, Failure
 from torch_memory_saver.observe._processes.names import command_name

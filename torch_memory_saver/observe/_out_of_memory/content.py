@@ -23,9 +23,9 @@ from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._stacks import CallStack, Origin
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.history import is_recording, may_have_native_frames
-from torch_memory_saver._torch.layer import TorchCuda
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.history import is_recording, may_have_native_frames
+from torch_memory_saver._torch.binding.layer import TorchCuda
 from torch_memory_saver.observe._out_of_memory.account import Account, summarize
 from torch_memory_saver.observe._out_of_memory.failure import Failure
 from torch_memory_saver.observe.events.event_file import log_to_json

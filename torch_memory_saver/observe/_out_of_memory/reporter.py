@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver._text import binary_size, with_points, with_sentence
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 from torch_memory_saver.errors import OutOfMemoryError
 from torch_memory_saver.observe._out_of_memory.failure import Failure, failure_of_error, failure_of_torch
 

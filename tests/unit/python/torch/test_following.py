@@ -23,9 +23,9 @@ from threads import InsideRegion
 from torch_memory_saver import _core, errors
 from torch_memory_saver._engine import following
 from torch_memory_saver._patches import patches_in_force
-from torch_memory_saver._torch import admission
-from torch_memory_saver._torch.frames import Pause
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.records.frames import Pause
+from torch_memory_saver._torch.routing import admission
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from fake_torch import FakeTorch
 from other_threads import in_thread
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.saver import TorchMemorySaver
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from fake_torch import FakeTorch
 
-from torch_memory_saver._torch.frames import Frame
-from torch_memory_saver._torch.kept_objects import _StateForCapture, workspace_sizes
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.graphs.kept_objects import _StateForCapture, workspace_sizes
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver.options import RegionOptions
 
 MIB = 1 << 20

@@ -12,8 +12,8 @@ import pytest
 from fake_torch import FakeTorch
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._torch import pausing
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory import pausing
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

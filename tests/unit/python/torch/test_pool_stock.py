@@ -12,10 +12,12 @@ import pytest
 from fake_torch import FakeTorch
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import pool_stock
-from torch_memory_saver._torch.layer import leak_reference
-from torch_memory_saver._torch.pool_stock import Fill, Key, is_worth_retiring, measure_fill, retire
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.binding.layer import leak_reference
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.pools import retirement
+from torch_memory_saver._torch.pools.fill import Fill, is_worth_retiring, measure_fill
+from torch_memory_saver._torch.pools.retirement import retire
+from torch_memory_saver._torch.records.pool import Key
 from torch_memory_saver.options import RegionOptions
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -219,8 +221,8 @@ def test_the_end_of_the_object_is_its_pools_last_use_unless_a_capture_is_active(
     capturing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Since 2.13 it releases the pool's memory, which would break a capture."""
-    monkeypatch.setattr(pool_stock, "devices_in_use", list)
-    monkeypatch.setattr(pool_stock._core, "counters", lambda: {"visible_captures": 0})
+    monkeypatch.setattr(retirement, "devices_in_use", list)
+    monkeypatch.setattr(retirement._core, "counters", lambda: {"visible_captures": 0})
     torch: Any = Torch(pool_objects_end_quietly=True, routing_spares_cache=False, capturing=capturing)
     retired, alive = retirable()
     retire(torch, retired)

@@ -16,7 +16,7 @@ from threads import InsideRegion
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver._engine import hooks as hooks_module
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
