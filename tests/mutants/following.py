@@ -14,7 +14,7 @@ _ADMISSION = "torch_memory_saver/_torch/routing/admission.py"
 MUTANTS = (
     Mutant(
         "a-pause-leaves-a-running-call-routed",
-        _POOLS,
+        "torch_memory_saver/_torch/routing/regions.py",
         "        for frame in frames:\n            self.router.end(frame)\n",
         "",
         (_TESTS + "test_a_pause_takes_a_running_call_out",),
@@ -28,7 +28,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-pause-leaves-the-settings-of-a-call",
-        _POOLS,
+        "torch_memory_saver/_torch/routing/regions.py",
         "            _core.region_end_following(tag)\n",
         "            pass\n",
         (_TESTS + "test_the_settings_of_the_core_end_too",),

@@ -20,7 +20,7 @@ _POOLS = (
     Mutant(
         "a-substitute-takes-precedence-over-a-region",
         _SOURCES + "_torch/memory/default_pool.py",
-        "            with self._store.routing_suspended(torch):\n",
+        "            with self._regions.routing_suspended(torch):\n",
         "            with contextlib.nullcontext():\n",
         ("torch:tests/gpu/test_paused_default_pool.py::test_scenario[regions]",),
     ),
@@ -96,15 +96,15 @@ _POOLS = (
     ),
     Mutant(
         "an-interrupted-leave-forgets-a-pool",
-        _SOURCES + "_torch/memory/store.py",
-        "                _core.move(frame.pools, self._idle.setdefault(key, []), 0)",
-        "                pool = frame.pools.pop(0)\n                self._idle.setdefault(key, []).append(pool)",
+        _SOURCES + "_torch/pools/stock.py",
+        "                _core.move(pools, self._idle.setdefault(key, []), 0)",
+        "                pool = pools.pop(0)\n                self._idle.setdefault(key, []).append(pool)",
         (_TESTS + "torch/test_interrupted_regions.py::test_a_region",),
     ),
     Mutant(
         "a-pause-does-not-wait-for-regions",
-        _SOURCES + "_torch/memory/store.py",
-        "lambda: self._close_ended() and self._end_following(pause), deadline)",
+        _SOURCES + "_torch/routing/regions.py",
+        "lambda: self.close_ended() and self._end_following(pause), deadline)",
         "lambda: True, deadline)",
         (_TESTS + "torch/test_waiting_pauses.py::test_the_error_names_thread_and_tag",),
     ),
@@ -125,15 +125,15 @@ _POOLS = (
     Mutant(
         "what-another-thread-kept-is-never-emptied",
         _SOURCES + "_torch/memory/store.py",
-        "        due = self._pending - self._devices_that_keep_cache(torch)",
-        "        due = self._pending & self._devices_that_keep_cache(torch)",
+        "        due = self.stock.pending - self._devices_that_keep_cache(torch)",
+        "        due = self.stock.pending & self._devices_that_keep_cache(torch)",
         ("torch:tests/torch/test_pools.py::test_pytorchs_cache_goes_when_the_last_thread_leaves_its_region",),
     ),
     Mutant(
         "a-replaced-pool-is-forgotten",
         _SOURCES + "_torch/memory/store.py",
-        "self.check_out(torch, pool.key)\n                self.retire(torch, pool)",
-        "self.check_out(torch, pool.key)",
+        "self.stock.check_out(torch, pool.key)\n                self.stock.retire(torch, pool)",
+        "self.stock.check_out(torch, pool.key)",
         ("torch:tests/torch/test_pools.py::test_empty_cache_inside_regions",),
     ),
     Mutant(
@@ -146,14 +146,14 @@ _POOLS = (
     Mutant(
         "a-suspended-region-stays-so",
         _SOURCES + "_torch/routing/suspension.py",
-        "        for frame in self._routed:\n            self._store.router.begin(self._torch, frame)",
-        "        for frame in self._routed[:1]:\n            self._store.router.begin(self._torch, frame)",
+        "        for frame in self._routed:\n            self._router.begin(self._torch, frame)",
+        "        for frame in self._routed[:1]:\n            self._router.begin(self._torch, frame)",
         ("torch:tests/torch/test_pools.py::test_empty_cache_inside_regions",),
     ),
     Mutant(
         "a-paused-pool-is-forgotten",
         _SOURCES + "_torch/memory/pausing.py",
-        "            for pool in paused:\n                store.check_in(pool)",
+        "            for pool in paused:\n                store.stock.check_in(pool)",
         "            pass",
         ("torch:tests/torch/test_pausing.py::test_a_second_pause_inside_the_region_and_its_pools_afterwards",),
     ),
@@ -167,7 +167,7 @@ _POOLS = (
     Mutant(
         "idle-memory-of-retired-pools-is-paused",
         _SOURCES + "_torch/memory/pausing.py",
-        "    if retired or _has_idle_segment(torch, store.retired_pools(), tags):",
+        "    if retired or _has_idle_segment(torch, store.stock.retired_pools(), tags):",
         "    if retired:",
         ("torch:tests/torch/test_pools.py::test_idle_memory_of_a_retired_pool_is_released_by_a_pause",),
     ),
@@ -193,9 +193,9 @@ _IDLE_MEMORY = (
     ),
     Mutant(
         "pytorchs-cache-goes-with-retired-pools",
-        _SOURCES + "_torch/routing/suspension.py",
-        "        store._admission.frames[id(frame)] = frame\n        store.router.begin(torch, frame)\n",
-        "        store._admission.frames[id(frame)] = frame\n",
+        _SOURCES + "_torch/routing/regions.py",
+        "        self._admission.frames[id(frame)] = frame\n        self.router.begin(torch, frame)\n",
+        "        self._admission.frames[id(frame)] = frame\n",
         ("torch:tests/torch/test_entry_room.py::test_many_entries_with_temporaries_return_it_once",),
     ),
     Mutant(
@@ -215,7 +215,7 @@ _IDLE_MEMORY = (
     Mutant(
         "what-died-while-paused-is-resumed",
         _SOURCES + "_torch/memory/pausing.py",
-        "        has_retired = store.retire_idle(torch, store.idle_pools(tags))\n",
+        "        has_retired = store.stock.retire_idle(torch, store.stock.idle_pools(tags))\n",
         "        has_retired = False\n",
         (_TESTS + "torch/test_pausing.py::test_a_resume_reads_no_blocks_if_nothing_was_freed",),
     ),
@@ -260,7 +260,7 @@ _REGIONS = (
     ),
     Mutant(
         "leaving-an-outer-region-leaves-the-inner-ones",
-        _SOURCES + "_torch/memory/store.py",
+        _SOURCES + "_torch/routing/regions.py",
         "        stack.remove(frame)\n",
         "        del stack[stack.index(frame) :]\n",
         ("torch:tests/torch/test_frames.py::test_leaving_the_outer_region_first_leaves_the_inner_one_in_force",),
@@ -314,7 +314,7 @@ _LIVE = (
     ),
     Mutant(
         "a-capture-by-id-is-not-seen",
-        _SOURCES + "_torch/memory/store.py",
+        _SOURCES + "_torch/routing/regions.py",
         "if torch.uses_of(pool.memory_pool) > uses]",
         "if torch.uses_of(pool.memory_pool) > uses + 1]",
         ("torch:tests/torch/test_live.py::test_a_pool_that_the_program_captures_into_by_its_id",),
@@ -370,7 +370,7 @@ _TORCH_LAYER = (
     Mutant(
         "a-region-is-left-on-the-wrong-thread-without-a-word",
         _SOURCES + "_engine/region.py",
-        "            if frame.stack is self._store.stack():\n                note_left(frame)",
+        "            if frame.stack is self._store.regions.stack():\n                note_left(frame)",
         "            if True:\n                note_left(frame)",
         ("torch:tests/torch/test_frames.py::test_leaving_on_another_thread_ends_the_routing",),
     ),

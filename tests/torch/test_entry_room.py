@@ -66,7 +66,7 @@ def device(store: Any, monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(found, "empty_cache", empty_cache)
     monkeypatch.setattr(found, "releasable_bytes", lambda device: releasable(device) - (kept if device == 0 else 0))
     monkeypatch.setattr(_core, "device_memory", made.memory)
-    monkeypatch.setattr(store, "room", EntryRoom())
+    monkeypatch.setattr(store.regions, "room", EntryRoom())
     return made
 
 

@@ -51,7 +51,7 @@ def follow_thread_pools(store: PoolStore, find_torch: Callable[[], TorchCuda | N
 
     @functools.wraps(cast("Callable[..., Any]", original))
     def submit(*arguments: Any, **keywords: Any) -> Any:
-        stack = store.stack()
+        stack = store.regions.stack()
         if not stack or len(arguments) < 2:  # in no region, or a mistake, which the original names
             return original(*arguments, **keywords)
         executor, function, *rest = arguments

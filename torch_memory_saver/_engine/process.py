@@ -76,7 +76,7 @@ def _watch_late_devices(torch: Any) -> None:
 def _watch_program_pools(torch: Any) -> None:
     torch_cuda = layer.loaded()
     if torch_cuda is not None:
-        program_pools.install(torch_cuda, pool_store, init_enabled())
+        program_pools.install(torch_cuda, pool_store.regions, init_enabled())
 
 
 def _begin_additions(torch: Any) -> None:
@@ -88,7 +88,7 @@ layer.at_first_use(install_sharing)
 layer.at_first_use(_watch_late_devices)
 layer.at_first_use(_watch_program_pools)
 layer.at_first_use(lambda torch: empty_cache.install(pool_store))
-layer.at_first_use(lambda torch: symmetric_memory.install(pool_store))
+layer.at_first_use(lambda torch: symmetric_memory.install(pool_store.regions))
 layer.at_first_use(blas_workspaces.begin)
 layer.at_first_use(random_states.begin)
 layer.at_first_use(_begin_additions)

@@ -20,7 +20,7 @@ from typing import Any
 from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._text import binary_size, warn_once
 from torch_memory_saver._torch.binding.layer import eager
-from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.routing.regions import Regions
 
 __all__ = ["install"]
 
@@ -29,20 +29,20 @@ _CLASS, _FUNCTION = "_SymmetricMemory", "empty_strided_p2p"
 _MODULE = "torch._C._distributed_c10d"
 
 
-def install(store: PoolStore) -> None:
-    """Wrap PyTorch's function. Does nothing where it is wrapped already, or where PyTorch does not have it. `store` has the
-    frames of this process's threads."""
+def install(regions: Regions) -> None:
+    """Wrap PyTorch's function. Does nothing where it is wrapped already, or where PyTorch does not have it. `regions` has
+    the frames of this process's threads."""
     owner = getattr(sys.modules.get(_MODULE), _CLASS, None)
     if hasattr(owner, _FUNCTION) and not is_replaced(owner, _FUNCTION):
-        wrapper = staticmethod(_warning(getattr(owner, _FUNCTION), store))
+        wrapper = staticmethod(_warning(getattr(owner, _FUNCTION), regions))
         replace(f"{_MODULE}.{_CLASS}.{_FUNCTION}", owner, _FUNCTION, wrapper)
 
 
-def _warning(allocate: Callable[..., Any], store: PoolStore) -> Callable[..., Any]:
+def _warning(allocate: Callable[..., Any], regions: Regions) -> Callable[..., Any]:
     @functools.wraps(allocate)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
         tensor = allocate(*arguments, **keywords)
-        stack = store.stack()
+        stack = regions.stack()
         if stack and stack[-1].managed:
             warn_once(
                 "symmetric memory",

@@ -175,11 +175,11 @@ class GraphPools:
         return self._by_token.get(_TokenKey(token, key))
 
     def _create(self, torch: TorchCuda, token: PoolId | None, key: Key, epoch: int, capture: _Capture) -> _SharedPool:
-        pool = self._store.make_pool(torch, key)
+        pool = self._store.stock.make_pool(torch, key)
         made = _SharedPool(pool, token, epoch)
         shared = _core.within(self._lock, self._add, (made, capture))
         if shared is not made:
-            self._store.retire(torch, pool)
+            self._store.stock.retire(torch, pool)
         return shared
 
     def _add(self, wanted: tuple[_SharedPool, _Capture]) -> _SharedPool:
@@ -213,7 +213,7 @@ class GraphPools:
         if not isinstance(shared, _SharedPool):
             return
         if _core.within(self._lock, self._remove_user, (shared, user)):
-            self._store.retire_later(shared.pool)
+            self._store.stock.retire_later(shared.pool)
 
     def _remove_user(self, wanted: tuple[_SharedPool, object]) -> bool:
         """Remove a user. The last one takes the pool with it. Return whether it did. The caller holds the lock."""
@@ -336,14 +336,14 @@ class GraphCapture(_core.Scope, FunctionDecorator):
         stream = self._pools.capture_stream(torch, device) if self._stream is None else self._stream
         # During the capture this thread routes no other pool: torch first allocates the state of the device's random
         # generator, for all later graphs, which must not be paused with any tag.
-        capture.entered.enter(self._store.routing_suspended(torch))
+        capture.entered.enter(self._store.regions.routing_suspended(torch))
         pool = self._pools.acquire(torch, self._token, key, capture)
         # Not managed: allocations outside the pool are ordinary. Allocations of a pool with this package's allocator use
         # these settings in any case.
         capture.entered.enter(region_settings.RegionSettings(self._options.unmanaged()))
         capture.outer_stream = torch.torch.cuda.current_stream()
         graph = torch.torch.cuda.graph(self._graph, pool=pool.id, stream=stream, capture_error_mode=self._capture_error_mode)
-        self._store.note_entered(self._options.tag)
+        self._store.regions.note_entered(self._options.tag)
 
         def announce() -> None:
             capture.entered.enter(region_settings.AnnouncedCapture(self._options))

@@ -126,10 +126,10 @@ class _OutsideRegions(OneUse):
         try:
             _core.move(self._idle, self._taken)
         except IndexError:
-            _core.record_each(self._taken, self._store.make_pool, [(torch, Key(_OPTIONS, device))])
+            _core.record_each(self._taken, self._store.stock.make_pool, [(torch, Key(_OPTIONS, device))])
         self._entered.enter(region_settings.RegionSettings(_OPTIONS))
         if not torch.last_routed_wins:
-            self._entered.enter(self._store.routing_suspended(torch))
+            self._entered.enter(self._store.regions.routing_suspended(torch))
         self._entered.enter(torch.routed(device, self._taken[0].id))
 
     def _end(self) -> None:
@@ -167,7 +167,7 @@ class BlasWorkspaces:
     def free_in(self, torch: TorchCuda, store: PoolStore, tags: Tags, default_pool_managed: bool) -> None:
         """Free the workspaces if one may lie in memory that a pause of `tags` is about to unmap, and make the one of this
         thread's current stream again if it did. To be called after threads in regions of the tags were refused."""
-        if not (store.take_entered(tags) or default_pool_managed) or not _has_workspaces(torch):
+        if not (store.regions.take_entered(tags) or default_pool_managed) or not _has_workspaces(torch):
             return
         found = _blocks_that_may_be_workspaces(torch, tags)
         if not found:

@@ -30,7 +30,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._patches import is_replaced, replace
@@ -38,14 +38,15 @@ from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch.base.collector import collector_stopped
 from torch_memory_saver._torch.binding.captures import capture_gate
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, PoolId, TorchCuda, drop_reference, leak_reference, pool_of
+from torch_memory_saver._torch.pools.fill import has_idle_segment
+from torch_memory_saver._torch.pools.retirement import may_not_free
+from torch_memory_saver._torch.pools.stock import PoolStock
 from torch_memory_saver._torch.records.frames import Pause
 from torch_memory_saver._torch.records.pool import Key, Pool
 from torch_memory_saver._torch.records.tags import Tags, selects
+from torch_memory_saver._torch.routing.regions import Regions
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
-
-if TYPE_CHECKING:
-    from torch_memory_saver._torch.memory.store import PoolStore
 
 __all__ = ["DefaultPool", "SubstitutePools"]
 
@@ -101,8 +102,9 @@ def _free_blocks(segment: dict[str, Any]) -> int:
 class SubstitutePools:
     """The substitutes of this process, by device. A device has several only while one replaces another: the last is used."""
 
-    def __init__(self, store: PoolStore) -> None:
-        self._store = store
+    def __init__(self, stock: PoolStock, regions: Regions) -> None:
+        self._stock = stock
+        self._regions = regions
         self._pools: dict[int, list[Pool]] = {}
         self._is_suspended = False
         self._kept: list[Any] = []  # the program's MemPools that it has dropped
@@ -125,7 +127,7 @@ class SubstitutePools:
             if torch.routing_spares_cache:  # since 2.13 a MemPool may end while another pool is routed
                 self._keep_dropped_pools(torch)
             self._repair(torch)
-            with self._store.routing_suspended(torch):
+            with self._regions.routing_suspended(torch):
                 for device in wanted:
                     pools = self._pools.setdefault(device, [])
                     self._add(torch, device, pools)
@@ -148,7 +150,7 @@ class SubstitutePools:
             for device in self._pools.keys() - needed:
                 self._retire(torch, self._pools[device], keep=0)
                 del self._pools[device]
-            if not self._pools and not self._store.is_any_routed() and not _may_be_capturing(torch):
+            if not self._pools and not self._regions.is_any_routed() and not may_not_free(torch):
                 while self._kept:
                     memory_pool = self._kept.pop()
                     if self._finalize is not None:  # Python calls __del__ once
@@ -173,7 +175,7 @@ class SubstitutePools:
                 for pools in self._pools.values():
                     for pool in pools:
                         _end_routing(torch, pool)
-                    if any(self._store.has_idle_segment(torch, pool) for pool in pools):
+                    if any(has_idle_segment(torch.segments(pool.id)) for pool in pools):
                         self._retire(torch, pools, keep=0)
                 yield
             finally:
@@ -194,17 +196,17 @@ class SubstitutePools:
     @contextlib.contextmanager
     def _alone(self, torch: TorchCuda) -> Iterator[bool]:
         """Inside, no other thread enters a region or begins a capture. Yields whether none is in a region or captures."""
-        store = self._store
-        entry = Pause(store.stack(), None)
+        regions = self._regions
+        entry = Pause(regions.stack(), None)
         with capture_gate.held():
             try:
-                yield not _may_be_capturing(torch) and _holds_regions(store, entry)
+                yield not may_not_free(torch) and _holds_regions(regions, entry)
             finally:
-                store.end_pause(entry)
+                regions.end_pause(entry)
 
     def _add(self, torch: TorchCuda, device: int, pools: list[Pool]) -> None:
-        pool = self._store.make_pool(torch, Key(RegionOptions.disabled(DEFAULT_TAG), device))
-        self._store.note_uncaptured(pool)
+        pool = self._stock.make_pool(torch, Key(RegionOptions.disabled(DEFAULT_TAG), device))
+        self._stock.note_uncaptured(pool)
         pools.append(pool)
         _begin_routing(torch, pool)
 
@@ -212,7 +214,7 @@ class SubstitutePools:
         """Retire the oldest pools of a device, but for `keep`."""
         while len(pools) > keep:
             _end_routing(torch, pools[0])
-            self._store.retire(torch, pools.pop(0))
+            self._stock.retire(torch, pools.pop(0))
 
     def _keep_dropped_pools(self, torch: TorchCuda) -> None:
         """Keep MemPools that the program drops, from now on, for as long as there is a substitute."""
@@ -250,18 +252,10 @@ def _end_routing(torch: TorchCuda, pool: Pool) -> None:
     torch.release_pool(pool.device, pool.id)
 
 
-def _may_be_capturing(torch: TorchCuda) -> bool:
-    """Return whether a capture is active; True if the device is lost."""
+def _holds_regions(regions: Regions, entry: Pause) -> bool:
+    """Keep other threads from entering regions until `regions.end_pause(entry)`. Return whether none is in one now."""
     try:
-        return torch.is_capturing() or bool(_core.counters()["visible_captures"])
-    except RuntimeError:
-        return True
-
-
-def _holds_regions(store: PoolStore, entry: Pause) -> bool:
-    """Keep other threads from entering regions until `store.end_pause(entry)`. Return whether none is in one now."""
-    try:
-        store.begin_pause(entry, 0.0)
+        regions.begin_pause(entry, 0.0)
     except InvalidStateError:
         return False
-    return not store.is_any_routed_by_others()
+    return not regions.is_any_routed_by_others()

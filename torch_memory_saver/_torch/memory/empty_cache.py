@@ -64,7 +64,7 @@ def _releasing_managed(empty_cache: Callable[..., Any], store: PoolStore) -> Cal
     @functools.wraps(empty_cache)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
         torch = None if arguments or keywords else layer.in_use()
-        if torch is None or store.is_any_routed() or may_not_free(torch):
+        if torch is None or store.regions.is_any_routed() or may_not_free(torch):
             return empty_cache(*arguments, **keywords)
 
         def empty_all() -> Any:

@@ -46,7 +46,7 @@ def _pool_of(segment: Mapping[str, Any]) -> PoolId | None:
 
 def pools_with_known_blocks(torch: TorchCuda, store: PoolStore, segments: Iterable[Mapping[str, Any]]) -> frozenset[PoolId]:
     """Return the pools whose live blocks torch reports correctly."""
-    return store.pools_without_captures(torch, {_pool_of(segment) for segment in segments}) | {DEFAULT_POOL}
+    return store.regions.pools_without_captures(torch, {_pool_of(segment) for segment in segments}) | {DEFAULT_POOL}
 
 
 def live_finder(

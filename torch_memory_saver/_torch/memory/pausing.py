@@ -55,13 +55,13 @@ class pausing(OneUse):
     ) -> None:
         self._store = store
         self._torch = torch
-        self._pause = Pause(store.stack(), tags, only_waits)
+        self._pause = Pause(store.regions.stack(), tags, only_waits)
         self._deadline = deadline
         self._free_caches = free_caches
 
     def _begin(self) -> Callable[[], None]:
         tags = self._pause.tags
-        self._store.begin_pause(self._pause, self._deadline)
+        self._store.regions.begin_pause(self._pause, self._deadline)
         if self._torch is None:
             return lambda: None
         with collector_stopped():
@@ -71,7 +71,7 @@ class pausing(OneUse):
         return functools.partial(_leave_paused_pools, self._store, self._torch, tags)
 
     def _end(self) -> None:
-        self._store.end_pause(self._pause)
+        self._store.regions.end_pause(self._pause)
 
 
 def await_regions(store: PoolStore, tags: Tags, deadline: float) -> None:
@@ -86,14 +86,14 @@ def await_regions(store: PoolStore, tags: Tags, deadline: float) -> None:
 
 
 def _own_frames(store: PoolStore, tags: Tags) -> list[Frame]:
-    return [frame for frame in store.stack() if frame.managed and frame.pools and selects(tags, frame.tag)]
+    return [frame for frame in store.regions.stack() if frame.managed and frame.pools and selects(tags, frame.tag)]
 
 
 def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
     retired = store.retire_idle_of(torch, tags)
     if not any(torch.releasable_bytes(device) for device in devices_in_use()):
         return
-    if retired or _has_idle_segment(torch, store.retired_pools(), tags):
+    if retired or _has_idle_segment(torch, store.stock.retired_pools(), tags):
         store.empty_retired(torch)
     if _core.preloaded and _has_idle_segment(torch, {DEFAULT_POOL}, tags):
         store.empty_torch_cache(torch)
@@ -129,11 +129,11 @@ def _leave_paused_pools(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
     def visit(frame: Frame) -> None:
         if frame in own:
             paused = frame.pools
-            frame.pools = [store.check_out(torch, pool.key) for pool in paused]
+            frame.pools = [store.stock.check_out(torch, pool.key) for pool in paused]
             for pool in paused:
-                store.check_in(pool)
+                store.stock.check_in(pool)
 
-    with store.routing_suspended(torch, visit):
+    with store.regions.routing_suspended(torch, visit):
         pass
 
 
@@ -196,11 +196,11 @@ def _return_dead_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
     """
     if not store.may_have_died_while_paused(torch, tags) or not _caching(torch) or may_not_free(torch):
         return
-    store.retire_doomed(torch)
+    store.stock.retire_doomed(torch)
     paused = {row.address for row in _core.segments() if row.state == _core.STATE_PAUSED and selects(tags, row.tag)}
     with collector_stopped():
-        has_retired = store.retire_idle(torch, store.idle_pools(tags))
-        has_retired = has_retired or has_idle_segment(torch, store.retired_pools(), paused)
+        has_retired = store.stock.retire_idle(torch, store.stock.idle_pools(tags))
+        has_retired = has_retired or has_idle_segment(torch, store.stock.retired_pools(), paused)
         has_default = _core.preloaded and has_idle_segment(torch, (DEFAULT_POOL,), paused)
     if has_retired:
         store.empty_retired(torch)

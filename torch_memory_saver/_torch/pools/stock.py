@@ -15,9 +15,9 @@ PyTorch does not number its blocks: a tensor may have the place of a deleted one
 regions allocate from a pool that no capture has used. So while none has entered it since that pause, each tensor in its
 memory was there (:meth:`PoolStock.has_tensors_of_last_pause`).
 
-Lock: `_lock` guards the bookkeeping below and is never held across a call of torch, because torch's allocator calls the
-native core with its own mutex held. The store, which decides what is routed where, uses the same lock.
-:func:`retire` calls PyTorch, so no lock is held then.
+Lock: `lock` guards the bookkeeping below and is never held across a call of torch, because torch's allocator calls the
+native core with its own mutex held. The frames of regions are under the same lock (routing/regions.py). :func:`retire` calls
+PyTorch, so no lock is held then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch_memory_saver import _core
@@ -33,9 +33,9 @@ from torch_memory_saver._torch.base.steps import OneUse
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda
 from torch_memory_saver._torch.pools.fill import has_idle_segment, is_worth_retiring, measure_fill
 from torch_memory_saver._torch.pools.retirement import before_emptying, needs_emptying, retire
-from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver._torch.records.pool import OBJECT_USES, Key, Pool
 from torch_memory_saver._torch.records.tags import Tags, selects
+from torch_memory_saver.options import RegionOptions
 
 __all__ = ["PoolStock", "TakenPools"]
 
@@ -44,45 +44,71 @@ _MOST_RETIRED = 10_000
 
 
 class PoolStock:
-    """The idle and retired pools of the process."""
+    """The idle and retired pools of the process.
 
-    def _reset_stock(self) -> None:
+    Attributes:
+        lock: Guards the bookkeeping of pools, and of frames that get pools here.
+        pending: Devices whose cache is to be emptied when the last thread leaves its region.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
         """Reset the state to that of a process without pools: at the start, and in a forked child, where torch cannot use
         them."""
         # Reentrant, because any allocation may run the garbage collector, and so a finalizer that enters a region.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._idle: dict[Key, list[Pool]] = {}
         self._doomed: list[Pool] = []  # to be retired at the next opportunity; appended to without the lock
         self._uncaptured: dict[PoolId, Pool] = {}  # pools of regions that no capture has used
         self._retired: dict[PoolId, Pool] = {}  # retired pools whose memory PyTorch may still hold
+        self.pending: set[int] = set()
 
-    def _take_idle(self, frame: Frame, devices: Sequence[int]) -> None:
-        """Assign an idle pool of each device to a new frame, until there is none. The caller holds the lock."""
-        options = frame.options
+    after_fork_in_child = _reset
+
+    @property
+    def has_doomed(self) -> bool:
+        """Whether pools wait for :meth:`retire_doomed`."""
+        return bool(self._doomed)
+
+    def take_idle(self, options: RegionOptions, devices: Sequence[int], pools: list[Pool]) -> None:
+        """Append an idle pool of each device to a list, until there is none. The caller holds the lock."""
         info = _core.tag_info(options.tag)
         for device in devices:
-            if not self._take_fitting(Key(options, device), info, frame.pools):
+            if not self._take_fitting(Key(options, device), info, pools):
                 return
+
+    def take_back(self, pools: list[Pool]) -> None:
+        """Make the pools of a list idle, but have those of a disable() retired, and empty the list. The caller holds the
+        lock. May be repeated."""
+        while pools:
+            key = pools[0].key
+            if key.options.managed:
+                _core.move(pools, self._idle.setdefault(key, []), 0)
+            else:
+                self.pending.add(key.device)  # to be emptied later, if a signal handler prevents it now
+                _core.move(pools, self._doomed, 0)
 
     def check_out(self, torch: TorchCuda, key: Key) -> Pool:
         """Return a pool that is not in use and does not allocate from paused memory: an idle one, or a new one."""
         pools: list[Pool] = []
-        self._check_out(torch, key, pools)
+        self.check_out_to(torch, key, pools)
         return pools[0]
 
-    def _check_out(self, torch: TorchCuda, key: Key, pools: list[Pool]) -> None:
+    def check_out_to(self, torch: TorchCuda, key: Key, pools: list[Pool]) -> None:
         """Append such a pool to a list, so that a signal handler that raises does not lose it."""
         if not key.options.managed:
             pools.append(self.make_pool(torch, key))
             return
         info = _core.tag_info(key.options.tag)
         before = len(pools)
-        _core.within(self._lock, functools.partial(self._take_fitting, key, info), pools)
+        _core.within(self.lock, functools.partial(self._take_fitting, key, info), pools)
         if len(pools) == before and info.paused:
             # An empty pool has no paused memory.
             for pool in self.idle_pools((key.options.tag,)):
                 if pool.key == key and len(pools) == before and not torch.segments(pool.id):
-                    _core.within(self._lock, self._take_one, (pool, pools))
+                    _core.within(self.lock, self._take_one, (pool, pools))
         if len(pools) == before:
             made = self.make_pool(torch, key)
             self.note_uncaptured(made)
@@ -120,7 +146,7 @@ class PoolStock:
 
     def check_in(self, pool: Pool) -> None:
         """Make the pool idle again."""
-        _core.within(self._lock, self._put_back, [pool])
+        _core.within(self.lock, self._put_back, [pool])
 
     def _put_back(self, pools: list[Pool]) -> None:
         """Make the last pool of a list idle, and remove it from the list. The caller holds the lock."""
@@ -135,7 +161,7 @@ class PoolStock:
         if pool.key.options.managed or pool.id in self._uncaptured:
             if len(self._retired) >= _MOST_RETIRED:
                 self._forget_gone(torch)
-            _core.within(self._lock, self._note_retired, pool)
+            _core.within(self.lock, self._note_retired, pool)
         retire(torch, pool)
 
     def _note_retired(self, pool: Pool) -> None:
@@ -167,25 +193,42 @@ class PoolStock:
         """Return the retired pools whose memory torch may still hold. torch releases it when its cache is emptied."""
         return frozenset(self._retired)
 
-    def _strike_off(self, torch: TorchCuda, pools: Iterable[Pool]) -> None:
+    def strike_off(self, torch: TorchCuda, pools: Iterable[Pool]) -> None:
         """Record that captures may have used the pools."""
         captured = {pool.id for pool in pools}
         for pool in captured:
             self._uncaptured.pop(pool, None)
         torch.ordinary_pools -= captured
 
-    def _forget(self, pools: set[PoolId]) -> None:
-        """Forgets retired pools. The caller holds the lock."""
+    def uncaptured_pools(self) -> frozenset[PoolId]:
+        """Return the pools of regions that no capture has used, including retired ones."""
+        return frozenset(self._uncaptured)
+
+    def retired_of(self, tags: Collection[str]) -> list[Pool]:
+        """Return the retired pools of the tags."""
+        return [pool for pool in list(self._retired.values()) if pool.key.options.tag in tags]
+
+    def forget(self, pools: Collection[PoolId]) -> None:
+        """Forget retired pools."""
+        _core.within(self.lock, self._forget, pools)
+
+    def _forget(self, pools: Collection[PoolId]) -> None:
+        """Forget retired pools. The caller holds the lock."""
         for pool in pools:
             self._uncaptured.pop(pool, None)
             self._retired.pop(pool, None)
+
+    def forget_unlisted(self, listed: Collection[PoolId | None]) -> list[Pool]:
+        """Forget the retired pools that are not in torch's list, and return the idle pools. The caller holds the lock."""
+        self._forget(set(self._retired) - set(listed))
+        return [pool for pools in self._idle.values() for pool in pools]
 
     def _forget_gone(self, torch: TorchCuda) -> list[dict[str, Any]]:
         """Forgets the retired pools whose memory PyTorch has released. Returns PyTorch's segments."""
         known = set(self._retired)
         segments = torch.segments()
         listed = {tuple(segment.get("segment_pool_id", ())) for segment in segments}
-        _core.within(self._lock, self._forget, known - listed)
+        self.forget(known - listed)
         return segments
 
     def stranded_bytes(self, torch: TorchCuda, tag: str | None = None, device: int | None = None) -> int:
@@ -246,11 +289,6 @@ class PoolStock:
         self.retire_doomed(torch)
         return retired and needs_emptying(torch)
 
-    @staticmethod
-    def has_idle_segment(torch: TorchCuda, pool: Pool) -> bool:
-        """Whether retiring the pool gives memory back."""
-        return has_idle_segment(torch.segments(pool.id))
-
     def should_retire(
         self,
         torch: TorchCuda,
@@ -286,6 +324,21 @@ class PoolStock:
         """Return the idle pools of the tags, at this moment."""
         return [pool for key, pools in list(self._idle.items()) if selects(tags, key.options.tag) for pool in list(pools)]
 
+    def give_away(self, torch: TorchCuda, matches: Callable[[Key], bool]) -> list[Any]:
+        """Retires the idle pools with matching keys and returns their MemPools. The caller's reference may keep a pool
+        alive."""
+        taken = _core.within(self.lock, self._take_matching, matches)
+        self.strike_off(torch, taken)  # a program that has the object may capture into the pool
+        memory_pools = [pool.memory_pool for pool in taken]
+        for pool in taken:
+            self.retire(torch, pool)
+        return memory_pools
+
+    def _take_matching(self, matches: Callable[[Key], bool]) -> list[Pool]:
+        """Remove the idle pools with matching keys, and return them. The caller holds the lock."""
+        keys = [key for key in self._idle if matches(key)]
+        return [pool for key in keys for pool in self._idle.pop(key)]
+
 
 class TakenPools(OneUse):
     """A context manager inside which the caller uses those of the given pools that were idle.
@@ -301,8 +354,8 @@ class TakenPools(OneUse):
 
     def _begin(self) -> None:
         for pool in self._wanted:
-            _core.within(self._stock._lock, self._stock._take_one, (pool, self.pools))
+            _core.within(self._stock.lock, self._stock._take_one, (pool, self.pools))
 
     def _end(self) -> None:
         while self.pools:
-            _core.within(self._stock._lock, self._stock._put_back, self.pools)
+            _core.within(self._stock.lock, self._stock._put_back, self.pools)

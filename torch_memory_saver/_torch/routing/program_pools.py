@@ -27,7 +27,7 @@ from torch_memory_saver._patches import is_replaced, replace
 from torch_memory_saver._torch.base.region_settings import enter_region, leave_region
 from torch_memory_saver._torch.binding.captures import pool_checks
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda
-from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.routing.regions import Regions
 from torch_memory_saver.errors import InvalidStateError
 
 __all__ = ["install", "refuse_paused"]
@@ -44,13 +44,13 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def install(torch: TorchCuda, store: PoolStore, manages_everything: bool) -> None:
+def install(torch: TorchCuda, regions: Regions, manages_everything: bool) -> None:
     """Wrap PyTorch's functions that route a thread to a pool, and check the pools of captures. Does nothing when called
     again.
 
     Args:
         torch: PyTorch, which has looked up the functions for its own routings before.
-        store: The frames of this process's threads.
+        regions: The frames of this process's threads.
         manages_everything: Whether ``TMS_INIT_ENABLE`` is in force.
     """
     extension, memory = torch.torch._C, torch.torch.cuda.memory
@@ -61,7 +61,7 @@ def install(torch: TorchCuda, store: PoolStore, manages_everything: bool) -> Non
     replace(f"torch._C.{_BEGIN}", extension, _BEGIN, begin)
     if _core.preloaded and torch.last_routed_wins:
         replace(f"torch.cuda.memory.{_END}", memory, _END, _leaving_settings(getattr(memory, _END)))
-        begin = _entering_settings(torch, begin, store, manages_everything)
+        begin = _entering_settings(torch, begin, regions, manages_everything)
     replace(f"torch.cuda.memory.{_BEGIN}", memory, _BEGIN, begin)
 
 
@@ -76,11 +76,11 @@ def _refusing(torch: TorchCuda, begin: Callable[..., None]) -> Callable[..., Non
 
 
 def _entering_settings(
-    torch: TorchCuda, begin: Callable[..., None], store: PoolStore, manages_everything: bool
+    torch: TorchCuda, begin: Callable[..., None], regions: Regions, manages_everything: bool
 ) -> Callable[..., None]:
     @functools.wraps(begin)
     def begin_routing(device: int, pool: PoolId) -> None:
-        frames = [frame for frame in store.stack() if frame.managed]
+        frames = [frame for frame in regions.stack() if frame.managed]
         if manages_everything or not frames or not _core.region_current().managed or torch.is_capturing():
             begin(device, pool)
             return

@@ -49,7 +49,7 @@ def test_a_thread_pool_allocates_in_the_caller_s_region(saver: TorchMemorySaver,
 
 def test_every_option_of_the_region_is_taken_along(saver: TorchMemorySaver, load: Any, store: PoolStore) -> None:
     def options() -> Any:
-        return store.stack()[-1].options
+        return store.regions.stack()[-1].options
 
     with saver.region("a", enable_cpu_backup=True, cpu_backup_backend="mmap", host_memory="retain", runs=False):
         expected = options()

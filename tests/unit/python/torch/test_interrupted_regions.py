@@ -39,24 +39,24 @@ class Checks:
     def check(self, place: int) -> None:
         torch, store = self._torch, self._store
         assert _core.region_current().depth == 0, place
-        assert store.stack() == [], place
+        assert store.regions.stack() == [], place
         assert torch.routings == [], place
-        assert store._admission.frames == {}, place
+        assert store.regions._admission.frames == {}, place
         assert torch.threads_without_autograds == set(), place
         ordinary = torch.allocate(2 * MIB)
         assert torch.pool_of(ordinary) == DEFAULT, place
         torch.free(ordinary)
-        idle = [pool.id for pool in store.idle_pools()]
+        idle = [pool.id for pool in store.stock.idle_pools()]
         assert len(idle) == len(set(idle)), place
         if self._alive is not None:
             assert self._alive == set(idle), place
         # A pause by another thread neither waits nor fails, and a region can be entered after it.
         in_thread(self._pause)
         self._saver.resume("a")
-        assert store._admission.pauses == [], place
+        assert store.regions._admission.pauses == [], place
 
     def _pause(self) -> None:
-        for lock in (self._store._lock, engine.graph_pools._lock):
+        for lock in (self._store.stock.lock, engine.graph_pools._lock):
             assert lock.acquire(blocking=False), "an interruption has left a lock held"
             lock.release()
         self._saver.pause("a")
@@ -140,10 +140,10 @@ def test_the_outer_region_stays_in_force(
     inner = saver.region("b")
     with saver.region("a"):
         use()
-        routed, stack = list(fake_torch.routings), list(store.stack())
+        routed, stack = list(fake_torch.routings), list(store.regions.stack())
         for place in every_interruption(use):
             assert fake_torch.routings == routed, place
-            assert store.stack() == stack, place
+            assert store.regions.stack() == stack, place
             assert _core.region_current()[:1] == ("a",), place
             assert _core.region_current().depth == 1, place
             assert len(fake_torch.threads_without_autograds) == 1, place
@@ -253,7 +253,7 @@ def test_a_capture(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolSt
     assert place > 500
     graphs.clear()
     gc.collect()
-    store.retire_doomed(fake_torch)  # type: ignore[arg-type]
+    store.stock.retire_doomed(fake_torch)  # type: ignore[arg-type]
     assert not engine.graph_pools._by_id
 
 

@@ -36,13 +36,13 @@ def test_a_region_entered_during_a_pause_waits_for_its_end(
             entered.append(fake_torch.allocate(2 * MIB))
 
     waiting = threading.Event()
-    wait = store._admission.changed.wait_until
+    wait = store.regions._admission.changed.wait_until
 
     def announce(holds: Callable[[], bool], deadline: float) -> bool:
         waiting.set()
         return wait(holds, deadline)
 
-    store._admission.changed.wait_until = announce  # type: ignore[method-assign]
+    store.regions._admission.changed.wait_until = announce  # type: ignore[method-assign]
     thread = threading.Thread(target=work)
     with pausing.pausing(store, fake_torch, ("a",), math.inf):  # type: ignore[arg-type]
         thread.start()

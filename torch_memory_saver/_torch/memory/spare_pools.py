@@ -1,0 +1,43 @@
+"""Pools without memory that this thread's allocations are routed to for a moment. Before PyTorch 2.13 an emptying inside
+spares PyTorch's own cache, and releases the memory of retired pools."""
+
+from __future__ import annotations
+
+from torch_memory_saver import _core
+from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.binding.layer import TorchCuda
+from torch_memory_saver._torch.pools.stock import PoolStock
+from torch_memory_saver._torch.records.frames import Frame
+from torch_memory_saver._torch.records.pool import Key, Pool
+from torch_memory_saver._torch.routing.regions import Regions
+from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
+
+__all__ = ["SpareRouting"]
+
+
+class SpareRouting(OneUse):
+    """A context manager: inside, this thread's allocations are routed to pools without memory, on every device. `spare` has
+    those that no thread uses: a list of one pool for each device."""
+
+    def __init__(self, stock: PoolStock, regions: Regions, spare: list[list[Pool]], torch: TorchCuda) -> None:
+        self._stock = stock
+        self._regions = regions
+        self._spare = spare
+        self._torch = torch
+        self._frame = Frame(torch, RegionOptions.disabled(DEFAULT_TAG), regions.stack())
+        self._pools: list[list[Pool]] = []
+
+    def _begin(self) -> None:
+        torch, frame = self._torch, self._frame
+        if self._spare:
+            _core.move(self._spare, self._pools)
+        else:
+            made = [self._stock.make_pool(torch, Key(frame.options, device)) for device in self._regions.devices()]
+            self._pools.append(made)
+        frame.pools = self._pools[0]
+        self._regions.route_only(torch, frame)
+
+    def _end(self) -> None:
+        self._regions.end_route(self._frame)
+        if self._pools:
+            _core.move(self._pools, self._spare)
