@@ -1,10 +1,19 @@
-"""Steps and waits that a signal handler may interrupt without harm.
+"""Steps and waits that a signal handler may interrupt without harm: what Ctrl-C can cost.
+
+It costs nothing of regions, captures, and the saver's own state: a handler may raise between any two bytecodes, and what was
+begun is finished or undone. In the bookkeeping of pools it may cost an empty pool, some hundred bytes: one that was made and
+not yet noted, or one without memory that was about to be noted again. It never costs a pool with memory, and leaves no lock
+held and no routing in force.
 
 Python runs signal handlers between bytecodes. A change that must not be separated from its record is therefore one call of C
 code (``_core.record_each`` and ``_core.move``), which itself calls C code only, such as the functions of PyTorch and of the
 native core. After an exception the record says whether the change was made, and the step can be repeated.
 
 ``_core.Scope`` (csrc/python/scope.c) repeats them: context managers that must not be left half-way derive from it.
+
+A lock that a signal handler must not leave held is taken by ``_core.within``, also in the bookkeeping of pools. ``with
+lock:`` is not enough: Python 3.14 runs handlers after the acquisition and before the block, which then releases nothing
+(CPython issue 148874).
 
 A thread that waits for another one holds no lock (:class:`Notifier`), in contrast to that of a condition variable: a signal
 handler that raises ends the wait and leaves nothing locked. The caller protects the state that its condition reads.

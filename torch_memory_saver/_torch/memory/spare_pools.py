@@ -3,7 +3,6 @@ spares PyTorch's own cache, and releases the memory of retired pools."""
 
 from __future__ import annotations
 
-from torch_memory_saver import _core
 from torch_memory_saver._torch.base.steps import OneUse
 from torch_memory_saver._torch.binding.layer import TorchCuda
 from torch_memory_saver._torch.pools.stock import PoolStock
@@ -25,19 +24,18 @@ class SpareRouting(OneUse):
         self._spare = spare
         self._torch = torch
         self._frame = Frame(torch, RegionOptions.disabled(DEFAULT_TAG), regions.stack())
-        self._pools: list[list[Pool]] = []
 
     def _begin(self) -> None:
         torch, frame = self._torch, self._frame
-        if self._spare:
-            _core.move(self._spare, self._pools)
-        else:
-            made = [self._stock.make_pool(torch, Key(frame.options, device)) for device in self._regions.devices()]
-            self._pools.append(made)
-        frame.pools = self._pools[0]
+        try:
+            frame.pools = self._spare.pop()
+        except IndexError:
+            devices = self._regions.devices()
+            frame.pools = [self._stock.make_pool(torch, Key(frame.options, device)) for device in devices]
         self._regions.route_only(torch, frame)
 
     def _end(self) -> None:
         self._regions.end_route(self._frame)
-        if self._pools:
-            _core.move(self._pools, self._spare)
+        pools, self._frame.pools = self._frame.pools, []
+        if pools:  # lost if a signal handler raises here, and empty
+            self._spare.append(pools)

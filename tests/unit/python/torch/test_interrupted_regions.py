@@ -220,6 +220,19 @@ def test_suspended_routings_are_in_force_again(
             assert sorted(fake_torch.routings) == routed, place
 
 
+@pytest.mark.parametrize("release", [(2, 11)], ids=["torch-2.11"], indirect=True)
+def test_pools_without_memory(fake_torch: FakeTorch, store: PoolStore, checks: Checks) -> None:
+    """An interruption may cost an empty pool of each device. It leaves nothing routed, and no pool with two uses."""
+    fake_torch.devices = 2
+    idle = {pool.id for pool in store.stock.idle_pools()}
+    for place in every_interruption(lambda: store.empty_retired(fake_torch)):  # type: ignore[arg-type]
+        spare = [pool.id for pools in store._spare_pools for pool in pools]
+        assert len(spare) == len(set(spare)), place
+        checks.check(place)
+        assert {pool.id for pool in store.stock.idle_pools()} == idle, place
+    assert store._spare_pools
+
+
 def test_a_decorated_function(saver: TorchMemorySaver, fake_torch: FakeTorch, checks: Checks) -> None:
     @saver.region("a")  # type: ignore[operator]
     def use() -> None:
