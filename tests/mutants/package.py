@@ -152,7 +152,7 @@ _POOLS = (
     ),
     Mutant(
         "a-paused-pool-is-forgotten",
-        _SOURCES + "_torch/memory/pausing.py",
+        _SOURCES + "_torch/memory/pause_preparation.py",
         "            for pool in paused:\n                store.stock.check_in(pool)",
         "            pass",
         ("torch:tests/torch/test_pausing.py::test_a_second_pause_inside_the_region_and_its_pools_afterwards",),
@@ -166,7 +166,7 @@ _POOLS = (
     ),
     Mutant(
         "idle-memory-of-retired-pools-is-paused",
-        _SOURCES + "_torch/memory/pausing.py",
+        _SOURCES + "_torch/memory/pause_preparation.py",
         "    if retired or _has_idle_segment(torch, store.stock.retired_pools(), tags):",
         "    if retired:",
         ("torch:tests/torch/test_pools.py::test_idle_memory_of_a_retired_pool_is_released_by_a_pause",),
@@ -214,7 +214,7 @@ _IDLE_MEMORY = (
     ),
     Mutant(
         "what-died-while-paused-is-resumed",
-        _SOURCES + "_torch/memory/pausing.py",
+        _SOURCES + "_torch/memory/pause_preparation.py",
         "        has_retired = store.stock.retire_idle(torch, store.stock.idle_pools(tags))\n",
         "        has_retired = False\n",
         (_TESTS + "torch/test_pausing.py::test_a_resume_reads_no_blocks_if_nothing_was_freed",),
@@ -235,7 +235,7 @@ _IDLE_MEMORY = (
     ),
     Mutant(
         "pytorchs-function-returns-nothing-managed",
-        _SOURCES + "_torch/memory/empty_cache.py",
+        _SOURCES + "_torch/memory/cache_wrappers.py",
         "        return store.empty_cache_with(torch, empty_all)\n",
         "        return empty_cache()\n",
         ("torch:tests/gpu/test_idle_memory.py::test_pytorchs_function_returns_idle_managed_memory",),

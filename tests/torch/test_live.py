@@ -142,7 +142,7 @@ Find = Callable[..., list[int]]
 @pytest.fixture
 def find(store: Any) -> Find:
     from torch_memory_saver._torch.binding import layer
-    from torch_memory_saver._torch.memory.live import live_finder
+    from torch_memory_saver._torch.memory.live_blocks import live_finder
 
     def find(*tags: str, every_backup: bool = True) -> list[int]:
         finder = live_finder(layer.require(), store, tags, every_backup)
@@ -257,7 +257,7 @@ def test_a_pool_that_the_program_captures_into_by_its_id(tag: str, store: Any, f
 
 def blocks_of(tag: str, store: Any) -> list[Any]:
     from torch_memory_saver._torch.binding import layer
-    from torch_memory_saver._torch.memory.live import ResumedBlocks, managed_blocks
+    from torch_memory_saver._torch.memory.live_blocks import ResumedBlocks, managed_blocks
 
     rows = [row for row in _core.segments() if row.tag == tag]
     return managed_blocks(layer.require(), store, ResumedBlocks(), rows)

@@ -45,8 +45,8 @@ from torch_memory_saver._torch.binding.history import may_have_native_frames
 from torch_memory_saver._torch.binding.layer import TorchCuda
 from torch_memory_saver._torch.graphs.cuda_graph import GraphCapture, check_token
 from torch_memory_saver._torch.memory.default_pool import DefaultPool
-from torch_memory_saver._torch.memory.live import live_finder, managed_blocks
-from torch_memory_saver._torch.memory.pausing import await_regions, make_room, pausing, with_room
+from torch_memory_saver._torch.memory.live_blocks import live_finder, managed_blocks
+from torch_memory_saver._torch.memory.pause_preparation import await_regions, make_room, pausing, with_room
 from torch_memory_saver._torch.pools.retirement import may_not_free
 from torch_memory_saver._torch.records.tags import selects
 from torch_memory_saver._torch.sharing.ipc import check_importer

@@ -6,7 +6,7 @@ A library that loads on a thread pool of its own, as transformers does, gives it
 for threads outside of it.
 
 The program has not asked for this, so no pause waits for such a call or fails because of it. A pause ends the region of a
-running call (:meth:`PoolStore.begin_pause`), and a call that cannot enter its region allocates ordinary memory. Both are
+running call (:meth:`Regions.begin_pause`), and a call that cannot enter its region allocates ordinary memory. Both are
 logged once for each function. A call may wait for others of its region (admission.py). The results and errors of futures do
 not change.
 

@@ -18,8 +18,8 @@ from torch_memory_saver._torch.binding.captures import before_capture, capture_g
 from torch_memory_saver._torch.distributed import symmetric_memory
 from torch_memory_saver._torch.graphs.cuda_graph import GraphPools
 from torch_memory_saver._torch.graphs.kept_objects import BlasWorkspaces, OrdinaryPools, RandomStates
-from torch_memory_saver._torch.memory import empty_cache
-from torch_memory_saver._torch.memory.live import ResumedBlocks
+from torch_memory_saver._torch.memory import cache_wrappers
+from torch_memory_saver._torch.memory.live_blocks import ResumedBlocks
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver._torch.pools.late_devices import LateDevices
 from torch_memory_saver._torch.routing import program_pools
@@ -87,7 +87,7 @@ def _begin_additions(torch: Any) -> None:
 layer.at_first_use(install_sharing)
 layer.at_first_use(_watch_late_devices)
 layer.at_first_use(_watch_program_pools)
-layer.at_first_use(lambda torch: empty_cache.install(pool_store))
+layer.at_first_use(lambda torch: cache_wrappers.install(pool_store))
 layer.at_first_use(lambda torch: symmetric_memory.install(pool_store.regions))
 layer.at_first_use(blas_workspaces.begin)
 layer.at_first_use(random_states.begin)

@@ -23,7 +23,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._patches import replace
 from torch_memory_saver._torch.base.steps import OneUse, call_each
 from torch_memory_saver._torch.binding.captures import watch_captures
-from torch_memory_saver._torch.binding.expandable import cut
+from torch_memory_saver._torch.binding.expandable_segments import cut
 from torch_memory_saver._torch.binding.releases import OLDEST, is_too_old, version_of, warn_if_untested
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 

@@ -1,7 +1,7 @@
 """A warning about symmetric memory (``torch.distributed._symmetric_memory``) that is allocated inside a region.
 
 PyTorch allocates symmetric memory from the driver, not from its caching allocator, and other ranks map it. So no region
-manages it, and PyTorch's count of reserved bytes, which routing/elsewhere.py compares, does not have it. Every allocation in
+manages it, and PyTorch's count of reserved bytes, which outside_memory.py compares, does not have it. Every allocation in
 Python calls ``_SymmetricMemory.empty_strided_p2p``, which :func:`install` wraps at the first use of the package.
 
 ``symm_mem.empty`` routes a MemPool around that call. In preload mode the core's settings are unmanaged meanwhile

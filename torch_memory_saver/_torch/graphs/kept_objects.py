@@ -33,7 +33,7 @@ none ever. If a pause then finds a block of the size of a workspace, it logs a w
 one, so it does not fail.
 
 A thread that never used cuBLAS does not initialise it here. Entering a region costs nothing. A pause looks only where a
-region of its tags was entered since the last one (PoolStore.take_entered), or where PyTorch's own pool is managed. This
+region of its tags was entered since the last one (Regions.take_entered), or where PyTorch's own pool is managed. This
 module has no lock of its own. It calls PyTorch, so no lock of the package may be held.
 
 **The states of random numbers** on a device:

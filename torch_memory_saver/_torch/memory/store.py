@@ -24,7 +24,7 @@ from torch_memory_saver._torch.pools.stock import PoolStock, TakenPools
 from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver._torch.records.pool import OBJECT_USES, Pool
 from torch_memory_saver._torch.records.tags import Tags, selects
-from torch_memory_saver._torch.routing.elsewhere import Watch
+from torch_memory_saver._torch.routing.outside_memory import Watch
 from torch_memory_saver._torch.routing.regions import Regions, uses_of_object
 from torch_memory_saver.errors import TorchMemorySaverError
 

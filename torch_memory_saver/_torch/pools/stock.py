@@ -8,8 +8,8 @@ A pool that may hold paused memory must not be entered, because torch would allo
 the number of pauses of its tag when it was last entered. If there were more since, and memory of the tag is still paused,
 the pool stays idle.
 
-Free blocks of a pool that no stream capture has used are dead (live.py). The stock lists these pools, including retired ones
-until torch has released their memory, and removes a pool permanently once a capture may have used it.
+Free blocks of a pool that no stream capture has used are dead (live_blocks.py). The stock lists these pools, including
+retired ones until torch has released their memory, and removes a pool permanently once a capture may have used it.
 
 PyTorch does not number its blocks: a tensor may have the place of a deleted one that was there at the last pause. But only
 regions allocate from a pool that no capture has used. So while none has entered it since that pause, each tensor in its

@@ -122,7 +122,7 @@ class Frame:
         outer: The innermost frame of this context at the entry.
         over: The frame of another context that was in force at the entry, if any.
         reading: PyTorch's memory at the entry, which is compared with its memory at the exit; None if nothing is compared
-            (elsewhere.py).
+            (outside_memory.py).
         inner: The pools of the regions that were left inside this one.
         origin: The frame that this one follows, which is of another thread or has been left; None if it follows none.
         function: The function whose call the frame is for, if it follows one.

@@ -15,7 +15,7 @@ from torch_memory_saver._engine.process import pool_store
 from torch_memory_saver._text import binary_size
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.binding.history import may_have_native_frames
-from torch_memory_saver._torch.memory.empty_cache import count_idle_bytes
+from torch_memory_saver._torch.memory.cache_wrappers import count_idle_bytes
 from torch_memory_saver.observe._ledger.sources import take_ledger
 from torch_memory_saver.observe._out_of_memory.failure import PYTORCH, Failure
 from torch_memory_saver.observe._processes.names import command_name

@@ -14,7 +14,7 @@ from other_threads import in_thread
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
-from torch_memory_saver._torch.memory.pausing import pausing
+from torch_memory_saver._torch.memory.pause_preparation import pausing
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 

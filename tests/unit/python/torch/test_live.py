@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.memory.live import Live, ResumedBlocks, live_finder, managed_blocks
+from torch_memory_saver._torch.memory.live_blocks import Live, ResumedBlocks, live_finder, managed_blocks
 from torch_memory_saver._torch.memory.store import PoolStore
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ import pytest
 from fake_torch import FakeTorch
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._torch.memory import pausing
+from torch_memory_saver._torch.memory import pause_preparation
 from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -44,7 +44,7 @@ def test_a_region_entered_during_a_pause_waits_for_its_end(
 
     store.regions._admission.changed.wait_until = announce  # type: ignore[method-assign]
     thread = threading.Thread(target=work)
-    with pausing.pausing(store, fake_torch, ("a",), math.inf):  # type: ignore[arg-type]
+    with pause_preparation.pausing(store, fake_torch, ("a",), math.inf):  # type: ignore[arg-type]
         thread.start()
         assert waiting.wait(60)
         assert entered == []
