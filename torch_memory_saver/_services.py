@@ -12,9 +12,9 @@ from torch_memory_saver._engine.hooks import register as register_hook
 from torch_memory_saver._engine.process import count_idle_bytes
 from torch_memory_saver._engine.tensors import storages_of
 from torch_memory_saver._engine.variables import driver_library, path_at_import
-from torch_memory_saver._torch import layer, nccl_communicators, releases
-from torch_memory_saver._torch.captures import capture_gate
-from torch_memory_saver._torch.history import (
+from torch_memory_saver._torch.binding import layer, releases
+from torch_memory_saver._torch.binding.captures import capture_gate
+from torch_memory_saver._torch.binding.history import (
     History,
     current_history,
     is_recording,
@@ -22,9 +22,10 @@ from torch_memory_saver._torch.history import (
     record_history,
     stop_history,
 )
-from torch_memory_saver._torch.layer import PoolId, TorchCuda, devices_in_use
-from torch_memory_saver._torch.ordinary_memory import DeviceMemory, OrdinaryMemory, device_memory, ordinary_memory
-from torch_memory_saver._torch.process_groups import GroupOfRanks, group_of_ranks
+from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda, devices_in_use
+from torch_memory_saver._torch.distributed import nccl_communicators
+from torch_memory_saver._torch.distributed.process_groups import GroupOfRanks, group_of_ranks
+from torch_memory_saver._torch.memory.ordinary_memory import DeviceMemory, OrdinaryMemory, device_memory, ordinary_memory
 
 __all__ = [
     "DeviceMemory",

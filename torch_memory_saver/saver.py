@@ -22,7 +22,7 @@ from torch_memory_saver._engine.preserved import PreserveHandle
 from torch_memory_saver._engine.tensors import is_paused, tag_of
 from torch_memory_saver._patches import Patch, patches_in_force
 from torch_memory_saver._text import suggestion
-from torch_memory_saver._torch.layer import eager_methods
+from torch_memory_saver._torch.binding.layer import eager_methods
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.options import (
     DEFAULT_TAG,

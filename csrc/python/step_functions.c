@@ -1,5 +1,5 @@
 /* Changes that a signal handler cannot separate from their record: Python runs handlers between bytecodes, and in a call of
- * C code there are none (_torch/steps.py). */
+ * C code there are none (_torch/base/steps.py). */
 #include <stdbool.h>
 
 #include "convert.h"

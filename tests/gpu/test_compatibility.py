@@ -22,7 +22,7 @@ from gpu_support import (
 )
 from settling import wait_for_host_memory
 
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from gpu_support import MIB, STARTED_PRELOADED, core, empty, saver, tms, torch, write_and_check
 from other_threads import in_thread, other_thread_inside
 
-from torch_memory_saver._torch import empty_cache
+from torch_memory_saver._torch.memory import cache_wrappers
 
 #: Both functions by which programs empty PyTorch's cache.
 EMPTY_CACHE = [
@@ -122,7 +122,7 @@ def test_memory_of_a_captured_graph_stays() -> None:
 def test_a_pool_of_a_region_that_a_graph_uses_stays() -> None:
     """Its blocks look free to PyTorch, and the replay writes to them."""
     tensors = load(4)
-    (memory_pool,) = [pool.memory_pool for pool in layer_store().idle_pools(("a",)) if pool.device == 0]
+    (memory_pool,) = [pool.memory_pool for pool in layer_store().stock.idle_pools(("a",)) if pool.device == 0]
     static = empty(MIB)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=memory_pool.id):
@@ -155,10 +155,10 @@ def test_it_is_wrapped_once_and_restored() -> None:
     assert wrapped[0] is wrapped[1] and wrapped[2] is wrapped[3]
     assert (wrapped[0].__name__, wrapped[0].__module__) == ("empty_cache", "torch.cuda.memory")
     assert "cached memory" in (wrapped[0].__doc__ or "")
-    empty_cache.install(layer_store())  # type: ignore[arg-type]
+    cache_wrappers.install(layer_store())  # type: ignore[arg-type]
     assert [place.empty_cache for place in places] == wrapped
     try:
-        empty_cache.remove()
+        cache_wrappers.remove()
         originals = [place.empty_cache for place in places]
         assert originals == [function.__wrapped__ for function in wrapped]
         tensors = load(32)
@@ -166,7 +166,7 @@ def test_it_is_wrapped_once_and_restored() -> None:
         torch.cuda.empty_cache()
         assert resident("a") == 34 * MIB
     finally:
-        empty_cache.install(layer_store())  # type: ignore[arg-type]
+        cache_wrappers.install(layer_store())  # type: ignore[arg-type]
     assert torch.cuda.empty_cache is torch.cuda.memory.empty_cache is not originals[0]
     torch.cuda.empty_cache()
     assert resident("a") == 2 * MIB
@@ -185,14 +185,14 @@ def test_a_wrapper_of_the_program_stays() -> None:
 
     torch.cuda.empty_cache = theirs
     try:
-        empty_cache.install(layer_store())  # type: ignore[arg-type]
+        cache_wrappers.install(layer_store())  # type: ignore[arg-type]
         assert torch.cuda.empty_cache is theirs
-        empty_cache.remove()
+        cache_wrappers.remove()
         assert torch.cuda.empty_cache is theirs
     finally:
         torch.cuda.empty_cache = ours
-        empty_cache.remove()
-        empty_cache.install(layer_store())  # type: ignore[arg-type]
+        cache_wrappers.remove()
+        cache_wrappers.install(layer_store())  # type: ignore[arg-type]
 
 
 def test_it_may_be_part_of_a_compiled_graph() -> None:
@@ -408,7 +408,7 @@ def test_the_counters_do_not_grow_with_the_pools_that_there_ever_were() -> None:
         tms.empty_cache()
     kept, gone = load(4, 32)
     del gone
-    from torch_memory_saver._torch import layer
+    from torch_memory_saver._torch.binding import layer
 
     torch_cuda = layer.in_use()
     assert torch_cuda is not None

@@ -13,7 +13,7 @@ from interruptions import Interruption, every_interruption, interrupted, places_
 from other_threads import in_thread
 
 from torch_memory_saver._engine.process import ordinary_pools
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 
 #: The distance of two places at which an interruption is tried. The unit tests try every place.
 STEP = 60

@@ -8,7 +8,7 @@ import pytest
 from gpu_programs import Program, run_programs
 from gpu_support import SIMULATED
 
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 
 pytestmark = [pytest.mark.multigpu, pytest.mark.outer]
 

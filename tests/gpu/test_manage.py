@@ -10,7 +10,7 @@ import pytest
 from gpu_programs import subprocess_run
 from gpu_support import MIB, core, empty, errors, free_bytes, hold_stream, saver, segment_of, take_all_but, tms, torch
 
-from torch_memory_saver._torch import captures, layer
+from torch_memory_saver._torch.binding import captures, layer
 
 TAG = "managed"
 #: Bytes by which the device may exceed the largest storage during a move.

@@ -13,7 +13,7 @@ from gpu_programs import Program, run_programs
 from gpu_support import MIB, empty, errors, free_bytes, saver, torch
 
 from torch_memory_saver._engine import managed_tensors
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 
 TAG = "optimizer"
 WIDTH = 64

@@ -13,7 +13,7 @@ import pytest
 from gpu_programs import Program, run_programs
 from gpu_support import MIB, empty, errors, saver, torch
 
-from torch_memory_saver._torch.history import DEFAULT_MAX_ENTRIES
+from torch_memory_saver._torch.binding.history import DEFAULT_MAX_ENTRIES
 from torch_memory_saver.observe import memory
 
 #: Bytes of each leaked block. PyTorch gives blocks of this size segments that they share.

@@ -276,7 +276,7 @@ def test_a_capture_stays_valid(reports: Reports) -> None:
 
 
 def test_the_call_stacks_that_hold_most(reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_memory_saver._torch import history
+    from torch_memory_saver._torch.binding import history
     from torch_memory_saver.observe import memory
 
     monkeypatch.setattr(history, "_recorder", history._Recorder())  # other tests may have recorded C++ frames

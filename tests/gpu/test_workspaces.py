@@ -42,7 +42,7 @@ def check_product(matrix: Any) -> None:
 
 def workspaces_in(tag: str, state: int | None = None) -> list[int]:
     """The addresses of live blocks of the size of a workspace in the tag's memory, or in that in one state."""
-    from torch_memory_saver._torch.kept_objects import workspace_sizes
+    from torch_memory_saver._torch.graphs.kept_objects import workspace_sizes
 
     return blocks_in(tag, workspace_sizes(), state)
 
@@ -182,7 +182,7 @@ def test_the_first_product_is_in_backward() -> None:
 def test_no_memory_is_left_to_autograd_s_thread_when_a_capture_begins() -> None:
     """Autograd's thread drops the gradients after the calling thread went on. Where PyTorch does not cache, that would free
     memory in the capture, which ends the process."""
-    from torch_memory_saver._torch.kept_objects import _call_in_backward
+    from torch_memory_saver._torch.graphs.kept_objects import _call_in_backward
 
     seen: list[int] = []
     before = torch.cuda.memory_allocated()

@@ -7,7 +7,7 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _ALLOCATOR = "csrc/abi/torch_allocator.c"
-_WATCH = "torch_memory_saver/_torch/late_devices.py"
+_WATCH = "torch_memory_saver/_torch/pools/late_devices.py"
 _C = "tests/unit/abi/test_late_devices.c"
 _PYTHON = "tests/unit/python/torch/test_late_devices.py"
 _TORCH = "torch:tests/gpu/test_late_device.py"
@@ -58,7 +58,7 @@ MUTANTS = (
     ),
     Mutant(
         "pools-outside-regions-have-no-allocator",
-        "torch_memory_saver/_torch/layer.py",
+        "torch_memory_saver/_torch/binding/layer.py",
         "self._new_pool(device, *self._default_arguments)",
         "self._new_pool(device)",
         (_EVERY_WAY, "torch:tests/gpu/test_region_pools.py::test_tensors_of_disable_are_given_back_one_by_one"),

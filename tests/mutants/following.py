@@ -8,27 +8,27 @@ __all__ = ["MUTANTS"]
 
 _TESTS = "tests/unit/python/torch/test_following.py::"
 _FOLLOWING = "torch_memory_saver/_engine/thread_pools.py"
-_POOLS = "torch_memory_saver/_torch/pools.py"
-_ADMISSION = "torch_memory_saver/_torch/admission.py"
+_POOLS = "torch_memory_saver/_torch/memory/store.py"
+_ADMISSION = "torch_memory_saver/_torch/routing/admission.py"
 
 MUTANTS = (
     Mutant(
         "a-pause-leaves-a-running-call-routed",
-        _POOLS,
+        "torch_memory_saver/_torch/routing/regions.py",
         "        for frame in frames:\n            self.router.end(frame)\n",
         "",
         (_TESTS + "test_a_pause_takes_a_running_call_out",),
     ),
     Mutant(
         "a-call-that-was-taken-out-is-routed-again",
-        "torch_memory_saver/_torch/routing.py",
+        "torch_memory_saver/_torch/routing/router.py",
         "    if frame.routed or frame.ended:",
         "    if frame.routed:",
         (_TESTS + "test_a_call_that_was_taken_out_stays_out",),
     ),
     Mutant(
         "a-pause-leaves-the-settings-of-a-call",
-        _POOLS,
+        "torch_memory_saver/_torch/routing/regions.py",
         "            _core.region_end_following(tag)\n",
         "            pass\n",
         (_TESTS + "test_the_settings_of_the_core_end_too",),

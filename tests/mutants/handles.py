@@ -12,7 +12,7 @@ _HOOKS = "csrc/preload/handle_hooks.c"
 _TEST = "tests/unit/core/allocation/test_handles.c"
 _MEANWHILE = "tests/unit/core/allocation/test_handles_meanwhile.c"
 _HOOK_TEST = "tests/unit/preload/test_handles.py::test_memory_that_pytorch_maps_itself"
-_CUT = "torch_memory_saver/_torch/expandable.py"
+_CUT = "torch_memory_saver/_torch/binding/expandable_segments.py"
 _CUT_TEST = "tests/unit/python/torch/test_expandable.py"
 
 MUTANTS = (

@@ -8,7 +8,7 @@ __all__ = ["MUTANTS"]
 
 _CALLS = "torch_memory_saver/_engine/hooks.py"
 _NCCL = "torch_memory_saver/nccl.py"
-_COMMUNICATORS_FILE = "torch_memory_saver/_torch/nccl_communicators.py"
+_COMMUNICATORS_FILE = "torch_memory_saver/_torch/distributed/nccl_communicators.py"
 _TESTS = "tests/unit/python/engine/test_hooks.py"
 _FAILURES = "tests/unit/python/engine/test_hooks_failures.py"
 _PENDING = "tests/unit/python/engine/test_hooks_pending.py"
@@ -147,7 +147,7 @@ _COMMUNICATORS = (
     ),
     Mutant(
         "an-old-nccl-is-asked",
-        "torch_memory_saver/_torch/nccl_handles.py",
+        "torch_memory_saver/_torch/distributed/nccl_handles.py",
         "version >= _FIRST_NCCL",
         "version >= (2,)",
         (f"{_NCCL_TESTS}::test_an_old_nccl_is_not_asked",),
@@ -175,7 +175,7 @@ _COMMUNICATORS = (
     ),
     Mutant(
         "a-destroyed-communicator-keeps-the-others-from-being-resumed",
-        "torch_memory_saver/_torch/nccl_handles.py",
+        "torch_memory_saver/_torch/distributed/nccl_handles.py",
         "        if result == _INVALID_ARGUMENT:\n            return None\n",
         "",
         (f"{_NCCL_HANDLES}::test_a_communicator_that_is_destroyed_meanwhile",),

@@ -222,7 +222,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-failed-capture-leaves-its-routing",
-        "torch_memory_saver/_torch/graphs.py",
+        "torch_memory_saver/_torch/graphs/cuda_graph.py",
         "            clean_up(torch, capture.device, pool, capture.outer_stream)\n",
         "            pass\n",
         ("torch:tests/gpu/test_captures.py::test_a_capture_that_fails_leaves_nothing_behind",),

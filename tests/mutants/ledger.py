@@ -86,7 +86,7 @@ MUTANTS = (
     ),
     Mutant(
         "managed-memory-counts-as-pytorchs-too",
-        "torch_memory_saver/_torch/ordinary_memory.py",
+        "torch_memory_saver/_torch/memory/ordinary_memory.py",
         '        if segment["address"] in managed:\n            continue\n',
         "",
         (_PYTHON + "test_every_source_tells", "torch:tests/gpu/test_ledger.py::test_managed_memory_and_ordinary_memory"),

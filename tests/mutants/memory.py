@@ -13,7 +13,7 @@ _GPU = "torch:tests/gpu/test_memory_history.py::"
 MUTANTS = (
     Mutant(
         "the-history-has-no-bound",
-        "torch_memory_saver/_torch/history.py",
+        "torch_memory_saver/_torch/binding/history.py",
         '"max_entries": request.max_entries,\n',
         "",
         (
@@ -23,21 +23,21 @@ MUTANTS = (
     ),
     Mutant(
         "what-a-release-cannot-record-is-not-named",
-        "torch_memory_saver/_torch/history.py",
+        "torch_memory_saver/_torch/binding/history.py",
         "for name in wanted if name not in accepted)",
         "for name in wanted if name not in wanted)",
         (_TESTS + "test_history.py::test_what_a_release_lacks_is_named",),
     ),
     Mutant(
         "torch-2-0-records-one-device-only",
-        "torch_memory_saver/_torch/history.py",
+        "torch_memory_saver/_torch/binding/history.py",
         "for device in devices:\n                function",
         "for device in devices[:1]:\n                function",
         (_TESTS + "test_history.py::test_torch_2_0_is_called_for_each_device",),
     ),
     Mutant(
         "the-end-of-a-recording-names-host-memory",
-        "torch_memory_saver/_torch/history.py",
+        "torch_memory_saver/_torch/binding/history.py",
         'return Call({"enabled": False if one_device else None}, (), one_device)',
         'arguments = {"enabled": False if one_device else None, "record_pinned_host_memory": True}\n'
         "    return Call({name: arguments[name] for name in arguments if name in accepted}, (), one_device)",

@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         "an-attempt-that-is-repeated-is-reported",
-        "torch_memory_saver/_torch/pausing.py",
+        "torch_memory_saver/_torch/memory/pause_preparation.py",
         "    except OutOfMemoryError as error:\n        failure = error\n    more",
         "    except OutOfMemoryError as error:\n        failure = error\n"
         "        from torch_memory_saver._engine import implementation\n\n"
@@ -96,7 +96,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-ledger-starts-addr2line",
-        "torch_memory_saver/_torch/ordinary_memory.py",
+        "torch_memory_saver/_torch/memory/ordinary_memory.py",
         "    if may_have_native_frames(torch.torch):\n",
         "    if False:\n",
         (_STACKS + "test_names_of_native_frames_are_not_looked_up",),

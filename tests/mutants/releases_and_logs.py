@@ -35,7 +35,7 @@ _RELEASES = (
     ),
     Mutant(
         "a-capture-leaves-the-gate-before-it-is-visible",
-        _SOURCES + "_torch/captures.py",
+        _SOURCES + "_torch/binding/captures.py",
         "        _core.within(capture_gate.held(), self._report)",
         "        self._report()",
         ("tests/unit/python/torch/test_captures.py::test_a_capture_passes_the_gate_until_it_is_visible",),
@@ -63,7 +63,7 @@ _RELEASES = (
     ),
     Mutant(
         "paused-memory-counts-as-physical",
-        _SOURCES + "_torch/ordinary_memory.py",
+        _SOURCES + "_torch/memory/ordinary_memory.py",
         "        return self.reserved - self.paused\n",
         "        return self.reserved\n",
         (

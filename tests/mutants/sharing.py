@@ -6,9 +6,9 @@ from mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-_SHARED = "torch_memory_saver/_torch/sharing.py"
+_SHARED = "torch_memory_saver/_torch/sharing/sent_memory.py"
 _PYTHON = "tests/unit/python/torch/test_sharing.py"
-_IPC = "torch_memory_saver/_torch/ipc.py"
+_IPC = "torch_memory_saver/_torch/sharing/ipc.py"
 _IPC_TESTS = "tests/unit/python/torch/test_ipc.py"
 
 MUTANTS = (

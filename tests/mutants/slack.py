@@ -12,7 +12,7 @@ _TESTS = "tests/unit/python/engine/test_slack.py"
 _SETTINGS = (
     Mutant(
         "a-region-forgets-its-runs",
-        "torch_memory_saver/_torch/region_settings.py",
+        "torch_memory_saver/_torch/base/region_settings.py",
         "[(*options, follows)])",
         "[(*options[:4], True, follows)])",
         (

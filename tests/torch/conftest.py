@@ -81,7 +81,7 @@ def clean_device() -> Iterator[None]:
     torch.zeros(1, device="cuda")
     torch_memory_saver.empty_cache()
     yield
-    assert (_core.region_current().depth, pool_store.stack(), pool_store._admission.frames) == (0, [], {})
+    assert (_core.region_current().depth, pool_store.regions.stack(), pool_store.regions._admission.frames) == (0, [], {})
     gc.collect()
     torch_memory_saver.torch_memory_saver.resume()
     torch_memory_saver.empty_cache()

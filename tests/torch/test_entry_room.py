@@ -11,8 +11,8 @@ from pooled_tensors import MIB, empty
 
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.entry_room import EntryRoom
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.routing.entry_room import EntryRoom
 
 pytestmark = pytest.mark.usefixtures("clean_device")
 
@@ -66,7 +66,7 @@ def device(store: Any, monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(found, "empty_cache", empty_cache)
     monkeypatch.setattr(found, "releasable_bytes", lambda device: releasable(device) - (kept if device == 0 else 0))
     monkeypatch.setattr(_core, "device_memory", made.memory)
-    monkeypatch.setattr(store, "room", EntryRoom())
+    monkeypatch.setattr(store.regions, "room", EntryRoom())
     return made
 
 

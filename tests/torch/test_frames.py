@@ -44,7 +44,7 @@ def test_leaving_the_outer_region_first_leaves_the_inner_one_in_force(store: Any
         outer.__exit__(None, None, None)
     assert [warning.filename for warning in caught] == [__file__]
     assert settings() == ("inner", _core.BACKUP_PINNED)
-    assert [frame.tag for frame in store.stack()] == ["inner"]
+    assert [frame.tag for frame in store.regions.stack()] == ["inner"]
     inside = made()
     inner.__exit__(None, None, None)
     after = made()
@@ -165,14 +165,14 @@ def test_threads_that_share_one_object_leave_their_own_entry(no_warning: None) -
 def test_leaving_on_another_thread_ends_the_routing(store: Any) -> None:
     region = saver.region("a")
     region.__enter__()
-    level = store.stack()[0].ids[0]
+    level = store.regions.stack()[0].ids[0]
 
     def leave() -> None:
         with pytest.warns(RuntimeWarning, match=r"region\(tag='a'\) is left on another thread"):
             region.__exit__(None, None, None)
 
     in_thread(leave)
-    assert store.stack() == []
+    assert store.regions.stack() == []
     assert saver.pause("a").allocations == 0
     assert _core.region_leave(level) == 0, "the native settings stayed with the thread"
     assert pool_of(made()) == DEFAULT_POOL

@@ -82,7 +82,7 @@ def test_an_exception_in_a_capture_leaves_the_region_around_it_in_force(tag: str
         with pytest.raises(ZeroDivisionError), saver.cuda_graph(torch.cuda.CUDAGraph(), tag=f"{tag}/graph"):
             source.add_(1)
             raise ZeroDivisionError
-        assert (_core.region_current().tag, len(store.stack())) == (tag, 1)
+        assert (_core.region_current().tag, len(store.regions.stack())) == (tag, 1)
         inside = empty(SIZE)
     assert tag_of(inside) == tag
     assert _core.counters()["visible_captures"] == 0

@@ -141,8 +141,8 @@ Find = Callable[..., list[int]]
 
 @pytest.fixture
 def find(store: Any) -> Find:
-    from torch_memory_saver._torch import layer
-    from torch_memory_saver._torch.live import live_finder
+    from torch_memory_saver._torch.binding import layer
+    from torch_memory_saver._torch.memory.live_blocks import live_finder
 
     def find(*tags: str, every_backup: bool = True) -> list[int]:
         finder = live_finder(layer.require(), store, tags, every_backup)
@@ -181,20 +181,22 @@ def test_a_retired_pool_is_thinned_until_its_memory_has_gone(tag: str, store: An
         saver.empty_cache()
         return kept
 
-    before = store.retired_pools()
+    before = store.stock.retired_pools()
     kept = retire()
-    assert store.idle_pools((tag,)) == [pool for pool in store.idle_pools((tag,)) if pool.key.device], "it was retired"
+    assert store.stock.idle_pools((tag,)) == [pool for pool in store.stock.idle_pools((tag,)) if pool.key.device], (
+        "it was retired"
+    )
     assert find(tag) == [kept.data_ptr()]
-    assert len(store.retired_pools() - before) == 1
+    assert len(store.stock.retired_pools() - before) == 1
     del kept
     saver.empty_cache()
     other = made_in(f"{tag}/b")
     assert find(tag, f"{tag}/b") == [other.data_ptr()]
-    assert store.retired_pools() <= before, "forgotten"
+    assert store.stock.retired_pools() <= before, "forgotten"
 
 
 def test_too_many_retired_pools_are_forgotten(tag: str, find: Find, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_memory_saver._torch.pool_stock._MOST_RETIRED", 2)
+    monkeypatch.setattr("torch_memory_saver._torch.pools.stock._MOST_RETIRED", 2)
     tensors = []
     for _ in range(3):
         with saver.region(tag):
@@ -207,11 +209,11 @@ def test_too_many_retired_pools_are_forgotten(tag: str, find: Find, monkeypatch:
 
 def test_a_region_inside_a_capture_has_a_pool_that_is_not_thinned(tag: str, store: Any, find: Find) -> None:
     before = made_in(tag)
-    pools = store.idle_pools((tag,))
+    pools = store.stock.idle_pools((tag,))
     graph, source = torch.cuda.CUDAGraph(), torch.ones(1 << 18, device="cuda")
     with saver.cuda_graph(graph, tag=f"{tag}/graph"), saver.region(tag):
         inside = source + 1
-    assert store.idle_pools((tag,)) == pools
+    assert store.stock.idle_pools((tag,)) == pools
     assert find(tag) == []
     saver.empty_cache()
     assert find(tag, f"{tag}/graph") == [], "for good"
@@ -237,7 +239,7 @@ def test_a_region_that_is_left_inside_a_capture(tag: str, find: Find) -> None:
 
 def test_a_pool_that_the_program_captures_into_by_its_id(tag: str, store: Any, find: Find) -> None:
     tensor = made_in(tag)
-    (pool,) = [pool for pool in store.idle_pools((tag,)) if pool.key.device == 0]
+    (pool,) = [pool for pool in store.stock.idle_pools((tag,)) if pool.key.device == 0]
     assert find(tag) == [tensor.data_ptr()]
     graph, source = torch.cuda.CUDAGraph(), torch.ones(1 << 18, device="cuda")
     with torch.cuda.graph(graph, pool=pool.id):
@@ -254,8 +256,8 @@ def test_a_pool_that_the_program_captures_into_by_its_id(tag: str, store: Any, f
 
 
 def blocks_of(tag: str, store: Any) -> list[Any]:
-    from torch_memory_saver._torch import layer
-    from torch_memory_saver._torch.live import ResumedBlocks, managed_blocks
+    from torch_memory_saver._torch.binding import layer
+    from torch_memory_saver._torch.memory.live_blocks import ResumedBlocks, managed_blocks
 
     rows = [row for row in _core.segments() if row.tag == tag]
     return managed_blocks(layer.require(), store, ResumedBlocks(), rows)

@@ -24,13 +24,14 @@ from torch_memory_saver._engine import preload
 from torch_memory_saver._engine.engine import Engine
 from torch_memory_saver._engine.engine import Engine as _TorchMemorySaverImpl
 from torch_memory_saver._engine.hook_modes import check_hook_mode, register_hook_mode
-from torch_memory_saver._torch import layer, region_settings
+from torch_memory_saver._torch.base import region_settings
+from torch_memory_saver._torch.binding import layer
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import DEFAULT_TAG, RegionOptions, backend_checks
 from torch_memory_saver.saver import TorchMemorySaver
 
 if TYPE_CHECKING:
-    from torch_memory_saver._torch.pools import Key
+    from torch_memory_saver._torch.records.pool import Key
 
 __all__ = [
     "BinaryWrapper",
@@ -202,7 +203,7 @@ class MemPools(Mapping[PoolName, Any]):
         self._implementation = implementation
 
     def _idle(self) -> dict[PoolName, Any]:
-        return {_name_of(pool.key): pool.memory_pool for pool in self._implementation._store.idle_pools()}
+        return {_name_of(pool.key): pool.memory_pool for pool in self._implementation._store.stock.idle_pools()}
 
     def __getitem__(self, name: PoolName) -> Any:
         return self._idle()[name]
@@ -226,7 +227,7 @@ class MemPools(Mapping[PoolName, Any]):
 
     def _take(self, matches: Callable[[Key], bool]) -> list[Any]:
         torch = self._implementation._find_torch()
-        return [] if torch is None else self._implementation._store.give_away(torch, matches)
+        return [] if torch is None else self._implementation._store.stock.give_away(torch, matches)
 
 
 def _name_of(key: Key) -> PoolName:

@@ -22,8 +22,8 @@ from torch_memory_saver._engine.preserved import PreserveHandle, objects_in
 from torch_memory_saver._engine.process import graph_pools, pool_store
 from torch_memory_saver._engine.region import check_bound
 from torch_memory_saver._engine.tensors import get_cpu_backup
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.frames import FunctionDecorator
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.records.frames import FunctionDecorator
 from torch_memory_saver.errors import NotManagedError
 from torch_memory_saver.options import (
     DEFAULT_TAG,

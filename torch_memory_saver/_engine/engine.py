@@ -40,15 +40,16 @@ from torch_memory_saver._engine.silent_mistakes import warn_of_empty_pause, warn
 from torch_memory_saver._engine.tensors import get_cpu_backup
 from torch_memory_saver._engine.thread_pools import follow_thread_pools
 from torch_memory_saver._engine.variables import init_enabled, warn_of_unknown_variables
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.default_pool import DefaultPool
-from torch_memory_saver._torch.graphs import GraphCapture, check_token
-from torch_memory_saver._torch.history import may_have_native_frames
-from torch_memory_saver._torch.ipc import check_importer
-from torch_memory_saver._torch.layer import TorchCuda
-from torch_memory_saver._torch.live import live_finder, managed_blocks
-from torch_memory_saver._torch.pausing import await_regions, make_room, pausing, with_room
-from torch_memory_saver._torch.pools import may_not_free, selects
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.history import may_have_native_frames
+from torch_memory_saver._torch.binding.layer import TorchCuda
+from torch_memory_saver._torch.graphs.cuda_graph import GraphCapture, check_token
+from torch_memory_saver._torch.memory.default_pool import DefaultPool
+from torch_memory_saver._torch.memory.live_blocks import live_finder, managed_blocks
+from torch_memory_saver._torch.memory.pause_preparation import await_regions, make_room, pausing, with_room
+from torch_memory_saver._torch.pools.retirement import may_not_free
+from torch_memory_saver._torch.records.tags import selects
+from torch_memory_saver._torch.sharing.ipc import check_importer
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
 from torch_memory_saver.options import (
     DEFAULT_TAG,
@@ -407,12 +408,14 @@ class Engine:
         shared_memory.collect()
         if torch is not None:
             self._store.empty_cache(torch)
-            self._store.room.forget_empty_tags()
+            self._store.regions.room.forget_empty_tags()
             self._store.log_put_off()
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         torch, flag = layer.in_use(), check_flag("zero_copy", zero_copy, none=True)
-        return get_cpu_backup(x, flag, lambda row: torch is not None and self._store.has_tensors_of_last_pause(torch, row))
+        return get_cpu_backup(
+            x, flag, lambda row: torch is not None and self._store.stock.has_tensors_of_last_pause(torch, row)
+        )
 
     @passes_log_on
     def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
@@ -434,7 +437,7 @@ class Engine:
         warn_of_unknown_tags("stats", tags)
         torch = layer.in_use()
         is_known = torch is not None and not may_have_native_frames(torch.torch)
-        return take_stats(tags, device, self._store.stranded_bytes(torch) if torch is not None and is_known else 0)
+        return take_stats(tags, device, self._store.stock.stranded_bytes(torch) if torch is not None and is_known else 0)
 
     def ledger(self, device: int | None, measure_context: bool) -> Ledger:
         check_flag("measure_context", measure_context)

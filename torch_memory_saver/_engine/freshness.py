@@ -2,7 +2,7 @@
 
 The core knows where the contents of each allocation are from. Only what the last resume has filled is looked at.
 PyTorch's snapshot says which blocks are live there, the record of that resume which of them are older than it
-(live.py), and the modules and tensors of the process what lies in them (tensors.py).
+(live_blocks.py), and the modules and tensors of the process what lies in them (tensors.py).
 
 The core counts the bytes of the pattern, once the devices are idle, in pieces of memory. A piece is looked at in parts,
 each from its first byte to its last. A part counts as unwritten if every byte of it is the pattern: a single byte of that
@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 from torch_memory_saver import _core
 from torch_memory_saver._engine.pending import on_main_thread
 from torch_memory_saver._engine.tensors import FoundTensor, FoundTensors, add_extents, find_tensors, storages_of
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.live import ManagedBlock
-from torch_memory_saver._torch.pools import Tags, selects
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.memory.live_blocks import ManagedBlock
+from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import check_flag, select_tags
 from torch_memory_saver.reports.freshness import FreshReport, UnwrittenBlock

@@ -1,7 +1,7 @@
 """A pool for CUDA graphs that a program captures by itself, with ``torch.cuda.graph(pool=...)`` in a region.
 
-`cuda_graph()` chooses and keeps the pools of its captures (graphs.py). This class is for callers that only say which pool a
-capture uses, and that learn neither of the graph nor of its end.
+`cuda_graph()` chooses and keeps the pools of its captures (cuda_graph.py). This class is for callers that only say which
+pool a capture uses, and that learn neither of the graph nor of its end.
 
 Any thread may call. No lock.
 """
@@ -9,9 +9,9 @@ Any thread may call. No lock.
 from __future__ import annotations
 
 from torch_memory_saver._engine.process import pool_store
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.layer import PoolId
-from torch_memory_saver._torch.pools import Key
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.layer import PoolId
+from torch_memory_saver._torch.records.pool import Key
 from torch_memory_saver.options import RegionOptions
 
 __all__ = ["GraphPool"]
@@ -26,7 +26,7 @@ class GraphPool:
     def __init__(self, tag: str) -> None:
         self._torch = layer.require()
         key = Key(RegionOptions.check(tag), self._torch.current_device())
-        self._pool = pool_store.make_pool(self._torch, key)
+        self._pool = pool_store.stock.make_pool(self._torch, key)
 
     @property
     def id(self) -> PoolId:
@@ -41,5 +41,5 @@ class GraphPool:
         """
         if self._torch.uses_of(self._pool.memory_pool) > 1:
             return False
-        pool_store.retire_later(self._pool)
+        pool_store.stock.retire_later(self._pool)
         return True

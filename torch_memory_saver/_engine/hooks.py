@@ -48,7 +48,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.pools import Tags, selects
+from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError
 from torch_memory_saver.options import check_callback, check_tags, select_tags
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport

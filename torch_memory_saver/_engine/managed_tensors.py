@@ -41,10 +41,10 @@ from torch_memory_saver._engine.optimizers import find_optimizers
 from torch_memory_saver._engine.region import Region
 from torch_memory_saver._engine.tensors import storages_of
 from torch_memory_saver._text import binary_size, warn_once
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.captures import capture_gate
-from torch_memory_saver._torch.layer import TorchCuda, eager_methods
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.captures import capture_gate
+from torch_memory_saver._torch.binding.layer import TorchCuda, eager_methods
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError, make_error
 from torch_memory_saver.options import RegionOptions
 

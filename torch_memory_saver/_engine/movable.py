@@ -18,9 +18,9 @@ from torch_memory_saver import _core
 from torch_memory_saver._engine.optimizers import find_optimizers
 from torch_memory_saver._engine.saved_tensors import find_saved_storages
 from torch_memory_saver._engine.tensors import storages_of
-from torch_memory_saver._torch.layer import PoolId, TorchCuda, pool_of
-from torch_memory_saver._torch.live import pools_with_known_blocks
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda, pool_of
+from torch_memory_saver._torch.memory.live_blocks import pools_with_known_blocks
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import RegionOptions
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from torch_memory_saver import _core
 from torch_memory_saver._engine.background import after_call, explain
 from torch_memory_saver._engine.native_log import passes_log_on
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.layer import eager_methods
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.layer import eager_methods
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError, TorchMemorySaverError
 from torch_memory_saver.reports.transitions import ResumeReport, resume_report
 

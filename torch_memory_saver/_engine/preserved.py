@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.tensors import add_extents, storages_of
-from torch_memory_saver._torch.live import Live
-from torch_memory_saver._torch.pools import Tags, selects
+from torch_memory_saver._torch.memory.live_blocks import Live
+from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.reports.usage import PreservedBlock
 

@@ -13,14 +13,18 @@ from torch_memory_saver._engine.pending import PendingResumes
 from torch_memory_saver._engine.preserved import Preserved
 from torch_memory_saver._engine.region import Region
 from torch_memory_saver._engine.variables import init_enabled
-from torch_memory_saver._torch import empty_cache, layer, program_pools, sharing, symmetric_memory
-from torch_memory_saver._torch.captures import before_capture, capture_gate
-from torch_memory_saver._torch.graphs import GraphPools
-from torch_memory_saver._torch.kept_objects import BlasWorkspaces, OrdinaryPools, RandomStates
-from torch_memory_saver._torch.late_devices import LateDevices
-from torch_memory_saver._torch.live import ResumedBlocks
-from torch_memory_saver._torch.pools import PoolStore
-from torch_memory_saver._torch.sharing import SharedMemory
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.captures import before_capture, capture_gate
+from torch_memory_saver._torch.distributed import symmetric_memory
+from torch_memory_saver._torch.graphs.cuda_graph import GraphPools
+from torch_memory_saver._torch.graphs.kept_objects import BlasWorkspaces, OrdinaryPools, RandomStates
+from torch_memory_saver._torch.memory import cache_wrappers
+from torch_memory_saver._torch.memory.live_blocks import ResumedBlocks
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.pools.late_devices import LateDevices
+from torch_memory_saver._torch.routing import program_pools
+from torch_memory_saver._torch.sharing import sent_memory
+from torch_memory_saver._torch.sharing.sent_memory import SharedMemory
 from torch_memory_saver.options import RegionOptions
 
 __all__ = [
@@ -61,7 +65,7 @@ pending_resumes = PendingResumes()
 
 
 def install_sharing(torch: Any) -> None:
-    sharing.install(torch, shared_memory)
+    sent_memory.install(torch, shared_memory)
 
 
 def _watch_late_devices(torch: Any) -> None:
@@ -73,7 +77,7 @@ def _watch_late_devices(torch: Any) -> None:
 def _watch_program_pools(torch: Any) -> None:
     torch_cuda = layer.loaded()
     if torch_cuda is not None:
-        program_pools.install(torch_cuda, pool_store, init_enabled())
+        program_pools.install(torch_cuda, pool_store.regions, init_enabled())
 
 
 def _begin_additions(torch: Any) -> None:
@@ -84,8 +88,8 @@ def _begin_additions(torch: Any) -> None:
 layer.at_first_use(install_sharing)
 layer.at_first_use(_watch_late_devices)
 layer.at_first_use(_watch_program_pools)
-layer.at_first_use(lambda torch: empty_cache.install(pool_store))
-layer.at_first_use(lambda torch: symmetric_memory.install(pool_store))
+layer.at_first_use(lambda torch: cache_wrappers.install(pool_store))
+layer.at_first_use(lambda torch: symmetric_memory.install(pool_store.regions))
 layer.at_first_use(blas_workspaces.begin)
 layer.at_first_use(random_states.begin)
 layer.at_first_use(_begin_additions)
@@ -94,7 +98,7 @@ before_capture.extend((blas_workspaces.capture_begins, random_states.capture_beg
 
 def count_idle_bytes(torch: layer.TorchCuda, device: int) -> int:
     """Return the bytes of the device that ``empty_cache()`` of this thread would give back."""
-    return empty_cache.count_idle_bytes(torch, pool_store, device)
+    return cache_wrappers.count_idle_bytes(torch, pool_store, device)
 
 
 def _after_fork_in_child() -> None:

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import region_settings
-from torch_memory_saver._torch.frames import (
+from torch_memory_saver._torch.base import region_settings
+from torch_memory_saver._torch.binding.layer import TorchCuda, eager_methods, in_use
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.records.frames import (
     Frame,
     FunctionDecorator,
     choose_frame,
@@ -26,8 +28,6 @@ from torch_memory_saver._torch.frames import (
     refuse_deferred_body,
     warn,
 )
-from torch_memory_saver._torch.layer import TorchCuda, eager_methods, in_use
-from torch_memory_saver._torch.pools import PoolStore
 from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, InvalidStateError, TorchMemorySaverError
 from torch_memory_saver.options import RegionOptions
 
@@ -54,7 +54,7 @@ class Region(_core.Scope, FunctionDecorator):
         self._frames: list[Frame] = []
 
     def _open(self) -> Frame:
-        frame = Frame(self._find_torch(), self._options, self._store.stack())
+        frame = Frame(self._find_torch(), self._options, self._store.regions.stack())
         frame.threads = self._threads
         return frame
 
@@ -62,9 +62,10 @@ class Region(_core.Scope, FunctionDecorator):
         torch = frame.torch
         self._frames.append(frame)
         region_settings.enter_region(frame.ids, self._options, follows=frame.managed and frame.origin is not None)
-        self._store.enter(frame)
+        self._store.make_room(frame)
+        self._store.regions.enter(frame)
         if torch is not None:
-            if not self._store.single_device:
+            if not self._store.regions.single_device:
                 _core.refresh_peers()
             frame.reading = self._store.watch.begin(torch, frame)
         note_entered(frame)
@@ -77,20 +78,20 @@ class Region(_core.Scope, FunctionDecorator):
                 "with statement",
                 operation="leave a region",
             )
-        return choose_frame(self._frames, self._store.stack())
+        return choose_frame(self._frames, self._store.regions.stack())
 
     def _leave(self, frame: Frame) -> None:
         if not frame.used:
             frame.used = tuple(frame.pools)
-        if frame.stack is self._store.stack():
+        if frame.stack is self._store.regions.stack():
             region_settings.leave_region(frame.ids)
-        self._store.leave(frame)
+        self._store.regions.leave(frame)
         if frame in self._frames:
             self._frames.remove(frame)
 
     def _left(self, frame: Frame, exception: BaseException | None) -> None:
         self._store.return_memory(frame)
-        if frame.torch is not None and not self._store.single_device:
+        if frame.torch is not None and not self._store.regions.single_device:
             try:
                 _core.refresh_peers()
             except ForkedProcessError:
@@ -104,7 +105,7 @@ class Region(_core.Scope, FunctionDecorator):
             self._store.watch.end(frame, frame.used)
         self._return_idle(frame)
         try:
-            if frame.stack is self._store.stack():
+            if frame.stack is self._store.regions.stack():
                 note_left(frame)
             else:
                 warn(
@@ -152,7 +153,7 @@ def bind_region(store: PoolStore, find_torch: Callable[[], TorchCuda | None], fu
         TypeError: It is a coroutine function or a generator function.
     """
     check_bound(function)
-    frame = innermost_frame(store.stack())
+    frame = innermost_frame(store.regions.stack())
     if frame is None:
         return function
     bound = Region(store, find_torch, frame.options, frame.threads)(function)

@@ -10,8 +10,8 @@ import logging
 
 from torch_memory_saver import _core
 from torch_memory_saver._text import suggestion, warn_once
-from torch_memory_saver._torch.layer import TorchCuda, devices_in_use
-from torch_memory_saver._torch.pools import Tags
+from torch_memory_saver._torch.binding.layer import TorchCuda, devices_in_use
+from torch_memory_saver._torch.records.tags import Tags
 from torch_memory_saver.errors import TorchMemorySaverError
 
 __all__ = ["warn_of_empty_pause", "warn_of_receivers", "warn_of_unknown_tags"]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.pending import on_main_thread
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 from torch_memory_saver.errors import InvalidArgumentError, NotManagedError, TorchUnavailableError
 
 __all__ = [

@@ -6,7 +6,7 @@ A library that loads on a thread pool of its own, as transformers does, gives it
 for threads outside of it.
 
 The program has not asked for this, so no pause waits for such a call or fails because of it. A pause ends the region of a
-running call (:meth:`PoolStore.begin_pause`), and a call that cannot enter its region allocates ordinary memory. Both are
+running call (:meth:`Regions.begin_pause`), and a call that cannot enter its region allocates ordinary memory. Both are
 logged once for each function. A call may wait for others of its region (admission.py). The results and errors of futures do
 not change.
 
@@ -25,9 +25,9 @@ from typing import Any, cast
 from torch_memory_saver._engine.region import Region, is_bound
 from torch_memory_saver._patches import is_replaced, replace, restore
 from torch_memory_saver._text import warn_once
-from torch_memory_saver._torch.frames import Frame, innermost_frame
-from torch_memory_saver._torch.layer import TorchCuda
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.binding.layer import TorchCuda
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.records.frames import Frame, innermost_frame
 
 __all__ = ["follow_thread_pools", "stop_following"]
 
@@ -51,7 +51,7 @@ def follow_thread_pools(store: PoolStore, find_torch: Callable[[], TorchCuda | N
 
     @functools.wraps(cast("Callable[..., Any]", original))
     def submit(*arguments: Any, **keywords: Any) -> Any:
-        stack = store.stack()
+        stack = store.regions.stack()
         if not stack or len(arguments) < 2:  # in no region, or a mistake, which the original names
             return original(*arguments, **keywords)
         executor, function, *rest = arguments

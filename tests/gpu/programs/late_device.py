@@ -18,7 +18,7 @@ import torch.cuda.comm
 
 from torch_memory_saver import _core, torch_memory_saver
 from torch_memory_saver._engine.process import late_devices
-from torch_memory_saver._torch.layer import DEFAULT_POOL
+from torch_memory_saver._torch.binding.layer import DEFAULT_POOL
 
 SIZE = 1 << 20
 TIMEOUT = 60

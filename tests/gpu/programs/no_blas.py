@@ -6,7 +6,7 @@ import torch
 
 from torch_memory_saver import _core
 from torch_memory_saver import torch_memory_saver as saver
-from torch_memory_saver._torch.kept_objects import workspace_sizes
+from torch_memory_saver._torch.graphs.kept_objects import workspace_sizes
 
 ordinary = torch.ones(1024, device="cuda")
 devices = _core.active_devices()

@@ -21,9 +21,9 @@ from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
 from torch_memory_saver._engine.thread_pools import stop_following
 from torch_memory_saver._text import forget_warnings
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.graphs import GraphPools
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.graphs.cuda_graph import GraphPools
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 

@@ -17,7 +17,7 @@ import pytest
 import tested_versions
 
 from torch_memory_saver._text import forget_warnings
-from torch_memory_saver._torch import releases
+from torch_memory_saver._torch.binding import releases
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 MACHINE = {"torch": "2.11.0", "cuda": "13.0", "python": "3.11.7", "gpu": "simulated", "driver": "simulated"}

@@ -19,7 +19,7 @@ import torch_memory_saver as module
 from torch_memory_saver import _core, binary_wrapper, entrypoint, errors, testing_utils, utils
 from torch_memory_saver._compat import cpp_package
 from torch_memory_saver._engine import preload
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.hooks import base, mode_preload, mode_torch
 from torch_memory_saver.saver import TorchMemorySaver
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from torch_memory_saver._engine import engine
-from torch_memory_saver._torch.live import ResumedBlocks
+from torch_memory_saver._torch.memory.live_blocks import ResumedBlocks
 from torch_memory_saver.saver import TorchMemorySaver
 
 

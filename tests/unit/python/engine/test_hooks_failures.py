@@ -15,7 +15,7 @@ from threads import InsideRegion
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
-from torch_memory_saver._torch.sharing import SharedMemory
+from torch_memory_saver._torch.sharing.sent_memory import SharedMemory
 from torch_memory_saver.errors import (
     CaptureInProgressError,
     DriverError,

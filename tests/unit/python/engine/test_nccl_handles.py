@@ -15,7 +15,8 @@ from recorded_hooks import Recorder
 
 from torch_memory_saver import nccl
 from torch_memory_saver._engine import hooks as hooks_module
-from torch_memory_saver._torch import layer, nccl_communicators
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.distributed import nccl_communicators
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
 INVALID_USAGE = 5

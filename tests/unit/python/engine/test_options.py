@@ -11,7 +11,7 @@ import pytest
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
-from torch_memory_saver._torch import region_settings
+from torch_memory_saver._torch.base import region_settings
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import PauseOptions, RegionOptions, ResumeOptions
 from torch_memory_saver.saver import TorchMemorySaver

@@ -18,7 +18,7 @@ from processes import Program
 
 import torch_memory_saver as module
 from torch_memory_saver import _core, errors
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

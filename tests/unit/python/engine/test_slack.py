@@ -11,7 +11,7 @@ from processes import Program
 from recorded_hooks import RUN_OF_FOUR, SIZE, Recorder
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 

@@ -19,7 +19,7 @@ from threads import InsideRegion
 from torch_memory_saver import _core, ranks
 from torch_memory_saver import torch_memory_saver as saver
 from torch_memory_saver._services import GroupOfRanks
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.errors import (
     BackupIOError,
     CaptureInProgressError,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from torch_memory_saver._torch import ipc
+from torch_memory_saver._torch.sharing import ipc
 
 __all__ = ["FakeEvent", "FakeStorage", "FakeStream", "FakeTorch", "add", "fall", "reset"]
 

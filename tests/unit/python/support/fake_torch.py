@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.captures import announce_capture
-from torch_memory_saver._torch.layer import leak_reference
+from torch_memory_saver._torch.binding.captures import announce_capture
+from torch_memory_saver._torch.binding.layer import leak_reference
 
 PoolId = tuple[int, int]
 DEFAULT: PoolId = (0, 0)

@@ -17,7 +17,7 @@ from other_threads import in_thread
 
 import torch_memory_saver
 from torch_memory_saver import _core, errors
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -49,7 +49,7 @@ def test_a_thread_pool_allocates_in_the_caller_s_region(saver: TorchMemorySaver,
 
 def test_every_option_of_the_region_is_taken_along(saver: TorchMemorySaver, load: Any, store: PoolStore) -> None:
     def options() -> Any:
-        return store.stack()[-1].options
+        return store.regions.stack()[-1].options
 
     with saver.region("a", enable_cpu_backup=True, cpu_backup_backend="mmap", host_memory="retain", runs=False):
         expected = options()

@@ -13,7 +13,7 @@ from core_regions import core_region
 from interruptions import every_interruption
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.captures import capture_gate, watch_captures
+from torch_memory_saver._torch.binding.captures import capture_gate, watch_captures
 from torch_memory_saver.errors import InvalidStateError
 
 STREAM = 1 << 40

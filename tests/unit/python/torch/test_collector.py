@@ -13,11 +13,11 @@ from fake_torch import FakeTorch
 from interruptions import every_interruption
 from other_threads import in_thread
 
-from torch_memory_saver._torch.collector import collector_stopped
-from torch_memory_saver._torch.default_pool import DefaultPool
-from torch_memory_saver._torch.live import live_finder
-from torch_memory_saver._torch.pausing import pausing
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.base.collector import collector_stopped
+from torch_memory_saver._torch.memory.default_pool import DefaultPool
+from torch_memory_saver._torch.memory.live_blocks import live_finder
+from torch_memory_saver._torch.memory.pause_preparation import pausing
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_torch import DEFAULT, FakeTorch
 
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20

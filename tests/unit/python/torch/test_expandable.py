@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_memory_saver._torch.expandable import cut
+from torch_memory_saver._torch.binding.expandable_segments import cut
 
 BASE, PIECE = 1 << 40, 20 << 20
 

@@ -23,9 +23,9 @@ from threads import InsideRegion
 from torch_memory_saver import _core, errors
 from torch_memory_saver._engine import thread_pools
 from torch_memory_saver._patches import patches_in_force
-from torch_memory_saver._torch import admission
-from torch_memory_saver._torch.frames import Pause
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.records.frames import Pause
+from torch_memory_saver._torch.routing import admission
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -112,7 +112,7 @@ def test_a_call_that_outlives_the_region(
     with saver.region("a"):
         running = Running(pool, load)
     assert running.finish() == ("a", "a")
-    assert store._admission.frames == {}
+    assert store.regions._admission.frames == {}
 
 
 def test_a_region_without_threads(saver: TorchMemorySaver, load: Any, pool: ThreadPoolExecutor) -> None:
@@ -207,7 +207,7 @@ def test_a_function_is_not_kept(saver: TorchMemorySaver, load: Any, pool: Thread
 
 def test_a_call_is_pickled_without_its_region(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
     with saver.region("a"):
-        region = thread_pools._FollowingRegion(store, lambda: None, store.stack()[-1], os.getpid)
+        region = thread_pools._FollowingRegion(store, lambda: None, store.regions.stack()[-1], os.getpid)
         call = pickle.loads(pickle.dumps(thread_pools._FollowingCall(region, os.getpid)))
     assert isinstance(call, functools.partial) and call() == os.getpid()
 
@@ -220,11 +220,11 @@ def test_a_call_that_forks(saver: TorchMemorySaver, fake_torch: FakeTorch, store
         pid = thread_pools._FollowingCall(region, os.fork)()
         if pid == 0:
             call = thread_pools._FollowingCall(thread_pools._FollowingRegion(store, lambda: None, origin, int), int)
-            os._exit(call() if store.stack() == [] else 1)
+            os._exit(call() if store.regions.stack() == [] else 1)
         pids.append(pid)
 
     with saver.region("a"):
-        origin = store.stack()[-1]
+        origin = store.regions.stack()[-1]
         region = thread_pools._FollowingRegion(store, lambda: fake_torch, origin, os.fork)  # type: ignore[arg-type, return-value]
         in_thread(fork_inside)
     assert os.waitpid(pids[0], 0)[1] == 0
@@ -244,7 +244,7 @@ def test_a_pause_takes_a_running_call_out(
     assert message.startswith(
         "Running.run(), which was submitted to a thread pool inside region(tag='a'), was still running"
     )
-    assert store._admission.frames == {}
+    assert store.regions._admission.frames == {}
     saver.resume("a")
     with saver.region("a"):
         assert pool.submit(load).result() == "a"
@@ -303,22 +303,22 @@ def test_a_region_that_is_left_at_the_deadline_of_a_pause(
     with saver.region("a"):
         running = Running(pool, load)
     other = InsideRegion(saver, "a", fake_torch)
-    wait_until = store._admission.changed.wait_until
+    wait_until = store.regions._admission.changed.wait_until
 
     def fail_once(holds: Callable[[], bool], deadline: float) -> bool:
-        monkeypatch.setattr(store._admission.changed, "wait_until", wait_until)
+        monkeypatch.setattr(store.regions._admission.changed, "wait_until", wait_until)
         other.leave()
         other._thread.join(PATIENCE_S)
         return False
 
-    monkeypatch.setattr(store._admission.changed, "wait_until", fail_once)
-    pause = Pause(store.stack(), ("a",))
+    monkeypatch.setattr(store.regions._admission.changed, "wait_until", fail_once)
+    pause = Pause(store.regions.stack(), ("a",))
     try:
-        store.begin_pause(pause, 0.0)
-        assert store._admission.changed.wait_until == wait_until
+        store.regions.begin_pause(pause, 0.0)
+        assert store.regions._admission.changed.wait_until == wait_until
         assert running.finish() == ("a", None)
     finally:
-        store.end_pause(pause)
+        store.regions.end_pause(pause)
 
 
 def test_a_call_of_another_tag_goes_on(saver: TorchMemorySaver, load: Any, pool: ThreadPoolExecutor) -> None:
@@ -413,7 +413,7 @@ def test_few_calls_are_in_the_region_at_a_time(
     most: list[int] = []
 
     def count() -> str | None:
-        most.append(len(store._admission.frames))
+        most.append(len(store.regions._admission.frames))
         return load()  # type: ignore[no-any-return]
 
     with ThreadPoolExecutor(16) as pool, saver.region("a"):

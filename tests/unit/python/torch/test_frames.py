@@ -13,7 +13,7 @@ from fake_torch import FakeTorch
 from other_threads import in_thread
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -35,7 +35,7 @@ def test_with_warnings_as_errors_a_refused_entry_leaves_nothing(
             with saver.region("a"):
                 inside.set()
                 await refused.wait()
-                assert [frame.tag for frame in store.stack()] == ["a"]
+                assert [frame.tag for frame in store.regions.stack()] == ["a"]
                 assert _core.region_current().tag == "a"
 
         async def b() -> None:
@@ -62,7 +62,7 @@ def test_with_warnings_as_errors_the_exception_of_the_body_is_kept(
     error = ZeroDivisionError()
     elsewhere.__exit__(ZeroDivisionError, error, None)
     inner.__exit__(None, None, None)
-    assert store.stack() == []
+    assert store.regions.stack() == []
 
 
 def test_tasks_that_share_one_object_leave_their_own_entry(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:

@@ -14,8 +14,8 @@ from other_threads import in_thread
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import engine
-from torch_memory_saver._torch.pausing import pausing
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.pause_preparation import pausing
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -39,24 +39,24 @@ class Checks:
     def check(self, place: int) -> None:
         torch, store = self._torch, self._store
         assert _core.region_current().depth == 0, place
-        assert store.stack() == [], place
+        assert store.regions.stack() == [], place
         assert torch.routings == [], place
-        assert store._admission.frames == {}, place
+        assert store.regions._admission.frames == {}, place
         assert torch.threads_without_autograds == set(), place
         ordinary = torch.allocate(2 * MIB)
         assert torch.pool_of(ordinary) == DEFAULT, place
         torch.free(ordinary)
-        idle = [pool.id for pool in store.idle_pools()]
+        idle = [pool.id for pool in store.stock.idle_pools()]
         assert len(idle) == len(set(idle)), place
         if self._alive is not None:
             assert self._alive == set(idle), place
         # A pause by another thread neither waits nor fails, and a region can be entered after it.
         in_thread(self._pause)
         self._saver.resume("a")
-        assert store._admission.pauses == [], place
+        assert store.regions._admission.pauses == [], place
 
     def _pause(self) -> None:
-        for lock in (self._store._lock, engine.graph_pools._lock):
+        for lock in (self._store.stock.lock, engine.graph_pools._lock):
             assert lock.acquire(blocking=False), "an interruption has left a lock held"
             lock.release()
         self._saver.pause("a")
@@ -140,10 +140,10 @@ def test_the_outer_region_stays_in_force(
     inner = saver.region("b")
     with saver.region("a"):
         use()
-        routed, stack = list(fake_torch.routings), list(store.stack())
+        routed, stack = list(fake_torch.routings), list(store.regions.stack())
         for place in every_interruption(use):
             assert fake_torch.routings == routed, place
-            assert store.stack() == stack, place
+            assert store.regions.stack() == stack, place
             assert _core.region_current()[:1] == ("a",), place
             assert _core.region_current().depth == 1, place
             assert len(fake_torch.threads_without_autograds) == 1, place
@@ -220,6 +220,19 @@ def test_suspended_routings_are_in_force_again(
             assert sorted(fake_torch.routings) == routed, place
 
 
+@pytest.mark.parametrize("release", [(2, 11)], ids=["torch-2.11"], indirect=True)
+def test_pools_without_memory(fake_torch: FakeTorch, store: PoolStore, checks: Checks) -> None:
+    """An interruption may cost an empty pool of each device. It leaves nothing routed, and no pool with two uses."""
+    fake_torch.devices = 2
+    idle = {pool.id for pool in store.stock.idle_pools()}
+    for place in every_interruption(lambda: store.empty_retired(fake_torch)):  # type: ignore[arg-type]
+        spare = [pool.id for pools in store._spare_pools for pool in pools]
+        assert len(spare) == len(set(spare)), place
+        checks.check(place)
+        assert {pool.id for pool in store.stock.idle_pools()} == idle, place
+    assert store._spare_pools
+
+
 def test_a_decorated_function(saver: TorchMemorySaver, fake_torch: FakeTorch, checks: Checks) -> None:
     @saver.region("a")  # type: ignore[operator]
     def use() -> None:
@@ -253,7 +266,7 @@ def test_a_capture(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolSt
     assert place > 500
     graphs.clear()
     gc.collect()
-    store.retire_doomed(fake_torch)  # type: ignore[arg-type]
+    store.stock.retire_doomed(fake_torch)  # type: ignore[arg-type]
     assert not engine.graph_pools._by_id
 
 

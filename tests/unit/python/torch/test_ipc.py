@@ -17,8 +17,8 @@ import pytest
 from fake_sending import FakeEvent, FakeStream, FakeTorch, add, reset
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import ipc
-from torch_memory_saver._torch.ipc import Counters, StreamEvents
+from torch_memory_saver._torch.sharing import ipc
+from torch_memory_saver._torch.sharing.ipc import Counters, StreamEvents
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
 MIB = 1 << 20
@@ -124,7 +124,7 @@ def test_a_counter_is_used_once_and_full_files_go_with_their_last_counter(
 def test_files_are_removed_at_the_end_of_the_process_that_created_them(files: Path, end: str) -> None:
     program = f"""
 import multiprocessing, os
-from torch_memory_saver._torch import ipc
+from torch_memory_saver._torch.sharing import ipc
 ipc._SHARED_MEMORY = {str(files)!r}
 def take():
     global taken

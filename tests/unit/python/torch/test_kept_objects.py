@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from fake_torch import FakeTorch
 
-from torch_memory_saver._torch.frames import Frame
-from torch_memory_saver._torch.kept_objects import _StateForCapture, workspace_sizes
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.graphs.kept_objects import _StateForCapture, workspace_sizes
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver.options import RegionOptions
 
 MIB = 1 << 20
@@ -42,18 +42,18 @@ def test_sizes(monkeypatch: pytest.MonkeyPatch, blas: str | None, lt: str | None
 
 
 def test_a_pause_looks_once_after_each_region(store: PoolStore, fake_torch: FakeTorch) -> None:
-    assert not store.take_entered(None)
-    frame = Frame(fake_torch, options("a"), store.stack())  # type: ignore[arg-type]
-    store.enter(frame)
-    assert not store.take_entered(("b",))
-    assert [store.take_entered(("a",)) for _ in range(2)] == [True, True]  # it is open
-    store.leave(frame)
-    assert [store.take_entered(None) for _ in range(2)] == [True, False]
+    assert not store.regions.take_entered(None)
+    frame = Frame(fake_torch, options("a"), store.regions.stack())  # type: ignore[arg-type]
+    store.regions.enter(frame)
+    assert not store.regions.take_entered(("b",))
+    assert [store.regions.take_entered(("a",)) for _ in range(2)] == [True, True]  # it is open
+    store.regions.leave(frame)
+    assert [store.regions.take_entered(None) for _ in range(2)] == [True, False]
 
 
 def test_a_capture_counts_as_a_region(store: PoolStore) -> None:
-    store.note_entered("graphs")
-    assert [store.take_entered(("graphs",)) for _ in range(2)] == [True, False]
+    store.regions.note_entered("graphs")
+    assert [store.regions.take_entered(("graphs",)) for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("is_capturing", [True, False])

@@ -13,8 +13,8 @@ import pytest
 from fake_torch import FakeMemPool, FakeTorch
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._torch import late_devices
-from torch_memory_saver._torch.late_devices import LateDevices
+from torch_memory_saver._torch.pools import late_devices
+from torch_memory_saver._torch.pools.late_devices import LateDevices
 
 MIB = 1 << 20
 TIMEOUT = 60

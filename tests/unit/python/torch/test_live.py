@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch.live import Live, ResumedBlocks, live_finder, managed_blocks
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.live_blocks import Live, ResumedBlocks, live_finder, managed_blocks
+from torch_memory_saver._torch.memory.store import PoolStore
 
 MIB = 1 << 20
 ALLOCATED, PENDING, FREE = "active_allocated", "active_pending_free", "inactive"

@@ -12,8 +12,8 @@ import pytest
 from fake_torch import FakeTorch
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._torch import pausing
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory import pause_preparation
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -36,15 +36,15 @@ def test_a_region_entered_during_a_pause_waits_for_its_end(
             entered.append(fake_torch.allocate(2 * MIB))
 
     waiting = threading.Event()
-    wait = store._admission.changed.wait_until
+    wait = store.regions._admission.changed.wait_until
 
     def announce(holds: Callable[[], bool], deadline: float) -> bool:
         waiting.set()
         return wait(holds, deadline)
 
-    store._admission.changed.wait_until = announce  # type: ignore[method-assign]
+    store.regions._admission.changed.wait_until = announce  # type: ignore[method-assign]
     thread = threading.Thread(target=work)
-    with pausing.pausing(store, fake_torch, ("a",), math.inf):  # type: ignore[arg-type]
+    with pause_preparation.pausing(store, fake_torch, ("a",), math.inf):  # type: ignore[arg-type]
         thread.start()
         assert waiting.wait(60)
         assert entered == []

@@ -12,10 +12,12 @@ import pytest
 from fake_torch import FakeTorch
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import pool_stock
-from torch_memory_saver._torch.layer import leak_reference
-from torch_memory_saver._torch.pool_stock import Fill, Key, is_worth_retiring, measure_fill, retire
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.binding.layer import leak_reference
+from torch_memory_saver._torch.memory.store import PoolStore
+from torch_memory_saver._torch.pools import retirement
+from torch_memory_saver._torch.pools.fill import Fill, is_worth_retiring, measure_fill
+from torch_memory_saver._torch.pools.retirement import retire
+from torch_memory_saver._torch.records.pool import Key
 from torch_memory_saver.options import RegionOptions
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -84,7 +86,7 @@ class Old:
     def __call__(self, address: int) -> bool:
         row = _core.find(address)
         assert row is not None
-        return self.store.has_tensors_of_last_pause(self.torch, row)
+        return self.store.stock.has_tensors_of_last_pause(self.torch, row)
 
 
 @pytest.fixture
@@ -145,12 +147,12 @@ def test_tensors_of_the_pool_of_another_tag_or_device_or_outside_of_regions_are_
     assert row is not None
     cycle(saver)
     torch: Any = fake_torch
-    (pool,) = store.idle_pools(("a",))
+    (pool,) = store.stock.idle_pools(("a",))
     for key in (Key(RegionOptions.check("b"), 0), Key(RegionOptions.check("a"), 1), Key(RegionOptions.disabled("a"), 0)):
         pool.key = key
-        assert not store.has_tensors_of_last_pause(torch, row), key
+        assert not store.stock.has_tensors_of_last_pause(torch, row), key
     pool.key = Key(RegionOptions.check("a"), 0)
-    assert store.has_tensors_of_last_pause(torch, row)
+    assert store.stock.has_tensors_of_last_pause(torch, row)
 
 
 def test_segments_are_listed_once_for_each_pause(
@@ -219,8 +221,8 @@ def test_the_end_of_the_object_is_its_pools_last_use_unless_a_capture_is_active(
     capturing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Since 2.13 it releases the pool's memory, which would break a capture."""
-    monkeypatch.setattr(pool_stock, "devices_in_use", list)
-    monkeypatch.setattr(pool_stock._core, "counters", lambda: {"visible_captures": 0})
+    monkeypatch.setattr(retirement, "devices_in_use", list)
+    monkeypatch.setattr(retirement._core, "counters", lambda: {"visible_captures": 0})
     torch: Any = Torch(pool_objects_end_quietly=True, routing_spares_cache=False, capturing=capturing)
     retired, alive = retirable()
     retire(torch, retired)

@@ -9,7 +9,7 @@ import pytest
 from fake_torch import FakeTorch
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ def test_an_exception_of_the_body_is_kept_if_leaving_fails(
     with monkeypatch.context() as inside, pytest.raises(errors.DriverError, match="injected failure"), saver.region("a"):
         inside.setattr(_core, "refresh_peers", refuse)
     assert fake_torch.routings == []
-    assert store.stack() == []
+    assert store.regions.stack() == []
     assert _core.region_current().depth == 0
 
 
@@ -45,7 +45,7 @@ def test_a_failed_entry_restores_everything(saver: TorchMemorySaver, fake_torch:
             saver.region("a").__enter__()
         assert fake_torch.routings == routed
         assert _core.region_current().tag == "outer"
-        assert len(store.stack()) == 1
+        assert len(store.regions.stack()) == 1
     assert saver.pause("a").allocations == 0, "no thread is inside it"
 
 
@@ -74,7 +74,7 @@ def test_a_failed_entry_on_the_second_device_restores_everything(
         fake_torch.fail_begin_of_new_pools_on = -1
         assert fake_torch.routings == routed
         assert _core.region_current().tag == "outer"
-    assert store.stack() == []
+    assert store.regions.stack() == []
     with saver.region("a"):
         assert [routing[0] for routing in fake_torch.routings] == [0, 1]
 
@@ -94,7 +94,7 @@ def test_disable_outside_is_an_error(saver: TorchMemorySaver, fake_torch: FakeTo
 def test_an_interrupted_suspension_routes_again(
     saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end_routing = store.router.end
+    end_routing = store.regions.router.end
 
     def interrupt(*arguments: Any) -> None:
         end_routing(*arguments)
@@ -103,7 +103,7 @@ def test_an_interrupted_suspension_routes_again(
     with saver.region("a"):
         routed = list(fake_torch.routings)
         with monkeypatch.context() as patch:
-            patch.setattr(store.router, "end", interrupt)
+            patch.setattr(store.regions.router, "end", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 store.empty_torch_cache(fake_torch)  # type: ignore[arg-type]
         assert fake_torch.routings == routed

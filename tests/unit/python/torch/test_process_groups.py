@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.process_groups import group_of_ranks
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.distributed.process_groups import group_of_ranks
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
 
 

@@ -15,8 +15,8 @@ import pytest
 from fake_sending import FakeEvent, FakeStorage, FakeStream, FakeTorch, fall, reset
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import ipc, sharing
-from torch_memory_saver._torch.sharing import SharedMemory
+from torch_memory_saver._torch.sharing import ipc, sent_memory
+from torch_memory_saver._torch.sharing.sent_memory import SharedMemory
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError
 from torch_memory_saver.options import check_if_shared
 
@@ -158,7 +158,7 @@ def test_counters_are_looked_at_while_more_is_sent(shared: SharedMemory) -> None
     fall(send(shared, storage))
     del storage
     other = FakeStorage(20, address=address)
-    for _ in range(sharing._LOOK_AFTER):
+    for _ in range(sent_memory._LOOK_AFTER):
         send(shared, other)
     gc.collect()
     assert alive() is None
@@ -176,7 +176,7 @@ def test_waiting_for_importers_ends_when_they_drop_it(shared: SharedMemory, monk
         if len(naps) == 3:
             fall(fields)
 
-    monkeypatch.setattr(sharing.time, "sleep", nap)
+    monkeypatch.setattr(sent_memory.time, "sleep", nap)
     with shared.closed(None, 1e9) as bytes:
         assert (bytes, len(naps)) == (0, 3)
 
@@ -263,12 +263,12 @@ def test_hooks_wait_for_the_end_of_an_import_of_torch() -> None:
 
     storage = SimpleNamespace(_share_cuda_=share)
     torch = SimpleNamespace(UntypedStorage=storage, __spec__=SimpleNamespace(_initializing=True))
-    sharing.install(torch, SharedMemory(FakeTorch.ordinary_memory))
+    sent_memory.install(torch, SharedMemory(FakeTorch.ordinary_memory))
     assert storage._share_cuda_ is share
     torch.__spec__._initializing = False
     torch.cuda = SimpleNamespace(ipc_collect=lambda: 7)
     torch.multiprocessing = SimpleNamespace(reductions=SimpleNamespace(reduce_tensor=share))
-    sharing.install(torch, SharedMemory(FakeTorch.ordinary_memory))
+    sent_memory.install(torch, SharedMemory(FakeTorch.ordinary_memory))
     assert storage._share_cuda_ is not share
     assert torch.cuda.ipc_collect() == 7
 

@@ -11,7 +11,7 @@ import pytest
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver._engine import tensors
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 

@@ -16,7 +16,7 @@ from threads import InsideRegion
 
 from torch_memory_saver import _core, errors
 from torch_memory_saver._engine import hooks as hooks_module
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -26,7 +26,7 @@ SHORT_S = 0.01
 
 def when_waiting(store: PoolStore, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Have `act` called once, when a thread is about to wait in the store."""
-    wait_until, acted = store._admission.changed.wait_until, []
+    wait_until, acted = store.regions._admission.changed.wait_until, []
 
     def wait(holds: Callable[[], bool], deadline: float) -> bool:
         if not acted:
@@ -34,7 +34,7 @@ def when_waiting(store: PoolStore, monkeypatch: pytest.MonkeyPatch, act: Callabl
             act()
         return wait_until(holds, deadline)
 
-    monkeypatch.setattr(store._admission.changed, "wait_until", wait)
+    monkeypatch.setattr(store.regions._admission.changed, "wait_until", wait)
 
 
 def test_a_pause_waits_for_another_thread(
@@ -83,7 +83,7 @@ def test_the_error_names_thread_and_tag(saver: TorchMemorySaver, fake_torch: Fak
         with pytest.raises(errors.InvalidStateError, match=re.escape(other._thread.name) + r".*tag='a'") as caught:
             saver.pause("a", timeout=SHORT_S)
         assert caught.value.tag == "a"
-        assert store._admission.pauses == []
+        assert store.regions._admission.pauses == []
         with saver.region("a"):
             pass  # does not wait for the pause that failed
     finally:
@@ -137,7 +137,7 @@ def test_two_threads_that_pause_each_others_tags(saver: TorchMemorySaver, fake_t
     work("b", "a")
     thread.join()
     assert sorted(raised) == ["a", "b"]
-    assert store._admission.pauses == []
+    assert store.regions._admission.pauses == []
     saver.pause(timeout=None)
     saver.resume()
 
@@ -153,8 +153,8 @@ def test_a_signal_ends_the_wait(
     try:
         with pytest.raises(KeyboardInterrupt):
             saver.pause("a", timeout=math.inf)
-        assert store._admission.pauses == []
-        assert store._admission.changed._waiting == []
+        assert store.regions._admission.pauses == []
+        assert store.regions._admission.changed._waiting == []
         assert saver.stats().total.paused_bytes == 0
     finally:
         other.leave()
@@ -167,7 +167,7 @@ def test_a_task_inside_a_region(saver: TorchMemorySaver, fake_torch: FakeTorch, 
         with saver.region("a"):
             fake_torch.allocate(2 * MIB)
             pause = asyncio.create_task(asyncio.to_thread(saver.pause, "a", timeout=60))
-            while not store._admission.pauses:
+            while not store.regions._admission.pauses:
                 await asyncio.sleep(0)
         return (await pause).bytes
 
@@ -224,12 +224,12 @@ def _end_inside(saver: TorchMemorySaver, fake_torch: FakeTorch, tag: str = "a") 
 def test_a_thread_with_the_number_of_an_ended_one(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolStore) -> None:
     """Its regions are not mistaken for those of the ended one."""
     _end_inside(saver, fake_torch)
-    frame = next(iter(store._admission.frames.values()))
+    frame = next(iter(store.regions._admission.frames.values()))
 
     def work() -> None:
-        store.stack().thread = frame.stack.thread
+        store.regions.stack().thread = frame.stack.thread
         assert saver.pause("a", timeout=None).bytes == 2 * MIB
-        assert store._admission.frames == {}
+        assert store.regions._admission.frames == {}
         ordinary = fake_torch.allocate(2 * MIB)
         assert fake_torch.pool_of(ordinary) == DEFAULT
         fake_torch.free(ordinary)

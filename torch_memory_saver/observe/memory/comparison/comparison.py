@@ -15,7 +15,9 @@ from ..model import Snapshot
 from .drift import Drift, drifts
 from .fragmentation import DeviceUsage, Fragmentation, device_usages, find_fragmentation
 from .growth import GrowthKind, StackGrowth, stack_growths
+from .html import page
 from .processes import Moment, Process, Series, read_moments, series_of
+from .table import render
 
 __all__ = ["Comparison", "compare"]
 
@@ -65,8 +67,6 @@ class Comparison:
         return self._of(GrowthKind.VARYING)
 
     def __str__(self) -> str:
-        from .table import render
-
         return render(self)
 
     def table(self, width: int, top: int = 10, varying: bool = False) -> str:
@@ -77,8 +77,6 @@ class Comparison:
             top: Number of rows of each kind. The table states how many more there are.
             varying: Whether to list the call stacks that vary as well.
         """
-        from .table import render
-
         return render(self, width, top, varying)
 
     def html(self) -> str:
@@ -86,8 +84,6 @@ class Comparison:
 
         The page needs no other file and no network.
         """
-        from .html import page
-
         return page(self, self._series)
 
     def as_dict(self, top: int | None = None) -> dict[str, Any]:

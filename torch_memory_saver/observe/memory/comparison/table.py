@@ -7,18 +7,16 @@ stacks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from torch_memory_saver._stacks import CallStack, Frame, Origin, file_name, is_library, own_frames, title
 from torch_memory_saver._text import counted, mebibytes, signed_mebibytes, table, wrapped
 
 from .drift import Drift
+from .findings import Findings
 from .fragmentation import HELD_SHARE, DeviceUsage, Fragmentation
 from .growth import StackGrowth
 from .processes import Process
-
-if TYPE_CHECKING:
-    from .comparison import Comparison
 
 __all__ = ["reasons", "render"]
 
@@ -36,26 +34,26 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 _Item = TypeVar("_Item")
 
 
-def render(comparison: Comparison, width: int = _DEFAULT_WIDTH, top: int = _DEFAULT_TOP, varying: bool = False) -> str:
+def render(findings: Findings, width: int = _DEFAULT_WIDTH, top: int = _DEFAULT_TOP, varying: bool = False) -> str:
     """Return the table.
 
     Args:
-        comparison: The results.
+        findings: The results.
         width: Characters in a line. File names are cut at their beginning to fit.
         top: Number of rows of each kind.
         varying: Whether to list the call stacks that vary as well.
     """
-    return "\n".join(_Table(comparison, max(width, _SMALLEST_WIDTH), top).lines(varying)) + "\n"
+    return "\n".join(_Table(findings, max(width, _SMALLEST_WIDTH), top).lines(varying)) + "\n"
 
 
 class _Table:
-    def __init__(self, comparison: Comparison, width: int, top: int) -> None:
-        self._comparison = comparison
+    def __init__(self, findings: Findings, width: int, top: int) -> None:
+        self._results = findings
         self._width = width
         self._top = top
 
     def lines(self, varying: bool) -> Iterator[str]:
-        results = self._comparison
+        results = self._results
         labels = results.moments
         named = ", ".join(labels) if len(labels) <= _INTERVALS else f"{labels[0]} to {labels[-1]}"
         yield from self._wrapped(f"{counted(len(labels), 'moment')} ({named}); all sizes in MiB", "")
@@ -75,7 +73,7 @@ class _Table:
         yield from self._section("Drift", "blocks that rise as memory below them grows", results.drifts, self._drift)
 
     def _findings(self) -> Iterator[str]:
-        results = self._comparison
+        results = self._results
         yield from ("", "Findings")
         leaking: dict[tuple[Process, int], list[StackGrowth]] = {}
         for leak in results.leaks:
@@ -93,7 +91,7 @@ class _Table:
             yield "  none"
 
     def _processes(self) -> Iterator[str]:
-        usages = self._comparison.processes
+        usages = self._results.processes
         heads = ("allocated", "reserved", "unused", "paused")[: 4 if any(usage.paused[-1] for usage in usages) else 3]
         rows = [
             (
@@ -132,7 +130,7 @@ class _Table:
 
     def _growth(self, growth: StackGrowth) -> Iterator[str]:
         blocks = f"{growth.blocks[0]} -> {growth.blocks[-1]} blocks"
-        again = "; grew last too" if growth.grew_last and growth in self._comparison.warm_ups else ""
+        again = "; grew last too" if growth.grew_last and growth in self._results.warm_ups else ""
         changes = _changes(growth.intervals)
         yield f"{signed_mebibytes(growth.growth)}  ({changes}{again})  {blocks}  {_where(growth)}"
         yield from self._stack(growth.stack)

@@ -14,7 +14,7 @@ from recorded_hooks import Recorder
 
 import torch_memory_saver as module
 from torch_memory_saver import TorchMemorySaver, _core, errors
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 from torch_memory_saver.observe._ledger import sources as taking
 from torch_memory_saver.observe._nvml import DeviceProcess
 from torch_memory_saver.reports.ledger import LedgerPart

@@ -7,7 +7,7 @@ from fake_torch import FakeTorch
 from ledger_sources import MIB
 
 from torch_memory_saver import TorchMemorySaver, _core
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 from torch_memory_saver.observe._ledger import sources as taking
 
 pytestmark = pytest.mark.usefixtures("fake_torch", "nvml", "memory")

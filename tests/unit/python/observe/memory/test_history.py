@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from recording_torch import SIGNATURES, RecordingTorch
 
-from torch_memory_saver._torch import history, layer
+from torch_memory_saver._torch.binding import history, layer
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchUnavailableError
 from torch_memory_saver.observe.memory import record_history, stop_history
 

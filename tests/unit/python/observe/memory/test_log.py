@@ -15,7 +15,7 @@ from fake_torch import PEAK_ABOVE, FakeTorch
 
 import torch_memory_saver
 from torch_memory_saver import _core
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.observe._nvml import ProcessShare
 from torch_memory_saver.observe.memory import MemoryLog, MemoryRow, log_memory, read_memory_log

@@ -11,7 +11,7 @@ from recording_torch import RecordingTorch
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine import background
-from torch_memory_saver._torch import history, layer
+from torch_memory_saver._torch.binding import history, layer
 from torch_memory_saver.observe.memory import sampler as module
 from torch_memory_saver.observe.memory.sampler import moments
 

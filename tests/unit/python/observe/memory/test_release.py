@@ -13,8 +13,8 @@ import pytest
 from fake_torch import FakeTorch
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import layer
-from torch_memory_saver._torch.captures import capture_gate
+from torch_memory_saver._torch.binding import layer
+from torch_memory_saver._torch.binding.captures import capture_gate
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.observe.memory import release, release_cached, releasing_cached
 from torch_memory_saver.observe.memory.release import CacheReleaser, ReleaseOptions

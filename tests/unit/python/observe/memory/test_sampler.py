@@ -19,7 +19,7 @@ from recording_torch import RecordingTorch
 
 from torch_memory_saver import _core, _files
 from torch_memory_saver._files import default_role
-from torch_memory_saver._torch import history, layer
+from torch_memory_saver._torch.binding import history, layer
 from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError
 from torch_memory_saver.observe.memory import MemorySnapshotSampler, sampler, take_snapshot, write_snapshot
 from torch_memory_saver.observe.memory.snapshot_reader import KEY

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver._torch import layer
+from torch_memory_saver._torch.binding import layer
 from torch_memory_saver.observe._out_of_memory import reporter as module
 from torch_memory_saver.observe._out_of_memory.reporter import Reporter
 

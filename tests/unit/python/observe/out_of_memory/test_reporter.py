@@ -16,7 +16,7 @@ from fake_torch import FakeTorch
 from recorded_hooks import RUN_OF_FOUR
 
 from torch_memory_saver import _core, errors
-from torch_memory_saver._torch.pools import PoolStore
+from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver.observe._out_of_memory import account, content, reporter
 from torch_memory_saver.observe._out_of_memory.folder import ReportFolder
 from torch_memory_saver.observe._out_of_memory.reporter import Reporter

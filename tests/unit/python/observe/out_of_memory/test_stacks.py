@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from torch_memory_saver import _core
-from torch_memory_saver._torch import history, ordinary_memory
+from torch_memory_saver._torch.binding import history
+from torch_memory_saver._torch.memory import ordinary_memory
 from torch_memory_saver.observe._out_of_memory.content import MOST_STACKS, largest_stacks
 
 MIB = 1 << 20

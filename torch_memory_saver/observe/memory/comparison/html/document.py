@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_memory_saver._stacks import CallStack
 from torch_memory_saver.observe._html import Document
 
 from ..drift import Drift, allocation_orders
+from ..findings import Findings
 from ..fragmentation import DeviceUsage, Fragmentation
 from ..growth import StackGrowth
 from ..processes import Process, Series
-from ..table import reasons
+from ..table import reasons, render
 from .pictures import StackNumbers, bars, layers
-
-if TYPE_CHECKING:
-    from ..comparison import Comparison
 
 __all__ = ["page"]
 
@@ -35,47 +33,47 @@ _MOST_RECORDED_STACKS = 100
 _TABLE_WIDTH = 110
 
 
-def page(comparison: Comparison, series: Sequence[Series]) -> str:
+def page(findings: Findings, series: Sequence[Series]) -> str:
     """Return the page.
 
     Args:
-        comparison: The results.
+        findings: The results.
         series: The series that were compared.
     """
-    return _PAGE.page(_data(comparison, series), {"TABLE": comparison.table(_TABLE_WIDTH)})
+    return _PAGE.page(_data(findings, series), {"TABLE": render(findings, _TABLE_WIDTH)})
 
 
-def _data(comparison: Comparison, series: Sequence[Series]) -> dict[str, Any]:
-    shown = comparison.processes[:_MOST_VIEWS]
+def _data(findings: Findings, series: Sequence[Series]) -> dict[str, Any]:
+    shown = findings.processes[:_MOST_VIEWS]
     by_process = {one.process: one for one in series}
     drawn = [(by_process[usage.process], usage.device) for usage in shown]
-    numbers = StackNumbers((leak.stack for leak in comparison.leaks), [*_told(comparison), *_recorded(drawn)])
+    numbers = StackNumbers((leak.stack for leak in findings.leaks), [*_told(findings), *_recorded(drawn)])
     views = [_view(by_process[usage.process], usage, numbers) for usage in shown]
     return {
-        "moments": list(comparison.moments),
-        "notes": [*comparison.notes, *_left_out(comparison)],
-        "processes": [_usage(usage) for usage in comparison.processes],
-        "leaks": _growths(comparison.leaks, numbers),
-        "warmUps": _growths(comparison.warm_ups, numbers),
-        "grown": _growths(comparison.grown, numbers),
-        "drifts": [_drift(drift, numbers) for drift in comparison.drifts[:_MOST_DRIFTS]],
-        "fragmentation": [_fragmentation(found, numbers) for found in comparison.fragmentation],
+        "moments": list(findings.moments),
+        "notes": [*findings.notes, *_left_out(findings)],
+        "processes": [_usage(usage) for usage in findings.processes],
+        "leaks": _growths(findings.leaks, numbers),
+        "warmUps": _growths(findings.warm_ups, numbers),
+        "grown": _growths(findings.grown, numbers),
+        "drifts": [_drift(drift, numbers) for drift in findings.drifts[:_MOST_DRIFTS]],
+        "fragmentation": [_fragmentation(found, numbers) for found in findings.fragmentation],
         "views": views,
         **numbers.data(),
     }
 
 
-def _told(comparison: Comparison) -> Iterable[CallStack]:
+def _told(findings: Findings) -> Iterable[CallStack]:
     """Yield the stacks that have a number: those of the tables, then those with the most bytes."""
-    yield from (growth.stack for growth in comparison.leaks[:_MOST_ROWS])
-    for drift in comparison.drifts[:_MOST_DRIFTS]:
+    yield from (growth.stack for growth in findings.leaks[:_MOST_ROWS])
+    for drift in findings.drifts[:_MOST_DRIFTS]:
         yield drift.stack
         yield from (stack for stack, _ in drift.below)
-    yield from (holder.stack for found in comparison.fragmentation for holder in found.holders)
-    for growths in (comparison.warm_ups, comparison.grown):
+    yield from (holder.stack for found in findings.fragmentation for holder in found.holders)
+    for growths in (findings.warm_ups, findings.grown):
         yield from (growth.stack for growth in growths[:_MOST_ROWS])
     largest: Counter[CallStack] = Counter()
-    for growth in comparison.growths:
+    for growth in findings.growths:
         largest[growth.stack] = max(largest[growth.stack], *growth.bytes)
     yield from (stack for stack, _ in largest.most_common(_MOST_STACKS))
 
@@ -94,18 +92,18 @@ def _recorded(drawn: Iterable[tuple[Series, int]]) -> Iterable[CallStack]:
     return (stack for stack, _ in largest.most_common(_MOST_RECORDED_STACKS))
 
 
-def _left_out(comparison: Comparison) -> Iterable[str]:
-    stacks = len({growth.stack for growth in comparison.growths})
+def _left_out(findings: Findings) -> Iterable[str]:
+    stacks = len({growth.stack for growth in findings.growths})
     if stacks > _MOST_STACKS:
         yield f"The {_MOST_STACKS} largest of {stacks} call stacks are named in the pictures."
-    if len(comparison.processes) > _MOST_VIEWS:
-        yield f"Pictures show the first {_MOST_VIEWS} of {len(comparison.processes)} devices of processes in the table."
-    if len(comparison.moments) > _MOST_MOMENTS:
-        yield f"Pictures show {_MOST_MOMENTS} of {len(comparison.moments)} moments."
-    for name, rows in (("leaks", comparison.leaks), ("warm-ups", comparison.warm_ups), ("grown stacks", comparison.grown)):
+    if len(findings.processes) > _MOST_VIEWS:
+        yield f"Pictures show the first {_MOST_VIEWS} of {len(findings.processes)} devices of processes in the table."
+    if len(findings.moments) > _MOST_MOMENTS:
+        yield f"Pictures show {_MOST_MOMENTS} of {len(findings.moments)} moments."
+    for name, rows in (("leaks", findings.leaks), ("warm-ups", findings.warm_ups), ("grown stacks", findings.grown)):
         if len(rows) > _MOST_ROWS:
             yield f"The table of {name} has the first {_MOST_ROWS} of {len(rows)}."
-    if len(comparison.drifts) > _MOST_DRIFTS:
+    if len(findings.drifts) > _MOST_DRIFTS:
         yield f"The table of drifts has the {_MOST_DRIFTS} of most bytes."
 
 

@@ -1,0 +1,1 @@
+"""NCCL's communicators, process groups and symmetric memory."""

@@ -1,0 +1,41 @@
+"""Pools without memory that this thread's allocations are routed to for a moment. Before PyTorch 2.13 an emptying inside
+spares PyTorch's own cache, and releases the memory of retired pools."""
+
+from __future__ import annotations
+
+from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.binding.layer import TorchCuda
+from torch_memory_saver._torch.pools.stock import PoolStock
+from torch_memory_saver._torch.records.frames import Frame
+from torch_memory_saver._torch.records.pool import Key, Pool
+from torch_memory_saver._torch.routing.regions import Regions
+from torch_memory_saver.options import DEFAULT_TAG, RegionOptions
+
+__all__ = ["SpareRouting"]
+
+
+class SpareRouting(OneUse):
+    """A context manager: inside, this thread's allocations are routed to pools without memory, on every device. `spare` has
+    those that no thread uses: a list of one pool for each device."""
+
+    def __init__(self, stock: PoolStock, regions: Regions, spare: list[list[Pool]], torch: TorchCuda) -> None:
+        self._stock = stock
+        self._regions = regions
+        self._spare = spare
+        self._torch = torch
+        self._frame = Frame(torch, RegionOptions.disabled(DEFAULT_TAG), regions.stack())
+
+    def _begin(self) -> None:
+        torch, frame = self._torch, self._frame
+        try:
+            frame.pools = self._spare.pop()
+        except IndexError:
+            devices = self._regions.devices()
+            frame.pools = [self._stock.make_pool(torch, Key(frame.options, device)) for device in devices]
+        self._regions.route_only(torch, frame)
+
+    def _end(self) -> None:
+        self._regions.end_route(self._frame)
+        pools, self._frame.pools = self._frame.pools, []
+        if pools:  # lost if a signal handler raises here, and empty
+            self._spare.append(pools)

@@ -1,0 +1,1 @@
+"""What a pool, its key, a frame and a selection of tags are."""

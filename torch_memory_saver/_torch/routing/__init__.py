@@ -1,0 +1,1 @@
+"""Which pools serve which thread, as regions are entered and left."""

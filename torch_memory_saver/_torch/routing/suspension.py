@@ -1,0 +1,34 @@
+"""A moment in which this thread routes nothing, so that PyTorch's cache can be emptied: a pool that is routed keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch_memory_saver._torch.base.steps import OneUse
+from torch_memory_saver._torch.binding.layer import TorchCuda
+from torch_memory_saver._torch.records.frames import Frame
+from torch_memory_saver._torch.routing.router import Router
+
+__all__ = ["Suspension"]
+
+
+class Suspension(OneUse):
+    """The context manager of :meth:`Regions.routing_suspended`. `frames` are those of this thread that have pools."""
+
+    def __init__(self, router: Router, torch: TorchCuda, frames: list[Frame], visit: Callable[[Frame], None] | None) -> None:
+        self._router = router
+        self._torch = torch
+        self._visit = visit
+        self._frames = frames
+        self._routed = [frame for frame in frames if frame.routed]
+
+    def _begin(self) -> None:
+        for frame in reversed(self._routed):
+            self._router.end(frame)
+        if self._visit is not None:
+            for frame in self._frames:
+                self._visit(frame)
+
+    def _end(self) -> None:
+        for frame in self._routed:
+            self._router.begin(self._torch, frame)

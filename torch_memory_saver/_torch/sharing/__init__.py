@@ -1,0 +1,1 @@
+"""Memory that is sent to other processes."""
