@@ -53,7 +53,6 @@ from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, O
 from torch_memory_saver.options import (
     DEFAULT_TAG,
     HOST_MEMORY,
-    PAUSE_TIMEOUT_S,
     PauseOptions,
     RegionOptions,
     ResumeOptions,
@@ -263,14 +262,9 @@ class Engine:
     def pause(
         self,
         tag: Any = None,
-        *,
-        backup: str | None = None,
-        live_only: bool = True,
-        progress: Callable[[int, int], Any] | None = None,
-        if_shared: str = "allow",
-        timeout: float | None = PAUSE_TIMEOUT_S,
+        **given: Any,
     ) -> PauseReport:
-        options = PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
+        options = PauseOptions.check(tag, **given)
         _settle_pause(options)
         return with_hooks(
             "pause",
@@ -306,7 +300,7 @@ class Engine:
             if torch is not None and self._graph_pools.default_pool_managed:
                 reusable = self._default_pool.prepare(torch, options.tags)
             try:
-                done = _keeping_contents(functools.partial(_core.pause, progress=options.progress), torch, options)
+                done = _core.pause(options.tags, _stream(torch), **_arguments(torch, options))
             except BaseException:
                 # A call that fails after its commit point has paused memory.
                 if any(row.state != _core.STATE_ACTIVE and selects(options.tags, row.tag) for row in _core.segments()):
@@ -322,15 +316,9 @@ class Engine:
     def resume(
         self,
         tag: Any = None,
-        timeout: float | None = None,
-        exclusive: bool = False,
-        *,
-        host_memory: str | None = None,
-        zero: bool = False,
-        progress: Callable[[int, int], Any] | None = None,
-        wait: bool = True,
+        **given: Any,
     ) -> ResumeReport | PendingResume:
-        options = ResumeOptions.check(tag, timeout, exclusive, host_memory, zero, progress, wait)
+        options = ResumeOptions.check(tag, **given)
         refuse_inner_call("resume")
         pending_resumes.see_ended(options.tags)
         if not options.wait:
@@ -348,14 +336,7 @@ class Engine:
     def _begin_resume(self, options: ResumeOptions) -> _core.Pending:
         torch = _before_resume(options)
         make_room(self._store, torch, options.tags)
-        pending = _core.resume_begin(
-            options.tags,
-            _stream(torch),
-            timeout=options.remaining,
-            exclusive=options.exclusive,
-            host_policy=options.host_policy,
-            zero=options.zero,
-        )
+        pending = _core.resume_begin(options.tags, _stream(torch), **options.core_now)
         warn_of_unknown_tags("resume", options.tags)
         return pending
 
@@ -363,16 +344,7 @@ class Engine:
         torch = _before_resume(options)
 
         def resume(options: ResumeOptions) -> _core.Report:
-            return _core.resume(
-                options.tags,
-                _stream(torch),
-                interruptible=on_main_thread(),
-                timeout=options.remaining,
-                exclusive=options.exclusive,
-                host_policy=options.host_policy,
-                zero=options.zero,
-                progress=options.progress,
-            )
+            return _core.resume(options.tags, _stream(torch), interruptible=on_main_thread(), **options.core_now)
 
         try:
             done = with_room(self._store, torch, options.tags, lambda: resume(options), lambda: resume(options.at_once()))
@@ -515,7 +487,7 @@ def check_pause(options: PauseOptions) -> None:
         return
     torch = layer.in_use()
     with _preparing(torch, options, only_waits=True):
-        _keeping_contents(_core.check_pause, torch, options)
+        _core.check_pause(options.tags, _stream(torch), **_arguments(torch, options))
 
 
 def check_resume() -> None:
@@ -549,21 +521,14 @@ def _preparing(torch: TorchCuda | None, options: PauseOptions, only_waits: bool 
     return pausing(pool_store, torch, options.tags, options.deadline, free_caches, only_waits)
 
 
-def _keeping_contents(call: Callable[..., Any], torch: TorchCuda | None, options: PauseOptions) -> Any:
-    """Call the core's pause, or its check of one, with arguments that say which contents it keeps."""
+def _arguments(torch: TorchCuda | None, options: PauseOptions) -> dict[str, Any]:
+    """Return the arguments of the core's pause, or of its check of one: the options, and which contents it keeps."""
     every_backup = options.backup is not None
     find_live = live_finder(torch, pool_store, options.tags, every_backup) if options.asks_for_live else None
     preserves = not every_backup and not preserved.is_empty
     if preserves:
         find_live = preserving_finder(find_live, preserved, options.tags)
-    return call(
-        options.tags,
-        _stream(torch),
-        interruptible=on_main_thread(),
-        backup=options.backup,
-        find_live=find_live,
-        preserves=preserves,
-    )
+    return {**options.core, "interruptible": on_main_thread(), "find_live": find_live, "preserves": preserves}
 
 
 def _check_resume() -> None:

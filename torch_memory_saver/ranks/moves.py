@@ -130,7 +130,7 @@ class Pause(_Move):
 
     def check(self, seconds: float) -> None:
         """Raise what the call is known to fail with, after waiting at most so many seconds for other threads."""
-        check_pause(PauseOptions.check(self.tags, self._backup, True, None, "allow", seconds))
+        check_pause(PauseOptions.check(self.tags, backup=self._backup, timeout=seconds))
 
     def perform(self, seconds: float) -> PauseReport:
         """Make the call, which waits at most so many seconds for other threads."""
