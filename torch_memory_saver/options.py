@@ -19,7 +19,6 @@ Any thread; no lock. A selection of names only is not looked up at all.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import inspect
 import math
@@ -400,14 +399,14 @@ class _Table:
             InvalidArgumentError: A value is not valid.
             TypeError: There is no such option.
         """
-        own = self._own.copy()
+        own, options = self._own.copy(), self.options
         core: dict[str, Any] = {}
         for name, value in given.items():
-            if name not in self.options:
+            if name not in options:
                 raise TypeError(f"got an unexpected keyword argument {name!r}")
-            option = self.options[name]
-            if value is not option.default:
-                (core if option.for_core else own)[name] = option.check(value)
+            check, default, for_core = options[name]
+            if value is not default:
+                (core if for_core else own)[name] = check(value)
         return own, core
 
 
@@ -415,8 +414,7 @@ PAUSE_TABLE = _Table(_core.PAUSE_OPTIONS)
 RESUME_TABLE = _Table(_core.RESUME_OPTIONS)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PauseOptions:
+class PauseOptions(NamedTuple):
     """The checked options of a pause.
 
     Attributes:
@@ -442,7 +440,12 @@ class PauseOptions:
         """
         tags = select_tags(tag)
         own, core = PAUSE_TABLE.check(given)
-        return cls(tags, time.monotonic() + own.pop("timeout"), core, **own)
+        return cls(tags, time.monotonic() + own["timeout"], core, own["live_only"], own["if_shared"])
+
+    @property
+    def may_wait_for_others(self) -> bool:
+        """Whether the call may wait for memory or locks that others hold. A pause needs none."""
+        return False
 
     @property
     def backup(self) -> int | None:
@@ -455,8 +458,7 @@ class PauseOptions:
         return self.live_only and self.backup != _core.BACKUP_NONE
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ResumeOptions:
+class ResumeOptions(NamedTuple):
     """The checked options of a resume.
 
     Attributes:
@@ -482,7 +484,7 @@ class ResumeOptions:
         tags = select_tags(tag)
         own, core = RESUME_TABLE.check(given)
         seconds = core.get("timeout", 0.0)
-        options = cls(tags, time.monotonic() + seconds if seconds else math.inf, core, **own)
+        options = cls(tags, time.monotonic() + seconds if seconds else math.inf, core, own["wait"])
         if "progress" in core and not options.wait:
             raise InvalidArgumentError(
                 "progress needs a call that waits, because it is called on the calling thread: leave out wait=False"
@@ -503,4 +505,4 @@ class ResumeOptions:
 
     def at_once(self) -> ResumeOptions:
         """Return a copy of these options that does not wait for memory."""
-        return dataclasses.replace(self, core={**self.core, "timeout": 0.0})
+        return self._replace(core={**self.core, "timeout": 0.0})

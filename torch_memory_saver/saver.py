@@ -983,7 +983,7 @@ def _changed(method: Callable[..., Any], **options: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in options.items()
-        if value is not (default := defaults[name]) and (type(value) is not type(default) or value != default)
+        if value is not defaults[name] and (type(value) is not type(defaults[name]) or value != defaults[name])
     }
 
 

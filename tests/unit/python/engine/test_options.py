@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from typing import Any
@@ -38,7 +37,7 @@ def test_one_timeout_bounds_all_waiting() -> None:
     assert (RESUME.core_now, RESUME.at_once().core_now) == (CORE_RESUME, CORE_RESUME | {"timeout": 0.0})
     waits = ResumeOptions.check(timeout=5)
     assert 0 < waits.core_now["timeout"] <= 5, "what remains for the native core"
-    assert dataclasses.replace(waits, deadline=before).core_now == {"timeout": 0.0}
+    assert waits._replace(deadline=before).core_now == {"timeout": 0.0}
     for none in (ResumeOptions.check(), ResumeOptions.check(timeout=None, zero=False, progress=None)):
         assert (none.core_now, none.deadline) == ({}, math.inf)
 
