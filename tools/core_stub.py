@@ -23,6 +23,9 @@ WIDTH = 125
 
 _ROW = re.compile(r'^TMS_(?:PYTHON_)?FUNCTION\((.*?"\))$', re.DOTALL | re.MULTILINE)
 _NAME = re.compile(r"(\w+), (?:\([^\"]*\), *)?(?:TAKES|BARE),")
+_ARGUMENTS = re.compile(r"TMS_(PAUSE|RESUME)_ARGUMENTS")
+_ARGUMENT_TYPE = re.compile(r'^#define TMS_ARGUMENT_(\w+) +"(.*)"$', re.MULTILINE)
+_OPTION = re.compile(r"\b(?:SHARED|CORE)\((\w+), (\w+), ")
 _LITERALS = re.compile(r'(?:"(?:[^"\\]|\\.)*"\s*)+')
 
 
@@ -30,6 +33,17 @@ def interface_text(include: Path = INCLUDE) -> str:
     """The files of a folder one after the other, without comments and with single spaces."""
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(include.iterdir()))
     return " ".join(re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL).split())
+
+
+def with_arguments(rows: str, selection: str) -> str:
+    """The rows with the arguments of pause and resume, which the table of options in tms_selection.h gives, as literals."""
+    types = dict(_ARGUMENT_TYPE.findall(selection))
+
+    def literal(macro: re.Match[str]) -> str:
+        table = selection.partition(f"#define TMS_{macro[1]}_OPTIONS(")[2].partition("\n\n")[0]
+        return '"' + "".join(f", {name}: {types[kind]}" for kind, name in _OPTION.findall(table)) + '"'
+
+    return _ARGUMENTS.sub(literal, rows)
 
 
 def functions(rows: str) -> Iterator[str]:
@@ -69,7 +83,8 @@ def stub() -> str:
     """The text that the file must have."""
     by_hand = STUB.read_text(encoding="utf-8").partition(MARK)[0]
     checksum = zlib.crc32(interface_text().encode())
-    rows = (INCLUDE / "tms_api.def").read_text(encoding="utf-8")
+    selection = (INCLUDE / "tms_selection.h").read_text(encoding="utf-8")
+    rows = with_arguments((INCLUDE / "tms_api.def").read_text(encoding="utf-8"), selection)
     return "\n".join([f"{by_hand}{MARK}0x{checksum:08x}.\n", *functions(rows)])
 
 

@@ -1,7 +1,8 @@
 """The checked options of a call that begins a region, pauses or resumes.
 
 The options are a frozen object, checked once, that every lower layer passes on unchanged. Each check names the argument, the
-value and what is allowed.
+value and what is allowed. The options of a pause and a resume, with their defaults, are the rows of a table
+(csrc/include/tms_selection.h), which the core exposes. This module has no names for options that only the core reads.
 
 The engine's methods create the object first. The saver passes keywords to these methods, because the engine may be a
 registered implementation: that is the contract of ``register_hook_mode``.
@@ -17,12 +18,12 @@ Any thread; no lock. A selection of names only is not looked up at all.
 
 from __future__ import annotations
 
-import dataclasses
+import ast
 import functools
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -34,7 +35,8 @@ __all__ = [
     "BACKUPS",
     "DEFAULT_TAG",
     "HOST_MEMORY",
-    "PAUSE_TIMEOUT_S",
+    "PAUSE_TABLE",
+    "RESUME_TABLE",
     "PauseOptions",
     "RegionOptions",
     "ResumeOptions",
@@ -64,8 +66,6 @@ BACKUPS = {"host": _core.BACKUP_PINNED, "mmap": _core.BACKUP_MMAP, "disk": _core
 _PAUSE_BACKUPS = {**BACKUPS, "discard": _core.BACKUP_NONE}
 #: The C++ package's names of those in host memory.
 _BACKENDS = {"pinned": "host", "mmap": "mmap"}
-#: The default timeout of a pause, in seconds.
-PAUSE_TIMEOUT_S = 10.0
 _IF_SHARED = ("allow", "wait", "refuse")
 #: Additional checks of a backend: each is called with its name and may raise InvalidArgumentError.
 backend_checks: list[Callable[[str], None]] = []
@@ -300,9 +300,6 @@ def select_tags(tags: object) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-Progress = Callable[[int, int], Any]
-
-
 class RegionOptions(NamedTuple):
     """The checked options of a region, of memory or of a graph, which apply to allocations inside.
 
@@ -359,49 +356,101 @@ class RegionOptions(NamedTuple):
         return self._replace(managed=False)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PauseOptions:
+class _Option(NamedTuple):
+    """A row of the table of options in csrc/include/tms_selection.h.
+
+    Attributes:
+        check: Returns the checked value, or raises InvalidArgumentError.
+        default: Default of the public method.
+        for_core: Whether the core gets the checked value. Its own default is that of the public method.
+    """
+
+    check: Callable[[Any], Any]
+    default: Any
+    for_core: bool
+
+
+#: The check of a value, by the kind of its option. The check of a flag is absent: it also needs the name of the option.
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "BACKUP": choose_pause_backup,
+    "HOST_MEMORY": choose_host_policy,
+    "IF_SHARED": check_if_shared,
+    "PROGRESS": check_progress,
+    "SECONDS": check_timeout,
+}
+
+
+class _Table:
+    """The options of pause or of resume."""
+
+    def __init__(self, rows: Iterable[tuple[str, str, str, bool]]) -> None:
+        self.options = {
+            name: _Option(
+                functools.partial(check_flag, name) if kind == "FLAG" else _CHECKS[kind], ast.literal_eval(default), for_core
+            )
+            for name, kind, default, for_core in rows
+        }
+        self._own = {name: row.check(row.default) for name, row in self.options.items() if not row.for_core}
+
+    def check(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the values of the options that only this package reads, and those of the core's that are not the default.
+
+        Raises:
+            InvalidArgumentError: A value is not valid.
+            TypeError: There is no such option.
+        """
+        own, options = self._own.copy(), self.options
+        core: dict[str, Any] = {}
+        for name, value in given.items():
+            if name not in options:
+                raise TypeError(f"got an unexpected keyword argument {name!r}")
+            check, default, for_core = options[name]
+            if value is not default:
+                (core if for_core else own)[name] = check(value)
+        return own, core
+
+
+PAUSE_TABLE = _Table(_core.PAUSE_OPTIONS)
+RESUME_TABLE = _Table(_core.RESUME_OPTIONS)
+
+
+class PauseOptions(NamedTuple):
     """The checked options of a pause.
 
     Attributes:
         tags: Names of the tags, or None for every tag.
-        backup: Kind of backup, as a number of the core, or None for the backups of the regions.
-        live_only: True if free blocks are not copied.
-        progress: Callback for the progress of the copies, or None.
-        if_shared: Policy for memory that other processes may still use: "allow", "wait" or "refuse".
         deadline: Time at which all waiting of the call ends, in seconds of :func:`time.monotonic`.
+        core: Arguments of the core, by name, without those that have the default.
+        live_only: True if free blocks are not copied.
+        if_shared: Policy for memory that other processes may still use: "allow", "wait" or "refuse".
     """
 
     tags: tuple[str, ...] | None
-    backup: int | None
-    live_only: bool
-    progress: Progress | None
-    if_shared: str
     deadline: float
+    core: Mapping[str, Any]
+    live_only: bool
+    if_shared: str
 
     @classmethod
-    def check(
-        cls,
-        tag: object,
-        backup: object,
-        live_only: object,
-        progress: object,
-        if_shared: object = "allow",
-        timeout: object = PAUSE_TIMEOUT_S,
-    ) -> PauseOptions:
+    def check(cls, tag: object = None, **given: object) -> PauseOptions:
         """Check the arguments of a pause and return its options.
 
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.pause`.
         """
-        return cls(
-            select_tags(tag),
-            choose_pause_backup(backup),
-            check_flag("live_only", live_only),
-            check_progress(progress),
-            check_if_shared(if_shared),
-            time.monotonic() + check_timeout(timeout),
-        )
+        tags = select_tags(tag)
+        own, core = PAUSE_TABLE.check(given)
+        return cls(tags, time.monotonic() + own["timeout"], core, own["live_only"], own["if_shared"])
+
+    @property
+    def may_wait_for_others(self) -> bool:
+        """Whether the call may wait for memory or locks that others hold. A pause needs none."""
+        return False
+
+    @property
+    def backup(self) -> int | None:
+        """Kind of backup, as a number of the core, or None for the backups of the regions."""
+        return self.core.get("backup")
 
     @property
     def asks_for_live(self) -> bool:
@@ -409,60 +458,34 @@ class PauseOptions:
         return self.live_only and self.backup != _core.BACKUP_NONE
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ResumeOptions:
+class ResumeOptions(NamedTuple):
     """The checked options of a resume.
 
     Attributes:
         tags: Names of the tags, or None for every tag.
-        timeout: Maximum total wait of the call, in seconds, for memory, the devices' locks and other calls. With 0 the call
-            does not wait for memory and locks.
-        deadline: Time at which the timeout ends, in seconds of :func:`time.monotonic`; infinity if `timeout` is 0.
-        exclusive: Whether the devices' locks are taken.
-        host_policy: Policy for the backups' host memory, as a number of the core.
-        zero: Whether memory that is resumed without contents is zeroed.
-        progress: Callback for the progress of the copies, or None.
+        deadline: Time at which the timeout ends, in seconds of :func:`time.monotonic`; infinity if there is no timeout.
+        core: Arguments of the core, by name, without those that have the default.
         wait: True if the call returns only when the memory may be accessed.
     """
 
     tags: tuple[str, ...] | None
-    timeout: float
-    exclusive: bool
-    host_policy: int
-    zero: bool
-    progress: Progress | None
+    deadline: float
+    core: Mapping[str, Any]
     wait: bool
-    deadline: float = math.inf
 
     @classmethod
-    def check(
-        cls,
-        tag: object,
-        timeout: object,
-        exclusive: object,
-        host_memory: object,
-        zero: object,
-        progress: object,
-        wait: object,
-    ) -> ResumeOptions:
+    def check(cls, tag: object = None, **given: object) -> ResumeOptions:
         """Check the arguments of a resume and return its options.
 
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.resume`, or ``progress`` without
                 ``wait``.
         """
-        seconds = check_timeout(timeout)
-        options = cls(
-            select_tags(tag),
-            seconds,
-            check_flag("exclusive", exclusive),
-            choose_host_policy(host_memory),
-            check_flag("zero", zero),
-            check_progress(progress),
-            check_flag("wait", wait),
-            time.monotonic() + seconds if seconds else math.inf,
-        )
-        if options.progress is not None and not options.wait:
+        tags = select_tags(tag)
+        own, core = RESUME_TABLE.check(given)
+        seconds = core.get("timeout", 0.0)
+        options = cls(tags, time.monotonic() + seconds if seconds else math.inf, core, own["wait"])
+        if "progress" in core and not options.wait:
             raise InvalidArgumentError(
                 "progress needs a call that waits, because it is called on the calling thread: leave out wait=False"
             )
@@ -471,13 +494,15 @@ class ResumeOptions:
     @property
     def may_wait_for_others(self) -> bool:
         """Whether the call may wait for memory or locks that others hold."""
-        return self.timeout > 0 or self.exclusive
+        return bool(self.core.get("timeout") or self.core.get("exclusive"))
 
     @property
-    def remaining(self) -> float:
-        """The remaining part of the timeout, in seconds."""
-        return max(0.0, self.deadline - time.monotonic()) if self.timeout else 0.0
+    def core_now(self) -> Mapping[str, Any]:
+        """Arguments of the core, with the remaining part of the timeout."""
+        if not self.core.get("timeout"):
+            return self.core
+        return {**self.core, "timeout": max(0.0, self.deadline - time.monotonic())}
 
     def at_once(self) -> ResumeOptions:
         """Return a copy of these options that does not wait for memory."""
-        return dataclasses.replace(self, timeout=0.0)
+        return self._replace(core={**self.core, "timeout": 0.0})

@@ -5,6 +5,8 @@ Each method contains its complete documentation and makes one call of the engine
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +28,6 @@ from torch_memory_saver._torch.binding.layer import eager_methods
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.options import (
     DEFAULT_TAG,
-    PAUSE_TIMEOUT_S,
     check_device,
     check_flag,
     check_tag,
@@ -334,16 +335,15 @@ class TorchMemorySaver:
         is_plain = enable_disk_backup is False and cpu_backup_backend is None
         if is_plain and backup is None and host_memory is None and runs is True and threads is True:  # usual, in less time
             return self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup)
-        optional = _given(
-            enable_disk_backup=(enable_disk_backup, False),
-            cpu_backup_backend=(cpu_backup_backend, None),
-            backup=(backup, None),
-            host_memory=(host_memory, None),
+        optional = _changed(
+            TorchMemorySaver.region,
+            enable_disk_backup=enable_disk_backup,
+            cpu_backup_backend=cpu_backup_backend,
+            backup=backup,
+            host_memory=host_memory,
+            runs=runs,
+            threads=threads,
         )
-        if runs is not True:  # 1 is refused
-            optional["runs"] = runs
-        if threads is not True:
-            optional["threads"] = threads
         return self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup, **optional)
 
     def cuda_graph(
@@ -386,11 +386,13 @@ class TorchMemorySaver:
             InvalidStateError: The token's memory is paused; or, in hook mode "torch", it already holds memory that is not
                 managed, or the program has ended routing to a replaced token.
         """
-        optional = _given(
-            cpu_backup_backend=(cpu_backup_backend, None), backup=(backup, None), host_memory=(host_memory, None)
+        optional = _changed(
+            TorchMemorySaver.cuda_graph,
+            cpu_backup_backend=cpu_backup_backend,
+            backup=backup,
+            host_memory=host_memory,
+            runs=runs,
         )
-        if runs is not True:
-            optional["runs"] = runs
         return self._use().cuda_graph(
             cuda_graph=cuda_graph,
             pool=pool,
@@ -483,7 +485,7 @@ class TorchMemorySaver:
                 the same call moves the rest.
             TorchUnavailableError: There is no PyTorch that can use CUDA.
         """
-        return self._use().manage(what, **_given(tag=(tag, DEFAULT_TAG), backup=(backup, None)))
+        return self._use().manage(what, **_changed(TorchMemorySaver.manage, tag=tag, backup=backup))
 
     def pause(
         self,
@@ -493,7 +495,7 @@ class TorchMemorySaver:
         live_only: bool = True,
         progress: Callable[[int, int], Any] | None = None,
         if_shared: Literal["allow", "wait", "refuse"] = "allow",
-        timeout: float | None = PAUSE_TIMEOUT_S,
+        timeout: float | None = 10.0,
     ) -> PauseReport:
         """Release the physical memory of resident allocations to the driver after saving contents to their backups.
 
@@ -547,12 +549,13 @@ class TorchMemorySaver:
             Exception: Raised by ``progress`` or a callback of :meth:`on_pause`. Nothing was changed, unless memory was
                 already being released: then the pause is complete.
         """
-        optional = _given(
-            backup=(backup, None),
-            live_only=(live_only, True),
-            progress=(progress, None),
-            if_shared=(if_shared, "allow"),
-            timeout=(timeout, PAUSE_TIMEOUT_S),
+        optional = _changed(
+            TorchMemorySaver.pause,
+            backup=backup,
+            live_only=live_only,
+            progress=progress,
+            if_shared=if_shared,
+            timeout=timeout,
         )
         return self._use().pause(tag=tag, **optional)
 
@@ -639,13 +642,14 @@ class TorchMemorySaver:
             Exception: Raised by ``progress`` or a callback of :meth:`on_resume`. Everything stays paused, unless the resume
                 was already complete.
         """
-        optional = _given(
-            timeout=(timeout, None),
-            exclusive=(exclusive, False),
-            host_memory=(host_memory, None),
-            zero=(zero, False),
-            progress=(progress, None),
-            wait=(wait, True),
+        optional = _changed(
+            TorchMemorySaver.resume,
+            timeout=timeout,
+            exclusive=exclusive,
+            host_memory=host_memory,
+            zero=zero,
+            progress=progress,
+            wait=wait,
         )
         return self._use().resume(tag=tag, **optional)
 
@@ -962,18 +966,24 @@ class TorchMemorySaver:
         return patches_in_force()
 
 
-def _given(**options: tuple[Any, Any]) -> dict[str, Any]:
-    """Return the options that differ from their defaults, where each option is given as (value, default).
+@functools.cache
+def _defaults_of(method: Callable[..., Any]) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(method).parameters.items()}
+
+
+def _changed(method: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Return the options that differ from the defaults of a method.
 
     The others are omitted because a program may have installed an implementation that does not accept them.
 
-    Only values of type int or str are compared, because the comparison of other objects may return or raise anything. The
-    check of the option reports such objects.
+    Only values of the default's own type are compared, because the comparison of other objects may return or raise anything.
+    The check of the option reports such objects.
     """
+    defaults = _defaults_of(method)
     return {
         name: value
-        for name, (value, default) in options.items()
-        if value is not default and not (isinstance(value, (int, str)) and value == default)
+        for name, value in options.items()
+        if value is not defaults[name] and (type(value) is not type(defaults[name]) or value != defaults[name])
     }
 
 

@@ -14,6 +14,7 @@
 #include <sys/types.h>
 
 #include "include/tms_events.h"
+#include "include/tms_selection.h"
 #include "include/tms_usage.h"
 
 #define TMS_EXPORT __attribute__((visibility("default")))
@@ -105,52 +106,6 @@ typedef struct tms_export {
     int32_t device;
     int32_t descriptor;
 } tms_export_t;
-
-/* The live bytes of some allocations, from torch's allocator. Both arrays are sorted. The function that filled this in owns
- * them and keeps them valid until the call ends. */
-typedef struct tms_live_range {
-    uint64_t begin, end; /* [begin, end), inside one of `allocations` */
-} tms_live_range_t;
-
-typedef struct tms_live {
-    const uint64_t *allocations; /* addresses of the allocations described here; every byte of any other allocation is
-                                    live */
-    size_t allocation_count;
-    const tms_live_range_t *ranges; /* do not overlap */
-    size_t range_count;
-} tms_live_t;
-
-/* Which allocations pause and resume act on, and how. */
-typedef struct tms_selection {
-    const char *const *tags; /* NULL: every tag */
-    size_t tag_count;
-    void *stream;       /* the caller's current stream (a CUstream), queried for an active capture; read if has_stream */
-    int32_t has_stream; /* 0: no stream to query */
-    int32_t exclusive;  /* resume: take the lock of every device concerned, until what was resumed is paused or freed */
-    /* resume: how long to wait for device memory that others hold (and for the locks). 0: not at all; INFINITY: for ever */
-    double timeout_seconds;
-    /* NULL, or polled for cancellation: on the calling thread, with no lock held, about every 50 ms while the call waits and
-     * can still be undone. A non-zero result ends the call with TMS_INTERRUPTED. It must not call pause or resume. */
-    int32_t (*interrupted)(void *interrupt_context);
-    void *interrupt_context;
-    /* pause: the kind of backup for this call, in place of the regions' choice. Read if has_backup. TMS_BACKUP_NONE also
-     * discards the backups of selected allocations that are paused already. */
-    int32_t has_backup;
-    int32_t backup;
-    int32_t host_policy; /* resume: tms_host_policy_t for what this call resumes; TMS_HOST_DEFAULT: the policies of the
-                            regions */
-    int32_t zero;        /* resume: memory that comes back without contents is zeroed */
-    /* pause: NULL, or called once to find the live bytes: after the devices have been synchronized, on the calling thread,
-     * with no lock held. A non-zero result means that the live bytes are unknown; everything is copied then. */
-    int32_t (*find_live)(void *live_context, tms_live_t *live);
-    void *live_context;
-    int32_t preserves; /* pause: find_live is called in any case, and the live bytes that it lists for allocations without a
-                          backup are kept in pinned host memory. Read if has_backup is not set */
-    /* NULL, or called with the number of bytes copied so far: on the calling thread, with no lock held, at most about every
-     * 50 ms while the call copies, and once at the end. It must not call pause or resume. */
-    void (*on_progress)(void *on_progress_context, uint64_t done_bytes, uint64_t total_bytes);
-    void *on_progress_context;
-} tms_selection_t;
 
 /* The report that one pause or resume returns. */
 typedef struct tms_report {

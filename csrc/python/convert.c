@@ -114,6 +114,14 @@ bool tms_py_get_bool(const tms_py_call_t *call, int index, bool *value) {
     return true;
 }
 
+bool tms_py_get_flag(const tms_py_call_t *call, int index, int32_t *value) {
+    bool flag = *value != 0;
+
+    if (!tms_py_get_bool(call, index, &flag)) return false;
+    *value = flag;
+    return true;
+}
+
 bool tms_py_get_seconds(const tms_py_call_t *call, int index, double *seconds) {
     PyObject *argument = call->values[index];
     double value;

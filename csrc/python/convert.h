@@ -12,7 +12,7 @@
 
 #include "include/tms.h"
 
-enum { TMS_PY_MAX_PARAMETERS = 8 };
+enum { TMS_PY_MAX_PARAMETERS = 12 };
 
 typedef struct tms_py_signature {
     const char *function;
@@ -36,6 +36,8 @@ bool tms_py_get_u64(const tms_py_call_t *call, int index, uint64_t *value);
 bool tms_py_get_i32(const tms_py_call_t *call, int index, int32_t *value);
 /* Fetches a bool. *value is unchanged if the argument is not given. */
 bool tms_py_get_bool(const tms_py_call_t *call, int index, bool *value);
+/* Fetches a bool as the number that the ABI has for it. *value is unchanged if the argument is not given. */
+bool tms_py_get_flag(const tms_py_call_t *call, int index, int32_t *value);
 /* Fetches a duration: a number that is not negative, infinity included. *seconds is unchanged if the argument is not
  * given. */
 bool tms_py_get_seconds(const tms_py_call_t *call, int index, double *seconds);

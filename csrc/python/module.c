@@ -11,6 +11,7 @@
 #include "library.h"
 #include "module_state.h"
 #include "rows.h"
+#include "selection.h"
 
 static PyMethodDef methods[] = {
 #define TAKES(name) (PyCFunction)(void (*)(void)) tms_py_##name, METH_FASTCALL | METH_KEYWORDS
@@ -173,7 +174,7 @@ static int execute(PyObject *module) {
     if (!state->pending_type || PyModule_AddType(module, (PyTypeObject *)state->pending_type) < 0) return -1;
     if (add_scope(module, state) < 0) return -1;
     if (!tms_py_rows_create(module, state->rows)) return -1;
-    if (add_constants(module) < 0 || add_backup_kinds(module) < 0) return -1;
+    if (add_constants(module) < 0 || add_backup_kinds(module) < 0 || tms_py_add_options(module) < 0) return -1;
     if (add_state_names(module) < 0 || add_page_requests(module) < 0) return -1;
     return add_settings(module);
 }

@@ -7,6 +7,7 @@
 #include "functions.h"
 #include "module_state.h"
 #include "rows.h"
+#include "selection.h"
 
 /* A longer wait has no deadline. */
 #define MOST_SECONDS 1e9
@@ -40,30 +41,21 @@ PyObject *tms_py_pending_type(PyObject *module) {
 }
 
 PyObject *tms_py_resume_begin(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {
-        "resume_begin", 2, 6, {"tags", "stream", "timeout", "exclusive", "host_policy", "zero"}};
     tms_py_state_t *state = PyModule_GetState(module);
     tms_selection_t selection = {0};
-    bool exclusive = false, zero = false;
+    tms_py_callers_t callers = {0}; /* not used: the caller does not wait */
     tms_status_t status;
     tms_error_t error;
-    tms_py_call_t call;
     pending_t *object;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
-        !tms_py_get_seconds(&call, 2, &selection.timeout_seconds) || !tms_py_get_bool(&call, 3, &exclusive) ||
-        !tms_py_get_i32(&call, 4, &selection.host_policy) || !tms_py_get_bool(&call, 5, &zero))
-        return NULL;
+    if (!tms_py_get_resume("resume_begin", arguments, positional, keywords, &selection, &callers)) return NULL;
     object = PyObject_New(pending_t, (PyTypeObject *)state->pending_type);
-    if (!object) return NULL;
-    object->api = state->api;
-    object->pending = NULL;
-    if (!tms_py_get_tags(&call, 0, &selection)) {
-        Py_DECREF(object);
+    if (!object) {
+        PyMem_Free((void *)selection.tags);
         return NULL;
     }
-    selection.exclusive = exclusive;
-    selection.zero = zero;
+    object->api = state->api;
+    object->pending = NULL;
     tms_error_clear(&error);
     Py_BEGIN_ALLOW_THREADS;
     status = state->api->resume_begin(&selection, &object->pending, &error);

@@ -11,14 +11,12 @@
 #include "functions.h"
 #include "module_state.h"
 #include "rows.h"
-
-typedef tms_status_t (*transition_t)(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error);
+#include "selection.h"
 
 /* The state of a running call. */
 typedef struct running {
-    PyThreadState *thread;              /* the saved thread state while the GIL is released */
-    bool signals;                       /* Python's signal handlers run while the call waits */
-    PyObject *find_live, *progress;     /* the caller's callables, or NULL */
+    PyThreadState *thread; /* the saved thread state while the GIL is released */
+    tms_py_callers_t callers;
     PyObject *allocations, *ranges;     /* the result of find_live, which the core reads until the call ends */
     PyObject *type, *value, *traceback; /* the exception that ends the call; all NULL if there is none yet */
 } running_call_t;
@@ -36,7 +34,7 @@ static void keep_exception(running_call_t *c) {
 static int32_t check_interrupted(void *context) {
     running_call_t *c = context;
 
-    if (c->signals && !c->type) {
+    if (c->callers.signals && !c->type) {
         PyEval_RestoreThread(c->thread);
         if (PyErr_CheckSignals()) keep_exception(c);
         c->thread = PyEval_SaveThread();
@@ -85,7 +83,7 @@ static int32_t call_find_live(void *context, tms_live_t *live) {
     bool known = false;
 
     PyEval_RestoreThread(c->thread);
-    result = PyObject_CallFunctionObjArgs(c->find_live, NULL);
+    result = PyObject_CallFunctionObjArgs(c->callers.find_live, NULL);
     if (result && result != Py_None) known = read_live(c, result, &found);
     Py_XDECREF(result);
     if (PyErr_Occurred()) keep_exception(c);
@@ -100,7 +98,8 @@ static void report_progress(void *context, uint64_t done_bytes, uint64_t total_b
 
     if (c->type) return; /* the call is about to end */
     PyEval_RestoreThread(c->thread);
-    result = PyObject_CallFunction(c->progress, "KK", (unsigned long long)done_bytes, (unsigned long long)total_bytes);
+    result =
+        PyObject_CallFunction(c->callers.progress, "KK", (unsigned long long)done_bytes, (unsigned long long)total_bytes);
     if (!result) keep_exception(c);
     Py_XDECREF(result);
     c->thread = PyEval_SaveThread();
@@ -108,11 +107,11 @@ static void report_progress(void *context, uint64_t done_bytes, uint64_t total_b
 
 /* Sets the callbacks of the selection, and releases the GIL for the call. */
 static void begin(tms_selection_t *selection, running_call_t *c, tms_error_t *error) {
-    selection->find_live = c->find_live ? call_find_live : NULL;
+    selection->find_live = c->callers.find_live ? call_find_live : NULL;
     selection->live_context = c;
-    selection->on_progress = c->progress ? report_progress : NULL;
+    selection->on_progress = c->callers.progress ? report_progress : NULL;
     selection->on_progress_context = c;
-    if (c->signals || c->find_live || c->progress) {
+    if (c->callers.signals || c->callers.find_live || c->callers.progress) {
         selection->interrupted = check_interrupted;
         selection->interrupt_context = c;
     }
@@ -133,69 +132,43 @@ static bool end(const tms_selection_t *selection, running_call_t *c, tms_status_
     return !c->type && status == TMS_OK;
 }
 
-static PyObject *run(PyObject *module, transition_t transition, tms_selection_t *selection, running_call_t *c) {
-    tms_report_t report;
-    tms_error_t error;
-
-    begin(selection, c, &error);
-    return end(selection, c, transition(selection, &report, &error), &error) ? tms_py_report(module, &report) : NULL;
-}
-
 PyObject *tms_py_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {
-        "pause", 2, 7, {"tags", "stream", "interruptible", "backup", "find_live", "progress", "preserves"}};
-    tms_selection_t selection = {0};
-    running_call_t running = {0};
-    bool preserves = false;
-    tms_py_call_t call;
-
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
-        !tms_py_get_bool(&call, 2, &running.signals) || !tms_py_get_backup(&call, 3, &selection) ||
-        !tms_py_get_callable(&call, 4, &running.find_live) || !tms_py_get_callable(&call, 5, &running.progress) ||
-        !tms_py_get_bool(&call, 6, &preserves) || !tms_py_get_tags(&call, 0, &selection))
-        return NULL;
-    selection.preserves = preserves;
-    return run(module, tms_py_api(module)->pause, &selection, &running);
-}
-
-PyObject *tms_py_check_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {
-        "check_pause", 2, 6, {"tags", "stream", "interruptible", "backup", "find_live", "preserves"}};
     const tms_api_t *api = tms_py_api(module);
     tms_selection_t selection = {0};
     running_call_t running = {0};
-    bool preserves = false;
-    tms_py_call_t call;
+    tms_report_t report;
     tms_error_t error;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
-        !tms_py_get_bool(&call, 2, &running.signals) || !tms_py_get_backup(&call, 3, &selection) ||
-        !tms_py_get_callable(&call, 4, &running.find_live) || !tms_py_get_bool(&call, 5, &preserves) ||
-        !tms_py_get_tags(&call, 0, &selection))
-        return NULL;
-    selection.preserves = preserves;
+    if (!tms_py_get_pause("pause", arguments, positional, keywords, &selection, &running.callers)) return NULL;
+    begin(&selection, &running, &error);
+    if (!end(&selection, &running, api->pause(&selection, &report, &error), &error)) return NULL;
+    return tms_py_report(module, &report);
+}
+
+PyObject *tms_py_check_pause(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    const tms_api_t *api = tms_py_api(module);
+    tms_selection_t selection = {0};
+    running_call_t running = {0};
+    tms_error_t error;
+
+    if (!tms_py_get_pause("check_pause", arguments, positional, keywords, &selection, &running.callers)) return NULL;
+    running.callers.progress = NULL; /* nothing is copied */
     begin(&selection, &running, &error);
     if (!end(&selection, &running, api->check_pause(&selection, &error), &error)) return NULL;
     Py_RETURN_NONE;
 }
 
 PyObject *tms_py_resume(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {
-        "resume", 2, 8, {"tags", "stream", "interruptible", "timeout", "exclusive", "host_policy", "zero", "progress"}};
+    const tms_api_t *api = tms_py_api(module);
     tms_selection_t selection = {0};
     running_call_t running = {0};
-    bool exclusive = false, zero = false;
-    tms_py_call_t call;
+    tms_report_t report;
+    tms_error_t error;
 
-    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
-        !tms_py_get_bool(&call, 2, &running.signals) || !tms_py_get_seconds(&call, 3, &selection.timeout_seconds) ||
-        !tms_py_get_bool(&call, 4, &exclusive) || !tms_py_get_i32(&call, 5, &selection.host_policy) ||
-        !tms_py_get_bool(&call, 6, &zero) || !tms_py_get_callable(&call, 7, &running.progress) ||
-        !tms_py_get_tags(&call, 0, &selection))
-        return NULL;
-    selection.exclusive = exclusive;
-    selection.zero = zero;
-    return run(module, tms_py_api(module)->resume, &selection, &running);
+    if (!tms_py_get_resume("resume", arguments, positional, keywords, &selection, &running.callers)) return NULL;
+    begin(&selection, &running, &error);
+    if (!end(&selection, &running, api->resume(&selection, &report, &error), &error)) return NULL;
+    return tms_py_report(module, &report);
 }
 
 static PyObject *list_of(const uint64_t *counts, size_t count) {
@@ -222,7 +195,7 @@ PyObject *tms_py_read_backup(PyObject *module, PyObject *const *arguments, Py_ss
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_u64(&call, 0, &address) ||
         !tms_py_get_u64(&call, 1, &bytes) || !tms_py_get_u64(&call, 2, &destination) ||
-        !tms_py_get_stream(&call, 3, &selection) || !tms_py_get_bool(&call, 4, &running.signals))
+        !tms_py_get_stream(&call, 3, &selection) || !tms_py_get_bool(&call, 4, &running.callers.signals))
         return NULL;
     begin(&selection, &running, &error);
     if (!end(&selection, &running,
@@ -244,7 +217,7 @@ PyObject *tms_py_count_guard_bytes(PyObject *module, PyObject *const *arguments,
     tms_error_t error;
 
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_stream(&call, 1, &selection) ||
-        !tms_py_get_bool(&call, 3, &running.signals))
+        !tms_py_get_bool(&call, 3, &running.callers.signals))
         return NULL;
     ranges = (const tms_live_range_t *)(const void *)tms_py_numbers(call.values[2], 2, "count_guard_bytes(): ranges must be",
                                                                     &count);

@@ -27,7 +27,7 @@ def _(world: World) -> Step:
 @scenario("resume_in_background_writing_zeros")
 def _(world: World) -> Step:
     _to_restore(world, NONE)
-    return world.pending_step(zero=True, host_policy=RETAIN)
+    return world.pending_step(zero=True, host_memory=RETAIN)
 
 
 @scenario("resume_in_background_with_waiting_stream")

@@ -118,9 +118,8 @@ MUTANTS = (
     Mutant(
         "a-failed-pause-leaves-the-metrics",
         _SOURCES + "_engine/engine.py",
-        "                report = self._release(torch, options, shared)\n        finally:\n            after_call.run()\n",
-        "                report = self._release(torch, options, shared)\n"
-        "            after_call.run()\n        finally:\n            pass\n",
+        "        finally:\n            after_call.run()\n        report = pause_report(",
+        "            after_call.run()\n        finally:\n            pass\n        report = pause_report(",
         (_PYTHON + "test_from_environment.py::test_a_failed_pause_rewrites_the_metrics",),
     ),
     Mutant(

@@ -168,7 +168,7 @@ _ROOM = (
     Mutant(
         "no-room-is-looked-for-before-the-ranks-agree",
         "torch_memory_saver/_engine/engine.py",
-        "        _keeping_contents(_core.check_pause, torch, options)\n",
+        "        _core.check_pause(options.tags, _stream(torch), **_arguments(torch, options))\n",
         "        pass\n",
         (_ROOM_TESTS, f"{_ROOM_TESTS}::test_a_lack_of_host_memory_fails_the_call_before_any_rank_does_its_part"),
     ),

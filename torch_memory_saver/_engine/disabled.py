@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch_memory_saver._engine import preload
@@ -27,7 +27,6 @@ from torch_memory_saver._torch.records.frames import FunctionDecorator
 from torch_memory_saver.errors import NotManagedError
 from torch_memory_saver.options import (
     DEFAULT_TAG,
-    PAUSE_TIMEOUT_S,
     PauseOptions,
     RegionOptions,
     ResumeOptions,
@@ -138,28 +137,17 @@ class DisabledEngine(Engine):
     def pause(
         self,
         tag: Any = None,
-        *,
-        backup: str | None = None,
-        live_only: bool = True,
-        progress: Callable[[int, int], Any] | None = None,
-        if_shared: str = "allow",
-        timeout: float | None = PAUSE_TIMEOUT_S,
+        **given: Any,
     ) -> PauseReport:
-        PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
+        PauseOptions.check(tag, **given)
         return PauseReport()
 
     def resume(
         self,
         tag: Any = None,
-        timeout: float | None = None,
-        exclusive: bool = False,
-        *,
-        host_memory: str | None = None,
-        zero: bool = False,
-        progress: Callable[[int, int], Any] | None = None,
-        wait: bool = True,
+        **given: Any,
     ) -> ResumeReport | PendingResume:
-        options = ResumeOptions.check(tag, timeout, exclusive, host_memory, zero, progress, wait)
+        options = ResumeOptions.check(tag, **given)
         return ResumeReport() if options.wait else _EndedResume()
 
     def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> PreserveHandle:

@@ -54,7 +54,6 @@ from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, O
 from torch_memory_saver.options import (
     DEFAULT_TAG,
     HOST_MEMORY,
-    PAUSE_TIMEOUT_S,
     PauseOptions,
     RegionOptions,
     ResumeOptions,
@@ -264,99 +263,66 @@ class Engine:
     def pause(
         self,
         tag: Any = None,
-        *,
-        backup: str | None = None,
-        live_only: bool = True,
-        progress: Callable[[int, int], Any] | None = None,
-        if_shared: str = "allow",
-        timeout: float | None = PAUSE_TIMEOUT_S,
+        **given: Any,
     ) -> PauseReport:
-        options = PauseOptions.check(tag, backup, live_only, progress, if_shared, timeout)
+        options = PauseOptions.check(tag, **given)
         _settle_pause(options)
-        return with_hooks(
-            "pause",
-            options.tags,
-            lambda: _check_pause(options),
-            lambda: self._pause(options),
-            deadline=options.deadline,
-        )
+        return with_hooks("pause", options, _check_pause, self._pause)
 
     def _pause(self, options: PauseOptions) -> PauseReport:
+        """Run the native pause, between the preparation of receivers and of PyTorch's pools and their treatment after it."""
         torch = layer.in_use()
         before_pause.run()
         try:
             with shared_memory.awaited(options) as shared:
-                report = self._release(torch, options, shared)
+                self._empty_cache_of_managed_memory(torch)
+                with _preparing(torch, options) as leave_paused_pools:
+                    reusable = self._prepare_default_pool(torch, options)
+                    try:
+                        done = _core.pause(options.tags, _stream(torch), **_arguments(torch, options))
+                    except BaseException:
+                        if _has_paused(options):  # A call that fails after its commit point has paused memory.
+                            leave_paused_pools()
+                        raise
+                    if done.allocations:
+                        leave_paused_pools()
+                    self._default_pool.warn_once(reusable)
+            left = 0 if torch is None else managed_modules.left_bytes(torch.torch, options.tags)
         finally:
             after_call.run()
-        if shared:
-            shared_memory.collect()
-            warn_of_receivers(shared)
-        if not report.allocations:
-            warn_of_empty_pause(torch)
-        if report.unknown_tags:
-            warn_of_unknown_tags("pause", options.tags)
+        report = pause_report(done, reusable, shared, left)
+        _warn_after_pause(torch, options, report)
         return report
 
-    def _release(self, torch: TorchCuda | None, options: PauseOptions, shared: int) -> PauseReport:
-        """Run the native pause, between the preparation of PyTorch's pools and their treatment after it."""
+    def _empty_cache_of_managed_memory(self, torch: TorchCuda | None) -> None:
+        """Empty PyTorch's cache if all memory is managed, so that a pause keeps nothing of it."""
         if torch is not None and self._manages_everything and not _core.counters()["visible_captures"]:
             self._store.empty_torch_cache(torch)
-        with _preparing(torch, options) as leave_paused_pools:
-            reusable = 0
-            if torch is not None and self._graph_pools.default_pool_managed:
-                reusable = self._default_pool.prepare(torch, options.tags)
-            try:
-                done = _keeping_contents(functools.partial(_core.pause, progress=options.progress), torch, options)
-            except BaseException:
-                # A call that fails after its commit point has paused memory.
-                if any(row.state != _core.STATE_ACTIVE and selects(options.tags, row.tag) for row in _core.segments()):
-                    leave_paused_pools()
-                raise
-            if done.allocations:
-                leave_paused_pools()
-            self._default_pool.warn_once(reusable)
-        left = 0 if torch is None else managed_modules.left_bytes(torch.torch, options.tags)
-        return pause_report(done, reusable, shared, left)
+
+    def _prepare_default_pool(self, torch: TorchCuda | None, options: PauseOptions) -> int:
+        """Prepare PyTorch's default pool for a pause, if it is managed. Return the bytes in it that could be reused."""
+        if torch is None or not self._graph_pools.default_pool_managed:
+            return 0
+        return self._default_pool.prepare(torch, options.tags)
 
     @passes_log_on
     def resume(
         self,
         tag: Any = None,
-        timeout: float | None = None,
-        exclusive: bool = False,
-        *,
-        host_memory: str | None = None,
-        zero: bool = False,
-        progress: Callable[[int, int], Any] | None = None,
-        wait: bool = True,
+        **given: Any,
     ) -> ResumeReport | PendingResume:
-        options = ResumeOptions.check(tag, timeout, exclusive, host_memory, zero, progress, wait)
+        options = ResumeOptions.check(tag, **given)
         refuse_inner_call("resume")
         pending_resumes.see_ended(options.tags)
         if not options.wait:
-            begun, callbacks = begin_with_hooks("resume", options.tags, _check_resume, lambda: self._begin_resume(options))
+            begun, callbacks = begin_with_hooks("resume", options, _check_resume, self._begin_resume)
             return pending_resumes.add(PendingResume(begun, callbacks, options.tags))
-        return with_hooks(
-            "resume",
-            options.tags,
-            _check_resume,
-            lambda: self._resume(options),
-            options.may_wait_for_others,
-            options.deadline,
-        )
+        return with_hooks("resume", options, _check_resume, self._resume)
 
     def _begin_resume(self, options: ResumeOptions) -> _core.Pending:
         torch = _before_resume(options)
         make_room(self._store, torch, options.tags)
-        pending = _core.resume_begin(
-            options.tags,
-            _stream(torch),
-            timeout=options.remaining,
-            exclusive=options.exclusive,
-            host_policy=options.host_policy,
-            zero=options.zero,
-        )
+        pending = _core.resume_begin(options.tags, _stream(torch), **options.core_now)
         warn_of_unknown_tags("resume", options.tags)
         return pending
 
@@ -364,16 +330,7 @@ class Engine:
         torch = _before_resume(options)
 
         def resume(options: ResumeOptions) -> _core.Report:
-            return _core.resume(
-                options.tags,
-                _stream(torch),
-                interruptible=on_main_thread(),
-                timeout=options.remaining,
-                exclusive=options.exclusive,
-                host_policy=options.host_policy,
-                zero=options.zero,
-                progress=options.progress,
-            )
+            return _core.resume(options.tags, _stream(torch), interruptible=on_main_thread(), **options.core_now)
 
         try:
             done = with_room(self._store, torch, options.tags, lambda: resume(options), lambda: resume(options.at_once()))
@@ -518,17 +475,17 @@ def check_pause(options: PauseOptions) -> None:
         return
     torch = layer.in_use()
     with _preparing(torch, options, only_waits=True):
-        _keeping_contents(_core.check_pause, torch, options)
+        _core.check_pause(options.tags, _stream(torch), **_arguments(torch, options))
 
 
-def check_resume() -> None:
+def check_resume(options: ResumeOptions) -> None:
     """Raise what a resume is known to fail with. Nothing is resumed.
 
     Raises:
         InvalidStateError, CaptureInProgressError: The reasons are those of :meth:`TorchMemorySaver.resume`.
     """
     refuse_inner_call("resume")
-    _check_resume()
+    _check_resume(options)
 
 
 def _settle_pause(options: PauseOptions) -> None:
@@ -543,6 +500,22 @@ def _check_pause(options: PauseOptions) -> None:
     await_regions(pool_store, options.tags, options.deadline)
 
 
+def _has_paused(options: PauseOptions) -> bool:
+    """Return whether memory of the tags is paused."""
+    return any(row.state != _core.STATE_ACTIVE and selects(options.tags, row.tag) for row in _core.segments())
+
+
+def _warn_after_pause(torch: TorchCuda | None, options: PauseOptions, report: PauseReport) -> None:
+    """Warn of what a pause may have missed."""
+    if report.possibly_shared_bytes:
+        shared_memory.collect()
+        warn_of_receivers(report.possibly_shared_bytes)
+    if not report.allocations:
+        warn_of_empty_pause(torch)
+    if report.unknown_tags:
+        warn_of_unknown_tags("pause", options.tags)
+
+
 def _preparing(torch: TorchCuda | None, options: PauseOptions, only_waits: bool = False) -> pausing:
     """Return the context manager that prepares PyTorch's pools for a pause, or for its check."""
 
@@ -552,25 +525,18 @@ def _preparing(torch: TorchCuda | None, options: PauseOptions, only_waits: bool 
     return pausing(pool_store, torch, options.tags, options.deadline, free_caches, only_waits)
 
 
-def _keeping_contents(call: Callable[..., Any], torch: TorchCuda | None, options: PauseOptions) -> Any:
-    """Call the core's pause, or its check of one, with arguments that say which contents it keeps."""
-    every_backup = options.backup is not None
+def _arguments(torch: TorchCuda | None, options: PauseOptions) -> dict[str, Any]:
+    """Return the arguments of the core's pause, or of its check of one: the options, and which contents it keeps."""
+    every_backup = "backup" in options.core
     find_live = live_finder(torch, pool_store, options.tags, every_backup) if options.asks_for_live else None
     preserves = not every_backup and not preserved.is_empty
     if preserves:
         find_live = preserving_finder(find_live, preserved, options.tags)
-    return call(
-        options.tags,
-        _stream(torch),
-        interruptible=on_main_thread(),
-        backup=options.backup,
-        find_live=find_live,
-        preserves=preserves,
-    )
+    return {**options.core, "interruptible": on_main_thread(), "find_live": find_live, "preserves": preserves}
 
 
-def _check_resume() -> None:
-    """Raise what a resume is known to fail with."""
+def _check_resume(_: ResumeOptions) -> None:
+    """Raise what a resume is known to fail with, whatever it selects."""
     _refuse_early(_core.resume)
 
 

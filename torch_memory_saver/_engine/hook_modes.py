@@ -57,7 +57,8 @@ class HookMode(Protocol):
     """The implementation of a saver: the saver uses these methods and settings, and documents them under the same names.
 
     The engine has all of them. An implementation that a program registers may lack those that the program does not use. It
-    may also lack parameters that have a default here: the saver passes such an argument only if it is not the default.
+    may also lack parameters that have a default here, and the options of ``pause`` and ``resume``, which are the keywords of
+    the saver's methods: the saver passes such an argument only if it is not the default.
     """
 
     memory_margin_bytes: int
@@ -96,28 +97,9 @@ class HookMode(Protocol):
 
     def disable(self) -> DecoratingContext: ...
 
-    def pause(
-        self,
-        *,
-        tag: Any,
-        backup: str | None = ...,
-        live_only: bool = ...,
-        progress: Callable[[int, int], Any] | None = ...,
-        if_shared: str = ...,
-        timeout: float | None = ...,
-    ) -> PauseReport: ...
+    def pause(self, *, tag: Any, **options: Any) -> PauseReport: ...
 
-    def resume(
-        self,
-        *,
-        tag: Any,
-        timeout: float | None = ...,
-        exclusive: bool = ...,
-        host_memory: str | None = ...,
-        zero: bool = ...,
-        progress: Callable[[int, int], Any] | None = ...,
-        wait: bool = ...,
-    ) -> ResumeReport | PendingResume: ...
+    def resume(self, *, tag: Any, **options: Any) -> ResumeReport | PendingResume: ...
 
     def bind_region(self, function: _Function, /) -> _Function: ...
 

@@ -50,7 +50,7 @@ from typing import Any, TypeVar
 from torch_memory_saver import _core
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError
-from torch_memory_saver.options import check_callback, check_tags, select_tags
+from torch_memory_saver.options import PauseOptions, ResumeOptions, check_callback, check_tags, select_tags
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 
 __all__ = [
@@ -268,6 +268,7 @@ class _Turn:
 
 _Result = TypeVar("_Result", PauseReport, ResumeReport)
 _Begun = TypeVar("_Begun")
+_Options = TypeVar("_Options", PauseOptions, ResumeOptions)
 
 _PAUSED = frozenset({_core.STATE_PAUSED, _core.STATE_DAMAGED, _core.STATE_REPAIRING})
 #: States in which an allocation already has the target state of the operation or is about to reach it, so that the operation
@@ -320,47 +321,40 @@ def has_before_callback(operation: str, tags: Tags) -> bool:
 
 
 def with_hooks(
-    operation: str,
-    tags: Tags,
-    check: Callable[[], object],
-    perform: Callable[[], _Result],
-    may_wait_for_others: bool = False,
-    deadline: float = math.inf,
+    operation: str, options: _Options, check: Callable[[_Options], object], perform: Callable[[_Options], _Result]
 ) -> _Result:
-    """Perform an operation that selects `tags`, with the hooks around it.
+    """Perform an operation, with the hooks of its tags around it.
 
     Args:
         operation: "pause" or "resume".
-        tags: Tags that the operation selects, or None for every tag.
+        options: Options of the operation. The wait for the turn ends at their deadline. If other processes or threads may
+            have to pause first, the turn is given back before `perform` is called.
         check: Called before the hooks. It raises an error if the operation is certain to fail.
         perform: Performs the operation and returns its report.
-        may_wait_for_others: Whether other processes or threads may have to pause first. The turn is then given back before
-            `perform` is called.
-        deadline: End of the wait for the turn, in seconds of :func:`time.monotonic`.
 
     Raises:
         InvalidStateError: Another call with hooks still had the turn at the deadline.
     """
     if not _hooks_of(operation):
-        return perform()
-    turn = _Turn(tags)
+        return perform(options)
+    turn = _Turn(options.tags)
     try:
-        if not turn.take(deadline):
+        if not turn.take(options.deadline):
             raise InvalidStateError(
                 f"{operation}: another pause or resume of these tags, which calls hooks, did not end within the timeout. "
                 "Wait for it, or pass a longer timeout",
                 operation=operation,
             )
-        around = _Around(operation, tags)
+        around = _Around(operation, options.tags)
         if not around.concerns_hooks:
             turn.give_back()
-            return perform()
-        check()
+            return perform(options)
+        check(options)
         try:
             around.call_before()
-            if may_wait_for_others:
+            if options.may_wait_for_others:
                 turn.give_back()
-            report = perform()
+            report = perform(options)
         except BaseException as error:
             _raise(around.call_after(None, error), error)
             raise
@@ -371,7 +365,7 @@ def with_hooks(
 
 
 def begin_with_hooks(
-    operation: str, tags: Tags, check: Callable[[], object], begin: Callable[[], _Begun]
+    operation: str, options: _Options, check: Callable[[_Options], object], begin: Callable[[_Options], _Begun]
 ) -> tuple[_Begun, PendingHooks | None]:
     """Begin an operation that continues in the background, after calling the before-callbacks.
 
@@ -379,17 +373,17 @@ def begin_with_hooks(
     end of the operation.
     """
     if not _hooks_of(operation):
-        return begin(), None
-    turn = _Turn(tags)
+        return begin(options), None
+    turn = _Turn(options.tags)
     try:
         turn.take()
-        around = _Around(operation, tags)
+        around = _Around(operation, options.tags)
         if not around.concerns_hooks:
-            return begin(), None
-        check()
+            return begin(options), None
+        check(options)
         try:
             around.call_before()
-            return begin(), PendingHooks(around)
+            return begin(options), PendingHooks(around)
         except BaseException as error:
             _raise(around.call_after(None, error), error)
             raise

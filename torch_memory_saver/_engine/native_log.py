@@ -36,7 +36,7 @@ def passes_log_on(function: Callable[_Arguments, _Result]) -> Callable[_Argument
     def call(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
         lines: list[tuple[int, str]] = []
         try:
-            return _core.collect_log(lambda: function(*arguments, **keywords), lines)
+            return _core.collect_log(functools.partial(function, *arguments, **keywords), lines)
         finally:
             for level, text in lines:
                 _pass_on(level, text)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch_memory_saver._services import check_pause, check_resume
-from torch_memory_saver.options import PauseOptions, choose_pause_backup, select_tags
+from torch_memory_saver.options import PauseOptions, ResumeOptions, choose_pause_backup, select_tags
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 from torch_memory_saver.reports.usage import Allocation
 from torch_memory_saver.saver import torch_memory_saver
@@ -130,7 +130,7 @@ class Pause(_Move):
 
     def check(self, seconds: float) -> None:
         """Raise what the call is known to fail with, after waiting at most so many seconds for other threads."""
-        check_pause(PauseOptions.check(self.tags, self._backup, True, None, "allow", seconds))
+        check_pause(PauseOptions.check(self.tags, backup=self._backup, timeout=seconds))
 
     def perform(self, seconds: float) -> PauseReport:
         """Make the call, which waits at most so many seconds for other threads."""
@@ -162,7 +162,7 @@ class Resume(_Move):
 
     def check(self, seconds: float) -> None:
         """Raise what the call is known to fail with."""
-        check_resume()
+        check_resume(ResumeOptions.check(self.tags))
 
     def perform(self, seconds: float) -> ResumeReport:
         """Make the call, which waits at most so many seconds for memory that other processes hold."""

@@ -133,7 +133,7 @@ def test_wait_raises_the_failure(simulator: Any, address: int) -> None:
 
 
 def test_zero_and_policy_are_passed_on(simulator: Any, address: int) -> None:
-    begin(host_policy=_core.HOST_RETAIN).wait()
+    begin(host_memory=_core.HOST_RETAIN).wait()
     assert _core.counters()["host_backup_bytes"] == SIZE
     _core.pause(("pending",), None, backup=_core.BACKUP_NONE)
     begin(zero=True).wait()

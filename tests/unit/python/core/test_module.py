@@ -177,7 +177,7 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("pause", (None, None, False, "host"), TypeError, r"pause\(\): backup must be an int"),
         ("pause", (None, None, False, None, 1), TypeError, r"pause\(\): find_live must be callable or None"),
         ("pause", (None, None, False, None, None, 1), TypeError, r"pause\(\): progress must be callable or None"),
-        ("resume", (None, None, False, 0.0, False, "pool"), TypeError, "host_policy must be an int"),
+        ("resume", (None, None, False, 0.0, False, "pool"), TypeError, "host_memory must be an int"),
         ("resume", (None, None, False, 0.0, False, 0, 1), TypeError, "zero must be a bool"),
         ("resume", (None, None, False, 0.0, False, 0, False, "x"), TypeError, "progress must be callable or None"),
         ("region_enter", ("a", 0, True, "pool"), TypeError, "host_policy must be an int"),
@@ -227,12 +227,12 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("check_pause", (None, None, 1), TypeError, "interruptible must be a bool"),
         ("check_pause", (None, None, False, "host"), TypeError, "backup must be an int"),
         ("check_pause", (None, None, False, None, 1), TypeError, "find_live must be"),
-        ("check_pause", (None, None, False, None, None, 1), TypeError, "preserves must be a bool"),
+        ("check_pause", (None, None, False, None, None, None, 1), TypeError, "preserves must be a bool"),
         ("resume_begin", (None, "0"), TypeError, r"resume_begin\(\): stream must be an int or None"),
-        ("resume_begin", (None, None, "1"), TypeError, "timeout must be a number"),
-        ("resume_begin", (None, None, 0.0, 1), TypeError, "exclusive must be a bool"),
-        ("resume_begin", (None, None, 0.0, False, "pool"), TypeError, "host_policy must be an int"),
-        ("resume_begin", (None, None, 0.0, False, 0, 1), TypeError, "zero must be a bool"),
+        ("resume_begin", (None, None, False, "1"), TypeError, "timeout must be a number"),
+        ("resume_begin", (None, None, False, 0.0, 1), TypeError, "exclusive must be a bool"),
+        ("resume_begin", (None, None, False, 0.0, False, "pool"), TypeError, "host_memory must be an int"),
+        ("resume_begin", (None, None, False, 0.0, False, 0, 1), TypeError, "zero must be a bool"),
     ],
 )
 def test_bad_arguments_are_named_and_change_nothing(
@@ -249,8 +249,8 @@ def test_bad_arguments_are_named_and_change_nothing(
     [
         (lambda: _core.pause(None, None, backup=4), "backup"),
         (lambda: _core.pause(None, None, backup=-1), "backup"),
-        (lambda: _core.resume(None, None, host_policy=4), "policy"),
-        (lambda: _core.resume(None, None, host_policy=-1), "policy"),
+        (lambda: _core.resume(None, None, host_memory=4), "policy"),
+        (lambda: _core.resume(None, None, host_memory=-1), "policy"),
     ],
 )
 def test_unknown_choices_change_nothing(simulator: Any, call: Callable[[], Any], message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from typing import Any
@@ -22,28 +21,38 @@ def tell(done: int, total: int) -> None:
 
 
 REGION = RegionOptions.check("a", "mmap", "pool", False)
-PAUSE = PauseOptions.check(["a", "b", "a"], "host", 1, tell, "wait", 3)
-RESUME = ResumeOptions.check("a", math.inf, 1, "pool", 1, tell, 1)
+PAUSE = PauseOptions.check(["a", "b", "a"], backup="host", live_only=1, progress=tell, if_shared="wait", timeout=3)
+RESUME = ResumeOptions.check("a", timeout=math.inf, exclusive=1, host_memory="pool", zero=1, progress=tell, wait=1)
+#: What the core gets of them.
+CORE_PAUSE = {"backup": _core.BACKUP_PINNED, "progress": tell}
+CORE_RESUME = {"timeout": math.inf, "exclusive": True, "host_memory": _core.HOST_POOL, "zero": True, "progress": tell}
 
 
 def test_one_timeout_bounds_all_waiting() -> None:
     before = time.monotonic()
-    assert before + 5 <= PauseOptions.check(None, None, True, None, "allow", 5).deadline <= time.monotonic() + 5
-    assert before + 10 <= PauseOptions.check(None, None, True, None).deadline <= time.monotonic() + 10
-    assert PauseOptions.check(None, None, True, None, "allow", None).deadline <= time.monotonic()
-    assert PauseOptions.check(None, None, True, None, "wait", math.inf).deadline == math.inf
-    assert (RESUME.remaining, RESUME.at_once().remaining) == (math.inf, 0.0)
-    waits = ResumeOptions.check(None, 5, False, None, False, None, True)
-    assert 0 < waits.remaining <= 5, "what remains for the native core"
-    assert dataclasses.replace(waits, deadline=before).remaining == 0.0
-    assert ResumeOptions.check(None, None, False, None, False, None, True).remaining == 0.0
+    assert before + 5 <= PauseOptions.check(timeout=5).deadline <= time.monotonic() + 5
+    assert before + 10 <= PauseOptions.check().deadline <= time.monotonic() + 10
+    assert PauseOptions.check(timeout=None).deadline <= time.monotonic()
+    assert PauseOptions.check(timeout=math.inf, if_shared="wait").deadline == math.inf
+    assert (RESUME.core_now, RESUME.at_once().core_now) == (CORE_RESUME, CORE_RESUME | {"timeout": 0.0})
+    waits = ResumeOptions.check(timeout=5)
+    assert 0 < waits.core_now["timeout"] <= 5, "what remains for the native core"
+    assert waits._replace(deadline=before).core_now == {"timeout": 0.0}
+    for none in (ResumeOptions.check(), ResumeOptions.check(timeout=None, zero=False, progress=None)):
+        assert (none.core_now, none.deadline) == ({}, math.inf)
+
+
+def test_an_option_that_does_not_exist_is_a_type_error() -> None:
+    for check in (PauseOptions.check, ResumeOptions.check):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'surplus'"):
+            check(None, surplus=1)
 
 
 def test_options_are_checked_values_that_stay() -> None:
     assert RegionOptions("a", _core.BACKUP_MMAP, True, _core.HOST_POOL, runs=False) == REGION
     assert RegionOptions.check("a", "mmap", "pool") != REGION, "pools are kept by the options"
-    assert PauseOptions(("a", "b"), _core.BACKUP_PINNED, True, tell, "wait", PAUSE.deadline) == PAUSE
-    assert ResumeOptions(("a",), math.inf, True, _core.HOST_POOL, True, tell, True) == RESUME
+    assert PauseOptions(("a", "b"), PAUSE.deadline, CORE_PAUSE, True, "wait") == PAUSE
+    assert ResumeOptions(("a",), math.inf, CORE_RESUME, True) == RESUME
     options: Any
     for options in (REGION, PAUSE, RESUME):
         for name in type(options).__annotations__:
@@ -104,14 +113,14 @@ def test_options_of_ordinary_memory() -> None:
 
 def test_a_pause_that_keeps_nothing_requests_no_live_bytes() -> None:
     assert PAUSE.asks_for_live
-    assert PauseOptions.check(None, None, True, None).asks_for_live
-    assert not PauseOptions.check(None, "discard", True, None).asks_for_live
-    assert not PauseOptions.check(None, "host", False, None).asks_for_live
+    assert PauseOptions.check().asks_for_live
+    assert not PauseOptions.check(backup="discard").asks_for_live
+    assert not PauseOptions.check(backup="host", live_only=False).asks_for_live
 
 
 def test_progress_without_waiting_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="progress needs a call that waits"):
-        ResumeOptions.check(None, None, False, None, False, tell, False)
+        ResumeOptions.check(progress=tell, wait=False)
 
 
 def test_a_region_and_a_capture_give_the_core_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +160,7 @@ def test_pauses_and_resumes_give_the_core_every_field(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(_core, "resume_begin", begin)
     saver.pause(("a", "b"), backup="host", live_only=False, progress=tell)
-    named = {"timeout": math.inf, "exclusive": True, "host_policy": _core.HOST_POOL, "zero": True}
+    named = {"timeout": math.inf, "exclusive": True, "host_memory": _core.HOST_POOL, "zero": True}
     saver.resume("a", timeout=math.inf, exclusive=True, host_memory="pool", zero=True, progress=tell)
     with pytest.raises(InvalidStateError, match="no resume has begun"):
         saver.resume("a", timeout=math.inf, exclusive=True, host_memory="pool", zero=True, wait=False)

@@ -109,9 +109,9 @@ def test_names_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select_tags("") is None
     assert select_tags("weights") == ("weights",)
     assert select_tags(iter(["kv/cache", "a.b", "a\\b", "a]"])) == ("kv/cache", "a.b", "a\\b", "a]")
-    assert PauseOptions.check(["a", "b"], None, True, None).tags == ("a", "b")
+    assert PauseOptions.check(["a", "b"]).tags == ("a", "b")
     with pytest.raises(AssertionError, match="listed"):
-        ResumeOptions.check("a*", None, False, None, False, None, True)
+        ResumeOptions.check("a*")
 
 
 @pytest.mark.parametrize("wrong", [3, b"a*", ["a*", 3], ["a*", ""], "a*\0"])
