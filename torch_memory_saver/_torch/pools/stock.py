@@ -15,9 +15,9 @@ PyTorch does not number its blocks: a tensor may have the place of a deleted one
 regions allocate from a pool that no capture has used. So while none has entered it since that pause, each tensor in its
 memory was there (:meth:`PoolStock.has_tensors_of_last_pause`).
 
-Lock: `lock` guards the bookkeeping below and is never held across a call of torch, because torch's allocator calls the
-native core with its own mutex held. The frames of regions are under the same lock (routing/regions.py). :func:`retire` calls
-PyTorch, so no lock is held then.
+Lock: `lock` guards the idle pools, and the frames of regions (routing/regions.py). It is never held across a call of torch,
+because torch's allocator calls the native core with its own mutex held. The tables of retired pools and of pools without
+captures change by single operations, without it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PoolStock:
     """The idle and retired pools of the process.
 
     Attributes:
-        lock: Guards the bookkeeping of pools, and of frames that get pools here.
+        lock: Guards the idle pools, and the frames that get pools here.
         pending: Devices whose cache is to be emptied when the last thread leaves its region.
     """
 
@@ -161,14 +161,10 @@ class PoolStock:
         if pool.key.options.managed or pool.id in self._uncaptured:
             if len(self._retired) >= _MOST_RETIRED:
                 self._forget_gone(torch)
-            _core.within(self.lock, self._note_retired, pool)
+            if len(self._retired) >= _MOST_RETIRED:
+                self.forget(set(self._retired))
+            self._retired[pool.id] = pool
         retire(torch, pool)
-
-    def _note_retired(self, pool: Pool) -> None:
-        """Record a retired pool. The caller holds the lock."""
-        if len(self._retired) >= _MOST_RETIRED:
-            self._forget(set(self._retired))
-        self._retired[pool.id] = pool
 
     def retire_later(self, pool: Pool) -> None:
         """Mark a pool to be retired later. For finalizers, which may run even while the lock is held."""
@@ -210,17 +206,13 @@ class PoolStock:
 
     def forget(self, pools: Collection[PoolId]) -> None:
         """Forget retired pools."""
-        _core.within(self.lock, self._forget, pools)
-
-    def _forget(self, pools: Collection[PoolId]) -> None:
-        """Forget retired pools. The caller holds the lock."""
         for pool in pools:
             self._uncaptured.pop(pool, None)
             self._retired.pop(pool, None)
 
     def forget_unlisted(self, listed: Collection[PoolId | None]) -> list[Pool]:
         """Forget the retired pools that are not in torch's list, and return the idle pools. The caller holds the lock."""
-        self._forget(set(self._retired) - set(listed))
+        self.forget(set(self._retired) - set(listed))
         return [pool for pools in self._idle.values() for pool in pools]
 
     def _forget_gone(self, torch: TorchCuda) -> list[dict[str, Any]]:
