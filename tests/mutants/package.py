@@ -549,6 +549,20 @@ _MISTAKES = (
         ("tests/unit/python/engine/test_argument_types.py::test_a_flag_of_another_type_is_refused",),
     ),
     Mutant(
+        "the-core-does-not-get-its-options",
+        _SOURCES + "options.py",
+        "(core if for_core else own)[name] = check(value)",
+        "own[name] = check(value)",
+        (_TESTS + "engine/test_options.py::test_pauses_and_resumes_give_the_core_every_field",),
+    ),
+    Mutant(
+        "an-option-that-is-the-default-reaches-another-implementation",
+        _SOURCES + "saver.py",
+        "        if value is not defaults[name] and (type(value) is not type(defaults[name]) or value != defaults[name])\n",
+        "",
+        (_TESTS + "engine/test_resume_arguments.py::test_optional_arguments_are_handed_on_only_when_given",),
+    ),
+    Mutant(
         "a-range-that-a-file-holds-in-part-is-read",
         "csrc/backup/disk/operations.c",
         "if (into > extents[i].bytes || bytes > extents[i].bytes - into) continue;",
