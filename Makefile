@@ -303,15 +303,16 @@ sanitize-threads: ## the C tests with TSan
 
 # Python itself is not instrumented: leaks are looked for in the C tests. The compiled programs of tests/unit/preload have the
 # runtime by CFLAGS, with the preload library before it (verify_asan_link_order). Left out is what is about the libraries that
-# setup.py builds, what starts programs that have no runtime or a malloc of their own, command lines, PyTorch, and forks of a
-# process with threads, in whose child ASan's own allocator can wait for ever. So is what repeats the same calls at each bytecode,
+# setup.py builds, what starts programs that have no runtime or a malloc of their own, PyTorch, and forks of a process with
+# threads, in whose child ASan's own allocator can wait for ever. So are the folders whose tests read files, compute or print and
+# hardly call the libraries (command lines, the doctor, timelines, orders of layers), what repeats the same calls at each bytecode,
 # what draws, because matplotlib throws C++ exceptions, which the runtime of ASan in C programs does not know, and malformed
 # files, whose lengths ask for more memory than ASan allows.
 SANITIZED_PYTHON := $(abspath build/c/asan/python)
 SANITIZED_TESTS ?= tests/unit/python tests/unit/preload
 NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/unit/,preload/test_harmless.py \
-	$(addprefix python/,torch/test_torch_cpu.py torch/test_interrupted_regions.py setup cli/test_commands.py \
-	cli/test_demo.py cli/test_chart.py layer_graphs/test_plot.py observe/memory/test_log_plot.py observe/memory/test_malformed.py simulate/test_simulate.py simulate/test_pytest_plugin.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library test_beside_jemalloc \
+	$(addprefix python/,torch/test_torch_cpu.py torch/test_interrupted_regions.py setup cli layer_graphs observe/doctor \
+	observe/events/timeline observe/memory/test_log_plot.py observe/memory/test_malformed.py simulate/test_simulate.py simulate/test_pytest_plugin.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library test_beside_jemalloc \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
 	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_its_parents_resources \
 	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents \

@@ -122,12 +122,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMS_SIMULATED_MEMORY"] = f"{DEVICE_MEMORY // MIB}MiB"
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     if config.getoption("--gpu"):
         driver = os.environ.get(DRIVER_VARIABLE, "the system's")
-    else:
-        driver = f"simulated, {DEVICES} devices of {DEVICE_MEMORY // MIB} MiB"
-    return f"{PACKAGE}: {installed_package()}; CUDA driver: {driver}"
+        return [f"{PACKAGE}: {installed_package()}; CUDA driver: {driver}"]
+    driver = f"simulated, {DEVICES} devices of {DEVICE_MEMORY // MIB} MiB"
+    return [
+        f"{PACKAGE}: {installed_package()}; CUDA driver: {driver}",
+        "without tests/gpu and tests/torch, which need PyTorch: make torch-test, make gpu-test",
+    ]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import tested_versions
 from garbage import set_survivors_aside
+from not_imported import NotImported
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
 
@@ -36,6 +37,38 @@ from gpu_support import (
 )
 from importers import Importer
 
+#: Files whose tests say the same in both hook modes. The modes differ in how PyTorch's allocations come into managed memory
+#: and go back. These tests look at what is computed, refused, found, printed or sent once the memory is there. In hook mode
+#: preload `.ci/run` leaves them out (-m "not either_mode"); all other runs have them in both.
+EITHER_MODE = frozenset(
+    f"test_{name}.py"
+    for name in (
+        "capture_step_refusals",
+        "changes",
+        "check_fresh",
+        "events",
+        "graph_report",
+        "held_memory",
+        "layer_graphs_calls",
+        "manage_modules",
+        "manage_optimizers",
+        "manage_refusals",
+        "manage_wrappers",
+        "memory_compare",
+        "memory_log",
+        "memory_viz",
+        "partial_capture",
+        "ranks",
+        "shared_page",
+        "sharing_lifetimes",
+        "sharing_patterns",
+        "sharing_permissions",
+        "sharing_random",
+        "stats",
+        "tag_patterns",
+        "tensors_of_tensors",
+    )
+)
 #: Seconds after which a test of this folder counts as hung.
 TEST_TIMEOUT_S = 120
 
@@ -47,16 +80,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "multigpu: needs two GPUs; run with --gpu")
     config.addinivalue_line("markers", "real_gpu: shows something that the simulated GPU does not have")
     config.addinivalue_line("markers", "outer: starts processes for both hook modes itself; runs once")
+    config.addinivalue_line(
+        "markers", "either_mode: says the same in both hook modes (EITHER_MODE of tests/gpu/conftest.py)"
+    )
     config.addinivalue_line("markers", "timeout: of pytest-timeout, where it is installed")
+    missing = [name for name in sorted(EITHER_MODE) if not (Path(__file__).parent / name).is_file()]
+    assert missing == [], "files of EITHER_MODE that are not there"
     if file := os.environ.pop(tested_versions.VARIABLE, None):  # not for a pytest that a test starts
         tested_versions.refuse_a_part(config)
         recorder = tested_versions.Recorder(Path(file).resolve(), "preload" if STARTED_PRELOADED else "torch")
         config.pluginmanager.register(recorder, tested_versions.VARIABLE)
 
 
-def _reason_to_skip(config: pytest.Config, item: pytest.Item) -> str | None:
-    if not config.getoption("--gpu", default=False):
-        return "needs a GPU: run pytest with --gpu"
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if parent.config.getoption("--gpu", default=False):
+        return None
+    return NotImported.made(module_path, parent, "needs a GPU: run pytest with --gpu")
+
+
+def _reason_to_skip(item: pytest.Item) -> str | None:
     try:
         devices = torch.cuda.device_count()
     except ImportError as error:
@@ -82,7 +124,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.gpu)
             if config.pluginmanager.hasplugin("timeout") and item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
-            reason = _reason_to_skip(config, item)
+            if item.path.name in EITHER_MODE:
+                item.add_marker(pytest.mark.either_mode)
+            reason = _reason_to_skip(item)
             if reason is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
             if inner and item.get_closest_marker("outer") is not None:

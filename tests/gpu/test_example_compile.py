@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
 EXAMPLE = str(REPOSITORY / "examples" / "compile_reduce_overhead.py")
 CYCLES = 20
 #: Small enough for the CPU to compute in seconds.
-SMALL = ["--backend", "cudagraphs", "--rows", "512", "--width", "256"]
+SMALL = ["--backend", "cudagraphs", "--rows", "128", "--width", "128"]
 #: How many things it checks in each hook mode.
 CHECKS = {"torch": 9, "preload": 10}
 FIRST = re.compile(r"  ok: torch\.compile's (\d+) graphs have a pool of (\d+\.\d) MiB$", re.MULTILINE)

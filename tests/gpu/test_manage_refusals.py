@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gpu_support import MIB, PROGRAMS, empty, errors, saver, tensor_at, torch
+from gpu_programs import Program
+from gpu_support import MIB, STARTED_PRELOADED, empty, errors, saver, tensor_at, torch
 
 TAG = "managed"
 
@@ -269,17 +268,15 @@ def test_memory_that_pytorch_has_not_made() -> None:
 
 @pytest.mark.usefixtures("shared_device")
 def test_memory_of_another_process() -> None:
-    with subprocess.Popen(
-        [sys.executable, str(PROGRAMS / "exporter.py"), "11"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as sender:
-        assert sender.stdin is not None and sender.stdout is not None
-        imported = pickle.loads(bytes.fromhex(sender.stdout.readline()))
-        refused(imported, r"is memory of another process \(CUDA IPC\)")
-        assert saver.manage(imported.clone(), tag=TAG).moved_bytes == 4 * MIB
-        del imported
-        gc.collect()
-        sender.stdin.close()
-        sender.wait(timeout=60)
+    sender = Program("exporter.py", ("11",), preload=STARTED_PRELOADED).start(pipes=True)
+    assert sender.stdin is not None and sender.stdout is not None
+    imported = pickle.loads(bytes.fromhex(sender.stdout.readline()))
+    refused(imported, r"is memory of another process \(CUDA IPC\)")
+    assert saver.manage(imported.clone(), tag=TAG).moved_bytes == 4 * MIB
+    del imported
+    gc.collect()
+    sender.stdin.close()
+    sender.wait(timeout=60)
 
 
 def test_paused_memory_of_another_tag() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from gpu_programs import Program, run_programs, subprocess_run
+from gpu_programs import Program, run_programs, run_ranks
 from gpu_support import (
     MIB,
-    PROGRAMS,
     assert_close_to,
     checksum,
     core,
@@ -242,9 +241,5 @@ def test_gpus_that_are_first_used_inside_a_region_are_managed_and_entering_makes
 @pytest.mark.outer
 @pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
 def test_a_captured_all_reduce_replays_after_a_pause(preload: bool) -> None:
-    done = subprocess_run(
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAMS / "all_reduce.py")],
-        environment={"NCCL_GRAPH_REGISTER": "0"},
-        preload=preload,
-    ).check()
-    assert done.output.count("ok") == 2
+    outputs = run_ranks("all_reduce.py", environment={"NCCL_GRAPH_REGISTER": "0"}, preload=preload)
+    assert [output.count("ok") for output in outputs] == [1, 1]

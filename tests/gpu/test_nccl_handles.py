@@ -9,8 +9,8 @@ import json
 import os
 
 import pytest
-from gpu_programs import subprocess_run
-from gpu_support import MIB, PROGRAMS
+from gpu_programs import run_ranks
+from gpu_support import MIB
 
 LIBRARY = os.environ.get("TMS_GPU_NCCL", "")
 CAN_SUSPEND = 22907
@@ -22,10 +22,8 @@ SOME = 8 * MIB
 @pytest.mark.outer
 @pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
 def test_a_communicator_beside_those_of_pytorch(preload: bool) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    program = [str(PROGRAMS / "pynccl.py"), *([LIBRARY] if LIBRARY else [])]
-    done = subprocess_run([*torchrun, *program], preload=preload).check()
-    ranks = [json.loads(line) for line in done.output.splitlines() if line.startswith("{")]
+    outputs = run_ranks("pynccl.py", (LIBRARY,) if LIBRARY else (), preload=preload)
+    ranks = [json.loads(line) for output in outputs for line in output.splitlines() if line.startswith("{")]
     assert len(ranks) == 2
     for rank in ranks:
         name, persistent = rank["name"], rank["persistent"]

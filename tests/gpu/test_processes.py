@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from gpu_programs import Finished, Program, run_programs, subprocess_run
+from gpu_programs import Finished, Program, run_programs, run_ranks, subprocess_run
 from gpu_support import PROGRAMS, torch
 
 pytestmark = pytest.mark.outer
@@ -121,7 +121,7 @@ def test_a_process_and_its_child_pause_in_turn(how: str, shared_device: None) ->
 )
 def test_ranks_of_torchrun_pause(preload: bool, ranks: int, shared_device: None) -> None:
     """Two ranks with regions, in both hook modes: test_multi_gpu.py."""
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += [str(PROGRAMS / "torchrun_pauses.py"), "everything" if preload else "regions"]
-    done = subprocess_run(command, EVERYTHING if preload else {}, preload, timeout=300).check()
-    assert done.output.count("ok") == ranks
+    managed = "everything" if preload else "regions"
+    environment = EVERYTHING if preload else {}
+    outputs = run_ranks("torchrun_pauses.py", (managed,), ranks, environment, preload, timeout=300)
+    assert outputs == ["ok\n"] * ranks

@@ -4,12 +4,11 @@ sender, and descriptors do not leak."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import zlib
 
 import pytest
-from gpu_support import GRANULARITY, MIB, PROGRAMS, core, empty, open_files, saver, segment_of, torch
+from gpu_programs import Program
+from gpu_support import GRANULARITY, MIB, STARTED_PRELOADED, core, empty, open_files, saver, segment_of, torch
 from importers import Importer, contents, message
 from sent_tensors import SIZE, drop_counter, share, shared_descriptors, weights
 
@@ -37,16 +36,14 @@ def test_a_block_is_not_used_again_while_an_importer_reads_it(importer: Importer
 
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_an_importer_outlives_its_sender(importer: Importer, end: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, str(PROGRAMS / "exporter.py"), "11"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as sender:
-        assert sender.stdin is not None and sender.stdout is not None
-        importer.take("orphan", sender.stdout.readline().strip())
-        if end == "kill":
-            sender.kill()
-        else:
-            sender.stdin.close()
-        sender.wait(timeout=60)
+    sender = Program("exporter.py", ("11",), preload=STARTED_PRELOADED).start(pipes=True)
+    assert sender.stdin is not None and sender.stdout is not None
+    importer.take("orphan", sender.stdout.readline().strip())
+    if end == "kill":
+        sender.kill()
+    else:
+        sender.stdin.close()
+    sender.wait(timeout=60)
     data = bytes([11]) * (4 * MIB)
     assert importer.read("orphan") == f"{len(data)} {zlib.crc32(data)}"
     importer.drop("orphan")

@@ -29,8 +29,8 @@ import torch_memory_saver
 
 SOAK = Path(__file__).resolve().parents[2] / "tools" / "soak.py"
 
-#: Some 20 seconds together. More: TMS_ variables are the package's, so these have another prefix.
-EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "50"))
+#: Some 10 seconds together. More: TMS_ variables are the package's, so these have another prefix.
+EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "20"))
 STEPS = int(os.environ.get("MODEL_STEPS", "60"))
 SOAK_SECONDS = os.environ.get("MODEL_SOAK_SECONDS", "6")
 

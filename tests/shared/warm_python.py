@@ -28,7 +28,8 @@ from typing import Any
 
 #: What the names of the variables begin with that are read after the import of torch, but for those that the package's
 #: sitecustomize looks at.
-_READ_LATE = ("TMS_", "CUDA_VISIBLE_DEVICES", "NCCL_", "TORCH_NCCL_", "PYTEST_")
+_OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
+_READ_LATE = ("TMS_", "CUDA_VISIBLE_DEVICES", "NCCL_", "TORCH_NCCL_", "PYTEST_", *_OF_RANKS)
 _READ_EARLY = ("TMS_DEBUG", "TMS_METRICS_FILE", "TMS_RELEASE_CACHED")
 #: A request: arguments and environment.
 _MOST_BYTES = 1 << 20
@@ -37,10 +38,15 @@ _NUMBER = struct.Struct("i")
 
 
 class WarmProcess:
-    """A program that runs. Its members mean what those of subprocess.Popen mean."""
+    """A program that runs. Its members mean what those of subprocess.Popen mean.
 
-    def __init__(self, name: str, answer: FileIO, output: FileIO, error: FileIO) -> None:
+    Its output goes to a file, or to `stdout` if it reads `stdin`.
+    """
+
+    def __init__(self, name: str, answer: FileIO, output: FileIO, error: FileIO, stdin: int | None = None) -> None:
         self._name, self._answer, self._files = name, answer, (output, error)
+        self.stdin = None if stdin is None else os.fdopen(stdin, "w", encoding="utf-8")
+        self.stdout = None if stdin is None else os.fdopen(output.fileno(), encoding="utf-8", closefd=False)
         self.pid = self._number()
         self.returncode: int | None = None
 
@@ -70,10 +76,15 @@ class WarmProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        output, error = self._files
+        rest = None
+        if self.stdin is not None and self.stdout is not None:
+            self.stdin.close()
+            rest = self.stdout.read()
         self.wait(timeout)
-        for file in self._files:
+        for file in self._files if rest is None else [error]:
             file.seek(0)
-        return self._files[0].readall().decode(), self._files[1].readall().decode()
+        return output.readall().decode() if rest is None else rest, error.readall().decode()
 
 
 class WarmPython:
@@ -83,18 +94,27 @@ class WarmPython:
         self._module = module
         self._servers: dict[tuple[tuple[str, str], ...], tuple[socket.socket, subprocess.Popen[bytes]]] = {}
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> WarmProcess:
-        """Start `python *command`, which is a file or `-c` and a program, and arguments."""
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, pipes: bool = False
+    ) -> WarmProcess:
+        """Start `python *command`: a file, `-c` and a program, or `-m` and a module, and then arguments.
+
+        With `pipes` the caller writes the program's input and reads its output.
+        """
         server = self._server(environment)
         request = json.dumps([list(command), dict(environment), str(folder)]).encode()
-        output, error = FileIO(os.memfd_create("output"), "r+"), FileIO(os.memfd_create("error"), "r+")
-        reader, writer = os.pipe()
-        answer = FileIO(reader)
+        error = FileIO(os.memfd_create("error"), "r+")
+        answer, its_answer = os.pipe()
+        its_input, stdin = os.pipe() if pipes else (os.open(os.devnull, os.O_RDONLY), None)
+        output, its_output = os.pipe() if pipes else (file := os.memfd_create("output"), os.dup(file))
+        theirs = [its_input, its_output, os.dup(error.fileno()), its_answer]
         try:
-            socket.send_fds(server, [request], [output.fileno(), error.fileno(), writer])
+            socket.send_fds(server, [request], theirs)
         finally:
-            os.close(writer)
-        return WarmProcess(" ".join(command), answer, output, error)
+            for descriptor in theirs:
+                os.close(descriptor)
+        mode = "r" if pipes else "r+"
+        return WarmProcess(" ".join(command), FileIO(answer), FileIO(output, mode), error, stdin)
 
     def _server(self, environment: Mapping[str, str]) -> socket.socket:
         early = {name for name in environment if name in _READ_EARLY or not name.startswith(_READ_LATE)}
@@ -129,7 +149,7 @@ def _serve(control: socket.socket) -> CodeType:
                 os.close(answer)
                 os.close(descriptor)
                 continue
-            request, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, 3)
+            request, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, 4)
             if not request:
                 sys.exit()  # the tests have ended
             pid = os.fork()
@@ -139,17 +159,17 @@ def _serve(control: socket.socket) -> CodeType:
                     os.close(each)
                     os.close(answer)
                 return _become(*json.loads(request), *descriptors)
-            output, error, answer = descriptors
-            os.close(output)
-            os.close(error)
+            *files, answer = descriptors
+            for each in files:
+                os.close(each)
             os.write(answer, _NUMBER.pack(pid))
             children[os.pidfd_open(pid)] = pid, answer
 
 
-def _become(command: list[str], environment: dict[str, str], folder: str, output: int, error: int, answer: int) -> CodeType:
-    os.dup2(output, 1)
-    os.dup2(error, 2)
-    for descriptor in (output, error, answer):
+def _become(command: list[str], environment: dict[str, str], folder: str, *descriptors: int) -> CodeType:
+    for number, descriptor in enumerate(descriptors[:3]):
+        os.dup2(descriptor, number)
+    for descriptor in descriptors:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(environment)
@@ -164,6 +184,9 @@ def _become(command: list[str], environment: dict[str, str], folder: str, output
     if command[0] == "-c":
         sys.argv, sys.path[0] = ["-c", *command[2:]], ""
         code = compile(command[1], "<string>", "exec", dont_inherit=True)
+    elif command[0] == "-m":  # as the interpreter does it
+        sys.argv, sys.path[0] = ["-m", *command[2:]], folder
+        code = compile(f"import runpy; runpy._run_module_as_main({command[1]!r})", "<string>", "exec", dont_inherit=True)
     else:
         sys.argv, sys.path[0] = command, os.path.dirname(os.path.realpath(command[0]))
         code = compile(Path(command[0]).read_bytes(), command[0], "exec", dont_inherit=True)

@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
+from not_imported import NotImported
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -34,15 +35,9 @@ def reason_to_skip() -> str | None:
     return None
 
 
-class _NotImported(pytest.Module):
-    """A test file that is skipped without being imported: importing torch would fail."""
-
-    def collect(self) -> NoReturn:
-        pytest.skip(str(reason_to_skip()), allow_module_level=True)
-
-
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    return _NotImported.from_parent(parent, path=module_path) if reason_to_skip() is not None else None
+    reason = reason_to_skip()  # importing torch would fail
+    return None if reason is None else NotImported.made(module_path, parent, reason)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_support import HERE, HOOK, PROGRAMS, SIMULATED, tms
+from gpu_support import HERE, HOOK, PROGRAMS, SIMULATED, tms, torch
 from warm_python import WarmProcess, torch_programs
 
 
@@ -70,21 +68,10 @@ class Program:
         mode = "preload" if self.preload else "torch"
         return " ".join(filter(None, [settings, self.script, *self.arguments, f"({mode} mode)"]))
 
-    def start(self) -> WarmProcess:
+    def start(self, pipes: bool = False) -> WarmProcess:
+        """Start it. With `pipes` the test writes its input and reads its output."""
         command = [str(PROGRAMS / self.script), *self.arguments]
-        return torch_programs.start(command, _environment(dict(self.environment), self.preload), HERE)
-
-    def start_with_pipes(self) -> subprocess.Popen[str]:
-        """For programs that the test talks to."""
-        return subprocess.Popen(
-            [sys.executable, str(PROGRAMS / self.script), *self.arguments],
-            env=_environment(dict(self.environment), self.preload),
-            cwd=HERE,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return torch_programs.start(command, _environment(dict(self.environment), self.preload), HERE, pipes)
 
 
 def run_programs(programs: Iterable[Program], timeout: float = 110) -> list[Finished]:
@@ -104,27 +91,36 @@ def run_programs(programs: Iterable[Program], timeout: float = 110) -> list[Fini
     return finished
 
 
+def run_ranks(
+    script: str,
+    arguments: tuple[str, ...] = (),
+    ranks: int = 2,
+    environment: Mapping[str, str] | None = None,
+    preload: bool = False,
+    timeout: float = 110,
+) -> list[str]:
+    """Runs the ranks of a program with the variables that torchrun gives them, and returns their outputs. This process has
+    their store, as torchrun's process does."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(ranks),
+        **(environment or {}),
+    }
+    own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    programs = [Program(script, arguments, tuple((shared | each).items()), preload) for each in own]
+    return [done.check().output for done in run_programs(programs, timeout)]
+
+
 def subprocess_run(
     command: Sequence[str], environment: Mapping[str, str] | None = None, preload: bool = False, timeout: float = 110
 ) -> Finished:
-    """Runs `python *command` in a process of its own with a clean TMS_ environment. Modules (`-m`) start in a new Python."""
-    variables = _environment(environment or {}, preload)
-    name = " ".join(command)
-    if command[0] != "-m":
-        process = torch_programs.start(command, variables, HERE)
-        try:
-            output, error = process.communicate(timeout)
-        finally:
-            process.kill()
-        return Finished(name, process.wait(), output, error)
-    done = subprocess.run(
-        [sys.executable, *command],
-        env=variables,
-        cwd=HERE,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    return Finished(name, done.returncode, done.stdout, done.stderr)
+    """Runs `python *command` in a process of its own with a clean TMS_ environment."""
+    process = torch_programs.start(command, _environment(environment or {}, preload), HERE)
+    try:
+        output, error = process.communicate(timeout)
+    finally:
+        process.kill()
+    return Finished(" ".join(command), process.wait(), output, error)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import zlib
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from gpu_support import PROGRAMS, SIMULATED, torch
+from warm_python import WarmProcess, torch_programs
 
 __all__ = ["Importer", "contents", "message"]
 
@@ -37,16 +38,15 @@ class Importer:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TMS_") or SIMULATED}
         if not SIMULATED:  # in preload mode this process has the hook library; the importer has nothing
             environment.pop("LD_PRELOAD", None)
-        command = [python or sys.executable]
-        if python and SIMULATED:  # another PyTorch needs stubs of its own, on the same simulated machine
-            command += ["-m", "torch_memory_saver", "simulate", "--", python]
-        self.process = subprocess.Popen(
-            [*command, str(PROGRAMS / "importer.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
+        program = str(PROGRAMS / "importer.py")
+        self.process: WarmProcess | subprocess.Popen[str]
+        if python is None:
+            self.process = torch_programs.start([program], environment, Path.cwd(), pipes=True)
+        else:  # another PyTorch needs stubs of its own, on the same simulated machine
+            simulate = [python, "-m", "torch_memory_saver", "simulate", "--"] if SIMULATED else []
+            self.process = subprocess.Popen(
+                [*simulate, python, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+            )
         self.release = self._answer().split()[-1]
 
     def __enter__(self) -> Importer:

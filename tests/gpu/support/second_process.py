@@ -22,7 +22,7 @@ class SecondProcess:
 
     def __init__(self, environment: tuple[tuple[str, str], ...] = ()) -> None:
         program = Program("commands.py", environment=environment, preload=STARTED_PRELOADED)
-        self._process = program.start_with_pipes()
+        self._process = program.start(pipes=True)
         self._timer = threading.Timer(LIFETIME_S, self._process.kill)
         self._timer.start()
         self._killed = False

@@ -66,6 +66,24 @@ def test_code_runs_as_with_c(warm: WarmPython) -> None:
     assert error.endswith("ZeroDivisionError: division by zero\n")
 
 
+def test_a_module_runs_as_with_m(warm: WarmPython, tmp_path: Path) -> None:
+    module = tmp_path / "package" / "__main__.py"
+    module.parent.mkdir()
+    module.write_text("import sys; print(sys.argv, sys.path[0], __name__, __package__)")
+    process = warm.start(["-m", "package", "more"], environment(), tmp_path)
+    assert process.communicate(TIMEOUT_S) == (f"{[str(module), 'more']} {tmp_path} __main__ package\n", "")
+
+
+def test_a_program_talks_through_pipes(warm: WarmPython) -> None:
+    code = "import sys; print(input(), flush=True); print(sys.stdin.read()); print('complaint', file=sys.stderr)"
+    process = warm.start(["-c", code], environment(), Path("/"), pipes=True)
+    assert process.stdin is not None and process.stdout is not None
+    print("first", file=process.stdin, flush=True)
+    assert process.stdout.readline() == "first\n"
+    print("rest", file=process.stdin)
+    assert process.communicate(TIMEOUT_S) == ("rest\n\n", "complaint\n")
+
+
 def test_variables_that_python_reads_at_its_start_have_their_effect(warm: WarmPython) -> None:
     code = "import os, sys; print(sys.flags.utf8_mode, os.environ['TMS_TEST'])"
     for mode in ("1", "0", "1"):
