@@ -236,7 +236,7 @@ def test_suspended_routings_are_in_force_again(
             assert sorted(fake_torch.routings) == routed, place
 
 
-@pytest.mark.parametrize("release", [(2, 11)], ids=["torch-2.11"], indirect=True)
+@pytest.mark.parametrize("release", [(2, 11)], ids=["torch-2.11"])
 def test_pools_without_memory(fake_torch: FakeTorch, store: PoolStore, checks: Checks) -> None:
     """An interruption may cost an empty pool of each device. It leaves nothing routed, and no pool with two uses."""
     fake_torch.devices = 2
