@@ -336,7 +336,7 @@ class TorchMemorySaver:
         if is_plain and backup is None and host_memory is None and runs is True and threads is True:  # usual, in less time
             return self._use().region(tag=tag, enable_cpu_backup=enable_cpu_backup)
         optional = _changed(
-            TorchMemorySaver.region,
+            "region",
             enable_disk_backup=enable_disk_backup,
             cpu_backup_backend=cpu_backup_backend,
             backup=backup,
@@ -387,7 +387,7 @@ class TorchMemorySaver:
                 managed, or the program has ended routing to a replaced token.
         """
         optional = _changed(
-            TorchMemorySaver.cuda_graph,
+            "cuda_graph",
             cpu_backup_backend=cpu_backup_backend,
             backup=backup,
             host_memory=host_memory,
@@ -485,7 +485,7 @@ class TorchMemorySaver:
                 the same call moves the rest.
             TorchUnavailableError: There is no PyTorch that can use CUDA.
         """
-        return self._use().manage(what, **_changed(TorchMemorySaver.manage, tag=tag, backup=backup))
+        return self._use().manage(what, **_changed("manage", tag=tag, backup=backup))
 
     def pause(
         self,
@@ -550,7 +550,7 @@ class TorchMemorySaver:
                 already being released: then the pause is complete.
         """
         optional = _changed(
-            TorchMemorySaver.pause,
+            "pause",
             backup=backup,
             live_only=live_only,
             progress=progress,
@@ -643,7 +643,7 @@ class TorchMemorySaver:
                 was already complete.
         """
         optional = _changed(
-            TorchMemorySaver.resume,
+            "resume",
             timeout=timeout,
             exclusive=exclusive,
             host_memory=host_memory,
@@ -966,12 +966,16 @@ class TorchMemorySaver:
         return patches_in_force()
 
 
+#: The methods of the class, whichever a program puts in their place later.
+_METHODS = dict(vars(TorchMemorySaver))
+
+
 @functools.cache
-def _defaults_of(method: Callable[..., Any]) -> dict[str, Any]:
-    return {name: parameter.default for name, parameter in inspect.signature(method).parameters.items()}
+def _defaults_of(method: str) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(_METHODS[method]).parameters.items()}
 
 
-def _changed(method: Callable[..., Any], **options: Any) -> dict[str, Any]:
+def _changed(method: str, **options: Any) -> dict[str, Any]:
     """Return the options that differ from the defaults of a method.
 
     The others are omitted because a program may have installed an implementation that does not accept them.

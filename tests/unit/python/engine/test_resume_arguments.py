@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from torch_memory_saver import errors, options
+from torch_memory_saver import saver as saver_module
 from torch_memory_saver.saver import TorchMemorySaver
 
 
@@ -38,3 +39,20 @@ def test_optional_arguments_are_handed_on_only_when_given() -> None:
     saver.resume("a", timeout=0, exclusive=True)
     saver.resume(timeout=None, exclusive=False)
     assert calls == [{"tag": "a"}, {"tag": "a", "timeout": 0, "exclusive": True}, {"tag": None}]
+
+
+def test_a_program_may_wrap_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The defaults are those of the method itself, not of what stands in its place."""
+    calls: list[dict[str, Any]] = []
+
+    class Theirs:
+        def pause(self, **given: Any) -> None:
+            calls.append(given)
+
+    saver = TorchMemorySaver()
+    saver._impl = Theirs()
+    pause = TorchMemorySaver.pause
+    saver_module._defaults_of.cache_clear()
+    monkeypatch.setattr(TorchMemorySaver, "pause", lambda *arguments, **keywords: pause(*arguments, **keywords))
+    saver.pause("a", live_only=False)
+    assert calls == [{"tag": "a", "live_only": False}]
