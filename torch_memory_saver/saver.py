@@ -217,10 +217,11 @@ class TorchMemorySaver:
     def guard(self) -> bool:
         """Whether guard mode is on, which exposes tensors that are used while paused or before the engine has restored them.
 
-        Guard mode is for debugging. While memory is paused, its addresses are mapped read-only to a page of 0xFF bytes: a
-        late read finds NaN (integers -1), a late copy into it is an error of that call, and a late write by a kernel is a
-        fault. Memory that a resume brings back without contents is 0xFF as well, unless the call has ``zero=True``. Resumes,
-        and frees of paused memory, wait for the devices. The default is False, or the value of ``TMS_GUARD``.
+        Guard mode is for debugging. While memory is paused, its addresses are mapped read-only to a guard page of 0xFF
+        bytes: a late read finds NaN (integers -1), a late copy into it is an error of that call, and a late write by a
+        kernel is a fault. Memory that a resume brings back without contents is 0xFF as well, unless the call has
+        ``zero=True``. Resumes, and frees of paused memory, wait for the devices. The default is False, or the value of
+        ``TMS_GUARD``.
 
         The setting may change at any time. It applies to the pauses and resumes that begin afterwards: memory that is
         guarded stays so until it is resumed or freed. A pause does not fail because of guard mode. Memory that could not be

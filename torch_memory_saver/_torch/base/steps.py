@@ -3,8 +3,8 @@
 It costs nothing of regions, captures, and the saver's own state: a handler may raise between any two bytecodes, and what was
 begun is finished or undone. In the bookkeeping of pools it may cost an empty pool, some hundred bytes: one that was made and
 not yet noted, or one without memory that was about to be noted again. Where a pause or ``empty_cache()`` replaces the pools
-of a region that it is inside, it may cost a replaced pool: no region uses it again, and what is idle in it stays. It leaves
-no lock held and no routing in force.
+of a region that it is inside, it may cost a replaced pool: no region uses it again, and what is idle in it stays. So it is
+where a program takes pools over under a name of the C++ package. It leaves no lock held and no routing in force.
 
 Python runs signal handlers between bytecodes. A change that must not be separated from its record is therefore one call of C
 code (``_core.record_each`` and ``_core.move``), which itself calls C code only, such as the functions of PyTorch and of the
