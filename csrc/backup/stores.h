@@ -1,10 +1,11 @@
 /* The list of stores, and the functions by which the core uses a segment's backup in the store of its kind. The saver owns
  * the list. Threads and locks are those of the operations (backup/backup.h).
  *
- * To add a store: write a .c and a .h with its operations (backup/backup.h), and add its row below, its kind to
- * TMS_BACKUP_KINDS (include/tms.h), from which Python gets the name and number, its constant in _core.pyi, and its public
- * name: BACKUPS in options.py, and the Literals of `backup` in saver.py and ranks/__init__.py. The account
- * (core/model/account.c) decides which column of the shared page shows its bytes, if any. */
+ * To add a store: write a .c and a .h with its operations (backup/backup.h), name its folder in PARTS of
+ * tools/check_layers.py, and add its row below, its kind to TMS_BACKUP_KINDS (include/tms.h), from which Python gets the
+ * name and number, its constant in _core.pyi, and its public name: BACKUPS in options.py, and the Literals of `backup` in
+ * saver.py and ranks/__init__.py. The account (core/model/account.c) decides which column of the shared page shows its
+ * bytes, if any. */
 #ifndef TMS_BACKUP_STORES_H
 #define TMS_BACKUP_STORES_H
 

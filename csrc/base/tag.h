@@ -24,7 +24,7 @@ typedef struct tms_tag {
     _Atomic uint64_t discards;    /* times that a pause discarded contents of the tag; written under the saver's lock */
     _Atomic uint64_t following_ended; /* regions of the tag that follow another thread's have ended if they were entered
                                          before this id (core/model/region.h) */
-    struct tms_kind *kinds;           /* its address ranges (core/model/ranges.h); under the saver's lock */
+    struct tms_kind *kinds;           /* its kinds of memory (core/model/kinds.h); under the saver's lock */
     tms_gauge_t mapped;               /* physical memory of its segments; written under the saver's lock */
     size_t row;                       /* its row in the last walk that listed tags; under the saver's lock */
     _Atomic bool used;                /* a segment of this tag was ever allocated */

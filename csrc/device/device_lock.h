@@ -11,10 +11,10 @@
  * holder checks when it acquires again: it then locks the new file, or fails if another process holds that. A holder that
  * detects it when it releases its last count logs a warning. Each file contains its holder's process id, for messages only.
  *
- * A process holds the lock of a device while its count is not 0. A resume (transition.c) acquires one count for each device
+ * A process holds the lock of a device while its count is not 0. A resume (resume.c) acquires one count for each device
  * concerned. When it succeeds, it adds one count for each segment that it resumed (tms_device_locks_retain) and marks the
  * segment `exclusive`. In any case it releases the call's own counts. A segment's count is released when the segment is
- * paused or freed (saver.c).
+ * paused or freed (free.c).
  *
  * `mutex` is a leaf. It guards counts and descriptors. It is held while a file is opened and tried, never while waiting and
  * never across a driver call. Any thread. */

@@ -86,7 +86,7 @@ _FAILED = (
     Mutant(
         "hooks-are-called-during-a-capture",
         "torch_memory_saver/_engine/engine.py",
-        'if has_inherited_memory() or _core.counters()["visible_captures"] or (torch is not None and may_not_free(torch)):',
+        'if has_inherited_memory() or _core.counters()["visible_captures"] or (torch is not None and must_not_free(torch)):',
         "if is_forked:",
         (f"{_FAILURES}::test_a_visible_capture_calls_no_hook",),
     ),

@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         "an-attempt-that-is-repeated-is-reported",
-        "torch_memory_saver/_torch/memory/pause_preparation.py",
+        "torch_memory_saver/_torch/memory/resume_preparation.py",
         "    except OutOfMemoryError as error:\n        failure = error\n    more",
         "    except OutOfMemoryError as error:\n        failure = error\n"
         "        from torch_memory_saver._engine import implementation\n\n"

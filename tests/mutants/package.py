@@ -214,7 +214,7 @@ _IDLE_MEMORY = (
     ),
     Mutant(
         "what-died-while-paused-is-resumed",
-        _SOURCES + "_torch/memory/pause_preparation.py",
+        _SOURCES + "_torch/memory/resume_preparation.py",
         "        has_retired = store.stock.retire_idle(torch, store.stock.idle_pools(tags))\n",
         "        has_retired = False\n",
         (_TESTS + "torch/test_pausing.py::test_a_resume_reads_no_blocks_if_nothing_was_freed",),
@@ -332,7 +332,7 @@ _TORCH_LAYER = (
     Mutant(
         "a-pool-object-ends-during-a-capture",
         _SOURCES + "_torch/pools/retirement.py",
-        "    if may_not_free(torch):\n        return _steps_of_retirement(torch, pool)\n    return [*(functools",
+        "    if must_not_free(torch):\n        return _steps_of_retirement(torch, pool)\n    return [*(functools",
         "    return [*(functools",
         (
             _TESTS + "torch/test_pool_stock.py::"

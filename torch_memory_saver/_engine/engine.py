@@ -46,8 +46,9 @@ from torch_memory_saver._torch.binding.layer import TorchCuda
 from torch_memory_saver._torch.graphs.cuda_graph import GraphCapture, check_token
 from torch_memory_saver._torch.memory.default_pool import DefaultPool
 from torch_memory_saver._torch.memory.live_blocks import live_finder, managed_blocks
-from torch_memory_saver._torch.memory.pause_preparation import await_regions, make_room, pausing, with_room
-from torch_memory_saver._torch.pools.retirement import may_not_free
+from torch_memory_saver._torch.memory.pause_preparation import await_regions, pausing
+from torch_memory_saver._torch.memory.resume_preparation import make_room, with_room
+from torch_memory_saver._torch.pools.retirement import must_not_free
 from torch_memory_saver._torch.records.tags import selects
 from torch_memory_saver._torch.sharing.ipc import check_importer
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
@@ -547,7 +548,7 @@ def _refuse_early(operation: Callable[[tuple[str, ...], int | None], object]) ->
     reason to ask, because such a call counts as a pause or resume.
     """
     torch = layer.in_use()
-    if has_inherited_memory() or _core.counters()["visible_captures"] or (torch is not None and may_not_free(torch)):
+    if has_inherited_memory() or _core.counters()["visible_captures"] or (torch is not None and must_not_free(torch)):
         operation((), _stream(torch))
 
 

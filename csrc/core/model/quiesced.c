@@ -1,8 +1,6 @@
 #include "core/model/quiesced.h"
 
-static tms_quiesced_t make(tms_device_mask_t devices) {
-    return (tms_quiesced_t){.quiesced_devices = devices, .quiesced_at = tms_wait_now()};
-}
+static tms_quiesced_t make(tms_device_mask_t devices) { return (tms_quiesced_t){.quiesced_devices = devices}; }
 
 tms_status_t tms_quiesce(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask, tms_quiesced_t *quiesced,
                          tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,

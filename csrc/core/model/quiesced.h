@@ -1,5 +1,6 @@
-/* A value that proves that memory may be unmapped: the devices that run nothing that uses it, and since when. The functions
- * that unmap require one (run.h, segment.h), so unmapping without having waited does not compile.
+/* A value that says why memory may be unmapped: the devices that run nothing that uses it. The functions that unmap require
+ * one (run.h, segment.h), so unmapping without having waited, or having said why there is nothing to wait for, does not
+ * compile.
  *
  * Only the four functions below create such a value: no initialiser, cast or field access occurs outside quiesced.c
  * (tools/check_quiesced.py). Other code only copies a value. A value stays valid, because the program cannot use memory that
@@ -11,7 +12,6 @@
 
 typedef struct tms_quiesced {
     tms_device_mask_t quiesced_devices; /* devices that have finished all work queued before */
-    double quiesced_at;                 /* when this value was made, on tms_wait_now's clock */
 } tms_quiesced_t;
 
 /* Makes a value by waiting: calls tms_wait_for_devices for the devices of `mask`, and returns its *at_rest. *quiesced is

@@ -89,7 +89,7 @@ tms_status_t tms_saver_init(tms_saver_t *saver, const tms_config_t *config, tms_
 /* For tests: the process's own saver is never released. It must have no segments, and no other thread may use it. */
 void tms_saver_release(tms_saver_t *saver);
 
-/* TMS_FORKED if this process is a forked child. Every call into the saver checks this first. */
+/* TMS_FORKED if this process is a forked child. Calls that can fail with it check this first. */
 tms_status_t tms_saver_check_process(tms_saver_t *saver, const tms_error_context_t *context, tms_error_t *error);
 /* TMS_INVALID_ARGUMENT if a limit in the environment is malformed. Checked by regions, allocations, pauses and resumes. */
 tms_status_t tms_saver_check_settings(const tms_saver_t *saver, tms_error_t *error);

@@ -26,7 +26,7 @@ from torch_memory_saver._patches import is_replaced, replace, restore
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, PoolId, TorchCuda, eager, pool_of
 from torch_memory_saver._torch.memory.store import PoolStore
-from torch_memory_saver._torch.pools.retirement import may_not_free
+from torch_memory_saver._torch.pools.retirement import must_not_free
 
 __all__ = ["count_idle_bytes", "install", "remove"]
 
@@ -64,7 +64,7 @@ def _releasing_managed(empty_cache: Callable[..., Any], store: PoolStore) -> Cal
     @functools.wraps(empty_cache)
     def wrapper(*arguments: Any, **keywords: Any) -> Any:
         torch = None if arguments or keywords else layer.in_use()
-        if torch is None or store.regions.is_any_routed() or may_not_free(torch):
+        if torch is None or store.regions.is_any_routed() or must_not_free(torch):
             return empty_cache(*arguments, **keywords)
 
         def empty_all() -> Any:

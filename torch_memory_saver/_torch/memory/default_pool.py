@@ -39,7 +39,7 @@ from torch_memory_saver._torch.base.collector import collector_stopped
 from torch_memory_saver._torch.binding.captures import capture_gate
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, PoolId, TorchCuda, drop_reference, leak_reference, pool_of
 from torch_memory_saver._torch.pools.fill import has_idle_segment
-from torch_memory_saver._torch.pools.retirement import may_not_free
+from torch_memory_saver._torch.pools.retirement import must_not_free
 from torch_memory_saver._torch.pools.stock import PoolStock
 from torch_memory_saver._torch.records.frames import Pause
 from torch_memory_saver._torch.records.pool import Key, Pool
@@ -150,7 +150,7 @@ class SubstitutePools:
             for device in self._pools.keys() - needed:
                 self._retire(torch, self._pools[device], keep=0)
                 del self._pools[device]
-            if not self._pools and not self._regions.is_any_routed() and not may_not_free(torch):
+            if not self._pools and not self._regions.is_any_routed() and not must_not_free(torch):
                 while self._kept:
                     memory_pool = self._kept.pop()
                     if self._finalize is not None:  # Python calls __del__ once
@@ -200,7 +200,7 @@ class SubstitutePools:
         entry = Pause(regions.stack(), None)
         with capture_gate.held():
             try:
-                yield not may_not_free(torch) and _holds_regions(regions, entry)
+                yield not must_not_free(torch) and _holds_regions(regions, entry)
             finally:
                 regions.end_pause(entry)
 

@@ -19,7 +19,7 @@ from torch_memory_saver._torch.memory.default_pool import SubstitutePools
 from torch_memory_saver._torch.memory.spare_pools import SpareRouting
 from torch_memory_saver._torch.pools.fill import has_idle_segment
 from torch_memory_saver._torch.pools.last_look import LastLook
-from torch_memory_saver._torch.pools.retirement import may_not_free, needs_emptying
+from torch_memory_saver._torch.pools.retirement import must_not_free, needs_emptying
 from torch_memory_saver._torch.pools.stock import PoolStock, TakenPools
 from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver._torch.records.pool import OBJECT_USES, Pool
@@ -114,7 +114,7 @@ class PoolStore:
             return
         frame.has_threads = True
         try:
-            if frame.managed and not may_not_free(torch) and self.retire_idle_of(torch, (frame.tag,)):
+            if frame.managed and not must_not_free(torch) and self.retire_idle_of(torch, (frame.tag,)):
                 self.empty_retired(torch)
         except (TorchMemorySaverError, RuntimeError) as error:  # a lost device
             logger.warning("a call was submitted to a thread pool inside %s: idle memory stays: %s", frame, error)
@@ -144,7 +144,7 @@ class PoolStore:
         retired = self.stock.retired_of(tags)
         if not torch.routing_spares_cache:  # an emptying costs PyTorch's own cache
             retired = _core.within(collector_stopped(), functools.partial(self._with_idle_segment, torch), retired)
-        if (idle or retired) and not may_not_free(torch):
+        if (idle or retired) and not must_not_free(torch):
             if self.stock.retire_idle(torch, idle) or retired:
                 self.empty_retired(torch)
             gone = {pool.id for pool in idle if pool.memory_pool is None and not pool.live}

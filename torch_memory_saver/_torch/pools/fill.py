@@ -7,10 +7,12 @@ ends of regions, and for ``empty_cache()``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Fill", "has_idle_segment", "is_worth_retiring", "measure_fill"]
+from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda
+
+__all__ = ["Fill", "has_idle_segment", "has_idle_segment_at", "is_worth_retiring", "measure_fill"]
 
 #: The bytes that a pool may strand for any idle segments that are larger: PyTorch's smallest segments of large and of small
 #: tensors, 20 MiB and 2 MiB, of which each pool with one tensor of each kind has one.
@@ -67,3 +69,17 @@ def is_worth_retiring(fill: Fill, stranded: int) -> bool:
 def has_idle_segment(segments: list[dict[str, Any]]) -> bool:
     """Return whether retiring a pool with these segments releases memory to the driver."""
     return bool([row for row in segments if not [block for block in row["blocks"] if block["state"] != "inactive"]])
+
+
+def has_idle_segment_at(torch: TorchCuda, pools: Collection[PoolId], addresses: Collection[int]) -> bool:
+    """Return whether one of the pools has a segment without a tensor at one of the addresses."""
+    return (
+        bool(addresses)
+        and bool(pools)
+        and any(
+            segment["address"] in addresses
+            and tuple(segment.get("segment_pool_id", ())) in pools
+            and all(block["state"] == "inactive" for block in segment["blocks"])
+            for segment in torch.segments()
+        )
+    )

@@ -21,7 +21,7 @@ from torch_memory_saver._torch.base.steps import call_each
 from torch_memory_saver._torch.binding.captures import capture_gate
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda, devices_in_use
 
-__all__ = ["before_emptying", "may_not_free", "needs_emptying", "retire", "retire_at_emptying"]
+__all__ = ["before_emptying", "must_not_free", "needs_emptying", "retire", "retire_at_emptying"]
 
 #: Called at the beginning of ``empty_cache()`` with the mask of the devices in use. No lock is held then.
 before_emptying: list[Callable[[int], None]] = []
@@ -42,7 +42,7 @@ class _Retirable(Protocol):
     def device(self) -> int: ...
 
 
-def may_not_free(torch: TorchCuda) -> bool:
+def must_not_free(torch: TorchCuda) -> bool:
     """Whether a capture is active, or the device is lost. The native pause, which comes next and checks the same, raises the
     error."""
     try:
@@ -53,7 +53,7 @@ def may_not_free(torch: TorchCuda) -> bool:
 
 def needs_emptying(torch: TorchCuda) -> bool:
     """Whether the memory of a pool that is retired now waits for an emptying."""
-    return torch.routing_spares_cache or _core.in_transition() or may_not_free(torch)
+    return torch.routing_spares_cache or _core.in_transition() or must_not_free(torch)
 
 
 def retire(torch: TorchCuda, pool: _Retirable) -> None:
@@ -101,7 +101,7 @@ def _steps_with_release(torch: TorchCuda, pool: _Retirable) -> list[functools.pa
     The caller holds the capture gate. The end of the object holds the GIL, and a free waits for the devices: they are waited
     for before.
     """
-    if may_not_free(torch):
+    if must_not_free(torch):
         return _steps_of_retirement(torch, pool)
     return [*(functools.partial(torch.synchronize, device) for device in devices_in_use()), *_steps_of_destruction(pool)]
 
