@@ -204,6 +204,7 @@ def steady(program: Program, choose: RandomChoice) -> list[Any]:
     return done
 
 
+@pytest.mark.slow
 def test_a_program_that_loads_once_and_cycles_fails_only_where_handles_of_their_own_fail(machine: Machine) -> None:
     refused = granted = 0
     for seed in range(SEEDS):
@@ -249,6 +250,7 @@ def churn(program: Program, choose: RandomChoice) -> int:
     return reused
 
 
+@pytest.mark.slow
 def test_a_program_that_churns_succeeds_once_it_returns_the_slack_that_a_message_names(machine: Machine) -> None:
     named = reused = 0
     for seed in range(SEEDS):

@@ -67,7 +67,10 @@ def test_listed_reasons_are_skips(tmp_path: Path) -> None:
 UNLISTED = "broken since Tuesday"
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "two processes"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param((), id="one process"), pytest.param(("-n", "2"), id="two processes", marks=pytest.mark.slow)],
+)
 def test_unlisted_reasons_fail_the_run(tmp_path: Path, options: tuple[str, ...]) -> None:
     if options:
         pytest.importorskip("xdist")

@@ -183,6 +183,7 @@ def test_a_setuptools_that_cannot_make_wheels_is_one_sentence(
         there[name] = False
 
 
+@pytest.mark.slow
 @needs_source_tree
 def test_each_file_is_compiled_once(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="needs setuptools")
@@ -348,6 +349,7 @@ def test_the_package_has_the_files_of_the_pages(tmp_path: Path) -> None:
     assert [path for path in files if not (tmp_path / "lib" / path.relative_to(REPOSITORY)).is_file()] == []
 
 
+@pytest.mark.slow
 def test_source_distribution_has_all_files_for_building_and_testing(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="needs setuptools")
     tree = tmp_path / "tree"

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from recorded_logs import GIB, MIB, Process
 
 from torch_memory_saver.observe.events import Event, EventLog, load_events
@@ -53,6 +54,7 @@ def told(folder: Path) -> list[tuple[EventLog, dict[str, list[int]]]]:
     ]
 
 
+@pytest.mark.slow
 def test_levels_of_a_wrapped_ring_end_at_stats(program: Any, tmp_path: Path) -> None:
     text = """
 with module.region(tag="weights", enable_cpu_backup=True):
