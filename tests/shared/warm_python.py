@@ -77,11 +77,10 @@ class WarmProcess:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         output, error = self._files
-        rest = None
-        if self.stdin is not None and self.stdout is not None:
+        if self.stdin is not None:
             self.stdin.close()
-            rest = self.stdout.read()
-        self.wait(timeout)
+        self.wait(timeout)  # a program that writes more than a pipe holds does not end
+        rest = None if self.stdout is None else self.stdout.read()
         for file in self._files if rest is None else [error]:
             file.seek(0)
         return output.readall().decode() if rest is None else rest, error.readall().decode()

@@ -52,7 +52,7 @@ typedef struct tms_transition_done {
     bool damaged;                   /* an attempt has left a segment damaged, which another attempt would skip */
     tms_report_t report;
     tms_transition_notes_t notes;
-    /* Of the whole call, once it has ended. */
+    /* These are written when the whole call has ended. */
     tms_status_t status;
     int driver_result; /* 0 after a success */
 } tms_transition_done_t;

@@ -141,7 +141,7 @@ static void log_call(tms_transition_t *t) {
 
 /* ---- the list ---- */
 
-/* A function for each moment, or NULL. */
+/* An observer has a function for each moment, or NULL. */
 typedef void (*const observer_t[TMS_MOMENTS])(tms_transition_t *t);
 
 static observer_t observers[] = {

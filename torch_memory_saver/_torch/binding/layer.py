@@ -295,7 +295,7 @@ class TorchCuda:
         self.torch.cuda.synchronize(device)
 
     def empty_host_cache(self) -> None:
-        """Releases PyTorch's idle pinned host memory. Does nothing with releases that cannot."""
+        """Release PyTorch's idle pinned host memory. Do nothing with releases that cannot."""
         release = getattr(self.torch._C, "_host_emptyCache", None)
         if release is not None:
             release()

@@ -93,7 +93,7 @@ class PoolStore:
             self.empty_cache(torch)
 
     def return_memory(self, frame: Frame) -> None:
-        """Releases what waits for the end of a frame that has been left: after disable() the memory that was allocated and
+        """Release what waits for the end of a frame that has been left: after disable() the memory that was allocated and
         freed inside, and after a region what empty_cache() could not release. If a signal handler raises, a later call
         releases it."""
         torch = frame.torch
@@ -107,7 +107,7 @@ class PoolStore:
             self._empty_pending(torch)
 
     def prepare_threads(self, frame: Frame) -> None:
-        """Releases the idle segments of a region's tag. To be called inside it, before the first call follows it: this
+        """Release the idle segments of a region's tag. To be called inside it, before the first call follows it: this
         thread's pools serve no other thread, which would take as much memory again."""
         torch = frame.torch
         if torch is None or frame.has_threads:
@@ -189,7 +189,7 @@ class PoolStore:
     # Emptying caches
 
     def empty_cache(self, torch: TorchCuda) -> None:
-        """Releases segments without a tensor: those of torch's default pool, and of this package's pools by the rule of
+        """Release segments without a tensor: those of torch's default pool, and of this package's pools by the rule of
         :func:`is_worth_retiring`.
 
         This thread's own routings are suspended meanwhile, and their pools replaced. Devices on which another thread is in a
@@ -237,7 +237,7 @@ class PoolStore:
         return any(replaced) and needs_emptying(torch)
 
     def _replace_pools(self, torch: TorchCuda, frame: Frame, devices: Collection[int]) -> bool:
-        """Retires the pools of a suspended frame that are worth it, and replaces them by others. Returns whether there were
+        """Retire the pools of a suspended frame that are worth it, and replace them by others. Return whether there were
         any."""
         replaced = False
         for index, pool in enumerate(frame.pools):

@@ -157,7 +157,7 @@ class PoolStock:
         return Pool(torch.make_pool(key.device, key.options.managed), key)
 
     def retire(self, torch: TorchCuda, pool: Pool) -> None:
-        """Retires a pool that is not routed: torch releases its segments at an emptying after their last tensor is gone."""
+        """Retire a pool that is not routed: torch releases its segments at an emptying after their last tensor is gone."""
         if pool.key.options.managed or pool.id in self._uncaptured:
             if len(self._retired) >= _MOST_RETIRED:
                 self._forget_gone(torch)
@@ -171,7 +171,7 @@ class PoolStock:
         self._doomed.append(pool)
 
     def retire_doomed(self, torch: TorchCuda) -> None:
-        """Retires the pools that finalizers and disable() left."""
+        """Retire the pools that finalizers and disable() left."""
         for pool in list(self._doomed):
             self.retire(torch, pool)
             with contextlib.suppress(ValueError):  # another thread has retired it as well
@@ -317,7 +317,7 @@ class PoolStock:
         return [pool for key, pools in list(self._idle.items()) if selects(tags, key.options.tag) for pool in list(pools)]
 
     def give_away(self, torch: TorchCuda, matches: Callable[[Key], bool]) -> list[Any]:
-        """Retires the idle pools with matching keys and returns their MemPools. The caller's reference may keep a pool
+        """Retire the idle pools with matching keys and return their MemPools. The caller's reference may keep a pool
         alive."""
         taken = _core.within(self.lock, self._take_matching, matches)
         self.strike_off(torch, taken)  # a program that has the object may capture into the pool

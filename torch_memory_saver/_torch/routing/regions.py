@@ -89,7 +89,7 @@ class Regions:
         return self._devices
 
     def enter(self, frame: Frame) -> None:
-        """Routes this thread's allocations to a pool on every visible device, because it may use any of them inside. This
+        """Route this thread's allocations to a pool on every visible device, because it may use any of them inside. This
         creates no context. Without torch it only records the frame.
 
         A signal handler may raise between any two steps. :meth:`leave` undoes those that were made.
@@ -213,8 +213,8 @@ class Regions:
         return True
 
     def close_ended(self) -> bool:
-        """Leaves regions whose thread has ended inside them, so that they block no pause. The native core's settings of the
-        thread ended with it. Returns True."""
+        """Leave regions whose thread has ended inside them, so that they block no pause. The native core's settings of the
+        thread ended with it. Return True."""
         for frame in list(self._admission.frames.values()):
             if frame.stack.has_ended and not frame.closed:
                 self.leave(frame)

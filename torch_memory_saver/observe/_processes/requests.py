@@ -198,7 +198,7 @@ class _Server:
         self._called = False
 
     def describe(self) -> None:
-        """Tells the page the role and the rank."""
+        """Tell the page the role and the rank."""
         name = default_role().replace("\0", " ").strip() or "python"
         rank = own_rank()
         _core.set_page_role(name, _NO_RANK if rank is None else rank, serves=True)
