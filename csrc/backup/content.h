@@ -9,6 +9,12 @@
 
 #include "base/status.h"
 
+/* An extent of a backup of kind SHARED is one piece of a live block: at most TMS_OBJECT_BYTES_MOST, and neighbours stay
+ * apart. It is an object (backup/shared) if it has at least TMS_OBJECT_BYTES_LEAST; such an extent begins and ends at a vector
+ * of the kernel that computes fingerprints. */
+#define TMS_OBJECT_BYTES_MOST  ((uint64_t)64 << 20)
+#define TMS_OBJECT_BYTES_LEAST ((uint64_t)256 << 10)
+
 /* A kept part of a segment: its offset in the segment and its offset (`packed`) in the backup, which has no gaps. */
 typedef struct tms_extent {
     uint64_t offset, packed, bytes;

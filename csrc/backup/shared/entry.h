@@ -1,0 +1,48 @@
+/* One object in the folder: objects/NAME, or objects/NAME.part while a process writes it.
+ *
+ * A process holds an object by a link in its holder. A writer has the .part file open and locked with flock. It writes, links
+ * the file to its holder and then to objects/NAME, and removes the name .part. So an object that has its name is whole, and
+ * has two links at least. If objects/NAME exists by then, the writer's file goes and the other one is linked.
+ *
+ * The lock of a .part that nobody writes can be taken, so the file of a dead writer is written again from its beginning, after
+ * the file that was locked was compared with the one of that name. A finished object has mode 0400 and is never written.
+ *
+ * Makes no driver call. Any thread; two threads of a process do not use one name at once. */
+#ifndef TMS_SHARED_ENTRY_H
+#define TMS_SHARED_ENTRY_H
+
+#include "backup/shared/folder.h"
+
+typedef enum tms_shared_state {
+    TMS_SHARED_HELD,    /* it exists, and the holder has a link */
+    TMS_SHARED_CLAIMED, /* it does not exist; this process may write it */
+    TMS_SHARED_BUSY     /* another process writes it */
+} tms_shared_state_t;
+
+typedef struct tms_shared_attempt {
+    tms_shared_state_t state;
+    int fd;           /* HELD: open for reading. CLAIMED: open for writing, empty and locked. BUSY: -1 */
+    uint64_t written; /* BUSY: the bytes that are there now */
+} tms_shared_attempt_t;
+
+/* Links the object if it exists and has `bytes` bytes. `claim`: if it does not, claims it; else the state is then BUSY with 0
+ * bytes. An object of another size is damaged: TMS_BACKUP_IO with its name. TMS_BACKUP_IO if the folder is full, with a
+ * sentence about TMS_SHARED_DIR and --shm-size. */
+tms_status_t tms_shared_entry_try(const tms_shared_folder_t *folder, const tms_shared_name_t *name, uint64_t bytes,
+                                  bool claim, tms_shared_attempt_t *attempt, const tms_error_context_t *context,
+                                  tms_error_t *error);
+/* Appends bytes to a claimed object at `offset`. A full folder, and a limit of this process (RLIMIT_FSIZE, without SIGXFSZ),
+ * are TMS_BACKUP_IO as above. */
+tms_status_t tms_shared_entry_write(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd,
+                                    const void *data, uint64_t bytes, uint64_t offset, const tms_error_context_t *context,
+                                    tms_error_t *error);
+/* Gives a claimed object that is whole its name. *fd becomes a descriptor for reading of the object that has the name: of this
+ * file, or of one that has come before. After a failure the claim is gone. */
+tms_status_t tms_shared_entry_finish(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int *fd,
+                                     const tms_error_context_t *context, tms_error_t *error);
+/* Gives up a claim, and removes the file. Closes the descriptor. */
+void tms_shared_entry_abandon(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd);
+/* Removes the holder's link, and the object if nobody else has one. */
+void tms_shared_entry_drop(const tms_shared_folder_t *folder, const tms_shared_name_t *name);
+
+#endif
