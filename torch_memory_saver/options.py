@@ -62,7 +62,12 @@ __all__ = [
 DEFAULT_TAG = "default"
 
 #: The public names of the kinds of backups, and what a pause can select instead of them.
-BACKUPS = {"host": _core.BACKUP_PINNED, "mmap": _core.BACKUP_MMAP, "disk": _core.BACKUP_DISK}
+BACKUPS = {
+    "host": _core.BACKUP_PINNED,
+    "mmap": _core.BACKUP_MMAP,
+    "disk": _core.BACKUP_DISK,
+    "shared": _core.BACKUP_SHARED,
+}
 _PAUSE_BACKUPS = {**BACKUPS, "discard": _core.BACKUP_NONE}
 #: The C++ package's names of those in host memory.
 _BACKENDS = {"pinned": "host", "mmap": "mmap"}

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchMemorySaver", "forward_settings", "torch_memory_saver"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_Backup: TypeAlias = Literal["host", "mmap", "disk"] | None
+_Backup: TypeAlias = Literal["host", "mmap", "disk", "shared"] | None
 _HostMemory: TypeAlias = Literal["release", "pool", "retain"] | None
 _Tag: TypeAlias = str | Iterable[str] | None
 _When: TypeAlias = Literal["before", "after"]
@@ -316,7 +316,9 @@ class TorchMemorySaver:
             enable_disk_backup: The C++ package's ``backup="disk"``.
             cpu_backup_backend: "mmap" with ``enable_cpu_backup`` is ``backup="mmap"``.
             backup: Where a pause keeps the contents: "host" (pinned host memory, fast), "mmap" (pageable host memory,
-                released at the resume) or "disk" (a file, see :meth:`set_disk_backup_dir`). With None a pause discards them.
+                released at the resume), "disk" (a file, see :meth:`set_disk_backup_dir`) or "shared" (one copy in memory for
+                all processes of this user that have equal contents, see guides/shared-backups.md of the documentation). With
+                None a pause discards them.
             host_memory: Use of the backup's host memory after a resume: "release" (released to the system), "pool"
                 (kept, pinned, for any later backup) or "retain" (kept with its contents, for :meth:`get_cpu_backup` and for
                 the next pause, which copies only what has changed; a backup on disk is kept as well). None:
@@ -523,9 +525,9 @@ class TorchMemorySaver:
             tag: One tag or an iterable of tags. None selects every tag. A tag with ``*``, ``?`` or ``[`` that no region or
                 allocation has had is a pattern (:mod:`fnmatch`, case-sensitive) for the tags that allocations have had when
                 the call begins.
-            backup: Where this pause keeps the contents, in place of the choice of the regions: "host", "mmap" or "disk" as
-                for :meth:`region`, or "discard" (nowhere). None applies the choice of the regions. "discard" also makes a
-                pause possible if a backup is lost.
+            backup: Where this pause keeps the contents, in place of the choice of the regions: "host", "mmap", "disk" or
+                "shared" as for :meth:`region`, or "discard" (nowhere). None applies the choice of the regions. "discard"
+                also makes a pause possible if a backup is lost.
             live_only: False copies the free blocks as well.
             progress: Called on this thread with (bytes done, total bytes), a few times a second while contents are copied,
                 and once at the end. It must not call pause or resume.
@@ -706,8 +708,7 @@ class TorchMemorySaver:
         This is for data that an engine computes only once, in memory without a backup: rope tables, scales, running
         statistics. A pause copies these storages to pinned host memory, and nothing else of that memory. The resume restores
         the storages; the rest of the memory has undefined contents. ``pause(backup="discard")`` drops all contents, and
-        ``"host"`` and ``"disk"`` keep all contents. In memory with a backup, and in memory that is not managed, nothing
-        changes.
+        every other choice keeps all contents. In memory with a backup, and in memory that is not managed, nothing changes.
 
         Args:
             what: Tensors, modules, or iterables of them, such as ``state_dict().values()``. A tensor stands for its whole

@@ -68,7 +68,8 @@ typedef struct tms_error {
     X(NONE, 0, "none")     /* contents are discarded */                                                                     \
     X(PINNED, 1, "pinned") /* pinned host memory */                                                                         \
     X(MMAP, 2, "mmap")     /* ordinary host memory, given back to the system at resume */                                   \
-    X(DISK, 3, "disk")     /* a file in the backup directory */
+    X(DISK, 3, "disk")     /* a file in the backup directory */                                                             \
+    X(SHARED, 4, "shared") /* one copy in memory for all processes of the user */
 
 typedef enum tms_backup_kind {
 #define TMS_BACKUP_KIND(kind, number, name) TMS_BACKUP_##kind = (number),

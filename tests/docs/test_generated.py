@@ -116,7 +116,7 @@ def test_a_description_has_signature_arguments_and_errors() -> None:
     page = (REFERENCE / "api" / "regions.md").read_text(encoding="utf-8")
     pause = page.partition("### `pause`")[2].partition("### `resume`")[0]
     assert "    timeout: float | None = 10.0,\n" in pause
-    assert '    backup: Literal["host", "mmap", "disk"] | None | Literal["discard"] = None,\n' in pause
+    assert '    backup: Literal["host", "mmap", "disk", "shared"] | None | Literal["discard"] = None,\n' in pause
     assert re.search(r"\*\*Arguments\*\*\n\n- `tag`: ", pause) and "- `progress`: " in pause
     assert re.search(r"\*\*Raises\*\*\n\n- `InvalidArgumentError`: ", pause)
     assert ":meth:" not in page and "``" not in page.replace("```", "")

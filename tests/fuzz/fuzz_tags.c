@@ -54,7 +54,7 @@ static void enter_or_set(tms_region_defaults_t *defaults, const char *name, oper
     const bool enter = operation == ENTER;
     tms_error_t error;
     const tms_region_settings_t settings = {.managed = managed, .backup = backup, .tag = name};
-    bool good = *name && backup >= TMS_BACKUP_NONE && backup <= TMS_BACKUP_DISK;
+    bool good = *name && backup >= TMS_BACKUP_NONE && backup <= TMS_BACKUP_SHARED;
     int before = UNTOUCHED, after = UNTOUCHED;
     uint64_t level = 0;
     tms_region_t old = tms_region_current(defaults, &before);

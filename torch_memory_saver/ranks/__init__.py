@@ -35,7 +35,7 @@ def pause(
     group: Any = None,
     timeout: float = TIMEOUT_S,
     *,
-    backup: Literal["host", "mmap", "disk", "discard"] | None = None,
+    backup: Literal["host", "mmap", "disk", "shared", "discard"] | None = None,
 ) -> PauseReport:
     """Pause memory on all ranks, or on none.
 

@@ -38,7 +38,7 @@ class Allocation:
         device: CUDA ordinal.
         state: "active", "pausing", "paused", "resuming", "damaged" or "repairing" (damaged, and a call is retrying the
             release).
-        backup: Kind of backup that the allocation has: "none", "host", "mmap" or "disk".
+        backup: Kind of backup that the allocation has: "none", "host", "mmap", "disk" or "shared".
         tag: Tag of the region.
         age: Seconds since the allocation was made.
         state_age: Seconds since its state last changed.

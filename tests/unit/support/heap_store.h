@@ -8,7 +8,7 @@
 
 #include "backup/stores.h"
 
-#define HEAP_BACKUP ((tms_backup_kind_t)(TMS_BACKUP_DISK + 1))
+#define HEAP_BACKUP ((tms_backup_kind_t)(TMS_BACKUP_SHARED + 1))
 
 /* Where it can fail. commit, cancel, discard and destroy cannot; but the memory that they release may be refused, and is
  * then quarantined. */

@@ -210,7 +210,7 @@ static void test_bad_settings_change_nothing(void **state) {
     (void)state;
     const tms_region_settings_t bad[] = {settings_of(NULL, TMS_BACKUP_NONE, MANAGED),
                                          settings_of("", TMS_BACKUP_NONE, MANAGED), settings_of("x", -1, MANAGED),
-                                         settings_of("x", TMS_BACKUP_DISK + 1, MANAGED)};
+                                         settings_of("x", TMS_BACKUP_SHARED + 1, MANAGED)};
     (void)enter("a", TMS_BACKUP_PINNED, MANAGED);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         uint64_t id = 0;

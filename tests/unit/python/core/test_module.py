@@ -103,8 +103,9 @@ def test_rows_have_the_fields_of_the_stub() -> None:
 
 
 def test_constants_are_those_of_the_c_interface() -> None:
-    assert [_core.BACKUP_NONE, _core.BACKUP_PINNED, _core.BACKUP_MMAP, _core.BACKUP_DISK] == [0, 1, 2, 3]
-    assert dict(_core.BACKUP_KINDS) == {"none": 0, "pinned": 1, "mmap": 2, "disk": 3}
+    assert [_core.BACKUP_NONE, _core.BACKUP_PINNED, _core.BACKUP_MMAP] == [0, 1, 2]
+    assert [_core.BACKUP_DISK, _core.BACKUP_SHARED] == [3, 4]
+    assert dict(_core.BACKUP_KINDS) == {"none": 0, "pinned": 1, "mmap": 2, "disk": 3, "shared": 4}
     for name, number in _core.BACKUP_KINDS.items():
         assert getattr(_core, f"BACKUP_{name.upper()}") == number
     with pytest.raises(TypeError):
@@ -157,7 +158,7 @@ def test_two_copies_of_the_module_share_the_state(simulator: Any) -> None:
         ("region_enter", (b"a", 0, True), TypeError, "tag must be a str, not <class 'bytes'>"),
         ("region_enter", (None, 0, True), TypeError, "tag must be a str"),
         ("region_enter", ("a", "pinned", True), TypeError, "backup must be an int"),
-        ("region_enter", ("a", 4, True), ValueError, "backup"),
+        ("region_enter", ("a", 5, True), ValueError, "backup"),
         ("region_enter", ("a", 0, 1), TypeError, "managed must be a bool"),
         ("region_set", ("", 0, True), ValueError, r"region_set\(\): a tag"),
         ("region_leave", ("1",), TypeError, "region must be an int"),
@@ -247,7 +248,7 @@ def test_bad_arguments_are_named_and_change_nothing(
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: _core.pause(None, None, backup=4), "backup"),
+        (lambda: _core.pause(None, None, backup=5), "backup"),
         (lambda: _core.pause(None, None, backup=-1), "backup"),
         (lambda: _core.resume(None, None, host_memory=4), "policy"),
         (lambda: _core.resume(None, None, host_memory=-1), "policy"),

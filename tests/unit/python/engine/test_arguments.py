@@ -45,12 +45,13 @@ def test_pause_backup_choices() -> None:
     assert options.choose_pause_backup("host") == _core.BACKUP_PINNED
     assert options.choose_pause_backup("mmap") == _core.BACKUP_MMAP
     assert options.choose_pause_backup("disk") == _core.BACKUP_DISK
+    assert options.choose_pause_backup("shared") == _core.BACKUP_SHARED
     assert options.choose_pause_backup("discard") == _core.BACKUP_NONE
 
 
 @pytest.mark.parametrize("backup", ["", "Host", "pinned", 0, False, ["host"]])
 def test_unknown_pause_backups_are_refused(backup: object) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match='"host", "mmap", "disk" or "discard"'):
+    with pytest.raises(errors.InvalidArgumentError, match='"host", "mmap", "disk", "shared" or "discard"'):
         options.choose_pause_backup(backup)
 
 

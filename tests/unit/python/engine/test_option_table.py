@@ -17,7 +17,7 @@ from torch_memory_saver.saver import TorchMemorySaver
 
 #: The type of a public option, by its kind.
 TYPES = {
-    "BACKUP": Literal["host", "mmap", "disk", "discard"] | None,
+    "BACKUP": Literal["host", "mmap", "disk", "shared", "discard"] | None,
     "HOST_MEMORY": Literal["release", "pool", "retain"] | None,
     "IF_SHARED": Literal["allow", "wait", "refuse"],
     "FLAG": bool,
