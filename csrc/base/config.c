@@ -24,6 +24,7 @@
     X(LIMIT, "TMS_HOST_POOL_LIMIT_MB", NULL, host_pool_limit_bytes, "", "a whole number from 0 to 2^40")                    \
     X(FOLDER, "TMS_DISK_BACKUP_DIR", "TMPDIR", disk_backup_directory, "/tmp", "an absolute path")                           \
     X(MEGABYTES, "TMS_DISK_BACKUP_CHUNK_MB", NULL, disk_backup_chunk_bytes, "256", "a whole number from 1 to 2^40")         \
+    X(TEXT, "TMS_SHARED_DIR", NULL, shared_directory, "", "an absolute path")                                               \
     X(TEXT, "TMS_LOCK_DIR", NULL, lock_directory, "", "an absolute path")                                                   \
     X(BOOL, "TMS_RUNS", NULL, runs, "1", BOOL_ALLOWED)                                                                      \
     X(BOOL, "TMS_VERIFY_BACKUPS", NULL, verify_backups, "0", BOOL_ALLOWED)                                                  \

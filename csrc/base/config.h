@@ -42,6 +42,10 @@ typedef struct tms_config {
                                          but its parents are not */
     uint64_t disk_backup_chunk_bytes; /* TMS_DISK_BACKUP_CHUNK_MB: pinned staging memory of disk backups for each GPU that
                                          copies, in MiB; more than 12 are never used */
+    char *shared_directory;           /* TMS_SHARED_DIR: the folder in memory (tmpfs) in which the processes of one user share
+                                         the contents of backups. It is created if it is missing, but its parents are not.
+                                         Unset means `/dev/shm/torch_memory_saver-store-<uid>`. No other user may be able to
+                                         write to it */
     char *lock_directory;             /* TMS_LOCK_DIR: the directory in which `resume(exclusive=True)` keeps one lock file
                                          for each GPU. Unset means `/tmp/torch_memory_saver-<uid>`. All processes that take
                                          turns use the same directory and belong to the same user. No other user may be

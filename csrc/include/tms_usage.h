@@ -14,6 +14,8 @@
     X(paused_bytes)         /* reserved bytes without physical memory now */                                                \
     X(host_backup_bytes)    /* host memory held in backups now */                                                           \
     X(disk_backup_bytes)    /* bytes of backup files now */                                                                 \
+    X(shared_backup_bytes)  /* bytes of the shared objects that this process holds now, each once */                        \
+    X(shared_made_bytes)    /* part of shared_backup_bytes: objects that this process wrote */                              \
     X(pauses_total)         /* pauses that succeeded */                                                                     \
     X(resumes_total)        /* resumes that succeeded */                                                                    \
     X(failures_total)       /* pauses, resumes and allocations that failed */                                               \
