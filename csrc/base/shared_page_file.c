@@ -8,12 +8,11 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/random.h"
+#include "base/size_limit.h"
 
 enum {
     FILE_MODE = 0600,
@@ -32,25 +31,12 @@ static bool fail(tms_directory_failure_t *failure, const char *call, int os_erro
     return false;
 }
 
-/* Makes names unique, because two processes in different PID namespaces may have the same number. */
-static uint64_t random_number(void) {
-    uint64_t number = 0;
-    if (getrandom(&number, sizeof(number), GRND_NONBLOCK) == (ssize_t)sizeof(number)) return number;
-    return tms_clock_nanoseconds() ^ (uint64_t)(uintptr_t)&number;
-}
-
-/* Checked in advance, because a file that grows beyond RLIMIT_FSIZE raises SIGXFSZ. */
-static bool check_size_limit(tms_directory_failure_t *failure) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return true;
-    return limit.rlim_cur >= TMS_SHARED_PAGE_BYTES || fail(failure, "the check of RLIMIT_FSIZE", EFBIG);
-}
-
 static bool fill(tms_shared_page_file_t *file, tms_directory_failure_t *failure) {
     int os_error;
     /* The file is locked before it is long enough to be a page, because a reader removes a page that it can lock. */
     if (flock(file->fd, LOCK_EX | LOCK_NB) != 0) return fail(failure, "flock", errno);
-    if (!check_size_limit(failure)) return false;
+    os_error = tms_size_limit_check(TMS_SHARED_PAGE_BYTES);
+    if (os_error != 0) return fail(failure, "the check of RLIMIT_FSIZE", os_error);
     do os_error = posix_fallocate(file->fd, 0, TMS_SHARED_PAGE_BYTES);
     while (os_error == EINTR);
     if (os_error != 0) return fail(failure, "posix_fallocate", os_error);
@@ -67,7 +53,8 @@ bool tms_shared_page_file_create(tms_shared_page_file_t *file, const char *confi
     file->words = NULL;
     int directory = tms_private_directory_open(&place, file->path, failure);
     if (directory < 0) return false;
-    snprintf(name, sizeof(name), "tms-%ld-%016llx.page", (long)getpid(), (unsigned long long)random_number());
+    /* Two processes in different PID namespaces may have the same number. */
+    snprintf(name, sizeof(name), "tms-%ld-%016llx.page", (long)getpid(), (unsigned long long)tms_random_number());
     size_t length = strlen(file->path);
     bool made =
         (size_t)snprintf(file->path + length, sizeof(file->path) - length, "/%s", name) < sizeof(file->path) - length;

@@ -3,7 +3,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
+
+#include "base/random.h"
 
 /* The PTX of csrc/kernels/fingerprint.cu, as a string. The driver compiles it. */
 extern const char tms_fingerprint_ptx[] __attribute__((visibility("hidden")));
@@ -17,16 +18,6 @@ __asm__(".pushsection .rodata\n"
         ".size tms_fingerprint_ptx, . - tms_fingerprint_ptx\n"
         ".popsection\n");
 
-/* Fills memory with random bytes. Returns 0 or an errno. */
-static int draw(void *memory, size_t bytes) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t got = getrandom((char *)memory + done, bytes - done, 0);
-        if (got < 0 && errno != EINTR) return errno;
-        if (got > 0) done += (size_t)got;
-    }
-    return 0;
-}
-
 /* Draws a key and queues its copy to the module. */
 static tms_status_t set_key(const tms_fingerprint_module_t *loaded, const tms_driver_table_t *driver, CUstream stream,
                             const tms_error_context_t *context, tms_error_t *error) {
@@ -37,7 +28,7 @@ static tms_status_t set_key(const tms_fingerprint_module_t *loaded, const tms_dr
     if (status != TMS_OK) return status;
     tms_fingerprint_key_t *key = malloc(sizeof *key);
     if (!key) return tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
-    int os_error = draw(key, sizeof *key);
+    int os_error = tms_random_fill(key, sizeof *key);
     if (os_error != 0) status = tms_error_set_os(error, context, "getrandom", os_error, NULL);
     /* The driver has read pageable memory when the call returns. */
     if (status == TMS_OK)

@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
@@ -20,6 +18,7 @@
 #include <unistd.h>
 
 #include "backup/disk/domain.h"
+#include "base/random.h"
 
 enum {
     DIRECTORY_MODE = 0700,
@@ -76,12 +75,6 @@ tms_status_t tms_disk_open_directory(const char *path, tms_directory_t *found, c
     return status;
 }
 
-int tms_disk_check_size_limit(uint64_t end) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 0;
-    return end > limit.rlim_cur ? EFBIG : 0;
-}
-
 int tms_disk_check_free_space(int fd, uint64_t bytes, const char **call) {
     struct statvfs space;
     while (fstatvfs(fd, &space) != 0) {
@@ -111,16 +104,6 @@ const char *tms_disk_identify(int fd, tms_disk_identity_t *identity) {
 bool tms_disk_is_same(const struct stat *found, const tms_disk_identity_t *identity) {
     if (!S_ISREG(found->st_mode) || found->st_uid != geteuid()) return false;
     return !identity->known || (found->st_dev == identity->device && found->st_ino == identity->number);
-}
-
-static uint64_t random_number(void) {
-    uint64_t number = 0;
-    if (getrandom(&number, sizeof(number), GRND_NONBLOCK) == (ssize_t)sizeof(number)) return number;
-    /* The kernel has no random numbers yet early in the boot. O_EXCL makes names unique; randomness only makes collisions
-     * rare. */
-    struct timespec now = {0, 0};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return ((uint64_t)now.tv_sec << 32) ^ (uint64_t)now.tv_nsec ^ (uint64_t)(uintptr_t)&number;
 }
 
 /* Returns 0 or errno. */
@@ -174,7 +157,7 @@ static const char *make_lock_file(tms_disk_lock_t *lock, const char *path, size_
     char name[NAME_BYTES];
     bool locked = false;
     snprintf(lock->prefix, prefix_bytes, "%s/" NAME_START "%0*" PRIx64 "-%ld-%0*" PRIx64, path, TMS_DISK_DOMAIN_DIGITS,
-             tms_disk_domain(), (long)getpid(), RANDOM_DIGITS, random_number());
+             tms_disk_domain(), (long)getpid(), RANDOM_DIGITS, tms_random_number());
     lock->name = lock->prefix + strlen(path) + 1;
     lock->suffix = NEW_SUFFIX;
     write_name(lock, lock->suffix, name);

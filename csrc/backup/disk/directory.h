@@ -23,8 +23,6 @@ tms_status_t tms_disk_open_directory(const char *path, tms_directory_t *found, c
  * failure. */
 int tms_disk_open_at(int directory, const char *name, int flags);
 
-/* Returns 0, or EFBIG if RLIMIT_FSIZE is below `end`: a write would also raise SIGXFSZ. */
-int tms_disk_check_size_limit(uint64_t end);
 /* Returns 0 if the file system of `fd` has room for `bytes`, else errno. *call is set if the query itself failed. */
 int tms_disk_check_free_space(int fd, uint64_t bytes, const char **call);
 

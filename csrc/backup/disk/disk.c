@@ -11,6 +11,7 @@
 
 #include "backup/disk/directory.h"
 #include "backup/host/store.h"
+#include "base/size_limit.h"
 
 enum {
     NUMBER_BYTES = 32,             /* "-<number>.backup" and its NUL */
@@ -211,7 +212,7 @@ static int set_size(int fd, uint64_t bytes) {
 static tms_status_t reserve_space(int fd, uint64_t bytes, const char *path, tms_wait_t *wait,
                                   const tms_error_context_t *context, tms_error_t *error) {
     const char *call = "fallocate";
-    int os_error = tms_disk_check_size_limit(bytes);
+    int os_error = tms_size_limit_check(bytes);
     /* Checked first, because a reservation that cannot succeed would fill the disk for other programs until it fails. */
     if (os_error == 0) os_error = tms_disk_check_free_space(fd, bytes, &call);
     for (uint64_t offset = 0; os_error == 0 && offset < bytes; offset += RESERVE_STEP_BYTES) {

@@ -7,6 +7,7 @@
 
 #include "backup/disk/directory.h"
 #include "base/cache.h"
+#include "base/size_limit.h"
 
 /* ---- files ---- */
 
@@ -97,7 +98,7 @@ tms_status_t tms_disk_handle_open(tms_disk_handle_t *handle, tms_disk_file_t *fi
                                   const tms_error_context_t *context, tms_error_t *error) {
     struct stat found;
     const char *call = NULL;
-    int limit = write ? tms_disk_check_size_limit(file->bytes) : 0;
+    int limit = write ? tms_size_limit_check(file->bytes) : 0;
     if (limit != 0) return tms_error_set_os(error, context, "pwrite", limit, file->path);
     int direct_fd = -1, plain_fd = -1;
     if (direct && may_be_direct(file)) {

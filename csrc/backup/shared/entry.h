@@ -1,11 +1,17 @@
 /* One object in the folder: objects/NAME, or objects/NAME.part while a process writes it.
  *
- * A process holds an object by a link in its holder. A writer has the .part file open and locked with flock. It writes, links
- * the file to its holder and then to objects/NAME, and removes the name .part. So an object that has its name is whole, and
- * has two links at least. If objects/NAME exists by then, the writer's file goes and the other one is linked.
+ * A process holds an object by a link in its holder. A writer has the .part file open and locked with flock. It writes,
+ * links the file to its holder and then to objects/NAME, and removes the name .part. So an object that has its name is
+ * whole, and has two links at least. If objects/NAME exists by then, the writer's file goes and the other one is linked.
  *
- * The lock of a .part that nobody writes can be taken, so the file of a dead writer is written again from its beginning, after
- * the file that was locked was compared with the one of that name. A finished object has mode 0400 and is never written.
+ * The lock of a .part that nobody writes can be taken. Whoever takes it removes the file, because the dead writer may have
+ * linked it, and makes a new one. A finished object has mode 0400 and is never written.
+ *
+ * An object may lose its name while a process links it, because another process gives up the last link. The process keeps
+ * its bytes, and gives the object its name again when it notices.
+ *
+ * The descriptors belong to the caller, who closes them in a forked child: a child that kept the one of a claim would keep
+ * the claim of a dead parent.
  *
  * Makes no driver call. Any thread; two threads of a process do not use one name at once. */
 #ifndef TMS_SHARED_ENTRY_H
@@ -25,8 +31,8 @@ typedef struct tms_shared_attempt {
     uint64_t written; /* BUSY: the bytes that are there now */
 } tms_shared_attempt_t;
 
-/* Links the object if it exists and has `bytes` bytes. `claim`: if it does not, claims it; else the state is then BUSY with 0
- * bytes. An object of another size is damaged: TMS_BACKUP_IO with its name. TMS_BACKUP_IO if the folder is full, with a
+/* Links the object if it exists and has `bytes` bytes. `claim`: if it does not, claims it; else the state is then BUSY with
+ * 0 bytes. An object of another size is damaged: TMS_BACKUP_IO with its name. TMS_BACKUP_IO if the folder is full, with a
  * sentence about TMS_SHARED_DIR and --shm-size. */
 tms_status_t tms_shared_entry_try(const tms_shared_folder_t *folder, const tms_shared_name_t *name, uint64_t bytes,
                                   bool claim, tms_shared_attempt_t *attempt, const tms_error_context_t *context,
@@ -36,8 +42,8 @@ tms_status_t tms_shared_entry_try(const tms_shared_folder_t *folder, const tms_s
 tms_status_t tms_shared_entry_write(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd,
                                     const void *data, uint64_t bytes, uint64_t offset, const tms_error_context_t *context,
                                     tms_error_t *error);
-/* Gives a claimed object that is whole its name. *fd becomes a descriptor for reading of the object that has the name: of this
- * file, or of one that has come before. After a failure the claim is gone. */
+/* Gives a claimed object that is whole its name. *fd becomes a descriptor for reading of the object that has the name: of
+ * this file, or of one that has come before. After a failure the claim is gone. */
 tms_status_t tms_shared_entry_finish(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int *fd,
                                      const tms_error_context_t *context, tms_error_t *error);
 /* Gives up a claim, and removes the file. Closes the descriptor. */

@@ -1,13 +1,12 @@
 /* The folder of the shared store, its key, and the holder of this process (docs/architecture-shared-store.md).
  *
- * The folder must be private (base/private_directory.h), no link, and on tmpfs; else it is refused by name. `key` has the
- * number of the format and a tms_shared_key_t. It is written under another name and linked, so that it is whole or does not
- * exist. A key of another format or length is refused by name.
+ * The folder must belong to this user, be private (base/private_directory.h), no link, and on tmpfs; else it is refused by
+ * name. So is a folder whose key is not usable (key.h).
  *
  * The holder is a directory with a lock file, which this process keeps locked with flock, and hard links to objects. It is
  * made under a name that begins with ".", locked, and renamed. The lock opens when the process ends, in any way. Whoever
  * takes the lock of a holder compares the file that it has with the one of that name (device and inode): another process may
- * have removed the holder in between.
+ * have removed the holder in between. A process whose holder was removed while it was made makes another one.
  *
  * A process that is killed at any point leaves nothing that tms_shared_folder_clean of another process does not remove. A
  * holder without a lock file, an unfinished key and an unfinished holder count as well.
@@ -25,7 +24,7 @@
 #include "base/log.h"
 #include "base/status.h"
 
-enum { TMS_SHARED_FORMAT = 1, TMS_SHARED_HOLDER_DIGITS = 16 };
+enum { TMS_SHARED_HOLDER_DIGITS = 16 };
 
 /* `root` -1: not open. */
 typedef struct tms_shared_folder {
@@ -39,19 +38,20 @@ typedef struct tms_shared_folder {
 } tms_shared_folder_t;
 
 /* Opens the folder, which is made if it is missing, reads or makes its key, and makes a holder. `configured` is the value of
- * TMS_SHARED_DIR, or NULL. TMS_BACKUP_IO, TMS_OUT_OF_HOST_MEMORY. After a failure nothing is open, and nothing that this call
- * has made in the folder is left but an empty folder or its key. */
+ * TMS_SHARED_DIR, or NULL. TMS_BACKUP_IO, TMS_OUT_OF_HOST_MEMORY. After a failure nothing is open, and nothing that this
+ * call has made in the folder is left but an empty folder or its key. */
 tms_status_t tms_shared_folder_open(tms_shared_folder_t *folder, const char *configured, const tms_log_t *log,
                                     const tms_error_context_t *context, tms_error_t *error);
 /* Whether the path still names the folder that is open, and the holder is still in it. */
 bool tms_shared_folder_is_current(const tms_shared_folder_t *folder, const char *configured);
-/* Removes what dead processes have left: their holders, and, if there was one, unfinished objects whose lock can be taken and
- * objects that no holder and no published name links. What cannot be removed is logged. */
+/* Removes what dead processes have left: their holders, and, if there was one, unfinished objects whose lock can be taken
+ * and objects that no holder and no published name links. What cannot be removed is logged. */
 void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t *log);
-/* Removes the holder with its links, the objects that nobody else links, and closes the descriptors. Accepts a folder that is
- * not open. */
+/* Removes the holder with its links, the objects that nobody else links, and closes the descriptors. Accepts a folder that
+ * is not open. */
 void tms_shared_folder_close(tms_shared_folder_t *folder, const tms_log_t *log);
-/* In a forked child: closes the descriptors without unlocking, and forgets the folder. */
+/* In a forked child: closes the descriptors without unlocking, and forgets the folder. A child that kept the lock's
+ * descriptor would keep the holder of a dead parent alive. */
 void tms_shared_folder_after_fork_in_child(tms_shared_folder_t *folder);
 
 #endif
