@@ -40,14 +40,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 SHARED = "include"
 # The parts of some layers in the same form. A part is a module directly in the layer, or a folder.
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "backup": (("content",), ("fingerprints",), ("backup",), ("host",), ("disk",), ("stores",), ("pass",)),
+    "backup": (("content",), ("fingerprints",), ("backup",), ("host",), ("disk", "shared"), ("stores",), ("pass",)),
     "core": (("model",), ("allocation",), ("transition",)),
 }
 # (user, used): the modules of the used part whose headers the user may include. A pair that is not listed: all modules.
 BACKUP_DOORS: dict[tuple[str, str], frozenset[str]] = {
     ("disk", "host"): frozenset({"backup/host/store", "backup/host/map"}),
+    ("shared", "host"): frozenset({"backup/host/store", "backup/host/map", "backup/host/batch", "backup/host/copy"}),
     ("stores", "host"): frozenset({"backup/host/operations"}),
     ("stores", "disk"): frozenset({"backup/disk/operations"}),
+    ("stores", "shared"): frozenset({"backup/shared/operations"}),
     ("pass", "host"): frozenset({"backup/host/batch"}),
 }
 SIMULATOR = "simulator"

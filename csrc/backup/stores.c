@@ -58,6 +58,10 @@ void tms_backup_stores_drain(tms_backup_stores_t *stores) {
 
 void tms_backup_stores_release(tms_backup_stores_t *stores) { FOR_EACH(entry, stores) CALL(entry, release, entry->store); }
 
+void tms_backup_stores_after_pause(tms_backup_stores_t *stores) {
+    FOR_EACH(entry, stores) CALL(entry, after_pause, entry->store);
+}
+
 void tms_backup_stores_after_resume(tms_backup_stores_t *stores) {
     FOR_EACH(entry, stores) CALL(entry, after_resume, entry->store);
 }

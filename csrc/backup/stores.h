@@ -12,6 +12,7 @@
 #include "backup/backup.h"
 #include "backup/disk/operations.h"
 #include "backup/host/operations.h"
+#include "backup/shared/operations.h"
 #include "device/fingerprinter.h"
 
 #define TMS_BACKUP_BIT(kind) (1u << TMS_BACKUP_##kind)
@@ -20,7 +21,8 @@
  * The host store comes first, because others may hold its memory. */
 #define TMS_BACKUP_STORE_ROWS(X)                                                                                            \
     X(host, tms_host_store_t, tms_host_operations, TMS_BACKUP_BIT(PINNED) | TMS_BACKUP_BIT(MMAP))                           \
-    X(disk, tms_disk_directory_t, tms_disk_operations, TMS_BACKUP_BIT(DISK))
+    X(disk, tms_disk_directory_t, tms_disk_operations, TMS_BACKUP_BIT(DISK))                                                \
+    X(shared, tms_shared_store_t, tms_shared_operations, TMS_BACKUP_BIT(SHARED))
 
 typedef struct tms_backup_store {
     const tms_backup_operations_t *operations;
@@ -56,6 +58,7 @@ const tms_backup_store_t *tms_backup_stores_find(const tms_backup_stores_t *stor
 /* Each of these calls the operation of the same name of every store. */
 void tms_backup_stores_drain(tms_backup_stores_t *stores);
 void tms_backup_stores_release(tms_backup_stores_t *stores);
+void tms_backup_stores_after_pause(tms_backup_stores_t *stores);
 void tms_backup_stores_after_resume(tms_backup_stores_t *stores);
 void tms_backup_stores_retry(tms_backup_stores_t *stores);
 void tms_backup_stores_count(const tms_backup_stores_t *stores, tms_counters_t *counters);

@@ -1,5 +1,7 @@
 #include "backup/host/operations.h"
 
+#include "backup/host/copy.h"
+
 static bool on_host(tms_backup_kind_t kind) { return kind == TMS_BACKUP_PINNED || kind == TMS_BACKUP_MMAP; }
 
 static void drop(void **buffer) {
@@ -55,63 +57,13 @@ static uint64_t block_bytes(void *store, const tms_backup_t *backup, const tms_b
 
 /* ---- copies ---- */
 
-/* One step of a copy: `bytes` between the device and the buffer, in parts that end with its pieces. `gathered`: it may be
- * queued together with others. */
-typedef tms_status_t (*step_t)(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool gathered,
-                               const tms_error_context_t *context, tms_error_t *error);
-
-static tms_status_t step_to_host(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool gathered,
-                                 const tms_error_context_t *context, tms_error_t *error) {
-    return gathered ? tms_copier_part_to_host(copier, host, address, bytes, context, error)
-                    : tms_copier_to_host(copier, host, address, bytes, context, error);
-}
-
-static tms_status_t step_to_device(tms_copier_t *copier, char *host, CUdeviceptr address, uint64_t bytes, bool gathered,
-                                   const tms_error_context_t *context, tms_error_t *error) {
-    return gathered ? tms_copier_part_to_device(copier, address, host, bytes, context, error)
-                    : tms_copier_to_device(copier, address, host, bytes, context, error);
-}
-
-static tms_status_t copy_extents(const tms_backup_content_t *content, tms_host_buffer_t *buffer, step_t step,
-                                 tms_copier_t *copier, CUdeviceptr address, const tms_error_context_t *context,
-                                 tms_error_t *error) {
-    tms_extent_t whole;
-    size_t count;
-    const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
-    uint64_t usable_until = 0;
-    bool gathered = false;
-    tms_status_t status = TMS_OK;
-    if (content->extents) status = tms_copier_begin_parts(copier, address, context, error);
-    for (size_t i = 0; status == TMS_OK && i < count; i++) {
-        for (uint64_t part, done = 0; done < extents[i].bytes; done += part) {
-            uint64_t packed = extents[i].packed + done, run = usable_until - packed;
-            if (packed >= usable_until) {
-                status = tms_host_buffer_await(buffer, packed, copier->wait, &run, context, error);
-                if (status != TMS_OK) return status;
-                usable_until = packed + run;
-                /* The behaviour with pageable memory is documented for single copies only. */
-                gathered = content->extents && tms_host_buffer_is_pinned(buffer, packed);
-            }
-            part = extents[i].bytes - done < run ? extents[i].bytes - done : run;
-            status = step(copier, (char *)buffer->memory + packed, address + extents[i].offset + done, part, gathered,
-                          context, error);
-            if (status != TMS_OK) return status;
-        }
-    }
-    return status;
-}
-
-static void drop_held(void *buffer) { tms_host_buffer_drop(buffer); }
-
 static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
     tms_host_buffer_t *buffer = slot->fresh ? slot->fresh : slot->kept;
     uint64_t begun = copier->begun;
     (void)store;
-    tms_status_t status = tms_copier_hold(copier, buffer, drop_held, context, error);
-    if (status == TMS_OK) tms_host_buffer_acquire(buffer);
-    if (status == TMS_OK)
-        status = copy_extents(tms_backup_copied(backup), buffer, step_to_host, copier, address, context, error);
+    tms_status_t status =
+        tms_host_copy_save(buffer, tms_backup_copied(backup), copier, address, context, error);
     /* The contents of a retained buffer are being overwritten. */
     if (!slot->fresh && copier->begun != begun) backup->saved = false;
     return status;
@@ -120,7 +72,7 @@ static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *s
 static tms_status_t load(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
     (void)store;
-    return copy_extents(&backup->held, slot->kept, step_to_device, copier, address, context, error);
+    return tms_host_copy_load(slot->kept, &backup->held, copier, address, context, error);
 }
 
 /* ---- ends ---- */

@@ -161,8 +161,11 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     if (status == TMS_OK && t->saver->config->verify_backups && t->planned.unchanged_bytes > 0)
         status = tms_verification_check(t, known, error);
     if (status == TMS_OK) {
-        t->done.report.copied_bytes = t->planned.total_bytes;
-        t->done.report.unchanged_bytes = t->planned.unchanged_bytes;
+        /* Another process may have written a shared object meanwhile that this one had planned to copy. */
+        const uint64_t copied = atomic_load(&t->done.copied_bytes);
+        t->done.report.copied_bytes = copied;
+        t->done.report.unchanged_bytes = t->planned.unchanged_bytes + t->planned.total_bytes - copied;
+        t->planned.total_bytes = copied;
         tms_transition_report_progress(t);
     }
     return status;
@@ -286,7 +289,9 @@ tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *sel
                           .act = gives_up ? pause_and_give_up : pause_all,
                           .calls = &saver->stats.pauses,
                           .report = report};
-    return tms_transition_run(&t, error);
+    const tms_status_t status = tms_transition_run(&t, error);
+    tms_backup_stores_after_pause(&saver->stores);
+    return status;
 }
 
 /* ---- the check ---- */

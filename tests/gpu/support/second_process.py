@@ -1,4 +1,4 @@
-"""Another process on the same GPU that executes commands, one a line: programs/commands.py."""
+"""Another process on the same GPU that executes commands, one a line: programs/commands.py, or another program."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class SecondProcess:
     environment: Additional variables.
     """
 
-    def __init__(self, environment: tuple[tuple[str, str], ...] = ()) -> None:
-        program = Program("commands.py", environment=environment, preload=STARTED_PRELOADED)
-        self._process = program.start(pipes=True)
+    def __init__(self, environment: tuple[tuple[str, str], ...] = (), program: str = "commands.py") -> None:
+        started = Program(program, environment=environment, preload=STARTED_PRELOADED)
+        self._process = started.start(pipes=True)
         self._timer = threading.Timer(LIFETIME_S, self._process.kill)
         self._timer.start()
         self._killed = False

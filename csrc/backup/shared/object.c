@@ -1,0 +1,178 @@
+#include "backup/shared/object.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* ---- the table ---- */
+
+static tms_shared_object_t **bucket_of(tms_shared_store_t *store, const tms_shared_name_t *name) {
+    enum { DIGITS = 4, HEXADECIMAL = 16 };
+    char first[DIGITS + 1] = {0};
+    memcpy(first, name->text, DIGITS);
+    return &store->buckets[strtoul(first, NULL, HEXADECIMAL) % TMS_SHARED_BUCKETS];
+}
+
+static tms_shared_object_t *find(tms_shared_store_t *store, const tms_shared_name_t *name) {
+    tms_shared_object_t *object = *bucket_of(store, name);
+    while (object && memcmp(&object->name, name, sizeof *name) != 0) object = object->of_bucket;
+    return object;
+}
+
+static tms_shared_object_t *make(tms_shared_store_t *store, const tms_shared_name_t *name, uint64_t bytes, int device) {
+    tms_shared_object_t **bucket = bucket_of(store, name), *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    *made = (tms_shared_object_t){
+        .name = *name, .bytes = bytes, .device = device, .claim = -1, .known = true, .of_bucket = *bucket, .next = store->objects};
+    *bucket = made;
+    if (store->objects) store->objects->previous = made;
+    store->objects = made;
+    return made;
+}
+
+static void forget_name(tms_shared_store_t *store, tms_shared_object_t *object) {
+    if (!object->known) return;
+    tms_shared_object_t **link = bucket_of(store, &object->name);
+    while (*link != object) link = &(*link)->of_bucket;
+    *link = object->of_bucket;
+    object->known = false;
+}
+
+void tms_shared_objects_forget_names(tms_shared_store_t *store) {
+    for (tms_shared_object_t *object = store->objects; object; object = object->next) forget_name(store, object);
+}
+
+void tms_shared_object_free(tms_shared_store_t *store, tms_shared_object_t *object) {
+    if (object->memory) {
+        munmap((void *)(uintptr_t)object->memory, tms_host_round(object->bytes, tms_host_page_bytes()));
+        atomic_fetch_sub(&store->held_bytes, object->bytes);
+        if (object->made) atomic_fetch_sub(&store->made_bytes, object->bytes);
+    }
+    *(object->previous ? &object->previous->next : &store->objects) = object->next;
+    if (object->next) object->next->previous = object->previous;
+    free(object);
+}
+
+tms_shared_object_t *tms_shared_object_use(tms_shared_store_t *store, const tms_shared_name_t *name, uint64_t bytes,
+                                           int device) {
+    pthread_mutex_lock(&store->lock);
+    tms_shared_object_t *object = find(store, name);
+    if (!object) object = make(store, name, bytes, device);
+    if (object) object->users++;
+    pthread_mutex_unlock(&store->lock);
+    return object;
+}
+
+/* With the lock held. */
+static void drop(tms_shared_store_t *store, tms_shared_object_t *object) {
+    if (--object->users > 0) return;
+    if (object->known && object->memory) tms_shared_entry_drop(&store->folder, &object->name);
+    forget_name(store, object);
+    if (!object->registered && !object->busy) tms_shared_object_free(store, object);
+}
+
+void tms_shared_object_drop(tms_shared_store_t *store, tms_shared_object_t *object) {
+    pthread_mutex_lock(&store->lock);
+    drop(store, object);
+    pthread_mutex_unlock(&store->lock);
+}
+
+bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t *object, bool wishes) {
+    pthread_mutex_lock(&store->lock);
+    const bool last = object->users == 1;
+    if (last) {
+        object->wishes -= wishes;
+        drop(store, object);
+    }
+    pthread_mutex_unlock(&store->lock);
+    return last;
+}
+
+bool tms_shared_object_is_here(tms_shared_store_t *store, const tms_shared_object_t *object) {
+    pthread_mutex_lock(&store->lock);
+    const bool here = object->memory != NULL;
+    pthread_mutex_unlock(&store->lock);
+    return here;
+}
+
+bool tms_shared_object_is_registered(tms_shared_store_t *store, const tms_shared_object_t *object) {
+    pthread_mutex_lock(&store->lock);
+    const bool registered = object->registered && !object->busy;
+    pthread_mutex_unlock(&store->lock);
+    return registered;
+}
+
+/* ---- one object ---- */
+
+/* With the lock held: the object has `memory` from here on, or is not being made any more (NULL). */
+static void end(tms_shared_store_t *store, tms_shared_object_t *object, const char *memory, bool made) {
+    object->being_made = false;
+    object->claim = -1;
+    object->memory = memory;
+    if (!memory) return;
+    object->made = made;
+    atomic_fetch_add(&store->held_bytes, object->bytes);
+    if (made) atomic_fetch_add(&store->made_bytes, object->bytes);
+}
+
+/* With the lock held: maps the object, and closes the descriptor. */
+static tms_status_t map(tms_shared_store_t *store, tms_shared_object_t *object, int fd, bool made,
+                        const tms_error_context_t *context, tms_error_t *error) {
+    const uint64_t bytes = tms_host_round(object->bytes, tms_host_page_bytes());
+    void *memory = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    const int os_error = errno;
+    close(fd);
+    if (memory == MAP_FAILED) {
+        tms_shared_entry_drop(&store->folder, &object->name);
+        end(store, object, NULL, false);
+        return tms_error_set_os(error, context, "mmap", os_error, object->name.text);
+    }
+    (void)madvise(memory, bytes, MADV_DONTFORK); /* if it fails, a child keeps the memory in use */
+    end(store, object, memory, made);
+    return TMS_OK;
+}
+
+/* With the lock held. */
+static tms_status_t try(tms_shared_store_t *store, tms_shared_object_t *object, bool claim, tms_shared_attempt_t *attempt,
+                        const tms_error_context_t *context, tms_error_t *error) {
+    tms_status_t status = tms_shared_entry_try(&store->folder, &object->name, object->bytes, claim, attempt, context, error);
+    if (status != TMS_OK) return status;
+    if (attempt->state == TMS_SHARED_HELD) return map(store, object, attempt->fd, false, context, error);
+    object->being_made = attempt->state == TMS_SHARED_CLAIMED;
+    object->claim = attempt->fd;
+    return TMS_OK;
+}
+
+tms_status_t tms_shared_object_try(tms_shared_store_t *store, tms_shared_object_t *object, bool claim,
+                                   tms_shared_attempt_t *attempt, bool *here, const tms_error_context_t *context,
+                                   tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    pthread_mutex_lock(&store->lock);
+    *here = object->being_made;
+    *attempt = (tms_shared_attempt_t){.state = object->memory ? TMS_SHARED_HELD : TMS_SHARED_BUSY, .fd = -1};
+    if (!object->memory && !object->being_made) status = try(store, object, claim, attempt, context, error);
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+tms_status_t tms_shared_object_finish(tms_shared_store_t *store, tms_shared_object_t *object,
+                                      const tms_error_context_t *context, tms_error_t *error) {
+    pthread_mutex_lock(&store->lock);
+    int fd = object->claim;
+    tms_status_t status = tms_shared_entry_finish(&store->folder, &object->name, &fd, context, error);
+    if (status == TMS_OK)
+        status = map(store, object, fd, true, context, error);
+    else
+        end(store, object, NULL, false);
+    pthread_mutex_unlock(&store->lock);
+    return status;
+}
+
+void tms_shared_object_abandon(tms_shared_store_t *store, tms_shared_object_t *object) {
+    pthread_mutex_lock(&store->lock);
+    tms_shared_entry_abandon(&store->folder, &object->name, object->claim);
+    end(store, object, NULL, false);
+    pthread_mutex_unlock(&store->lock);
+}

@@ -1,0 +1,252 @@
+#include "backup/shared/operations.h"
+
+#include <math.h>
+#include <unistd.h>
+
+#include "backup/shared/contents.h"
+#include "backup/shared/copy.h"
+#include "backup/shared/registrar.h"
+
+static void drop(tms_shared_store_t *store, void **contents) {
+    tms_shared_contents_drop(store, *contents);
+    *contents = NULL;
+}
+
+/* ---- a pause ---- */
+
+/* Opens the folder, unless it is open, and makes its key the one of the process. Objects of another folder stay mapped, but
+ * are not found any more. */
+static tms_status_t open_folder(tms_shared_store_t *store, const tms_error_context_t *context, tms_error_t *error) {
+    const tms_log_t *log = store->copying->log;
+    if (tms_shared_folder_is_current(&store->folder, store->configured)) {
+        tms_shared_folder_clean(&store->folder, log);
+        return TMS_OK;
+    }
+    tms_shared_objects_forget_names(store);
+    tms_shared_folder_close(&store->folder, log);
+    tms_status_t status = tms_shared_folder_open(&store->folder, store->configured, log, context, error);
+    if (status != TMS_OK) return status;
+    tms_shared_folder_clean(&store->folder, log);
+    tms_fingerprinter_set_key(store->fingerprinter, &store->folder.key->fingerprints);
+    return TMS_OK;
+}
+
+static tms_status_t begin(void *opaque, void **batch, const tms_error_context_t *context, tms_error_t *error) {
+    tms_shared_store_t *store = opaque;
+    struct tms_host_batch *made = NULL;
+    pthread_mutex_lock(&store->lock);
+    store->refuses = false;
+    tms_status_t status = open_folder(store, context, error);
+    pthread_mutex_unlock(&store->lock);
+    if (status == TMS_OK) status = tms_host_batch_create(&made, store->host, context, error);
+    if (status == TMS_OK) *batch = made;
+    return status;
+}
+
+static tms_status_t start(void *batch, const tms_error_context_t *context, tms_error_t *error) {
+    return tms_host_batch_start(batch, context, error);
+}
+
+static tms_status_t check_room(void *batch, const tms_error_context_t *context, tms_error_t *error) {
+    return tms_host_batch_check_room(batch, context, error);
+}
+
+static bool help(void *batch, int device) { return tms_host_batch_help(batch, device); }
+
+static void end(void *batch) { tms_host_batch_destroy(batch); }
+
+static tms_status_t plan(void *opaque, void *batch, tms_backup_t *backup, tms_backup_slot_t *slot,
+                         const tms_backup_request_t *request, const tms_backup_content_t *content,
+                         const tms_error_context_t *context, tms_error_t *error) {
+    tms_shared_store_t *store = opaque;
+    tms_shared_contents_t *fresh = NULL;
+    if (content->bytes == 0) return TMS_OK;
+    if (!backup->fingerprints.fresh)
+        tms_log_once(store->copying->log, &store->warned_private, TMS_LOG_WARNING,
+                     "the fingerprints of shared backups could not be computed, so this process keeps private copies");
+    tms_status_t status =
+        tms_shared_contents_make(store, content, backup->fingerprints.fresh, request->device, &fresh, context, error);
+    if (status != TMS_OK) return status;
+    slot->fresh = fresh;
+    if (fresh->rest.bytes > 0) {
+        const tms_host_request_t wanted = {
+            .bytes = fresh->rest.bytes, .device = request->device, .kind = TMS_BACKUP_PINNED, .group = request->group};
+        status = tms_host_batch_add(batch, &wanted, &fresh->buffer, context, error);
+        if (status == TMS_OK && request->policy == TMS_HOST_POOL) atomic_store(&fresh->buffer->policy, TMS_HOST_POOL);
+    }
+    if (status == TMS_OK) status = tms_shared_contents_missing(store, fresh, &backup->changed, context, error);
+    backup->partial = status == TMS_OK;
+    return status;
+}
+
+static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
+                         CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
+    /* What is replaced needs no room beside the new contents. */
+    if (slot->kept && tms_shared_contents_drop_replaced(store, slot->kept) && backup->held.kind == TMS_BACKUP_SHARED)
+        backup->saved = false;
+    return tms_shared_copy_save(store, slot->fresh, copier, address, context, error);
+}
+
+static void commit(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
+    if (backup->planned.kind == TMS_BACKUP_SHARED || backup->kind != TMS_BACKUP_SHARED) drop(store, &slot->kept);
+    if (!slot->fresh) return;
+    slot->kept = slot->fresh;
+    slot->fresh = NULL;
+    tms_shared_contents_wish(store, slot->kept, true);
+}
+
+static void cancel(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
+    (void)backup;
+    drop(store, &slot->fresh);
+}
+
+static void after_pause(void *store) { tms_shared_registrar_start(store); }
+
+/* ---- a resume ---- */
+
+static tms_status_t load(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
+                         CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
+    (void)backup;
+    tms_shared_registrar_hold(store, true);
+    return tms_shared_copy_load(store, slot->kept, copier, address, context, error);
+}
+
+/* The links stay, so that the next pause finds the objects that have not changed. */
+static bool discard(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_host_policy_t policy) {
+    tms_shared_contents_t *kept = slot->kept;
+    if (policy == TMS_HOST_RETAIN && backup->saved && backup->held.kind == TMS_BACKUP_SHARED) return true;
+    if (!kept) return false;
+    tms_shared_contents_wish(store, kept, false);
+    tms_shared_contents_drop_private(kept, policy);
+    return false;
+}
+
+static void after_resume(void *store) {
+    tms_shared_registrar_hold(store, false);
+    tms_shared_registrar_start(store);
+}
+
+static tms_status_t read_part(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
+                              uint64_t bytes, void *destination, bool *found, tms_wait_t *wait,
+                              const tms_error_context_t *context, tms_error_t *error) {
+    (void)store;
+    (void)backup;
+    (void)wait;
+    (void)context;
+    (void)error;
+    *found = slot->kept && tms_shared_contents_read(slot->kept, offset, bytes, destination);
+    return TMS_OK;
+}
+
+static void explain(const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset, tms_error_t *error) {
+    const tms_shared_contents_t *kept = slot->kept;
+    (void)backup;
+    for (size_t i = 0; kept && i < kept->part_count; i++) {
+        const tms_shared_part_t *part = &kept->parts[i];
+        if (part->object && offset >= part->offset && offset - part->offset < part->bytes)
+            tms_error_append(error, " The object %s of the shared store is damaged.", part->object->name.text);
+    }
+}
+
+static void destroy(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
+    (void)backup;
+    drop(store, &slot->fresh);
+    drop(store, &slot->kept);
+}
+
+/* ---- the process ---- */
+
+static tms_status_t init(void *opaque, const tms_backup_setup_t *setup, tms_error_t *error) {
+    tms_shared_store_t *store = opaque;
+    (void)error;
+    *store = (tms_shared_store_t){.configured = setup->config->shared_directory,
+                                  .copying = setup->copying,
+                                  .host = setup->host,
+                                  .fingerprinter = setup->fingerprinter,
+                                  .patience_seconds = TMS_SHARED_PATIENCE_SECONDS,
+                                  .folder = {.root = -1}};
+    pthread_mutex_init(&store->lock, NULL);
+    tms_wait_condition_init(&store->changed);
+    return TMS_OK;
+}
+
+static void close_store(void *store, double deadline) { tms_shared_registrar_close(store, deadline); }
+
+static void at_exit(void *opaque) {
+    tms_shared_store_t *store = opaque;
+    pthread_mutex_lock(&store->lock);
+    tms_shared_objects_forget_names(store);
+    tms_shared_folder_close(&store->folder, store->copying->log);
+    pthread_mutex_unlock(&store->lock);
+}
+
+/* The registrar ends the registrations of the objects, which have no user any more. */
+static void drain(void *opaque) {
+    tms_shared_store_t *store = opaque;
+    tms_shared_registrar_start(store);
+    pthread_mutex_lock(&store->lock);
+    while (store->registrar_runs) (void)tms_wait_until(&store->changed, &store->lock, INFINITY);
+    pthread_mutex_unlock(&store->lock);
+    at_exit(store);
+}
+
+static void release(void *opaque) {
+    tms_shared_store_t *store = opaque;
+    pthread_cond_destroy(&store->changed);
+    pthread_mutex_destroy(&store->lock);
+}
+
+static void count(void *opaque, tms_counters_t *counters) {
+    tms_shared_store_t *store = opaque;
+    counters->shared_backup_bytes += atomic_load(&store->held_bytes);
+    counters->shared_made_bytes += atomic_load(&store->made_bytes);
+}
+
+static void lock(void *store) { pthread_mutex_lock(&((tms_shared_store_t *)store)->lock); }
+static void unlock(void *store) { pthread_mutex_unlock(&((tms_shared_store_t *)store)->lock); }
+
+/* The child has not inherited the mappings. */
+static void after_fork_in_child(void *opaque) {
+    tms_shared_store_t *store = opaque;
+    tms_shared_objects_forget_names(store);
+    for (tms_shared_object_t *object = store->objects; object; object = object->next) {
+        if (object->claim >= 0) close(object->claim); /* else a dead parent would keep the claim */
+        object->claim = -1;
+        object->memory = NULL;
+        object->registered = object->busy = object->being_made = false;
+    }
+    tms_shared_folder_after_fork_in_child(&store->folder);
+    store->registrar_runs = false;
+    atomic_store(&store->held_bytes, 0);
+    atomic_store(&store->made_bytes, 0);
+    pthread_mutex_init(&store->lock, NULL);
+    tms_wait_condition_init(&store->changed);
+}
+
+const tms_backup_operations_t tms_shared_operations = {.place = "shared memory",
+                                                       .by_fingerprint = true,
+                                                       .plan = plan,
+                                                       .save = save,
+                                                       .load = load,
+                                                       .read = read_part,
+                                                       .explain = explain,
+                                                       .commit = commit,
+                                                       .cancel = cancel,
+                                                       .discard = discard,
+                                                       .destroy = destroy,
+                                                       .begin = begin,
+                                                       .start = start,
+                                                       .check_room = check_room,
+                                                       .help = help,
+                                                       .end = end,
+                                                       .init = init,
+                                                       .drain = drain,
+                                                       .release = release,
+                                                       .after_pause = after_pause,
+                                                       .after_resume = after_resume,
+                                                       .count = count,
+                                                       .close = close_store,
+                                                       .at_exit = at_exit,
+                                                       .lock = lock,
+                                                       .unlock = unlock,
+                                                       .after_fork_in_child = after_fork_in_child};

@@ -1,0 +1,202 @@
+"""Guards backup="shared": processes with equal contents keep one host copy, a pause copies only what the machine does not have,
+and what is damaged, deleted or left by a dead process is noticed. Each process is a replica of its own: programs/replica.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gpu_programs import Program
+from gpu_support import MIB, STARTED_PRELOADED
+from second_process import SecondProcess
+
+#: What programs/replica.py has in objects, which share, and in pieces that are too small for one.
+OBJECTS = (65 + 6 + 6 + 3) * MIB + 16 + 512 * 1024
+PRIVATE = 8192 + 8
+
+
+class Replica(SecondProcess):
+    """programs/replica.py with its store in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__((("TMS_SHARED_DIR", str(folder)),), "replica.py")
+
+    def ask(self, *words: object) -> list[int]:
+        """A command that has to succeed; its numbers."""
+        self.tell(*words)
+        return self.numbers_of(self.answer(), *words)
+
+    def numbers_of(self, answer: str, *words: object) -> list[int]:
+        first, *numbers = answer.split()
+        assert first == "ok", f"{' '.join(map(str, words))}: {answer}"
+        return [int(number) for number in numbers]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    parent = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    yield parent / "store"
+    shutil.rmtree(parent)
+
+
+@contextlib.contextmanager
+def replicas(folder: Path, number: int, seed: int = 1) -> Iterator[list[Replica]]:
+    """Replicas with equal weights at different places, active."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(Replica(folder)) for _ in range(number)]
+        for index, replica in enumerate(found):
+            replica.tell("load", seed, index * 3 * MIB)
+        for replica in found:
+            assert replica.answer() == "ok"
+        yield found
+
+
+def pause_together(found: list[Replica]) -> list[list[int]]:
+    for replica in found:
+        replica.tell("pause")
+    return [replica.numbers_of(replica.answer(), "pause") for replica in found]
+
+
+def objects(folder: Path) -> dict[str, int]:
+    """The sizes of the objects by their names."""
+    return {entry.name: entry.stat().st_size for entry in os.scandir(folder / "objects")}
+
+
+def holders(folder: Path) -> int:
+    return len(os.listdir(folder / "holders"))
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_replicas_keep_one_copy(number: int, folder: Path) -> None:
+    with replicas(folder, number) as found:
+        padding = [3 * MIB * index for index in range(number)]  # zeros of different lengths are different objects
+        reports = pause_together(found)
+        total = sum(objects(folder).values())
+        assert total == OBJECTS + sum(padding)
+        assert sum(copied for copied, _ in reports) == total + number * PRIVATE
+        numbers = [replica.ask("numbers") for replica in found]
+        assert [held for held, _, _ in numbers] == [OBJECTS + pad for pad in padding]
+        assert sum(made for _, made, _ in numbers) == total
+        assert holders(folder) == number
+        for replica in found:
+            replica.do("resume")
+            replica.do("check")
+        for index, (copied, unchanged) in enumerate(pause_together(found)):
+            assert (copied, unchanged) == (PRIVATE, OBJECTS + padding[index])
+        for replica in found:
+            replica.do("resume")
+            replica.do("check")
+    assert objects(folder) == {} and holders(folder) == 0
+
+
+@pytest.mark.parametrize("policy", ["release", "pool", "retain"])
+def test_the_second_pause_copies_what_is_private(policy: str, folder: Path) -> None:
+    with Replica(folder) as replica:
+        replica.do("load", 1)
+        assert replica.ask("pause") == [OBJECTS + PRIVATE, 0]
+        replica.do("resume", policy)
+        assert replica.ask("pause") == [PRIVATE, OBJECTS]
+        replica.do("resume", policy)
+        replica.do("check")
+
+
+def test_changed_weights_replace_their_objects(folder: Path) -> None:
+    with replicas(folder, 2) as (one, two):
+        two.do("release")
+        two.do("load", 1)
+        pause_together([one, two])
+        before = objects(folder)
+        assert sum(before.values()) == OBJECTS
+        for replica in (one, two):
+            replica.do("resume")
+        one.do("change", "up", 7)
+        assert one.ask("pause") == [6 * MIB + PRIVATE, OBJECTS - 6 * MIB]
+        assert sum(objects(folder).values()) == OBJECTS + 6 * MIB
+        two.do("change", "up", 7)
+        assert two.ask("pause") == [PRIVATE, OBJECTS]
+        after = objects(folder)
+        assert sum(after.values()) == OBJECTS and len(set(before) - set(after)) == 1
+        for replica in (one, two):
+            replica.do("resume")
+            replica.do("check")
+
+
+def test_a_damaged_object_is_found_and_everything_stays_paused(folder: Path) -> None:
+    with Replica(folder) as replica:
+        replica.do("load", 1)
+        replica.do("pause")
+        name = next(name for name, size in objects(folder).items() if size == 6 * MIB)
+        path = folder / "objects" / name
+        os.chmod(path, 0o600)
+        with open(path, "r+b") as file:
+            byte = file.read(1)
+            file.seek(0)
+            file.write(bytes([byte[0] ^ 1]))
+            file.flush()
+            for command in ("resume", "resume_later"):
+                assert name in replica.refuses("BackupError", command)
+            file.seek(0)
+            file.write(byte)
+        replica.do("resume")
+        replica.do("check")
+
+
+def test_a_deleted_folder_loses_nothing(folder: Path) -> None:
+    with Replica(folder) as replica:
+        replica.do("load", 1)
+        replica.do("pause")
+        shutil.rmtree(folder)
+        replica.do("resume")
+        replica.do("check")
+        assert replica.ask("pause") == [OBJECTS + PRIVATE, 0]
+        assert sum(objects(folder).values()) == OBJECTS
+        replica.do("resume_later")
+        replica.do("check")
+
+
+def test_the_next_pause_removes_what_a_killed_process_has_left(folder: Path) -> None:
+    with Replica(folder) as other, Replica(folder) as replica:
+        other.do("load", 2)
+        other.do("pause")
+        other.kill()
+        assert holders(folder) == 1 and sum(objects(folder).values()) == OBJECTS
+        replica.do("load", 1)
+        replica.do("pause")
+        assert holders(folder) == 1 and sum(objects(folder).values()) == OBJECTS
+        assert replica.ask("numbers")[:2] == [OBJECTS, OBJECTS]
+        replica.do("resume")
+        replica.do("check")
+
+
+def test_freed_weights_leave_no_object(folder: Path) -> None:
+    with Replica(folder) as replica:
+        replica.do("load", 1)
+        replica.do("pause")
+        replica.do("resume")
+        replica.do("release")
+        assert objects(folder) == {}
+        assert replica.ask("numbers") == [0, 0, 0]
+
+
+def test_a_backup_that_is_handed_out_is_a_copy(folder: Path) -> None:
+    with Replica(folder) as replica:
+        replica.do("load", 1)
+        replica.do("pause")
+        for name in ("embedding", "odd", "norm"):
+            replica.do("backup", name)
+        replica.do("resume")
+        replica.do("check")
+
+
+def test_a_folder_that_is_not_in_memory_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    with Replica(place) as replica:
+        replica.do("load", 1)
+        message = replica.refuses("BackupError", "pause")
+        assert str(place) in message and "tmpfs" in message
+        replica.do("check")

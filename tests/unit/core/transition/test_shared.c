@@ -1,0 +1,532 @@
+/* Guards pauses and resumes with shared backups: what is copied, written, linked, registered and verified, and what follows when
+ * another process writes, stops or dies, when the folder or an object is damaged, and when the driver fails.
+ *
+ * The other process is a second folder_t with a holder of its own: flock distinguishes descriptors, not processes. */
+
+#include "changes.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "backup/shared/registrar.h"
+#include "captured_stderr.h"
+
+enum { PATH_BYTES = 320, NAMES_MOST = 16, TEXT_BYTES = 16384 };
+#define KEPT TMS_BACKUP_SHARED
+
+static char parent[] = "/dev/shm/tms-test-shared-XXXXXX", folder[PATH_BYTES];
+
+static tms_shared_store_t *store_of(fixture_t *f) { return &f->saver.stores.shared; }
+
+static void make_folder(fixture_t *f) {
+    strcpy(parent + sizeof parent - 7, "XXXXXX");
+    assert_non_null(mkdtemp(parent));
+    snprintf(folder, sizeof folder, "%s/store", parent);
+    store_of(f)->configured = folder;
+}
+
+static int setup(void **state) {
+    if (setup_one_device(state) != 0) return -1;
+    make_folder(*state);
+    return 0;
+}
+
+static int remove_tree(const char *path) {
+    char command[PATH_BYTES + 16];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    return system(command);
+}
+
+static int end(void **state) {
+    int result = teardown(state);
+    return remove_tree(parent) == 0 ? result : -1;
+}
+
+/* ---- looking ---- */
+
+typedef struct listing {
+    size_t count;
+    char names[NAMES_MOST][NAME_MAX + 1];
+} listing_t;
+
+static int by_name(const void *one, const void *other) { return strcmp(one, other); }
+
+static listing_t list(const char *part) {
+    char path[PATH_BYTES + 16];
+    listing_t found = {0};
+    snprintf(path, sizeof path, "%s/%s", folder, part);
+    DIR *directory = opendir(path);
+    for (const struct dirent *entry; directory && (entry = readdir(directory));) {
+        if (entry->d_name[0] == '.') continue;
+        assert_true(found.count < NAMES_MOST);
+        snprintf(found.names[found.count++], NAME_MAX + 1, "%s", entry->d_name);
+    }
+    if (directory) closedir(directory);
+    qsort(found.names, found.count, sizeof *found.names, by_name);
+    return found;
+}
+
+static void assert_objects(size_t count) { assert_int_equal(list("objects").count, count); }
+
+static tms_shared_name_t only_object(void) {
+    tms_shared_name_t name;
+    const listing_t found = list("objects");
+    assert_int_equal(found.count, 1);
+    assert_int_equal(strlen(found.names[0]), TMS_SHARED_NAME_DIGITS);
+    memcpy(name.text, found.names[0], sizeof name.text);
+    return name;
+}
+
+static tms_counters_t counters_of(fixture_t *f) {
+    tms_counters_t counters;
+    tms_host_store_settle(&f->saver.stores.host);
+    tms_saver_counters(&f->saver, &counters);
+    return counters;
+}
+
+/* Waits until the registrar has nothing to do. */
+static void settle(fixture_t *f) {
+    tms_shared_store_t *store = store_of(f);
+    pthread_mutex_lock(&store->lock);
+    while (store->registrar_runs) pthread_cond_wait(&store->changed, &store->lock);
+    pthread_mutex_unlock(&store->lock);
+}
+
+static uint64_t made(fixture_t *f) { return counters_of(f).shared_made_bytes; }
+static uint64_t held(fixture_t *f) { return counters_of(f).shared_backup_bytes; }
+
+/* ---- what is copied ---- */
+
+static void equal_contents_are_one_object(void **state) {
+    fixture_t *f = *state;
+    const uint64_t one = allocate_filled(f, "a", KEPT, BYTES, 1), two = allocate_filled(f, "b", KEPT, BYTES, 1);
+    const uint64_t other = allocate_filled(f, "b", KEPT, BYTES, 2);
+    pause_copying(f, 2 * BYTES, BYTES);
+    assert_objects(2);
+    assert_int_equal(held(f), 2 * BYTES);
+    assert_int_equal(made(f), 2 * BYTES);
+    resume(f);
+    assert_filled(one, BYTES, 1);
+    assert_filled(two, BYTES, 1);
+    assert_filled(other, BYTES, 2);
+}
+
+static void unchanged_contents_are_not_copied_whatever_the_policy_is(void **state) {
+    fixture_t *f = *state;
+    static const tms_host_policy_t policies[] = {TMS_HOST_RELEASE, TMS_HOST_POOL, TMS_HOST_RETAIN};
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES + 100, 1); /* 96 bytes of it are vectors */
+    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
+        atomic_store(&f->saver.host_policy, policies[i]);
+        cycle_copying(f, i == 0 ? BYTES + 100 : 4, i == 0 ? 0 : BYTES + 96);
+        cycle_copying(f, 4, BYTES + 96);
+        assert_filled(address, BYTES + 100, 1);
+        assert_int_equal(counters_of(f).shared_backup_bytes, BYTES + 96);
+    }
+    assert_objects(1);
+}
+
+static void small_blocks_are_private(void **state) {
+    fixture_t *f = *state;
+    const uint64_t bytes = TMS_OBJECT_BYTES_LEAST - 16;
+    const uint64_t address = allocate_filled(f, "a", KEPT, bytes, 1);
+    cycle_copying(f, bytes, 0);
+    cycle_copying(f, bytes, 0);
+    assert_objects(0);
+    assert_int_equal(held(f), 0);
+    assert_filled(address, bytes, 1);
+}
+
+/* What replaces an object does not need room beside it. */
+static void a_changed_object_is_replaced(void **state) {
+    fixture_t *f = *state;
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    const tms_shared_name_t before = only_object();
+    add_one(address + 5);
+    pause_copying(f, BYTES, 0);
+    assert_string_not_equal(only_object().text, before.text);
+    resume(f);
+    subtract_one(address + 5);
+    assert_filled(address, BYTES, 1);
+}
+
+/* The same blocks at other places and beside others, as two processes place them. */
+static void blocks_are_objects_wherever_they_lie(void **state) {
+    fixture_t *f = *state;
+    const uint64_t apart = allocate_filled(f, "a", KEPT, BYTES, 1), together = allocate(f, "b", KEPT, 3 * BYTES);
+    tms_error_t error;
+    tms_report_t report;
+    memset((void *)(uintptr_t)together, 9, 3 * BYTES);
+    fill(together + BYTES, BYTES, 1);
+    knowledge_t known = {.addresses = {apart < together ? apart : together, apart < together ? together : apart},
+                         .ranges = {{apart, apart + BYTES, apart + BYTES},
+                                    {together + BYTES, together + 2 * BYTES, together + 2 * BYTES - 512}},
+                         .count = 2};
+    if (together < apart) {
+        const tms_live_range_t first = known.ranges[0];
+        known.ranges[0] = known.ranges[1];
+        known.ranges[1] = first;
+    }
+    const tms_selection_t selection = {.find_live = tell, .live_context = &known};
+    ASSERT_OK(pause_selected_with_report(f, &selection, &report, &error), error);
+    assert_int_equal(report.copied_bytes, 2 * BYTES - 512); /* the second is shorter: an object of its own */
+    assert_objects(2);
+    resume(f);
+    known.ranges[0].used = known.ranges[0].end;
+    known.ranges[1].used = known.ranges[1].end;
+    ASSERT_OK(pause_selected_with_report(f, &selection, &report, &error), error);
+    assert_int_equal(report.copied_bytes, 0);
+    assert_objects(1);
+    resume(f);
+    assert_filled(apart, BYTES, 1);
+    assert_filled(together + BYTES, BYTES, 1);
+}
+
+static void a_free_gives_up_the_object(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const uint64_t one = allocate_filled(f, "a", KEPT, BYTES, 1), two = allocate_filled(f, "a", KEPT, BYTES, 1);
+    pause_copying(f, BYTES, BYTES);
+    ASSERT_OK(tms_saver_free(&f->saver, one, &error), error);
+    assert_objects(1);
+    ASSERT_OK(tms_saver_free(&f->saver, two, &error), error);
+    assert_objects(0);
+    settle(f);
+    assert_int_equal(held(f), 0);
+}
+
+/* ---- registration ---- */
+
+static void objects_are_registered_while_they_are_paused(void **state) {
+    fixture_t *f = *state;
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    simulator()->clear_counts();
+    pause_copying(f, BYTES, 0);
+    settle(f);
+    const uint64_t registered = simulator()->calls("cuMemHostRegister");
+    simulator()->clear_counts();
+    resume(f);
+    settle(f);
+    assert_true(registered >= 1);
+    assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 1); /* straight from the object */
+    assert_int_equal(simulator()->calls("cuMemHostUnregister"), 1);
+    assert_filled(address, BYTES, 1);
+    retain(f);
+    cycle_copying(f, 0, BYTES);
+    settle(f);
+    simulator()->clear_counts();
+    cycle_copying(f, 0, BYTES);
+    settle(f);
+    assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
+    assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 1);
+}
+
+static void without_registration_a_resume_copies_through_pinned_memory(void **state) {
+    fixture_t *f = *state;
+    char text[TEXT_BYTES];
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    settle(f);
+    resume(f);
+    settle(f);
+    f->log.level = TMS_LOG_WARNING;
+    const captured_stderr_t captured = capture_begin();
+    for (int cycle = 0; cycle < 2; cycle++) {
+        simulator()->fail_after("cuMemHostRegister", 1, 1, CUDA_ERROR_NOT_PERMITTED); /* the first is of fingerprints */
+        pause_copying(f, 0, BYTES);
+        settle(f);
+        simulator()->fail_after("cuMemHostRegister", 0, 0, 0);
+        resume(f);
+        settle(f);
+    }
+    assert_true(capture_end(captured, text, sizeof text) > 0);
+    assert_int_equal(count_lines(text), 1);
+    assert_non_null(strstr(text, "CUDA_ERROR_NOT_PERMITTED"));
+    assert_non_null(strstr(text, "through pinned memory"));
+    assert_filled(address, BYTES, 1);
+}
+
+/* ---- the kernel ---- */
+
+static void without_the_kernel_everything_is_private(void **state) {
+    fixture_t *f = *state;
+    char text[TEXT_BYTES];
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    launch_nothing(f);
+    const captured_stderr_t captured = capture_begin();
+    f->log.level = TMS_LOG_WARNING;
+    cycle_copying(f, BYTES, 0);
+    cycle_copying(f, BYTES, 0);
+    assert_true(capture_end(captured, text, sizeof text) > 0);
+    const char *first = strstr(text, "private copies");
+    assert_non_null(first);
+    assert_null(strstr(first + 1, "private copies"));
+    assert_objects(0);
+    assert_filled(address, BYTES, 1);
+}
+
+/* ---- damage ---- */
+
+static void flip(const tms_shared_name_t *name) {
+    char path[2 * PATH_BYTES];
+    uint8_t byte = 0;
+    snprintf(path, sizeof path, "%s/objects/%s", folder, name->text);
+    assert_int_equal(chmod(path, 0600), 0);
+    const int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, &byte, 1, CHUNK + 7), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, CHUNK + 7), 1);
+    assert_int_equal(close(fd), 0);
+}
+
+static void a_damaged_object_fails_the_resume(void **state) {
+    fixture_t *f = *state;
+    const bool registered[] = {true, false};
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    for (size_t i = 0; i < 2; i++) {
+        tms_error_t error;
+        if (!registered[i]) store_of(f)->copying_now = true; /* no registration begins */
+        pause_copying(f, i == 0 ? BYTES : 0, i == 0 ? 0 : BYTES);
+        settle(f);
+        const tms_shared_name_t name = only_object();
+        flip(&name);
+        assert_int_equal(resume_all(f, &error), TMS_BACKUP_IO);
+        assert_non_null(strstr(error.message, name.text));
+        assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+        assert_int_equal(physical_bytes(0), 0);
+        flip(&name);
+        resume(f);
+        settle(f);
+        assert_filled(address, BYTES, 1);
+    }
+}
+
+static void a_deleted_folder_loses_nothing(void **state) {
+    fixture_t *f = *state;
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    assert_int_equal(remove_tree(folder), 0);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+    cycle_copying(f, BYTES, 0); /* into a new folder, with a new key */
+    assert_objects(1);
+    assert_int_equal(held(f), BYTES);
+    cycle_copying(f, 0, BYTES);
+    assert_filled(address, BYTES, 1);
+}
+
+static void a_folder_that_cannot_be_used_fails_the_pause(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    store_of(f)->configured = "/proc/store";
+    assert_int_equal(pause_all(f, &error), TMS_BACKUP_IO);
+    assert_non_null(strstr(error.message, "/proc/store"));
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
+    assert_filled(address, BYTES, 1);
+    store_of(f)->configured = folder;
+    cycle_copying(f, BYTES, 0);
+}
+
+/* ---- another process ---- */
+
+/* Another process, which writes the object that the next pause needs. */
+typedef struct other {
+    tms_shared_folder_t folder;
+    tms_shared_name_t name;
+    tms_shared_attempt_t claim;
+    const void *contents;
+    enum { DIES, FINISHES, CANCELS, GROWS } does; /* when the pause waits for it */
+    int asked;
+} other_t;
+
+static const tms_error_context_t nowhere = {.operation = "test", .device = TMS_NO_DEVICE};
+
+/* Learns the name of the contents by a pause, gives the object up, and claims it in the name of the other process. */
+static uint64_t begin_other(fixture_t *f, other_t *other) {
+    tms_error_t error;
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    cycle_copying(f, BYTES, 0);
+    other->name = only_object();
+    ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    assert_objects(0);
+    ASSERT_OK(tms_shared_folder_open(&other->folder, folder, &f->log, &nowhere, &error), error);
+    ASSERT_OK(tms_shared_entry_try(&other->folder, &other->name, BYTES, true, &other->claim, &nowhere, &error), error);
+    assert_int_equal(other->claim.state, TMS_SHARED_CLAIMED);
+    const uint64_t again = allocate_filled(f, "a", KEPT, BYTES, 1);
+    other->contents = (const void *)(uintptr_t)again;
+    return again;
+}
+
+static int32_t act(void *context) {
+    other_t *other = context;
+    tms_error_t error;
+    const int first = other->asked++ == 0;
+    if (other->does == CANCELS) return 1;
+    if (other->does == DIES && first) assert_int_equal(close(other->claim.fd), 0);
+    if (other->does == FINISHES && first) {
+        ASSERT_OK(tms_shared_entry_write(&other->folder, &other->name, other->claim.fd, other->contents, BYTES, 0, &nowhere,
+                                         &error),
+                  error);
+        ASSERT_OK(tms_shared_entry_finish(&other->folder, &other->name, &other->claim.fd, &nowhere, &error), error);
+        close(other->claim.fd);
+    }
+    return 0;
+}
+
+static void pause_beside(fixture_t *f, other_t *other, uint64_t copied) {
+    tms_error_t error;
+    tms_report_t report;
+    const tms_selection_t selection = {.interrupted = act, .interrupt_context = other};
+    ASSERT_OK(pause_selected_with_report(f, &selection, &report, &error), error);
+    assert_int_equal(report.copied_bytes, copied);
+    assert_int_equal(report.copied_bytes + report.unchanged_bytes, BYTES);
+}
+
+static void what_another_process_finishes_is_linked(void **state) {
+    fixture_t *f = *state;
+    other_t other = {.does = FINISHES};
+    const uint64_t address = begin_other(f, &other);
+    store_of(f)->patience_seconds = 600;
+    pause_beside(f, &other, 0);
+    assert_true(other.asked > 0);
+    assert_int_equal(held(f), BYTES);
+    assert_int_equal(made(f), 0);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+    tms_shared_folder_close(&other.folder, &f->log);
+    assert_objects(1); /* ours */
+}
+
+static void what_a_dead_process_has_begun_is_written(void **state) {
+    fixture_t *f = *state;
+    other_t other = {.does = DIES};
+    const uint64_t address = begin_other(f, &other);
+    store_of(f)->patience_seconds = 600;
+    pause_beside(f, &other, BYTES);
+    assert_true(other.asked > 0);
+    assert_int_equal(made(f), BYTES);
+    assert_objects(1);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+    tms_shared_folder_close(&other.folder, &f->log);
+}
+
+static void a_writer_without_progress_is_not_waited_for(void **state) {
+    fixture_t *f = *state;
+    char text[TEXT_BYTES];
+    other_t other = {.does = GROWS};
+    const uint64_t address = begin_other(f, &other);
+    store_of(f)->patience_seconds = 0.05;
+    f->log.level = TMS_LOG_WARNING;
+    const captured_stderr_t captured = capture_begin();
+    pause_beside(f, &other, BYTES);
+    assert_true(capture_end(captured, text, sizeof text) > 0);
+    assert_int_equal(count_lines(text), 1);
+    assert_non_null(strstr(text, other.name.text));
+    assert_non_null(strstr(text, "private copy"));
+    assert_int_equal(held(f), 0);
+    assert_int_equal(counters_of(f).host_backup_bytes >= BYTES, 1);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+    tms_shared_entry_abandon(&other.folder, &other.name, other.claim.fd);
+    tms_shared_folder_close(&other.folder, &f->log);
+    cycle_copying(f, BYTES, 0); /* now it is shared */
+    assert_objects(1);
+    assert_int_equal(made(f), BYTES);
+}
+
+static void a_cancelled_pause_leaves_nothing(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    other_t other = {.does = CANCELS};
+    const uint64_t waits = begin_other(f, &other), own = allocate_filled(f, "b", KEPT, BYTES, 2);
+    const tms_selection_t selection = {.interrupted = act, .interrupt_context = &other};
+    store_of(f)->patience_seconds = 600;
+    assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
+    assert_int_equal(state_of(f, waits), TMS_SEGMENT_ACTIVE);
+    assert_int_equal(state_of(f, own), TMS_SEGMENT_ACTIVE);
+    assert_objects(1); /* the other process's, unfinished */
+    assert_int_equal(held(f), 0);
+    tms_shared_entry_abandon(&other.folder, &other.name, other.claim.fd);
+    tms_shared_folder_close(&other.folder, &f->log);
+    cycle_copying(f, 2 * BYTES, 0);
+    assert_filled(waits, BYTES, 1);
+    assert_filled(own, BYTES, 2);
+}
+
+/* ---- failures ---- */
+
+static void a_failed_copy_leaves_nothing(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const uint64_t one = allocate_filled(f, "a", KEPT, BYTES, 1), two = allocate_filled(f, "b", KEPT, BYTES, 2);
+    simulator()->fail_after("cuMemcpyDtoHAsync", 1, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(pause_all(f, &error), TMS_DRIVER);
+    assert_int_equal(state_of(f, one), TMS_SEGMENT_ACTIVE);
+    assert_int_equal(state_of(f, two), TMS_SEGMENT_ACTIVE);
+    assert_objects(0);
+    assert_int_equal(held(f), 0);
+    cycle_copying(f, 2 * BYTES, 0);
+    assert_filled(one, BYTES, 1);
+    assert_filled(two, BYTES, 2);
+}
+
+static void a_failed_read_leaves_everything_paused(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    store_of(f)->copying_now = true; /* so that it goes through pinned memory */
+    pause_copying(f, BYTES, 0);
+    simulator()->fail_after("cuMemcpyHtoDAsync", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+}
+
+/* A check makes the links that exist, and gives them up. */
+static void a_check_of_a_pause_changes_nothing(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const tms_selection_t all = {0};
+    allocate_filled(f, "a", KEPT, BYTES, 1);
+    ASSERT_OK(tms_transition_check_pause(&f->saver, &all, &error), error);
+    assert_objects(0);
+    cycle_copying(f, BYTES, 0);
+    ASSERT_OK(tms_transition_check_pause(&f->saver, &all, &error), error);
+    assert_objects(1);
+    cycle_copying(f, 0, BYTES);
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, setup, end)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(equal_contents_are_one_object),
+        TEST(unchanged_contents_are_not_copied_whatever_the_policy_is),
+        TEST(small_blocks_are_private),
+        TEST(a_changed_object_is_replaced),
+        TEST(blocks_are_objects_wherever_they_lie),
+        TEST(a_free_gives_up_the_object),
+        TEST(objects_are_registered_while_they_are_paused),
+        TEST(without_registration_a_resume_copies_through_pinned_memory),
+        TEST(without_the_kernel_everything_is_private),
+        TEST(a_damaged_object_fails_the_resume),
+        TEST(a_deleted_folder_loses_nothing),
+        TEST(a_folder_that_cannot_be_used_fails_the_pause),
+        TEST(what_another_process_finishes_is_linked),
+        TEST(what_a_dead_process_has_begun_is_written),
+        TEST(a_writer_without_progress_is_not_waited_for),
+        TEST(a_cancelled_pause_leaves_nothing),
+        TEST(a_failed_copy_leaves_nothing),
+        TEST(a_failed_read_leaves_everything_paused),
+        TEST(a_check_of_a_pause_changes_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
