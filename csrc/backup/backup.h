@@ -4,8 +4,9 @@
  * A backup belongs to its segment. The thread that owns the segment during a transition uses it without a lock. `find` and
  * `reserved_bytes` are called under the saver's lock, for segments outside a transition.
  *
- * Life: plan (what this pause keeps, and where) -> save (complete once the copier has waited) -> commit -> load (complete
- * once the copier has waited) -> discard. cancel undoes plan and save. `saved`: it holds contents, which `held` describes.
+ * Life: choose (what this pause keeps) -> plan (where) -> save (complete once the copier has waited) -> commit -> load
+ * (complete once the copier has waited) -> discard. cancel undoes choose, plan and save. `saved`: it holds contents, which
+ * `held` describes.
  *
  * Each store has a slot in every backup, because successive pauses may use different stores. A retained backup holds the
  * contents of an earlier pause. A pause overwrites what has changed in it (fingerprints.h), so that its memory keeps its
@@ -37,21 +38,18 @@ typedef struct tms_backup {
     uint64_t bytes;                                  /* size of the segment's contents: the requested size */
     bool saved;                                      /* holds the contents of a pause */
     tms_backup_content_t held;                       /* the saved contents, if `saved` */
-    tms_backup_content_t planned;                    /* the contents that the current pause saves */
+    tms_backup_content_t planned;                    /* the contents that the current pause has chosen to save */
     bool partial;                                    /* the current pause copies `changed` only */
-    tms_backup_content_t changed;                    /* the part of `planned` that differs from `held` */
+    tms_backup_content_t changed;                    /* the part of `planned` that the store does not have */
     tms_fingerprints_t fingerprints;                 /* of `held`, and of `planned` */
     tms_backup_slot_t slots[TMS_BACKUP_STORES_MOST]; /* in the order of the stores */
 } tms_backup_t;
 
 /* The request that one pause makes for one segment. */
 typedef struct tms_backup_request {
-    tms_backup_kind_t kind;   /* for this pause */
     tms_host_policy_t policy; /* for new host memory; not TMS_HOST_DEFAULT */
     int device;               /* of the segment */
     const void *group;        /* segments with equal groups are discarded together; only compared */
-    uint64_t address;         /* of the segment */
-    const tms_live_t *live;   /* NULL: everything is live */
     tms_wait_t *wait;         /* of the call, or NULL */
 } tms_backup_request_t;
 
@@ -60,6 +58,7 @@ typedef struct tms_backup_setup {
     const tms_config_t *config;
     const tms_copying_t *copying;
     struct tms_host_store *host; /* all host memory counts against its limits */
+    struct tms_fingerprinter *fingerprinter;
 } tms_backup_setup_t;
 
 /* The operations of a store; `store` is its instance. An optional operation may be NULL and then does nothing.
@@ -68,12 +67,17 @@ typedef struct tms_backup_setup {
  * called on two threads at once. A failure fills *error and leaves the slot valid for cancel, discard and destroy. */
 typedef struct tms_backup_operations {
     const char *place; /* the store's name in log lines, such as "host memory" */
+    /* The store plans by fingerprint: before `plan` the fresh fingerprints of all contents that are planned in it are
+     * computed, with the key that is in force after `begin`, which has set one. backup->fingerprints.fresh is NULL if the
+     * kernel could not run. `plan` itself sets backup->partial and backup->changed. A resume computes the fingerprints of
+     * what it has restored, and fails if those of an object differ. */
+    bool by_fingerprint;
 
     /* ---- one segment ---- */
 
-    /* Prepares space for content->bytes bytes; 0 is allowed. Reuses `slot->kept` if it suffices, otherwise creates
-     * `slot->fresh`. `batch` is the result of `begin`, or NULL. After a failure `cancel` is called. TMS_OUT_OF_HOST_MEMORY,
-     * TMS_BACKUP_IO; TMS_INTERRUPTED if request->wait was cancelled. */
+    /* Prepares space for content->bytes bytes, which is backup->planned; 0 is allowed. Reuses `slot->kept` if it suffices,
+     * otherwise creates `slot->fresh`. `batch` is the result of `begin`, or NULL. After a failure `cancel` is called.
+     * TMS_OUT_OF_HOST_MEMORY, TMS_BACKUP_IO; TMS_INTERRUPTED if request->wait was cancelled. */
     tms_status_t (*plan)(void *store, void *batch, tms_backup_t *backup, tms_backup_slot_t *slot,
                          const tms_backup_request_t *request, const tms_backup_content_t *content,
                          const tms_error_context_t *context, tms_error_t *error);
@@ -84,9 +88,9 @@ typedef struct tms_backup_operations {
      * calls for other devices. */
     tms_status_t (*save)(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error);
-    /* Optional, after plan. Returns the size of the blocks of the backup in which the held contents can be overwritten in
-     * place, because the planned contents have the same layout. 0: everything must be copied, because the space is new or a
-     * program may have written to it. */
+    /* Optional, after plan; not of a store that plans by fingerprint. Returns the size of the blocks of the backup in which
+     * the held contents can be overwritten in place, because the planned contents have the same layout. 0: everything must
+     * be copied, because the space is new or a program may have written to it. */
     uint64_t (*block_bytes)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot);
     /* Begins to copy backup->held to the device. The held contents stay unchanged even after a failure, so that the call can
      * be repeated. */
@@ -111,6 +115,10 @@ typedef struct tms_backup_operations {
     tms_status_t (*read)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
                          uint64_t bytes, void *destination, bool *found, tms_wait_t *wait,
                          const tms_error_context_t *context, tms_error_t *error);
+    /* Optional. The contents that were restored at `offset` of the segment are not those of the pause: appends a sentence to
+     * the error that says where the damaged contents are. `error` may be NULL. */
+    void (*explain)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
+                    tms_error_t *error);
     /* Optional. Returns the space that the slot occupies while no contents are held. */
     uint64_t (*reserved_bytes)(const tms_backup_t *backup, const tms_backup_slot_t *slot);
     /* The segment is freed: releases everything. Cannot fail: resources that cannot be released are quarantined. */
@@ -118,7 +126,7 @@ typedef struct tms_backup_operations {
 
     /* ---- one pause; all optional ---- */
 
-    /* Called before the first plan of a pause in this store. */
+    /* Called when a pause chooses this store for the first time, before all plans. */
     tms_status_t (*begin)(void *store, void **batch, const tms_error_context_t *context, tms_error_t *error);
     /* Called after the last plan. The planned space need not be ready before `save` uses it. */
     tms_status_t (*start)(void *batch, const tms_error_context_t *context, tms_error_t *error);

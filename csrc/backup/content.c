@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "include/tms_fingerprint.h"
+
 void tms_backup_content_forget(tms_backup_content_t *content) {
     free(content->extents);
     *content = (tms_backup_content_t){.kind = TMS_BACKUP_NONE};
@@ -46,18 +48,33 @@ static tms_live_range_t clip(const tms_live_range_t *range, uint64_t begin, uint
     return part;
 }
 
+/* The live ranges of a segment: those at [first, last) of the list. */
+typedef struct found {
+    const tms_live_t *live;
+    size_t first, last;
+    uint64_t address, bytes; /* of the segment */
+} found_t;
+
+static found_t find_ranges(const tms_live_t *live, uint64_t address, uint64_t bytes) {
+    found_t found = {.live = live, .address = address, .bytes = bytes};
+    found.first = found.last = first_range(live, address);
+    while (found.last < live->range_count && live->ranges[found.last].begin < address + bytes) found.last++;
+    return found;
+}
+
+/* ---- neighbours together ---- */
+
 /* The live parts of a segment as extents, packed without gaps; adjacent ones are merged. */
-static tms_status_t find_extents(const tms_live_t *live, uint64_t address, uint64_t bytes, tms_backup_content_t *content,
-                                 const tms_error_context_t *context, tms_error_t *error) {
-    size_t first = first_range(live, address), last = first, count = 0;
-    while (last < live->range_count && live->ranges[last].begin < address + bytes) last++;
-    if (first == last) return TMS_OK; /* nothing is live */
-    tms_extent_t *extents = calloc(last - first, sizeof *extents);
+static tms_status_t find_extents(const found_t *found, tms_backup_content_t *content, const tms_error_context_t *context,
+                                 tms_error_t *error) {
+    size_t count = 0;
+    if (found->first == found->last) return TMS_OK; /* nothing is live */
+    tms_extent_t *extents = calloc(found->last - found->first, sizeof *extents);
     if (!extents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     uint64_t packed = 0;
-    for (size_t i = first; i < last; i++) {
-        tms_live_range_t part = clip(&live->ranges[i], address, address + bytes);
-        uint64_t offset = part.begin - address, size = part.end - part.begin;
+    for (size_t i = found->first; i < found->last; i++) {
+        tms_live_range_t part = clip(&found->live->ranges[i], found->address, found->address + found->bytes);
+        uint64_t offset = part.begin - found->address, size = part.end - part.begin;
         if (size == 0) continue;
         if (count > 0 && extents[count - 1].offset + extents[count - 1].bytes == offset)
             extents[count - 1].bytes += size;
@@ -66,7 +83,7 @@ static tms_status_t find_extents(const tms_live_t *live, uint64_t address, uint6
         packed += size;
     }
     content->bytes = packed;
-    if (packed == 0 || packed == bytes) {
+    if (packed == 0 || packed == found->bytes) {
         free(extents);
     } else {
         content->extents = extents;
@@ -75,12 +92,63 @@ static tms_status_t find_extents(const tms_live_t *live, uint64_t address, uint6
     return TMS_OK;
 }
 
+/* ---- each block alone ---- */
+
+/* The size of the first piece of a block's part that begins at `offset`. */
+static uint64_t piece_size(uint64_t offset, uint64_t bytes) {
+    enum { VECTOR = TMS_FINGERPRINT_VECTOR_BYTES };
+    const uint64_t before = (VECTOR - offset % VECTOR) % VECTOR;
+    if (before > 0) return bytes < before ? bytes : before;
+    if (bytes > TMS_OBJECT_BYTES_MOST) return TMS_OBJECT_BYTES_MOST;
+    return bytes < TMS_OBJECT_BYTES_LEAST ? bytes : bytes / VECTOR * VECTOR;
+}
+
+/* Cuts a block of the segment into pieces, behind those that `content` has, which has room for them. If `content` has no
+ * extents, it only counts them. */
+static void cut(const tms_live_range_t *block, tms_backup_content_t *content) {
+    for (uint64_t size, offset = block->begin; offset < block->end; offset += size) {
+        size = piece_size(offset, block->end - offset);
+        if (content->extents)
+            content->extents[content->extent_count] =
+                (tms_extent_t){.offset = offset, .packed = content->bytes, .bytes = size};
+        content->extent_count++;
+        content->bytes += size;
+    }
+}
+
+static void cut_blocks(const found_t *found, tms_backup_content_t *content) {
+    for (size_t i = found->first; i < found->last; i++) {
+        tms_live_range_t block = found->live->ranges[i];
+        if (found->live->used) block.end = found->live->used[i];
+        block = clip(&block, found->address, found->address + found->bytes);
+        block.begin -= found->address;
+        block.end -= found->address;
+        cut(&block, content);
+    }
+}
+
+static tms_status_t find_pieces(const found_t *found, tms_backup_content_t *content, const tms_error_context_t *context,
+                                tms_error_t *error) {
+    tms_backup_content_t counted = {.kind = content->kind};
+    cut_blocks(found, &counted);
+    if (counted.extent_count == 0) return TMS_OK;
+    content->extents = calloc(counted.extent_count, sizeof *content->extents);
+    if (!content->extents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    cut_blocks(found, content);
+    return TMS_OK;
+}
+
 tms_status_t tms_backup_content_choose(tms_backup_content_t *content, tms_backup_kind_t kind, const tms_live_t *live,
                                        uint64_t address, uint64_t bytes, const tms_error_context_t *context,
                                        tms_error_t *error) {
     *content = (tms_backup_content_t){.kind = kind};
     if (kind == TMS_BACKUP_NONE) return TMS_OK;
-    if (live && tms_live_lists(live, address)) return find_extents(live, address, bytes, content, context, error);
+    const tms_live_range_t all = {.begin = address, .end = address + bytes};
+    const tms_live_t unknown = {.ranges = &all, .range_count = 1};
+    const bool listed = live && tms_live_lists(live, address);
+    const found_t found = find_ranges(listed ? live : &unknown, address, bytes);
+    if (kind == TMS_BACKUP_SHARED) return find_pieces(&found, content, context, error);
+    if (listed) return find_extents(&found, content, context, error);
     content->bytes = bytes;
     return TMS_OK;
 }

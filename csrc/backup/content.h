@@ -1,5 +1,9 @@
 /* The part of a segment that a backup keeps: everything, or the live bytes. A value owned by its backup; no lock, any
- * thread. */
+ * thread.
+ *
+ * Neighbouring live ranges are one extent, except in a backup of kind SHARED, which keeps each live block as extents of its
+ * own, at its requested size. Two processes place equal blocks differently, so only what lies inside a block can be shared.
+ * Memory whose blocks are unknown is one block. */
 #ifndef TMS_BACKUP_CONTENT_H
 #define TMS_BACKUP_CONTENT_H
 
@@ -10,8 +14,9 @@
 #include "base/status.h"
 
 /* An extent of a backup of kind SHARED is one piece of a live block: at most TMS_OBJECT_BYTES_MOST, and neighbours stay
- * apart. It is an object (backup/shared) if it has at least TMS_OBJECT_BYTES_LEAST; such an extent begins and ends at a vector
- * of the kernel that computes fingerprints. */
+ * apart. It is an object (backup/shared) if it has at least TMS_OBJECT_BYTES_LEAST. An object begins and ends at a vector
+ * of the kernel that computes fingerprints. The bytes of a block before its first vector, and those after the last
+ * vector of an object, are extents of their own. */
 #define TMS_OBJECT_BYTES_MOST  ((uint64_t)64 << 20)
 #define TMS_OBJECT_BYTES_LEAST ((uint64_t)256 << 10)
 
@@ -23,7 +28,7 @@ typedef struct tms_extent {
 typedef struct tms_backup_content {
     tms_backup_kind_t kind; /* the kind of store */
     uint64_t bytes;         /* in total */
-    tms_extent_t *extents;  /* sorted; NULL: everything, or nothing where `bytes` is 0 */
+    tms_extent_t *extents;  /* sorted; NULL: everything, or nothing where `bytes` is 0; never NULL if SHARED has bytes */
     size_t extent_count;
 } tms_backup_content_t;
 
@@ -36,6 +41,8 @@ tms_status_t tms_backup_content_choose(tms_backup_content_t *content, tms_backup
 bool tms_live_lists(const tms_live_t *live, uint64_t address);
 /* Whether two contents keep the same parts of a segment, in a store of the same kind. */
 bool tms_backup_contents_match(const tms_backup_content_t *a, const tms_backup_content_t *b);
+/* Whether an extent of a backup of kind SHARED is an object. */
+static inline bool tms_extent_is_object(const tms_extent_t *extent) { return extent->bytes >= TMS_OBJECT_BYTES_LEAST; }
 /* Frees the extents and makes the content empty. */
 void tms_backup_content_forget(tms_backup_content_t *content);
 

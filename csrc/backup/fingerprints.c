@@ -22,8 +22,10 @@ uint64_t tms_fingerprints_count(const tms_backup_content_t *content) {
     return pieces;
 }
 
-bool tms_fingerprints_renew(tms_fingerprints_t *fingerprints, const tms_fingerprint_t *values, uint64_t count) {
+bool tms_fingerprints_renew(tms_fingerprints_t *fingerprints, const tms_fingerprint_t *values, uint64_t count,
+                            uint64_t key) {
     tms_fingerprints_cancel(fingerprints);
+    fingerprints->fresh_key = key;
     fingerprints->fresh = malloc(count * sizeof *values);
     if (fingerprints->fresh) memcpy(fingerprints->fresh, values, count * sizeof *values);
     return fingerprints->fresh != NULL;
@@ -32,6 +34,7 @@ bool tms_fingerprints_renew(tms_fingerprints_t *fingerprints, const tms_fingerpr
 void tms_fingerprints_commit(tms_fingerprints_t *fingerprints) {
     free(fingerprints->kept);
     fingerprints->kept = fingerprints->fresh;
+    fingerprints->kept_key = fingerprints->fresh_key;
     fingerprints->fresh = NULL;
 }
 
@@ -43,6 +46,10 @@ void tms_fingerprints_cancel(tms_fingerprints_t *fingerprints) {
 void tms_fingerprints_forget(tms_fingerprints_t *fingerprints) {
     tms_fingerprints_cancel(fingerprints);
     tms_fingerprints_commit(fingerprints);
+}
+
+bool tms_fingerprints_are_comparable(const tms_fingerprints_t *fingerprints) {
+    return fingerprints->kept && fingerprints->fresh && fingerprints->kept_key == fingerprints->fresh_key;
 }
 
 /* Appends a piece, as a part of the extent before it if they are neighbours. */

@@ -8,8 +8,10 @@
 
 /* Logs why contents cannot be compared with what the backups hold. */
 static void log_failure(const tms_pass_t *pass, const tms_error_t *reason) {
-    tms_log_recurring(pass->stores->copying.log, TMS_LOG_NOT_COMPARED, TMS_LOG_WARNING, reason,
-                      "All contents are copied, because it is not known which ones have changed.");
+    tms_log_recurring(pass->stores->copying.log, pass->verifies ? TMS_LOG_NOT_VERIFIED : TMS_LOG_NOT_COMPARED,
+                      TMS_LOG_WARNING, reason,
+                      pass->verifies ? "The restored contents are not checked."
+                                     : "All contents are copied, because it is not known which ones have changed.");
 }
 
 static void log_lack_of_memory(const tms_pass_t *pass, int device, const char *call) {
@@ -160,12 +162,12 @@ static void give_fingerprints(const tms_pass_t *pass, const tms_pass_part_t *par
     if (!are_written(results, count)) {
         (void)tms_error_set(&reason, TMS_DRIVER, &context, "the kernel that computes fingerprints ended without a result");
         log_failure(pass, &reason);
-    } else if (!tms_fingerprints_renew(&part->backup->fingerprints, results, count)) {
+    } else if (!tms_fingerprints_renew(&part->backup->fingerprints, results, count, pass->stores->fingerprinter.keys)) {
         log_lack_of_memory(pass, part->device, "malloc");
     }
 }
 
-static tms_status_t finish_kernel(const tms_pass_t *pass, tms_pass_kernel_t *kernel, int device, tms_error_t *error) {
+static tms_status_t finish_kernel(tms_pass_t *pass, tms_pass_kernel_t *kernel, int device, tms_error_t *error) {
     const tms_error_context_t context = {.operation = pass->operation, .device = device};
     if (!kernel->copier.open) return TMS_OK;
     tms_status_t status = tms_copier_step_in(&kernel->copier, &context, error);
@@ -173,7 +175,8 @@ static tms_status_t finish_kernel(const tms_pass_t *pass, tms_pass_kernel_t *ker
     for (size_t i = 0; status == TMS_OK && i < pass->count; i++) {
         if (pass->parts[i].device == device) give_fingerprints(pass, &pass->parts[i], kernel);
     }
-    (void)tms_copier_close(&kernel->copier); /* which keeps the buffer if the kernel may still be running */
+    /* The copier keeps the buffer if the kernel may still be running. */
+    if (!tms_copier_close(&kernel->copier)) pass->busy |= (tms_device_mask_t)1 << device;
     return status;
 }
 
@@ -192,4 +195,14 @@ tms_status_t tms_pass_finish(tms_pass_t *pass, tms_error_t *error) {
     pass->parts = NULL;
     pass->count = pass->capacity = 0;
     return first;
+}
+
+tms_status_t tms_pass_run(tms_pass_t *pass, tms_error_t *error) {
+    const tms_error_context_t context = {.operation = pass->operation, .device = TMS_NO_DEVICE};
+    if (pass->count == 0) return TMS_OK;
+    tms_pass_start(pass);
+    tms_status_t status = tms_wait_check(pass->wait, &context, error);
+    if (status == TMS_FORKED) return status;
+    tms_status_t finished = tms_pass_finish(pass, status == TMS_OK ? error : NULL);
+    return status == TMS_OK ? finished : status;
 }

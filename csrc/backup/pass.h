@@ -2,9 +2,10 @@
  *
  * It reads device memory, and writes to host memory of its own. It is started, other work can be done, and it is finished. A
  * pass that cannot be started is only logged, and so is a kernel that has written nothing: the backups get no fresh
- * fingerprints, so that everything is copied.
+ * fingerprints, so that a pause copies everything, and a resume does not check what it has restored.
  *
- * Only the call that has the turn makes a pass: on its thread, with no lock held, and while it owns the segments. */
+ * Only the call that has the turn makes a pass, with no lock held, and while it owns the segments: a pause on its thread,
+ * and a resume on the thread of each device's part, for the segments of that device. */
 #ifndef TMS_BACKUP_PASS_H
 #define TMS_BACKUP_PASS_H
 
@@ -26,14 +27,16 @@ typedef struct tms_pass_kernel {
     uint64_t pieces;
 } tms_pass_kernel_t;
 
-/* `stores`, `wait` and `operation` are the call's; the rest is zeros at first. */
+/* `stores`, `wait` and `operation` are the call's or those of its part; the rest is zeros at first. */
 typedef struct tms_pass {
     tms_backup_stores_t *stores;
     tms_wait_t *wait;
     const char *operation;
+    bool verifies; /* checks what a resume has restored: only for the log */
     tms_pass_part_t *parts;
     size_t count, capacity;
     tms_pass_kernel_t *kernels[TMS_MAX_DEVICES];
+    tms_device_mask_t busy; /* devices whose kernel may still be reading after the pass has been finished */
 } tms_pass_t;
 
 /* Adds the contents of the segment at `address`: `content` of `backup`, which stays as it is until the pass is finished. If
@@ -45,5 +48,8 @@ void tms_pass_start(tms_pass_t *pass);
 /* Waits for the kernels, gives the backups their fresh fingerprints, and empties the pass. Fails if a device cannot be
  * waited for. */
 tms_status_t tms_pass_finish(tms_pass_t *pass, tms_error_t *error);
+/* Starts and finishes the pass, if there is anything to do. TMS_INTERRUPTED if `wait` was cancelled. TMS_FORKED in a child
+ * that was forked meanwhile, where the kernels belong to the parent. */
+tms_status_t tms_pass_run(tms_pass_t *pass, tms_error_t *error);
 
 #endif

@@ -21,7 +21,8 @@ tms_status_t tms_backup_stores_init(tms_backup_stores_t *stores, const tms_confi
     };
     enum { ROWS = sizeof rows / sizeof *rows };
     _Static_assert((int)ROWS < (int)TMS_BACKUP_STORES_MOST, "there is room for one that is added");
-    const tms_backup_setup_t setup = {.config = config, .copying = &stores->copying, .host = &stores->host};
+    const tms_backup_setup_t setup = {
+        .config = config, .copying = &stores->copying, .host = &stores->host, .fingerprinter = &stores->fingerprinter};
     tms_status_t status = TMS_OK;
     for (int i = 0; i < ROWS && status == TMS_OK; i++) {
         status = rows[i].operations->init(rows[i].store, &setup, error);
@@ -148,41 +149,45 @@ bool tms_backup_can_compare(const tms_backup_stores_t *stores, tms_backup_kind_t
     return entry && entry->operations->block_bytes;
 }
 
-/* Finds out what has changed since the held contents were saved, once the plan is made. Fresh fingerprints of another layout
- * are forgotten. */
+static bool plans_by_fingerprint(const tms_backup_stores_t *stores, tms_backup_kind_t kind) {
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, kind);
+    return entry && entry->operations->by_fingerprint;
+}
+
+tms_status_t tms_backup_choose(tms_backup_t *backup, tms_backup_stores_t *stores, tms_backup_batch_t *batch,
+                               tms_backup_kind_t kind, const tms_live_t *live, uint64_t address,
+                               const tms_error_context_t *context, tms_error_t *error) {
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, kind);
+    tms_status_t status = tms_backup_content_choose(&backup->planned, kind, live, address, backup->bytes, context, error);
+    if (status == TMS_OK && entry) status = begin(entry, &batch->of[entry - stores->list], context, error);
+    if (status == TMS_OK && !tms_backup_contents_match(&backup->held, &backup->planned))
+        tms_fingerprints_cancel(&backup->fingerprints);
+    return status;
+}
+
+bool tms_backup_needs_fingerprints(tms_backup_t *backup, const tms_backup_stores_t *stores) {
+    if (backup->fingerprints.fresh_key != stores->fingerprinter.keys) tms_fingerprints_cancel(&backup->fingerprints);
+    return !backup->fingerprints.fresh && backup->planned.bytes > 0 && plans_by_fingerprint(stores, backup->planned.kind);
+}
+
+/* Finds out what has changed since the held contents were saved, once the plan is made. */
 static tms_status_t compare(tms_backup_t *backup, const tms_backup_store_t *entry, const tms_backup_slot_t *slot,
                             const tms_error_context_t *context, tms_error_t *error) {
-    const tms_fingerprints_t *fingerprints = &backup->fingerprints;
-    if (!tms_backup_contents_match(&backup->held, &backup->planned)) {
-        tms_fingerprints_cancel(&backup->fingerprints);
-        return TMS_OK;
-    }
     const uint64_t block = entry->operations->block_bytes(entry->store, backup, slot);
-    backup->partial = fingerprints->kept && fingerprints->fresh && block > 0;
+    backup->partial = tms_fingerprints_are_comparable(&backup->fingerprints) && block > 0;
     if (!backup->partial) return TMS_OK;
-    return tms_fingerprints_compare(fingerprints, &backup->planned, block, &backup->changed, context, error);
+    return tms_fingerprints_compare(&backup->fingerprints, &backup->planned, block, &backup->changed, context, error);
 }
 
 tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, tms_backup_batch_t *batch,
                              const tms_backup_request_t *request, const tms_error_context_t *context, tms_error_t *error) {
-    tms_backup_content_t content;
-    const tms_backup_store_t *entry = tms_backup_stores_find(stores, request->kind);
-    tms_status_t status =
-        tms_backup_content_choose(&content, request->kind, request->live, request->address, backup->bytes, context, error);
-    if (status == TMS_OK && entry) {
-        size_t index = (size_t)(entry - stores->list);
-        status = begin(entry, &batch->of[index], context, error);
-        if (status == TMS_OK)
-            status = entry->operations->plan(entry->store, batch->of[index], backup, &backup->slots[index], request,
-                                             &content, context, error);
-    }
-    if (status != TMS_OK) {
-        tms_backup_content_forget(&content);
-        return status;
-    }
-    backup->planned = content;
-    if (!entry || !entry->operations->block_bytes) return TMS_OK;
-    return compare(backup, entry, &backup->slots[entry - stores->list], context, error);
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->planned.kind);
+    if (!entry) return TMS_OK;
+    size_t index = (size_t)(entry - stores->list);
+    tms_status_t status = entry->operations->plan(entry->store, batch->of[index], backup, &backup->slots[index], request,
+                                                  &backup->planned, context, error);
+    if (status != TMS_OK || !entry->operations->block_bytes) return status;
+    return compare(backup, entry, &backup->slots[index], context, error);
 }
 
 tms_status_t tms_backup_save(tms_backup_t *backup, tms_backup_stores_t *stores, tms_copier_t *copier, CUdeviceptr address,
@@ -203,6 +208,45 @@ tms_status_t tms_backup_load(tms_backup_t *backup, tms_backup_stores_t *stores, 
                              (int)backup->held.kind);
     return entry->operations->load(entry->store, backup, &backup->slots[entry - stores->list], copier, address, context,
                                    error);
+}
+
+bool tms_backup_can_verify(const tms_backup_t *backup, const tms_backup_stores_t *stores) {
+    const uint64_t keys = stores->fingerprinter.keys;
+    return tms_backup_held_bytes(backup) > 0 && plans_by_fingerprint(stores, backup->held.kind) &&
+           backup->fingerprints.kept && keys > 0 && backup->fingerprints.kept_key == keys;
+}
+
+/* Whether a fingerprint of an object differs. *place becomes the offset in the segment of the first piece that does. */
+static bool finds_damage(const tms_backup_t *backup, uint64_t *place) {
+    const tms_fingerprints_t *fingerprints = &backup->fingerprints;
+    tms_extent_t whole, piece;
+    size_t count;
+    uint64_t index = 0;
+    const tms_extent_t *extents = tms_backup_extents(&backup->held, &whole, &count);
+    for (size_t i = 0; i < count; i++) {
+        for (uint64_t done = 0; done < extents[i].bytes; done += piece.bytes, index++) {
+            piece = tms_fingerprints_piece(&extents[i], done);
+            *place = piece.offset;
+            if (tms_extent_is_object(&extents[i]) &&
+                memcmp(&fingerprints->kept[index], &fingerprints->fresh[index], sizeof *fingerprints->kept) != 0)
+                return true;
+        }
+    }
+    return false;
+}
+
+tms_status_t tms_backup_verify(tms_backup_t *backup, const tms_backup_stores_t *stores, const tms_error_context_t *context,
+                               tms_error_t *error) {
+    const tms_backup_store_t *entry = tms_backup_stores_find(stores, backup->held.kind);
+    uint64_t place = 0;
+    const bool damaged = entry && tms_fingerprints_are_comparable(&backup->fingerprints) && finds_damage(backup, &place);
+    tms_fingerprints_cancel(&backup->fingerprints);
+    if (!damaged) return TMS_OK;
+    tms_status_t status = tms_error_set(error, TMS_BACKUP_IO, context,
+                                        "what was restored from byte %llu of the allocation on is not what was paused",
+                                        (unsigned long long)place);
+    CALL(entry, explain, entry->store, backup, &backup->slots[entry - stores->list], place, error);
+    return status;
 }
 
 void tms_backup_copy_all(tms_backup_t *backup) {

@@ -38,7 +38,7 @@ typedef struct tms_backup_stores {
 #undef TMS_BACKUP_MEMBER
     tms_backup_store_t list[TMS_BACKUP_STORES_MOST]; /* the stores of the rows, then added stores */
     int count;
-    tms_fingerprinter_t fingerprinter; /* used by the call that has the turn */
+    tms_fingerprinter_t fingerprinter; /* used by the call that has the turn; a store sets its key */
 } tms_backup_stores_t;
 
 /* The batches of one pause: the result of each store's `begin`. Zeros: none. */
@@ -83,14 +83,28 @@ void tms_backup_batch_end(tms_backup_stores_t *stores, tms_backup_batch_t *batch
 
 /* Whether the store of this kind can copy only what has changed since the last pause. */
 bool tms_backup_can_compare(const tms_backup_stores_t *stores, tms_backup_kind_t kind);
-/* These call the operations of the same names. plan sets backup->planned; if fresh fingerprints of the same layout are
- * known, it also sets backup->changed. */
+/* Sets backup->planned, the contents that the current pause saves of the segment at `address`, in a store of this kind:
+ * begins its batch. `live` NULL: everything is live. Fresh fingerprints of other contents are forgotten. */
+tms_status_t tms_backup_choose(tms_backup_t *backup, tms_backup_stores_t *stores, tms_backup_batch_t *batch,
+                               tms_backup_kind_t kind, const tms_live_t *live, uint64_t address,
+                               const tms_error_context_t *context, tms_error_t *error);
+/* After all choices of the pause. Forgets fresh fingerprints that have another key than the one in force, and returns
+ * whether the plan of this backup needs fresh ones, which a pass has to compute (backup/pass.h). */
+bool tms_backup_needs_fingerprints(tms_backup_t *backup, const tms_backup_stores_t *stores);
+/* These call the operations of the same names. If fresh fingerprints of the same layout are known, plan sets
+ * backup->changed. */
 tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, tms_backup_batch_t *batch,
                              const tms_backup_request_t *request, const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_backup_save(tms_backup_t *backup, tms_backup_stores_t *stores, tms_copier_t *copier, CUdeviceptr address,
                              const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_backup_load(tms_backup_t *backup, tms_backup_stores_t *stores, tms_copier_t *copier, CUdeviceptr address,
                              const tms_error_context_t *context, tms_error_t *error);
+/* Whether a resume can check the contents that it has restored from the backup. */
+bool tms_backup_can_verify(const tms_backup_t *backup, const tms_backup_stores_t *stores);
+/* Compares the kept fingerprints with the fresh ones, which are of the restored contents. TMS_BACKUP_IO if those of an
+ * object differ. The fresh ones are forgotten; without them nothing is compared. */
+tms_status_t tms_backup_verify(tms_backup_t *backup, const tms_backup_stores_t *stores, const tms_error_context_t *context,
+                               tms_error_t *error);
 /* After plan: the current pause copies all of the planned contents, although the held ones seem to be equal in part. */
 void tms_backup_copy_all(tms_backup_t *backup);
 /* The current pause failed: undoes plan and save. Its batch has ended. */

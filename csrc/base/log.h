@@ -34,6 +34,7 @@ typedef enum tms_log_level {
     X(CONTEXT_KEPT, "a reference to the device's context was not given back")                                               \
     X(NOT_GUARDED, "paused addresses have no guard page")                                                                   \
     X(NOT_COMPARED, "all contents were copied, because it was not known which ones had changed")                            \
+    X(NOT_VERIFIED, "restored contents were not checked")                                                                   \
     X(WRITTEN_AGAIN, "a damaged backup file was written again")
 
 typedef enum tms_log_cause {

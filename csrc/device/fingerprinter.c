@@ -18,28 +18,36 @@ __asm__(".pushsection .rodata\n"
         ".size tms_fingerprint_ptx, . - tms_fingerprint_ptx\n"
         ".popsection\n");
 
-/* Draws a key and queues its copy to the module. */
-static tms_status_t set_key(const tms_fingerprint_module_t *loaded, const tms_driver_table_t *driver, CUstream stream,
-                            const tms_error_context_t *context, tms_error_t *error) {
+/* Queues the copy of a key to the module: of `key`, or of one that is drawn here. */
+static tms_status_t send_key(const tms_fingerprint_module_t *loaded, const tms_fingerprint_key_t *key,
+                             const tms_driver_table_t *driver, CUstream stream, const tms_error_context_t *context,
+                             tms_error_t *error) {
     CUdeviceptr address = 0;
     size_t bytes = 0;
     tms_status_t status =
         TMS_DRIVER_CALL(driver, context, error, cuModuleGetGlobal, &address, &bytes, loaded->module, "tms_fingerprint_key");
     if (status != TMS_OK) return status;
-    tms_fingerprint_key_t *key = malloc(sizeof *key);
-    if (!key) return tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
-    int os_error = tms_random_fill(key, sizeof *key);
+    tms_fingerprint_key_t *drawn = key ? NULL : malloc(sizeof *drawn);
+    if (!key && !drawn) return tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
+    int os_error = drawn ? tms_random_fill(drawn, sizeof *drawn) : 0;
     if (os_error != 0) status = tms_error_set_os(error, context, "getrandom", os_error, NULL);
     /* The driver has read pageable memory when the call returns. */
     if (status == TMS_OK)
-        status = TMS_DRIVER_CALL(driver, context, error, cuMemcpyHtoDAsync, address, key, sizeof *key, stream);
-    free(key);
+        status =
+            TMS_DRIVER_CALL(driver, context, error, cuMemcpyHtoDAsync, address, drawn ? drawn : key, sizeof *key, stream);
+    free(drawn);
     return status;
 }
 
+void tms_fingerprinter_set_key(tms_fingerprinter_t *fingerprinter, const tms_fingerprint_key_t *key) {
+    fingerprinter->key = key;
+    fingerprinter->keys++;
+}
+
 /* Makes the steps that are missing until the kernel can be launched. */
-static tms_status_t load(tms_fingerprint_module_t *loaded, const tms_driver_table_t *driver, CUstream stream,
-                         const tms_error_context_t *context, tms_error_t *error) {
+static tms_status_t load(const tms_fingerprinter_t *fingerprinter, tms_fingerprint_module_t *loaded,
+                         const tms_driver_table_t *driver, CUstream stream, const tms_error_context_t *context,
+                         tms_error_t *error) {
     unsigned long long current = 0;
     tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuCtxGetId, NULL, &current);
     if (status != TMS_OK) return status;
@@ -49,9 +57,10 @@ static tms_status_t load(tms_fingerprint_module_t *loaded, const tms_driver_tabl
     if (status == TMS_OK && !loaded->function)
         status = TMS_DRIVER_CALL(driver, context, error, cuModuleGetFunction, &loaded->function, loaded->module,
                                  "tms_fingerprint");
-    if (status == TMS_OK && !loaded->has_key) {
-        status = set_key(loaded, driver, stream, context, error);
+    if (status == TMS_OK && !(loaded->has_key && loaded->keys == fingerprinter->keys)) {
+        status = send_key(loaded, fingerprinter->key, driver, stream, context, error);
         loaded->has_key = status == TMS_OK;
+        loaded->keys = fingerprinter->keys;
     }
     return status;
 }
@@ -61,7 +70,7 @@ tms_status_t tms_fingerprinter_launch(tms_fingerprinter_t *fingerprinter, const 
                                       tms_fingerprint_t *results, const tms_error_context_t *context, tms_error_t *error) {
     tms_fingerprint_module_t *loaded = &fingerprinter->modules[device];
     CUdeviceptr from = 0, to = 0;
-    tms_status_t status = load(loaded, driver, stream, context, error);
+    tms_status_t status = load(fingerprinter, loaded, driver, stream, context, error);
     if (status == TMS_OK)
         status = TMS_DRIVER_CALL(driver, context, error, cuMemHostGetDevicePointer, &from, (void *)(uintptr_t)chunks, 0);
     if (status == TMS_OK) status = TMS_DRIVER_CALL(driver, context, error, cuMemHostGetDevicePointer, &to, results, 0);

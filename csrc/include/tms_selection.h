@@ -50,10 +50,10 @@
 #define TMS_PAUSE_ARGUMENTS  TMS_PAUSE_OPTIONS(TMS_NO_ARGUMENT, TMS_ARGUMENT, TMS_ARGUMENT)
 #define TMS_RESUME_ARGUMENTS TMS_RESUME_OPTIONS(TMS_NO_ARGUMENT, TMS_ARGUMENT, TMS_ARGUMENT)
 
-/* The live bytes of some allocations, from torch's allocator. Both arrays are sorted. The function that filled this in owns
+/* The live bytes of some allocations, from torch's allocator. The arrays are sorted. The function that filled this in owns
  * them and keeps them valid until the call ends. */
 typedef struct tms_live_range {
-    uint64_t begin, end; /* [begin, end), inside one of `allocations` */
+    uint64_t begin, end; /* [begin, end), inside one of `allocations`: one block, or neighbouring blocks */
 } tms_live_range_t;
 
 typedef struct tms_live {
@@ -62,6 +62,8 @@ typedef struct tms_live {
     size_t allocation_count;
     const tms_live_range_t *ranges; /* do not overlap */
     size_t range_count;
+    const uint64_t *used; /* NULL, or for each range, which is one block: where the bytes end that the program requested. A
+                             shared backup keeps no more than these of a block */
 } tms_live_t;
 
 /* Which allocations pause and resume act on, and how. */

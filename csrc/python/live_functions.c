@@ -79,7 +79,7 @@ PyObject *tms_py_kept_allocations(PyObject *module, PyObject *const *arguments, 
 
 /* Keys of a segment and of a block, and the state of a block without a tensor. In every other state a block may be in use:
  * by a tensor, or by a stream. */
-typedef enum word { ADDRESS, TOTAL_SIZE, POOL, STREAM, BLOCKS, SIZE, STATE, FREE, WORDS } word_t;
+typedef enum word { ADDRESS, TOTAL_SIZE, POOL, STREAM, BLOCKS, SIZE, REQUESTED, STATE, FREE, WORDS } word_t;
 
 /* The objects that a call of this file uses for its look-ups. */
 typedef struct reader {
@@ -94,8 +94,8 @@ static void close_reader(reader_t *reader) {
 
 /* Returns false with an exception set; there is then nothing to close. */
 static bool open_reader(reader_t *reader, PyObject *pools) {
-    static const char *const words[WORDS] = {"address", "total_size", "segment_pool_id", "stream",
-                                             "blocks",  "size",       "state",           "inactive"};
+    static const char *const words[WORDS] = {"address", "total_size",     "segment_pool_id", "stream",  "blocks",
+                                             "size",    "requested_size", "state",           "inactive"};
 
     if (!PyAnySet_Check(pools)) {
         PyErr_Format(PyExc_TypeError, "pools must be a set, not %R", (PyObject *)Py_TYPE(pools));
@@ -195,10 +195,24 @@ static PyObject *bytes_of(const numbers_t *numbers) {
     return PyBytes_FromStringAndSize((const char *)numbers->values, (Py_ssize_t)(numbers->count * sizeof *numbers->values));
 }
 
-/* Appends the live ranges of a segment. Its blocks lie in order and without gaps; neighbours become one range. */
-static bool add_blocks(const reader_t *reader, PyObject *segment, uint64_t address, numbers_t *ranges) {
+/* The live blocks of the kept allocations, in the form of tms_live_t. */
+typedef struct blocks {
+    numbers_t addresses, ranges, used;
+} blocks_t;
+
+/* Appends a live block of `size` bytes. The program has requested all of it if this torch does not say how much. */
+static bool add_block(const reader_t *reader, PyObject *block, uint64_t address, uint64_t size, blocks_t *live) {
+    PyObject *item = find_item(reader, block, REQUESTED);
+    const uint64_t requested = item ? PyLong_AsUnsignedLongLong(item) : size;
+
+    if (PyErr_Occurred()) return false;
+    return push(&live->ranges, address) && push(&live->ranges, address + size) &&
+           push(&live->used, address + (requested > 0 && requested < size ? requested : size));
+}
+
+/* Appends the live blocks of a segment. Its blocks lie in order and without gaps. */
+static bool add_blocks(const reader_t *reader, PyObject *segment, uint64_t address, blocks_t *live) {
     PyObject *blocks = get_item(reader, segment, BLOCKS);
-    const size_t before = ranges->count;
 
     if (!blocks) return false;
     if (!PyList_Check(blocks)) {
@@ -211,11 +225,7 @@ static bool add_blocks(const reader_t *reader, PyObject *segment, uint64_t addre
         uint64_t size;
         if (!state || !get_number(reader, block, SIZE, &size)) return false;
         int is_free = PyObject_RichCompareBool(state, reader->words[FREE], Py_EQ);
-        if (is_free < 0) return false;
-        if (!is_free && ranges->count > before && ranges->values[ranges->count - 1] == address)
-            ranges->values[ranges->count - 1] = address + size;
-        else if (!is_free && !(push(ranges, address) && push(ranges, address + size)))
-            return false;
+        if (is_free < 0 || (!is_free && !add_block(reader, block, address, size, live))) return false;
         address += size;
     }
     return true;
@@ -241,21 +251,19 @@ static bool match(const reader_t *reader, PyObject *list, const kept_t *kept, si
 }
 
 static PyObject *live_of(const kept_t *kept, size_t count, PyObject *const *segments, const reader_t *reader) {
-    numbers_t addresses = {0}, ranges = {0};
+    blocks_t live = {{0}, {0}, {0}};
+    PyObject *result = NULL;
     bool complete = true;
 
     for (size_t index = 0; complete && index < count; index++) {
         if (!segments[index]) continue;
         complete =
-            push(&addresses, kept[index].address) && add_blocks(reader, segments[index], kept[index].address, &ranges);
+            push(&live.addresses, kept[index].address) && add_blocks(reader, segments[index], kept[index].address, &live);
     }
-    PyObject *first = complete ? bytes_of(&addresses) : NULL;
-    PyObject *second = first ? bytes_of(&ranges) : NULL;
-    PyObject *result = second ? PyTuple_Pack(2, first, second) : NULL;
-    Py_XDECREF(first);
-    Py_XDECREF(second);
-    PyMem_Free(addresses.values);
-    PyMem_Free(ranges.values);
+    if (complete) result = Py_BuildValue("(NNN)", bytes_of(&live.addresses), bytes_of(&live.ranges), bytes_of(&live.used));
+    PyMem_Free(live.addresses.values);
+    PyMem_Free(live.ranges.values);
+    PyMem_Free(live.used.values);
     return result;
 }
 

@@ -17,8 +17,8 @@
 typedef struct running {
     PyThreadState *thread; /* the saved thread state while the GIL is released */
     tms_py_callers_t callers;
-    PyObject *allocations, *ranges;     /* the result of find_live, which the core reads until the call ends */
-    PyObject *type, *value, *traceback; /* the exception that ends the call; all NULL if there is none yet */
+    PyObject *allocations, *ranges, *used; /* the result of find_live, which the core reads until the call ends */
+    PyObject *type, *value, *traceback;    /* the exception that ends the call; all NULL if there is none yet */
 } running_call_t;
 
 /* Called with the GIL held: keeps the current exception, unless one is kept already. */
@@ -56,12 +56,27 @@ static bool is_sorted(const tms_live_t *live) {
 
 #define FIND_LIVE_MUST "find_live() must return"
 
-/* Reads the result of find_live: (addresses, ranges) as bytes. False: an exception is set. */
+/* Reads the third part of the result of find_live: where the used bytes of each range end. False: an exception is set. */
+static bool read_used(running_call_t *c, PyObject *result, tms_live_t *live) {
+    size_t count;
+
+    c->used = Py_NewRef(PyTuple_GetItem(result, 2));
+    live->used = tms_py_numbers(c->used, 1, FIND_LIVE_MUST, &count);
+    if (!live->used) return false;
+    bool fits = count == live->range_count;
+    for (size_t i = 0; fits && i < count; i++)
+        fits = live->used[i] > live->ranges[i].begin && live->used[i] <= live->ranges[i].end;
+    if (!fits) PyErr_SetString(PyExc_ValueError, FIND_LIVE_MUST " for each range an end of the used bytes, inside it");
+    return fits;
+}
+
+/* Reads the result of find_live: (addresses, ranges) or (addresses, ranges, used) as bytes. False: an exception is set. */
 static bool read_live(running_call_t *c, PyObject *result, tms_live_t *live) {
+    const Py_ssize_t size = PyTuple_Check(result) ? PyTuple_Size(result) : 0;
     const uint64_t *ranges;
 
-    if (!PyTuple_Check(result) || PyTuple_Size(result) != 2) {
-        PyErr_Format(PyExc_TypeError, FIND_LIVE_MUST " None or two bytes objects, not %R", result);
+    if (size != 2 && size != 3) {
+        PyErr_Format(PyExc_TypeError, FIND_LIVE_MUST " None or two or three bytes objects, not %R", result);
         return false;
     }
     c->allocations = Py_NewRef(PyTuple_GetItem(result, 0));
@@ -70,6 +85,7 @@ static bool read_live(running_call_t *c, PyObject *result, tms_live_t *live) {
     ranges = live->allocations ? tms_py_numbers(c->ranges, 2, FIND_LIVE_MUST, &live->range_count) : NULL;
     if (!ranges) return false;
     live->ranges = (const tms_live_range_t *)(const void *)ranges;
+    if (size == 3 && !read_used(c, result, live)) return false;
     if (is_sorted(live)) return true;
     PyErr_SetString(PyExc_ValueError, FIND_LIVE_MUST " addresses and ranges in order, that do not overlap");
     return false;
@@ -125,6 +141,7 @@ static bool end(const tms_selection_t *selection, running_call_t *c, tms_status_
     PyMem_Free((void *)selection->tags);
     Py_XDECREF(c->allocations);
     Py_XDECREF(c->ranges);
+    Py_XDECREF(c->used);
     if (c->type)
         PyErr_Restore(c->type, c->value, c->traceback);
     else if (status != TMS_OK)

@@ -513,8 +513,8 @@ _PRESERVING = (
     Mutant(
         "preserved-ranges-take-the-place-of-live-ones",
         "torch_memory_saver/_engine/preserved.py",
-        "_sorted_ranges(live[1] + kept[1])",
-        "_sorted_ranges(kept[1])",
+        "_sorted_ranges(_rows(*live[1:]) + _rows(kept[1]))",
+        "_sorted_ranges(_rows(kept[1]))",
         ("torch:tests/gpu/test_preserve.py::test_free_blocks_are_not_kept_with_live_ones",),
     ),
 )

@@ -223,7 +223,7 @@ class Preserved:
         """Whether nothing is registered. Dead objects count until the next look for them."""
         return not self._objects
 
-    def live(self, tags: Tags) -> Live:
+    def live(self, tags: Tags) -> tuple[bytes, bytes]:
         """Return the core's lists for a pause of the tags: the allocations without a backup of which it keeps contents, and
         the ranges that it keeps of them."""
         allocations, ranges = array("Q"), array("Q")
@@ -327,7 +327,7 @@ def preserving_finder(
         live = None if find_live is None else find_live()
         if live is None or not live[0]:
             return kept
-        return _sorted_addresses(live[0] + kept[0]), _sorted_ranges(live[1] + kept[1])
+        return _sorted_addresses(live[0] + kept[0]), *_sorted_ranges(_rows(*live[1:]) + _rows(kept[1]))
 
     return find
 
@@ -336,11 +336,19 @@ def _sorted_addresses(addresses: bytes) -> bytes:
     return array("Q", sorted(array("Q", addresses))).tobytes()
 
 
-def _sorted_ranges(ranges: bytes) -> bytes:
-    """No range of the one kind overlaps one of the other: they lie in other memory."""
-    ends = array("Q", ranges)
-    pairs = sorted(zip(ends[::2], ends[1::2], strict=True))
-    return array("Q", [end for pair in pairs for end in pair]).tobytes()
+def _rows(ranges: bytes, used: bytes | None = None) -> list[tuple[int, int, int]]:
+    """Return the begin and the end of each range, and the end of what is used of it: all if that is not known."""
+    numbers = array("Q", ranges)
+    begins, ends = numbers[::2], numbers[1::2]
+    return list(zip(begins, ends, ends if used is None else array("Q", used), strict=True))
+
+
+def _sorted_ranges(rows: list[tuple[int, int, int]]) -> tuple[bytes, bytes]:
+    """Return the ranges in order, and the ends of what is used. No range of the one kind overlaps one of the other, because
+    they lie in other memory."""
+    ordered = sorted(rows)
+    ranges = array("Q", [number for begin, end, _ in ordered for number in (begin, end)])
+    return ranges.tobytes(), array("Q", [used for _, _, used in ordered]).tobytes()
 
 
 def _imported_torch(operation: str) -> Any:

@@ -36,19 +36,40 @@ static bool keeps_contents(const tms_transition_t *t) {
     return false;
 }
 
-/* Plans the backup of every segment. *copying becomes the devices that own a segment with contents to copy. */
-static tms_status_t plan_all(tms_transition_t *t, const tms_live_t *live, tms_device_mask_t *copying, tms_error_t *error) {
+static tms_status_t choose_all(tms_transition_t *t, const tms_live_t *live, tms_error_t *error) {
     TMS_FOR_EACH(segment, t) {
         const tms_backup_kind_t kind = kind_of(t, segment, live);
         segment->only_preserved = kind != chosen_kind(t, segment);
-        tms_status_t status =
-            tms_save_plan(t, segment, &segment->backup, kind, segment->backup.policy, live, copying, error);
+        tms_status_t status = tms_save_choose(t, segment, &segment->backup, kind, live, error);
         if (status != TMS_OK) return status;
+    }
+    return TMS_OK;
+}
+
+/* Computes the fingerprints without which a store cannot plan. */
+static tms_status_t find_fingerprints(const tms_transition_t *t, tms_pass_t *pass, tms_error_t *error) {
+    TMS_FOR_EACH(segment, t) {
+        tms_backup_t *backup = &segment->backup;
+        if (tms_backup_needs_fingerprints(backup, &t->saver->stores))
+            tms_pass_add(pass, backup, &backup->planned, tms_segment_address(segment), segment->device);
+    }
+    return tms_pass_run(pass, error);
+}
+
+/* Plans the backup of every segment. *copying becomes the devices that own a segment with contents to copy. `pass` is
+ * empty. */
+static tms_status_t plan_all(tms_transition_t *t, tms_pass_t *pass, const tms_live_t *live, tms_device_mask_t *copying,
+                             tms_error_t *error) {
+    tms_status_t status = choose_all(t, live, error);
+    if (status == TMS_OK) status = find_fingerprints(t, pass, error);
+    TMS_FOR_EACH(segment, t) {
+        if (status == TMS_OK) status = tms_save_plan(t, segment, segment->backup.policy, copying, error);
+        if (status != TMS_OK) break;
         const uint64_t bytes = tms_backup_copied(&segment->backup)->bytes;
         t->planned.total_bytes += bytes;
         t->planned.unchanged_bytes += segment->backup.planned.bytes - bytes;
     }
-    return TMS_OK;
+    return status;
 }
 
 static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
@@ -129,7 +150,7 @@ static tms_status_t plan(tms_transition_t *t, tms_pass_t *pass, tms_live_t *live
     begin_comparison(t, pass);
     tms_status_t status = find_live(t, live, known, error);
     status = finish(pass, status, error);
-    if (status == TMS_OK) status = plan_all(t, *known, copying, error);
+    if (status == TMS_OK) status = plan_all(t, pass, *known, copying, error);
     return status == TMS_OK ? tms_backup_batch_start(&t->saver->stores, &t->planned.batch, &context, error) : status;
 }
 
@@ -296,16 +317,17 @@ tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *sel
 
 /* ---- the check ---- */
 
-/* Plans every backup as a pause does, and cancels the plans. Needs no fingerprints. */
+/* Plans every backup as a pause does, and cancels the plans. Computes fingerprints only for a store that plans by them. */
 static tms_status_t plan_and_cancel(tms_transition_t *t, tms_error_t *error) {
     const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_device_mask_t copying = 0;
     tms_live_t live = {0};
     const tms_live_t *known = NULL;
+    tms_pass_t pass = {.stores = &t->saver->stores, .wait = &t->wait, .operation = t->asked.operation};
     tms_quiesced_t quiesced;
     tms_status_t status = tms_transition_quiesce(t, &quiesced, error);
     if (status == TMS_OK) status = find_live(t, &live, &known, error);
-    if (status == TMS_OK) status = plan_all(t, known, &copying, error);
+    if (status == TMS_OK) status = plan_all(t, &pass, known, &copying, error);
     if (status == TMS_OK) status = tms_backup_batch_check_room(&t->saver->stores, &t->planned.batch, &context, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);

@@ -56,7 +56,8 @@ static tms_status_t plan_all(sample_t *sample, tms_device_mask_t *copying, tms_e
         uint64_t address;
         tms_live_t ranges = ranges_of(sample, segment, &address);
         *copy = (tms_backup_t){.kind = TMS_BACKUP_PINNED, .bytes = segment->bytes};
-        tms_status_t status = tms_save_plan(t, segment, copy, TMS_BACKUP_PINNED, TMS_HOST_DEFAULT, &ranges, copying, error);
+        tms_status_t status = tms_save_choose(t, segment, copy, TMS_BACKUP_PINNED, &ranges, error);
+        if (status == TMS_OK) status = tms_save_plan(t, segment, TMS_HOST_DEFAULT, copying, error);
         if (status != TMS_OK) return status;
         copy++;
     }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "core/transition/guard_mode.h"
+#include "core/transition/integrity.h"
 #include "core/transition/layout.h"
 #include "core/transition/observers.h"
 #include "core/transition/pending.h"
@@ -166,6 +167,8 @@ static tms_status_t copy_all(restoration_t *all, tms_wait_t *wait, const tms_err
     if (status == TMS_OK) status = restore_segments(all, wait, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the stream and its context belong to the parent */
     if (status == TMS_OK) status = tms_copier_queue_all(&all->copier, error);
+    if (status == TMS_OK) status = tms_integrity_check(t, &all->copier, wait, error);
+    if (status == TMS_FORKED) return status;
     if (status == TMS_OK) status = tms_pending_ready(t->pending, all->device, &all->copier, context, error);
     if (status == TMS_OK) status = tms_copier_wait(&all->copier, context, error);
     if (!tms_copier_close(&all->copier)) atomic_fetch_or(&t->done.busy, (tms_device_mask_t)1 << all->device);

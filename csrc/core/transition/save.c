@@ -1,17 +1,21 @@
 #include "core/transition/save.h"
 
-tms_status_t tms_save_plan(tms_transition_t *t, tms_segment_t *segment, tms_backup_t *backup, tms_backup_kind_t kind,
-                           tms_host_policy_t policy, const tms_live_t *live, tms_device_mask_t *copying,
+tms_status_t tms_save_choose(tms_transition_t *t, tms_segment_t *segment, tms_backup_t *backup, tms_backup_kind_t kind,
+                             const tms_live_t *live, tms_error_t *error) {
+    const tms_error_context_t context = tms_transition_context_of(t, segment);
+    segment->target = backup;
+    return tms_backup_choose(backup, &t->saver->stores, &t->planned.batch, kind, live, tms_segment_address(segment),
+                             &context, error);
+}
+
+tms_status_t tms_save_plan(tms_transition_t *t, tms_segment_t *segment, tms_host_policy_t policy, tms_device_mask_t *copying,
                            tms_error_t *error) {
     const tms_error_context_t context = tms_transition_context_of(t, segment);
-    const tms_backup_request_t request = {.kind = kind,
-                                          .policy = tms_saver_host_policy(t->saver, policy),
+    const tms_backup_request_t request = {.policy = tms_saver_host_policy(t->saver, policy),
                                           .device = segment->device,
                                           .group = segment->tag,
-                                          .address = tms_segment_address(segment),
-                                          .live = live,
                                           .wait = &t->wait};
-    segment->target = backup;
+    tms_backup_t *backup = segment->target;
     tms_status_t status = tms_backup_plan(backup, &t->saver->stores, &t->planned.batch, &request, &context, error);
     if (status == TMS_OK) status = tms_wait_check(&t->wait, &context, error);
     if (status != TMS_OK) return status;

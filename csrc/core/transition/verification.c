@@ -6,6 +6,13 @@
 #include "core/transition/devices.h"
 #include "core/transition/save.h"
 
+/* Whether the backup was copied in part, and is compared here. What a store has that plans by fingerprint is compared by
+ * each resume. */
+static bool is_compared(const tms_transition_t *t, const tms_segment_t *segment) {
+    return segment->backup.partial && segment->run->leaving &&
+           tms_backup_can_compare(&t->saver->stores, segment->backup.planned.kind);
+}
+
 /* Plans to copy the contents of the segments whose backup was copied in part. `copies` has one for each segment on the list;
  * the others stay empty. */
 static tms_status_t plan_all(tms_transition_t *t, tms_backup_t *copies, const tms_live_t *live, tms_device_mask_t *copying,
@@ -16,8 +23,10 @@ static tms_status_t plan_all(tms_transition_t *t, tms_backup_t *copies, const tm
         *copy = (tms_backup_t){.bytes = segment->bytes};
         segment->target = copy;
         tms_status_t status = TMS_OK;
-        if (segment->backup.partial && segment->run->leaving)
-            status = tms_save_plan(t, segment, copy, TMS_BACKUP_PINNED, TMS_HOST_RELEASE, live, copying, error);
+        if (is_compared(t, segment)) {
+            status = tms_save_choose(t, segment, copy, TMS_BACKUP_PINNED, live, error);
+            if (status == TMS_OK) status = tms_save_plan(t, segment, TMS_HOST_RELEASE, copying, error);
+        }
         if (status != TMS_OK) return status;
         copy++;
     }
@@ -67,8 +76,7 @@ static tms_status_t compare_all(tms_transition_t *t, tms_backup_t *copies, tms_d
     TMS_FOR_EACH(segment, t) {
         tms_backup_commit(copy, &t->saver->stores);
         tms_status_t status = TMS_OK;
-        if (segment->backup.partial && segment->run->leaving)
-            status = compare(t, segment, copy, damaged, first == TMS_OK ? error : NULL);
+        if (is_compared(t, segment)) status = compare(t, segment, copy, damaged, first == TMS_OK ? error : NULL);
         if (first == TMS_OK) first = status;
         copy++;
     }

@@ -25,8 +25,9 @@ static uint64_t held_bytes(fixture_t *f) {
 /* The steps of a pause before it copies. */
 static tms_status_t plan(fixture_t *f, tms_backup_t *backup, tms_backup_batch_t *batch, tms_error_t *error) {
     tms_backup_stores_t *stores = &f->saver.stores;
-    const tms_backup_request_t request = {.kind = backup->kind, .policy = TMS_HOST_RELEASE};
-    tms_status_t status = tms_backup_plan(backup, stores, batch, &request, &CONTEXT, error);
+    const tms_backup_request_t request = {.policy = TMS_HOST_RELEASE};
+    tms_status_t status = tms_backup_choose(backup, stores, batch, backup->kind, NULL, 0, &CONTEXT, error);
+    if (status == TMS_OK) status = tms_backup_plan(backup, stores, batch, &request, &CONTEXT, error);
     return status == TMS_OK ? tms_backup_batch_start(stores, batch, &CONTEXT, error) : status;
 }
 
@@ -168,8 +169,8 @@ static void a_plan_of_more_than_4_gib(void **state) {
     const tms_live_range_t ranges[] = {{address, address + 5 * GIB}, {address + 6 * GIB, address + 6 * GIB + MIB}};
     const tms_live_t live = {.allocations = &address, .allocation_count = 1, .ranges = ranges, .range_count = 2};
     tms_backup_t backup = {.kind = TMS_BACKUP_PINNED, .bytes = bytes};
-    const tms_backup_request_t request = {
-        .kind = backup.kind, .policy = TMS_HOST_RELEASE, .address = address, .live = &live};
+    const tms_backup_request_t request = {.policy = TMS_HOST_RELEASE};
+    ASSERT_OK(tms_backup_choose(&backup, &f->saver.stores, &batch, backup.kind, &live, address, &CONTEXT, &error), error);
     ASSERT_OK(tms_backup_plan(&backup, &f->saver.stores, &batch, &request, &CONTEXT, &error), error);
     assert_int_equal(backup.planned.bytes, 5 * GIB + MIB);
     assert_int_equal(host_buffer_of(f, &backup)->bytes, 5 * GIB + MIB);

@@ -28,8 +28,9 @@ from torch_memory_saver._torch.records.tags import Tags, selects
 
 __all__ = ["Live", "ManagedBlock", "ResumedBlocks", "live_finder", "managed_blocks", "pools_with_known_blocks"]
 
-#: The core's format: addresses of allocations, and begins and ends of live ranges; sorted 64-bit numbers.
-Live = tuple[bytes, bytes]
+#: The core's format: addresses of allocations, begins and ends of live ranges, and, if each range is one block, the end of
+#: what the program requested of each; sorted 64-bit numbers.
+Live = tuple[bytes, bytes] | tuple[bytes, bytes, bytes]
 
 #: Address and size of a block.
 _Place = tuple[int, int]

@@ -131,8 +131,9 @@ def test_live_bytes_of_unknown_allocations(simulator: Any) -> None:
 @pytest.mark.parametrize(
     ("answer", "exception", "message"),
     [
-        (lambda base: 3, TypeError, "must return None or two bytes objects, not 3"),
-        (lambda base: (numbers(base),), TypeError, "two bytes objects"),
+        (lambda base: 3, TypeError, "must return None or two or three bytes objects, not 3"),
+        (lambda base: (numbers(base),), TypeError, "two or three bytes objects"),
+        (lambda base: (numbers(base),) * 4, TypeError, "two or three bytes objects"),
         (lambda base: ([base], []), TypeError, "bytes"),
         (lambda base: (numbers(base), bytearray(numbers(base, base + 1))), TypeError, "bytes"),
         (lambda base: (numbers(base)[:7], b""), ValueError, "groups of 8"),
@@ -141,6 +142,10 @@ def test_live_bytes_of_unknown_allocations(simulator: Any) -> None:
         (lambda base: (numbers(base + MIB, base), b""), ValueError, "in order"),
         (lambda base: (numbers(base), numbers(base + 1, base + 1)), ValueError, "in order"),
         (lambda base: (numbers(base), numbers(base, base + 2, base + 1, base + 3)), ValueError, "in order"),
+        (lambda base: (numbers(base), numbers(base, base + 2), [base + 1]), TypeError, "bytes"),
+        (lambda base: (numbers(base), numbers(base, base + 2), b""), ValueError, "for each range an end"),
+        (lambda base: (numbers(base), numbers(base, base + 2), numbers(base)), ValueError, "inside it"),
+        (lambda base: (numbers(base), numbers(base, base + 2), numbers(base + 3)), ValueError, "inside it"),
     ],
 )
 def test_invalid_answers_change_nothing(

@@ -42,6 +42,12 @@ def decoded(live: Live | None) -> tuple[list[int], list[tuple[int, int]]]:
     return list(addresses), list(zip(ends[::2], ends[1::2], strict=True))
 
 
+def used_in(live: Live | None) -> list[int]:
+    """Where the requested bytes of each range end."""
+    assert live is not None
+    return list(array("Q", live[2]))
+
+
 def segment(address: int, *blocks: tuple[int, str], pool: Any = DEFAULT, stream: int = 0, **others: Any) -> dict[str, Any]:
     return {
         "address": address,
@@ -68,13 +74,32 @@ def test_a_state_that_a_later_torch_may_have_is_live() -> None:
     assert decoded(live_ranges([row], {BASE: (1024, 2 * MIB)}, {DEFAULT}))[1] == [(BASE, BASE + 512)]
 
 
-def test_neighbours_are_one_range_but_not_across_segments() -> None:
+def test_each_block_is_a_range_of_its_own() -> None:
     first = segment(BASE, (512, FREE), (512, ALLOCATED), (1024, PENDING), (2 * MIB - 2048, ALLOCATED))
     second = segment(BASE + 2 * MIB, (512, ALLOCATED), (2 * MIB - 512, FREE))
     managed = dict.fromkeys((BASE, BASE + 2 * MIB), (2 * MIB, 2 * MIB))
     addresses, ranges = decoded(live_ranges([second, first], managed, {DEFAULT}))
     assert addresses == [BASE, BASE + 2 * MIB], "in order, whatever the snapshot's is"
-    assert ranges == [(BASE + 512, BASE + 2 * MIB), (BASE + 2 * MIB, BASE + 2 * MIB + 512)]
+    ends = [BASE + 512, BASE + 1024, BASE + 2048, BASE + 2 * MIB, BASE + 2 * MIB + 512]
+    assert ranges == list(itertools.pairwise(ends))
+
+
+def test_what_was_requested_of_each_block() -> None:
+    states = (ALLOCATED, FREE, ALLOCATED, PENDING, ALLOCATED, ALLOCATED)
+    row = segment(BASE, *zip((512, 1024, 1024, 512, 512, 512), states, strict=True))
+    for block, requested in zip(row["blocks"], (500, 0, 513, 512, 0, 513), strict=True):
+        block["requested_size"] = requested
+    live = live_ranges([row], {BASE: (row["total_size"], 2 * MIB)}, {DEFAULT})
+    begins = [begin for begin, _ in decoded(live)[1]]
+    assert begins == [BASE, BASE + 1536, BASE + 2560, BASE + 3072, BASE + 3584]
+    used = [end - begin for begin, end in zip(begins, used_in(live), strict=True)]
+    assert used == [500, 513, 512, 512, 512], "a number that cannot be right counts as the size"
+
+
+def test_a_torch_that_does_not_say_what_was_requested() -> None:
+    row = segment(BASE, (512, ALLOCATED), (1024, FREE), (512, ALLOCATED))
+    live = live_ranges([row], {BASE: (2048, 2 * MIB)}, {DEFAULT})
+    assert used_in(live) == [end for _, end in decoded(live)[1]]
 
 
 def test_a_free_segment_is_known_to_hold_nothing() -> None:
@@ -104,6 +129,12 @@ def test_streams_that_a_capture_may_have_used() -> None:
     assert decoded(live_ranges(rows, managed, {DEFAULT}, default_stream_only=True))[0] == [BASE]
 
 
+REQUESTED_LESS_THAN_NOTHING = {
+    "total_size": MIB,
+    "blocks": [{"size": MIB, "state": ALLOCATED, "requested_size": -1}],
+}
+
+
 @pytest.mark.parametrize(
     ("segments", "kept", "pools", "error", "text"),
     [
@@ -113,6 +144,7 @@ def test_streams_that_a_capture_may_have_used() -> None:
         ([segment(BASE, (MIB, FREE)) | {"blocks": None}], 24, {DEFAULT}, TypeError, "blocks of a segment must be a list"),
         ([segment(BASE, (MIB, FREE)) | {"blocks": [{"size": MIB}]}], 24, {DEFAULT}, KeyError, "state"),
         ([segment(BASE, (MIB, FREE)) | {"address": -1}], 24, {DEFAULT}, OverflowError, "negative"),
+        ([segment(BASE) | REQUESTED_LESS_THAN_NOTHING], 24, {DEFAULT}, OverflowError, "negative"),
         ([segment(BASE, (MIB, FREE))], 24, [DEFAULT], TypeError, "pools must be a set"),
         ([segment(BASE, (MIB, FREE))], 23, {DEFAULT}, ValueError, "kept must be bytes in groups of 24, not 23"),
     ],
@@ -135,8 +167,10 @@ def test_ranges_hold_exactly_the_live_bytes(segments: list[Blocks]) -> None:
         rows.append(segment(address, *blocks))
         address += rows[-1]["total_size"]
     managed = {row["address"]: (row["total_size"], row["total_size"]) for row in rows}
-    addresses, ranges = decoded(live_ranges(rows, managed, {DEFAULT}))
+    live = live_ranges(rows, managed, {DEFAULT})
+    addresses, ranges = decoded(live)
     assert addresses == sorted(managed)
+    assert used_in(live) == [end for _, end in ranges]
     expected: set[int] = set()
     start = BASE
     for blocks in segments:

@@ -276,7 +276,8 @@ static inline void open_copier(fixture_t *f, tms_copier_t *copier, tms_wait_t *w
 static inline void plan(fixture_t *f, tms_backup_t *backup) {
     tms_error_t error;
     tms_backup_batch_t batch = {{NULL}};
-    const tms_backup_request_t request = {.kind = TMS_BACKUP_DISK, .policy = TMS_HOST_RELEASE};
+    const tms_backup_request_t request = {.policy = TMS_HOST_RELEASE};
+    ASSERT_OK(tms_backup_choose(backup, &f->saver.stores, &batch, TMS_BACKUP_DISK, NULL, 0, &CONTEXT, &error), error);
     ASSERT_OK(tms_backup_plan(backup, &f->saver.stores, &batch, &request, &CONTEXT, &error), error);
 }
 
