@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 SHARED = "include"
 # The parts of some layers in the same form. A part is a module directly in the layer, or a folder.
 PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "backup": (("content",), ("fingerprints",), ("backup",), ("host",), ("disk",), ("stores",), ("pass",)),
+    "backup": (("content",), ("fingerprints",), ("backup",), ("host",), ("disk",), ("shared",), ("stores",), ("pass",)),
     "core": (("model",), ("allocation",), ("transition",)),
 }
 # (user, used): the modules of the used part whose headers the user may include. A pair that is not listed: all modules.

@@ -38,7 +38,7 @@ static tms_status_t fail(const entry_t *entry, const char *call, int os_error, c
 
 /* ---- links ---- */
 
-/* Checks the open object that the holder links. *lost: nobody else links it. */
+/* Checks the open object that the holder links. *lost: it has no other link. */
 static tms_status_t check(const entry_t *entry, int fd, uint64_t bytes, bool *lost, tms_error_t *error) {
     struct stat found;
     if (fd < 0) return fail(entry, "openat", errno, entry->name, error);
@@ -169,7 +169,7 @@ static const char *publish(const entry_t *entry, int fd) {
     if (fchmod(fd, FINISHED_MODE) != 0) return "fchmod";
     for (int i = 0; i < MOST_ATTEMPTS; i++) {
         if (linkat(folder->objects, entry->part, folder->holder, name, 0) != 0) return "linkat";
-        /* Somebody may have removed the unfinished file although it is locked. */
+        /* The user may have removed the unfinished file although it is locked. */
         int os_error = tms_shared_is_named(fd, folder->holder, name) ? 0 : ENOENT;
         if (os_error == 0 && linkat(folder->holder, name, folder->objects, name, 0) == 0) return NULL;
         if (os_error == 0) os_error = errno;

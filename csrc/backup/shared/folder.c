@@ -186,8 +186,8 @@ static void remove_holder(const tms_shared_folder_t *folder, int holder, const c
 static bool remove_if_dead(const tms_shared_folder_t *folder, int holder, const char *name, const tms_log_t *log) {
     int lock = tms_shared_open(holder, LOCK, O_RDWR);
     if (lock < 0 && errno == ENOENT) {
-        /* The lock is the first file of a holder. If it is missing, the directory is empty, or somebody has removed the
-         * lock. A process that is just making this holder makes another one. */
+        /* The lock is the first file of a holder. If it is missing, the directory is empty, or a user has removed the lock.
+         * A process that is just making this holder makes another one. */
         if (remove_directory(folder, name)) return true;
         lock = tms_shared_open(holder, LOCK, O_RDWR);
         if (lock < 0 && errno == ENOENT) {

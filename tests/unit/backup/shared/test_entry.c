@@ -157,7 +157,7 @@ static void what_is_no_file(void **state) {
     assert_int_equal(mkfifo(object_path(1, ""), 0600), 0);
     assert_int_equal(try_object(mine, 1, true, &attempt), TMS_BACKUP_IO);
     assert_int_equal(unlink(object_path(1, "")), 0);
-    assert_int_equal(mkfifo(object_path(1, ".part"), 0600), 0); /* goes, as every unfinished file that nobody has locked */
+    assert_int_equal(mkfifo(object_path(1, ".part"), 0600), 0); /* removed like every unfinished file without a lock */
     assert_written(mine, 1);
 }
 
@@ -199,7 +199,7 @@ static void a_whole_object_that_has_both_names(void **state) {
     assert_held(others, 1);
     drop(mine, 1);
     drop(others, 1);
-    /* Nobody holds it, and it has a name. It is linked again, and is not written. */
+    /* It has a name and no holder. It is linked again, and is not written. */
     struct stat before;
     assert_int_equal(lstat(object_path(1, ""), &before), 0);
     assert_int_equal(assert_held(mine, 1), before.st_ino);
@@ -271,7 +271,7 @@ static void a_last_link_that_goes_while_another_is_made(void **state) {
     assert_int_equal(links_of(object_path(1, "")), 2);
 }
 
-/* The other process has seen that nobody links the object, and removes its name after this process has linked it. */
+/* The other process has seen that the object has no link, and removes its name after this process has linked it. */
 static void remove_name(void) { assert_int_equal(unlink(object_path(1, "")), 0); }
 static void a_name_that_goes_after_the_link(void **state) {
     (void)state;
@@ -329,7 +329,7 @@ static void an_object_that_came_first_goes_again(void **state) {
     assert_int_equal(count_names(below("objects")), 1);
 }
 
-/* ---- somebody removes files ---- */
+/* ---- a user removes files ---- */
 
 static void an_unfinished_file_that_is_deleted(void **state) {
     (void)state;

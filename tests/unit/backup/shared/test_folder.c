@@ -73,7 +73,7 @@ static void all_of_the_key_is_random_and_the_same_for_all(void **state) {
     memcpy(before, first->key, sizeof *before);
     close_folder(first);
     close_folder(second);
-    first = open_folder(); /* the key stays although nobody uses the folder */
+    first = open_folder(); /* the key stays although no process uses the folder */
     assert_memory_equal(first->key, before, sizeof *before);
     close_folder(first);
     assert_int_equal(unlink(below("key")), 0);
@@ -83,7 +83,7 @@ static void all_of_the_key_is_random_and_the_same_for_all(void **state) {
     free(before);
 }
 
-/* Opens the usual folder as a user whom nobody else is. */
+/* Opens the usual folder as a user that has no other process. */
 static void open_as_new_user(void) {
     char wanted[64];
     tms_shared_folder_t folder;
@@ -289,7 +289,7 @@ static void files_that_cannot_be_a_key(void **state) {
     assert_int_equal(symlink("true key", below("key")), 0);
     assert_key_refused("openat failed");
     assert_int_equal(unlink(below("key")), 0);
-    assert_int_equal(mkfifo(below("key"), 0600), 0); /* whose other end nobody opens */
+    assert_int_equal(mkfifo(below("key"), 0600), 0); /* its other end is never opened */
     assert_key_refused("is no file that only this user can use");
     assert_int_equal(unlink(below("key")), 0);
     assert_int_equal(mkdir(below("key"), 0700), 0);
@@ -417,7 +417,7 @@ static void what_living_processes_have_stays(void **state) {
     close_folder(folder);
 }
 
-/* Somebody has removed a lock: the holder is no use to its process any more. */
+/* A user has removed a lock, so the holder cannot show any more whether its process lives. */
 static void a_holder_that_lost_its_lock(void **state) {
     (void)state;
     tms_shared_folder_t *folder = open_folder();

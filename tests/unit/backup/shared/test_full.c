@@ -23,10 +23,12 @@ static bool write_text(const char *path, const char *text) {
 
 /* Moves the child into a namespace in which it may mount. */
 static void enter_namespace(void) {
-    char map[64];
-    snprintf(map, sizeof map, "%ld %ld 1", (long)geteuid(), (long)geteuid());
+    char users[64], groups[64];
+    snprintf(users, sizeof users, "%ld %ld 1", (long)geteuid(), (long)geteuid());
+    snprintf(groups, sizeof groups, "%ld %ld 1", (long)getegid(), (long)getegid());
     if (unshare(CLONE_NEWNS) != 0) {
-        bool own = unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 && write_text("/proc/self/uid_map", map);
+        bool own = unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 && write_text("/proc/self/setgroups", "deny") &&
+                   write_text("/proc/self/gid_map", groups) && write_text("/proc/self/uid_map", users);
         if (!own) {
             dprintf(STDERR_FILENO, "skipped: the kernel refuses a mount namespace (%s)\n", strerror(errno));
             _exit(SKIPPED);

@@ -41,7 +41,7 @@ static int release(void **state) {
     return 0;
 }
 
-/* The definition of the header, word by word. */
+/* Computes the name word by word, as the header defines it. */
 static void assert_defined(size_t count, uint64_t bytes) {
     uint32_t words[TMS_SHARED_NAME_INPUT] = {(uint32_t)bytes, (uint32_t)(bytes >> 32)};
     char expected[TMS_SHARED_NAME_DIGITS + 1] = "";

@@ -131,7 +131,7 @@ static void what_another_process_holds_survives_its_writer(void **state) {
 
 enum { STARTS = 8, ROUNDS = 20, SHARED_OBJECTS = 16 };
 
-/* Opens the folder when it is told to, and sends a hash of the key. */
+/* Waits for a message, opens the folder, and sends a hash of the key. */
 static void send_key(const child_t *parent) {
     CHECK(hear(parent));
     uint64_t hash = tms_hash_bytes(TMS_HASH_START, open_in_child()->key, sizeof(tms_shared_key_t));
@@ -213,7 +213,7 @@ static void clean_all(unsigned number) {
     tms_shared_folder_clean(&child_folder, &quiet);
 }
 
-/* Links or writes an object, cleans up, and gives the object up again. What it holds must have its contents. */
+/* Links or writes an object, cleans up, and gives the object up again. A held object must have its contents. */
 static void link_and_clean(const child_t *parent) {
     unsigned random = (unsigned)getpid();
     open_in_child();

@@ -33,7 +33,7 @@ static struct {
     unsigned fail;    /* this many fail then */
     unsigned fired;   /* number of failures so far */
     const char *fired_name;
-    size_t transfer_most; /* of pread and pwrite; 0: no limit */
+    size_t transfer_most; /* the most bytes that one pread or pwrite moves; 0: no limit */
     void (*before[CALL_COUNT])(void);
     void (*after[CALL_COUNT])(void);
     unsigned count[CALL_COUNT];
