@@ -279,6 +279,10 @@ aarch64: build ## the libraries for aarch64, the C tests and the tests of the pr
 	$(AARCH64) SITE=$(abspath build/c/aarch64/site) $(IN_TREE) -m pytest -m '' -k 'not ($(NOT_IN_QEMU_PRELOADED))' \
 		$(PYTEST_ARGUMENTS) $(patsubst %,tests/unit/preload/test_%.py,capture ledger memory process)
 
+.PHONY: shared-kills
+shared-kills: ## the shared store: kills a process at each of its system calls, of which `make ctest` takes some
+	TMS_EVERY_KILL=1 $(MAKE) ctest C_TESTS=tests/unit/backup/shared/test_kills.c
+
 ##@ Sanitizers, fuzzing, coverage
 # ---- Sanitizers.
 

@@ -38,25 +38,16 @@ static tms_status_t fail(const entry_t *entry, const char *call, int os_error, c
 
 /* ---- links ---- */
 
-/* Opens the object that the holder links, which must have `bytes` bytes. *lost: nobody else links it. */
-static tms_status_t open_held(const entry_t *entry, uint64_t bytes, int *fd, bool *lost, tms_error_t *error) {
+/* Checks the open object that the holder links. *lost: it has no other link. */
+static tms_status_t check(const entry_t *entry, int fd, uint64_t bytes, bool *lost, tms_error_t *error) {
     struct stat found;
-    int opened = tms_shared_open(entry->folder->holder, entry->name, O_RDONLY);
-    if (opened < 0) return fail(entry, "openat", errno, entry->name, error);
-    tms_status_t status = TMS_OK;
-    if (fstat(opened, &found) != 0)
-        status = fail(entry, "fstat", errno, entry->name, error);
-    else if (!S_ISREG(found.st_mode) || (uint64_t)found.st_size != bytes)
-        status = tms_error_set(error, TMS_BACKUP_IO, entry->context,
-                               "the object '%s/objects/%s' is damaged: it has %lld bytes instead of %llu. Remove the file",
-                               entry->folder->path, entry->name, (long long)found.st_size, (unsigned long long)bytes);
-    if (status != TMS_OK) {
-        close(opened);
-        return status;
-    }
+    if (fd < 0) return fail(entry, "openat", errno, entry->name, error);
+    if (fstat(fd, &found) != 0) return fail(entry, "fstat", errno, entry->name, error);
     *lost = found.st_nlink == 1;
-    *fd = opened;
-    return TMS_OK;
+    if (S_ISREG(found.st_mode) && (uint64_t)found.st_size == bytes) return TMS_OK;
+    return tms_error_set(error, TMS_BACKUP_IO, entry->context,
+                         "the object '%s/objects/%s' is damaged: it has %lld bytes instead of %llu. Remove the file",
+                         entry->folder->path, entry->name, (long long)found.st_size, (unsigned long long)bytes);
 }
 
 /* Links the object if it exists, and opens it. *fd is -1 if it does not exist. */
@@ -65,14 +56,19 @@ static tms_status_t hold(const entry_t *entry, uint64_t bytes, int *fd, tms_erro
     bool lost = false;
     int linked = linkat(folder->objects, entry->name, folder->holder, entry->name, 0) == 0 ? 0 : errno;
     *fd = NOT_OPEN;
-    if (linked == ENOENT) return TMS_OK;
-    if (linked != 0 && linked != EEXIST) return fail(entry, "linkat", linked, entry->name, error);
-    tms_status_t status = open_held(entry, bytes, fd, &lost, error);
-    if (status != TMS_OK && linked == 0) (void)unlinkat(folder->holder, entry->name, 0);
-    /* An old link says nothing about the name. A failure only costs the next process its copy. */
-    if (status == TMS_OK && (lost || linked == EEXIST))
-        (void)linkat(folder->holder, entry->name, folder->objects, entry->name, 0);
-    return status;
+    if (linked != 0 && linked != EEXIST && linked != ENOENT) return fail(entry, "linkat", linked, entry->name, error);
+    int opened = tms_shared_open(folder->holder, entry->name, O_RDONLY);
+    if (opened < 0 && errno == ENOENT && linked == ENOENT) return TMS_OK;
+    tms_status_t status = check(entry, opened, bytes, &lost, error);
+    if (status != TMS_OK) {
+        if (opened >= 0) close(opened);
+        if (linked == 0) (void)unlinkat(folder->holder, entry->name, 0);
+        return status;
+    }
+    /* The object gets its name again. A failure only costs the next process a copy. */
+    if (lost || linked == ENOENT) (void)linkat(folder->holder, entry->name, folder->objects, entry->name, 0);
+    *fd = opened;
+    return TMS_OK;
 }
 
 /* ---- claims ---- */
@@ -173,7 +169,7 @@ static const char *publish(const entry_t *entry, int fd) {
     if (fchmod(fd, FINISHED_MODE) != 0) return "fchmod";
     for (int i = 0; i < MOST_ATTEMPTS; i++) {
         if (linkat(folder->objects, entry->part, folder->holder, name, 0) != 0) return "linkat";
-        /* Somebody may have removed the unfinished file although it is locked. */
+        /* The user may have removed the unfinished file although it is locked. */
         int os_error = tms_shared_is_named(fd, folder->holder, name) ? 0 : ENOENT;
         if (os_error == 0 && linkat(folder->holder, name, folder->objects, name, 0) == 0) return NULL;
         if (os_error == 0) os_error = errno;
@@ -190,16 +186,20 @@ tms_status_t tms_shared_entry_finish(const tms_shared_folder_t *folder, const tm
                                      const tms_error_context_t *context, tms_error_t *error) {
     const entry_t entry = entry_of(folder, name, context);
     struct stat whole;
-    int opened = NOT_OPEN;
     bool lost;
     const char *failed = fstat(*fd, &whole) != 0 ? "fstat" : publish(&entry, *fd);
     tms_status_t status = failed ? fail(&entry, failed, errno, entry.part, error) : TMS_OK;
     remove_part(&entry, *fd);
+    *fd = NOT_OPEN;
+    if (status != TMS_OK) return status;
+    int opened = tms_shared_open(folder->holder, name->text, O_RDONLY);
+    status = check(&entry, opened, (uint64_t)whole.st_size, &lost, error);
     if (status == TMS_OK) {
-        status = open_held(&entry, (uint64_t)whole.st_size, &opened, &lost, error);
-        if (status != TMS_OK) tms_shared_entry_drop(folder, name);
+        *fd = opened;
+        return TMS_OK;
     }
-    *fd = opened;
+    if (opened >= 0) close(opened);
+    tms_shared_entry_drop(folder, name);
     return status;
 }
 

@@ -4,8 +4,8 @@
  * links the file to its holder and then to objects/NAME, and removes the name .part. So an object that has its name is
  * whole, and has two links at least. If objects/NAME exists by then, the writer's file goes and the other one is linked.
  *
- * The lock of a .part that nobody writes can be taken. Whoever takes it removes the file, because the dead writer may have
- * linked it, and makes a new one. A finished object has mode 0400 and is never written.
+ * If the lock of a .part can be taken, its writer is dead. The process that takes it removes the file, because the dead
+ * writer may have linked it, and makes a new one. A finished object has mode 0400 and is never written.
  *
  * An object may lose its name while a process links it, because another process gives up the last link. The process keeps
  * its bytes, and gives the object its name again when it notices.
@@ -48,7 +48,7 @@ tms_status_t tms_shared_entry_finish(const tms_shared_folder_t *folder, const tm
                                      const tms_error_context_t *context, tms_error_t *error);
 /* Gives up a claim, and removes the file. Closes the descriptor. */
 void tms_shared_entry_abandon(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd);
-/* Removes the holder's link, and the object if nobody else has one. */
+/* Removes the holder's link, and the object if no other holder links it. */
 void tms_shared_entry_drop(const tms_shared_folder_t *folder, const tms_shared_name_t *name);
 
 #endif

@@ -34,10 +34,10 @@ const char *tms_shared_write(int fd, const void *data, uint64_t bytes, uint64_t 
 /* Reads bytes from `offset` on, and returns their number, which is lower at the end of the file, or -1 with errno set. */
 int64_t tms_shared_read(int fd, void *data, uint64_t bytes, uint64_t offset);
 
-/* Removes an object that nobody links. Another process may link it meanwhile: it keeps its bytes, and the object loses its
- * name. */
+/* Removes an object that has no link. If another process links it at the same time, that process keeps the bytes, and the
+ * object loses its name. */
 void tms_shared_remove_unlinked(int objects, const char *name);
-/* Removes a link to an object, and the object if nobody else links it. Returns false, with errno set, if the link is still
+/* Removes a link to an object, and the object if that was the last one. Returns false, with errno set, if the link is still
  * there. */
 bool tms_shared_remove_link(int holder, int objects, const char *name);
 

@@ -78,9 +78,8 @@ static tms_status_t open_directories(tms_shared_folder_t *folder, const tms_erro
     return folder->objects < 0 ? fail(folder, "openat", errno, OBJECTS, context, error) : TMS_OK;
 }
 
-/* Makes the directory `path`, and its locked file. Returns NULL, or the name of the failed call with errno set. */
-static const char *fill_holder(tms_shared_folder_t *folder, const char *path) {
-    if (mkdirat(folder->root, path, DIRECTORY_MODE) != 0) return "mkdirat";
+/* Opens the new directory `path`, and makes its locked file. Returns NULL, or the name of the failed call with errno set. */
+static const char *lock_holder(tms_shared_folder_t *folder, const char *path) {
     folder->holder = tms_shared_open(folder->root, path, O_RDONLY | O_DIRECTORY);
     if (folder->holder < 0) return "openat";
     folder->lock = tms_shared_open(folder->holder, LOCK, O_RDWR | O_CREAT | O_EXCL);
@@ -95,12 +94,13 @@ static const char *try_holder(tms_shared_folder_t *folder) {
     snprintf(folder->holder_name, sizeof(folder->holder_name), "%0*" PRIx64, TMS_SHARED_HOLDER_DIGITS, tms_random_number());
     snprintf(unfinished, sizeof(unfinished), HOLDERS "/.%s", folder->holder_name);
     snprintf(path, sizeof(path), HOLDERS "/%s", folder->holder_name);
-    const char *failed = fill_holder(folder, unfinished);
+    if (mkdirat(folder->root, unfinished, DIRECTORY_MODE) != 0) return "mkdirat";
+    const char *failed = lock_holder(folder, unfinished);
     if (!failed && renameat(folder->root, unfinished, folder->root, path) != 0) failed = "renameat";
     if (!failed) return NULL;
     int os_error = errno;
     if (folder->lock >= 0) (void)unlinkat(folder->holder, LOCK, 0);
-    if (folder->holder >= 0) (void)unlinkat(folder->root, unfinished, AT_REMOVEDIR);
+    (void)unlinkat(folder->root, unfinished, AT_REMOVEDIR);
     close_file(folder->lock);
     close_file(folder->holder);
     folder->lock = folder->holder = NOT_OPEN;
@@ -186,8 +186,8 @@ static void remove_holder(const tms_shared_folder_t *folder, int holder, const c
 static bool remove_if_dead(const tms_shared_folder_t *folder, int holder, const char *name, const tms_log_t *log) {
     int lock = tms_shared_open(holder, LOCK, O_RDWR);
     if (lock < 0 && errno == ENOENT) {
-        /* The lock is the first file of a holder. If it is missing, the directory is empty, or somebody has removed the
-         * lock. A process that is just making this holder makes another one. */
+        /* The lock is the first file of a holder. If it is missing, the directory is empty, or a user has removed the lock.
+         * A process that is just making this holder makes another one. */
         if (remove_directory(folder, name)) return true;
         lock = tms_shared_open(holder, LOCK, O_RDWR);
         if (lock < 0 && errno == ENOENT) {

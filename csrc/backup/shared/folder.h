@@ -4,9 +4,10 @@
  * name. So is a folder whose key is not usable (key.h).
  *
  * The holder is a directory with a lock file, which this process keeps locked with flock, and hard links to objects. It is
- * made under a name that begins with ".", locked, and renamed. The lock opens when the process ends, in any way. Whoever
- * takes the lock of a holder compares the file that it has with the one of that name (device and inode): another process may
- * have removed the holder in between. A process whose holder was removed while it was made makes another one.
+ * made under a name that begins with ".", locked, and renamed. The lock opens when the process ends, in any way. A process
+ * that takes the lock of a holder compares the file that it has with the one of that name (device and inode), because
+ * another process may have removed the holder in between. A process whose holder was removed while it was made makes another
+ * one.
  *
  * A process that is killed at any point leaves nothing that tms_shared_folder_clean of another process does not remove. A
  * holder without a lock file, an unfinished key and an unfinished holder count as well.
@@ -45,9 +46,9 @@ tms_status_t tms_shared_folder_open(tms_shared_folder_t *folder, const char *con
 /* Whether the path still names the folder that is open, and the holder is still in it. */
 bool tms_shared_folder_is_current(const tms_shared_folder_t *folder, const char *configured);
 /* Removes what dead processes have left: their holders, and, if there was one, unfinished objects whose lock can be taken
- * and objects that no holder and no published name links. What cannot be removed is logged. */
+ * and objects that no holder and no published name links. A failure to remove something is logged. */
 void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t *log);
-/* Removes the holder with its links, the objects that nobody else links, and closes the descriptors. Accepts a folder that
+/* Removes the holder with its links, the objects that have no other link, and closes the descriptors. Accepts a folder that
  * is not open. */
 void tms_shared_folder_close(tms_shared_folder_t *folder, const tms_log_t *log);
 /* In a forked child: closes the descriptors without unlocking, and forgets the folder. A child that kept the lock's

@@ -1,8 +1,8 @@
 /* Internal to the shared store: the file `key` of its folder.
  *
  * The file has a header with the number of the format, and a tms_shared_key_t. It has mode 0400. It is written in the holder
- * of the process that makes it, and linked, so that it is whole or does not exist; the first link counts. What a killed
- * process has written goes with its holder. Any thread; no lock, no state. */
+ * of the process that makes it, and linked, so that it is whole or does not exist; the first link counts. If the process is
+ * killed, the unfinished file is removed with its holder. Any thread; no lock, no state. */
 #ifndef TMS_SHARED_KEY_H
 #define TMS_SHARED_KEY_H
 

@@ -14,6 +14,14 @@ static void drop(tms_shared_store_t *store, void **contents) {
 
 /* ---- a pause ---- */
 
+/* With the lock held. Its key is not used any more when it goes. */
+static void close_folder(tms_shared_store_t *store) {
+    if (store->folder.root < 0) return;
+    tms_fingerprinter_set_key(store->fingerprinter, NULL);
+    tms_shared_objects_forget_names(store);
+    tms_shared_folder_close(&store->folder, store->copying->log);
+}
+
 /* Opens the folder, unless it is open, and makes its key the one of the process. Objects of another folder stay mapped, but
  * are not found any more. */
 static tms_status_t open_folder(tms_shared_store_t *store, const tms_error_context_t *context, tms_error_t *error) {
@@ -22,8 +30,7 @@ static tms_status_t open_folder(tms_shared_store_t *store, const tms_error_conte
         tms_shared_folder_clean(&store->folder, log);
         return TMS_OK;
     }
-    tms_shared_objects_forget_names(store);
-    tms_shared_folder_close(&store->folder, log);
+    close_folder(store);
     tms_status_t status = tms_shared_folder_open(&store->folder, store->configured, log, context, error);
     if (status != TMS_OK) return status;
     tms_shared_folder_clean(&store->folder, log);
@@ -138,13 +145,15 @@ static tms_status_t read_part(void *store, const tms_backup_t *backup, const tms
     return TMS_OK;
 }
 
-static void explain(const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset, tms_error_t *error) {
+static void explain(void *opaque, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
+                    tms_error_t *error) {
+    const tms_shared_store_t *store = opaque;
     const tms_shared_contents_t *kept = slot->kept;
     (void)backup;
     for (size_t i = 0; kept && i < kept->part_count; i++) {
         const tms_shared_part_t *part = &kept->parts[i];
         if (part->object && offset >= part->offset && offset - part->offset < part->bytes)
-            tms_error_append(error, " The object %s of the shared store is damaged.", part->object->name.text);
+            tms_error_append(error, " The object '%s/objects/%s' is damaged.", store->folder.path, part->object->name.text);
     }
 }
 
@@ -175,6 +184,7 @@ static void close_store(void *store, double deadline) { tms_shared_registrar_clo
 static void at_exit(void *opaque) {
     tms_shared_store_t *store = opaque;
     pthread_mutex_lock(&store->lock);
+    store->folder.key = NULL; /* a thread that is still in a pause may use it */
     tms_shared_objects_forget_names(store);
     tms_shared_folder_close(&store->folder, store->copying->log);
     pthread_mutex_unlock(&store->lock);
