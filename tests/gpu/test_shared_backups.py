@@ -129,7 +129,7 @@ def test_changed_weights_replace_their_objects(folder: Path) -> None:
 def test_a_damaged_object_is_found_and_everything_stays_paused(folder: Path) -> None:
     with Replica(folder) as replica:
         replica.do("load", 1)
-        replica.do("pause")
+        replica.ask("pause")
         name = next(name for name, size in objects(folder).items() if size == 6 * MIB)
         path = folder / "objects" / name
         os.chmod(path, 0o600)
@@ -139,7 +139,7 @@ def test_a_damaged_object_is_found_and_everything_stays_paused(folder: Path) -> 
             file.write(bytes([byte[0] ^ 1]))
             file.flush()
             for command in ("resume", "resume_later"):
-                assert name in replica.refuses("BackupError", command)
+                assert name in replica.refuses("BackupIOError", command)
             file.seek(0)
             file.write(byte)
         replica.do("resume")
@@ -149,7 +149,7 @@ def test_a_damaged_object_is_found_and_everything_stays_paused(folder: Path) -> 
 def test_a_deleted_folder_loses_nothing(folder: Path) -> None:
     with Replica(folder) as replica:
         replica.do("load", 1)
-        replica.do("pause")
+        replica.ask("pause")
         shutil.rmtree(folder)
         replica.do("resume")
         replica.do("check")
@@ -162,11 +162,11 @@ def test_a_deleted_folder_loses_nothing(folder: Path) -> None:
 def test_the_next_pause_removes_what_a_killed_process_has_left(folder: Path) -> None:
     with Replica(folder) as other, Replica(folder) as replica:
         other.do("load", 2)
-        other.do("pause")
+        other.ask("pause")
         other.kill()
         assert holders(folder) == 1 and sum(objects(folder).values()) == OBJECTS
         replica.do("load", 1)
-        replica.do("pause")
+        replica.ask("pause")
         assert holders(folder) == 1 and sum(objects(folder).values()) == OBJECTS
         assert replica.ask("numbers")[:2] == [OBJECTS, OBJECTS]
         replica.do("resume")
@@ -176,7 +176,7 @@ def test_the_next_pause_removes_what_a_killed_process_has_left(folder: Path) -> 
 def test_freed_weights_leave_no_object(folder: Path) -> None:
     with Replica(folder) as replica:
         replica.do("load", 1)
-        replica.do("pause")
+        replica.ask("pause")
         replica.do("resume")
         replica.do("release")
         assert objects(folder) == {}
@@ -186,7 +186,7 @@ def test_freed_weights_leave_no_object(folder: Path) -> None:
 def test_a_backup_that_is_handed_out_is_a_copy(folder: Path) -> None:
     with Replica(folder) as replica:
         replica.do("load", 1)
-        replica.do("pause")
+        replica.ask("pause")
         for name in ("embedding", "odd", "norm"):
             replica.do("backup", name)
         replica.do("resume")
@@ -197,6 +197,6 @@ def test_a_folder_that_is_not_in_memory_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "store"
     with Replica(place) as replica:
         replica.do("load", 1)
-        message = replica.refuses("BackupError", "pause")
+        message = replica.refuses("BackupIOError", "pause")
         assert str(place) in message and "tmpfs" in message
         replica.do("check")

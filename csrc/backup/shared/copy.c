@@ -2,9 +2,9 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/random.h>
 
 #include "backup/host/copy.h"
+#include "base/random.h"
 
 /* One object that the ring moves. */
 typedef struct job {
@@ -139,17 +139,11 @@ static void abandon_claims(relay_t *relay) {
 
 /* ---- the relay ---- */
 
-static size_t random_below(size_t count) {
-    size_t number = 0;
-    (void)getrandom(&number, sizeof number, GRND_NONBLOCK); /* 0 does as well */
-    return number % count;
-}
-
 static tms_status_t move(relay_t *relay, tms_error_t *error) {
     tms_copier_t *copier = relay->copier;
     const tms_error_context_t context = {.operation = relay->jobs[0].context.operation, .device = copier->device};
     if (relay->saving) {
-        tms_status_t status = tms_shared_ring_run(relay->store, copier, relay->count, random_below(relay->count),
+        tms_status_t status = tms_shared_ring_run(relay->store, copier, relay->count, (size_t)(tms_random_number() % relay->count),
                                                   save_object, relay, &context, error);
         return status == TMS_OK ? await_others(relay, &context, error) : status;
     }

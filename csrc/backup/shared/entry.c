@@ -66,7 +66,9 @@ static tms_status_t hold(const entry_t *entry, uint64_t bytes, int *fd, tms_erro
         return status;
     }
     /* The object gets its name again. A failure only costs the next process a copy. */
-    if (lost || linked == ENOENT) (void)linkat(folder->holder, entry->name, folder->objects, entry->name, 0);
+    const bool unnamed = lost || linked == ENOENT;
+    const bool named = unnamed && linkat(folder->holder, entry->name, folder->objects, entry->name, 0) == 0;
+    (void)named;
     *fd = opened;
     return TMS_OK;
 }

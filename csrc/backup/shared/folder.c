@@ -27,8 +27,6 @@ enum {
 #define HOLDERS "holders"
 #define LOCK    "lock"
 
-static const tms_shared_folder_t closed = {.root = NOT_OPEN, .objects = NOT_OPEN, .holder = NOT_OPEN, .lock = NOT_OPEN};
-
 static void close_file(int fd) {
     if (fd >= 0) close(fd);
 }
@@ -127,7 +125,7 @@ static tms_status_t make_key(const tms_shared_folder_t *folder, const tms_error_
 tms_status_t tms_shared_folder_open(tms_shared_folder_t *folder, const char *configured, const tms_log_t *log,
                                     const tms_error_context_t *context, tms_error_t *error) {
     bool has_key = false;
-    *folder = closed;
+    *folder = TMS_SHARED_FOLDER_CLOSED;
     folder->key = calloc(1, sizeof(*folder->key));
     if (!folder->key) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     tms_status_t status = open_root(folder, configured, context, error);
@@ -253,5 +251,5 @@ void tms_shared_folder_after_fork_in_child(tms_shared_folder_t *folder) {
     const int descriptors[] = {folder->lock, folder->holder, folder->objects, folder->root};
     for (size_t i = 0; i < sizeof(descriptors) / sizeof(descriptors[0]); i++) close_file(descriptors[i]);
     free(folder->key);
-    *folder = closed;
+    *folder = TMS_SHARED_FOLDER_CLOSED;
 }

@@ -183,6 +183,7 @@ static void blocks_are_objects_wherever_they_lie(void **state) {
     assert_objects(2);
     resume(f);
     used[of_together] = together + 2 * BYTES;
+    fill(together + BYTES, BYTES, 1); /* its last bytes were not kept */
     ASSERT_OK(pause_selected_with_report(f, &selection, &report, &error), error);
     assert_int_equal(report.copied_bytes, 0);
     assert_objects(1);
@@ -230,21 +231,23 @@ static void objects_are_registered_while_they_are_paused(void **state) {
     assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 1);
 }
 
+static CUresult (*registers)(void *memory, size_t bytes, unsigned int flags);
+
+static CUresult refuse_read_only(void *memory, size_t bytes, unsigned int flags) {
+    return flags & CU_MEMHOSTREGISTER_READ_ONLY ? CUDA_ERROR_NOT_PERMITTED : registers(memory, bytes, flags);
+}
+
 static void without_registration_a_resume_copies_through_pinned_memory(void **state) {
     fixture_t *f = *state;
     char text[TEXT_BYTES];
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
-    pause_copying(f, BYTES, 0);
-    settle(f);
-    resume(f);
-    settle(f);
+    registers = f->cuda->cuMemHostRegister;
+    writable(f)->cuMemHostRegister = refuse_read_only;
     f->log.level = TMS_LOG_WARNING;
     const captured_stderr_t captured = capture_begin();
     for (int cycle = 0; cycle < 2; cycle++) {
-        simulator()->fail_after("cuMemHostRegister", 1, 1, CUDA_ERROR_NOT_PERMITTED); /* the first is of fingerprints */
-        pause_copying(f, 0, BYTES);
+        pause_copying(f, cycle == 0 ? BYTES : 0, cycle == 0 ? 0 : BYTES);
         settle(f);
-        simulator()->fail_after("cuMemHostRegister", 0, 0, 0);
         resume(f);
         settle(f);
     }
