@@ -109,6 +109,20 @@ MUTANTS = (
         (_TEST_FOLDER,),
     ),
     Mutant(
+        "a-file-that-stays-keeps-the-links-after-it",
+        _FOLDER,
+        "        if (strcmp(name, LOCK) != 0 && !",
+        "        if (os_error == 0 && strcmp(name, LOCK) != 0 && !",
+        (_TEST_FOLDER,),
+    ),
+    Mutant(
+        "a-holder-without-a-lock-stays",
+        _FOLDER,
+        "        if (remove_directory(folder, name)) return true;\n        lock =",
+        "        if (name[0] == 0) return true;\n        errno = EIO;\n        if (name[0]) return false;\n        lock =",
+        (_TEST_FOLDER, _TEST_KILLS),
+    ),
+    Mutant(
         "an-object-with-an-unfinished-name-stays",
         _FOLDER,
         "        if (is_part(name)) remove_part(folder, name);\n    }\n    rewinddir(list);\n",

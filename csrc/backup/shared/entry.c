@@ -133,12 +133,9 @@ static tms_status_t try_once(const entry_t *entry, uint64_t bytes, bool claim, t
     }
     if (status == TMS_OK && claim && held < 0 && claimed < 0) status = remove_abandoned(entry, &busy, &written, error);
     if (status != TMS_OK) return status;
-    *again = held < 0 && claimed < 0 && !busy;
-    *attempt = (tms_shared_attempt_t){.state = held >= 0      ? TMS_SHARED_HELD
-                                               : claimed >= 0 ? TMS_SHARED_CLAIMED
-                                                              : TMS_SHARED_BUSY,
-                                      .fd = held >= 0 ? held : claimed,
-                                      .written = written};
+    const tms_shared_state_t state = held >= 0 ? TMS_SHARED_HELD : claimed >= 0 ? TMS_SHARED_CLAIMED : TMS_SHARED_BUSY;
+    *again = state == TMS_SHARED_BUSY && !busy;
+    *attempt = (tms_shared_attempt_t){.state = state, .fd = held >= 0 ? held : claimed, .written = written};
     return TMS_OK;
 }
 

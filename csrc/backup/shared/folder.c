@@ -154,15 +154,15 @@ bool tms_shared_folder_is_current(const tms_shared_folder_t *folder, const char 
 
 /* Removes all links of an open holder. Returns false, with errno set, if one is still there. */
 static bool remove_links(const tms_shared_folder_t *folder, int holder) {
-    bool removed = true;
+    int os_error = 0;
     DIR *list = tms_shared_list(holder);
     if (!list) return false;
-    for (const char *name; removed && (name = tms_shared_next(list));)
-        removed = strcmp(name, LOCK) == 0 || tms_shared_remove_link(holder, folder->objects, name);
-    int os_error = errno;
+    for (const char *name; (name = tms_shared_next(list));) {
+        if (strcmp(name, LOCK) != 0 && !tms_shared_remove_link(holder, folder->objects, name)) os_error = errno;
+    }
     closedir(list);
     errno = os_error;
-    return removed;
+    return os_error == 0;
 }
 
 /* Removes the directory of a holder. It has gone as well if another process has removed it. */
@@ -201,6 +201,7 @@ static bool remove_if_dead(const tms_shared_folder_t *folder, int holder, const 
     return dead;
 }
 
+/* Returns whether there was one. */
 static bool remove_dead_holders(const tms_shared_folder_t *folder, const tms_log_t *log) {
     bool found = false;
     int holders = tms_shared_open(folder->root, HOLDERS, O_RDONLY | O_DIRECTORY);
@@ -228,11 +229,8 @@ static void remove_part(const tms_shared_folder_t *folder, const char *name) {
     close_file(fd);
 }
 
-void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t *log) {
-    if (!remove_dead_holders(folder, log)) return;
-    tms_log_write(log, TMS_LOG_INFO, "what dead processes had left in the shared store '%s' is removed", folder->path);
-    DIR *list = tms_shared_list(folder->objects);
-    if (!list) return;
+/* Removes the objects that dead processes have left. */
+static void remove_dead_objects(const tms_shared_folder_t *folder, DIR *list) {
     /* Unfinished files go first. A process that was killed just before its object was finished has left two names. */
     for (const char *name; (name = tms_shared_next(list));) {
         if (is_part(name)) remove_part(folder, name);
@@ -240,6 +238,20 @@ void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t 
     rewinddir(list);
     for (const char *name; (name = tms_shared_next(list));) {
         if (!is_part(name)) tms_shared_remove_unlinked(folder->objects, name);
+    }
+}
+
+void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t *log) {
+    /* The objects are listed first. Without a dead holder, no later clean-up would look for the objects that it has left. */
+    DIR *list = tms_shared_list(folder->objects);
+    if (!list) {
+        tms_log_write(log, TMS_LOG_WARNING, "the shared store '%s' was not cleaned up: it cannot be listed (%s)",
+                      folder->path, strerror(errno));
+        return;
+    }
+    if (remove_dead_holders(folder, log)) {
+        tms_log_write(log, TMS_LOG_INFO, "removing what dead processes left in the shared store '%s'", folder->path);
+        remove_dead_objects(folder, list);
     }
     closedir(list);
 }
