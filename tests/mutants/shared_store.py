@@ -156,8 +156,8 @@ MUTANTS = (
     Mutant(
         "an-object-that-lost-its-name-stays-without",
         _ENTRY,
-        "if (lost || linked == ENOENT) (void)linkat",
-        "if (bytes == 0) (void)linkat",
+        "if (lost || linked == ENOENT) (void)restore_name",
+        "if (bytes == 0) (void)restore_name",
         (_TEST_ENTRY,),
     ),
     Mutant(

@@ -50,6 +50,11 @@ static tms_status_t check(const entry_t *entry, int fd, uint64_t bytes, bool *lo
                          entry->folder->path, entry->name, (long long)found.st_size, (unsigned long long)bytes);
 }
 
+/* Gives an object that the holder links its name again. A failure only costs the next process a copy. */
+static bool restore_name(const entry_t *entry) {
+    return linkat(entry->folder->holder, entry->name, entry->folder->objects, entry->name, 0) == 0;
+}
+
 /* Links the object if it exists, and opens it. *fd is -1 if it does not exist. */
 static tms_status_t hold(const entry_t *entry, uint64_t bytes, int *fd, tms_error_t *error) {
     const tms_shared_folder_t *folder = entry->folder;
@@ -65,8 +70,7 @@ static tms_status_t hold(const entry_t *entry, uint64_t bytes, int *fd, tms_erro
         if (linked == 0) (void)unlinkat(folder->holder, entry->name, 0);
         return status;
     }
-    /* The object gets its name again. A failure only costs the next process a copy. */
-    if (lost || linked == ENOENT) (void)linkat(folder->holder, entry->name, folder->objects, entry->name, 0);
+    if (lost || linked == ENOENT) (void)restore_name(entry);
     *fd = opened;
     return TMS_OK;
 }
