@@ -436,7 +436,7 @@ static void what_cannot_be_removed_is_logged(void **state) {
     tms_log_init(&log, TMS_LOG_WARNING);
     tms_shared_folder_t *folder = open_folder();
     make_dead_holder("0123456789abcdef", 1);
-    for (unsigned i = 0; i < 8; i++) { /* before and after the object in the list */
+    for (unsigned i = 0; i < 8; i++) { /* The list has some of them before the object, and some after it. */
         char name[64];
         snprintf(name, sizeof name, "holders/0123456789abcdef/directory%u", i);
         assert_int_equal(mkdir(below(name), 0700), 0);
