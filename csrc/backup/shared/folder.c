@@ -257,13 +257,14 @@ void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t 
 }
 
 void tms_shared_folder_close(tms_shared_folder_t *folder, const tms_log_t *log) {
-    if (folder->lock >= 0) remove_holder(folder, folder->holder, folder->holder_name, log);
+    if (folder->root >= 0 && folder->lock >= 0) remove_holder(folder, folder->holder, folder->holder_name, log);
     tms_shared_folder_after_fork_in_child(folder);
 }
 
 void tms_shared_folder_after_fork_in_child(tms_shared_folder_t *folder) {
     const int descriptors[] = {folder->lock, folder->holder, folder->objects, folder->root};
-    for (size_t i = 0; i < sizeof(descriptors) / sizeof(descriptors[0]); i++) close_file(descriptors[i]);
+    for (size_t i = 0; folder->root >= 0 && i < sizeof(descriptors) / sizeof(descriptors[0]); i++)
+        close_file(descriptors[i]);
     free(folder->key);
     *folder = closed;
 }

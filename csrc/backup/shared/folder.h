@@ -27,7 +27,7 @@
 
 enum { TMS_SHARED_HOLDER_DIGITS = 16 };
 
-/* `root` -1: not open. */
+/* `root` -1: not open, and the other descriptors mean nothing. */
 typedef struct tms_shared_folder {
     int root, objects; /* descriptors of the folder and of its `objects` */
     int holder, lock;  /* descriptors of the holder and of its locked file */

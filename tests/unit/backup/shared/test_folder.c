@@ -216,10 +216,18 @@ static void is_current(void **state) {
 
 static void a_folder_that_is_not_open_is_closed(void **state) {
     (void)state;
-    tms_shared_folder_t folder = {.root = -1, .objects = -1, .holder = -1, .lock = -1};
+    /* The other descriptors are those of another file. */
+    int file = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    assert_true(file >= 0);
+    tms_shared_folder_t folder = {.root = -1, .objects = file, .holder = file, .lock = file};
     tms_shared_folder_close(&folder, &quiet);
+    assert_int_equal(fcntl(file, F_GETFD), FD_CLOEXEC);
+    folder = (tms_shared_folder_t){.root = -1, .objects = file, .holder = file, .lock = file};
     tms_shared_folder_after_fork_in_child(&folder);
+    assert_int_equal(fcntl(file, F_GETFD), FD_CLOEXEC);
+    tms_shared_folder_close(&folder, &quiet);
     assert_int_equal(folder.root, -1);
+    close(file);
 }
 
 /* ---- keys ---- */
