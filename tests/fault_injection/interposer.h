@@ -47,6 +47,7 @@
     X(unlink)                                                                                                               \
     X(unlinkat)                                                                                                             \
     X(renameat)                                                                                                             \
+    X(linkat)                                                                                                               \
     X(pthread_create)
 
 #define EXPORT __attribute__((visibility("default")))

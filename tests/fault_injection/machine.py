@@ -66,6 +66,7 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
     "unlink": (errno.EACCES, errno.EIO),
     "unlinkat": (errno.EACCES, errno.EIO),
     "renameat": (errno.EACCES, errno.ENOSPC),
+    "linkat": (errno.EACCES, errno.ENOSPC),
 }
 
 #: CUpointer_attributes of a mapping: its start and its size.

@@ -258,7 +258,7 @@ NOT_FAILED = {
         *("pthread_cond_timedwait", "pthread_condattr_init", "pthread_condattr_setclock", "pthread_condattr_destroy"),
         *("pthread_attr_init", "pthread_attr_setdetachstate", "pthread_attr_destroy", "pthread_detach", "pthread_join"),
         *("pthread_mutex_init", "pthread_cond_init", "pthread_sigmask", "sigpending", "sigtimedwait", "closedir"),
-        *("pthread_setcancelstate", "pthread_mutexattr_init", "clock_nanosleep", "readdir", "fclose"),
+        *("pthread_setcancelstate", "pthread_mutexattr_init", "clock_nanosleep", "readdir", "rewinddir", "fclose"),
     },
     "variables": {"__progname", "program_invocation_short_name"},
     "ends what the system says of itself": {"fgets", "__getdelim"},

@@ -109,6 +109,20 @@ MUTANTS = (
         (_TEST_FOLDER,),
     ),
     Mutant(
+        "a-file-that-stays-keeps-the-links-after-it",
+        _FOLDER,
+        "        if (strcmp(name, LOCK) != 0 && !",
+        "        if (os_error == 0 && strcmp(name, LOCK) != 0 && !",
+        (_TEST_FOLDER,),
+    ),
+    Mutant(
+        "a-holder-without-a-lock-stays",
+        _FOLDER,
+        "        if (remove_directory(folder, name)) return true;\n        lock =",
+        "        if (name[0] == 0) return true;\n        errno = EIO;\n        if (name[0]) return false;\n        lock =",
+        (_TEST_FOLDER, _TEST_KILLS),
+    ),
+    Mutant(
         "an-object-with-an-unfinished-name-stays",
         _FOLDER,
         "        if (is_part(name)) remove_part(folder, name);\n    }\n    rewinddir(list);\n",
@@ -142,8 +156,8 @@ MUTANTS = (
     Mutant(
         "an-object-that-lost-its-name-stays-without",
         _ENTRY,
-        "if (lost || linked == ENOENT) (void)linkat",
-        "if (bytes == 0) (void)linkat",
+        "if (lost || linked == ENOENT) (void)restore_name",
+        "if (bytes == 0) (void)restore_name",
         (_TEST_ENTRY,),
     ),
     Mutant(

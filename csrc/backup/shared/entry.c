@@ -50,6 +50,11 @@ static tms_status_t check(const entry_t *entry, int fd, uint64_t bytes, bool *lo
                          entry->folder->path, entry->name, (long long)found.st_size, (unsigned long long)bytes);
 }
 
+/* Gives an object that the holder links its name again. A failure only costs the next process a copy. */
+static bool restore_name(const entry_t *entry) {
+    return linkat(entry->folder->holder, entry->name, entry->folder->objects, entry->name, 0) == 0;
+}
+
 /* Links the object if it exists, and opens it. *fd is -1 if it does not exist. */
 static tms_status_t hold(const entry_t *entry, uint64_t bytes, int *fd, tms_error_t *error) {
     const tms_shared_folder_t *folder = entry->folder;
@@ -65,10 +70,7 @@ static tms_status_t hold(const entry_t *entry, uint64_t bytes, int *fd, tms_erro
         if (linked == 0) (void)unlinkat(folder->holder, entry->name, 0);
         return status;
     }
-    /* The object gets its name again. A failure only costs the next process a copy. */
-    const bool unnamed = lost || linked == ENOENT;
-    const bool named = unnamed && linkat(folder->holder, entry->name, folder->objects, entry->name, 0) == 0;
-    (void)named;
+    if (lost || linked == ENOENT) (void)restore_name(entry);
     *fd = opened;
     return TMS_OK;
 }
@@ -135,12 +137,9 @@ static tms_status_t try_once(const entry_t *entry, uint64_t bytes, bool claim, t
     }
     if (status == TMS_OK && claim && held < 0 && claimed < 0) status = remove_abandoned(entry, &busy, &written, error);
     if (status != TMS_OK) return status;
-    *again = held < 0 && claimed < 0 && !busy;
-    *attempt = (tms_shared_attempt_t){.state = held >= 0      ? TMS_SHARED_HELD
-                                               : claimed >= 0 ? TMS_SHARED_CLAIMED
-                                                              : TMS_SHARED_BUSY,
-                                      .fd = held >= 0 ? held : claimed,
-                                      .written = written};
+    const tms_shared_state_t state = held >= 0 ? TMS_SHARED_HELD : claimed >= 0 ? TMS_SHARED_CLAIMED : TMS_SHARED_BUSY;
+    *again = state == TMS_SHARED_BUSY && !busy;
+    *attempt = (tms_shared_attempt_t){.state = state, .fd = held >= 0 ? held : claimed, .written = written};
     return TMS_OK;
 }
 

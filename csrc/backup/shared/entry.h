@@ -38,7 +38,7 @@ tms_status_t tms_shared_entry_try(const tms_shared_folder_t *folder, const tms_s
                                   bool claim, tms_shared_attempt_t *attempt, const tms_error_context_t *context,
                                   tms_error_t *error);
 /* Appends bytes to a claimed object at `offset`. A full folder, and a limit of this process (RLIMIT_FSIZE, without SIGXFSZ),
- * are TMS_BACKUP_IO as above. */
+ * are TMS_BACKUP_IO as above. The claim stays after a failure. */
 tms_status_t tms_shared_entry_write(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd,
                                     const void *data, uint64_t bytes, uint64_t offset, const tms_error_context_t *context,
                                     tms_error_t *error);

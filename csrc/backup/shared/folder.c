@@ -27,6 +27,8 @@ enum {
 #define HOLDERS "holders"
 #define LOCK    "lock"
 
+static const tms_shared_folder_t closed = {.root = NOT_OPEN, .objects = NOT_OPEN, .holder = NOT_OPEN, .lock = NOT_OPEN};
+
 static void close_file(int fd) {
     if (fd >= 0) close(fd);
 }
@@ -125,7 +127,7 @@ static tms_status_t make_key(const tms_shared_folder_t *folder, const tms_error_
 tms_status_t tms_shared_folder_open(tms_shared_folder_t *folder, const char *configured, const tms_log_t *log,
                                     const tms_error_context_t *context, tms_error_t *error) {
     bool has_key = false;
-    *folder = TMS_SHARED_FOLDER_CLOSED;
+    *folder = closed;
     folder->key = calloc(1, sizeof(*folder->key));
     if (!folder->key) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     tms_status_t status = open_root(folder, configured, context, error);
@@ -152,15 +154,15 @@ bool tms_shared_folder_is_current(const tms_shared_folder_t *folder, const char 
 
 /* Removes all links of an open holder. Returns false, with errno set, if one is still there. */
 static bool remove_links(const tms_shared_folder_t *folder, int holder) {
-    bool removed = true;
+    int os_error = 0;
     DIR *list = tms_shared_list(holder);
     if (!list) return false;
-    for (const char *name; removed && (name = tms_shared_next(list));)
-        removed = strcmp(name, LOCK) == 0 || tms_shared_remove_link(holder, folder->objects, name);
-    int os_error = errno;
+    for (const char *name; (name = tms_shared_next(list));) {
+        if (strcmp(name, LOCK) != 0 && !tms_shared_remove_link(holder, folder->objects, name)) os_error = errno;
+    }
     closedir(list);
     errno = os_error;
-    return removed;
+    return os_error == 0;
 }
 
 /* Removes the directory of a holder. It has gone as well if another process has removed it. */
@@ -199,6 +201,7 @@ static bool remove_if_dead(const tms_shared_folder_t *folder, int holder, const 
     return dead;
 }
 
+/* Returns whether there was one. */
 static bool remove_dead_holders(const tms_shared_folder_t *folder, const tms_log_t *log) {
     bool found = false;
     int holders = tms_shared_open(folder->root, HOLDERS, O_RDONLY | O_DIRECTORY);
@@ -226,11 +229,8 @@ static void remove_part(const tms_shared_folder_t *folder, const char *name) {
     close_file(fd);
 }
 
-void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t *log) {
-    if (!remove_dead_holders(folder, log)) return;
-    tms_log_write(log, TMS_LOG_INFO, "what dead processes had left in the shared store '%s' is removed", folder->path);
-    DIR *list = tms_shared_list(folder->objects);
-    if (!list) return;
+/* Removes the objects that dead processes have left. */
+static void remove_dead_objects(const tms_shared_folder_t *folder, DIR *list) {
     /* Unfinished files go first. A process that was killed just before its object was finished has left two names. */
     for (const char *name; (name = tms_shared_next(list));) {
         if (is_part(name)) remove_part(folder, name);
@@ -239,17 +239,32 @@ void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t 
     for (const char *name; (name = tms_shared_next(list));) {
         if (!is_part(name)) tms_shared_remove_unlinked(folder->objects, name);
     }
+}
+
+void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t *log) {
+    /* The objects are listed first. Without a dead holder, no later clean-up would look for the objects that it has left. */
+    DIR *list = tms_shared_list(folder->objects);
+    if (!list) {
+        tms_log_write(log, TMS_LOG_WARNING, "the shared store '%s' was not cleaned up: it cannot be listed (%s)",
+                      folder->path, strerror(errno));
+        return;
+    }
+    if (remove_dead_holders(folder, log)) {
+        tms_log_write(log, TMS_LOG_INFO, "removing what dead processes left in the shared store '%s'", folder->path);
+        remove_dead_objects(folder, list);
+    }
     closedir(list);
 }
 
 void tms_shared_folder_close(tms_shared_folder_t *folder, const tms_log_t *log) {
-    if (folder->lock >= 0) remove_holder(folder, folder->holder, folder->holder_name, log);
+    if (folder->root >= 0 && folder->lock >= 0) remove_holder(folder, folder->holder, folder->holder_name, log);
     tms_shared_folder_after_fork_in_child(folder);
 }
 
 void tms_shared_folder_after_fork_in_child(tms_shared_folder_t *folder) {
     const int descriptors[] = {folder->lock, folder->holder, folder->objects, folder->root};
-    for (size_t i = 0; i < sizeof(descriptors) / sizeof(descriptors[0]); i++) close_file(descriptors[i]);
+    for (size_t i = 0; folder->root >= 0 && i < sizeof(descriptors) / sizeof(descriptors[0]); i++)
+        close_file(descriptors[i]);
     free(folder->key);
-    *folder = TMS_SHARED_FOLDER_CLOSED;
+    *folder = closed;
 }

@@ -27,7 +27,7 @@
 
 enum { TMS_SHARED_HOLDER_DIGITS = 16 };
 
-/* TMS_SHARED_FOLDER_CLOSED: not open; `root` is -1 then. */
+/* `root` -1: not open, and the other descriptors mean nothing. */
 typedef struct tms_shared_folder {
     int root, objects; /* descriptors of the folder and of its `objects` */
     int holder, lock;  /* descriptors of the holder and of its locked file */
@@ -37,8 +37,6 @@ typedef struct tms_shared_folder {
     tms_shared_key_t *key; /* on the heap */
     char path[PATH_MAX];   /* for messages */
 } tms_shared_folder_t;
-
-#define TMS_SHARED_FOLDER_CLOSED ((tms_shared_folder_t){.root = -1, .objects = -1, .holder = -1, .lock = -1})
 
 /* Opens the folder, which is made if it is missing, reads or makes its key, and makes a holder. `configured` is the value of
  * TMS_SHARED_DIR, or NULL. TMS_BACKUP_IO, TMS_OUT_OF_HOST_MEMORY. After a failure nothing is open, and nothing that this

@@ -216,10 +216,18 @@ static void is_current(void **state) {
 
 static void a_folder_that_is_not_open_is_closed(void **state) {
     (void)state;
-    tms_shared_folder_t folder = {.root = -1, .objects = -1, .holder = -1, .lock = -1};
+    /* The other descriptors are those of another file. */
+    int file = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    assert_true(file >= 0);
+    tms_shared_folder_t folder = {.root = -1, .objects = file, .holder = file, .lock = file};
     tms_shared_folder_close(&folder, &quiet);
+    assert_int_equal(fcntl(file, F_GETFD), FD_CLOEXEC);
+    folder = (tms_shared_folder_t){.root = -1, .objects = file, .holder = file, .lock = file};
     tms_shared_folder_after_fork_in_child(&folder);
+    assert_int_equal(fcntl(file, F_GETFD), FD_CLOEXEC);
+    tms_shared_folder_close(&folder, &quiet);
     assert_int_equal(folder.root, -1);
+    close(file);
 }
 
 /* ---- keys ---- */
@@ -435,8 +443,15 @@ static void what_cannot_be_removed_is_logged(void **state) {
     tms_log_t log;
     tms_log_init(&log, TMS_LOG_WARNING);
     tms_shared_folder_t *folder = open_folder();
-    make_dead_holder("0123456789abcdef", 0);
-    assert_int_equal(mkdir(below("holders/0123456789abcdef/directory"), 0700), 0);
+    make_dead_holder("0123456789abcdef", 1);
+    for (unsigned i = 0; i < 8; i++) { /* The list has some of them before the object, and some after it. */
+        char name[64];
+        snprintf(name, sizeof name, "holders/0123456789abcdef/directory%u", i);
+        assert_int_equal(mkdir(below(name), 0700), 0);
+        if (i % 2) continue;
+        snprintf(name, sizeof name, "holders/0123456789abcdef/%s", name_of(i + 2).text);
+        put_file(below(name), "", 0600);
+    }
     put_file(below("holders/file"), "of somebody else", 0600);
     captured_stderr_t captured = capture_begin();
     tms_shared_folder_clean(folder, &log);
@@ -444,13 +459,41 @@ static void what_cannot_be_removed_is_logged(void **state) {
     assert_int_equal(count_lines(text), 1);
     assert_non_null(strstr(text, below("holders/0123456789abcdef")));
     assert_true(exists(below("holders/0123456789abcdef/lock"))); /* so it is tried again */
+    assert_int_equal(count_names(below("holders/0123456789abcdef")), 9);
+    assert_int_equal(count_names(below("objects")), 0);
     assert_true(exists(below("holders/file")));
-    assert_int_equal(rmdir(below("holders/0123456789abcdef/directory")), 0);
+    for (unsigned i = 0; i < 8; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "holders/0123456789abcdef/directory%u", i);
+        assert_int_equal(rmdir(below(name)), 0);
+    }
     captured = capture_begin();
     tms_shared_folder_clean(folder, &log);
     capture_end(captured, text, sizeof text);
     assert_int_equal(count_lines(text), 0);
     assert_false(exists(below("holders/0123456789abcdef")));
+    close_folder(folder);
+}
+
+static void objects_that_cannot_be_listed(void **state) {
+    (void)state;
+    char text[4096];
+    tms_log_t log;
+    tms_log_init(&log, TMS_LOG_WARNING);
+    tms_shared_folder_t *folder = open_folder();
+    make_dead_holder("0123456789abcdef", 1);
+    put_file(object_path(4, ".part"), "half", 0600);
+    captured_stderr_t captured = capture_begin();
+    inject(CALL_openat, EMFILE, 0, 1);
+    tms_shared_folder_clean(folder, &log);
+    inject_nothing();
+    capture_end(captured, text, sizeof text);
+    assert_int_equal(count_lines(text), 1);
+    assert_non_null(strstr(text, root));
+    assert_int_equal(count_names(below("holders")), 2); /* so the next clean-up looks for the objects, too */
+    tms_shared_folder_clean(folder, &log);
+    assert_int_equal(count_names(below("holders")), 1);
+    assert_int_equal(count_names(below("objects")), 0);
     close_folder(folder);
 }
 
@@ -651,6 +694,7 @@ int main(void) {
         FOLDER_TEST(what_living_processes_have_stays),
         FOLDER_TEST(a_holder_that_lost_its_lock),
         FOLDER_TEST(what_cannot_be_removed_is_logged),
+        FOLDER_TEST(objects_that_cannot_be_listed),
         FOLDER_TEST(closing_removes_the_objects_that_nobody_else_has),
         FOLDER_TEST(a_folder_that_was_deleted_is_closed),
         FOLDER_TEST(a_clean_up_before_there_is_a_lock),
