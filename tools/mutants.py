@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 
 import awake  # noqa: E402
 import bench  # noqa: E402
+import by_fingerprint  # noqa: E402
 import changes  # noqa: E402
 import command_line  # noqa: E402
 import comparisons  # noqa: E402
@@ -60,6 +61,7 @@ from mutant import Mutant, TableError, check  # noqa: E402
 _TABLES = (
     awake,
     bench,
+    by_fingerprint,
     changes,
     command_line,
     comparisons,

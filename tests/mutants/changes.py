@@ -44,8 +44,8 @@ MUTANTS = (
     Mutant(
         "another-live-set-is-compared-as-if-it-were-the-same",
         _STORES,
-        "if (!tms_backup_contents_match(&backup->held, &backup->planned)) {",
-        "if (!backup->saved) {",
+        "if (status == TMS_OK && !tms_backup_contents_match(&backup->held, &backup->planned))",
+        "if (status == TMS_OK && !backup->saved)",
         (_TEST,),
     ),
     Mutant(
@@ -142,8 +142,8 @@ MUTANTS = (
     Mutant(
         "what-was-copied-whole-is-compared",
         _VERIFICATION,
-        "        if (segment->backup.partial && segment->run->leaving)\n            status = compare(",
-        "        if (segment->run->leaving)\n            status = compare(",
+        "        if (is_compared(t, segment)) status = compare(",
+        "        if (segment->run->leaving) status = compare(",
         (_TEST_VERIFICATION,),
     ),
     Mutant(

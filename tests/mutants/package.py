@@ -278,11 +278,13 @@ _LIVE_FUNCTIONS = "csrc/python/live_functions.c"
 
 _LIVE = (
     Mutant(
-        "ranges-go-on-across-segments",
+        "the-live-blocks-of-a-segment-are-one",
         _LIVE_FUNCTIONS,
-        "const size_t before = ranges->count;",
-        "const size_t before = 0;",
-        (_TESTS + "torch/test_live.py::test_neighbours_are_one_range_but_not_across_segments",),
+        "return push(&live->ranges, address) && push(&live->ranges, address + size) &&",
+        "if (live->ranges.count > 0 && live->ranges.values[live->ranges.count - 1] == address)\n"
+        "        return live->ranges.values[live->ranges.count - 1] += size, true;\n"
+        "    return push(&live->ranges, address) && push(&live->ranges, address + size) &&",
+        (_TESTS + "torch/test_live.py::test_each_block_is_a_range_of_its_own",),
     ),
     Mutant(
         "allocations-of-other-tags-are-kept",

@@ -203,8 +203,8 @@ _ROOM = (
     Mutant(
         "a-check-wants-room-for-what-is-not-live",
         _CHECK,
-        "plan_all(t, known, &copying, error)",
-        "plan_all(t, NULL, &copying, error)",
+        "plan_all(t, &pass, known, &copying, error)",
+        "plan_all(t, &pass, NULL, &copying, error)",
         (_CHECK_TESTS,),
     ),
     Mutant(

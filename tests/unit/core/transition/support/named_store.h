@@ -154,6 +154,18 @@ static bool named_discard(void *store, tms_backup_t *backup, tms_backup_slot_t *
     return false;
 }
 
+static void *named_find(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
+                        uint64_t bytes, tms_host_buffer_t **buffer) {
+    copy_t *copy = slot->kept;
+    (void)store, (void)buffer;
+    for (size_t i = 0; copy && i < backup->held.extent_count; i++) {
+        const tms_extent_t *extent = &backup->held.extents[i];
+        if (offset >= extent->offset && offset + bytes <= extent->offset + extent->bytes)
+            return copy->data + extent->packed + (offset - extent->offset);
+    }
+    return NULL;
+}
+
 static void named_explain(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
                           tms_error_t *error) {
     (void)store;
@@ -177,6 +189,7 @@ static const tms_backup_operations_t named_operations = {.place = "the test",
                                                          .commit = named_commit,
                                                          .cancel = named_cancel,
                                                          .discard = named_discard,
+                                                         .find = named_find,
                                                          .explain = named_explain,
                                                          .destroy = named_destroy,
                                                          .begin = named_begin};
