@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from made_store import MadeStore, killed, start_holder, tree
-from users import USER
+from users import USER, as_user
 
 from torch_memory_saver.observe._store.contents import PublishedName, StoredObject, read_store
 from torch_memory_saver.observe._store.folder import store_path
@@ -136,9 +136,21 @@ def test_a_folder_that_does_not_exist_is_not_made(memory: Path) -> None:
     assert list(memory.iterdir()) == []
 
 
+def refusal(path: Path) -> str:
+    """Why a folder is refused; "" if it is not."""
+    try:
+        read_store(path)
+    except PermissionError as error:
+        return str(error.strerror)
+    return ""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as two users")
-def test_the_store_of_another_user_is_refused(made: MadeStore) -> None:
-    """Also for root: whoever can write to a store can change the weights of its users."""
+def test_the_store_of_another_user_is_refused(made: MadeStore, memory: Path) -> None:
+    """Also to root, and that of root: whoever can write to a store can change the weights of its users."""
+    memory.chmod(0o711)
+    made.path.chmod(0o755)
+    assert refusal(made.path) == ""
+    assert "it belongs to uid 0" in as_user(USER, refusal, made.path)
     os.chown(made.path, USER, USER)
-    with pytest.raises(PermissionError):
-        read_store(made.path)
+    assert "the check that it is this user's or root's failed" in refusal(made.path)
