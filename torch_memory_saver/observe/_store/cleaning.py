@@ -1,4 +1,4 @@
-"""What dead processes have left in the shared store, and its removal by the rules of ``csrc/backup/shared/folder.h``."""
+"""The removal of what dead processes have left in the shared store, by the rules of ``csrc/backup/shared/folder.h``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Removed", "clean_store"]
 
 @dataclass
 class Removed:
-    """What a clean-up has removed.
+    """The result of a clean-up.
 
     Attributes:
         holders: Number of holders of dead processes.
@@ -72,7 +72,7 @@ def clean_store(path: Path) -> Removed:
 
 @contextlib.contextmanager
 def _noted(removed: Removed, path: Path) -> Iterator[None]:
-    """Note a failure to remove `path`. What another process has removed is no failure."""
+    """Note a failure to remove `path`. It is no failure if another process has removed it."""
     try:
         yield
     except FileNotFoundError:
@@ -89,8 +89,8 @@ def _remove_if_dead(root: int, name: str, holder: int, objects: int, removed: Re
             return
     except FileNotFoundError:
         pass
-    # The lock is the first file of a holder. If it is missing, the directory is empty, or somebody has removed the lock. A
-    # process that is just making this holder makes another one.
+    # The lock is the first file of a holder. If it is missing, the directory is empty, or another process has removed the
+    # lock. A process that is just making this holder makes another one.
     with contextlib.suppress(OSError):
         os.rmdir(f"{HOLDERS}/{name}", dir_fd=root)
         removed.holders += 1
@@ -125,8 +125,8 @@ def _remove_part(objects: int, name: str, removed: Removed) -> None:
 
 
 def _remove_unlinked(objects: int, name: str, removed: Removed) -> None:
-    """Remove an object that nobody links. Another process may link it meanwhile: it keeps its bytes, and the object loses
-    its name."""
+    """Remove an object without holders and published names. Another process may link it meanwhile: it keeps its bytes, and
+    the object loses its name."""
     found = os.stat(name, dir_fd=objects, follow_symlinks=False)
     if is_object(name, found) and found.st_nlink == 1:
         os.unlink(name, dir_fd=objects)
@@ -135,7 +135,7 @@ def _remove_unlinked(objects: int, name: str, removed: Removed) -> None:
 
 
 def _lock(descriptor: int, directory: int, name: str) -> bool:
-    """Lock an open file, and return whether it still has this name: somebody may have removed it before it was locked."""
+    """Lock an open file, and return whether it still has this name: another process may have removed it before."""
     try:
         flock(descriptor, LOCK_EX | LOCK_NB)
     except BlockingIOError:

@@ -134,7 +134,7 @@ def _read_objects(root: int) -> tuple[dict[_Identity, _Counted], dict[_Identity,
 
 
 def _linked(found: dict[_Identity, _Counted], directory: int) -> Iterator[_Counted]:
-    """Yield the objects that a directory links. Those that the folder does not list are added."""
+    """Yield the objects that a directory links. Objects that the folder does not list are added to `found`."""
     for name, status in files_in(directory):
         if is_object(name, status):
             yield found.setdefault(_identity(status), _Counted(name, status.st_size))

@@ -1,4 +1,4 @@
-"""Guards the removal of what dead processes have left: that all of it goes, and nothing that somebody alive needs."""
+"""Guards the removal of what dead processes have left: all of it goes, and nothing that a live process needs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_unfinished_objects(made: MadeStore) -> None:
 
 @pytest.mark.parametrize("published", [True, False])
 def test_a_writer_that_was_killed_before_it_removed_the_unfinished_name(made: MadeStore, published: bool) -> None:
-    """The object is whole. It stays if somebody holds it."""
+    """The object is whole. It stays if it is published."""
     part, dead = made.part("a", MIB, alive=False), made.holder("1", alive=False)
     for folder in (dead, made.path / "objects", *([made.published("qwen")] if published else [])):
         os.link(part, folder / ("a" * 32))

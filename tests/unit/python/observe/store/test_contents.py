@@ -147,7 +147,7 @@ def refusal(path: Path) -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as two users")
 def test_the_store_of_another_user_is_refused(made: MadeStore, memory: Path) -> None:
-    """Also to root, and that of root: whoever can write to a store can change the weights of its users."""
+    """Root gets no exception. A process that can write to a store can change the weights of all that use it."""
     memory.chmod(0o711)
     made.path.chmod(0o755)
     assert refusal(made.path) == ""
