@@ -116,11 +116,13 @@ static uint64_t compare(fixture_t *f) {
             tms_shared_page_row_t sum = {0};
             for (size_t i = 0; i < count; i++) {
                 if (strcmp(rows[i].tag, tags[t]) != 0 || rows[i].device != device) continue;
-                const bool active = rows[i].state == TMS_SEGMENT_ACTIVE, on_disk = rows[i].backup == TMS_BACKUP_DISK;
+                const bool active = rows[i].state == TMS_SEGMENT_ACTIVE;
                 sum.allocations++;
                 sum.resident_bytes += active ? rows[i].reserved_bytes : 0;
                 sum.paused_bytes += active ? 0 : rows[i].reserved_bytes;
-                *(on_disk ? &sum.disk_backup_bytes : &sum.host_backup_bytes) += rows[i].backup_bytes;
+                *(rows[i].backup == TMS_BACKUP_DISK     ? &sum.disk_backup_bytes
+                  : rows[i].backup == TMS_BACKUP_SHARED ? &sum.shared_backup_bytes
+                                                        : &sum.host_backup_bytes) += rows[i].backup_bytes;
             }
             const tms_shared_page_row_t *shown = row_of(&page, tags[t], device);
             assert_int_equal(shown->allocations, sum.allocations);
@@ -131,6 +133,7 @@ static uint64_t compare(fixture_t *f) {
             slack += shown->slack_bytes;
             assert_int_equal(shown->host_backup_bytes, sum.host_backup_bytes);
             assert_int_equal(shown->disk_backup_bytes, sum.disk_backup_bytes);
+            assert_int_equal(shown->shared_backup_bytes, sum.shared_backup_bytes);
         }
     }
     assert_int_equal(page.process.allocations_total, tms_stats_read(&f->saver.stats.allocations_total));
