@@ -55,6 +55,7 @@ import shared_store  # noqa: E402
 import sharing  # noqa: E402
 import simulator  # noqa: E402
 import slack  # noqa: E402
+import store_views  # noqa: E402
 import timeline  # noqa: E402
 from mutant import Mutant, TableError, check  # noqa: E402
 
@@ -89,6 +90,7 @@ _TABLES = (
     sharing,
     simulator,
     slack,
+    store_views,
     timeline,
 )
 MUTANTS = tuple(mutant for table in _TABLES for mutant in table.MUTANTS)

@@ -46,6 +46,7 @@ ADDITIONS: dict[str, dict[str, str]] = {
         "run": "torch_memory_saver._cli.commands:Run",
         "top": "torch_memory_saver.observe._processes.commands:Top",
         "ask": "torch_memory_saver.observe._processes.commands:Ask",
+        "store": "torch_memory_saver.observe._store.command:Store",
         "compare": "torch_memory_saver.observe.memory._command:Compare",
         "timeline": "torch_memory_saver.observe.events._command:Timeline",
         "simulate": "torch_memory_saver._cli.commands:Simulate",

@@ -9,6 +9,7 @@ unless the caller says otherwise.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
 import secrets
@@ -21,6 +22,7 @@ from torch_memory_saver._folders import PRIVATE_FILE, PRIVATE_FOLDER, Folder, op
 
 __all__ = [
     "append_to_file",
+    "can_lock",
     "copy_file",
     "default_role",
     "own_rank",
@@ -129,6 +131,17 @@ def append_to_file(path: str | os.PathLike[str]) -> int:
     target = Path(path)
     with opened_folder(target.parent, exact=True) as folder:
         return folder.open_own(target.name, os.O_WRONLY | os.O_APPEND)
+
+
+def can_lock(descriptor: int) -> bool:
+    """Whether no process holds the lock of an open file (flock). It is taken for a moment, and shared, so that two readers
+    do not take each other for its holder."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return True
 
 
 def remove_file(path: Path) -> None:

@@ -208,6 +208,7 @@ void tms_shared_page_change(tms_shared_page_t *page, tms_shared_row_t row, const
     changed->slack_bytes += change->slack_bytes;
     changed->host_backup_bytes += change->host_backup_bytes;
     changed->disk_backup_bytes += change->disk_backup_bytes;
+    changed->shared_backup_bytes += change->shared_backup_bytes;
     changed->damaged += change->damaged;
 }
 

@@ -62,7 +62,7 @@ typedef struct tms_shared_page_description {
 
 /* A difference, modulo 2^64. */
 typedef struct tms_shared_page_change {
-    uint64_t resident_bytes, paused_bytes, slack_bytes, host_backup_bytes, disk_backup_bytes, damaged;
+    uint64_t resident_bytes, paused_bytes, slack_bytes, host_backup_bytes, disk_backup_bytes, shared_backup_bytes, damaged;
 } tms_shared_page_change_t;
 
 /* A call of pause or resume, or its effect on one row. */

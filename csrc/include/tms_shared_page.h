@@ -27,7 +27,7 @@
 #define TMS_SHARED_PAGE_MAGIC UINT64_C(0x454741505f534d54) /* "TMS_PAGE" */
 
 enum {
-    TMS_SHARED_PAGE_FORMAT = 3,
+    TMS_SHARED_PAGE_FORMAT = 4,
     TMS_SHARED_PAGE_BYTES = 32768,  /* size of the file */
     TMS_SHARED_PAGE_ROWS = 128,     /* pairs of tag and device; further ones are summed in `others` */
     TMS_SHARED_PAGE_DEVICES = 64,   /* devices of the process, by ordinal */
@@ -58,6 +58,7 @@ enum {
     X(slack_bytes) /* memory of freed allocations that their runs still hold; in no other number */                         \
     X(host_backup_bytes)                                                                                                    \
     X(disk_backup_bytes)                                                                                                    \
+    X(shared_backup_bytes) /* in objects of the shared store, which other processes may hold as well */                     \
     X(pauses_total)                                                                                                         \
     X(resumes_total)                                                                                                        \
     X(failed_pauses_total)                                                                                                  \

@@ -79,7 +79,8 @@ def test_variables_that_the_pages_mention_exist() -> None:
 
 def test_every_command_and_option_is_shown() -> None:
     page = (REFERENCE / "command-line.md").read_text(encoding="utf-8")
-    assert set(dict(generated.commands())) == {"", "demo", "doctor", "run", "top", "ask", "compare", "timeline", "simulate"}
+    names = {"", "demo", "doctor", "run", "top", "ask", "store", "compare", "timeline", "simulate"}
+    assert set(dict(generated.commands())) == names
     assert "--bandwidth SIZE" in page
 
 
@@ -147,7 +148,7 @@ def test_pages_are_short() -> None:
     assert _words(REPOSITORY / "docs" / "performance.md") <= 2000
     api = (REFERENCE / "errors.md", *REFERENCE.glob("api*"), *REFERENCE.glob("api/*"))
     others = [page for page in (REPOSITORY / "docs").rglob("*.md") if page not in api]
-    assert sum(_words(page) for page in others) <= 36_000
+    assert sum(_words(page) for page in others) <= 38_500
 
 
 #: Code that changes a process for more than the package itself.

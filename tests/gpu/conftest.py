@@ -201,7 +201,8 @@ def clean_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not was_recording, "the test has left PyTorch recording its allocations"
     counters = core.counters()
     left = {name: counters[name] for name in ("allocations", "resident_bytes", "paused_bytes", "host_backup_bytes")}
-    left |= {name: counters[name] for name in ("disk_backup_bytes", "damaged", "deferred_frees", "visible_captures")}
+    left |= {name: counters[name] for name in ("disk_backup_bytes", "shared_backup_bytes", "damaged")}
+    left |= {name: counters[name] for name in ("deferred_frees", "visible_captures")}
     left |= {name: counters[name] for name in ("quarantined_handles", "quarantined_ranges")}
     assert not any(left.values()), f"left behind by the test: {left}; {core.segments()}"
 

@@ -125,6 +125,7 @@ def _check_counters(world: World) -> None:
         expected |= {
             "host_backup_bytes": host + sum(detached.values()),
             "disk_backup_bytes": sum(a.size for a in existing if a.file),
+            "shared_backup_bytes": 0,
             "slack_bytes": runs.slack(world),
             "resident_bytes": sum(a.reserved for a in world.with_state(ACTIVE)),
             "deferred_frees": len(world.deferred),

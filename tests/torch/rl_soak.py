@@ -76,7 +76,7 @@ class Faults:
             "descriptors": len(os.listdir("/proc/self/fd")),
             "threads": threading.active_count(),
             "allocations": counters["allocations"],
-            "backups_mib": (counters["host_backup_bytes"] + counters["disk_backup_bytes"]) >> 20,
+            "backups_mib": sum(counters[f"{kind}_backup_bytes"] for kind in ("host", "disk", "shared")) >> 20,
             "damaged": counters["damaged"] + counters["quarantined_handles"] + counters["quarantined_ranges"],
             "reservations": device.reservations,
             "handles": device.handles,

@@ -366,6 +366,9 @@ def _remarks(stats: Stats) -> list[str]:
         lines.append(f"host memory for backups: {mebibytes(stats.host_resident_bytes)} MiB{pooled}")
     if stats.counters["disk_backup_bytes"]:
         lines.append(f"backup files: {mebibytes(stats.counters['disk_backup_bytes'])} MiB")
+    if stats.counters["shared_backup_bytes"]:
+        held, made = (mebibytes(stats.counters[name]) for name in ("shared_backup_bytes", "shared_made_bytes"))
+        lines.append(f"shared objects: {held} MiB, {made} MiB of them written by this process")
     if stats.stranded_bytes:
         lines.append(f"stranded: {mebibytes(stats.stranded_bytes)} MiB of partly used segments that no region uses any more")
     if stats.failed_allocations:

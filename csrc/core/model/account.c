@@ -43,6 +43,7 @@ static void change_page(const tms_account_t *account, const tms_segment_t *segme
         const uint64_t backup = now->backup_bytes[i] - before->backup_bytes[i];
         if (account->stores->list[i].kinds & TMS_BACKUP_BIT(PINNED)) change.host_backup_bytes += backup;
         if (account->stores->list[i].kinds & TMS_BACKUP_BIT(DISK)) change.disk_backup_bytes += backup;
+        if (account->stores->list[i].kinds & TMS_BACKUP_BIT(SHARED)) change.shared_backup_bytes += backup;
     }
     tms_shared_page_change(account->shared_page, segment->row, &change);
 }

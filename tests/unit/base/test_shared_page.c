@@ -55,6 +55,7 @@ static void rows_are_by_tag_and_device(void **state) {
                                                        .slack_bytes = 2,
                                                        .host_backup_bytes = 3,
                                                        .disk_backup_bytes = 4,
+                                                       .shared_backup_bytes = 5,
                                                        .damaged = 1});
     assert_int_equal(look().rows[0].paused_bytes, 0); /* not before it is published */
     tms_shared_page_publish(&page);
@@ -68,6 +69,7 @@ static void rows_are_by_tag_and_device(void **state) {
     assert_int_equal(now.rows[0].slack_bytes, 2);
     assert_int_equal(now.rows[0].host_backup_bytes, 3);
     assert_int_equal(now.rows[0].disk_backup_bytes, 4);
+    assert_int_equal(now.rows[0].shared_backup_bytes, 5);
     assert_int_equal(now.rows[0].damaged, 1);
     assert_int_equal(now.rows[1].device, 1);
     assert_int_equal(now.rows[1].resident_bytes, 7 * MIB);

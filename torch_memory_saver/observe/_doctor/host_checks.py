@@ -1,4 +1,4 @@
-"""Checks of the host: memory for backups, huge pages, locked memory, and the folder of disk backups. They need no GPU."""
+"""Checks of the host: memory for backups, huge pages, locked memory, and the folders of backups. They need no GPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch_memory_saver._folders import why_not_writable
 from torch_memory_saver._text import binary_size
 from torch_memory_saver.observe._doctor.check import Check, Finding, driver_facts, fail, ok, skip, warn
 from torch_memory_saver.observe._doctor.gpu_checks import network_cards
+from torch_memory_saver.observe._store.folder import VARIABLE, opened_store, store_path
 
 __all__ = ["CHECKS", "has_capability"]
 
@@ -23,6 +24,8 @@ _CAP_IPC_LOCK = 14
 _NO_LIMIT = 1 << 62
 #: With less than this, a disk backup of one segment of a large model may fail.
 _LITTLE_SPACE = 1 << 30
+#: A smaller shared store has room for no model. Docker's /dev/shm has 64 MiB.
+_SMALL_STORE = 1 << 30
 _IN_MEMORY = ("tmpfs", "ramfs")
 _DEFAULT_DIRECTORY = "/tmp"
 
@@ -44,6 +47,9 @@ class Mount(NamedTuple):
     point: str
     kind: str
     options: tuple[str, ...]
+
+
+_UNKNOWN_MOUNT = Mount("", "", "unknown", ())
 
 
 def _mounts() -> Iterator[Mount]:
@@ -185,14 +191,14 @@ def locked_memory() -> Finding:
     return ok(f"{found}; backups do not count, because the CUDA driver pins them")
 
 
-def _file_system(path: Path) -> str:
-    """Return the type of the file system at an existing path."""
-    real, kind, longest = os.path.realpath(path), "unknown", -1
+def _mount_of(path: Path) -> Mount:
+    """Return the mount in which an existing path lies."""
+    real, found, longest = os.path.realpath(path), _UNKNOWN_MOUNT, -1
     for mount in _mounts():
         point = mount.point.rstrip("/")
         if (real == point or real.startswith(point + "/")) and len(point) >= longest:  # a later mount covers an earlier one
-            kind, longest = mount.kind, len(point)
-    return kind
+            found, longest = mount, len(point)
+    return found
 
 
 def disk_directory() -> Finding:
@@ -213,7 +219,7 @@ def disk_directory() -> Finding:
     if problem is not None:
         return fail(f"{existing}{origin} cannot be written to: {problem}", choose)
     space = os.statvfs(existing)
-    free, kind = space.f_bavail * space.f_frsize, _file_system(existing)
+    free, kind = space.f_bavail * space.f_frsize, _mount_of(existing).kind
     found = f"{path}{origin} on {kind}, {binary_size(free)} free"
     if kind in _IN_MEMORY:
         return warn(f"{found}; it is memory, so disk backups there use host memory", choose)
@@ -222,9 +228,57 @@ def disk_directory() -> Finding:
     return ok(found)
 
 
+def shared_store() -> Finding:
+    choose = f"set {VARIABLE} to a folder of this user on a tmpfs"
+    origin = f" ({VARIABLE})" if os.environ.get(VARIABLE) else ""
+    try:
+        with opened_store(store_path()) as folder:
+            path = existing = folder.path
+    except FileNotFoundError as error:  # no process has used it yet
+        path = Path(error.filename)
+        existing = path.parent
+    except OSError as error:
+        return fail(f"{error.filename}{origin} is refused: {error.strerror}", choose)
+    # The core creates the folder, but not those above it.
+    if not existing.is_dir():
+        return fail(f"{path}{origin} cannot be created, because there is no {existing}", choose)
+    problem = why_not_writable(existing)
+    if problem is not None:
+        return fail(f"{existing}{origin} cannot be written to: {problem}", choose)
+    mount, space = _mount_of(existing), os.statvfs(existing)
+    size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+    found = f"{path}{origin} on {mount.kind}"
+    if mount.kind != "tmpfs":
+        return warn(f'{found}; it is not memory, so pauses with backup="shared" fail', choose)
+    # A tmpfs can be mounted without a limit.
+    found += f", {binary_size(free)} of {binary_size(size)}" if size else ", any number of bytes"
+    found += f" and {space.f_favail} of {space.f_files} inodes free" if space.f_files else " and any number of inodes free"
+    if 0 < size < _SMALL_STORE:
+        larger = f"start the container with a larger --shm-size, or set {VARIABLE} to a folder on a larger tmpfs"
+        return warn(f"{found}; shared backups need more", larger, [_pages_of(mount)])
+    return ok(found, [_pages_of(mount)])
+
+
+def _pages_of(mount: Mount) -> str:
+    """Return which pages files have that are written and not mapped, as objects are."""
+    option = next((text for text in mount.options if text.startswith("huge=")), "")
+    try:
+        setting = re.search(r"\[(\w+)\]", _read("sys/kernel/mm/transparent_hugepage/shmem_enabled"))
+    except FileNotFoundError:
+        setting = None
+    system = setting[1] if setting else "deny"  # a kernel without huge pages
+    reason = option or "no option huge="
+    if system in ("deny", "force"):
+        reason = f"shmem_enabled is {system}" if setting else "this kernel has no huge pages"
+    if system == "force" or (system != "deny" and option in ("huge=always", "huge=within_size")):
+        return f"huge pages ({reason})"
+    return f"pages of {binary_size(os.sysconf('SC_PAGE_SIZE'))} ({reason})"
+
+
 CHECKS = (
     Check("host memory", host_memory),
     Check("huge pages", huge_pages),
     Check("locked memory", locked_memory),
     Check("disk directory", disk_directory),
+    Check("shared store", shared_store),
 )

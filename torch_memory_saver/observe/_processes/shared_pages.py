@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import fnmatch
 import os
 import stat
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._files import can_lock
 from torch_memory_saver._folders import Folder, is_changed_by_others, private_directory
 from torch_memory_saver._text import printable
 
@@ -62,6 +62,7 @@ class Row:
         slack_bytes: Bytes of device memory that freed allocations have left in runs. No other number includes them.
         host_backup_bytes: Bytes of backups in host memory.
         disk_backup_bytes: Bytes of backups in files.
+        shared_backup_bytes: Bytes of backups in objects of the shared store, which other processes may hold as well.
         pauses_total, resumes_total: Number of calls that succeeded and concerned an allocation of the row.
         failed_pauses_total, failed_resumes_total: Number of calls that failed. Each attempt of a resume with a timeout
             counts.
@@ -80,6 +81,7 @@ class Row:
     slack_bytes: int
     host_backup_bytes: int
     disk_backup_bytes: int
+    shared_backup_bytes: int
     pauses_total: int
     resumes_total: int
     failed_pauses_total: int
@@ -259,7 +261,7 @@ def read_page(descriptor: int, path: Path) -> Page:
 def is_alive(descriptor: int, page: Page) -> bool:
     """Whether the page's process lives. It holds a lock on the file, which the kernel releases when it ends. A child that
     was made without fork's handlers may hold the lock in its place; then the start time tells."""
-    if _can_lock(descriptor):
+    if can_lock(descriptor):
         return False
     if page.foreign or not page.process_started:
         return True
@@ -303,13 +305,13 @@ def _read_or_remove(descriptor: int, folder: Folder, name: str) -> Page | None:
     found = os.fstat(descriptor)
     magic = os.pread(descriptor, len(_MAGIC), 0)
     if found.st_size < _PAGE_BYTES or not any(magic):  # it is being made
-        if time.time() - found.st_mtime > _MAKING_S and _can_lock(descriptor):
+        if time.time() - found.st_mtime > _MAKING_S and can_lock(descriptor):
             folder.remove(name)
         return None
     try:
         page = read_page(descriptor, folder.path / name)
     except (BlockingIOError, ValueError) as error:
-        if isinstance(error, _OtherBootError) or magic != _MAGIC or not _can_lock(descriptor):
+        if isinstance(error, _OtherBootError) or magic != _MAGIC or not can_lock(descriptor):
             raise
         folder.remove(name)  # its process was killed while it wrote, or ran another release and has ended
         return None
@@ -317,16 +319,6 @@ def _read_or_remove(descriptor: int, folder: Folder, name: str) -> Page | None:
         return page
     folder.remove(name)
     return None
-
-
-def _can_lock(descriptor: int) -> bool:
-    """Whether no process holds the lock of the file. Shared, so that two readers do not take each other for its process."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return True
 
 
 def _start_of(pid: int) -> int | None:

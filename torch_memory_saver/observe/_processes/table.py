@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch_memory_saver._text import binary_size, wrapped
+from torch_memory_saver._text import binary_size, counted, wrapped
 from torch_memory_saver.observe._processes.names import cut, width_of
-from torch_memory_saver.observe._processes.view import GpuView, ProcessView, TagView, View
+from torch_memory_saver.observe._processes.view import GpuView, ProcessView, StoreView, TagView, View
 
 __all__ = ["ORDERS", "Line", "lines_of"]
 
@@ -66,6 +66,8 @@ def lines_of(view: View, width: int, *, sort: str = "memory", pattern: str = "")
         lines.append(Line("no GPU and no process with a page is known", "note"))
     if any(process.foreign for gpu in view.gpus for process in gpu.processes):
         lines.append(Line(_FOREIGN, "note"))
+    if view.store is not None and (view.store.objects or view.store.processes):
+        lines += [Line(text, "note") for text in wrapped(_store_text(view.store), width, _INDENT)]
     for note in view.notes:
         lines += [Line(text, "note") for text in wrapped(f"note: {note}", width, _INDENT)]
     return lines
@@ -99,6 +101,17 @@ def _gpu_texts(gpu: GpuView) -> list[str]:
     ]
 
 
+def _store_text(store: StoreView) -> str:
+    objects, processes = counted(store.objects, "object"), "process" if store.processes == 1 else "processes"
+    size = _size(store.bytes)
+    return f"shared store: {size} in {objects}, each counted once, for {store.processes} {processes}: {store.path}"
+
+
+def _backups(held: ProcessView | TagView) -> int:
+    """Return the bytes of all backups. An object of the shared store is in the number of each process that holds it."""
+    return held.host_backup_bytes + held.disk_backup_bytes + held.shared_backup_bytes
+
+
 def _name_of(process: ProcessView) -> str:
     return f"{process.name or _UNKNOWN}{_after_name(process)}"
 
@@ -120,7 +133,7 @@ def _process_text(process: ProcessView, width: int) -> str:
             _cell(process.used_bytes),
             _cell(process.resident_bytes),
             _cell(process.paused_bytes),
-            _cell(process.host_backup_bytes + process.disk_backup_bytes),
+            _cell(_backups(process)),
             _age(process.last_pause_age),
             _age(process.last_resume_age),
             str(process.failures_total),
@@ -134,7 +147,7 @@ def _tag_text(tag: TagView, width: int) -> str:
         "",
         _cell(tag.resident_bytes),
         _cell(tag.paused_bytes),
-        _cell(tag.host_backup_bytes + tag.disk_backup_bytes),
+        _cell(_backups(tag)),
         _age(tag.last_pause_age),
         _age(tag.last_resume_age),
         str(tag.failures_total),

@@ -9,9 +9,10 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from torch_memory_saver._cli.output import width, write_line
+from torch_memory_saver._text import printable
 
 if TYPE_CHECKING:
-    from torch_memory_saver.observe._processes.view import View
+    from torch_memory_saver.observe._processes.view import StoreView, View
 
 __all__ = ["look", "run_top"]
 
@@ -70,4 +71,21 @@ def look() -> View:
     pids = {page.pid for page in pages.pages if not page.foreign}
     pids |= {process.pid for gpu in gpus.gpus for process in gpu.processes}
     programs = {pid: Program(command_name(pid), user_of(pid)) for pid in pids}
-    return make_view(pages, gpus, time.monotonic_ns(), programs)
+    store, unreadable = _look_at_store()
+    return make_view(pages, gpus, time.monotonic_ns(), programs, store, unreadable)
+
+
+def _look_at_store() -> tuple[StoreView | None, dict[str, str]]:
+    """Return the shared store of this user, and why it cannot be read, by path."""
+    from torch_memory_saver.observe._processes.view import StoreView
+    from torch_memory_saver.observe._store.contents import read_store
+    from torch_memory_saver.observe._store.folder import VARIABLE, store_path
+
+    try:
+        contents = read_store(store_path())
+    except FileNotFoundError:  # no process has used it yet
+        return None, {}
+    except OSError as error:
+        return None, {printable(str(error.filename or VARIABLE)): str(error.strerror or error)}
+    path = printable(str(contents.path))
+    return StoreView(path, contents.bytes, len(contents.objects), contents.holders), {}

@@ -42,7 +42,7 @@ arrows, Page Up, Page Down, Home, End   scroll
 
 A GPU's line says what is in use on it and who holds it. Below a process are its tags.
 resident   memory that is on the GPU        paused   memory that was released and keeps its addresses
-backups    host memory and files with the contents of what is paused
+backups    host memory, files and shared objects with the contents of what is paused
 """.strip().splitlines()
 #: The first line and the last.
 _FRAME_LINES = 2

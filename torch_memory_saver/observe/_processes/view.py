@@ -11,7 +11,7 @@ from torch_memory_saver._text import binary_size
 from torch_memory_saver.observe._nvml import DeviceProcess, Gpu, Gpus
 from torch_memory_saver.observe._processes.shared_pages import Page, PageDevice, Pages, Row
 
-__all__ = ["FORMAT", "GpuView", "ProcessView", "Program", "TagView", "View", "as_json", "make_view"]
+__all__ = ["FORMAT", "GpuView", "ProcessView", "Program", "StoreView", "TagView", "View", "as_json", "make_view"]
 
 #: Version of the format of :func:`as_json`. It increases with each change that breaks a reader.
 FORMAT = 1
@@ -36,6 +36,7 @@ class TagView:
     slack_bytes: int
     host_backup_bytes: int
     disk_backup_bytes: int
+    shared_backup_bytes: int
     last_pause_age: float | None
     last_pause_seconds: float | None
     last_resume_age: float | None
@@ -73,6 +74,7 @@ class ProcessView:
     slack_bytes: int
     host_backup_bytes: int
     disk_backup_bytes: int
+    shared_backup_bytes: int
     last_pause_age: float | None
     last_resume_age: float | None
     failures_total: int
@@ -106,10 +108,34 @@ class GpuView:
 
 
 @dataclass(frozen=True)
+class StoreView:
+    """The shared store of this user on this machine.
+
+    Attributes:
+        bytes: Bytes of all objects, finished or not. They are the sizes of the folder's files and not the sum of
+            `shared_backup_bytes` of the processes, so an object counts once, however many processes hold it.
+        objects: Number of objects.
+        processes: Number of live processes that use the store.
+    """
+
+    path: str
+    bytes: int
+    objects: int
+    processes: int
+
+
+@dataclass(frozen=True)
 class View:
-    """The state of all GPUs at one moment. `notes` has a sentence for each missing piece of information."""
+    """The state of all GPUs at one moment.
+
+    Attributes:
+        gpus: GPUs, each with its processes.
+        store: Shared store; None if there is none, or if it cannot be read.
+        notes: A sentence for each missing piece of information.
+    """
 
     gpus: tuple[GpuView, ...]
+    store: StoreView | None
     notes: tuple[str, ...]
 
 
@@ -124,12 +150,21 @@ class Program:
 _UNKNOWN = Program("", "")
 
 
-def make_view(pages: Pages, gpus: Gpus, now_ns: int, programs: Mapping[int, Program]) -> View:
+def make_view(
+    pages: Pages,
+    gpus: Gpus,
+    now_ns: int,
+    programs: Mapping[int, Program],
+    store: StoreView | None = None,
+    unreadable: Mapping[str, str] | None = None,
+) -> View:
     """Combine pages and GPUs.
 
     Args:
         now_ns: Current time on the monotonic clock.
         programs: Programs by the numbers of processes in this PID namespace. The name in a page takes precedence.
+        store: Shared store.
+        unreadable: Why other files could not be read, by path.
     """
     known = {_key(gpu.uuid): gpu for gpu in gpus.gpus}
     named = {
@@ -138,9 +173,9 @@ def make_view(pages: Pages, gpus: Gpus, now_ns: int, programs: Mapping[int, Prog
     views = [_gpu_view(key, known.get(key), named.get(key), pages.pages, now_ns, programs) for key in {**known, **named}]
     views.sort(key=lambda view: (view.index is None, view.index or 0, view.mig or 0, view.uuid))
     notes = [gpus.missing] if gpus.missing else []
-    notes += [f"{path} is not shown: {why}" for path, why in pages.unreadable.items()]
+    notes += [f"{path} is not shown: {why}" for path, why in {**pages.unreadable, **(unreadable or {})}.items()]
     notes += [_not_shown(page, row) for page in pages.pages for row in page.rows if not _has_known_gpu(page, row)]
-    return View(tuple(views), tuple(notes))
+    return View(tuple(views), store, tuple(notes))
 
 
 def as_json(view: View) -> dict[str, Any]:
@@ -236,6 +271,7 @@ def _managed(page: Page, rows: list[Row], used: int | None, now_ns: int, user: s
         slack_bytes=sum(row.slack_bytes for row in rows),
         host_backup_bytes=sum(row.host_backup_bytes for row in rows),
         disk_backup_bytes=sum(row.disk_backup_bytes for row in rows),
+        shared_backup_bytes=sum(row.shared_backup_bytes for row in rows),
         last_pause_age=_age(counters["last_pause_ended"], now_ns),
         last_resume_age=_age(counters["last_resume_ended"], now_ns),
         failures_total=sum(counters[f"failed_{what}_total"] for what in ("pauses", "resumes", "allocations")),
@@ -258,6 +294,7 @@ def _unmanaged(pid: int, used: int | None, program: Program) -> ProcessView:
         slack_bytes=0,
         host_backup_bytes=0,
         disk_backup_bytes=0,
+        shared_backup_bytes=0,
         last_pause_age=None,
         last_resume_age=None,
         failures_total=0,
@@ -275,6 +312,7 @@ def _tag(row: Row, now_ns: int) -> TagView:
         slack_bytes=row.slack_bytes,
         host_backup_bytes=row.host_backup_bytes,
         disk_backup_bytes=row.disk_backup_bytes,
+        shared_backup_bytes=row.shared_backup_bytes,
         last_pause_age=_age(row.last_pause_ended, now_ns),
         last_pause_seconds=row.last_pause_nanoseconds / _NANOSECONDS if row.last_pause_ended else None,
         last_resume_age=_age(row.last_resume_ended, now_ns),

@@ -122,7 +122,7 @@ class Event:
         total_bytes: Total bytes of the device, for "memory".
         resident_change: Change of the physical memory of the tag on the device, in bytes.
         paused_change: Change of the tag's reserved addresses without physical memory on the device, in bytes.
-        backup_change: Change of the tag's backups of the device, in host memory or on disk, in bytes.
+        backup_change: Change of the tag's backups of the device, in host memory, on disk or in shared objects, in bytes.
         status: "OK", or the code of the failure, such as "OUT_OF_DEVICE_MEMORY".
         driver_result: CUresult of the driver call that failed.
     """
@@ -159,7 +159,7 @@ class Level:
         device: CUDA ordinal.
         resident_bytes: Bytes of physical memory that is mapped.
         paused_bytes: Bytes of reserved addresses without physical memory.
-        backup_bytes: Bytes of backups in host memory or on disk.
+        backup_bytes: Bytes of backups in host memory, on disk or in shared objects.
     """
 
     tag: str

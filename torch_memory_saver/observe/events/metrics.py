@@ -59,6 +59,11 @@ _FAMILIES = {
         "Memory by tag, device and state: resident, slack and deferred (both of freed allocations), paused, damaged (not "
         "usable) or backup.",
     ),
+    "shared_bytes": (
+        "gauge",
+        "bytes",
+        "Objects of the shared store that this process holds, each counted once: written by it (made), or found (linked).",
+    ),
     "calls": ("counter", "", "Calls that succeeded."),
     "failures": ("counter", "", "Pauses, resumes and allocations that failed."),
     "call_seconds": ("counter", "seconds", "Time of the pauses and resumes that succeeded."),
@@ -98,6 +103,7 @@ def format_metrics(rows: Iterable[tuple[int, _core.Usage]], counters: Mapping[st
     """Return the OpenMetrics text for these counters and the usage of tags, each with its device."""
     samples: dict[str, list[str]] = {name: [] for name in _FAMILIES}
     samples["memory_bytes"] = list(_memory(rows))
+    samples["shared_bytes"] = list(_shared(counters))
     for total in _TOTALS:
         value = counters[total.counter]
         number = str(value) if total.per == 1 else repr(value / total.per)
@@ -126,6 +132,12 @@ def _memory(rows: Iterable[tuple[int, _core.Usage]]) -> Iterator[str]:
         }
         for state, value in sizes.items():
             yield _sample("memory_bytes", {"tag": row.tag or "", "device": str(device), "state": state}, str(value))
+
+
+def _shared(counters: Mapping[str, int]) -> Iterator[str]:
+    made = counters["shared_made_bytes"]
+    for how, value in (("made", made), ("linked", counters["shared_backup_bytes"] - made)):
+        yield _sample("shared_bytes", {"how": how}, str(value))
 
 
 def _sample(name: str, labels: Mapping[str, str], value: str) -> str:

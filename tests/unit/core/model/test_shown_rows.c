@@ -116,11 +116,13 @@ static uint64_t compare(fixture_t *f) {
             tms_shared_page_row_t sum = {0};
             for (size_t i = 0; i < count; i++) {
                 if (strcmp(rows[i].tag, tags[t]) != 0 || rows[i].device != device) continue;
-                const bool active = rows[i].state == TMS_SEGMENT_ACTIVE, on_disk = rows[i].backup == TMS_BACKUP_DISK;
+                const bool active = rows[i].state == TMS_SEGMENT_ACTIVE;
                 sum.allocations++;
                 sum.resident_bytes += active ? rows[i].reserved_bytes : 0;
                 sum.paused_bytes += active ? 0 : rows[i].reserved_bytes;
-                *(on_disk ? &sum.disk_backup_bytes : &sum.host_backup_bytes) += rows[i].backup_bytes;
+                *(rows[i].backup == TMS_BACKUP_DISK     ? &sum.disk_backup_bytes
+                  : rows[i].backup == TMS_BACKUP_SHARED ? &sum.shared_backup_bytes
+                                                        : &sum.host_backup_bytes) += rows[i].backup_bytes;
             }
             const tms_shared_page_row_t *shown = row_of(&page, tags[t], device);
             assert_int_equal(shown->allocations, sum.allocations);
@@ -131,6 +133,7 @@ static uint64_t compare(fixture_t *f) {
             slack += shown->slack_bytes;
             assert_int_equal(shown->host_backup_bytes, sum.host_backup_bytes);
             assert_int_equal(shown->disk_backup_bytes, sum.disk_backup_bytes);
+            assert_int_equal(shown->shared_backup_bytes, sum.shared_backup_bytes);
         }
     }
     assert_int_equal(page.process.allocations_total, tms_stats_read(&f->saver.stats.allocations_total));
@@ -277,11 +280,11 @@ static void it_shows_damaged_allocations(void **state) {
     (void)compare(f);
 }
 
-/* The page has columns for the stores of the library. Those of the tests' own store are in none of them. */
-static void backups_are_shown_by_store(void **state) {
-    fixture_t *f = *state;
+/* The page has columns for the stores of the library. A store of another kind is in none of them: the tests' own one, unless
+ * it keeps shared contents too. */
+static void check_columns(fixture_t *f, uint64_t expected_shared) {
     tms_error_t error;
-    uint64_t host = 0, disk = 0, paused = 0;
+    uint64_t host = 0, disk = 0, shared = 0, paused = 0;
     const uint64_t addresses[] = {allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB), allocate(f, "a", TMS_BACKUP_DISK, 4 * MIB),
                                   allocate(f, "b", HEAP_BACKUP, 8 * MIB)};
     ASSERT_OK(pause_all(f, &error), error);
@@ -289,12 +292,23 @@ static void backups_are_shown_by_store(void **state) {
     for (uint64_t i = 0; i < page.process.row_count; i++) {
         host += page.rows[i].host_backup_bytes;
         disk += page.rows[i].disk_backup_bytes;
+        shared += page.rows[i].shared_backup_bytes;
         paused += page.rows[i].paused_bytes;
     }
     assert_int_equal(host, 2 * MIB);
     assert_int_equal(disk, 4 * MIB);
+    assert_int_equal(shared, expected_shared);
     assert_int_equal(paused, 14 * MIB);
     for (size_t i = 0; i < sizeof addresses / sizeof *addresses; i++) free_at(f, addresses[i]);
+}
+
+static void backups_are_shown_by_store(void **state) {
+    fixture_t *f = *state;
+    check_columns(f, 0);
+    for (int i = 0; i < f->saver.stores.count; i++) {
+        if (f->saver.stores.list[i].store == &f->heap) f->saver.stores.list[i].kinds |= TMS_BACKUP_BIT(SHARED);
+    }
+    check_columns(f, 8 * MIB);
 }
 
 int main(void) {

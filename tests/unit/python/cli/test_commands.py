@@ -56,7 +56,7 @@ def test_bad_commands(capsys: Capture) -> None:
 
 def test_every_command_has_a_class() -> None:
     known = {name: make() for name, make in added("command").items()}
-    assert list(known) == ["demo", "doctor", "run", "top", "ask", "compare", "timeline", "simulate"]
+    assert list(known) == ["demo", "doctor", "run", "top", "ask", "store", "compare", "timeline", "simulate"]
     assert all(isinstance(command, commands.Command) and command.help for command in known.values())
     assert all(command.name == name for name, command in known.items())
 

@@ -168,6 +168,15 @@ def test_what_is_worth_a_line(two_tags: TorchMemorySaver, simulator: Any) -> Non
     assert f"; {two_tags.stats().pauses.failures} failed" in "\n".join(rows)
 
 
+def test_shared_objects_have_a_line(two_tags: TorchMemorySaver, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "shared objects" not in str(two_tags.stats())
+    counters = _core.counters() | {"shared_backup_bytes": 6 * MIB, "shared_made_bytes": 2 * MIB}
+    with monkeypatch.context() as patch:
+        patch.setattr(_core, "counters", lambda: counters)
+        text = str(two_tags.stats())
+    assert "shared objects: 6.0 MiB, 2.0 MiB of them written by this process" in text.splitlines()
+
+
 def test_slack_has_a_column_where_there_is_any(hooks: Recorder) -> None:
     hooks.make_slack("w")
     hooks.allocate("other")

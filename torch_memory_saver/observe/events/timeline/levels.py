@@ -24,7 +24,7 @@ __all__ = [
     "samples_of",
 ]
 
-#: The parts of a level: physical memory, addresses without any, and backups in host memory or on disk.
+#: The parts of a level: physical memory, addresses without any, and backups.
 KINDS = ("resident", "paused", "backup")
 
 

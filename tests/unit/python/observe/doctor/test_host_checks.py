@@ -206,3 +206,103 @@ def test_a_folder_that_cannot_be_written_to(folder: Path, monkeypatch: pytest.Mo
     finding = host_checks.disk_directory()
     assert_complete(finding, Status.FAIL)
     assert "/proc/self (TMS_DISK_BACKUP_DIR) cannot be written to: " in finding.found
+
+
+@pytest.fixture
+def shared(machine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of the shared store, on a tmpfs of 2 GiB. It does not exist yet."""
+    point = tmp_path / "memory"
+    point.mkdir(mode=0o700)
+    monkeypatch.setenv("TMS_SHARED_DIR", str(point / "store"))
+    mount_shared(machine, "tmpfs", "rw,size=2097152k")
+    fill_shared(monkeypatch, 2 * GIB)
+    return point / "store"
+
+
+def mount_shared(root: Path, kind: str, options: str) -> None:
+    text = f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:1 / {root.parent}/memory rw - {kind} none {options}\n"
+    plant(root, {"proc/self/mountinfo": text})
+
+
+def fill_shared(monkeypatch: pytest.MonkeyPatch, size: int, inodes: int = 1000) -> None:
+    """Half of the bytes are free, and all inodes but one."""
+    values = SimpleNamespace(
+        f_blocks=size // 4096, f_bavail=size // 8192, f_frsize=4096, f_files=inodes, f_favail=max(inodes - 1, 0)
+    )
+    monkeypatch.setattr(os, "statvfs", lambda _: values)
+
+
+def test_the_shared_store(shared: Path) -> None:
+    for _ in range(2):
+        finding = host_checks.shared_store()
+        assert_complete(finding, Status.OK)
+        assert finding.found == f"{shared} (TMS_SHARED_DIR) on tmpfs, 1 GiB of 2 GiB and 999 of 1000 inodes free"
+        assert finding.details == (f"pages of {page_size()} (this kernel has no huge pages)",)
+        assert not list(shared.parent.glob("store/*")), "looking makes nothing"
+        shared.mkdir(mode=0o700, exist_ok=True)
+
+
+def page_size() -> str:
+    return f"{os.sysconf('SC_PAGE_SIZE') >> 10} KiB"
+
+
+def test_the_default_shared_store(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TMS_SHARED_DIR", raising=False)
+    assert host_checks.shared_store().found.startswith(f"/dev/shm/torch_memory_saver-store-{os.geteuid()} on ")
+
+
+def test_a_shared_store_without_limits(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_shared(monkeypatch, 0, 0)
+    finding = host_checks.shared_store()
+    assert_complete(finding, Status.OK)
+    assert finding.found.endswith(" on tmpfs, any number of bytes and any number of inodes free")
+
+
+def test_a_small_shared_store(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_shared(monkeypatch, 64 << 20)
+    finding = host_checks.shared_store()
+    assert_complete(finding, Status.WARN)
+    assert "32 MiB of 64 MiB" in finding.found and "--shm-size" in finding.advice
+
+
+def test_a_shared_store_on_a_disk(machine: Path, shared: Path) -> None:
+    mount_shared(machine, "ext4", "rw")
+    finding = host_checks.shared_store()
+    assert_complete(finding, Status.WARN)
+    assert " on ext4; it is not memory" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("system", "option", "pages"),
+    [
+        ("never", "", "pages of {} (no option huge=)"),
+        ("never", ",huge=always", "huge pages (huge=always)"),
+        ("never", ",huge=within_size", "huge pages (huge=within_size)"),
+        ("never", ",huge=advise", "pages of {} (huge=advise)"),
+        ("always", "", "pages of {} (no option huge=)"),
+        ("deny", ",huge=always", "pages of {} (shmem_enabled is deny)"),
+        ("force", "", "huge pages (shmem_enabled is force)"),
+    ],
+)
+def test_pages_of_the_shared_store(machine: Path, shared: Path, system: str, option: str, pages: str) -> None:
+    mount_shared(machine, "tmpfs", f"rw,size=2097152k{option}")
+    plant(machine, {"sys/kernel/mm/transparent_hugepage/shmem_enabled": f"always [{system}] other\n"})
+    assert host_checks.shared_store().details == (pages.format(page_size()),)
+
+
+def test_a_shared_store_that_cannot_be_used(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared.mkdir(mode=0o777)
+    shared.chmod(0o777)
+    finding = host_checks.shared_store()
+    assert_complete(finding, Status.FAIL)
+    assert f"{shared} (TMS_SHARED_DIR) is refused: the check that no other user can write to it" in finding.found
+    for wrong, why in {
+        str(shared / "deeper" / "store"): f"cannot be created, because there is no {shared}/deeper",
+        "/proc/self/store": "cannot be written to: ",
+        "relative": "is refused: TMS_SHARED_DIR must be an absolute path",
+    }.items():
+        shared.chmod(0o700)
+        monkeypatch.setenv("TMS_SHARED_DIR", wrong)
+        finding = host_checks.shared_store()
+        assert_complete(finding, Status.FAIL)
+        assert why in finding.found

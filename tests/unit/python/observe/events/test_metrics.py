@@ -33,6 +33,8 @@ COUNTERS = {
     "resume_nanoseconds_total": 250_000,
     "pause_copied_bytes_total": 11,
     "pause_unchanged_bytes_total": 13,
+    "shared_backup_bytes": 19,
+    "shared_made_bytes": 17,
 }
 TEXT = """\
 # TYPE torch_memory_saver_memory_bytes gauge
@@ -51,6 +53,12 @@ torch_memory_saver_memory_bytes{tag="kv",device="0",state="deferred"} 0
 torch_memory_saver_memory_bytes{tag="kv",device="0",state="paused"} 24
 torch_memory_saver_memory_bytes{tag="kv",device="0",state="damaged"} 32
 torch_memory_saver_memory_bytes{tag="kv",device="0",state="backup"} 3
+# TYPE torch_memory_saver_shared_bytes gauge
+# UNIT torch_memory_saver_shared_bytes bytes
+# HELP torch_memory_saver_shared_bytes Objects of the shared store that this process holds, each counted once: written by \
+it (made), or found (linked).
+torch_memory_saver_shared_bytes{how="made"} 17
+torch_memory_saver_shared_bytes{how="linked"} 2
 # TYPE torch_memory_saver_calls counter
 # HELP torch_memory_saver_calls Calls that succeeded.
 torch_memory_saver_calls_total{operation="pause"} 3
@@ -95,8 +103,9 @@ def test_prometheus_reads_it() -> None:
     assert samples["torch_memory_saver_calls_total", "resume"] == 2
     assert samples["torch_memory_saver_failures_total", "allocate"] == 6
     assert samples["torch_memory_saver_kept_bytes_total", "unchanged"] == 13
-    assert len(samples) == 23
-    assert len(list(parser.text_string_to_metric_families(format_metrics((), COUNTERS)))) == 4
+    assert samples["torch_memory_saver_shared_bytes", "linked"] == 2
+    assert len(samples) == 25
+    assert len(list(parser.text_string_to_metric_families(format_metrics((), COUNTERS)))) == 5
 
 
 def test_the_numbers_are_those_of_the_process(simulator: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch_memory_saver.observe._nvml import DeviceProcess, Gpu, Gpus
 from torch_memory_saver.observe._processes.names import width_of
 from torch_memory_saver.observe._processes.shared_pages import Page, Pages
 from torch_memory_saver.observe._processes.table import ORDERS, lines_of
-from torch_memory_saver.observe._processes.view import Program, View, make_view
+from torch_memory_saver.observe._processes.view import Program, StoreView, View, make_view
 
 S = 1_000_000_000
 
@@ -28,6 +28,7 @@ JOB = make_page(
     12345,
     make_row("weights", resident_bytes=20 * MIB, host_backup_bytes=MIB, last_pause_ended=40 * S, last_resume_ended=97 * S),
     make_row("kv_cache", paused_bytes=30 * MIB, disk_backup_bytes=2 * MIB, failed_pauses_total=3),
+    make_row("adapters", paused_bytes=8 * MIB, shared_backup_bytes=8 * MIB),
     name="trainer",
     rank=3,
     counters={"failed_pauses_total": 3, "last_pause_ended": 40 * S},
@@ -38,11 +39,12 @@ def test_everything_is_on_it() -> None:
     assert texts(make(JOB)) == [
         "GPU 0  NVIDIA H100  GPU-0",
         "  total 100 MiB  used 60 MiB  free 40 MiB",
-        "  managed: resident 20 MiB  paused 30 MiB  other 40 MiB",
+        "  managed: resident 20 MiB  paused 38 MiB  other 40 MiB",
         "    PID NAME            STATE      USED RESIDENT PAUSED BACKUP PAUSE RESUME FAIL",
-        "  12345 trainer #3      partly        ?      20M    30M     3M    1m      -    3",
+        "  12345 trainer #3      partly        ?      20M    38M    11M    1m      -    3",
         "      weights           resident             20M      0     1M    1m     3s    0",
         "      kv_cache          paused                 0    30M     2M     -      -    3",
+        "      adapters          paused                 0     8M     8M     -      -    0",
         "      7 python (root)   -            3M        -      -      -     -      -    -",
     ]
 
@@ -50,6 +52,18 @@ def test_everything_is_on_it() -> None:
 def test_slack_is_shown_where_there_is_any() -> None:
     view = make(make_page(1, make_row("a", resident_bytes=20 * MIB, slack_bytes=4 * MIB)))
     assert "  managed: resident 20 MiB  paused 0  slack 4 MiB  other 36 MiB" in texts(view)
+
+
+def test_the_shared_store_counts_once() -> None:
+    """Two processes hold the same objects."""
+    rows = [make_row("weights", paused_bytes=64 * MIB, shared_backup_bytes=64 * MIB)]
+    pages = Pages((make_page(1, *rows), make_page(2, *rows)), {})
+    store = StoreView("/dev/shm/store", 64 * MIB, objects=1, processes=2)
+    lines = texts(make_view(pages, Gpus((), ""), 0, {}, store), 100)
+    assert [line.split()[-4] for line in lines if "weights" in line] == ["64M", "64M"]
+    assert lines[-1] == "shared store: 64 MiB in 1 object, each counted once, for 2 processes: /dev/shm/store"
+    unused = make_view(pages, Gpus((), ""), 0, {}, StoreView("/dev/shm/store", 0, objects=0, processes=0))
+    assert not any("shared store" in line for line in texts(unused))
 
 
 def test_the_title_of_a_mig_device() -> None:
@@ -112,8 +126,8 @@ def test_the_filter_finds_names_numbers_and_tags() -> None:
     def shown(pattern: str) -> list[str]:
         return [line.text.split()[0] for line in lines_of(make(JOB), 80, pattern=pattern) if line.kind in ("process", "tag")]
 
-    assert shown("TRAIN") == ["12345", "weights", "kv_cache"]
-    assert shown("234") == ["12345", "weights", "kv_cache"]
+    assert shown("TRAIN") == ["12345", "weights", "kv_cache", "adapters"]
+    assert shown("234") == ["12345", "weights", "kv_cache", "adapters"]
     assert shown("kv") == ["12345", "kv_cache"]
     assert shown("python") == ["7"]
     assert shown("(ROOT)") == ["7"], "its user"

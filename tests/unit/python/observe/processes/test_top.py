@@ -21,6 +21,7 @@ from unittest.mock import Mock
 
 import pytest
 from jobs import Job, start_command
+from made_store import MadeStore
 from processes import ELSEWHERE, TIMEOUT_S, environment
 
 from torch_memory_saver._cli import main
@@ -75,6 +76,23 @@ def test_nothing_to_show(command: Any, tmp_path: Path) -> None:
     done = command("top", "--once", TMS_SHARED_PAGE=str(tmp_path / "missing"))
     assert "no GPU and no process with a page is known" in done.stdout
     assert not (tmp_path / "missing").exists(), "looking makes nothing"
+
+
+def test_the_shared_store_is_read_and_not_made(command: Any, tmp_path: Path) -> None:
+    variables = {"TMS_SHARED_PAGE": str(tmp_path / "missing"), "TMS_SHARED_DIR": str(tmp_path / "store"), "COLUMNS": "200"}
+    assert "shared store" not in command("top", "--once", **variables).stdout
+    assert not (tmp_path / "store").exists()
+    with MadeStore(tmp_path / "store") as store:
+        store.object("a", 3 * MIB, store.holder("1"), store.holder("2"))
+        lines = command("top", "--once", **variables).stdout.splitlines()
+        assert f"shared store: 3 MiB in 1 object, each counted once, for 2 processes: {store.path}" in lines
+        data = json.loads(command("top", "--once", "--json", **variables).stdout)
+        assert data["store"] == {"path": str(store.path), "bytes": 3 * MIB, "objects": 1, "processes": 2}
+        store.path.chmod(0o777)
+        assert any(
+            f"note: {store.path} is not shown: the check" in line
+            for line in command("top", "--once", **variables).stdout.splitlines()
+        )
 
 
 def test_a_pipe_gets_one_table_after_the_other(job: Job) -> None:
@@ -252,7 +270,7 @@ def test_the_help_key_shows_the_keys_until_the_next_one(monkeypatch: pytest.Monk
     window = Mock()
     window.getmaxyx.return_value = (24, 100)
     screen = top_screen._Screen(window, Mock(), 1.5, "memory", "")
-    view = View((), ())
+    view = View((), None, ())
     shown = []
     for key in ("?", "q"):
         assert screen._obey(key)

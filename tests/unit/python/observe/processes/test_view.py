@@ -9,7 +9,7 @@ from made_pages import MIB, make_page, make_row
 
 from torch_memory_saver.observe._nvml import DeviceProcess, Gpu, Gpus
 from torch_memory_saver.observe._processes.shared_pages import Pages
-from torch_memory_saver.observe._processes.view import Program, as_json, make_view
+from torch_memory_saver.observe._processes.view import Program, StoreView, as_json, make_view
 
 S = 1_000_000_000
 
@@ -52,6 +52,18 @@ def test_pages_and_nvml_by_gpu() -> None:
     assert (tag.tag, tag.allocations, tag.last_pause_age, tag.pauses_total) == ("weights", 2, 3, 1)
     assert first.processes[0].tags[0].failures_total == 2
     assert json.loads(json.dumps(as_json(view)))["gpus"][1]["processes"][0]["tags"][0]["tag"] == "weights"
+
+
+def test_the_shared_store_is_not_the_sum_of_the_processes() -> None:
+    rows = [make_row("a", shared_backup_bytes=3 * MIB), make_row("b", shared_backup_bytes=4 * MIB)]
+    pages = Pages((make_page(10, *rows), make_page(11, *rows)), {})
+    store = StoreView("/memory", 7 * MIB, objects=2, processes=2)
+    view = make_view(pages, Gpus((), ""), 0, {}, store, {"/other": "it is refused"})
+    assert [process.shared_backup_bytes for process in view.gpus[0].processes] == [7 * MIB, 7 * MIB]
+    assert as_json(view)["store"] == {"path": "/memory", "bytes": 7 * MIB, "objects": 2, "processes": 2}
+    assert as_json(view)["gpus"][0]["processes"][0]["tags"][1]["shared_backup_bytes"] == 4 * MIB
+    assert view.notes == ("/other is not shown: it is refused",)
+    assert as_json(make_view(pages, Gpus((), ""), 0, {}))["store"] is None
 
 
 def test_without_nvml_totals_come_from_the_driver_of_a_process() -> None:

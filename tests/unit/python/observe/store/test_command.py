@@ -1,0 +1,92 @@
+"""Guards the command `store`: what it prints, its exit statuses, and that it makes nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from made_store import MadeStore
+from processes import Program
+
+from torch_memory_saver.observe._store.cleaning import Removed
+from torch_memory_saver.observe._store.command import lines_of, sentence_of
+from torch_memory_saver.observe._store.contents import Contents, PublishedName, StoredObject
+
+MIB = 1 << 20
+
+
+def test_the_listing(made: MadeStore, command: Program) -> None:
+    first, second = made.holder("1"), made.holder("2")
+    made.object("b", 3 * MIB, first)
+    made.object("a", 64 * MIB, first, second)
+    done = command("store", TMS_SHARED_DIR=str(made.path))
+    assert done.stdout.splitlines() == [
+        f"{made.path}: 67 MiB in 2 objects; 2 processes use the store",
+        "",
+        "OBJECT                              SIZE  HOLDERS",
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa  64 MiB        2",
+        "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb   3 MiB        1",
+    ]
+    assert done.stderr == ""
+    assert command("store", "--dir", str(made.path)).stdout == done.stdout
+
+
+def test_everything_that_can_be_on_it() -> None:
+    objects = (StoredObject("a" * 32, MIB, holders=1, listed=False),)
+    names = (PublishedName("red\x1b[31m/rank0", 5 * MIB, 7),)
+    contents = Contents(Path("/memory"), objects, names, holders=1, dead=2, unfinished=3, unfinished_bytes=4 * MIB)
+    assert lines_of(contents) == [
+        "/memory: 5 MiB in 1 object; 1 process uses the store",
+        "",
+        "OBJECT                             SIZE  HOLDERS",
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa  1 MiB        1",
+        "",
+        "PUBLISHED NAME   SIZE  OBJECTS",
+        "red?[31m/rank0  5 MiB        7",
+        "",
+        "3 unfinished objects: 4 MiB",
+        "1 object can be found by no other process, and will be released with the last holder",
+        "2 holders of dead processes: the next pause of any process removes them, or --clean",
+    ]
+    assert (
+        sentence_of(Removed(1, 2, 3, MIB)) == "removed 1 holder of dead processes, 3 unfinished objects and 2 objects: 1 MiB"
+    )
+
+
+def test_cleaning(made: MadeStore, command: Program) -> None:
+    made.object("a", MIB, made.holder("1", alive=False))
+    made.object("b", MIB, made.holder("2"))
+    assert "1 holder of dead processes" in command("store", TMS_SHARED_DIR=str(made.path)).stdout
+    lines = command("store", "--clean", TMS_SHARED_DIR=str(made.path)).stdout.splitlines()
+    assert lines[0] == "removed 1 holder of dead processes, 0 unfinished objects and 1 object: 1 MiB"
+    assert lines[1] == f"{made.path}: 1 MiB in 1 object; 1 process uses the store"
+    assert len(lines) == 5
+
+
+def test_what_cannot_be_removed_is_a_failure(made: MadeStore, command: Program) -> None:
+    (made.holder("1", alive=False) / "folder").mkdir()
+    done = command("store", "--clean", TMS_SHARED_DIR=str(made.path), status=1)
+    assert done.stderr == f"{made.path}/holders/1 was not removed: Is a directory\n"
+    assert "removed 0 holders" in done.stdout
+
+
+@pytest.mark.parametrize("option", [(), ("--clean",)])
+def test_a_folder_that_does_not_exist(memory: Path, command: Program, option: tuple[str, ...]) -> None:
+    missing = memory / "missing"
+    done = command("store", *option, TMS_SHARED_DIR=str(missing))
+    assert done.stdout == f"{missing} does not exist: no process of this user has used the shared store here\n"
+    done = command("store", *option, "--dir", str(missing), status=2)
+    assert done.stderr == f"python -m torch_memory_saver: store: there is no folder {missing}\n"
+    assert list(memory.iterdir()) == []
+
+
+def test_a_folder_that_is_refused(made: MadeStore, command: Program) -> None:
+    made.path.chmod(0o777)
+    done = command("store", TMS_SHARED_DIR=str(made.path), status=1)
+    check = "the check that no other user can write to it (chmod go-w) failed"
+    assert done.stderr.startswith(
+        f"python -m torch_memory_saver: {made.path}: {check} (owner: uid {os.geteuid()}, mode 777)"
+    )
+    done = command("store", TMS_SHARED_DIR="relative", status=1)
+    assert done.stderr == "python -m torch_memory_saver: relative: TMS_SHARED_DIR must be an absolute path\n"

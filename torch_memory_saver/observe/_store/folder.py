@@ -1,0 +1,108 @@
+"""Where the folder of the shared store is, and its parts as open directories (``csrc/backup/shared/folder.h``)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch_memory_saver._folders import Folder, private_directory
+
+__all__ = [
+    "HOLDERS",
+    "LOCK",
+    "NAMES",
+    "OBJECTS",
+    "VARIABLE",
+    "directories_in",
+    "files_in",
+    "is_object",
+    "is_part",
+    "opened",
+    "opened_store",
+    "store_path",
+]
+
+VARIABLE = "TMS_SHARED_DIR"
+OBJECTS, HOLDERS, NAMES = "objects", "holders", "names"
+#: The file of a holder that its process keeps locked.
+LOCK = "lock"
+_OBJECT, _PART = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{32}\.part")
+#: O_NONBLOCK: a name may be a FIFO.
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def store_path(chosen: str | None = None) -> Path:
+    """Return the path of the folder: `chosen`, or the value of TMS_SHARED_DIR, or the default.
+
+    Raises:
+        OSError: TMS_SHARED_DIR is no absolute path, so every process would have another folder.
+    """
+    if chosen:
+        return Path(os.path.abspath(chosen))
+    configured = os.environ.get(VARIABLE, "")
+    if configured and not os.path.isabs(configured):
+        raise OSError(errno.EINVAL, f"{VARIABLE} must be an absolute path", configured)
+    return Path(configured or f"/dev/shm/torch_memory_saver-store-{os.geteuid()}")
+
+
+@contextlib.contextmanager
+def opened_store(path: Path) -> Iterator[Folder]:
+    """Open the folder, which must exist and be private, as the store itself demands it.
+
+    Raises:
+        PermissionError: The folder belongs to another user, is a link, or others can write to it.
+        OSError: The folder cannot be used.
+    """
+    with private_directory(path) as folder:
+        if folder.path.is_symlink():
+            raise PermissionError(errno.EPERM, "it is a symbolic link: name the folder itself", os.fspath(folder.path))
+        if folder.owner != os.geteuid():
+            reason = f"it belongs to uid {folder.owner}: run this command as that user, or choose a folder of this user"
+            raise PermissionError(errno.EPERM, reason, os.fspath(folder.path))
+        yield folder
+
+
+@contextlib.contextmanager
+def opened(directory: int, name: str, flags: int = os.O_RDONLY | os.O_DIRECTORY) -> Iterator[int]:
+    """Open a directory, or a file with other flags, by its name in an open directory. Links are not followed.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(name, flags | _SAFE, dir_fd=directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def files_in(directory: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the names of an open directory, sorted, with what lstat says of each. A name that goes meanwhile is left out."""
+    for name in sorted(os.listdir(directory)):
+        with contextlib.suppress(FileNotFoundError):
+            yield name, os.stat(name, dir_fd=directory, follow_symlinks=False)
+
+
+def directories_in(root: int, name: str) -> Iterator[tuple[str, int]]:
+    """Yield the directories in a directory of the store, each open and with its name. There are none if that directory is
+    missing."""
+    with contextlib.suppress(FileNotFoundError), opened(root, name) as parent:
+        for entry, found in files_in(parent):
+            if stat.S_ISDIR(found.st_mode):
+                with contextlib.suppress(FileNotFoundError), opened(parent, entry) as directory:
+                    yield entry, directory
+
+
+def is_object(name: str, found: os.stat_result) -> bool:
+    """Whether a file of ``objects`` or of a holder is an object."""
+    return stat.S_ISREG(found.st_mode) and bool(_OBJECT.fullmatch(name))
+
+
+def is_part(name: str, found: os.stat_result) -> bool:
+    """Whether a file of ``objects`` is an object that a process writes, or has not finished."""
+    return stat.S_ISREG(found.st_mode) and bool(_PART.fullmatch(name))
