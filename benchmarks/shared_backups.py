@@ -123,6 +123,7 @@ class Crowd:
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(there, total), daemon=True)
             process.start()
+            there.close()  # so that a process that ends is noticed
             self.ends.append(here)
             self.processes.append(process)
         for end in self.ends:
