@@ -8,22 +8,37 @@
 
 /* The number of fingerprints of an extent, whose pieces are those of tms_fingerprints_piece. */
 static size_t pieces_of(const tms_extent_t *extent) {
-    const tms_backup_content_t alone = {.bytes = extent->bytes, .extents = (tms_extent_t *)(uintptr_t)extent, .extent_count = 1};
+    const tms_backup_content_t alone = {
+        .bytes = extent->bytes, .extents = (tms_extent_t *)(uintptr_t)extent, .extent_count = 1};
     return tms_fingerprints_count(&alone);
 }
 
+/* Adds the object of this name, and links it if it exists. *held: it does. */
 static tms_status_t add_object(tms_shared_store_t *store, tms_shared_contents_t *contents, const tms_extent_t *extent,
-                               const tms_fingerprint_t *fingerprints, int device, const tms_error_context_t *context,
+                               const tms_shared_name_t *name, int device, bool *held, const tms_error_context_t *context,
                                tms_error_t *error) {
-    const tms_shared_name_t name =
-        tms_shared_name(store->folder.key, fingerprints, pieces_of(extent), extent->bytes);
-    tms_shared_object_t *object = tms_shared_object_use(store, &name, extent->bytes, device);
+    tms_shared_object_t *object = tms_shared_object_use(store, name, extent->bytes, device);
     tms_shared_attempt_t attempt;
     bool here;
     if (!object) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     contents->parts[contents->part_count++] =
         (tms_shared_part_t){.offset = extent->offset, .bytes = extent->bytes, .object = object};
-    return tms_shared_object_try(store, object, false, &attempt, &here, context, error);
+    tms_status_t status = tms_shared_object_try(store, object, false, &attempt, &here, context, error);
+    *held = status == TMS_OK && attempt.state == TMS_SHARED_HELD;
+    return status;
+}
+
+/* Returns an empty description with room for `count` extents, or NULL. */
+static tms_shared_contents_t *make_empty(size_t count) {
+    tms_shared_contents_t *contents = calloc(1, sizeof *contents);
+    if (!contents) return NULL;
+    contents->parts = calloc(count, sizeof *contents->parts);
+    contents->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = calloc(count, sizeof(tms_extent_t))};
+    if (contents->parts && contents->rest.extents) return contents;
+    free(contents->parts);
+    free(contents->rest.extents);
+    free(contents);
+    return NULL;
 }
 
 static void add_rest(tms_shared_contents_t *contents, const tms_extent_t *extent) {
@@ -39,22 +54,35 @@ tms_status_t tms_shared_contents_make(tms_shared_store_t *store, const tms_backu
     tms_extent_t whole;
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
-    tms_shared_contents_t *contents = calloc(1, sizeof *contents);
+    tms_shared_contents_t *contents = make_empty(count);
+    bool held;
+    if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     tms_status_t status = TMS_OK;
-    if (contents) {
-        contents->parts = calloc(count, sizeof *contents->parts);
-        contents->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = calloc(count, sizeof *extents)};
-    }
-    if (!contents || !contents->parts || !contents->rest.extents)
-        status = tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
-        if (fingerprints && extents[i].bytes >= TMS_OBJECT_BYTES_LEAST)
-            status = add_object(store, contents, &extents[i], fingerprints, device, context, error);
-        else
+        if (fingerprints && tms_extent_is_object(&extents[i])) {
+            const tms_shared_name_t name =
+                tms_shared_name(store->folder.key, fingerprints, pieces_of(&extents[i]), extents[i].bytes);
+            status = add_object(store, contents, &extents[i], &name, device, &held, context, error);
+        } else {
             add_rest(contents, &extents[i]);
+        }
         if (fingerprints) fingerprints += pieces_of(&extents[i]);
     }
     if (status == TMS_OK)
+        *made = contents;
+    else
+        tms_shared_contents_drop(store, contents);
+    return status;
+}
+
+tms_status_t tms_shared_contents_link(tms_shared_store_t *store, const tms_shared_name_t *name, uint64_t bytes, int device,
+                                      tms_shared_contents_t **made, bool *found, const tms_error_context_t *context,
+                                      tms_error_t *error) {
+    const tms_extent_t whole = {.bytes = bytes};
+    tms_shared_contents_t *contents = make_empty(1);
+    if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    tms_status_t status = add_object(store, contents, &whole, name, device, found, context, error);
+    if (*found)
         *made = contents;
     else
         tms_shared_contents_drop(store, contents);

@@ -14,90 +14,7 @@
 
 #include "backup/shared/registrar.h"
 #include "captured_stderr.h"
-
-enum { PATH_BYTES = 320, NAMES_MOST = 16, TEXT_BYTES = 16384 };
-#define KEPT TMS_BACKUP_SHARED
-
-static char parent[] = "/dev/shm/tms-test-shared-XXXXXX", folder[PATH_BYTES];
-
-static tms_shared_store_t *store_of(fixture_t *f) { return &f->saver.stores.shared; }
-
-static void make_folder(fixture_t *f) {
-    strcpy(parent + sizeof parent - 7, "XXXXXX");
-    assert_non_null(mkdtemp(parent));
-    snprintf(folder, sizeof folder, "%s/store", parent);
-    store_of(f)->configured = folder;
-}
-
-static int setup(void **state) {
-    if (setup_one_device(state) != 0) return -1;
-    make_folder(*state);
-    return 0;
-}
-
-static int remove_tree(const char *path) {
-    char command[PATH_BYTES + 16];
-    snprintf(command, sizeof command, "rm -rf '%s'", path);
-    return system(command);
-}
-
-static int end(void **state) {
-    int result = teardown(state);
-    return remove_tree(parent) == 0 ? result : -1;
-}
-
-/* ---- looking ---- */
-
-typedef struct listing {
-    size_t count;
-    char names[NAMES_MOST][NAME_MAX + 1];
-} listing_t;
-
-static int by_name(const void *one, const void *other) { return strcmp(one, other); }
-
-static listing_t list(const char *part) {
-    char path[PATH_BYTES + 16];
-    listing_t found = {0};
-    snprintf(path, sizeof path, "%s/%s", folder, part);
-    DIR *directory = opendir(path);
-    for (const struct dirent *entry; directory && (entry = readdir(directory));) {
-        if (entry->d_name[0] == '.') continue;
-        assert_true(found.count < NAMES_MOST);
-        snprintf(found.names[found.count++], NAME_MAX + 1, "%s", entry->d_name);
-    }
-    if (directory) closedir(directory);
-    qsort(found.names, found.count, sizeof *found.names, by_name);
-    return found;
-}
-
-static void assert_objects(size_t count) { assert_int_equal(list("objects").count, count); }
-
-static tms_shared_name_t only_object(void) {
-    tms_shared_name_t name;
-    const listing_t found = list("objects");
-    assert_int_equal(found.count, 1);
-    assert_int_equal(strlen(found.names[0]), TMS_SHARED_NAME_DIGITS);
-    memcpy(name.text, found.names[0], sizeof name.text);
-    return name;
-}
-
-static tms_counters_t counters_of(fixture_t *f) {
-    tms_counters_t counters;
-    tms_host_store_settle(&f->saver.stores.host);
-    tms_saver_counters(&f->saver, &counters);
-    return counters;
-}
-
-/* Waits until the registrar has nothing to do. */
-static void settle(fixture_t *f) {
-    tms_shared_store_t *store = store_of(f);
-    pthread_mutex_lock(&store->lock);
-    while (store->registrar_runs) pthread_cond_wait(&store->changed, &store->lock);
-    pthread_mutex_unlock(&store->lock);
-}
-
-static uint64_t made(fixture_t *f) { return counters_of(f).shared_made_bytes; }
-static uint64_t held(fixture_t *f) { return counters_of(f).shared_backup_bytes; }
+#include "support/shared_store.h"
 
 /* ---- what is copied ---- */
 
@@ -279,19 +196,6 @@ static void without_the_kernel_everything_is_private(void **state) {
 
 /* ---- damage ---- */
 
-static void flip(const tms_shared_name_t *name) {
-    char path[2 * PATH_BYTES];
-    uint8_t byte = 0;
-    snprintf(path, sizeof path, "%s/objects/%s", folder, name->text);
-    assert_int_equal(chmod(path, 0600), 0);
-    const int fd = open(path, O_RDWR);
-    assert_true(fd >= 0);
-    assert_int_equal(pread(fd, &byte, 1, CHUNK + 7), 1);
-    byte ^= 1;
-    assert_int_equal(pwrite(fd, &byte, 1, CHUNK + 7), 1);
-    assert_int_equal(close(fd), 0);
-}
-
 static void a_damaged_object_fails_the_resume(void **state) {
     fixture_t *f = *state;
     const bool registered[] = {true, false};
@@ -302,12 +206,12 @@ static void a_damaged_object_fails_the_resume(void **state) {
         pause_copying(f, i == 0 ? BYTES : 0, i == 0 ? 0 : BYTES);
         settle(f);
         const tms_shared_name_t name = only_object();
-        flip(&name);
+        flip(name.text);
         assert_int_equal(resume_all(f, &error), TMS_BACKUP_IO);
         assert_non_null(strstr(error.message, name.text));
         assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
         assert_int_equal(physical_bytes(0), 0);
-        flip(&name);
+        flip(name.text);
         resume(f);
         settle(f);
         assert_filled(address, BYTES, 1);
