@@ -129,7 +129,7 @@ static tms_status_t name_part(const node_call_t *call, const part_t *part, tms_s
     const tms_error_context_t context = context_of(call, part);
     const tms_backup_t *backup = &part->backup;
     if (!backup->fingerprints.fresh)
-        return tms_error_set(error, TMS_INVALID_STATE, &context,
+        return tms_error_set(error, TMS_DRIVER, &context,
                              "the fingerprints of the contents could not be computed; the log says why");
     *name = tms_shared_name(store_of(call)->folder.key, backup->fingerprints.fresh,
                             (size_t)tms_fingerprints_count(&backup->planned), part->piece->bytes);

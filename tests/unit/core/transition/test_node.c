@@ -197,7 +197,7 @@ static void without_the_kernel_nothing_is_published(void **state) {
     uint64_t written;
     const tms_shared_piece_t piece = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1), BYTES);
     launch_nothing(f);
-    assert_int_equal(publish(f, "name", &piece, 1, &written, &error), TMS_INVALID_STATE);
+    assert_int_equal(publish(f, "name", &piece, 1, &written, &error), TMS_DRIVER);
     assert_non_null(strstr(error.message, "fingerprints"));
     assert_objects(0);
     assert_int_equal(list("names").count, 0);
@@ -366,7 +366,7 @@ static void without_the_kernel_nothing_is_adopted(void **state) {
     publish_one(f, "name", address, BYTES);
     fill(address, BYTES, 2);
     launch_nothing(f);
-    assert_int_equal(adopt(f, &piece, 1, objects_of("name"), &missing, &error), TMS_INVALID_STATE);
+    assert_int_equal(adopt(f, &piece, 1, objects_of("name"), &missing, &error), TMS_DRIVER);
     assert_filled(address, BYTES, 2);
 }
 

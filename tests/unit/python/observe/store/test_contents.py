@@ -11,7 +11,7 @@ from made_store import MadeStore, killed, start_holder, tree
 from users import USER, as_user
 
 from torch_memory_saver.observe._store.contents import PublishedName, StoredObject, read_store
-from torch_memory_saver.observe._store.folder import store_path
+from torch_memory_saver._shared_folder import store_path
 
 MIB = 1 << 20
 
