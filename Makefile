@@ -281,7 +281,7 @@ aarch64: build ## the libraries for aarch64, the C tests and the tests of the pr
 
 .PHONY: shared-kills
 shared-kills: ## the shared store: kills a process at each of its system calls, of which `make ctest` takes some
-	TMS_EVERY_KILL=1 $(MAKE) ctest C_TESTS=tests/unit/backup/shared/test_kills.c
+	TMS_EVERY_KILL=1 $(MAKE) ctest C_TESTS="tests/unit/backup/shared/test_kills.c tests/unit/backup/shared/test_published.c"
 
 ##@ Sanitizers, fuzzing, coverage
 # ---- Sanitizers.

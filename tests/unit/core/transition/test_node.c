@@ -1,8 +1,8 @@
-/* Guards publish and adopt: which objects and names they make, that adopted memory is filled only with what its name says, and
- * that a later pause copies nothing of what they have linked. */
+/* Guards publish and adopt: which objects and names they make, that adopted memory is filled only with what its name says,
+ * and that a later pause copies nothing of what they have linked. */
 
-#include "core/transition/node.h"
 #include "backup/shared/store.h"
+#include "core/transition/node.h"
 
 #include "captured_stderr.h"
 #include "support/shared_store.h"
@@ -16,8 +16,8 @@ static tms_shared_piece_t piece_at(uint64_t address, uint64_t bytes) {
     return (tms_shared_piece_t){.address = address, .bytes = bytes};
 }
 
-static tms_status_t publish(fixture_t *f, const char *name, const tms_shared_piece_t *pieces, size_t count, uint64_t *written,
-                            tms_error_t *error) {
+static tms_status_t publish(fixture_t *f, const char *name, const tms_shared_piece_t *pieces, size_t count,
+                            uint64_t *written, tms_error_t *error) {
     const tms_selection_t selection = {0};
     return tms_transition_publish(&f->saver, &selection, pieces, count, name, contents, written, error);
 }
@@ -185,10 +185,14 @@ static void pieces_that_cannot_be_objects_are_refused(void **state) {
     const uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 80 * MIB);
     tms_shared_piece_t elsewhere = piece_at(address, BYTES);
     elsewhere.device = 1;
-    const tms_shared_piece_t wrong[] = {piece_at(address, TMS_OBJECT_BYTES_LEAST - 16), piece_at(address, BYTES + 8),
-                                        piece_at(address, TMS_OBJECT_BYTES_MOST + 16), piece_at(0, BYTES),
-                                        piece_at(address + 8, BYTES), elsewhere};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) refuse(f, wrong[i], TMS_INVALID_ARGUMENT, "cannot be an object");
+    const tms_shared_piece_t wrong[] = {piece_at(address, TMS_OBJECT_BYTES_LEAST - 16),
+                                        piece_at(address, BYTES + 8),
+                                        piece_at(address, TMS_OBJECT_BYTES_MOST + 16),
+                                        piece_at(0, BYTES),
+                                        piece_at(address + 8, BYTES),
+                                        elsewhere};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        refuse(f, wrong[i], TMS_INVALID_ARGUMENT, "cannot be an object");
 }
 
 static void without_the_kernel_nothing_is_published(void **state) {
@@ -208,7 +212,8 @@ static void what_does_not_fit_is_not_begun(void **state) {
     tms_error_t error;
     uint64_t written;
     tms_shared_piece_t pieces[2];
-    for (size_t i = 0; i < 2; i++) pieces[i] = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, (uint32_t)i + 1), BYTES);
+    for (size_t i = 0; i < 2; i++)
+        pieces[i] = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, (uint32_t)i + 1), BYTES);
     f->saver.stores.host.limits.cap_bytes = 2 * BYTES - 1;
     assert_int_equal(publish(f, "name", pieces, 2, &written, &error), TMS_OUT_OF_HOST_MEMORY);
     assert_objects(0);
@@ -253,7 +258,7 @@ static void an_object_of_a_stopped_writer_is_not_published(void **state) {
     const tms_shared_name_t again = only_object();
     assert_string_not_equal(again.text, name.text);
     restart(f);
-    assert_int_equal(remove_tree(strcat(strcpy((char[2 * PATH_BYTES]){0}, folder), "/names/name")), 0);
+    assert_int_equal(remove_tree(strcat(strcpy((char[2 *PATH_BYTES]){0}, folder), "/names/name")), 0);
     tms_shared_folder_clean(&store_of(f)->folder, &f->log);
     tms_shared_entry_drop(&store_of(f)->folder, &again);
     assert_objects(0);

@@ -1,5 +1,5 @@
-/* Guards pauses and resumes with shared backups: what is copied, written, linked, registered and verified, and what follows when
- * another process writes, stops or dies, when the folder or an object is damaged, and when the driver fails.
+/* Guards pauses and resumes with shared backups: what is copied, written, linked, registered and verified, and what follows
+ * when another process writes, stops or dies, when the folder or an object is damaged, and when the driver fails.
  *
  * The other process is a second folder_t with a holder of its own: flock distinguishes descriptors, not processes. */
 
