@@ -69,7 +69,9 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "model.bin"
 
 
-def publish(folder: Path, weights: Path, seed: int = 1, *, name: str = "qwen/rank0", identity: str = "one", extra: str = "null") -> str:
+def publish(
+    folder: Path, weights: Path, seed: int = 1, *, name: str = "qwen/rank0", identity: str = "one", extra: str = "null"
+) -> str:
     """A process publishes weights and ends. Returns its logits."""
     with Process(folder) as process:
         process.do("make")

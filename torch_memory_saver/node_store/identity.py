@@ -32,7 +32,7 @@ def identity_of(files: Iterable[str | os.PathLike[str]], **facts: Any) -> str:
         **facts: Further facts, as JSON values.
 
     Returns:
-        A readable text: the name of the folder of the first file, and a hash.
+        The name of the folder of the first file, "@" and a hash: a text without spaces that can be read in a log.
 
     Raises:
         InvalidArgumentError: There is no file, or a fact is no JSON value.

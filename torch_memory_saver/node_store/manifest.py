@@ -19,7 +19,7 @@ from .tensors import Found, StorageShape, TensorShape
 __all__ = ["EXTRA_BYTES_MOST", "FORMAT", "Manifest", "ManifestError", "contents_of", "read"]
 
 FORMAT = 1
-#: The size of the JSON text of `extra`.
+#: The JSON text of `extra` may have so many bytes.
 EXTRA_BYTES_MOST = 1 << 20
 _OBJECT = re.compile(r"[0-9a-f]{32}")
 

@@ -21,7 +21,7 @@ VECTOR = 16
 
 @dataclasses.dataclass(frozen=True)
 class TensorShape:
-    """What a manifest says of one tensor.
+    """The description of one tensor in a manifest.
 
     Attributes:
         dtype: Name of the type, such as ``torch.bfloat16``.
@@ -40,7 +40,7 @@ class TensorShape:
 
 @dataclasses.dataclass(frozen=True)
 class StorageShape:
-    """What a manifest says of one storage.
+    """The description of one storage in a manifest.
 
     Attributes:
         bytes: Size of the storage.

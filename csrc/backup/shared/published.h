@@ -2,10 +2,10 @@
  *
  * The directory is made in the holder of the publisher, complete, and renamed to names/NAME. If the name exists, the two
  * directories are exchanged by one call, and the old one is removed. So a process that is killed at any point leaves the old
- * name, the new one or none. What is left in its holder is removed with the holder.
+ * name, the new one or none. The rest lies in its holder and is removed with it.
  *
- * Whoever removes a name removes the manifest first: a directory without one is no name any more, and the next clean-up
- * removes the rest. So the objects of a name go only after its manifest.
+ * A removal of a name begins with the manifest. A directory without one is no name any more, and the next clean-up removes
+ * the rest. So the objects of a name go only after its manifest.
  *
  * Makes no driver call. The caller has the store's lock, or is the only user. */
 #ifndef TMS_SHARED_PUBLISHED_H

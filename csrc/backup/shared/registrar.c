@@ -84,10 +84,11 @@ void tms_shared_registrar_start(tms_shared_store_t *store) {
     pthread_mutex_lock(&store->lock);
     store->registrar_runs = false;
     pthread_mutex_unlock(&store->lock);
-    tms_log_once(store->copying->log, &store->warned_not_registered, TMS_LOG_WARNING,
-                 "pthread_create failed (%s), so that shared backups are not registered with the driver. Contents are copied "
-                 "through pinned memory, which is slower.",
-                 strerror(os_error));
+    tms_log_once(
+        store->copying->log, &store->warned_not_registered, TMS_LOG_WARNING,
+        "pthread_create failed (%s), so that shared backups are not registered with the driver. Contents are copied "
+        "through pinned memory, which is slower.",
+        strerror(os_error));
 }
 
 void tms_shared_registrar_hold(tms_shared_store_t *store, bool copying_now) {
@@ -99,6 +100,7 @@ void tms_shared_registrar_hold(tms_shared_store_t *store, bool copying_now) {
 void tms_shared_registrar_close(tms_shared_store_t *store, double deadline) {
     pthread_mutex_lock(&store->lock);
     store->closing = true;
-    while (store->registrar_runs && tms_wait_until(&store->changed, &store->lock, deadline)) {}
+    while (store->registrar_runs && tms_wait_until(&store->changed, &store->lock, deadline)) {
+    }
     pthread_mutex_unlock(&store->lock);
 }

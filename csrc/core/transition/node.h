@@ -6,8 +6,8 @@
  * TMS_INVALID_STATE. Objects that the calls have used stay linked until a pause that uses the store has ended
  * (backup/shared/store.h).
  *
- * Of the selection only `interrupted`, `on_progress`, `stream` and their contexts are read. Any thread that is not inside a
- * pause or resume. Locks as in transition.h. */
+ * The calls read only `interrupted`, `on_progress`, `stream` and their contexts of the selection. Any thread that is not
+ * inside a pause or resume. Locks as in transition.h. */
 #ifndef TMS_NODE_H
 #define TMS_NODE_H
 

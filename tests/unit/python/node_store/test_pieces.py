@@ -45,12 +45,14 @@ def test_every_byte_belongs_to_one_object(seed: int) -> None:
     choose = random.Random(seed)
     sizes = (0, 1, 15, 16, 1000, BYTES_LEAST - 1, BYTES_LEAST, BYTES_LEAST + 1, 7 * MIB + 3, BYTES_MOST, BYTES_MOST + 9)
     shapes = [
-        StorageShape(choose.choice(sizes) + choose.randrange(3), choose.random() < 0.8, choose.randrange(3)) for _ in range(60)
+        StorageShape(choose.choice(sizes) + choose.randrange(3), choose.random() < 0.8, choose.randrange(3))
+        for _ in range(60)
     ]
     made = plan(shapes)
     covered = [0] * len(shapes)
     for piece in sorted(
-        [*made.pieces, *(piece for pack in made.packs for piece in pack.pieces)], key=lambda each: (each.storage, each.offset)
+        [*made.pieces, *(piece for pack in made.packs for piece in pack.pieces)],
+        key=lambda each: (each.storage, each.offset),
     ):
         assert piece.offset == covered[piece.storage] and piece.bytes > 0
         covered[piece.storage] += piece.bytes

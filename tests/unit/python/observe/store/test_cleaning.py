@@ -116,7 +116,7 @@ def test_files_that_are_not_of_the_store_stay(made: MadeStore) -> None:
 
 def test_what_cannot_be_removed_is_named_and_the_rest_goes(made: MadeStore) -> None:
     stuck = made.holder("1", alive=False)
-    (stuck / "folder").mkdir()
+    (stuck / "folder" / "in it").mkdir(parents=True)  # no publisher makes such a one
     made.object("a", MIB, made.holder("2", alive=False))
     removed = clean_store(made.path)
     assert (removed.holders, removed.objects) == (1, 1)

@@ -53,7 +53,7 @@ def test_published_names(made: MadeStore) -> None:
     both, published = made.object("a", 2 * MIB, made.holder("1")), made.published("qwen")
     os.link(both, published / both.name)
     made.object("b", MIB, published)
-    made.published(".unfinished")
+    (made.published("removed") / "manifest.json").unlink()
     contents = read_store(made.path)
     assert contents.names == (PublishedName("qwen", 3 * MIB, 2),)
     assert [each.holders for each in contents.objects] == [1, 0]
