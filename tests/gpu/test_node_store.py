@@ -1,5 +1,5 @@
-"""Guards published weights: a new process adopts them with equal logits and its pause copies nothing of them; whatever differs or
-is damaged is noticed, with nothing or not everything filled. Each process runs programs/node_store.py."""
+"""Guards published weights: a new process adopts them with equal logits and its pause copies nothing of them; whatever
+differs or is damaged is noticed. Each process runs programs/node_store.py."""
 
 from __future__ import annotations
 

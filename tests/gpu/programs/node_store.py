@@ -1,5 +1,5 @@
-"""A process with a small model, which publishes and adopts weights. Executes the commands on its standard input, one a line, and
-answers each with `ok`, followed by what was asked for, or with the error, on a line.
+"""A process with a small model, which publishes and adopts weights. Executes the commands on its standard input, one a line,
+and answers each with `ok`, followed by what was asked for, or with the error, on a line.
 
 make [MANAGED]             a new model, whose weights are zeros; MANAGED: in a region with shared backups
 load FILE                  the weights of a file

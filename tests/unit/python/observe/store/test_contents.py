@@ -10,8 +10,8 @@ import pytest
 from made_store import MadeStore, killed, start_holder, tree
 from users import USER, as_user
 
-from torch_memory_saver.observe._store.contents import PublishedName, StoredObject, read_store
 from torch_memory_saver._shared_folder import store_path
+from torch_memory_saver.observe._store.contents import PublishedName, StoredObject, read_store
 
 MIB = 1 << 20
 
