@@ -8,15 +8,15 @@
 
 /* The number of fingerprints of an extent, whose pieces are those of tms_fingerprints_piece. */
 static size_t pieces_of(const tms_extent_t *extent) {
-    const tms_backup_content_t alone = {.bytes = extent->bytes, .extents = (tms_extent_t *)(uintptr_t)extent, .extent_count = 1};
+    const tms_backup_content_t alone = {
+        .bytes = extent->bytes, .extents = (tms_extent_t *)(uintptr_t)extent, .extent_count = 1};
     return tms_fingerprints_count(&alone);
 }
 
 static tms_status_t add_object(tms_shared_store_t *store, tms_shared_contents_t *contents, const tms_extent_t *extent,
                                const tms_fingerprint_t *fingerprints, int device, const tms_error_context_t *context,
                                tms_error_t *error) {
-    const tms_shared_name_t name =
-        tms_shared_name(store->folder.key, fingerprints, pieces_of(extent), extent->bytes);
+    const tms_shared_name_t name = tms_shared_name(store->folder.key, fingerprints, pieces_of(extent), extent->bytes);
     tms_shared_object_t *object = tms_shared_object_use(store, &name, extent->bytes, device);
     tms_shared_attempt_t attempt;
     bool here;

@@ -68,7 +68,7 @@ static tms_status_t save_object(void *context, size_t index, tms_shared_lane_t *
 static tms_status_t load_object(void *context, size_t index, tms_shared_lane_t *lane, tms_error_t *error) {
     const relay_t *relay = context;
     const job_t *job = &relay->jobs[index];
-    return tms_shared_lane_read(lane, job->part->object, job->address, &job->context, error);
+    return tms_shared_lane_read(lane, &relay->store->folder, job->part->object, job->address, &job->context, error);
 }
 
 /* ---- objects of other writers ---- */
@@ -82,10 +82,11 @@ static tms_status_t keep_alone(relay_t *relay, job_t *job, tms_error_t *error) {
     tms_extent_t whole = {.bytes = part->bytes};
     const tms_backup_content_t content = {
         .kind = TMS_BACKUP_PINNED, .bytes = part->bytes, .extents = &whole, .extent_count = 1};
-    tms_log_once(relay->store->copying->log, &relay->store->warned_stuck, TMS_LOG_WARNING,
-                 "another process has been writing the object %s of '%s' for %.0f s without progress, so this process keeps a "
-                 "private copy of it. If that process is stopped, let it continue or end it.",
-                 part->object->name.text, relay->store->folder.path, relay->store->patience_seconds);
+    tms_log_once(
+        relay->store->copying->log, &relay->store->warned_stuck, TMS_LOG_WARNING,
+        "another process has been writing the object %s of '%s' for %.0f s without progress, so this process keeps a "
+        "private copy of it. If that process is stopped, let it continue or end it.",
+        part->object->name.text, relay->store->folder.path, relay->store->patience_seconds);
     tms_status_t status = tms_host_batch_create(&batch, relay->store->host, &job->context, error);
     if (status == TMS_OK) status = tms_host_batch_add(batch, &wanted, &part->alone, &job->context, error);
     if (status == TMS_OK) status = tms_host_batch_start(batch, &job->context, error);
@@ -123,8 +124,9 @@ static tms_status_t await_others(relay_t *relay, const tms_error_context_t *cont
     bool claimed = false;
     tms_status_t status = look(relay, &left, &claimed, error);
     while (status == TMS_OK && left > 0) {
-        status = claimed ? tms_shared_ring_run(relay->store, relay->copier, relay->count, 0, save_object, relay, context, error)
-                         : tms_wait_sleep(relay->copier->wait, between_seconds, context, error);
+        status = claimed
+                     ? tms_shared_ring_run(relay->store, relay->copier, relay->count, 0, save_object, relay, context, error)
+                     : tms_wait_sleep(relay->copier->wait, between_seconds, context, error);
         if (status == TMS_OK) status = look(relay, &left, &claimed, error);
     }
     return status;
@@ -143,15 +145,15 @@ static tms_status_t move(relay_t *relay, tms_error_t *error) {
     tms_copier_t *copier = relay->copier;
     const tms_error_context_t context = {.operation = relay->jobs[0].context.operation, .device = copier->device};
     if (relay->saving) {
-        tms_status_t status = tms_shared_ring_run(relay->store, copier, relay->count, (size_t)(tms_random_number() % relay->count),
-                                                  save_object, relay, &context, error);
+        tms_status_t status =
+            tms_shared_ring_run(relay->store, copier, relay->count, (size_t)(tms_random_number() % relay->count),
+                                save_object, relay, &context, error);
         return status == TMS_OK ? await_others(relay, &context, error) : status;
     }
     /* Memory may be filled before its contents are copied. */
     tms_status_t status = TMS_DRIVER_CALL(copier->driver, &context, error, cuStreamSynchronize, copier->stream);
-    return status == TMS_OK
-               ? tms_shared_ring_run(relay->store, copier, relay->count, 0, load_object, relay, &context, error)
-               : status;
+    return status == TMS_OK ? tms_shared_ring_run(relay->store, copier, relay->count, 0, load_object, relay, &context, error)
+                            : status;
 }
 
 static tms_status_t wait_for_objects(tms_copier_relay_t *base, tms_error_t *error) {

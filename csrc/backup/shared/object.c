@@ -24,8 +24,13 @@ static tms_shared_object_t *find(tms_shared_store_t *store, const tms_shared_nam
 static tms_shared_object_t *make(tms_shared_store_t *store, const tms_shared_name_t *name, uint64_t bytes, int device) {
     tms_shared_object_t **bucket = bucket_of(store, name), *made = calloc(1, sizeof *made);
     if (!made) return NULL;
-    *made = (tms_shared_object_t){
-        .name = *name, .bytes = bytes, .device = device, .claim = -1, .known = true, .of_bucket = *bucket, .next = store->objects};
+    *made = (tms_shared_object_t){.name = *name,
+                                  .bytes = bytes,
+                                  .device = device,
+                                  .claim = -1,
+                                  .known = true,
+                                  .of_bucket = *bucket,
+                                  .next = store->objects};
     *bucket = made;
     if (store->objects) store->objects->previous = made;
     store->objects = made;

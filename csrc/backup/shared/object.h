@@ -15,15 +15,16 @@ tms_shared_object_t *tms_shared_object_use(tms_shared_store_t *store, const tms_
 /* Takes a user away. The last one gives up the link, and the object if nobody else links it. Memory that is registered is
  * unmapped by the registrar. */
 void tms_shared_object_drop(tms_shared_store_t *store, tms_shared_object_t *object);
-/* Takes the last user away, with its wish for registration if it `wishes`. False, with nothing changed, if there are others. */
+/* Takes the last user away, with its wish for registration if it `wishes`. False, with nothing changed, if there are others.
+ */
 bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t *object, bool wishes);
 /* Whether the object has its memory, and whether the driver can copy from it. */
 bool tms_shared_object_is_here(tms_shared_store_t *store, const tms_shared_object_t *object);
 bool tms_shared_object_is_registered(tms_shared_store_t *store, const tms_shared_object_t *object);
 
-/* Links and maps the object if it exists. `claim`: if it does not exist, attempt->state becomes CLAIMED, and the caller writes
- * to object->claim and calls `finish` or `abandon`. BUSY with `here`: another thread of this process is making it. A fork
- * waits for this call, so the child knows all claims. */
+/* Links and maps the object if it exists. `claim`: if it does not exist, attempt->state becomes CLAIMED, and the caller
+ * writes to object->claim and calls `finish` or `abandon`. BUSY with `here`: another thread of this process is making it. A
+ * fork waits for this call, so the child knows all claims. */
 tms_status_t tms_shared_object_try(tms_shared_store_t *store, tms_shared_object_t *object, bool claim,
                                    tms_shared_attempt_t *attempt, bool *here, const tms_error_context_t *context,
                                    tms_error_t *error);

@@ -42,6 +42,7 @@ static tms_status_t begin(void *opaque, void **batch, const tms_error_context_t 
     tms_shared_store_t *store = opaque;
     struct tms_host_batch *made = NULL;
     pthread_mutex_lock(&store->lock);
+    store->in_call = true;
     store->refuses = false;
     tms_status_t status = open_folder(store, context, error);
     pthread_mutex_unlock(&store->lock);
@@ -107,7 +108,10 @@ static void cancel(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
     drop(store, &slot->fresh);
 }
 
-static void after_pause(void *store) { tms_shared_registrar_start(store); }
+static void after_call(void *store) {
+    tms_shared_registrar_hold(store, false);
+    tms_shared_registrar_start(store);
+}
 
 /* ---- a resume ---- */
 
@@ -126,11 +130,6 @@ static bool discard(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, 
     tms_shared_contents_wish(store, kept, false);
     tms_shared_contents_drop_private(kept, policy);
     return false;
-}
-
-static void after_resume(void *store) {
-    tms_shared_registrar_hold(store, false);
-    tms_shared_registrar_start(store);
 }
 
 static tms_status_t read_part(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
@@ -252,8 +251,8 @@ const tms_backup_operations_t tms_shared_operations = {.place = "shared memory",
                                                        .init = init,
                                                        .drain = drain,
                                                        .release = release,
-                                                       .after_pause = after_pause,
-                                                       .after_resume = after_resume,
+                                                       .after_pause = after_call,
+                                                       .after_resume = after_call,
                                                        .count = count,
                                                        .close = close_store,
                                                        .at_exit = at_exit,

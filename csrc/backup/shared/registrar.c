@@ -12,11 +12,11 @@
 static bool has_work(const tms_shared_store_t *store, const tms_shared_object_t *object) {
     if (!object->memory || object->busy) return false;
     if (object->registered) return object->wishes == 0;
-    return object->wishes > 0 && !store->copying_now && !store->refuses;
+    return object->wishes > 0 && !store->refuses;
 }
 
 static tms_shared_object_t *find_work(const tms_shared_store_t *store) {
-    tms_shared_object_t *object = store->closing ? NULL : store->objects;
+    tms_shared_object_t *object = store->closing || store->in_call ? NULL : store->objects;
     while (object && !has_work(store, object)) object = object->next;
     return object;
 }
@@ -84,21 +84,23 @@ void tms_shared_registrar_start(tms_shared_store_t *store) {
     pthread_mutex_lock(&store->lock);
     store->registrar_runs = false;
     pthread_mutex_unlock(&store->lock);
-    tms_log_once(store->copying->log, &store->warned_not_registered, TMS_LOG_WARNING,
-                 "pthread_create failed (%s), so that shared backups are not registered with the driver. Contents are copied "
-                 "through pinned memory, which is slower.",
-                 strerror(os_error));
+    tms_log_once(
+        store->copying->log, &store->warned_not_registered, TMS_LOG_WARNING,
+        "pthread_create failed (%s), so that shared backups are not registered with the driver. Contents are copied "
+        "through pinned memory, which is slower.",
+        strerror(os_error));
 }
 
-void tms_shared_registrar_hold(tms_shared_store_t *store, bool copying_now) {
+void tms_shared_registrar_hold(tms_shared_store_t *store, bool in_call) {
     pthread_mutex_lock(&store->lock);
-    store->copying_now = copying_now;
+    store->in_call = in_call;
     pthread_mutex_unlock(&store->lock);
 }
 
 void tms_shared_registrar_close(tms_shared_store_t *store, double deadline) {
     pthread_mutex_lock(&store->lock);
     store->closing = true;
-    while (store->registrar_runs && tms_wait_until(&store->changed, &store->lock, deadline)) {}
+    while (store->registrar_runs && tms_wait_until(&store->changed, &store->lock, deadline)) {
+    }
     pthread_mutex_unlock(&store->lock);
 }

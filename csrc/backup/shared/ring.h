@@ -1,5 +1,5 @@
-/* The threads that copy objects through pinned memory, because a process neither maps nor registers an object that it writes,
- * and because an object may not be registered yet when its contents are needed.
+/* The threads that copy objects through pinned memory, because a process neither maps nor registers an object that it
+ * writes, and because an object may not be registered yet when its contents are needed.
  *
  * A lane is a stream and a buffer of TMS_SHARED_LANE_BYTES. It moves one object at a time: copy, wait, write; or read, copy,
  * wait. Several lanes keep the bus busy. Writers of one file exclude each other, so an object is never shared by two lanes.
@@ -31,11 +31,13 @@ tms_status_t tms_shared_ring_run(tms_shared_store_t *store, tms_copier_t *copier
                                  tms_shared_work_t work, void *context, const tms_error_context_t *where,
                                  tms_error_t *error);
 
-/* For the work: move the contents of an object between the device and its claimed file or its mapping. */
+/* For the work: move the contents of an object between the device and its file. Reading a file costs no page faults; if it
+ * was deleted, its mapping is read. */
 tms_status_t tms_shared_lane_write(tms_shared_lane_t *lane, const tms_shared_folder_t *folder,
                                    const tms_shared_object_t *object, CUdeviceptr address,
                                    const tms_error_context_t *context, tms_error_t *error);
-tms_status_t tms_shared_lane_read(tms_shared_lane_t *lane, const tms_shared_object_t *object, CUdeviceptr address,
-                                  const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_shared_lane_read(tms_shared_lane_t *lane, const tms_shared_folder_t *folder,
+                                  const tms_shared_object_t *object, CUdeviceptr address, const tms_error_context_t *context,
+                                  tms_error_t *error);
 
 #endif

@@ -53,7 +53,7 @@ typedef struct tms_shared_store {
     tms_shared_object_t *objects;
     double patience_seconds; /* TMS_SHARED_PATIENCE_SECONDS; tests use less */
     bool registrar_runs;
-    bool copying_now;            /* a resume copies, so that no registration begins */
+    bool in_call;                /* a pause or resume uses the store, so that the registrar begins no driver call */
     bool refuses;                /* the driver has failed to register an object since the last pause */
     bool closing;                /* no driver call may begin any more */
     bool drained;                /* the locks and the list have been released */
@@ -64,7 +64,7 @@ typedef struct tms_shared_store {
 
 /* One extent that is an object. */
 typedef struct tms_shared_part {
-    uint64_t offset;             /* in the segment */
+    uint64_t offset; /* in the segment */
     uint64_t bytes;
     tms_shared_object_t *object; /* a reference; NULL: `alone` has the contents */
     tms_host_buffer_t *alone;    /* a private copy, because the object's writer made no progress */

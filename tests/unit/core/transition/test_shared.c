@@ -1,5 +1,5 @@
-/* Guards pauses and resumes with shared backups: what is copied, written, linked, registered and verified, and what follows when
- * another process writes, stops or dies, when the folder or an object is damaged, and when the driver fails.
+/* Guards pauses and resumes with shared backups: what is copied, written, linked, registered and verified, and what follows
+ * when another process writes, stops or dies, when the folder or an object is damaged, and when the driver fails.
  *
  * The other process is a second folder_t with a holder of its own: flock distinguishes descriptors, not processes. */
 
@@ -237,12 +237,17 @@ static CUresult refuse_read_only(void *memory, size_t bytes, unsigned int flags)
     return flags & CU_MEMHOSTREGISTER_READ_ONLY ? CUDA_ERROR_NOT_PERMITTED : registers(memory, bytes, flags);
 }
 
+/* From here on resumes copy through pinned memory. */
+static void refuse_registration(fixture_t *f) {
+    registers = f->cuda->cuMemHostRegister;
+    writable(f)->cuMemHostRegister = refuse_read_only;
+}
+
 static void without_registration_a_resume_copies_through_pinned_memory(void **state) {
     fixture_t *f = *state;
     char text[TEXT_BYTES];
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
-    registers = f->cuda->cuMemHostRegister;
-    writable(f)->cuMemHostRegister = refuse_read_only;
+    refuse_registration(f);
     f->log.level = TMS_LOG_WARNING;
     const captured_stderr_t captured = capture_begin();
     for (int cycle = 0; cycle < 2; cycle++) {
@@ -298,7 +303,7 @@ static void a_damaged_object_fails_the_resume(void **state) {
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
     for (size_t i = 0; i < 2; i++) {
         tms_error_t error;
-        if (!registered[i]) store_of(f)->copying_now = true; /* no registration begins */
+        if (!registered[i]) refuse_registration(f);
         pause_copying(f, i == 0 ? BYTES : 0, i == 0 ? 0 : BYTES);
         settle(f);
         const tms_shared_name_t name = only_object();
@@ -489,7 +494,7 @@ static void a_failed_read_leaves_everything_paused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
-    store_of(f)->copying_now = true; /* so that it goes through pinned memory */
+    refuse_registration(f);
     pause_copying(f, BYTES, 0);
     simulator()->fail_after("cuMemcpyHtoDAsync", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(resume_all(f, &error), TMS_DRIVER);
