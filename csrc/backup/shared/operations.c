@@ -156,6 +156,15 @@ static void explain(void *opaque, const tms_backup_t *backup, const tms_backup_s
     }
 }
 
+/* The bytes of the objects, whose links stay after a resume. Objects that other processes hold as well count in full. */
+static uint64_t reserved_bytes(const tms_backup_t *backup, const tms_backup_slot_t *slot) {
+    const tms_shared_contents_t *kept = slot->kept;
+    uint64_t bytes = 0;
+    (void)backup;
+    for (size_t i = 0; kept && i < kept->part_count; i++) bytes += kept->parts[i].object ? kept->parts[i].bytes : 0;
+    return bytes;
+}
+
 static void destroy(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
     (void)backup;
     drop(store, &slot->fresh);
@@ -239,6 +248,7 @@ const tms_backup_operations_t tms_shared_operations = {.place = "shared memory",
                                                        .load = load,
                                                        .read = read_part,
                                                        .explain = explain,
+                                                       .reserved_bytes = reserved_bytes,
                                                        .commit = commit,
                                                        .cancel = cancel,
                                                        .discard = discard,
