@@ -21,8 +21,8 @@ MUTANTS = (
     Mutant(
         "links-do-not-count-after-a-resume",
         "csrc/backup/shared/operations.c",
-        ".reserved_bytes = reserved_bytes,",
-        ".reserved_bytes = reserved_bytes == NULL ? reserved_bytes : NULL,",
+        "kept->parts[i].object ? kept->parts[i].bytes : 0;",
+        "0;",
         (_PYTHON + "store/test_processes.py::test_what_two_processes_hold_counts_once",),
     ),
     Mutant(
