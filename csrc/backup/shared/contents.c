@@ -33,20 +33,31 @@ static void add_rest(tms_shared_contents_t *contents, const tms_extent_t *extent
     rest->bytes += extent->bytes;
 }
 
+/* With room for `count` extents of either sort. NULL: memory is short. */
+static tms_shared_contents_t *make_empty(size_t count) {
+    tms_shared_contents_t *contents = calloc(1, sizeof *contents);
+    tms_shared_part_t *parts = calloc(count + 1, sizeof *parts);
+    tms_extent_t *extents = calloc(count + 1, sizeof *extents);
+    if (contents && parts && extents) {
+        contents->parts = parts;
+        contents->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = extents};
+        return contents;
+    }
+    free(extents);
+    free(parts);
+    free(contents);
+    return NULL;
+}
+
 tms_status_t tms_shared_contents_make(tms_shared_store_t *store, const tms_backup_content_t *content,
                                       const tms_fingerprint_t *fingerprints, int device, tms_shared_contents_t **made,
                                       const tms_error_context_t *context, tms_error_t *error) {
     tms_extent_t whole;
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
-    tms_shared_contents_t *contents = calloc(1, sizeof *contents);
+    tms_shared_contents_t *contents = make_empty(count);
     tms_status_t status = TMS_OK;
-    if (contents) {
-        contents->parts = calloc(count, sizeof *contents->parts);
-        contents->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = calloc(count, sizeof *extents)};
-    }
-    if (!contents || !contents->parts || !contents->rest.extents)
-        status = tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
         if (fingerprints && extents[i].bytes >= TMS_OBJECT_BYTES_LEAST)
             status = add_object(store, contents, &extents[i], fingerprints, device, context, error);

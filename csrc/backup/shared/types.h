@@ -1,8 +1,8 @@
 /* The types of the shared store: the store, the objects that this process holds, and what a segment keeps in it.
  * docs/architecture-shared-store.md describes the whole. Only backup/shared includes this, and operations.h for the store.
  *
- * Layers, each of which calls only those before it: names; folder; entry; types; object; registrar; ring; contents; copy;
- * operations.
+ * Layers, each of which calls only those before it: names; folder; entry; types; object; jobs; registrar; ring; contents;
+ * copy; operations.
  *
  * Lock: `lock` is a leaf but for the host store's. It is held across opening, linking and unlinking files, never across a
  * driver call, a write or a copy. */
