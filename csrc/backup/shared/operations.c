@@ -169,6 +169,7 @@ static void destroy(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) 
     (void)backup;
     drop(store, &slot->fresh);
     drop(store, &slot->kept);
+    tms_shared_registrar_start(store); /* it ends the registrations of what was dropped */
 }
 
 /* ---- the process ---- */
