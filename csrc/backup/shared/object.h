@@ -15,15 +15,16 @@ tms_shared_object_t *tms_shared_object_use(tms_shared_store_t *store, const tms_
 /* Takes a user away. The last one gives up the link, and the object if nobody else links it. Memory that is registered is
  * unmapped by the registrar. */
 void tms_shared_object_drop(tms_shared_store_t *store, tms_shared_object_t *object);
-/* Takes the last user away, with its wish for registration if it `wishes`. False, with nothing changed, if there are others. */
+/* Takes the last user away, with its wish for registration if it `wishes`. False, with nothing changed, if there are others.
+ */
 bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t *object, bool wishes);
 /* Whether the object has its memory, and whether the driver can copy from it. */
 bool tms_shared_object_is_here(tms_shared_store_t *store, const tms_shared_object_t *object);
 bool tms_shared_object_is_registered(tms_shared_store_t *store, const tms_shared_object_t *object);
 
-/* Links and maps the object if it exists. `claim`: if it does not exist, attempt->state becomes CLAIMED, and the caller writes
- * to object->claim and calls `finish` or `abandon`. BUSY with `here`: another thread of this process is making it. A fork
- * waits for this call, so the child knows all claims. */
+/* Links and maps the object if it exists. `claim`: if it does not exist, attempt->state becomes CLAIMED, and the caller
+ * writes to object->claim and calls `finish` or `abandon`. BUSY with `here`: another thread of this process is making it. A
+ * fork waits for this call, so the child knows all claims. TMS_INVALID_STATE at exit. */
 tms_status_t tms_shared_object_try(tms_shared_store_t *store, tms_shared_object_t *object, bool claim,
                                    tms_shared_attempt_t *attempt, bool *here, const tms_error_context_t *context,
                                    tms_error_t *error);
@@ -31,6 +32,8 @@ tms_status_t tms_shared_object_finish(tms_shared_store_t *store, tms_shared_obje
                                       const tms_error_context_t *context, tms_error_t *error);
 void tms_shared_object_abandon(tms_shared_store_t *store, tms_shared_object_t *object);
 
+/* With the lock held, at exit: removes the files that threads of this process are writing. They cannot finish them. */
+void tms_shared_objects_withdraw_claims(tms_shared_store_t *store);
 /* With the lock held: no object is found by its name any more, because another folder was opened. */
 void tms_shared_objects_forget_names(tms_shared_store_t *store);
 /* With the lock held: frees an object that has no user and is not registered. */

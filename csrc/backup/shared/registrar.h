@@ -1,9 +1,9 @@
 /* The thread that registers objects with the driver while the memory is paused, and ends the registrations that no contents
  * wish any more. It makes one driver call at a time, each for one object, and runs only while there is something to do.
  *
- * A copy from memory that is not registered yet goes through the ring, so nobody waits for this thread. While a resume copies
- * it begins no registration. Ending one waits for the device and blocks launches of other threads until then; an object is
- * small enough for that to be short.
+ * A copy from memory that is not registered yet goes through the ring, so nobody waits for this thread. While a resume
+ * copies it begins no registration. Ending one waits for the device and blocks launches of other threads until then; an
+ * object is small enough for that to be short.
  *
  * If the driver fails to register an object, no other one is tried until the next pause, and a warning is logged once. If it
  * fails to end a registration, the memory stays mapped and registered, and the next pause tries again.
@@ -16,6 +16,8 @@
 
 /* Starts the thread if there is something to do and it does not run. */
 void tms_shared_registrar_start(tms_shared_store_t *store);
+/* With the store's lock held, at the beginning of a pause: what the driver has refused is tried again. */
+void tms_shared_registrar_retry(tms_shared_store_t *store);
 /* From now on, or no longer: a resume copies. */
 void tms_shared_registrar_hold(tms_shared_store_t *store, bool copying_now);
 /* The thread begins no further call. Waits until `deadline` (tms_wait_now) for the one that is in flight. */

@@ -33,7 +33,8 @@ typedef struct tms_shared_object {
     int claim;          /* the descriptor of the file that it writes, whose lock is the claim; -1: none */
     bool made;          /* by this process, and by no other one before */
     bool registered;
-    bool busy; /* the registrar makes a driver call for it */
+    bool busy;  /* the registrar makes a driver call for it */
+    bool stuck; /* the driver has failed to end its registration since the last pause */
 } tms_shared_object_t;
 
 enum { TMS_SHARED_BUCKETS = 1024 };
@@ -55,8 +56,7 @@ typedef struct tms_shared_store {
     bool registrar_runs;
     bool copying_now;            /* a resume copies, so that no registration begins */
     bool refuses;                /* the driver has failed to register an object since the last pause */
-    bool closing;                /* no driver call may begin any more */
-    bool drained;                /* the locks and the list have been released */
+    bool closing;                /* at exit: no driver call may begin any more, and no object is linked or claimed */
     _Atomic uint64_t held_bytes; /* of all objects that this process has */
     _Atomic uint64_t made_bytes; /* part of them: objects that this process has made */
     _Atomic bool warned_private, warned_not_registered, warned_stuck; /* the line has been logged */
@@ -64,7 +64,7 @@ typedef struct tms_shared_store {
 
 /* One extent that is an object. */
 typedef struct tms_shared_part {
-    uint64_t offset;             /* in the segment */
+    uint64_t offset; /* in the segment */
     uint64_t bytes;
     tms_shared_object_t *object; /* a reference; NULL: `alone` has the contents */
     tms_host_buffer_t *alone;    /* a private copy, because the object's writer made no progress */
