@@ -68,9 +68,8 @@ static tms_status_t keep_alone(relay_t *relay, tms_shared_job_t *job, tms_error_
     struct tms_host_batch *batch = NULL;
     const tms_host_request_t wanted = {
         .bytes = part->bytes, .device = relay->copier->device, .kind = TMS_BACKUP_PINNED, .group = relay};
-    tms_extent_t whole = {.bytes = part->bytes};
-    const tms_backup_content_t content = {
-        .kind = TMS_BACKUP_PINNED, .bytes = part->bytes, .extents = &whole, .extent_count = 1};
+    /* Without a list of extents the copy is queued at once. Gathered ones have been queued before this. */
+    const tms_backup_content_t content = {.kind = TMS_BACKUP_PINNED, .bytes = part->bytes};
     tms_log_once(
         relay->store->copying->log, &relay->store->warned_stuck, TMS_LOG_WARNING,
         "another process has been writing the object %s of '%s' for %.0f s without progress, so this process keeps a "
@@ -203,9 +202,7 @@ tms_status_t tms_shared_copy_save(tms_shared_store_t *store, tms_shared_contents
 /* Copies from memory that the driver can reach. */
 static tms_status_t load_part(const tms_shared_part_t *part, tms_copier_t *copier, CUdeviceptr address,
                               const tms_error_context_t *context, tms_error_t *error) {
-    tms_extent_t whole = {.bytes = part->bytes};
-    const tms_backup_content_t content = {
-        .kind = TMS_BACKUP_PINNED, .bytes = part->bytes, .extents = &whole, .extent_count = 1};
+    const tms_backup_content_t content = {.kind = TMS_BACKUP_PINNED, .bytes = part->bytes};
     if (part->object)
         return tms_copier_to_device(copier, address + part->offset, part->object->memory, part->bytes, context, error);
     return tms_host_copy_load(part->alone, &content, copier, address + part->offset, context, error);

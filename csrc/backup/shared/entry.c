@@ -77,9 +77,14 @@ static tms_status_t hold(const entry_t *entry, uint64_t bytes, int *fd, tms_erro
 
 /* ---- claims ---- */
 
+/* Removes the name of a file that this process has locked. */
+static void withdraw(const entry_t *entry, int fd) {
+    if (tms_shared_is_named(fd, entry->folder->objects, entry->part)) (void)unlinkat(entry->folder->objects, entry->part, 0);
+}
+
 /* Removes the file that this process has locked, and closes it, which unlocks it. */
 static void remove_part(const entry_t *entry, int fd) {
-    if (tms_shared_is_named(fd, entry->folder->objects, entry->part)) (void)unlinkat(entry->folder->objects, entry->part, 0);
+    withdraw(entry, fd);
     close(fd);
 }
 
@@ -210,6 +215,11 @@ tms_status_t tms_shared_entry_finish(const tms_shared_folder_t *folder, const tm
     if (opened >= 0) close(opened);
     tms_shared_entry_drop(folder, name);
     return status;
+}
+
+void tms_shared_entry_withdraw(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd) {
+    const entry_t entry = entry_of(folder, name, NULL);
+    withdraw(&entry, fd);
 }
 
 void tms_shared_entry_abandon(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd) {

@@ -50,6 +50,8 @@ tms_status_t tms_shared_entry_write(const tms_shared_folder_t *folder, const tms
  * this file, or of one that has come before. After a failure the claim is gone. */
 tms_status_t tms_shared_entry_finish(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int *fd,
                                      const tms_error_context_t *context, tms_error_t *error);
+/* Removes the file of a claim, and leaves it open, because another thread may write to it. `finish` then fails. */
+void tms_shared_entry_withdraw(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd);
 /* Gives up a claim, and removes the file. Closes the descriptor. */
 void tms_shared_entry_abandon(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd);
 /* Removes the holder's link, and the object if no other holder links it. */

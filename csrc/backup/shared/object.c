@@ -49,6 +49,12 @@ void tms_shared_objects_forget_names(tms_shared_store_t *store) {
     for (tms_shared_object_t *object = store->objects; object; object = object->next) forget_name(store, object);
 }
 
+void tms_shared_objects_withdraw_claims(tms_shared_store_t *store) {
+    for (tms_shared_object_t *object = store->objects; object; object = object->next) {
+        if (object->claim >= 0) tms_shared_entry_withdraw(&store->folder, &object->name, object->claim);
+    }
+}
+
 void tms_shared_object_free(tms_shared_store_t *store, tms_shared_object_t *object) {
     if (object->memory) {
         munmap((void *)(uintptr_t)object->memory, tms_host_round(object->bytes, tms_host_page_bytes()));
@@ -139,9 +145,12 @@ static tms_status_t map(tms_shared_store_t *store, tms_shared_object_t *object, 
     return TMS_OK;
 }
 
-/* With the lock held. */
+/* With the lock held. At exit the holder is gone, and nobody would remove the file of a new claim. */
 static tms_status_t try(tms_shared_store_t *store, tms_shared_object_t *object, bool claim, tms_shared_attempt_t *attempt,
                         const tms_error_context_t *context, tms_error_t *error) {
+    if (store->closing)
+        return tms_error_set(error, TMS_INVALID_STATE, context,
+                             "the shared store is closed, because the process is exiting");
     tms_status_t status = tms_shared_entry_try(&store->folder, &object->name, object->bytes, claim, attempt, context, error);
     if (status != TMS_OK) return status;
     if (attempt->state == TMS_SHARED_HELD) return map(store, object, attempt->fd, false, context, error);

@@ -24,7 +24,7 @@ bool tms_shared_object_is_registered(tms_shared_store_t *store, const tms_shared
 
 /* Links and maps the object if it exists. `claim`: if it does not exist, attempt->state becomes CLAIMED, and the caller
  * writes to object->claim and calls `finish` or `abandon`. BUSY with `here`: another thread of this process is making it. A
- * fork waits for this call, so the child knows all claims. */
+ * fork waits for this call, so the child knows all claims. TMS_INVALID_STATE at exit. */
 tms_status_t tms_shared_object_try(tms_shared_store_t *store, tms_shared_object_t *object, bool claim,
                                    tms_shared_attempt_t *attempt, bool *here, const tms_error_context_t *context,
                                    tms_error_t *error);
@@ -32,6 +32,8 @@ tms_status_t tms_shared_object_finish(tms_shared_store_t *store, tms_shared_obje
                                       const tms_error_context_t *context, tms_error_t *error);
 void tms_shared_object_abandon(tms_shared_store_t *store, tms_shared_object_t *object);
 
+/* With the lock held, at exit: removes the files that threads of this process are writing. They cannot finish them. */
+void tms_shared_objects_withdraw_claims(tms_shared_store_t *store);
 /* With the lock held: no object is found by its name any more, because another folder was opened. */
 void tms_shared_objects_forget_names(tms_shared_store_t *store);
 /* With the lock held: frees an object that has no user and is not registered. */

@@ -26,6 +26,9 @@ static void close_folder(tms_shared_store_t *store) {
  * are not found any more. */
 static tms_status_t open_folder(tms_shared_store_t *store, const tms_error_context_t *context, tms_error_t *error) {
     const tms_log_t *log = store->copying->log;
+    if (store->closing)
+        return tms_error_set(error, TMS_INVALID_STATE, context,
+                             "the shared store is closed, because the process is exiting");
     if (tms_shared_folder_is_current(&store->folder, store->configured)) {
         tms_shared_folder_clean(&store->folder, log);
         return TMS_OK;
@@ -43,7 +46,7 @@ static tms_status_t begin(void *opaque, void **batch, const tms_error_context_t 
     struct tms_host_batch *made = NULL;
     pthread_mutex_lock(&store->lock);
     store->in_call = true;
-    store->refuses = false;
+    tms_shared_registrar_retry(store);
     tms_status_t status = open_folder(store, context, error);
     pthread_mutex_unlock(&store->lock);
     if (status == TMS_OK) status = tms_host_batch_create(&made, store->host, context, error);
@@ -96,11 +99,12 @@ static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *s
 }
 
 static void commit(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
+    /* In this order, so that objects that both have stay registered. */
+    if (slot->fresh) tms_shared_contents_wish(store, slot->fresh, true);
     if (backup->planned.kind == TMS_BACKUP_SHARED || backup->kind != TMS_BACKUP_SHARED) drop(store, &slot->kept);
     if (!slot->fresh) return;
     slot->kept = slot->fresh;
     slot->fresh = NULL;
-    tms_shared_contents_wish(store, slot->kept, true);
 }
 
 static void cancel(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
@@ -190,12 +194,12 @@ static tms_status_t init(void *opaque, const tms_backup_setup_t *setup, tms_erro
 
 static void close_store(void *store, double deadline) { tms_shared_registrar_close(store, deadline); }
 
+/* A thread may still be in a pause, which fails at its next object. */
 static void at_exit(void *opaque) {
     tms_shared_store_t *store = opaque;
     pthread_mutex_lock(&store->lock);
-    store->folder.key = NULL; /* a thread that is still in a pause may use it */
-    tms_shared_objects_forget_names(store);
-    tms_shared_folder_close(&store->folder, store->copying->log);
+    tms_shared_objects_withdraw_claims(store);
+    tms_shared_folder_leave(&store->folder, store->copying->log);
     pthread_mutex_unlock(&store->lock);
 }
 
@@ -205,8 +209,8 @@ static void drain(void *opaque) {
     tms_shared_registrar_start(store);
     pthread_mutex_lock(&store->lock);
     while (store->registrar_runs) (void)tms_wait_until(&store->changed, &store->lock, INFINITY);
+    close_folder(store);
     pthread_mutex_unlock(&store->lock);
-    at_exit(store);
 }
 
 static void release(void *opaque) {

@@ -11,7 +11,7 @@
 /* Whether the driver is to be called for the object now. */
 static bool has_work(const tms_shared_store_t *store, const tms_shared_object_t *object) {
     if (!object->memory || object->busy) return false;
-    if (object->registered) return object->wishes == 0;
+    if (object->registered) return object->wishes == 0 && !object->stuck;
     return object->wishes > 0 && !store->refuses;
 }
 
@@ -53,9 +53,10 @@ static void work(tms_shared_store_t *store, tms_shared_object_t *object) {
         tms_log_once(store->copying->log, &store->warned_not_registered, TMS_LOG_WARNING,
                      "%s Contents of shared backups are copied through pinned memory, which is slower.", reason.message);
     pthread_mutex_lock(&store->lock);
-    object->busy = status != TMS_OK && object->registered; /* until the next pause */
+    object->busy = false;
+    object->stuck = status != TMS_OK && object->registered;
+    store->refuses |= status != TMS_OK && !object->registered;
     if (status == TMS_OK) object->registered = !object->registered;
-    if (status != TMS_OK) store->refuses = true;
     if (object->users == 0 && !object->registered) tms_shared_object_free(store, object);
 }
 
@@ -89,6 +90,11 @@ void tms_shared_registrar_start(tms_shared_store_t *store) {
         "pthread_create failed (%s), so that shared backups are not registered with the driver. Contents are copied "
         "through pinned memory, which is slower.",
         strerror(os_error));
+}
+
+void tms_shared_registrar_retry(tms_shared_store_t *store) {
+    store->refuses = false;
+    for (tms_shared_object_t *object = store->objects; object; object = object->next) object->stuck = false;
 }
 
 void tms_shared_registrar_hold(tms_shared_store_t *store, bool in_call) {

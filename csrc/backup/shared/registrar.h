@@ -17,6 +17,8 @@
 
 /* Starts the thread if there is something to do and it does not run. */
 void tms_shared_registrar_start(tms_shared_store_t *store);
+/* With the store's lock held, at the beginning of a pause: what the driver has refused is tried again. */
+void tms_shared_registrar_retry(tms_shared_store_t *store);
 /* From now on, or no longer, a pause or resume uses the store. */
 void tms_shared_registrar_hold(tms_shared_store_t *store, bool in_call);
 /* The thread begins no further call. Waits until `deadline` (tms_wait_now) for the one that is in flight. */

@@ -33,7 +33,8 @@ typedef struct tms_shared_object {
     int claim;          /* the descriptor of the file that it writes, whose lock is the claim; -1: none */
     bool made;          /* by this process, and by no other one before */
     bool registered;
-    bool busy; /* the registrar makes a driver call for it */
+    bool busy;  /* the registrar makes a driver call for it */
+    bool stuck; /* the driver has failed to end its registration since the last pause */
 } tms_shared_object_t;
 
 enum { TMS_SHARED_BUCKETS = 1024 };
@@ -55,8 +56,7 @@ typedef struct tms_shared_store {
     bool registrar_runs;
     bool in_call;                /* a pause or resume uses the store, so that the registrar begins no driver call */
     bool refuses;                /* the driver has failed to register an object since the last pause */
-    bool closing;                /* no driver call may begin any more */
-    bool drained;                /* the locks and the list have been released */
+    bool closing;                /* at exit: no driver call may begin any more, and no object is linked or claimed */
     _Atomic uint64_t held_bytes; /* of all objects that this process has */
     _Atomic uint64_t made_bytes; /* part of them: objects that this process has made */
     _Atomic bool warned_private, warned_not_registered, warned_stuck; /* the line has been logged */

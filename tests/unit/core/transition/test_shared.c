@@ -264,6 +264,27 @@ static void without_registration_a_resume_copies_through_pinned_memory(void **st
     assert_filled(address, BYTES, 1);
 }
 
+static void a_registration_that_could_not_be_ended_is_ended_later(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    settle(f);
+    simulator()->clear_counts();
+    simulator()->fail_after("cuMemHostUnregister", 0, 1, CUDA_ERROR_UNKNOWN);
+    resume(f);
+    settle(f);
+    assert_int_equal(simulator()->failures_fired(), 1);
+    ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    assert_objects(0);
+    assert_int_equal(held(f), BYTES); /* it is still mapped */
+    const uint64_t other = allocate_filled(f, "a", KEPT, BYTES, 2);
+    cycle_copying(f, BYTES, 0);
+    settle(f);
+    assert_int_equal(held(f), BYTES); /* the other one */
+    assert_filled(other, BYTES, 2);
+}
+
 /* ---- the kernel ---- */
 
 static void without_the_kernel_everything_is_private(void **state) {
@@ -369,6 +390,7 @@ static uint64_t begin_other(fixture_t *f, other_t *other) {
     cycle_copying(f, BYTES, 0);
     other->name = only_object();
     ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    settle(f);
     assert_objects(0);
     ASSERT_OK(tms_shared_folder_open(&other->folder, folder, &f->log, &nowhere, &error), error);
     ASSERT_OK(tms_shared_entry_try(&other->folder, &other->name, BYTES, true, &other->claim, &nowhere, &error), error);
@@ -531,6 +553,7 @@ int main(void) {
         TEST(a_free_gives_up_the_object),
         TEST(objects_are_registered_while_they_are_paused),
         TEST(without_registration_a_resume_copies_through_pinned_memory),
+        TEST(a_registration_that_could_not_be_ended_is_ended_later),
         TEST(without_the_kernel_everything_is_private),
         TEST(a_damaged_object_fails_the_resume),
         TEST(a_deleted_folder_loses_nothing),
