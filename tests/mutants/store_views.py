@@ -19,6 +19,13 @@ MUTANTS = (
         ("tests/unit/core/model/test_shown_rows.c",),
     ),
     Mutant(
+        "links-do-not-count-after-a-resume",
+        "csrc/backup/shared/operations.c",
+        "kept->parts[i].object ? kept->parts[i].bytes : 0;",
+        "0;",
+        (_PYTHON + "store/test_processes.py::test_what_two_processes_hold_counts_once",),
+    ),
+    Mutant(
         "an-object-counts-for-each-link",
         _SOURCES + "contents.py",
         "            yield found.setdefault(_identity(status), _Counted(name, status.st_size))",

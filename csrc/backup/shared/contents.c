@@ -20,6 +20,7 @@ static tms_status_t add_object(tms_shared_store_t *store, tms_shared_contents_t 
     tms_shared_object_t *object = tms_shared_object_use(store, name, extent->bytes, device);
     tms_shared_attempt_t attempt;
     bool here;
+    *held = false;
     if (!object) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     contents->parts[contents->part_count++] =
         (tms_shared_part_t){.offset = extent->offset, .bytes = extent->bytes, .object = object};
@@ -28,24 +29,27 @@ static tms_status_t add_object(tms_shared_store_t *store, tms_shared_contents_t 
     return status;
 }
 
-/* Returns an empty description with room for `count` extents, or NULL. */
-static tms_shared_contents_t *make_empty(size_t count) {
-    tms_shared_contents_t *contents = calloc(1, sizeof *contents);
-    if (!contents) return NULL;
-    contents->parts = calloc(count, sizeof *contents->parts);
-    contents->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = calloc(count, sizeof(tms_extent_t))};
-    if (contents->parts && contents->rest.extents) return contents;
-    free(contents->parts);
-    free(contents->rest.extents);
-    free(contents);
-    return NULL;
-}
-
 static void add_rest(tms_shared_contents_t *contents, const tms_extent_t *extent) {
     tms_backup_content_t *rest = &contents->rest;
     rest->extents[rest->extent_count++] =
         (tms_extent_t){.offset = extent->offset, .packed = rest->bytes, .bytes = extent->bytes};
     rest->bytes += extent->bytes;
+}
+
+/* With room for `count` extents of either sort. NULL: memory is short. */
+static tms_shared_contents_t *make_empty(size_t count) {
+    tms_shared_contents_t *contents = calloc(1, sizeof *contents);
+    tms_shared_part_t *parts = calloc(count + 1, sizeof *parts);
+    tms_extent_t *extents = calloc(count + 1, sizeof *extents);
+    if (contents && parts && extents) {
+        contents->parts = parts;
+        contents->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = extents};
+        return contents;
+    }
+    free(extents);
+    free(parts);
+    free(contents);
+    return NULL;
 }
 
 tms_status_t tms_shared_contents_make(tms_shared_store_t *store, const tms_backup_content_t *content,
@@ -56,8 +60,8 @@ tms_status_t tms_shared_contents_make(tms_shared_store_t *store, const tms_backu
     const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
     tms_shared_contents_t *contents = make_empty(count);
     bool held;
-    if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     tms_status_t status = TMS_OK;
+    if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
         if (fingerprints && tms_extent_is_object(&extents[i])) {
             const tms_shared_name_t name =
@@ -80,6 +84,7 @@ tms_status_t tms_shared_contents_link(tms_shared_store_t *store, const tms_share
                                       tms_error_t *error) {
     const tms_extent_t whole = {.bytes = bytes};
     tms_shared_contents_t *contents = make_empty(1);
+    *found = false;
     if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     tms_status_t status = add_object(store, contents, &whole, name, device, found, context, error);
     if (*found)

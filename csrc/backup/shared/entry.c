@@ -77,9 +77,14 @@ static tms_status_t hold(const entry_t *entry, uint64_t bytes, int *fd, tms_erro
 
 /* ---- claims ---- */
 
+/* Removes the name of a file that this process has locked. */
+static void withdraw(const entry_t *entry, int fd) {
+    if (tms_shared_is_named(fd, entry->folder->objects, entry->part)) (void)unlinkat(entry->folder->objects, entry->part, 0);
+}
+
 /* Removes the file that this process has locked, and closes it, which unlocks it. */
 static void remove_part(const entry_t *entry, int fd) {
-    if (tms_shared_is_named(fd, entry->folder->objects, entry->part)) (void)unlinkat(entry->folder->objects, entry->part, 0);
+    withdraw(entry, fd);
     close(fd);
 }
 
@@ -154,6 +159,14 @@ tms_status_t tms_shared_entry_try(const tms_shared_folder_t *folder, const tms_s
     return status;
 }
 
+int tms_shared_entry_open(const tms_shared_folder_t *folder, const tms_shared_name_t *name) {
+    return tms_shared_open(folder->holder, name->text, O_RDONLY);
+}
+
+bool tms_shared_entry_read(int fd, void *data, uint64_t bytes, uint64_t offset) {
+    return tms_shared_read(fd, data, bytes, offset) == (int64_t)bytes;
+}
+
 tms_status_t tms_shared_entry_write(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd,
                                     const void *data, uint64_t bytes, uint64_t offset, const tms_error_context_t *context,
                                     tms_error_t *error) {
@@ -202,6 +215,11 @@ tms_status_t tms_shared_entry_finish(const tms_shared_folder_t *folder, const tm
     if (opened >= 0) close(opened);
     tms_shared_entry_drop(folder, name);
     return status;
+}
+
+void tms_shared_entry_withdraw(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd) {
+    const entry_t entry = entry_of(folder, name, NULL);
+    withdraw(&entry, fd);
 }
 
 void tms_shared_entry_abandon(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd) {

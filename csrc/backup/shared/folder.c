@@ -286,8 +286,12 @@ void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t 
     closedir(list);
 }
 
-void tms_shared_folder_close(tms_shared_folder_t *folder, const tms_log_t *log) {
+void tms_shared_folder_leave(const tms_shared_folder_t *folder, const tms_log_t *log) {
     if (folder->root >= 0 && folder->lock >= 0) remove_holder(folder, folder->holder, folder->holder_name, log);
+}
+
+void tms_shared_folder_close(tms_shared_folder_t *folder, const tms_log_t *log) {
+    tms_shared_folder_leave(folder, log);
     tms_shared_folder_after_fork_in_child(folder);
 }
 

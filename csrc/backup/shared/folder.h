@@ -52,8 +52,10 @@ bool tms_shared_folder_is_current(const tms_shared_folder_t *folder, const char 
  * unfinished objects whose lock can be taken and objects that no holder and no published name links. A failure to remove
  * something is logged. */
 void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t *log);
-/* Removes the holder with its links, the objects that have no other link, and closes the descriptors. Accepts a folder that
- * is not open. */
+/* At exit: removes the holder with its links, and the objects that have no other link. The descriptors and the key stay,
+ * because another thread may use them. Accepts a folder that is not open. */
+void tms_shared_folder_leave(const tms_shared_folder_t *folder, const tms_log_t *log);
+/* Leaves the folder, closes the descriptors, and forgets the key. Accepts a folder that is not open. */
 void tms_shared_folder_close(tms_shared_folder_t *folder, const tms_log_t *log);
 /* In a forked child: closes the descriptors without unlocking, and forgets the folder. A child that kept the lock's
  * descriptor would keep the holder of a dead parent alive. */

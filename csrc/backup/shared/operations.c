@@ -70,11 +70,12 @@ static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *s
 
 static void commit(void *opaque, tms_backup_t *backup, tms_backup_slot_t *slot) {
     tms_shared_store_t *store = opaque;
+    /* In this order, so that objects that both have stay registered. */
+    if (slot->fresh) tms_shared_contents_wish(store, slot->fresh, true);
     if (backup->planned.kind == TMS_BACKUP_SHARED || backup->kind != TMS_BACKUP_SHARED) drop(store, &slot->kept);
     if (!slot->fresh) return;
     slot->kept = slot->fresh;
     slot->fresh = NULL;
-    tms_shared_contents_wish(store, slot->kept, true);
     atomic_store(&store->committed, true);
 }
 
@@ -83,10 +84,15 @@ static void cancel(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
     drop(store, &slot->fresh);
 }
 
+static void after_resume(void *store) {
+    tms_shared_registrar_hold(store, false);
+    tms_shared_registrar_start(store);
+}
+
 static void after_pause(void *opaque) {
     tms_shared_store_t *store = opaque;
     if (atomic_exchange(&store->committed, false)) tms_shared_store_drop_kept(store);
-    tms_shared_registrar_start(store);
+    after_resume(store);
 }
 
 /* ---- a resume ---- */
@@ -106,11 +112,6 @@ static bool discard(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, 
     tms_shared_contents_wish(store, kept, false);
     tms_shared_contents_drop_private(kept, policy);
     return false;
-}
-
-static void after_resume(void *store) {
-    tms_shared_registrar_hold(store, false);
-    tms_shared_registrar_start(store);
 }
 
 static tms_status_t read_part(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
@@ -137,10 +138,20 @@ static void explain(void *opaque, const tms_backup_t *backup, const tms_backup_s
     }
 }
 
+/* The bytes of the objects, whose links stay after a resume. Objects that other processes hold as well count in full. */
+static uint64_t reserved_bytes(const tms_backup_t *backup, const tms_backup_slot_t *slot) {
+    const tms_shared_contents_t *kept = slot->kept;
+    uint64_t bytes = 0;
+    (void)backup;
+    for (size_t i = 0; kept && i < kept->part_count; i++) bytes += kept->parts[i].object ? kept->parts[i].bytes : 0;
+    return bytes;
+}
+
 static void destroy(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
     (void)backup;
     drop(store, &slot->fresh);
     drop(store, &slot->kept);
+    tms_shared_registrar_start(store); /* it ends the registrations of what was dropped */
 }
 
 /* ---- the process ---- */
@@ -161,7 +172,14 @@ static tms_status_t init(void *opaque, const tms_backup_setup_t *setup, tms_erro
 
 static void close_store(void *store, double deadline) { tms_shared_registrar_close(store, deadline); }
 
-static void at_exit(void *store) { tms_shared_store_close(store); }
+/* A thread may still be in a pause, which fails at its next object. */
+static void at_exit(void *opaque) {
+    tms_shared_store_t *store = opaque;
+    pthread_mutex_lock(&store->lock);
+    tms_shared_objects_withdraw_claims(store);
+    tms_shared_folder_leave(&store->folder, store->copying->log);
+    pthread_mutex_unlock(&store->lock);
+}
 
 /* The registrar ends the registrations of the objects, which have no user any more. */
 static void drain(void *opaque) {
@@ -171,7 +189,7 @@ static void drain(void *opaque) {
     pthread_mutex_lock(&store->lock);
     while (store->registrar_runs) (void)tms_wait_until(&store->changed, &store->lock, INFINITY);
     pthread_mutex_unlock(&store->lock);
-    at_exit(store);
+    tms_shared_store_close(store);
 }
 
 static void release(void *opaque) {
@@ -214,6 +232,7 @@ const tms_backup_operations_t tms_shared_operations = {.place = "shared memory",
                                                        .load = load,
                                                        .read = read_part,
                                                        .explain = explain,
+                                                       .reserved_bytes = reserved_bytes,
                                                        .commit = commit,
                                                        .cancel = cancel,
                                                        .discard = discard,

@@ -1,5 +1,7 @@
 #include "backup/shared/store.h"
 
+#include "backup/shared/registrar.h"
+
 /* With the lock held. Its key is not used any more when it goes. */
 static void close_folder(tms_shared_store_t *store) {
     if (store->folder.root < 0) return;
@@ -11,6 +13,9 @@ static void close_folder(tms_shared_store_t *store) {
 /* With the lock held. */
 static tms_status_t open_folder(tms_shared_store_t *store, const tms_error_context_t *context, tms_error_t *error) {
     const tms_log_t *log = store->copying->log;
+    if (store->closing)
+        return tms_error_set(error, TMS_INVALID_STATE, context,
+                             "the shared store is closed, because the process is exiting");
     if (tms_shared_folder_is_current(&store->folder, store->configured)) {
         tms_shared_folder_clean(&store->folder, log);
         return TMS_OK;
@@ -25,7 +30,8 @@ static tms_status_t open_folder(tms_shared_store_t *store, const tms_error_conte
 
 tms_status_t tms_shared_store_open(tms_shared_store_t *store, const tms_error_context_t *context, tms_error_t *error) {
     pthread_mutex_lock(&store->lock);
-    store->refuses = false;
+    store->in_call = true;
+    tms_shared_registrar_retry(store);
     tms_status_t status = open_folder(store, context, error);
     pthread_mutex_unlock(&store->lock);
     return status;
@@ -33,9 +39,7 @@ tms_status_t tms_shared_store_open(tms_shared_store_t *store, const tms_error_co
 
 void tms_shared_store_close(tms_shared_store_t *store) {
     pthread_mutex_lock(&store->lock);
-    store->folder.key = NULL;
-    tms_shared_objects_forget_names(store);
-    tms_shared_folder_close(&store->folder, store->copying->log);
+    close_folder(store);
     pthread_mutex_unlock(&store->lock);
 }
 

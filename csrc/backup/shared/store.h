@@ -8,10 +8,12 @@
 
 #include "backup/shared/contents.h"
 
-/* Opens the folder, unless it is open, and makes its key the one of the process. Removes what dead processes have left.
- * Objects of another folder stay mapped, but are not found any more. Only the call that has the turn. */
+/* A call that has the turn begins to use the store: opens the folder, unless it is open, makes its key the one of the
+ * process, and removes what dead processes have left. Objects of another folder stay mapped, but are not found any more. The
+ * registrar begins no driver call until the operation after_pause or after_resume. TMS_BACKUP_IO; TMS_INVALID_STATE at
+ * exit. */
 tms_status_t tms_shared_store_open(tms_shared_store_t *store, const tms_error_context_t *context, tms_error_t *error);
-/* Removes the holder, and closes the folder. A thread that is still in a pause may go on using the key. */
+/* For tests: removes the holder, and closes the folder. */
 void tms_shared_store_close(tms_shared_store_t *store);
 
 /* Keeps the links of the contents, which have nothing private. The store owns the contents from here on. */

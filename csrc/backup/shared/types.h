@@ -2,8 +2,8 @@
  * docs/architecture-shared-store.md describes the whole. Only backup/shared includes this, operations.h for the store, and
  * the calls publish and adopt of the core (core/transition/node.h).
  *
- * Layers, each of which calls only those before it: names; folder; published; entry; types; object; registrar; ring;
- * contents; store; copy; operations.
+ * Layers, each of which calls only those before it: names; folder; published; entry; types; object; jobs; registrar;
+ * ring; contents; store; copy; operations.
  *
  * Lock: `lock` is a leaf but for the host store's. It is held across opening, linking and unlinking files, never across a
  * driver call, a write or a copy. */
@@ -34,7 +34,8 @@ typedef struct tms_shared_object {
     int claim;          /* the descriptor of the file that it writes, whose lock is the claim; -1: none */
     bool made;          /* by this process, and by no other one before */
     bool registered;
-    bool busy; /* the registrar makes a driver call for it */
+    bool busy;  /* the registrar makes a driver call for it */
+    bool stuck; /* the driver has failed to end its registration since the last pause */
 } tms_shared_object_t;
 
 enum { TMS_SHARED_BUCKETS = 1024 };
@@ -56,10 +57,9 @@ typedef struct tms_shared_store {
     _Atomic bool committed;           /* a pause has kept something in the store, and has not ended */
     double patience_seconds;          /* TMS_SHARED_PATIENCE_SECONDS; tests use less */
     bool registrar_runs;
-    bool copying_now;            /* a resume copies, so that no registration begins */
+    bool in_call;                /* a pause or resume uses the store, so that the registrar begins no driver call */
     bool refuses;                /* the driver has failed to register an object since the last pause */
-    bool closing;                /* no driver call may begin any more */
-    bool drained;                /* the locks and the list have been released */
+    bool closing;                /* at exit: no driver call may begin any more, and no object is linked or claimed */
     _Atomic uint64_t held_bytes; /* of all objects that this process has */
     _Atomic uint64_t made_bytes; /* part of them: objects that this process has made */
     _Atomic bool warned_private, warned_not_registered, warned_stuck; /* the line has been logged */

@@ -9,7 +9,6 @@
 #include "backup/pass.h"
 #include "backup/shared/copy.h"
 #include "backup/shared/published.h"
-#include "backup/shared/registrar.h"
 #include "backup/shared/store.h"
 #include "core/transition/devices.h"
 #include "core/transition/transition.h"
@@ -266,6 +265,7 @@ tms_status_t tms_transition_publish(tms_saver_t *saver, const tms_selection_t *s
                         .name = name,
                         .contents = contents};
     tms_status_t status = tms_transition_run(&call.t, error);
+    tms_backup_stores_after_resume(&saver->stores);
     *written = call.written;
     return status;
 }
@@ -451,7 +451,6 @@ static tms_status_t adopt(tms_transition_t *t, tms_error_t *error) {
     tms_status_t status = prepare(call, error);
     if (status == TMS_OK) status = link_all(call, error);
     const bool complete = status == TMS_OK && call->missing == call->count;
-    tms_shared_registrar_hold(store_of(call), true);
     if (complete) status = tms_transition_on_devices(t, call->devices, fill_pieces, error);
     if (status == TMS_FORKED) return status; /* in a forked child: everything belongs to the parent */
     finish(call, complete && status == TMS_OK);

@@ -7,41 +7,11 @@
 
 #include <cmocka.h>
 
-#include <sched.h>
 #include <sys/mount.h>
 
 #include "backup/shared/entry.h"
 #include "own_process.h"
 #include "support/shared_fixture.h"
-
-static bool write_text(const char *path, const char *text) {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    bool written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    if (fd >= 0) close(fd);
-    return written;
-}
-
-/* Moves the child into a namespace in which it may mount. */
-static void enter_namespace(void) {
-    char users[64], groups[64];
-    snprintf(users, sizeof users, "%ld %ld 1", (long)geteuid(), (long)geteuid());
-    snprintf(groups, sizeof groups, "%ld %ld 1", (long)getegid(), (long)getegid());
-    if (unshare(CLONE_NEWNS) != 0) {
-        bool own = unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 && write_text("/proc/self/setgroups", "deny") &&
-                   write_text("/proc/self/gid_map", groups) && write_text("/proc/self/uid_map", users);
-        if (!own) {
-            dprintf(STDERR_FILENO, "skipped: the kernel refuses a mount namespace (%s)\n", strerror(errno));
-            _exit(SKIPPED);
-        }
-    }
-    CHECK(mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
-}
-
-static void mount_memory(const char *options) {
-    if (mount("tmpfs", base, "tmpfs", 0, options) == 0) return;
-    dprintf(STDERR_FILENO, "skipped: the kernel refuses to mount a tmpfs (%s)\n", strerror(errno));
-    _exit(SKIPPED);
-}
 
 static void check_message(void) {
     CHECK(error.status == TMS_BACKUP_IO && error.os_error == ENOSPC);
@@ -82,8 +52,8 @@ static void check_full(const tms_shared_folder_t *folder, unsigned count) {
 
 static void fill_bytes(void) {
     tms_shared_folder_t folder;
-    enter_namespace();
-    mount_memory("size=1m,mode=0700");
+    enter_mount_namespace();
+    mount_memory(base, "size=1m,mode=0700");
     CHECK(tms_shared_folder_open(&folder, root, &quiet, &context, &error) == TMS_OK);
     unsigned count = fill(&folder);
     CHECK(count > 10 && strcmp(error.call, "pwrite") == 0);
@@ -92,7 +62,7 @@ static void fill_bytes(void) {
     tms_shared_folder_close(&folder, &quiet);
     check_nothing_left();
     CHECK(umount(base) == 0);
-    mount_memory("size=256k,mode=0700");
+    mount_memory(base, "size=256k,mode=0700");
     CHECK(tms_shared_folder_open(&folder, root, &quiet, &context, &error) == TMS_BACKUP_IO);
     check_message();
     CHECK(strstr(error.message, below("key")) && !exists(below("key")));
@@ -109,12 +79,12 @@ static void a_folder_that_is_full_in_bytes(void **state) {
  * object, a link. */
 static void fill_files(void) {
     unsigned refused = 0, count = 0;
-    enter_namespace();
+    enter_mount_namespace();
     for (unsigned files = 1; count < 3; files++) {
         char options[64];
         tms_shared_folder_t folder;
         snprintf(options, sizeof options, "nr_inodes=%u,mode=0700", files);
-        mount_memory(options);
+        mount_memory(base, options);
         if (tms_shared_folder_open(&folder, root, &quiet, &context, &error) == TMS_OK) {
             count = fill(&folder);
             check_message();

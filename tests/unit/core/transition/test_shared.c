@@ -154,12 +154,18 @@ static CUresult refuse_read_only(void *memory, size_t bytes, unsigned int flags)
     return flags & CU_MEMHOSTREGISTER_READ_ONLY ? CUDA_ERROR_NOT_PERMITTED : registers(memory, bytes, flags);
 }
 
+/* From here on resumes copy through pinned memory. */
+static void refuse_registration(fixture_t *f) {
+    registers = f->cuda->cuMemHostRegister;
+    writable(f)->cuMemHostRegister = refuse_read_only;
+    f->log.level = TMS_LOG_SILENT;
+}
+
 static void without_registration_a_resume_copies_through_pinned_memory(void **state) {
     fixture_t *f = *state;
     char text[TEXT_BYTES];
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
-    registers = f->cuda->cuMemHostRegister;
-    writable(f)->cuMemHostRegister = refuse_read_only;
+    refuse_registration(f);
     f->log.level = TMS_LOG_WARNING;
     const captured_stderr_t captured = capture_begin();
     for (int cycle = 0; cycle < 2; cycle++) {
@@ -173,6 +179,27 @@ static void without_registration_a_resume_copies_through_pinned_memory(void **st
     assert_non_null(strstr(text, "CUDA_ERROR_NOT_PERMITTED"));
     assert_non_null(strstr(text, "through pinned memory"));
     assert_filled(address, BYTES, 1);
+}
+
+static void a_registration_that_could_not_be_ended_is_ended_later(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    settle(f);
+    simulator()->clear_counts();
+    simulator()->fail_after("cuMemHostUnregister", 0, 1, CUDA_ERROR_UNKNOWN);
+    resume(f);
+    settle(f);
+    assert_int_equal(simulator()->failures_fired(), 1);
+    ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    assert_objects(0);
+    assert_int_equal(held(f), BYTES); /* it is still mapped */
+    const uint64_t other = allocate_filled(f, "a", KEPT, BYTES, 2);
+    cycle_copying(f, BYTES, 0);
+    settle(f);
+    assert_int_equal(held(f), BYTES); /* the other one */
+    assert_filled(other, BYTES, 2);
 }
 
 /* ---- the kernel ---- */
@@ -202,7 +229,7 @@ static void a_damaged_object_fails_the_resume(void **state) {
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
     for (size_t i = 0; i < 2; i++) {
         tms_error_t error;
-        if (!registered[i]) store_of(f)->copying_now = true; /* no registration begins */
+        if (!registered[i]) refuse_registration(f);
         pause_copying(f, i == 0 ? BYTES : 0, i == 0 ? 0 : BYTES);
         settle(f);
         const tms_shared_name_t name = only_object();
@@ -226,6 +253,7 @@ static void a_deleted_folder_loses_nothing(void **state) {
     resume(f);
     assert_filled(address, BYTES, 1);
     cycle_copying(f, BYTES, 0); /* into a new folder, with a new key */
+    settle(f); /* the object of the old folder was registered */
     assert_objects(1);
     assert_int_equal(held(f), BYTES);
     cycle_copying(f, 0, BYTES);
@@ -266,6 +294,7 @@ static uint64_t begin_other(fixture_t *f, other_t *other) {
     cycle_copying(f, BYTES, 0);
     other->name = only_object();
     ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    settle(f);
     assert_objects(0);
     ASSERT_OK(tms_shared_folder_open(&other->folder, folder, &f->log, &nowhere, &error), error);
     ASSERT_OK(tms_shared_entry_try(&other->folder, &other->name, BYTES, true, &other->claim, &nowhere, &error), error);
@@ -393,7 +422,7 @@ static void a_failed_read_leaves_everything_paused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
-    store_of(f)->copying_now = true; /* so that it goes through pinned memory */
+    refuse_registration(f);
     pause_copying(f, BYTES, 0);
     simulator()->fail_after("cuMemcpyHtoDAsync", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(resume_all(f, &error), TMS_DRIVER);
@@ -428,6 +457,7 @@ int main(void) {
         TEST(a_free_gives_up_the_object),
         TEST(objects_are_registered_while_they_are_paused),
         TEST(without_registration_a_resume_copies_through_pinned_memory),
+        TEST(a_registration_that_could_not_be_ended_is_ended_later),
         TEST(without_the_kernel_everything_is_private),
         TEST(a_damaged_object_fails_the_resume),
         TEST(a_deleted_folder_loses_nothing),

@@ -1,5 +1,5 @@
-"""Guards what a manifest says: it is read as it was written, everything that is damaged is noticed, and the first difference from a
-model is named."""
+"""Guards what a manifest says: it is read as it was written, everything that is damaged is noticed, and the first difference
+from a model is named."""
 
 from __future__ import annotations
 
