@@ -51,6 +51,7 @@ import ranks  # noqa: E402
 import releases_and_logs  # noqa: E402
 import runs  # noqa: E402
 import shared_pages  # noqa: E402
+import published  # noqa: E402
 import shared_store  # noqa: E402
 import sharing  # noqa: E402
 import simulator  # noqa: E402
@@ -86,6 +87,7 @@ _TABLES = (
     releases_and_logs,
     runs,
     shared_pages,
+    published,
     shared_store,
     sharing,
     simulator,
