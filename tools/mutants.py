@@ -47,11 +47,11 @@ import native  # noqa: E402
 import other_users  # noqa: E402
 import out_of_memory  # noqa: E402
 import package  # noqa: E402
+import published  # noqa: E402
 import ranks  # noqa: E402
 import releases_and_logs  # noqa: E402
 import runs  # noqa: E402
 import shared_pages  # noqa: E402
-import published  # noqa: E402
 import shared_store  # noqa: E402
 import sharing  # noqa: E402
 import simulator  # noqa: E402
@@ -83,11 +83,11 @@ _TABLES = (
     other_users,
     out_of_memory,
     package,
+    published,
     ranks,
     releases_and_logs,
     runs,
     shared_pages,
-    published,
     shared_store,
     sharing,
     simulator,

@@ -49,13 +49,6 @@ MUTANTS = (
         (_TEST_NODE,),
     ),
     Mutant(
-        "an-incomplete-name-is-adopted",
-        _NODE,
-        "const bool complete = status == TMS_OK && call->missing == call->count;",
-        "const bool complete = status == TMS_OK;",
-        (_TEST_NODE,),
-    ),
-    Mutant(
         "a-name-exists-before-it-is-whole",
         _PUBLISHED,
         """    status = link_objects(&all, objects, count, error);
