@@ -253,7 +253,7 @@ static void a_deleted_folder_loses_nothing(void **state) {
     resume(f);
     assert_filled(address, BYTES, 1);
     cycle_copying(f, BYTES, 0); /* into a new folder, with a new key */
-    settle(f); /* the object of the old folder was registered */
+    settle(f);                  /* the object of the old folder was registered */
     assert_objects(1);
     assert_int_equal(held(f), BYTES);
     cycle_copying(f, 0, BYTES);
