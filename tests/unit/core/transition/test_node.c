@@ -4,11 +4,23 @@
 #include "backup/shared/store.h"
 #include "core/transition/node.h"
 
-#include "captured_stderr.h"
+#include <dlfcn.h>
+#include <sys/statvfs.h>
+
 #include "support/shared_store.h"
 
 enum { PIECES_MOST = 8, MANIFEST_BYTES = 4096 };
 static const char contents[] = "{\"format\": 1}";
+
+/* The room that the folder's file system has left; 0: what it says. */
+static uint64_t left_bytes;
+
+int fstatvfs(int fd, struct statvfs *found) {
+    int (*real)(int, struct statvfs *) = (int (*)(int, struct statvfs *))(uintptr_t)dlsym(RTLD_NEXT, "fstatvfs");
+    const int result = real(fd, found);
+    if (result == 0 && left_bytes > 0) found->f_bavail = left_bytes / found->f_frsize;
+    return result;
+}
 
 /* ---- calls ---- */
 
@@ -223,6 +235,27 @@ static void what_does_not_fit_is_not_begun(void **state) {
     f->saver.stores.host.limits.cap_bytes = UINT64_MAX;
     ASSERT_OK(publish(f, "name", pieces, 2, &written, &error), error);
     assert_objects(2);
+}
+
+static void a_folder_without_room_is_not_begun(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t written;
+    const tms_shared_piece_t piece = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1), BYTES);
+    simulator()->clear_counts();
+    left_bytes = BYTES - 4096;
+    const tms_status_t status = publish(f, "name", &piece, 1, &written, &error);
+    left_bytes = BYTES;
+    assert_int_equal(status, TMS_BACKUP_IO);
+    assert_non_null(strstr(error.message, folder));
+    assert_non_null(strstr(error.message, "--shm-size"));
+    assert_non_null(strstr(error.message, "TMS_SHARED_DIR"));
+    assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), 0);
+    assert_objects(0);
+    publish_one(f, "name", piece.address, BYTES);
+    left_bytes = 4096; /* what exists needs no room */
+    publish_one(f, "other", piece.address, 0);
+    left_bytes = 0;
 }
 
 static void a_failed_copy_publishes_nothing(void **state) {
@@ -466,6 +499,7 @@ int main(void) {
         TEST(pieces_that_cannot_be_objects_are_refused),
         TEST(without_the_kernel_nothing_is_published),
         TEST(what_does_not_fit_is_not_begun),
+        TEST(a_folder_without_room_is_not_begun),
         TEST(a_failed_copy_publishes_nothing),
         TEST(an_object_of_a_stopped_writer_is_not_published),
         TEST(adopted_memory_has_the_contents),
