@@ -43,6 +43,7 @@ from importers import Importer
 EITHER_MODE = frozenset(
     f"test_{name}.py"
     for name in (
+        "backup",
         "capture_step_refusals",
         "changes",
         "check_fresh",
@@ -62,6 +63,7 @@ EITHER_MODE = frozenset(
         "shared_page",
         "sharing_lifetimes",
         "sharing_patterns",
+        "sharing_pauses",
         "sharing_permissions",
         "sharing_random",
         "stats",
