@@ -44,12 +44,14 @@ EITHER_MODE = frozenset(
     f"test_{name}.py"
     for name in (
         "backup",
+        "capture_step",
         "capture_step_refusals",
         "changes",
         "check_fresh",
         "events",
         "graph_report",
         "held_memory",
+        "layer_graphs",
         "layer_graphs_calls",
         "manage_modules",
         "manage_optimizers",
