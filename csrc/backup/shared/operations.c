@@ -161,10 +161,12 @@ static void explain(void *opaque, const tms_backup_t *backup, const tms_backup_s
     }
 }
 
+/* The registrar unmaps what is still registered. */
 static void destroy(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
     (void)backup;
     drop(store, &slot->fresh);
     drop(store, &slot->kept);
+    tms_shared_registrar_start(store);
 }
 
 /* ---- the process ---- */

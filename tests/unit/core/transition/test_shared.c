@@ -197,6 +197,7 @@ static void a_free_gives_up_the_object(void **state) {
     tms_error_t error;
     const uint64_t one = allocate_filled(f, "a", KEPT, BYTES, 1), two = allocate_filled(f, "a", KEPT, BYTES, 1);
     pause_copying(f, BYTES, BYTES);
+    settle(f); /* it is registered */
     ASSERT_OK(tms_saver_free(&f->saver, one, &error), error);
     assert_objects(1);
     ASSERT_OK(tms_saver_free(&f->saver, two, &error), error);
