@@ -257,7 +257,8 @@ class Machine:
 
     @staticmethod
     def _target(descriptor: str) -> str:
-        """What a descriptor refers to. Pipes differ by number only, holders of the shared store by a random name, and the listing's own descriptor is closed again."""
+        """What a descriptor refers to. Pipes differ by number only, and holders of the shared store by a random name. The
+        listing's own descriptor is closed again."""
         try:
             target = os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")[0]
             return re.sub(r"/holders/[0-9a-f]+", "/holders/NAME", target)

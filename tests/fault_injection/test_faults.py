@@ -62,9 +62,7 @@ class Result:
 class Run:
     """One scenario, by as many workers as necessary."""
 
-    def __init__(
-        self, scenario: str, preloaded: bool, interposer: Path, directory: Path, shared: Path, full: bool
-    ) -> None:
+    def __init__(self, scenario: str, preloaded: bool, interposer: Path, directory: Path, shared: Path, full: bool) -> None:
         self.shared = shared
         self.scenario, self.preloaded, self.directory, self.full = scenario, preloaded, directory, full
         self.libraries = [str(interposer), str(library_path())] if preloaded else [str(interposer)]

@@ -317,7 +317,9 @@ class World:
         """The objects of the shared store, whole or not, and the links to them."""
         folder = Path(os.environ["TMS_SHARED_DIR"])
         files = (path.relative_to(folder) for part in ("objects", "holders") for path in (folder / part).rglob("*"))
-        return sorted(map(str, (path for path in files if path.name != "lock" and len(path.parts) + (path.parts[0] == "objects") > 2)))
+        return sorted(
+            map(str, (path for path in files if path.name != "lock" and len(path.parts) + (path.parts[0] == "objects") > 2))
+        )
 
     @staticmethod
     def remove_objects() -> None:

@@ -181,7 +181,7 @@ _BACKUPS = (
     ),
     Mutant(
         "copies-of-a-backup-end-at-4-gib",
-        "csrc/backup/host/operations.c",
+        "csrc/backup/host/copy.c",
         "uint64_t packed = extents[i].packed + done,",
         "uint64_t packed = (uint32_t)(extents[i].packed + done),",
         ("tests/unit/backup/test_backup.c",),
