@@ -8,15 +8,15 @@
 
 /* The number of fingerprints of an extent, whose pieces are those of tms_fingerprints_piece. */
 static size_t pieces_of(const tms_extent_t *extent) {
-    const tms_backup_content_t alone = {.bytes = extent->bytes, .extents = (tms_extent_t *)(uintptr_t)extent, .extent_count = 1};
+    const tms_backup_content_t alone = {
+        .bytes = extent->bytes, .extents = (tms_extent_t *)(uintptr_t)extent, .extent_count = 1};
     return tms_fingerprints_count(&alone);
 }
 
 static tms_status_t add_object(tms_shared_store_t *store, tms_shared_contents_t *contents, const tms_extent_t *extent,
                                const tms_fingerprint_t *fingerprints, int device, const tms_error_context_t *context,
                                tms_error_t *error) {
-    const tms_shared_name_t name =
-        tms_shared_name(store->folder.key, fingerprints, pieces_of(extent), extent->bytes);
+    const tms_shared_name_t name = tms_shared_name(store->folder.key, fingerprints, pieces_of(extent), extent->bytes);
     tms_shared_object_t *object = tms_shared_object_use(store, &name, extent->bytes, device);
     tms_shared_attempt_t attempt;
     bool here;
@@ -33,20 +33,28 @@ static void add_rest(tms_shared_contents_t *contents, const tms_extent_t *extent
     rest->bytes += extent->bytes;
 }
 
+/* Makes a description with room for so many parts and extents. Returns NULL if memory is short. */
+static tms_shared_contents_t *make_empty(size_t count) {
+    tms_shared_contents_t *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    made->parts = calloc(count, sizeof *made->parts);
+    made->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = calloc(count, sizeof *made->rest.extents)};
+    if (made->parts && made->rest.extents) return made;
+    tms_backup_content_forget(&made->rest);
+    free(made->parts);
+    free(made);
+    return NULL;
+}
+
 tms_status_t tms_shared_contents_make(tms_shared_store_t *store, const tms_backup_content_t *content,
                                       const tms_fingerprint_t *fingerprints, int device, tms_shared_contents_t **made,
                                       const tms_error_context_t *context, tms_error_t *error) {
     tms_extent_t whole;
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
-    tms_shared_contents_t *contents = calloc(1, sizeof *contents);
+    tms_shared_contents_t *contents = make_empty(count > 0 ? count : 1);
     tms_status_t status = TMS_OK;
-    if (contents) {
-        contents->parts = calloc(count, sizeof *contents->parts);
-        contents->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = calloc(count, sizeof *extents)};
-    }
-    if (!contents || !contents->parts || !contents->rest.extents)
-        status = tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
         if (fingerprints && extents[i].bytes >= TMS_OBJECT_BYTES_LEAST)
             status = add_object(store, contents, &extents[i], fingerprints, device, context, error);

@@ -81,10 +81,11 @@ static tms_status_t keep_alone(relay_t *relay, job_t *job, tms_error_t *error) {
         .bytes = part->bytes, .device = relay->copier->device, .kind = TMS_BACKUP_PINNED, .group = relay};
     /* Without a list of extents the copy is queued at once. Gathered ones have been queued before this. */
     const tms_backup_content_t content = {.kind = TMS_BACKUP_PINNED, .bytes = part->bytes};
-    tms_log_once(relay->store->copying->log, &relay->store->warned_stuck, TMS_LOG_WARNING,
-                 "another process has been writing the object %s of '%s' for %.0f s without progress, so this process keeps a "
-                 "private copy of it. If that process is stopped, let it continue or end it.",
-                 part->object->name.text, relay->store->folder.path, relay->store->patience_seconds);
+    tms_log_once(
+        relay->store->copying->log, &relay->store->warned_stuck, TMS_LOG_WARNING,
+        "another process has been writing the object %s of '%s' for %.0f s without progress, so this process keeps a "
+        "private copy of it. If that process is stopped, let it continue or end it.",
+        part->object->name.text, relay->store->folder.path, relay->store->patience_seconds);
     tms_status_t status = tms_host_batch_create(&batch, relay->store->host, &job->context, error);
     if (status == TMS_OK) status = tms_host_batch_add(batch, &wanted, &part->alone, &job->context, error);
     if (status == TMS_OK) status = tms_host_batch_start(batch, &job->context, error);
@@ -122,8 +123,9 @@ static tms_status_t await_others(relay_t *relay, const tms_error_context_t *cont
     bool claimed = false;
     tms_status_t status = look(relay, &left, &claimed, error);
     while (status == TMS_OK && left > 0) {
-        status = claimed ? tms_shared_ring_run(relay->store, relay->copier, relay->count, 0, save_object, relay, context, error)
-                         : tms_wait_sleep(relay->copier->wait, between_seconds, context, error);
+        status = claimed
+                     ? tms_shared_ring_run(relay->store, relay->copier, relay->count, 0, save_object, relay, context, error)
+                     : tms_wait_sleep(relay->copier->wait, between_seconds, context, error);
         if (status == TMS_OK) status = look(relay, &left, &claimed, error);
     }
     return status;
@@ -142,15 +144,15 @@ static tms_status_t move(relay_t *relay, tms_error_t *error) {
     tms_copier_t *copier = relay->copier;
     const tms_error_context_t context = {.operation = relay->jobs[0].context.operation, .device = copier->device};
     if (relay->saving) {
-        tms_status_t status = tms_shared_ring_run(relay->store, copier, relay->count, (size_t)(tms_random_number() % relay->count),
-                                                  save_object, relay, &context, error);
+        tms_status_t status =
+            tms_shared_ring_run(relay->store, copier, relay->count, (size_t)(tms_random_number() % relay->count),
+                                save_object, relay, &context, error);
         return status == TMS_OK ? await_others(relay, &context, error) : status;
     }
     /* Memory may be filled before its contents are copied. */
     tms_status_t status = TMS_DRIVER_CALL(copier->driver, &context, error, cuStreamSynchronize, copier->stream);
-    return status == TMS_OK
-               ? tms_shared_ring_run(relay->store, copier, relay->count, 0, load_object, relay, &context, error)
-               : status;
+    return status == TMS_OK ? tms_shared_ring_run(relay->store, copier, relay->count, 0, load_object, relay, &context, error)
+                            : status;
 }
 
 static tms_status_t wait_for_objects(tms_copier_relay_t *base, tms_error_t *error) {
@@ -176,26 +178,47 @@ static void release_relay(tms_copier_relay_t *base, const tms_driver_table_t *dr
 static const tms_copier_relay_table_t relay_table = {
     .wait = wait_for_objects, .close = close_relay, .release = release_relay};
 
-static tms_status_t add(tms_shared_store_t *store, bool saving, tms_shared_part_t *part, tms_copier_t *copier,
-                        CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
-    enum { FIRST_CAPACITY = 16 };
+/* Returns the copier's relay, which is made if it is missing, or NULL if memory is short. */
+static relay_t *relay_of(tms_shared_store_t *store, bool saving, tms_copier_t *copier) {
     relay_t *relay = (relay_t *)tms_copier_find_relay(copier, &relay_table);
-    if (!relay) {
-        relay = calloc(1, sizeof *relay);
-        if (!relay) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
-        *relay = (relay_t){.relay.table = &relay_table, .store = store, .copier = copier, .saving = saving};
-        tms_copier_add_relay(copier, &relay->relay);
-    }
+    if (relay) return relay;
+    relay = calloc(1, sizeof *relay);
+    if (!relay) return NULL;
+    *relay = (relay_t){.relay.table = &relay_table, .store = store, .copier = copier, .saving = saving};
+    tms_copier_add_relay(copier, &relay->relay);
+    return relay;
+}
+
+/* Returns room for another job, or NULL if memory is short. */
+static job_t *next_job(relay_t *relay) {
+    enum { FIRST_CAPACITY = 16 };
     if (relay->count == relay->capacity) {
         const size_t capacity = relay->capacity ? 2 * relay->capacity : FIRST_CAPACITY;
         job_t *grown = realloc(relay->jobs, capacity * sizeof *grown);
-        if (!grown) return tms_error_set_os(error, context, "realloc", ENOMEM, NULL);
+        if (!grown) return NULL;
         relay->jobs = grown;
         relay->capacity = capacity;
     }
-    relay->jobs[relay->count++] = (job_t){.part = part, .address = address + part->offset, .context = *context};
+    return &relay->jobs[relay->count++];
+}
+
+/* gcc's analyzer does not see that the copier keeps a new relay, and reports a leak. */
+#ifndef __clang__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wanalyzer-malloc-leak"
+#endif
+static tms_status_t add(tms_shared_store_t *store, bool saving, tms_shared_part_t *part, tms_copier_t *copier,
+                        CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
+    relay_t *relay = relay_of(store, saving, copier);
+    if (!relay) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    job_t *job = next_job(relay);
+    if (!job) return tms_error_set_os(error, context, "realloc", ENOMEM, NULL);
+    *job = (job_t){.part = part, .address = address + part->offset, .context = *context};
     return TMS_OK;
 }
+#ifndef __clang__
+#pragma GCC diagnostic pop
+#endif
 
 /* ---- a segment ---- */
 

@@ -1,5 +1,5 @@
-/* The copies of the shared store. They are gathered in a relay of the copier (device/copier.h), whose `wait` moves the objects
- * that the driver cannot reach by itself, on the threads of a ring.
+/* The copies of the shared store. They are gathered in a relay of the copier (device/copier.h), whose `wait` moves the
+ * objects that the driver cannot reach by itself, on the threads of a ring.
  *
  * A pause writes the objects that do not exist, beginning at a random one, so that replicas that pause together write
  * different ones. Those that another process is writing are left for the end, where this thread waits for them: it links

@@ -1,5 +1,5 @@
-/* The threads that copy objects through pinned memory, because a process neither maps nor registers an object that it writes,
- * and because an object may not be registered yet when its contents are needed.
+/* The threads that copy objects through pinned memory, because a process neither maps nor registers an object that it
+ * writes, and because an object may not be registered yet when its contents are needed.
  *
  * A lane is a stream and a buffer of TMS_SHARED_LANE_BYTES. It moves one object at a time: copy, wait, write; or read, copy,
  * wait. Several lanes keep the bus busy. Writers of one file exclude each other, so an object is never shared by two lanes.

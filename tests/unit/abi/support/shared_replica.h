@@ -283,7 +283,7 @@ static inline int replica_run(void) {
 
 /* ---- the test ---- */
 
-static char base[TEMPORARY_BYTES], root[TEMPORARY_BYTES]; /* a directory in memory, and the folder in it */
+static char base[TEMPORARY_BYTES], root[TEMPORARY_BYTES]; /* `base` is a directory in memory, `root` the folder in it */
 
 static inline int make(void **state) {
     (void)state;
@@ -327,7 +327,7 @@ static inline void tell(const replica_t *replica, const char *command) {
     assert_int_equal(fflush(replica->to), 0);
 }
 
-/* The answer, without the end of the line. */
+/* Returns the next answer, without the end of the line. */
 static inline const char *hear(const replica_t *replica) {
     static char line[2 * LINE_BYTES];
     if (!fgets(line, sizeof line, replica->from)) fail_msg("the replica has ended");
