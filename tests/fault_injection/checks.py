@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,6 +16,7 @@ from blocks import (
     DISK,
     GUARD_PAGE,
     PAUSED,
+    SHARED,
     STATE_NAMES,
     Block,
 )
@@ -136,6 +138,10 @@ class CheckedWorld(World):
                 sized = [path for path in files if path.stat().st_size == block.size]
                 if kept and not any(path.read_bytes().startswith(kept) for path in sized):
                     problems.append(f"no backup file holds the contents of {name}")
+            elif block.stored == SHARED:
+                copy = ctypes.create_string_buffer(block.size)
+                if not core.read_backup(block.address, block.size, ctypes.addressof(copy), None) or copy.raw != block.data:
+                    problems.append(f"the shared backup of {name} is wrong or missing")
             else:
                 problems += self._check_host_backup(block, name)
         return problems

@@ -62,7 +62,8 @@ class Result:
 class Run:
     """One scenario, by as many workers as necessary."""
 
-    def __init__(self, scenario: str, preloaded: bool, interposer: Path, directory: Path, full: bool) -> None:
+    def __init__(self, scenario: str, preloaded: bool, interposer: Path, directory: Path, shared: Path, full: bool) -> None:
+        self.shared = shared
         self.scenario, self.preloaded, self.directory, self.full = scenario, preloaded, directory, full
         self.libraries = [str(interposer), str(library_path())] if preloaded else [str(interposer)]
         self.result = Result()
@@ -79,6 +80,7 @@ class Run:
             "TMS_DISK_BACKUP_DIR": str(backups / "backups"),
             "TMS_DISK_BACKUP_CHUNK_MB": DISK_CHUNK_MB,
             "TMS_LOCK_DIR": str(self.directory / "locks"),
+            "TMS_SHARED_DIR": str(self.shared),
             "TMS_SHARED_PAGE": str(self.directory / "pages"),
             # A worker injects many failures, of which the log would report equal ones once (checks.py, read_log).
             "TMS_LOG_LEVEL": "debug",
@@ -163,9 +165,11 @@ SHORT = {
     "free_active",
     "free_paused_with_mmap_backup",
     "free_paused_with_pinned_backup",
+    "free_paused_with_shared_backup",
     "free_paused_without_backup",
     "pause_each_kind_to_discard",
     "pause_that_releases_device_lock",
+    "pause_with_shared_backup",
     "pause_without_backup",
     "release_backup_views_after_free",
     "reserve_host_memory",
@@ -182,11 +186,11 @@ def parameter(case: Case) -> Any:
 
 @pytest.mark.parametrize("case", [parameter(case) for case in CASES])
 def test_every_call_fails(
-    case: Case, full: bool, interposer: Path, tmp_path: Path, count_injected: Callable[[int], None]
+    case: Case, full: bool, interposer: Path, tmp_path: Path, shared: Path, count_injected: Callable[[int], None]
 ) -> None:
     if case in ONLY_FULL and not full:
         pytest.skip("one of those that only make faults has the time for")
-    result = Run(*case, interposer, tmp_path, full).go()
+    result = Run(*case, interposer, tmp_path, shared, full).go()
     count_injected(result.injected)
     print(f"{case[0]}: {result.points} calls, {result.injected} injected failures")
     assert not result.problems, f"{len(result.problems)} problems:\n" + "\n".join(result.problems[:40])

