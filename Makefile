@@ -281,7 +281,7 @@ aarch64: build ## the libraries for aarch64, the C tests and the tests of the pr
 
 .PHONY: shared-kills
 shared-kills: ## the shared store: kills a process at each system call, of which `make ctest` takes some (ten minutes)
-	TMS_EVERY_KILL=1 $(MAKE) ctest C_TEST_SECONDS=3600 C_TESTS="tests/unit/backup/shared/test_kills.c tests/unit/abi/test_shared_kills.c"
+	TMS_EVERY_KILL=1 $(MAKE) ctest C_TEST_SECONDS=3600 C_TESTS="tests/unit/backup/shared/test_kills.c tests/unit/backup/shared/test_published.c tests/unit/abi/test_shared_kills.c"
 
 ##@ Sanitizers, fuzzing, coverage
 # ---- Sanitizers.

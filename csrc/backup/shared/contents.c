@@ -13,17 +13,20 @@ static size_t pieces_of(const tms_extent_t *extent) {
     return tms_fingerprints_count(&alone);
 }
 
+/* Adds the object of this name, and links it if it exists. *held: it does. */
 static tms_status_t add_object(tms_shared_store_t *store, tms_shared_contents_t *contents, const tms_extent_t *extent,
-                               const tms_fingerprint_t *fingerprints, int device, const tms_error_context_t *context,
+                               const tms_shared_name_t *name, int device, bool *held, const tms_error_context_t *context,
                                tms_error_t *error) {
-    const tms_shared_name_t name = tms_shared_name(store->folder.key, fingerprints, pieces_of(extent), extent->bytes);
-    tms_shared_object_t *object = tms_shared_object_use(store, &name, extent->bytes, device);
+    tms_shared_object_t *object = tms_shared_object_use(store, name, extent->bytes, device);
     tms_shared_attempt_t attempt;
     bool here;
+    *held = false;
     if (!object) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     contents->parts[contents->part_count++] =
         (tms_shared_part_t){.offset = extent->offset, .bytes = extent->bytes, .object = object};
-    return tms_shared_object_try(store, object, false, &attempt, &here, context, error);
+    tms_status_t status = tms_shared_object_try(store, object, false, &attempt, &here, context, error);
+    *held = status == TMS_OK && attempt.state == TMS_SHARED_HELD;
+    return status;
 }
 
 static void add_rest(tms_shared_contents_t *contents, const tms_extent_t *extent) {
@@ -56,16 +59,35 @@ tms_status_t tms_shared_contents_make(tms_shared_store_t *store, const tms_backu
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
     tms_shared_contents_t *contents = make_empty(count);
+    bool held;
     tms_status_t status = TMS_OK;
     if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
-        if (fingerprints && extents[i].bytes >= TMS_OBJECT_BYTES_LEAST)
-            status = add_object(store, contents, &extents[i], fingerprints, device, context, error);
-        else
+        if (fingerprints && tms_extent_is_object(&extents[i])) {
+            const tms_shared_name_t name =
+                tms_shared_name(store->folder.key, fingerprints, pieces_of(&extents[i]), extents[i].bytes);
+            status = add_object(store, contents, &extents[i], &name, device, &held, context, error);
+        } else {
             add_rest(contents, &extents[i]);
+        }
         if (fingerprints) fingerprints += pieces_of(&extents[i]);
     }
     if (status == TMS_OK)
+        *made = contents;
+    else
+        tms_shared_contents_drop(store, contents);
+    return status;
+}
+
+tms_status_t tms_shared_contents_link(tms_shared_store_t *store, const tms_shared_name_t *name, uint64_t bytes, int device,
+                                      tms_shared_contents_t **made, bool *found, const tms_error_context_t *context,
+                                      tms_error_t *error) {
+    const tms_extent_t whole = {.bytes = bytes};
+    tms_shared_contents_t *contents = make_empty(1);
+    *found = false;
+    if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    tms_status_t status = add_object(store, contents, &whole, name, device, found, context, error);
+    if (*found)
         *made = contents;
     else
         tms_shared_contents_drop(store, contents);
