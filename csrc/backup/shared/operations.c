@@ -45,7 +45,7 @@ static tms_status_t begin(void *opaque, void **batch, const tms_error_context_t 
     tms_shared_store_t *store = opaque;
     struct tms_host_batch *made = NULL;
     pthread_mutex_lock(&store->lock);
-    tms_shared_registrar_retry(store);
+    store->refuses = false;
     tms_status_t status = open_folder(store, context, error);
     pthread_mutex_unlock(&store->lock);
     if (status == TMS_OK) status = tms_host_batch_create(&made, store->host, context, error);
@@ -136,6 +136,8 @@ static void after_resume(void *store) {
     tms_shared_registrar_hold(store, false);
     tms_shared_registrar_start(store);
 }
+
+static void retry(void *store) { tms_shared_registrar_start(store); }
 
 static tms_status_t read_part(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
                               uint64_t bytes, void *destination, bool *found, tms_wait_t *wait,
@@ -260,6 +262,7 @@ const tms_backup_operations_t tms_shared_operations = {.place = "shared memory",
                                                        .release = release,
                                                        .after_pause = after_pause,
                                                        .after_resume = after_resume,
+                                                       .retry = retry,
                                                        .count = count,
                                                        .close = close_store,
                                                        .at_exit = at_exit,
