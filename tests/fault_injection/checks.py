@@ -258,9 +258,10 @@ class CheckedWorld(World):
         # The cause is the first of several failures or, on another thread, another one.
         blamed = faults if fired else ()
         problems = step.verify(before, error, {fault.call.name for fault in blamed})
-        problems += self.check_contents() + self.check_books()
         if error is not None and not step.keeps:
             problems += self.check_kept(held, {fault.call.name for fault in blamed})
+        # Last, because to read a shared backup is a call that repairs what is damaged.
+        problems += self.check_books() + self.check_contents()
         if error is None:
             # If everything fails from a call on, only that call was certainly reached.
             reported = [fault for fault in blamed if fault is faults[0] or fault.times == 1]

@@ -258,7 +258,7 @@ MUTANTS = (
         "a-large-object-has-its-last-bytes-first",
         _RING,
         "object->claim, memory, part, done, context, error)",
-        "object->claim, memory, part, 0 * done, context, error)",
+        "object->claim, memory, part, object->bytes - part - done, context, error)",
         (_TEST_COPIES,),
     ),
     Mutant(
@@ -288,13 +288,6 @@ MUTANTS = (
         "if (fingerprints) fingerprints += pieces_of(&extents[i]);",
         "if (fingerprints && extents[i].bytes >= TMS_OBJECT_BYTES_LEAST) fingerprints += pieces_of(&extents[i]);",
         (_TEST_COPIES,),
-    ),
-    Mutant(
-        "objects-that-are-here-are-copied",
-        _CONTENTS,
-        "if (tms_shared_object_is_here(store, part->object)) continue;",
-        "if (!part->object || !store) continue;",
-        (_TEST_SHARED,),
     ),
     Mutant(
         "a-replaced-object-that-others-use-goes",

@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -202,8 +203,8 @@ static inline void replica_fork(bool lives) {
     ends_at_once = child == 0;
     if (child == 0 && !lives) exit(0);
     if (child == 0) {
-        close(STDIN_FILENO);
-        close(STDOUT_FILENO);
+        const int nothing = open("/dev/null", O_RDWR);
+        for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) dup2(nothing, fd); /* it keeps no pipe of the test open */
         alarm(60);
         for (;;) pause();
     }
@@ -312,6 +313,7 @@ static inline replica_t start(void) {
     const pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* also if a test has failed, and a replica is stopped */
         dup2(down[0], STDIN_FILENO);
         dup2(up[1], STDOUT_FILENO);
         execute_again("replica");

@@ -4,15 +4,17 @@
 
 #include "backup/shared/ring.h"
 
-#define LARGE (TMS_SHARED_LANE_BYTES * 5 / 2)
+#define PART  (TMS_SHARED_LANE_BYTES / 2)
+#define LARGE (5 * PART)
 
 static void objects_larger_than_a_piece_of_pinned_memory(void **state) {
     fixture_t *f = *state;
-    const uint64_t one = allocate_filled(f, "a", KEPT, LARGE, 1), two = allocate_filled(f, "a", KEPT, LARGE, 2);
+    const uint64_t one = allocate(f, "a", KEPT, LARGE), two = allocate_filled(f, "a", KEPT, LARGE, 9);
+    for (uint32_t i = 0; i < 5; i++) fill(one + i * PART, PART, i); /* the pattern repeats, and each part is another */
     refuse_registration(f);
     cycle_copying(f, 2 * LARGE, 0);
-    assert_filled(one, LARGE, 1);
-    assert_filled(two, LARGE, 2);
+    for (uint32_t i = 0; i < 5; i++) assert_filled(one + i * PART, PART, i);
+    assert_filled(two, LARGE, 9);
 }
 
 /* The object after a small block is that of a segment which has nothing else. */
