@@ -121,8 +121,8 @@ MUTANTS = (
     Mutant(
         "a-file-that-stays-keeps-the-links-after-it",
         _FOLDER,
-        "        if (strcmp(name, LOCK) != 0 && !",
-        "        if (os_error == 0 && strcmp(name, LOCK) != 0 && !",
+        "        if (strcmp(name, LOCK) == 0 || tms",
+        "        if (strcmp(name, LOCK) == 0 || os_error != 0 || tms",
         (_TEST_FOLDER,),
     ),
     Mutant(

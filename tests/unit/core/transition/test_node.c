@@ -215,7 +215,9 @@ static void what_does_not_fit_is_not_begun(void **state) {
     for (size_t i = 0; i < 2; i++)
         pieces[i] = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, (uint32_t)i + 1), BYTES);
     f->saver.stores.host.limits.cap_bytes = 2 * BYTES - 1;
+    simulator()->clear_counts();
     assert_int_equal(publish(f, "name", pieces, 2, &written, &error), TMS_OUT_OF_HOST_MEMORY);
+    assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), 0);
     assert_objects(0);
     f->saver.stores.host.limits.cap_bytes = UINT64_MAX;
     ASSERT_OK(publish(f, "name", pieces, 2, &written, &error), error);
