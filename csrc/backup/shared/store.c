@@ -1,4 +1,5 @@
 #include "backup/shared/store.h"
+
 /* With the lock held. Its key is not used any more when it goes. */
 static void close_folder(tms_shared_store_t *store) {
     if (store->folder.root < 0) return;
