@@ -376,7 +376,7 @@ MUTANTS = (
     ),
     Mutant(
         "every-process-has-a-key-of-its-own",
-        _OPERATIONS,
+        "csrc/backup/shared/store.c",
         "    tms_fingerprinter_set_key(store->fingerprinter, &store->folder.key->fingerprints);\n",
         "",
         (_TEST_KILLED,),
