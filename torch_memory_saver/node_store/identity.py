@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 from collections.abc import Iterable
 from typing import Any
 
 from torch_memory_saver._interface import __version__
-from torch_memory_saver._services import layer
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["identity_of"]
@@ -41,7 +41,7 @@ def identity_of(files: Iterable[str | os.PathLike[str]], **facts: Any) -> str:
     paths = sorted({os.path.realpath(path) for path in files})
     if not paths:
         raise InvalidArgumentError("identity_of() needs at least one weight file", operation="identity_of")
-    torch = layer.require_module()
+    torch = importlib.import_module("torch")
     known = {
         "files": [[path, *_state_of(path)] for path in paths],
         "gpus": sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}),

@@ -207,14 +207,15 @@ static void without_the_kernel_nothing_is_published(void **state) {
     assert_int_equal(list("names").count, 0);
 }
 
+/* There would be room for one of the two objects, and for the ring that writes it. */
 static void what_does_not_fit_is_not_begun(void **state) {
     fixture_t *f = *state;
+    enum { LARGE = 8 * BYTES };
     tms_error_t error;
     uint64_t written;
     tms_shared_piece_t pieces[2];
-    for (size_t i = 0; i < 2; i++)
-        pieces[i] = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, (uint32_t)i + 1), BYTES);
-    f->saver.stores.host.limits.cap_bytes = 2 * BYTES - 1;
+    for (uint32_t i = 0; i < 2; i++) pieces[i] = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, LARGE, i + 1), LARGE);
+    f->saver.stores.host.limits.cap_bytes = 2 * LARGE - 1;
     simulator()->clear_counts();
     assert_int_equal(publish(f, "name", pieces, 2, &written, &error), TMS_OUT_OF_HOST_MEMORY);
     assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), 0);

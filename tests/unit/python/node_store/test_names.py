@@ -97,4 +97,4 @@ def test_a_folder_that_is_refused_is_an_error(made: MadeStore) -> None:
     made.path.chmod(0o777)
     for call in (node_store.names, lambda: node_store.remove("one")):
         with pytest.raises(BackupIOError, match=str(made.path)):
-            call()  # type: ignore[operator]
+            call()
