@@ -10,6 +10,7 @@ import scenarios_of_looks
 import scenarios_of_pauses
 import scenarios_of_pending_resumes
 import scenarios_of_runs
+import scenarios_of_shared_backups
 from scenario import SCENARIOS
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "scenarios_of_pauses",
     "scenarios_of_pending_resumes",
     "scenarios_of_runs",
+    "scenarios_of_shared_backups",
 ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch_memory_saver import _core as core
 
 NONE, PINNED, MMAP, DISK = core.BACKUP_NONE, core.BACKUP_PINNED, core.BACKUP_MMAP, core.BACKUP_DISK
+SHARED = core.BACKUP_SHARED
 ON_HOST = (PINNED, MMAP)
 ACTIVE, PAUSING, PAUSED = core.STATE_ACTIVE, core.STATE_PAUSING, core.STATE_PAUSED
 RESUMING, DAMAGED, REPAIRING = core.STATE_RESUMING, core.STATE_DAMAGED, core.STATE_REPAIRING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,6 +16,7 @@ from blocks import (
     DISK,
     GUARD_PAGE,
     PAUSED,
+    SHARED,
     STATE_NAMES,
     Block,
 )
@@ -136,6 +138,10 @@ class CheckedWorld(World):
                 sized = [path for path in files if path.stat().st_size == block.size]
                 if kept and not any(path.read_bytes().startswith(kept) for path in sized):
                     problems.append(f"no backup file holds the contents of {name}")
+            elif block.stored == SHARED:
+                copy = ctypes.create_string_buffer(block.size)
+                if not core.read_backup(block.address, block.size, ctypes.addressof(copy), None) or copy.raw != block.data:
+                    problems.append(f"the shared backup of {name} is wrong or missing")
             else:
                 problems += self._check_host_backup(block, name)
         return problems
@@ -252,9 +258,10 @@ class CheckedWorld(World):
         # The cause is the first of several failures or, on another thread, another one.
         blamed = faults if fired else ()
         problems = step.verify(before, error, {fault.call.name for fault in blamed})
-        problems += self.check_contents() + self.check_books()
         if error is not None and not step.keeps:
             problems += self.check_kept(held, {fault.call.name for fault in blamed})
+        # Last, because to read a shared backup is a call that repairs what is damaged.
+        problems += self.check_books() + self.check_contents()
         if error is None:
             # If everything fails from a call on, only that call was certainly reached.
             reported = [fault for fault in blamed if fault is faults[0] or fault.times == 1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,11 @@ def interposer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     return path
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """The folder of the shared store, which is not there yet, in memory."""
+    parent = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    yield parent / "store"
+    shutil.rmtree(parent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -173,6 +174,11 @@ class Machine:
         """The driver's next call of that name fails: for scenarios, before anything is armed."""
         assert self.driver.tms_sim_fail_after(name.encode(), 0, 1, OPERATING_SYSTEM) == 0
 
+    def refuse(self, name: str) -> None:
+        """The driver's calls of that name fail until `disarm`: for scenarios, before anything is armed."""
+        assert self.driver.tms_sim_fail_after(name.encode(), 0, 1 << 40, OPERATING_SYSTEM) == 0
+        self._driver_rules.add(name)
+
     def fired(self) -> int:
         return int(self.driver.tms_sim_failures_fired()) + int(self.libc.tms_fault_fired())
 
@@ -251,9 +257,11 @@ class Machine:
 
     @staticmethod
     def _target(descriptor: str) -> str:
-        """What a descriptor refers to. Pipes differ by number only, and the listing's own descriptor is closed again."""
+        """What a descriptor refers to. Pipes differ by number only, and holders of the shared store by a random name. The
+        listing's own descriptor is closed again."""
         try:
-            return os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")[0]
+            target = os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")[0]
+            return re.sub(r"/holders/[0-9a-f]+", "/holders/NAME", target)
         except FileNotFoundError:
             return ""
 

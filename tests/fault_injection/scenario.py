@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from step import Step
     from world import World
 
-NONE, PINNED, MMAP, DISK = range(4)
+NONE, PINNED, MMAP, DISK, SHARED = range(5)
 RELEASE, POOL, RETAIN = 1, 2, 3
-#: Kinds of backup, by the end of a scenario's name.
+#: Kinds of backup that one process keeps for itself, by the end of a scenario's name.
 KINDS = {"without_backup": NONE, "with_pinned_backup": PINNED, "with_mmap_backup": MMAP, "with_disk_backup": DISK}
 
 #: Two pieces of physical memory for the large one; neither size is a whole number of pages.

@@ -51,6 +51,14 @@ class Steps(CheckedWorld):
             step.waits_for.add(OUT_OF_MEMORY)
         return step
 
+    def checked_resume_step(self, tags: Iterable[str] | None = None) -> Step:
+        """A resume that runs a kernel on what it has restored. Any failure may leave the device busy."""
+
+        def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+            return self.verify_move(self._tags(tags), PAUSED, ACTIVE, before, error, failed, REFUSALS | failed)
+
+        return Step(lambda: self.resume(tags), verify, halves=True)
+
     def pending_step(self, tags: Iterable[str] | None = None, stream: bool = False, **options: Any) -> Step:
         """A resume in the background. `stream`: one of the program's waits for its contents, before any copy is done."""
 

@@ -62,7 +62,8 @@ class Result:
 class Run:
     """One scenario, by as many workers as necessary."""
 
-    def __init__(self, scenario: str, preloaded: bool, interposer: Path, directory: Path, full: bool) -> None:
+    def __init__(self, scenario: str, preloaded: bool, interposer: Path, directory: Path, shared: Path, full: bool) -> None:
+        self.shared = shared
         self.scenario, self.preloaded, self.directory, self.full = scenario, preloaded, directory, full
         self.libraries = [str(interposer), str(library_path())] if preloaded else [str(interposer)]
         self.result = Result()
@@ -79,6 +80,7 @@ class Run:
             "TMS_DISK_BACKUP_DIR": str(backups / "backups"),
             "TMS_DISK_BACKUP_CHUNK_MB": DISK_CHUNK_MB,
             "TMS_LOCK_DIR": str(self.directory / "locks"),
+            "TMS_SHARED_DIR": str(self.shared),
             "TMS_SHARED_PAGE": str(self.directory / "pages"),
             # A worker injects many failures, of which the log would report equal ones once (checks.py, read_log).
             "TMS_LOG_LEVEL": "debug",
@@ -129,17 +131,21 @@ class Run:
 
 #: Variants of scenarios that only `make faults` has the time for.
 ONLY_FULL_ALONE = {
+    "end_capture_with_deferred_frees_in_runs",
+    "pause_exported_run",
     "pause_saving_live_bytes_to_retained_backup",
     "pause_to_discard_with_retained_backups",
     "pause_to_disk_after_pause_to_host",
     "pause_to_disk_with_retained_backups",
     "pause_to_pool_that_is_too_small",
     "pause_to_reserved_host_memory",
+    "pause_with_disk_backup_again",
     "reserve_more_host_memory",
     "resume_in_background_on_two_devices_with_waiting_stream",
     "resume_in_background_without_waiter",
     "resume_in_background_writing_zeros",
     "resume_live_bytes_writing_zeros",
+    "resume_mixed_backups_on_two_devices",
     "resume_retaining_host_memory",
 }
 ONLY_FULL_PRELOADED = {"pause_with_disk_backup", "pause_saving_live_bytes", "resume_mixed_backups_on_two_devices"}
@@ -157,16 +163,13 @@ SHORT = {
     "allocate_with_memory_margin",
     "end_capture_with_deferred_frees",
     "free_active",
-    "free_damaged",
-    "free_last_of_run",
-    "free_on_two_devices",
-    "free_part_of_run",
     "free_paused_with_mmap_backup",
     "free_paused_with_pinned_backup",
+    "free_paused_with_shared_backup",
     "free_paused_without_backup",
     "pause_each_kind_to_discard",
-    "pause_run_without_backup",
     "pause_that_releases_device_lock",
+    "pause_with_shared_backup",
     "pause_without_backup",
     "release_backup_views_after_free",
     "reserve_host_memory",
@@ -183,11 +186,11 @@ def parameter(case: Case) -> Any:
 
 @pytest.mark.parametrize("case", [parameter(case) for case in CASES])
 def test_every_call_fails(
-    case: Case, full: bool, interposer: Path, tmp_path: Path, count_injected: Callable[[int], None]
+    case: Case, full: bool, interposer: Path, tmp_path: Path, shared: Path, count_injected: Callable[[int], None]
 ) -> None:
     if case in ONLY_FULL and not full:
         pytest.skip("one of those that only make faults has the time for")
-    result = Run(*case, interposer, tmp_path, full).go()
+    result = Run(*case, interposer, tmp_path, shared, full).go()
     count_injected(result.injected)
     print(f"{case[0]}: {result.points} calls, {result.injected} injected failures")
     assert not result.problems, f"{len(result.problems)} problems:\n" + "\n".join(result.problems[:40])

@@ -24,6 +24,7 @@ from blocks import (
     NONE,
     PAUSED,
     PINNED,
+    SHARED,
     Block,
     pattern,
 )
@@ -81,6 +82,7 @@ class World:
 
     def adopt(self, address: int, size: int, kind: int, tag: str, device: int) -> Block:
         """Takes an allocation into the books, and gives it contents."""
+        self.pools |= kind == SHARED  # the buffers of the ring, and of fingerprints
         self.seed += 1
         block = Block(address, size, tag, kind, device, pattern(self.seed, size))
         ctypes.memmove(address, block.data, size)
@@ -310,11 +312,46 @@ class World:
         for name in names:
             (directory / name).unlink(missing_ok=True)
 
+    @staticmethod
+    def shared_files() -> list[str]:
+        """The objects of the shared store, whole or not, and the links to them."""
+        folder = Path(os.environ["TMS_SHARED_DIR"])
+        files = (path.relative_to(folder) for part in ("objects", "holders") for path in (folder / part).rglob("*"))
+        return sorted(
+            map(str, (path for path in files if path.name != "lock" and len(path.parts) + (path.parts[0] == "objects") > 2))
+        )
+
+    @staticmethod
+    def remove_objects() -> None:
+        folder = Path(os.environ["TMS_SHARED_DIR"])
+        for path in (*folder.glob("objects/*"), *folder.glob("holders/*/*")):
+            if path.name != "lock":
+                path.unlink()
+
+    @staticmethod
+    def publish_objects() -> None:
+        """Links all objects, so that they stay without this process."""
+        folder = Path(os.environ["TMS_SHARED_DIR"])
+        names = folder / "names" / "model"
+        names.mkdir(parents=True, exist_ok=True)
+        for path in (folder / "objects").iterdir():
+            if not (names / path.name).exists():
+                os.link(path, names / path.name)
+
+    @staticmethod
+    def withdraw_objects() -> None:
+        """Removes these links, and the objects."""
+        folder = Path(os.environ["TMS_SHARED_DIR"])
+        for path in (folder / "names" / "model").iterdir():
+            path.unlink()
+            (folder / "objects" / path.name).unlink(missing_ok=True)
+
     def holdings(self) -> dict[str, Any]:
         """Everything that could have leaked."""
         held: dict[str, Any] = self.machine.holdings(DEVICES)
         # Totals of what was done are not held.
         held |= {name: value for name, value in core.counters().items() if not name.endswith(_NOT_HELD)}
         held["descriptors"] = sum(int(number) >= LOWEST_SHARED for number in os.listdir("/proc/self/fd"))
+        held["shared files"] = self.shared_files()
         held["files"] = sorted(os.path.relpath(path, self.directory) for path in self.directory.rglob("*") if path.is_file())
         return held

@@ -1,4 +1,4 @@
-"""Bugs of the shared store: its folder, its key and its objects."""
+"""Bugs of the shared store: its folder, its key and its objects, and what pauses and resumes do with them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ _TEST_ENTRY = "tests/unit/backup/shared/test_entry.c"
 _TEST_PROCESSES = "tests/unit/backup/shared/test_processes.c"
 _TEST_KILLS = "tests/unit/backup/shared/test_kills.c"
 _TEST_FULL = "tests/unit/backup/shared/test_full.c"
+_OBJECT = "csrc/backup/shared/object.c"
+_REGISTRAR = "csrc/backup/shared/registrar.c"
+_RING = "csrc/backup/shared/ring.c"
+_CONTENTS = "csrc/backup/shared/contents.c"
+_COPY = "csrc/backup/shared/copy.c"
+_OPERATIONS = "csrc/backup/shared/operations.c"
+_TEST_SHARED = "tests/unit/core/transition/test_shared.c"
+_TEST_COPIES = "tests/unit/core/transition/test_shared_copies.c"
+_TEST_REPLICAS = "tests/unit/abi/test_shared_processes.c"
+_TEST_KILLED = "tests/unit/abi/test_shared_kills.c"
 
 MUTANTS = (
     Mutant(
@@ -187,5 +197,202 @@ MUTANTS = (
         "    remove_part(&entry, *fd);\n    *fd = NOT_OPEN;",
         "    close(*fd);\n    *fd = NOT_OPEN;",
         (_TEST_ENTRY, _TEST_FULL),
+    ),
+    Mutant(
+        "a-link-stays-after-its-last-user",
+        _OBJECT,
+        "if (object->known && object->memory) tms_shared_entry_drop",
+        "if (object->known && object->memory && object->users > 0) tms_shared_entry_drop",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "objects-that-are-held-do-not-count",
+        _OBJECT,
+        "atomic_fetch_add(&store->held_bytes, object->bytes);",
+        "atomic_fetch_add(&store->held_bytes, 0);",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "a-thread-claims-what-another-one-writes",
+        _OBJECT,
+        "if (!object->memory && !object->being_made) status =",
+        "if (!object->memory) status =",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "an-exit-leaves-what-a-thread-is-writing",
+        _OBJECT,
+        "if (object->claim >= 0) tms_shared_entry_withdraw",
+        "if (object->claim == 0) tms_shared_entry_withdraw",
+        (_TEST_REPLICAS,),
+    ),
+    Mutant(
+        "an-object-of-others-counts-as-made-here",
+        _OBJECT,
+        "return map(store, object, attempt->fd, false, context, error);",
+        "return map(store, object, attempt->fd, true, context, error);",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "a-registration-that-could-not-be-ended-stays",
+        _REGISTRAR,
+        "object->stuck = false;",
+        "object->stuck |= false;",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "a-registration-is-not-ended",
+        _REGISTRAR,
+        "return object->wishes == 0 && !object->stuck;",
+        "return object->users == 0 && !object->stuck;",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "an-object-is-unmapped-only-by-a-drop",
+        _REGISTRAR,
+        "if (object->users == 0 && !object->registered) tms_shared_object_free(store, object);",
+        "",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "a-large-object-has-its-last-bytes-first",
+        _RING,
+        "object->claim, memory, part, done, context, error)",
+        "object->claim, memory, part, object->bytes - part - done, context, error)",
+        (_TEST_COPIES,),
+    ),
+    Mutant(
+        "a-large-object-is-read-from-its-beginning",
+        _RING,
+        "memcpy(memory, object->memory + done, part);",
+        "memcpy(memory, object->memory, part);",
+        (_TEST_COPIES,),
+    ),
+    Mutant(
+        "a-lane-that-fails-is-not-noticed",
+        _RING,
+        "    note(run, status, &reason);\n    (void)tms_copier_close",
+        "    (void)status;\n    (void)tms_copier_close",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "a-wish-for-registration-stays",
+        _CONTENTS,
+        "object->wishes += wishes ? 1u : (unsigned)-1;",
+        "object->wishes += wishes;",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "a-private-piece-takes-the-fingerprint-of-the-next",
+        _CONTENTS,
+        "if (fingerprints) fingerprints += pieces_of(&extents[i]);",
+        "if (fingerprints && extents[i].bytes >= TMS_OBJECT_BYTES_LEAST) fingerprints += pieces_of(&extents[i]);",
+        (_TEST_COPIES,),
+    ),
+    Mutant(
+        "a-replaced-object-that-others-use-goes",
+        _OBJECT,
+        "const bool last = object->users == 1;",
+        "const bool last = object->users >= 1;",
+        (_TEST_REPLICAS,),
+    ),
+    Mutant(
+        "a-claim-is-not-given-up-after-a-failure",
+        _COPY,
+        "    tms_shared_object_abandon(relay->store, object);\n    return status;",
+        "    return status;",
+        (_TEST_SHARED, _TEST_REPLICAS),
+    ),
+    Mutant(
+        "what-another-process-writes-counts-as-written",
+        _COPY,
+        "job->done = found.state == TMS_SHARED_HELD;",
+        "job->done = found.state != TMS_SHARED_CLAIMED;",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "an-object-that-was-not-copied-gets-its-name",
+        _COPY,
+        "if (status == TMS_OK) return tms_shared_object_finish(relay->store, object, &job->context, error);",
+        "return tms_shared_object_finish(relay->store, object, &job->context, error);",
+        (_TEST_SHARED, _TEST_REPLICAS),
+    ),
+    Mutant(
+        "a-private-tail-is-not-copied",
+        _COPY,
+        "    if (contents->rest.bytes > 0)\n        status = tms_host_copy_save(",
+        "    if (contents->rest.bytes > TMS_OBJECT_BYTES_LEAST)\n        status = tms_host_copy_save(",
+        (_TEST_SHARED, _TEST_REPLICAS),
+    ),
+    Mutant(
+        "a-private-copy-waits-for-copies-that-have-been-queued",
+        _COPY,
+        "content = {.kind = TMS_BACKUP_PINNED, .bytes = part->bytes};\n    tms_log_once(",
+        "content = {.kind = TMS_BACKUP_PINNED, .bytes = part->bytes, .extent_count = 1, .extents = &(tms_extent_t){0, 0, "
+        "part->bytes}};\n    tms_log_once(",
+        (_TEST_REPLICAS,),
+    ),
+    Mutant(
+        "contents-are-copied-while-memory-is-filled",
+        _COPY,
+        "tms_status_t status = TMS_DRIVER_CALL(copier->driver, &context, error, cuStreamSynchronize, copier->stream);",
+        "tms_status_t status = TMS_OK;",
+        (_TEST_COPIES,),
+    ),
+    Mutant(
+        "a-cancelled-pause-keeps-its-links",
+        _OPERATIONS,
+        "    (void)backup;\n    drop(store, &slot->fresh);\n}",
+        "    (void)backup;\n    (void)store;\n    slot->fresh = NULL;\n}",
+        (_TEST_SHARED, _TEST_REPLICAS),
+    ),
+    Mutant(
+        "objects-are-not-registered",
+        _OPERATIONS,
+        "    if (slot->fresh) tms_shared_contents_wish(store, slot->fresh, true);\n",
+        "",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "a-resume-gives-up-the-links",
+        _OPERATIONS,
+        "    tms_shared_contents_wish(store, kept, false);\n    tms_shared_contents_drop_private(kept, policy);",
+        "    drop(store, &slot->kept);",
+        (_TEST_SHARED, _TEST_REPLICAS),
+    ),
+    Mutant(
+        "another-object-is-called-damaged",
+        _OPERATIONS,
+        "offset - part->offset < part->bytes)",
+        "offset - part->offset >= part->bytes)",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "what-was-freed-stays-registered",
+        _OPERATIONS,
+        "    drop(store, &slot->kept);\n    tms_shared_registrar_start(store);",
+        "    drop(store, &slot->kept);",
+        (_TEST_SHARED,),
+    ),
+    Mutant(
+        "every-process-has-a-key-of-its-own",
+        "csrc/backup/shared/store.c",
+        "    tms_fingerprinter_set_key(store->fingerprinter, &store->folder.key->fingerprints);\n",
+        "",
+        (_TEST_KILLED,),
+    ),
+    Mutant(
+        "a-forked-child-keeps-the-claims-of-its-parent",
+        _OPERATIONS,
+        "if (object->claim >= 0) close(object->claim);",
+        "if (object->claim == 0) close(object->claim);",
+        (_TEST_REPLICAS,),
+    ),
+    Mutant(
+        "an-exit-takes-the-key-from-other-threads",
+        _OPERATIONS,
+        "    tms_shared_folder_leave(&store->folder, store->copying->log);",
+        "    tms_shared_folder_close(&store->folder, store->copying->log);",
+        (_TEST_REPLICAS,),
     ),
 )

@@ -114,6 +114,8 @@ static bool discard(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, 
     return false;
 }
 
+static void retry(void *store) { tms_shared_registrar_start(store); }
+
 static tms_status_t read_part(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
                               uint64_t bytes, void *destination, bool *found, tms_wait_t *wait,
                               const tms_error_context_t *context, tms_error_t *error) {
@@ -247,6 +249,7 @@ const tms_backup_operations_t tms_shared_operations = {.place = "shared memory",
                                                        .release = release,
                                                        .after_pause = after_pause,
                                                        .after_resume = after_resume,
+                                                       .retry = retry,
                                                        .count = count,
                                                        .close = close_store,
                                                        .at_exit = at_exit,

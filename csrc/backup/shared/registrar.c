@@ -48,7 +48,7 @@ static void work(tms_shared_store_t *store, tms_shared_object_t *object) {
     const tms_status_t status = change(store, object, &reason);
     if (status != TMS_OK && object->registered)
         tms_log_recurring(store->copying->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
-                          "The shared memory stays registered; the next pause tries again.");
+                          "The shared memory stays registered; later calls try again.");
     else if (status != TMS_OK)
         tms_log_once(store->copying->log, &store->warned_not_registered, TMS_LOG_WARNING,
                      "%s Contents of shared backups are copied through pinned memory, which is slower.", reason.message);
@@ -76,6 +76,7 @@ static void *run(void *argument) {
 void tms_shared_registrar_start(tms_shared_store_t *store) {
     pthread_t thread;
     pthread_mutex_lock(&store->lock);
+    for (tms_shared_object_t *object = store->objects; object; object = object->next) object->stuck = false;
     const bool starts = !store->registrar_runs && find_work(store);
     if (starts) store->registrar_runs = true;
     pthread_mutex_unlock(&store->lock);
@@ -90,11 +91,6 @@ void tms_shared_registrar_start(tms_shared_store_t *store) {
         "pthread_create failed (%s), so that shared backups are not registered with the driver. Contents are copied "
         "through pinned memory, which is slower.",
         strerror(os_error));
-}
-
-void tms_shared_registrar_retry(tms_shared_store_t *store) {
-    store->refuses = false;
-    for (tms_shared_object_t *object = store->objects; object; object = object->next) object->stuck = false;
 }
 
 void tms_shared_registrar_hold(tms_shared_store_t *store, bool in_call) {

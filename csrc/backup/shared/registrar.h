@@ -7,7 +7,7 @@
  * to be short.
  *
  * If the driver fails to register an object, no other one is tried until the next pause, and a warning is logged once. If it
- * fails to end a registration, the memory stays mapped and registered, and the next pause tries again.
+ * fails to end a registration, the memory stays mapped and registered, and the next call tries again.
  *
  * Any thread, without the store's lock unless stated otherwise. */
 #ifndef TMS_SHARED_REGISTRAR_H
@@ -15,10 +15,9 @@
 
 #include "backup/shared/types.h"
 
-/* Starts the thread if there is something to do and it does not run. */
+/* Starts the thread if there is something to do and it does not run. Registrations that could not be ended are tried again.
+ */
 void tms_shared_registrar_start(tms_shared_store_t *store);
-/* With the store's lock held, at the beginning of a pause: what the driver has refused is tried again. */
-void tms_shared_registrar_retry(tms_shared_store_t *store);
 /* From now on, or no longer, a pause or resume uses the store. */
 void tms_shared_registrar_hold(tms_shared_store_t *store, bool in_call);
 /* The thread begins no further call. Waits until `deadline` (tms_wait_now) for the one that is in flight. */

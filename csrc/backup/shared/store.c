@@ -1,7 +1,5 @@
 #include "backup/shared/store.h"
 
-#include "backup/shared/registrar.h"
-
 /* With the lock held. Its key is not used any more when it goes. */
 static void close_folder(tms_shared_store_t *store) {
     if (store->folder.root < 0) return;
@@ -31,7 +29,7 @@ static tms_status_t open_folder(tms_shared_store_t *store, const tms_error_conte
 tms_status_t tms_shared_store_open(tms_shared_store_t *store, const tms_error_context_t *context, tms_error_t *error) {
     pthread_mutex_lock(&store->lock);
     store->in_call = true;
-    tms_shared_registrar_retry(store);
+    store->refuses = false;
     tms_status_t status = open_folder(store, context, error);
     pthread_mutex_unlock(&store->lock);
     return status;

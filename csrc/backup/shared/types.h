@@ -35,7 +35,7 @@ typedef struct tms_shared_object {
     bool made;          /* by this process, and by no other one before */
     bool registered;
     bool busy;  /* the registrar makes a driver call for it */
-    bool stuck; /* the driver has failed to end its registration since the last pause */
+    bool stuck; /* the driver has failed to end its registration, and no call has tried again */
 } tms_shared_object_t;
 
 enum { TMS_SHARED_BUCKETS = 1024 };

@@ -27,9 +27,12 @@ tms_status_t tms_integrity_check(tms_transition_t *t, tms_copier_t *copier, tms_
         if (is_checked(t, segment, device))
             tms_pass_add(&pass, &segment->backup, &segment->backup.held, tms_segment_address(segment), device);
     }
-    if (pass.count == 0) return TMS_OK;
+    if (pass.count == 0) return tms_pass_finish(&pass, error);
     tms_status_t status = tms_copier_wait(copier, &context, error);
-    if (status == TMS_OK) status = tms_pass_run(&pass, error);
+    if (status == TMS_OK)
+        status = tms_pass_run(&pass, error);
+    else
+        (void)tms_pass_finish(&pass, NULL); /* no kernel has been started */
     if (status == TMS_FORKED) return status;
     atomic_fetch_or(&t->done.busy, pass.busy);
     tms_status_t compared = compare_all(t, device, status == TMS_OK ? error : NULL);

@@ -50,10 +50,9 @@ static bool kill_after(pid_t process, unsigned calls, unsigned *made) {
 
 typedef enum moment { FIRST_PAUSE, LATER_PAUSE, EXIT } moment_t;
 
-/* A replica with contents that have not changed since its last pause, have changed, are held by another process, and are
- * wanted. Those with the seed 4 are the
- * held ones, and those with the seed 5 have an unfinished file of a dead process. It stops before that moment. Returns false
- * if it cannot be traced. */
+/* Starts a replica with contents that have not changed since its last pause, contents that have changed, contents (seed 4)
+ * that another process holds, and contents (seed 5) of which there is an unfinished file. It stops before that moment.
+ * Returns false if it cannot be traced. */
 static bool start_traced(replica_t *traced, moment_t moment) {
     int status;
     *traced = start();

@@ -1,5 +1,5 @@
 /* Guards what becomes of shared backups when their process forks, executes another program, exits, is killed or is stopped
- * at any time, when processes pause beside each other, and when the folder is full. */
+ * at any time, when processes pause beside each other, when the folder is full, and when two containers mount it. */
 #include "support/shared_replica.h"
 
 #include <sys/mount.h>
@@ -234,6 +234,38 @@ static int role_full_in_files(void) {
     return 0;
 }
 
+/* Two containers mount one folder, each at a path of its own, in a mount namespace of its own. */
+static int role_containers(void) {
+    char other[TEMPORARY_BYTES], folder[TEMPORARY_BYTES];
+    enter_mount_namespace();
+    assert_int_equal(make(NULL), 0);
+    snprintf(other, sizeof other, "%.200s-other", base);
+    snprintf(folder, sizeof folder, "%.200s/store", other);
+    const replica_t one = start();
+    assert_int_equal(mkdir(other, 0700), 0);
+    enter_mount_namespace();
+    assert_int_equal(mount(base, other, NULL, MS_BIND, NULL), 0);
+    assert_int_equal(setenv("TMS_SHARED_DIR", folder, 1), 0);
+    const replica_t two = start();
+    ask(&one, "allocate 1");
+    ask(&two, "allocate 1");
+    ask(&two, "allocate 2");
+    pause_replica(&one, CONTENT_BYTES, 0);
+    pause_replica(&two, CONTENT_BYTES + TAIL_BYTES, OBJECT_BYTES);
+    assert_folder(2, 2, 3);
+    kill_replica(&two);
+    ask(&one, "resume");
+    pause_replica(&one, TAIL_BYTES, OBJECT_BYTES); /* and cleans up */
+    assert_folder(1, 1, 1);
+    ask(&one, "resume");
+    assert_ends_well(&one);
+    assert_folder(0, 0, 0);
+    assert_int_equal(umount(other), 0);
+    assert_int_equal(rmdir(other), 0);
+    assert_int_equal(release(NULL), 0);
+    return 0;
+}
+
 static void assert_role(const char *role) {
     int status;
     fflush(NULL);
@@ -259,10 +291,16 @@ static void a_folder_that_is_full_in_files(void **state) {
     assert_role("full in files");
 }
 
+static void two_containers_with_one_folder(void **state) {
+    (void)state;
+    assert_role("containers");
+}
+
 int main(int argc, char **argv) {
     REPLICA_MAIN(argc, argv)
     if (argc > 1 && strcmp(argv[1], "full in bytes") == 0) return role_full_in_bytes();
-    if (argc > 1) return role_full_in_files();
+    if (argc > 1 && strcmp(argv[1], "full in files") == 0) return role_full_in_files();
+    if (argc > 1) return role_containers();
 #define PROCESS_TEST(test) cmocka_unit_test_setup_teardown(test, make, release)
     const struct CMUnitTest tests[] = {
         PROCESS_TEST(a_forked_child_ends),
@@ -279,6 +317,7 @@ int main(int argc, char **argv) {
         PROCESS_TEST(two_devices_have_one_object),
         PROCESS_TEST(a_folder_that_is_full_in_bytes),
         PROCESS_TEST(a_folder_that_is_full_in_files),
+        PROCESS_TEST(two_containers_with_one_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,10 +17,10 @@ _Noreturn void end_child(int status);
  * Returns only if that fails. */
 void execute_again(const char *role);
 
-/* Moves this process into a mount namespace of its own, in which it may mount. If the kernel refuses that, says so and ends
- * the process with SKIPPED. */
+/* Moves this process into a mount namespace of its own, in which it may mount. If the kernel refuses that, ends the process
+ * with SKIPPED and a message. */
 void enter_mount_namespace(void);
-/* Mounts a tmpfs with these options on a directory, or ends the process likewise. */
+/* Mounts a tmpfs with these options on a directory, or ends the process with SKIPPED. */
 void mount_memory(const char *directory, const char *options);
 
 /* Runs it and fails the test unless the child exits with 0. */

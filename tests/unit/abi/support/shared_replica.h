@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -149,8 +150,20 @@ static inline CUresult launch_later(CUfunction function, unsigned int grid_x, un
     return launches(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, parameters, extra);
 }
 
-/* Runs after the exit handlers of the library, because it was registered first. */
-static inline void replica_outlive(void) {
+static bool traced, ends_at_once;
+
+/* From here on a tracer may count and kill, which begins and ends with a signal. */
+static inline void replica_trace(bool begins) {
+    if (begins) assert_int_equal(ptrace(PTRACE_TRACEME, 0, NULL, NULL), 0);
+    raise(begins ? SIGSTOP : SIGUSR1);
+}
+
+/* Runs after the exit handlers of the library, because it was registered first. A forked child does not look for leaks,
+ * because the library has forgotten what belongs to the parent, and a process with a thread that never ends does not look
+ * for that. */
+static inline void replica_at_exit(void) {
+    if (ends_at_once) end_child(0);
+    if (traced) replica_trace(false);
     if (!outlives) return;
     sem_post(&go_on);
     assert_int_equal(pthread_join(pausing, NULL), 0);
@@ -168,6 +181,7 @@ static inline void replica_pause_held(bool copying, bool may) {
     else
         driver->cuLaunchKernel = launch_later;
     outlives = may;
+    ends_at_once = !may;
     assert_int_equal(pthread_create(&pausing, NULL, replica_pause_aside, &error), 0);
     while (sem_wait(&held) != 0) continue;
 }
@@ -186,10 +200,11 @@ static inline void replica_fork(bool lives) {
     fflush(NULL);
     const pid_t child = fork();
     assert_true(child >= 0);
+    ends_at_once = child == 0;
     if (child == 0 && !lives) exit(0);
     if (child == 0) {
-        close(STDIN_FILENO);
-        close(STDOUT_FILENO);
+        const int nothing = open("/dev/null", O_RDWR);
+        for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) dup2(nothing, fd); /* it keeps no pipe of the test open */
         alarm(60);
         for (;;) pause();
     }
@@ -197,12 +212,6 @@ static inline void replica_fork(bool lives) {
     assert_int_equal(status, 0);
     snprintf(text, sizeof text, "ok %d", (int)child);
     replica_answer(text);
-}
-
-/* From here on a tracer may count and kill, which begins and ends with a signal. */
-static inline void replica_trace(bool begins) {
-    if (begins) assert_int_equal(ptrace(PTRACE_TRACEME, 0, NULL, NULL), 0);
-    raise(begins ? SIGSTOP : SIGUSR1);
 }
 
 /* Changes, pauses, resumes and checks, so many times. */
@@ -229,6 +238,7 @@ static inline void replica_do(const char *line) {
         return replica_trace(false);
     }
     if (strcmp(word, "traced_exit") == 0) {
+        traced = true;
         replica_trace(true);
         exit(0);
     }
@@ -260,7 +270,7 @@ static inline int replica_run(void) {
     setvbuf(stdin, NULL, _IONBF, 0); /* the next program reads the rest */
     sem_init(&held, 0, 0);
     sem_init(&go_on, 0, 0);
-    assert_int_equal(atexit(replica_outlive), 0);
+    assert_int_equal(atexit(replica_at_exit), 0);
     while (fgets(line, sizeof line, stdin)) {
         alarm(60); /* for one command */
         replica_do(line);
@@ -274,7 +284,7 @@ static inline int replica_run(void) {
 
 /* ---- the test ---- */
 
-static char base[TEMPORARY_BYTES], root[TEMPORARY_BYTES]; /* a directory in memory, and the folder in it */
+static char base[TEMPORARY_BYTES], root[TEMPORARY_BYTES]; /* `base` is a directory in memory, `root` the folder in it */
 
 static inline int make(void **state) {
     (void)state;
@@ -303,6 +313,7 @@ static inline replica_t start(void) {
     const pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* also if a test has failed, and a replica is stopped */
         dup2(down[0], STDIN_FILENO);
         dup2(up[1], STDOUT_FILENO);
         execute_again("replica");
@@ -318,7 +329,7 @@ static inline void tell(const replica_t *replica, const char *command) {
     assert_int_equal(fflush(replica->to), 0);
 }
 
-/* The answer, without the end of the line. */
+/* Returns the next answer, without the end of the line. */
 static inline const char *hear(const replica_t *replica) {
     static char line[2 * LINE_BYTES];
     if (!fgets(line, sizeof line, replica->from)) fail_msg("the replica has ended");

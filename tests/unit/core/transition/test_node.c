@@ -486,8 +486,6 @@ static void each_device_fills_its_own_pieces(void **state) {
     for (size_t i = 0; i < 4; i++) assert_filled(pieces[i].address, BYTES, (uint32_t)i + 1);
 }
 
-#define TEST(test) cmocka_unit_test_setup_teardown(test, setup, end)
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(a_name_keeps_objects_that_no_process_holds),

@@ -3,18 +3,9 @@
  *
  * The other process is a second folder_t with a holder of its own: flock distinguishes descriptors, not processes. */
 
-#include "changes.h"
-
-#include <dirent.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "backup/shared/registrar.h"
-#include "captured_stderr.h"
 #include "support/shared_store.h"
+
+#include "captured_stderr.h"
 
 /* ---- what is copied ---- */
 
@@ -114,6 +105,7 @@ static void a_free_gives_up_the_object(void **state) {
     tms_error_t error;
     const uint64_t one = allocate_filled(f, "a", KEPT, BYTES, 1), two = allocate_filled(f, "a", KEPT, BYTES, 1);
     pause_copying(f, BYTES, BYTES);
+    settle(f); /* it is registered */
     ASSERT_OK(tms_saver_free(&f->saver, one, &error), error);
     assert_objects(1);
     ASSERT_OK(tms_saver_free(&f->saver, two, &error), error);
@@ -148,19 +140,6 @@ static void objects_are_registered_while_they_are_paused(void **state) {
     assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 1);
 }
 
-static CUresult (*registers)(void *memory, size_t bytes, unsigned int flags);
-
-static CUresult refuse_read_only(void *memory, size_t bytes, unsigned int flags) {
-    return flags & CU_MEMHOSTREGISTER_READ_ONLY ? CUDA_ERROR_NOT_PERMITTED : registers(memory, bytes, flags);
-}
-
-/* From here on resumes copy through pinned memory. */
-static void refuse_registration(fixture_t *f) {
-    registers = f->cuda->cuMemHostRegister;
-    writable(f)->cuMemHostRegister = refuse_read_only;
-    f->log.level = TMS_LOG_SILENT;
-}
-
 static void without_registration_a_resume_copies_through_pinned_memory(void **state) {
     fixture_t *f = *state;
     char text[TEXT_BYTES];
@@ -192,7 +171,10 @@ static void a_registration_that_could_not_be_ended_is_ended_later(void **state) 
     resume(f);
     settle(f);
     assert_int_equal(simulator()->failures_fired(), 1);
+    simulator()->fail_after("cuMemHostUnregister", 0, 1, CUDA_ERROR_UNKNOWN);
     ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    settle(f);
+    assert_int_equal(simulator()->failures_fired(), 2);
     assert_objects(0);
     assert_int_equal(held(f), BYTES); /* it is still mapped */
     const uint64_t other = allocate_filled(f, "a", KEPT, BYTES, 2);
@@ -431,6 +413,20 @@ static void a_failed_read_leaves_everything_paused(void **state) {
     assert_filled(address, BYTES, 1);
 }
 
+/* What the check of the contents had prepared is released; a leak is noticed by the sanitizer. */
+static void a_failed_wait_leaves_everything_paused(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    pause_copying(f, BYTES, 0);
+    settle(f);
+    simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_OPERATING_SYSTEM);
+    assert_int_equal(resume_all(f, &error), TMS_DRIVER);
+    assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+}
+
 /* A check makes the links that exist, and gives them up. */
 static void a_check_of_a_pause_changes_nothing(void **state) {
     fixture_t *f = *state;
@@ -444,8 +440,6 @@ static void a_check_of_a_pause_changes_nothing(void **state) {
     assert_objects(1);
     cycle_copying(f, 0, BYTES);
 }
-
-#define TEST(test) cmocka_unit_test_setup_teardown(test, setup, end)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
@@ -468,6 +462,7 @@ int main(void) {
         TEST(a_cancelled_pause_leaves_nothing),
         TEST(a_failed_copy_leaves_nothing),
         TEST(a_failed_read_leaves_everything_paused),
+        TEST(a_failed_wait_leaves_everything_paused),
         TEST(a_check_of_a_pause_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

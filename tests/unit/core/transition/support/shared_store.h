@@ -1,4 +1,5 @@
-/* A saver on one simulated device with a shared store of its own, for tests. Included once in a program. */
+/* Shared by the tests of pauses and resumes with shared backups: a folder in memory for each test, and what is in it.
+ * Included once in a program, before everything else. */
 #ifndef TMS_TEST_SHARED_STORE_H
 #define TMS_TEST_SHARED_STORE_H
 
@@ -11,6 +12,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "backup/shared/registrar.h"
 
 enum { PATH_BYTES = 320, NAMES_MOST = 16, TEXT_BYTES = 16384 };
 #define KEPT TMS_BACKUP_SHARED
@@ -42,8 +45,6 @@ static inline int end(void **state) {
     int result = teardown(state);
     return remove_tree(parent) == 0 ? result : -1;
 }
-
-/* ---- looking ---- */
 
 typedef struct listing {
     size_t count;
@@ -108,6 +109,23 @@ static inline void flip(const char *name) {
     byte ^= 1;
     assert_int_equal(pwrite(fd, &byte, 1, CHUNK + 7), 1);
     assert_int_equal(close(fd), 0);
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, setup, end)
+
+/* ---- the registration of objects ---- */
+
+static CUresult (*registers)(void *memory, size_t bytes, unsigned int flags);
+
+static inline CUresult refuse_read_only(void *memory, size_t bytes, unsigned int flags) {
+    return flags & CU_MEMHOSTREGISTER_READ_ONLY ? CUDA_ERROR_NOT_PERMITTED : registers(memory, bytes, flags);
+}
+
+/* From here on no object is registered, so that resumes copy through pinned memory. */
+static inline void refuse_registration(fixture_t *f) {
+    registers = f->cuda->cuMemHostRegister;
+    writable(f)->cuMemHostRegister = refuse_read_only;
+    f->log.level = TMS_LOG_SILENT;
 }
 
 #endif

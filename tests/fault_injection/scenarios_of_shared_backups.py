@@ -1,0 +1,116 @@
+"""Scenarios of shared backups, which run while calls fail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scenario import LARGE, RELEASING, SHARED, SMALL, scenario
+
+if TYPE_CHECKING:
+    from step import Step
+    from world import World
+
+#: Smaller than an object.
+PRIVATE = 100_003
+#: A folder that cannot be looked at is opened anew. A refused registration is logged once a process.
+UNNOTICED = {"lstat", *RELEASING}
+
+
+def _allocate(world: World) -> None:
+    world.allocate(SMALL, SHARED)
+    world.allocate(LARGE, SHARED)
+    world.allocate(PRIVATE, SHARED)
+
+
+def _pause(world: World) -> Step:
+    step = world.pause_step(("a",))
+    step.tolerates |= UNNOTICED
+    step.causes.add(("linkat", 0))  # a file that cannot be looked at counts as removed
+    return step
+
+
+def _resume(world: World) -> Step:
+    """A device that cannot be waited for may still read what it checks, which is then damaged."""
+    step = world.checked_resume_step(("a",))
+    step.tolerates |= UNNOTICED
+    return step
+
+
+@scenario("pause_with_shared_backup")
+def _(world: World) -> Step:
+    """An object and a private tail."""
+    world.allocate(SMALL, SHARED)
+    return _pause(world)
+
+
+@scenario("pause_with_shared_backups")
+def _(world: World) -> Step:
+    _allocate(world)
+    world.allocate(SMALL, SHARED, "other")
+    return _pause(world)
+
+
+@scenario("pause_first_in_process_with_shared_backup", fresh=True)
+def _(world: World) -> Step:
+    """The folder, its key and the holder are made."""
+    world.use_device(0)
+    world.allocate(SMALL, SHARED)
+    return _pause(world)
+
+
+@scenario("pause_with_shared_backup_of_what_has_changed")
+def _(world: World) -> Step:
+    """One object has changed, and the others are kept."""
+    _allocate(world)
+    world.pause(None)
+    world.machine.settle()
+    world.resume(None)
+    world.machine.settle()
+    world.change(next(block for block in world.blocks.values() if block.size == LARGE))
+    return _pause(world)
+
+
+@scenario("pause_linking_shared_objects")
+def _(world: World) -> Step:
+    """The objects exist, and this process has no link to them."""
+    _allocate(world)
+    world.pause(None)
+    world.publish_objects()
+    contents = [(block.size, block.data, block.tag) for block in world.blocks.values()]
+    for block in list(world.blocks.values()):
+        world.free(block)
+    world.machine.settle()
+    for size, data, tag in contents:
+        world.allocate(size, SHARED, tag).write(data)
+    step = _pause(world)
+    step.keeps = True  # the objects exist already
+    step.finish = world.withdraw_objects
+    return step
+
+
+@scenario("resume_with_shared_backup")
+def _(world: World) -> Step:
+    """From registered objects."""
+    _allocate(world)
+    world.pause(None)
+    world.machine.settle()
+    return _resume(world)
+
+
+@scenario("resume_with_shared_backup_through_pinned_memory")
+def _(world: World) -> Step:
+    """From objects that are not registered."""
+    _allocate(world)
+    world.machine.refuse("cuMemHostRegister")
+    world.pause(None)
+    world.machine.settle()
+    world.machine.disarm()
+    return _resume(world)
+
+
+@scenario("free_paused_with_shared_backup")
+def _(world: World) -> Step:
+    blocks = [world.allocate(SMALL, SHARED), world.allocate(LARGE, SHARED)]
+    world.pause(None)
+    world.machine.settle()
+    return world.free_step(blocks)

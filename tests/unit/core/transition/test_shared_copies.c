@@ -1,0 +1,71 @@
+/* Guards how the bytes of shared backups move: through the pieces of pinned memory, from blocks of any size beside each
+ * other, and after memory was filled. */
+#include "support/shared_store.h"
+
+#include "backup/shared/ring.h"
+
+#define PART  (TMS_SHARED_LANE_BYTES / 2)
+#define LARGE (5 * PART)
+
+static void objects_larger_than_a_piece_of_pinned_memory(void **state) {
+    fixture_t *f = *state;
+    const uint64_t one = allocate(f, "a", KEPT, LARGE), two = allocate_filled(f, "a", KEPT, LARGE, 9);
+    for (uint32_t i = 0; i < 5; i++) fill(one + i * PART, PART, i); /* the pattern repeats, and each part is another */
+    refuse_registration(f);
+    cycle_copying(f, 2 * LARGE, 0);
+    for (uint32_t i = 0; i < 5; i++) assert_filled(one + i * PART, PART, i);
+    assert_filled(two, LARGE, 9);
+}
+
+/* The object after a small block is that of a segment which has nothing else. */
+static void a_private_block_before_an_object(void **state) {
+    fixture_t *f = *state;
+    enum { SMALL = 4096 };
+    const uint64_t first = allocate(f, "a", KEPT, 2 * BYTES);
+    memset((void *)(uintptr_t)first, 9, SMALL);
+    fill(first + BYTES, BYTES, 1);
+    knowledge_t known = {
+        .addresses = {first}, .ranges = {{first, first + SMALL}, {first + BYTES, first + 2 * BYTES}}, .count = 2};
+    pause_live(f, &known, SMALL + BYTES, 0);
+    const tms_shared_name_t name = only_object();
+    resume(f);
+    assert_filled(first + BYTES, BYTES, 1);
+    const uint64_t alone = allocate_filled(f, "b", KEPT, BYTES, 1);
+    pause_live(f, &known, SMALL, 2 * BYTES);
+    assert_string_equal(only_object().text, name.text);
+    resume(f);
+    assert_filled(alone, BYTES, 1);
+}
+
+/* The copies are made on other streams than the one that fills the memory. */
+static void memory_is_filled_before_contents_are_copied(void **state) {
+    fixture_t *f = *state;
+    static char trace[1 << 16];
+    tms_error_t error;
+    const uint64_t address = allocate_filled(f, "a", KEPT, 2 * BYTES, 1);
+    knowledge_t known = {.addresses = {address}, .ranges = {{address, address + BYTES}}, .count = 1};
+    const tms_selection_t zeroing = {.zero = 1};
+    refuse_registration(f);
+    pause_live(f, &known, BYTES, 0);
+    simulator()->trace(ON);
+    ASSERT_OK(resume_selected(f, &zeroing, &error), error);
+    assert_true(simulator()->read_trace(trace, sizeof trace) < sizeof trace);
+    simulator()->trace(OFF);
+    const char *filled = strstr(trace, "cuMemsetD8Async");
+    assert_non_null(filled);
+    const char *waited = strstr(filled, "cuStreamSynchronize"), *copied = strstr(trace, "cuMemcpyHtoDAsync");
+    assert_non_null(waited);
+    assert_non_null(copied);
+    assert_true(waited < copied);
+    assert_filled_part(address, 0, BYTES, 1);
+    assert_int_equal(*(const char *)(uintptr_t)(address + BYTES), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(objects_larger_than_a_piece_of_pinned_memory),
+        TEST(a_private_block_before_an_object),
+        TEST(memory_is_filled_before_contents_are_copied),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
