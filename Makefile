@@ -74,7 +74,7 @@ record-versions: build ## tests/gpu on the simulated GPU in both hook modes, wit
 	$(PYTHON) docs/generated.py
 
 .PHONY: torch-slow
-torch-slow: build ## models of 32B in small, one on 8 simulated GPUs, and the largest caches (15 GiB of memory; CI does without)
+torch-slow: build ## the tests with PyTorch that CI does without: large examples, models of 32B in small (15 GiB of memory)
 	$(SIMULATE) -- python -m pytest --gpu -m slow tests/torch tests/gpu $(PYTEST_ARGUMENTS)
 
 SOAK_SECONDS ?= 3600
@@ -281,7 +281,7 @@ aarch64: build ## the libraries for aarch64, the C tests and the tests of the pr
 
 .PHONY: shared-kills
 shared-kills: ## the shared store: kills a process at each system call, of which `make ctest` takes some (ten minutes)
-	TMS_EVERY_KILL=1 $(MAKE) ctest C_TEST_SECONDS=3600 C_TESTS="tests/unit/backup/shared/test_kills.c tests/unit/abi/test_shared_kills.c"
+	TMS_EVERY_KILL=1 $(MAKE) ctest C_TEST_SECONDS=3600 C_TESTS="tests/unit/backup/shared/test_kills.c tests/unit/backup/shared/test_published.c tests/unit/abi/test_shared_kills.c"
 
 ##@ Sanitizers, fuzzing, coverage
 # ---- Sanitizers.
@@ -309,13 +309,13 @@ sanitize-threads: ## the C tests with TSan
 # runtime by CFLAGS, with the preload library before it (verify_asan_link_order). Left out is what is about the libraries that
 # setup.py builds, what starts programs that have no runtime or a malloc of their own, PyTorch, and forks of a process with
 # threads, in whose child ASan's own allocator can wait for ever. So are the folders whose tests read files, compute or print and
-# hardly call the libraries (command lines, the doctor, timelines, orders of layers), what repeats the same calls at each bytecode,
+# hardly call the libraries (arguments, installations without folders, command lines, the doctor, timelines, orders of layers), what repeats the same calls at each bytecode,
 # what draws, because matplotlib throws C++ exceptions, which the runtime of ASan in C programs does not know, and malformed
 # files, whose lengths ask for more memory than ASan allows.
 SANITIZED_PYTHON := $(abspath build/c/asan/python)
 SANITIZED_TESTS ?= tests/unit/python tests/unit/preload
 NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/unit/,preload/test_harmless.py \
-	$(addprefix python/,torch/test_torch_cpu.py torch/test_interrupted_regions.py setup cli layer_graphs observe/doctor \
+	$(addprefix python/,torch/test_torch_cpu.py torch/test_interrupted_regions.py engine/test_arguments.py test_without_observers.py setup cli layer_graphs observe/doctor \
 	observe/events/timeline observe/memory/test_log_plot.py observe/memory/test_malformed.py simulate/test_simulate.py simulate/test_pytest_plugin.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library test_beside_jemalloc \
 	test_allocations_inside_an_allocation_are_not_the_programs) \
 	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_its_parents_resources \

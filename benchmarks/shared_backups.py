@@ -1,18 +1,18 @@
 """The times and the host memory of replicas that pause together, with backups of their own and with shared ones.
 
-Each replica is a process with the same weights on the same GPU: blocks of 64 to 512 MiB, and some small ones. All of them do each
-step at once. `host` and `shared` are measured in turns in the same processes. The figures of a step are those of the slowest
-replica. It prints a table in Markdown, and one line of JSON with `--json`:
+Each replica is a process with the same weights on the same GPU: blocks of 64 to 256 MiB, and small ones. All of them do each
+step at once; `host` and `shared` take turns in the same processes. The figure of a step is that of the slowest replica. It
+prints a table in Markdown, and with `--json` one line of JSON for each number of replicas on stderr:
 
     python benchmarks/shared_backups.py --replicas 1,2,4 --gib 8
-    python -m torch_memory_saver simulate --memory 4GiB -- python benchmarks/shared_backups.py --replicas 1,2 --gib 0.25 --rounds 2
+    python -m torch_memory_saver simulate --memory 4GiB -- python benchmarks/shared_backups.py --replicas 1,2 --gib 0.25
 
-    bytes        host memory that the backups take: of all replicas, divided by the weights of one
-    first        the first pause: memory, copies and release. `shared` finds an empty folder
-    unchanged    a pause of unchanged weights: `host` with host_memory="retain", `shared` with "release"
-    at once      a resume directly after its pause
-    resume       a resume once the objects are registered
-    known        the first pause of one more process, whose weights the machine has already
+    bytes       host memory of the backups of all replicas, divided by the weights of one
+    first       the first pause: memory, copies and release; `shared` finds an empty folder
+    at once     a resume directly after it
+    unchanged   a pause of unchanged weights, `host` with host_memory="retain", `shared` with "release"
+    resume      a resume after a rest, in which objects are registered
+    known       the first pause of weights that only the other replicas have paused
 """
 
 from __future__ import annotations
@@ -134,6 +134,11 @@ class Crowd:
             end.send(command)
         return [end.recv() for end in self.ends]
 
+    def do_one(self, *command: object) -> Any:
+        """The first replica does it alone."""
+        self.ends[0].send(command)
+        return self.ends[0].recv()
+
     def end(self) -> None:
         for end in self.ends:
             end.send(None)
@@ -146,37 +151,46 @@ def _folder_bytes() -> int:
     return sum(entry.stat().st_size for entry in os.scandir(folder)) if os.path.isdir(folder) else 0
 
 
+def _note(times: dict[str, list[float]], step: str, seconds: list[float]) -> None:
+    times.setdefault(step, []).append(max(seconds))
+
+
+def _cycle(crowd: Crowd, kind: str, rest: float, times: dict[str, list[float]]) -> float:
+    """Return the bytes of the backups, divided by the weights of one replica."""
+    size = crowd.do("make", kind, "retain" if kind == "host" else "release")[0]
+    _note(times, "first", [seconds for seconds, _ in crowd.do("pause")])
+    taken = sum(private for private, _ in crowd.do("host_bytes")) + (_folder_bytes() if kind == "shared" else 0)
+    _note(times, "at once", crowd.do("resume"))
+    crowd.do("rest", rest)
+    _note(times, "unchanged", [seconds for seconds, _ in crowd.do("pause")])
+    crowd.do("rest", rest)
+    _note(times, "resume", crowd.do("resume"))
+    assert all(crowd.do("check")), f"{kind}: other contents after the resume"
+    if kind == "shared" and len(crowd.ends) > 1:
+        crowd.do_one("free")
+        crowd.do_one("make", kind, "release")
+        crowd.do_one("rest", rest)
+        _note(times, "known", [crowd.do_one("pause")[0]])
+        crowd.do_one("resume")
+    crowd.do("free")
+    return taken / size
+
+
 def _measure(number: int, total: int, rounds: int, rest: float) -> dict[str, Any]:
     times: dict[str, dict[str, list[float]]] = {"host": {}, "shared": {}}
-    taken: dict[str, float] = {}
+    crowd = Crowd(number, total)
     for _ in range(rounds):
-        for kind in ("host", "shared"):
-            here = times[kind]
-            crowd = Crowd(number, total)
-            size = crowd.do("make", kind, "retain" if kind == "host" else "release")[0]
-            here.setdefault("first", []).append(max(seconds for seconds, _ in crowd.do("pause")))
-            private = sum(own for own, _ in crowd.do("host_bytes"))
-            taken[kind] = (private + (_folder_bytes() if kind == "shared" else 0)) / size
-            here.setdefault("at once", []).append(max(crowd.do("resume")))
-            here.setdefault("unchanged", []).append(max(seconds for seconds, _ in crowd.do("pause")))
-            crowd.do("rest", rest)
-            here.setdefault("resume", []).append(max(crowd.do("resume")))
-            assert all(crowd.do("check")), f"{kind}: other contents after the resume"
-            if kind == "shared":
-                crowd.do("pause")
-                late = Crowd(1, total)
-                late.do("make", kind, "release")
-                here.setdefault("known", []).append(late.do("pause")[0][0])
-                late.end()
-            crowd.end()
-    return {"replicas": number, "bytes": size, "taken": taken, "times": times}
+        taken = {kind: _cycle(crowd, kind, rest, times[kind]) for kind in times}
+    crowd.end()
+    return {"replicas": number, "taken": taken, "times": times}
 
 
 def _row(result: dict[str, Any], step: str) -> str:
     cells = []
     for kind in ("host", "shared"):
         found = result["times"][kind].get(step)
-        cells.append(f"{1e3 * statistics.median(found):.0f} [{1e3 * min(found):.0f}, {1e3 * max(found):.0f}]" if found else "")
+        spread = [1e3 * each(found) for each in (statistics.median, min, max)] if found else []
+        cells.append("{:.0f} [{:.0f}, {:.0f}]".format(*spread) if spread else "")
     both = [result["times"][kind].get(step) for kind in ("host", "shared")]
     ratio = ""
     if all(both):
@@ -190,7 +204,7 @@ def main() -> None:
     parser.add_argument("--replicas", default="1,2,4", help="numbers of processes (%(default)s)")
     parser.add_argument("--gib", type=float, default=8, help="weights of one replica (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of each kind (%(default)s)")
-    parser.add_argument("--rest", type=float, default=3, help="seconds before the resume of registered objects (%(default)s)")
+    parser.add_argument("--rest", type=float, default=3, help="seconds, in which objects are registered (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the times as well")
     parsed = parser.parse_args()
     os.environ["TMS_SHARED_DIR"] = tempfile.mkdtemp(prefix="tms-bench-", dir="/dev/shm")
@@ -198,9 +212,9 @@ def main() -> None:
         print("| replicas | step | host | shared | shared / host |\n| --- | --- | --- | --- | --- |")
         for number in map(int, parsed.replicas.split(",")):
             result = _measure(number, int(parsed.gib * (1 << 30)), parsed.rounds, parsed.rest)
-            taken = result["taken"]
-            print(f"| {number} | bytes | {taken['host']:.3f} | {taken['shared']:.3f} | {taken['shared'] / taken['host']:.3f} |")
-            for step in ("first", "unchanged", "at once", "resume", "known"):
+            host, shared = (result["taken"][kind] for kind in ("host", "shared"))
+            print(f"| {number} | bytes | {host:.3f} | {shared:.3f} | {shared / host:.3f} |")
+            for step in ("first", "at once", "unchanged", "resume", "known"):
                 print(_row(result, step), flush=True)
             if parsed.json:
                 print(json.dumps(result), file=sys.stderr)

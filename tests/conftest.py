@@ -91,12 +91,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """A process a core, unless -n says otherwise or --gpu is given: there is one GPU, and tests look at its free memory."""
+    """Choose a process more than there are cores, because tests wait for programs and for the disk.
+
+    With -n there are as many as it says. With --gpu there is one: tests look at the free memory of the one GPU.
+    """
     # A process of pytest-xdist comes here too, with -n taken away, and so does a pytest that a test starts.
     if "PYTEST_XDIST_WORKER" in os.environ or hasattr(config, "workerinput") or config.getoption("--gpu"):
         return
     if getattr(config.option, "numprocesses", "pytest-xdist is not installed") is None:
-        config.option.numprocesses = min(len(os.sched_getaffinity(0)), PROCESSES_MOST)
+        config.option.numprocesses = min(len(os.sched_getaffinity(0)) + 1, PROCESSES_MOST)
         config.option.dist = "worksteal"  # a file stays together, with its fixtures, until others are idle
 
 

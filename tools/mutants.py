@@ -47,6 +47,7 @@ import native  # noqa: E402
 import other_users  # noqa: E402
 import out_of_memory  # noqa: E402
 import package  # noqa: E402
+import published  # noqa: E402
 import ranks  # noqa: E402
 import releases_and_logs  # noqa: E402
 import runs  # noqa: E402
@@ -82,6 +83,7 @@ _TABLES = (
     other_users,
     out_of_memory,
     package,
+    published,
     ranks,
     releases_and_logs,
     runs,

@@ -25,6 +25,8 @@ CONTENTS = {
     "_simulate": "PyTorch on the simulated GPU",
     "_plot": "pictures of matplotlib",
     "_files": "files that are whole or do not exist",
+    "_published": "names of the shared store",
+    "_shared_folder": "the folder of the shared store",
     "_folders": "which folders are written to",
     "_core": "the native library",
     "errors": "every exception",

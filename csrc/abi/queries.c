@@ -1,7 +1,8 @@
-/* The functions of the table that report what is managed: allocations, usage, tags, counters, events.
+/* The functions of the table that report what is managed (allocations, usage, tags, counters, events), and those of the
+ * contents of memory.
  *
- * None of them makes a driver call, except export_memory and count_guard_bytes. Each takes the lock of the module that it
- * queries. Without a state nothing is managed. */
+ * None of them makes a driver call, except export_memory, count_guard_bytes, publish and adopt. Each takes the lock of the
+ * module that it queries. Without a state nothing is managed. */
 
 #include "abi/entries.h"
 
@@ -10,6 +11,7 @@
 #include "abi/start.h"
 #include "core/model/export.h"
 #include "core/model/inspect.h"
+#include "core/transition/node.h"
 #include "core/transition/peek.h"
 
 size_t tms_api_segments(tms_segment_info_t *rows, size_t capacity) {
@@ -58,6 +60,20 @@ tms_status_t tms_api_count_guard_bytes(const tms_selection_t *selection, const t
                                        uint64_t *counts, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     return state ? tms_transition_count_guard_bytes(&state->saver, selection, ranges, range_count, counts, error)
+                 : TMS_OUT_OF_HOST_MEMORY;
+}
+
+tms_status_t tms_api_publish(const tms_selection_t *selection, const tms_shared_piece_t *pieces, size_t count,
+                             const char *name, const char *contents, uint64_t *written, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_transition_publish(&state->saver, selection, pieces, count, name, contents, written, error)
+                 : TMS_OUT_OF_HOST_MEMORY;
+}
+
+tms_status_t tms_api_adopt(const tms_selection_t *selection, const tms_shared_piece_t *pieces, size_t count,
+                           const char *names, size_t *missing, tms_error_t *error) {
+    tms_state_t *state = tms_state(error);
+    return state ? tms_transition_adopt(&state->saver, selection, pieces, count, names, missing, error)
                  : TMS_OUT_OF_HOST_MEMORY;
 }
 

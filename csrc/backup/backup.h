@@ -146,7 +146,7 @@ typedef struct tms_backup_operations {
     void (*drain)(void *store);
     /* For tests, after drain; the quarantine has been released. */
     void (*release)(void *store);
-    /* A pause has ended: begins what can be done while the memory is paused. */
+    /* A pause, or the check of one, has ended: begins what can be done while the memory is paused. */
     void (*after_pause)(void *store);
     /* A resume has ended: releases at once what can be released without waiting for a device. */
     void (*after_resume)(void *store);

@@ -78,7 +78,7 @@ static tms_status_t make_buffer(const tms_pass_t *pass, tms_pass_kernel_t *kerne
 /* Writes the pieces of a segment, if its memory is mapped: a kernel that reads other memory would end the context. The
  * kernel reads whole vectors. The bytes that this adds are the segment's as well, because its memory is a multiple of a
  * page. */
-static tms_status_t write_pieces(const tms_pass_part_t *part, const tms_pass_kernel_t *kernel,
+static tms_status_t write_pieces(const tms_pass_t *pass, const tms_pass_part_t *part, const tms_pass_kernel_t *kernel,
                                  const tms_error_context_t *context, tms_error_t *error) {
     static const uint64_t vector = TMS_FINGERPRINT_VECTOR_BYTES;
     const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = part->device};
@@ -87,8 +87,9 @@ static tms_status_t write_pieces(const tms_pass_part_t *part, const tms_pass_ker
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(part->content, &whole, &count);
     tms_fingerprint_chunk_t *chunk = chunks_of(kernel) + part->first;
-    tms_status_t status =
-        TMS_DRIVER_CALL(kernel->copier.driver, context, error, cuMemGetAccess, &access, &here, part->address);
+    tms_status_t status = TMS_OK;
+    if (!pass->mapped)
+        status = TMS_DRIVER_CALL(kernel->copier.driver, context, error, cuMemGetAccess, &access, &here, part->address);
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
         for (uint64_t done = 0; done < extents[i].bytes; done += piece.bytes) {
             piece = tms_fingerprints_piece(&extents[i], done);
@@ -112,7 +113,7 @@ static tms_status_t queue_kernel(const tms_pass_t *pass, tms_pass_kernel_t *kern
     /* The buffer may hold the results of an earlier pass. Zeros are results that the kernel has not written. */
     if (status == TMS_OK) memset(results_of(kernel), 0, kernel->pieces * sizeof(tms_fingerprint_t));
     for (size_t i = 0; status == TMS_OK && i < pass->count; i++) {
-        if (pass->parts[i].device == device) status = write_pieces(&pass->parts[i], kernel, context, error);
+        if (pass->parts[i].device == device) status = write_pieces(pass, &pass->parts[i], kernel, context, error);
     }
     if (status != TMS_OK) return status;
     copier->idle = false;

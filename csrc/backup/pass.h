@@ -33,6 +33,7 @@ typedef struct tms_pass {
     tms_wait_t *wait;
     const char *operation;
     bool verifies; /* checks what a resume has restored: only for the log */
+    bool mapped;   /* the memory is known to be mapped. The driver can say so only of memory that was mapped by cuMemMap */
     tms_pass_part_t *parts;
     size_t count, capacity;
     tms_pass_kernel_t *kernels[TMS_MAX_DEVICES];

@@ -42,22 +42,22 @@ typedef struct tms_config {
                                          but its parents are not */
     uint64_t disk_backup_chunk_bytes; /* TMS_DISK_BACKUP_CHUNK_MB: pinned staging memory of disk backups for each GPU that
                                          copies, in MiB; more than 12 are never used */
-    char *shared_directory;           /* TMS_SHARED_DIR: the folder in memory (tmpfs) in which the processes of one user share
-                                         the contents of backups. It is created if it is missing, but its parents are not.
-                                         Unset means `/dev/shm/torch_memory_saver-store-<uid>`. No other user may be able to
-                                         write to it */
-    char *lock_directory;             /* TMS_LOCK_DIR: the directory in which `resume(exclusive=True)` keeps one lock file
-                                         for each GPU. Unset means `/tmp/torch_memory_saver-<uid>`. All processes that take
-                                         turns use the same directory and belong to the same user. No other user may be
-                                         able to write to it. In `/tmp`, `torch_memory_saver-<uid>` is used */
-    bool runs;           /* TMS_RUNS: whether a resume backs neighbouring allocations by one physical handle; 0: each
-                            has a handle of its own, as in `region(runs=False)` */
-    bool verify_backups; /* TMS_VERIFY_BACKUPS: for debugging: each pause copies all contents of retained backups once
-                            more, and fails before it releases anything if a byte that was not copied differs. A
-                            backup file that is damaged is written again */
-    bool guard;          /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does memory
-                            that is resumed without contents */
-    bool shared_page;    /* whether TMS_SHARED_PAGE is not false */
+    char *shared_directory; /* TMS_SHARED_DIR: the folder in memory (tmpfs) in which the processes of one user share
+                               the contents of backups. It is created if it is missing, but its parents are not.
+                               Unset means `/dev/shm/torch_memory_saver-store-<uid>`. No other user may be able to
+                               write to it */
+    char *lock_directory;   /* TMS_LOCK_DIR: the directory in which `resume(exclusive=True)` keeps one lock file
+                               for each GPU. Unset means `/tmp/torch_memory_saver-<uid>`. All processes that take
+                               turns use the same directory and belong to the same user. No other user may be
+                               able to write to it. In `/tmp`, `torch_memory_saver-<uid>` is used */
+    bool runs;              /* TMS_RUNS: whether a resume backs neighbouring allocations by one physical handle; 0: each
+                               has a handle of its own, as in `region(runs=False)` */
+    bool verify_backups;    /* TMS_VERIFY_BACKUPS: for debugging: each pause copies all contents of retained backups once
+                               more, and fails before it releases anything if a byte that was not copied differs. A
+                               backup file that is damaged is written again */
+    bool guard;             /* TMS_GUARD: guard mode, for debugging: paused memory reads as 0xFF, and so does memory
+                               that is resumed without contents */
+    bool shared_page;       /* whether TMS_SHARED_PAGE is not false */
     char *shared_page_directory; /* TMS_SHARED_PAGE: whether a process shows what it holds to `top` and `ask`, in a file that
                                     only its user can read, and the directory of these files. Unset means on, in
                                     `/dev/shm/torch_memory_saver-<uid>`. The directory must be local to the machine, and is

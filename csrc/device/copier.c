@@ -310,6 +310,12 @@ tms_status_t tms_copier_fill(tms_copier_t *copier, CUdeviceptr address, uint64_t
     return TMS_DRIVER_CALL(copier->driver, context, error, cuMemsetD8Async, address, value, bytes, copier->stream);
 }
 
+tms_status_t tms_copier_on_device(tms_copier_t *copier, CUdeviceptr target, CUdeviceptr source, uint64_t bytes,
+                                  const tms_error_context_t *context, tms_error_t *error) {
+    copier->idle = false;
+    return TMS_DRIVER_CALL(copier->driver, context, error, cuMemcpyDtoDAsync, target, source, bytes, copier->stream);
+}
+
 tms_status_t tms_copier_queue_all(tms_copier_t *copier, tms_error_t *error) {
     tms_status_t status = flush(copier, error);
     for (tms_copier_relay_t *relay = copier->held->relays; status == TMS_OK && relay; relay = relay->next)

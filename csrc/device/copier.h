@@ -113,6 +113,9 @@ tms_status_t tms_copier_part_to_host(tms_copier_t *copier, void *host, CUdevicep
                                      const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_copier_part_to_device(tms_copier_t *copier, CUdeviceptr address, const void *host, uint64_t bytes,
                                        const tms_error_context_t *context, tms_error_t *error);
+/* Queues a copy on the device. The copies that come before it are queued already (tms_copier_queue_all). */
+tms_status_t tms_copier_on_device(tms_copier_t *copier, CUdeviceptr target, CUdeviceptr source, uint64_t bytes,
+                                  const tms_error_context_t *context, tms_error_t *error);
 /* Queues the gathered copies and the copies of the relays. Afterwards every copy that was begun is done or in the stream. */
 tms_status_t tms_copier_queue_all(tms_copier_t *copier, tms_error_t *error);
 /* Queues a fill with one byte; later copies of this copier come after it. */

@@ -18,7 +18,7 @@ __asm__(".pushsection .rodata\n"
         ".size tms_fingerprint_ptx, . - tms_fingerprint_ptx\n"
         ".popsection\n");
 
-/* Queues the copy of a key to the module: of `key`, or of one that is drawn here. */
+/* Queues the copy of a key to the module. */
 static tms_status_t send_key(const tms_fingerprint_module_t *loaded, const tms_fingerprint_key_t *key,
                              const tms_driver_table_t *driver, CUstream stream, const tms_error_context_t *context,
                              tms_error_t *error) {
@@ -27,15 +27,19 @@ static tms_status_t send_key(const tms_fingerprint_module_t *loaded, const tms_f
     tms_status_t status =
         TMS_DRIVER_CALL(driver, context, error, cuModuleGetGlobal, &address, &bytes, loaded->module, "tms_fingerprint_key");
     if (status != TMS_OK) return status;
-    tms_fingerprint_key_t *drawn = key ? NULL : malloc(sizeof *drawn);
-    if (!key && !drawn) return tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
-    int os_error = drawn ? tms_random_fill(drawn, sizeof *drawn) : 0;
-    if (os_error != 0) status = tms_error_set_os(error, context, "getrandom", os_error, NULL);
     /* The driver has read pageable memory when the call returns. */
-    if (status == TMS_OK)
-        status =
-            TMS_DRIVER_CALL(driver, context, error, cuMemcpyHtoDAsync, address, drawn ? drawn : key, sizeof *key, stream);
-    free(drawn);
+    return TMS_DRIVER_CALL(driver, context, error, cuMemcpyHtoDAsync, address, key, sizeof *key, stream);
+}
+
+/* Draws a key for this module alone. */
+static tms_status_t draw_key(const tms_fingerprint_module_t *loaded, const tms_driver_table_t *driver, CUstream stream,
+                             const tms_error_context_t *context, tms_error_t *error) {
+    tms_fingerprint_key_t *key = malloc(sizeof *key);
+    if (!key) return tms_error_set_os(error, context, "malloc", ENOMEM, NULL);
+    int os_error = tms_random_fill(key, sizeof *key);
+    tms_status_t status = os_error == 0 ? send_key(loaded, key, driver, stream, context, error)
+                                        : tms_error_set_os(error, context, "getrandom", os_error, NULL);
+    free(key);
     return status;
 }
 
@@ -58,7 +62,8 @@ static tms_status_t load(const tms_fingerprinter_t *fingerprinter, tms_fingerpri
         status = TMS_DRIVER_CALL(driver, context, error, cuModuleGetFunction, &loaded->function, loaded->module,
                                  "tms_fingerprint");
     if (status == TMS_OK && !(loaded->has_key && loaded->keys == fingerprinter->keys)) {
-        status = send_key(loaded, fingerprinter->key, driver, stream, context, error);
+        status = fingerprinter->key ? send_key(loaded, fingerprinter->key, driver, stream, context, error)
+                                    : draw_key(loaded, driver, stream, context, error);
         loaded->has_key = status == TMS_OK;
         loaded->keys = fingerprinter->keys;
     }

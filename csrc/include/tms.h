@@ -142,6 +142,14 @@ enum { TMS_GUARD_BYTE = 0xFF };
 /* The result of count_guard_bytes for a range that is not on the device. */
 #define TMS_NOT_RESIDENT UINT64_MAX
 
+/* A part of device memory that publish makes an object of, or adopt fills: at least 256 KiB, at most 64 MiB, and a multiple
+ * of 16 bytes. The address of a part that is published is a multiple of 16. */
+typedef struct tms_shared_piece {
+    uint64_t address, bytes, device;
+} tms_shared_piece_t;
+/* The number of hexadecimal digits in the name of an object. */
+enum { TMS_OBJECT_NAME_DIGITS = 32 };
+
 typedef struct tms_api {
 #define TMS_C_FUNCTION(result, name, parameters) result(*name) parameters;
 #include "include/tms_api.def"

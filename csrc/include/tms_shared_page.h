@@ -58,7 +58,7 @@ enum {
     X(slack_bytes) /* memory of freed allocations that their runs still hold; in no other number */                         \
     X(host_backup_bytes)                                                                                                    \
     X(disk_backup_bytes)                                                                                                    \
-    X(shared_backup_bytes) /* in objects of the shared store, which other processes may hold as well */                     \
+    X(shared_backup_bytes) /* by the shared store, whose objects other processes may hold as well */                        \
     X(pauses_total)                                                                                                         \
     X(resumes_total)                                                                                                        \
     X(failed_pauses_total)                                                                                                  \

@@ -41,7 +41,7 @@ bool tms_py_get_flag(const tms_py_call_t *call, int index, int32_t *value);
 /* Fetches a duration: a number that is not negative, infinity included. *seconds is unchanged if the argument is not
  * given. */
 bool tms_py_get_seconds(const tms_py_call_t *call, int index, double *seconds);
-/* Fetches a tag, which must be a non-empty str without NUL. */
+/* Fetches a tag, or another text: a non-empty str without NUL. */
 bool tms_py_get_tag(const tms_py_call_t *call, int index, const char **tag);
 /* Fetches None or a stream handle, and sets the selection's stream. */
 bool tms_py_get_stream(const tms_py_call_t *call, int index, tms_selection_t *selection);

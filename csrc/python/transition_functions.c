@@ -255,3 +255,58 @@ PyObject *tms_py_count_guard_bytes(PyObject *module, PyObject *const *arguments,
     PyMem_Free(counts);
     return list;
 }
+
+static const tms_shared_piece_t *get_pieces(const tms_py_call_t *call, const char *rule, size_t *count) {
+    _Static_assert(sizeof(tms_shared_piece_t) == 3 * sizeof(uint64_t), "three numbers are a piece");
+    return (const tms_shared_piece_t *)(const void *)tms_py_numbers(call->values[0], 3, rule, count);
+}
+
+PyObject *tms_py_publish(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"publish", 4, 5, {"pieces", "name", "contents", "stream", "interruptible"}};
+    const tms_api_t *api = tms_py_api(module);
+    const tms_shared_piece_t *pieces;
+    tms_selection_t selection = {0};
+    running_call_t running = {0};
+    const char *name, *contents;
+    size_t count = 0;
+    uint64_t written = 0;
+    tms_py_call_t call;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_tag(&call, 1, &name) ||
+        !tms_py_get_tag(&call, 2, &contents) || !tms_py_get_stream(&call, 3, &selection) ||
+        !tms_py_get_bool(&call, 4, &running.callers.signals))
+        return NULL;
+    pieces = get_pieces(&call, "publish(): pieces must be", &count);
+    if (!pieces) return NULL;
+    begin(&selection, &running, &error);
+    if (!end(&selection, &running, api->publish(&selection, pieces, count, name, contents, &written, &error), &error))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(written);
+}
+
+PyObject *tms_py_adopt(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"adopt", 3, 4, {"pieces", "names", "stream", "interruptible"}};
+    const tms_api_t *api = tms_py_api(module);
+    const tms_shared_piece_t *pieces;
+    tms_selection_t selection = {0};
+    running_call_t running = {0};
+    const char *names;
+    size_t count = 0, missing = 0;
+    tms_py_call_t call;
+    tms_error_t error;
+
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_tag(&call, 1, &names) ||
+        !tms_py_get_stream(&call, 2, &selection) || !tms_py_get_bool(&call, 3, &running.callers.signals))
+        return NULL;
+    pieces = get_pieces(&call, "adopt(): pieces must be", &count);
+    if (!pieces) return NULL;
+    if (strlen(names) != count * TMS_OBJECT_NAME_DIGITS || strspn(names, "0123456789abcdef") != strlen(names)) {
+        PyErr_SetString(PyExc_ValueError, "adopt(): names must be 32 hexadecimal digits for each piece");
+        return NULL;
+    }
+    begin(&selection, &running, &error);
+    if (!end(&selection, &running, api->adopt(&selection, pieces, count, names, &missing, &error), &error)) return NULL;
+    if (missing == count) Py_RETURN_NONE;
+    return PyLong_FromSize_t(missing);
+}

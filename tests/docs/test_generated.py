@@ -148,7 +148,7 @@ def test_pages_are_short() -> None:
     assert _words(REPOSITORY / "docs" / "performance.md") <= 2000
     api = (REFERENCE / "errors.md", *REFERENCE.glob("api*"), *REFERENCE.glob("api/*"))
     others = [page for page in (REPOSITORY / "docs").rglob("*.md") if page not in api]
-    assert sum(_words(page) for page in others) <= 38_500
+    assert sum(_words(page) for page in others) <= 39_000
 
 
 #: Code that changes a process for more than the package itself.

@@ -131,17 +131,21 @@ class Run:
 
 #: Variants of scenarios that only `make faults` has the time for.
 ONLY_FULL_ALONE = {
+    "end_capture_with_deferred_frees_in_runs",
+    "pause_exported_run",
     "pause_saving_live_bytes_to_retained_backup",
     "pause_to_discard_with_retained_backups",
     "pause_to_disk_after_pause_to_host",
     "pause_to_disk_with_retained_backups",
     "pause_to_pool_that_is_too_small",
     "pause_to_reserved_host_memory",
+    "pause_with_disk_backup_again",
     "reserve_more_host_memory",
     "resume_in_background_on_two_devices_with_waiting_stream",
     "resume_in_background_without_waiter",
     "resume_in_background_writing_zeros",
     "resume_live_bytes_writing_zeros",
+    "resume_mixed_backups_on_two_devices",
     "resume_retaining_host_memory",
 }
 ONLY_FULL_PRELOADED = {"pause_with_disk_backup", "pause_saving_live_bytes", "resume_mixed_backups_on_two_devices"}
@@ -159,16 +163,11 @@ SHORT = {
     "allocate_with_memory_margin",
     "end_capture_with_deferred_frees",
     "free_active",
-    "free_damaged",
-    "free_last_of_run",
-    "free_on_two_devices",
-    "free_part_of_run",
     "free_paused_with_mmap_backup",
     "free_paused_with_pinned_backup",
     "free_paused_with_shared_backup",
     "free_paused_without_backup",
     "pause_each_kind_to_discard",
-    "pause_run_without_backup",
     "pause_that_releases_device_lock",
     "pause_with_shared_backup",
     "pause_without_backup",

@@ -191,7 +191,7 @@ class Worker:
     def plan(self, points: list[Any]) -> Iterator[tuple[str, list[Any], bool]]:
         from machine import Fault
 
-        twice = points if self.full else self.ends(points)
+        twice = points if self.full else self.firsts(points)
         for call in points:
             for code in call.codes() if self.full else call.codes()[:1]:
                 yield f"{Fault(call, code)}", [Fault(call, code)], False
@@ -208,12 +208,16 @@ class Worker:
             yield f"{call}...", [first, *(fault for fault in rest if fault.call != call)], False
 
     @staticmethod
-    def ends(points: list[Any]) -> set[Any]:
-        """The first and the last call of each function. All calls of a function are undone in the same way, and with as many
-        failing undo calls a scenario of 300 calls would take ten minutes."""
-        first = {(call.domain, call.name): call for call in reversed(points)}
+    def firsts(points: list[Any]) -> set[Any]:
+        """The first call of each function. All calls of a function are undone in the same way."""
+        return {*{(call.domain, call.name): call for call in reversed(points)}.values()}
+
+    @classmethod
+    def ends(cls, points: list[Any]) -> set[Any]:
+        """The first and the last call of each function. With failing undo calls after every call, a scenario of 300 calls
+        would take ten minutes."""
         last = {(call.domain, call.name): call for call in points}
-        return {*first.values(), *last.values()}
+        return {*cls.firsts(points), *last.values()}
 
     def undo(self, fault: Any, calls: list[Any]) -> Iterator[tuple[str, list[Any], bool]]:
         """Calls after a failure that fail as well: of each function the first call."""

@@ -43,12 +43,15 @@ from importers import Importer
 EITHER_MODE = frozenset(
     f"test_{name}.py"
     for name in (
+        "backup",
+        "capture_step",
         "capture_step_refusals",
         "changes",
         "check_fresh",
         "events",
         "graph_report",
         "held_memory",
+        "layer_graphs",
         "layer_graphs_calls",
         "manage_modules",
         "manage_optimizers",
@@ -62,6 +65,7 @@ EITHER_MODE = frozenset(
         "shared_page",
         "sharing_lifetimes",
         "sharing_patterns",
+        "sharing_pauses",
         "sharing_permissions",
         "sharing_random",
         "stats",

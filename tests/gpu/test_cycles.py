@@ -1,4 +1,4 @@
-"""Guards that a thousand cycles leave device memory, host memory, file descriptors, threads and contents as they were."""
+"""Guards that hundreds of cycles leave device memory, host memory, file descriptors, threads and contents as they were."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from gpu_support import (
     torch,
 )
 
-CYCLES = 1000
+CYCLES = 500 if SIMULATED else 1000
 #: Cycles after which every lazily made thing exists.
-WARM_UP = 200
+WARM_UP = 150 if SIMULATED else 200
+KIB = 1 << 10
 #: Of a tensor that is kept, bytes. PyTorch makes a segment of 2 MiB for one of 1 MiB, and one of 20 MiB for a larger one,
 #: all of which goes to the backup and back: 60 MiB in each cycle, which take the simulated GPU long.
 KEPT = MIB if SIMULATED else 2 * MIB
@@ -38,14 +39,14 @@ def observed() -> tuple[int, int, int, int]:
 
 def assert_unchanged(before: tuple[int, int, int, int], after: tuple[int, int, int, int]) -> None:
     assert_close_to(after[0], before[0], "free device memory", slack=4 * MIB)
-    assert after[1] - before[1] <= 8 * MIB, f"resident host memory grew by {(after[1] - before[1]) / MIB:.1f} MiB"
+    assert after[1] - before[1] <= CYCLES * 8 * KIB, f"resident host memory grew by {(after[1] - before[1]) / MIB:.1f} MiB"
     # The driver may open a file or start a thread of its own now and then; a leak of ours would be one a cycle.
     assert after[2] - before[2] <= 2, "file descriptors"
     assert after[3] - before[3] <= 2, "threads"
 
 
 @pytest.mark.timeout(180)
-def test_a_thousand_cycles_with_a_graph_and_every_backup(tmp_path: Path) -> None:
+def test_cycles_with_a_graph_and_every_backup(tmp_path: Path) -> None:
     saver.set_disk_backup_dir(str(tmp_path))
     with saver.region(tag="weights", enable_cpu_backup=True):
         weights = empty(KEPT)
@@ -88,7 +89,7 @@ def test_a_thousand_cycles_with_a_graph_and_every_backup(tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(180)
-def test_a_thousand_regions_that_allocate_pause_resume_and_free() -> None:
+def test_regions_that_allocate_pause_resume_and_free() -> None:
     base = None
     for cycle in range(CYCLES):
         with saver.region(tag="scratch"):

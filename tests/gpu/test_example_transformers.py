@@ -71,7 +71,9 @@ def kept() -> list[Row]:
 
 
 @needs("trl")
-@both_modes
+@pytest.mark.parametrize(
+    "preload", [pytest.param(False, id="torch"), pytest.param(True, id="preload", marks=pytest.mark.slow)]
+)
 def test_a_training_is_that_of_the_run_that_keeps_everything(kept: list[Row], preload: bool) -> None:
     managed = run(MANAGED, preload)
     assert [row[:4] for row in managed] == [row[:4] for row in kept]

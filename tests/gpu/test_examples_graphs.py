@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_programs import subprocess_run
-from gpu_support import REPOSITORY, SIMULATED, hold_stream, torch
+from gpu_support import REPOSITORY, hold_stream, torch
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -22,17 +19,8 @@ FREED = re.compile(r"gave back (\d+) MiB \(reported (\d+)\)")
 LOSSES = re.compile(r"step \d+: the losses .* bit for bit \((.*)\)")
 
 
-#: Four simulated GPUs, whatever these tests have.
-OWN_MACHINE = {
-    "TMS_SIMULATED_SHARED": f"pipeline-{os.getpid()}",
-    "TMS_SIMULATED_MEMORY": "1GiB",
-    "TMS_SIMULATED_DEVICES": "4",
-}
-SHARED_MEMORY = Path(f"/dev/shm/tms_simulated_pipeline-{os.getpid()}")
-
-
-def run(*arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    done = subprocess_run([str(EXAMPLES / "partial_cuda_graph.py"), *arguments], environment, timeout=250).check()
+def run(*arguments: str) -> str:
+    done = subprocess_run([str(EXAMPLES / "partial_cuda_graph.py"), *arguments], timeout=250).check()
     print(done.output)
     return str(done.output)
 
@@ -66,14 +54,10 @@ def test_training_with_graphs_of_parts() -> None:
 @pytest.mark.outer
 @pytest.mark.multigpu
 def test_pipeline() -> None:
-    """Two chunks on each of four ranks, for which the simulated machine has GPUs enough, or on two."""
-    ranks = 4 if SIMULATED or torch.cuda.device_count() >= 4 else 2
+    """Two chunks on each of four ranks, or of two. The simulated machine has two, because each rank imports PyTorch."""
+    ranks = 4 if torch.cuda.device_count() >= 4 else 2
     arguments = [*SMALL[:-1], "8", "--layers", str(2 * ranks), "--pipeline", str(ranks), "--chunks", "2"]
-    try:
-        output = run(*arguments, environment=OWN_MACHINE if SIMULATED else {})
-    finally:  # the last process of a machine removes it by itself, unless it is killed
-        if SIMULATED:
-            SHARED_MEMORY.unlink(missing_ok=True)
+    output = run(*arguments)
     expect_pauses(output, ranks * STEPS)
     expect_losses(output, STEPS, 8)
 

@@ -116,11 +116,11 @@ def test_shared_graphs_in_one_pool_would_overwrite_each_other(monkeypatch: pytes
 # ---- memory ----
 
 
-def wide_report(microbatches: int, **keywords: Any) -> Any:
-    """What layers take whose results are large enough to see."""
+def wide_report(microbatches: int, width: int, **keywords: Any) -> Any:
+    """What layers take whose results, of 512 KiB, are large enough to see."""
     order = pipeline_order(2, 0, microbatches, 2)
-    modules = chunks_of_blocks(2, 1, width=2048)
-    samples = [[sample_of(2048).repeat(64, 1)] for _ in modules]
+    modules = chunks_of_blocks(2, 1, width=width)
+    samples = [[sample_of(width).repeat((1 << 17) // width, 1)] for _ in modules]
     layers = capture_layers(modules, samples, order, **keywords)
     report = layers.memory_report()
     segments = sum(row.reserved_bytes for row in core.segments() if row.tag == "graphs")
@@ -139,7 +139,7 @@ def wide_report(microbatches: int, **keywords: Any) -> Any:
 
 @pytest.mark.parametrize("graphs", GRAPHS)
 def test_the_pool_does_not_grow_with_the_microbatches(graphs: str) -> None:
-    eight, sixteen, more = (wide_report(number, graphs=graphs) for number in (8, 16, 32))
+    eight, sixteen, more = (wide_report(number, 512, graphs=graphs) for number in (8, 16, 32))
     assert abs(sixteen.pool_bytes / eight.pool_bytes - 1) <= 0.02
     assert abs(more.pool_bytes / eight.pool_bytes - 1) <= 0.02
     assert more.static_input_bytes == eight.static_input_bytes
@@ -148,9 +148,9 @@ def test_the_pool_does_not_grow_with_the_microbatches(graphs: str) -> None:
 
 
 def test_without_reuse_the_pool_grows_with_the_microbatches() -> None:
-    eight, sixteen = (wide_report(number, reuse_memory=False) for number in (8, 16))
-    assert sixteen.pool_bytes > 1.9 * eight.pool_bytes
-    assert sixteen.result_bytes == 2 * eight.result_bytes
+    four, eight = (wide_report(number, 2048, reuse_memory=False) for number in (4, 8))
+    assert eight.pool_bytes > 1.9 * four.pool_bytes
+    assert eight.result_bytes == 2 * four.result_bytes
 
 
 def test_an_input_that_a_layer_passes_on_is_no_result_of_it() -> None:

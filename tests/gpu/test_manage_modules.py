@@ -244,7 +244,9 @@ def test_memory_that_was_kept_and_is_dropped_later(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.outer
 @pytest.mark.multigpu
-@pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
+@pytest.mark.parametrize(
+    "preload", [pytest.param(False, id="torch"), pytest.param(True, id="preload", marks=pytest.mark.slow)]
+)
 def test_fsdp_on_two_gpus(tmp_path: Path, preload: bool) -> None:
     (done,) = run_programs([Program("sharded_module.py", (str(tmp_path / "meeting"),), preload=preload)])
     done.check()

@@ -181,24 +181,24 @@ def test_the_pickle_has_no_opcode_that_torchs_own_lack(history: memory.History, 
 
 @pytest.mark.outer
 def test_the_environment_alone_records_a_program_and_its_children(tmp_path: Path) -> None:
-    directories = [tmp_path / mode for mode in ("torch", "preload")]
+    """In hook mode preload without a child, which inherits its variables in the same way."""
+    arguments: dict[str, tuple[str, ...]] = {"torch": ("child",), "preload": ()}
     programs = [
         Program(
             "leak.py",
-            ("child",),
-            (("TMS_DEBUG", "history,snapshots"), ("TMS_DEBUG_DIR", str(directory)), ("RANK", "3")),
-            preload=directory.name == "preload",
+            each,
+            (("TMS_DEBUG", "history,snapshots"), ("TMS_DEBUG_DIR", str(tmp_path / mode)), ("RANK", "3")),
+            preload=mode == "preload",
         )
-        for directory in directories
+        for mode, each in arguments.items()
     ]
-    for directory, finished in zip(directories, run_programs(programs), strict=True):
+    for mode, finished in zip(arguments, run_programs(programs), strict=True):
         finished.check()
         assert "Traceback" not in finished.error
-        parent, child = (json.loads(line) for line in finished.output.splitlines())
-        seen = {process["pid"]: check_files(directory, process) for process in (parent, child)}
-        assert seen == {parent["pid"]: ["1", "2", "3"], child["pid"]: ["3", "4", "5"]}, (
-            "the child joins the moment under way"
-        )
+        processes = [json.loads(line) for line in finished.output.splitlines()]
+        seen = [check_files(tmp_path / mode, process) for process in processes]
+        joined = [["3", "4", "5"]] if mode == "torch" else []
+        assert seen == [["1", "2", "3"], *joined], "the child joins the moment under way"
 
 
 def check_files(directory: Path, process: dict[str, Any]) -> list[str]:

@@ -1,5 +1,5 @@
 """Guards examples/rl_colocate.py: every strategy makes its steps or says what is missing, and holds in each phase the memory
-that it should."""
+that it should. A run starts nine engines, so all tests are slow but those of recorded results."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ def by_name(figures: tuple[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {outcome["strategy"]: outcome for outcome in figures[1]["outcomes"]}
 
 
+@pytest.mark.slow
 def test_every_strategy_makes_its_steps_or_says_what_is_missing(figures: tuple[str, dict[str, Any]]) -> None:
     output, results = figures
     outcomes = by_name(figures)
@@ -74,6 +75,7 @@ def test_every_strategy_makes_its_steps_or_says_what_is_missing(figures: tuple[s
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_each_phase_holds_what_it_should(figures: tuple[str, dict[str, Any]]) -> None:
     outcomes = by_name(figures)
     for phase, trainer in PROCESSES.items():
@@ -87,6 +89,7 @@ def test_each_phase_holds_what_it_should(figures: tuple[str, dict[str, Any]]) ->
     assert held(outcomes["wake in stages"], "synchronise") == {"trainer's weights", "engine's weights"}
 
 
+@pytest.mark.slow
 def test_components_have_the_sizes_that_were_asked_for(figures: tuple[str, dict[str, Any]]) -> None:
     _, results = figures
     sizes = results["sizes"]
@@ -108,6 +111,7 @@ def test_components_have_the_sizes_that_were_asked_for(figures: tuple[str, dict[
         assert size <= found <= size + layers * 2 * MIB + 40 * MIB, name
 
 
+@pytest.mark.slow
 def test_the_weights_are_timed_part_by_part(figures: tuple[str, dict[str, Any]]) -> None:
     _, results = figures
     assert len(results["weights"]) == STEPS
@@ -116,6 +120,7 @@ def test_the_weights_are_timed_part_by_part(figures: tuple[str, dict[str, Any]])
         assert times["all"] == pytest.approx(sum(times.values()) - times["all"])
 
 
+@pytest.mark.slow
 def test_results_are_shown_again(figures: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     output, results = figures
     path = tmp_path / "results.json"

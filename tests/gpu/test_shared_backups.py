@@ -1,5 +1,5 @@
-"""Guards backup="shared": processes with equal contents keep one host copy, a pause copies only what the machine does not have,
-and what is damaged, deleted or left by a dead process is noticed. Each process is a replica of its own: programs/replica.py."""
+"""Guards backup="shared": processes with equal contents keep one host copy, a pause copies only what the machine does not
+have, and what is damaged, deleted or left by a dead process is noticed. Each process is a replica: programs/replica.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu_programs import Program
-from gpu_support import MIB, STARTED_PRELOADED
+from gpu_support import MIB
 from second_process import SecondProcess
 
 #: What programs/replica.py has in objects, which share, and in pieces that are too small for one.

@@ -72,8 +72,8 @@ MUTANTS = (
     Mutant(
         "the-kernel-reads-memory-that-is-gone",
         _PASS,
-        "        TMS_DRIVER_CALL(kernel->copier.driver, context, error, cuMemGetAccess, &access, &here, part->address);\n",
-        "        TMS_OK;\n    (void)access, (void)here, (void)context, (void)error;\n",
+        "TMS_DRIVER_CALL(kernel->copier.driver, context, error, cuMemGetAccess, &access, &here, part->address);\n",
+        "TMS_OK;\n    (void)access, (void)here, (void)context, (void)error;\n",
         ("tests/unit/core/transition/test_retained.c",),
     ),
     Mutant(

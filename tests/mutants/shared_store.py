@@ -121,8 +121,8 @@ MUTANTS = (
     Mutant(
         "a-file-that-stays-keeps-the-links-after-it",
         _FOLDER,
-        "        if (strcmp(name, LOCK) != 0 && !",
-        "        if (os_error == 0 && strcmp(name, LOCK) != 0 && !",
+        "        if (strcmp(name, LOCK) == 0 || tms",
+        "        if (strcmp(name, LOCK) == 0 || os_error != 0 || tms",
         (_TEST_FOLDER,),
     ),
     Mutant(
@@ -376,7 +376,7 @@ MUTANTS = (
     ),
     Mutant(
         "every-process-has-a-key-of-its-own",
-        _OPERATIONS,
+        "csrc/backup/shared/store.c",
         "    tms_fingerprinter_set_key(store->fingerprinter, &store->folder.key->fingerprints);\n",
         "",
         (_TEST_KILLED,),

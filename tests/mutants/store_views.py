@@ -19,6 +19,13 @@ MUTANTS = (
         ("tests/unit/core/model/test_shown_rows.c",),
     ),
     Mutant(
+        "links-do-not-count-after-a-resume",
+        "csrc/backup/shared/operations.c",
+        "kept->parts[i].object ? kept->parts[i].bytes : 0;",
+        "0;",
+        (_PYTHON + "store/test_processes.py::test_what_two_processes_hold_counts_once",),
+    ),
+    Mutant(
         "an-object-counts-for-each-link",
         _SOURCES + "contents.py",
         "            yield found.setdefault(_identity(status), _Counted(name, status.st_size))",
@@ -34,16 +41,16 @@ MUTANTS = (
     ),
     Mutant(
         "to-look-takes-a-store-of-another-user",
-        _SOURCES + "folder.py",
+        "torch_memory_saver/_shared_folder.py",
         "        if folder.owner != os.geteuid():",
         "        if False:",
         (_CONTENTS + "test_the_store_of_another_user_is_refused",),
     ),
     Mutant(
         "the-clean-up-removes-the-objects-of-others",
-        _SOURCES + "cleaning.py",
-        "    if is_object(name, found) and found.st_nlink == 1:",
-        "    if is_object(name, found):",
+        "torch_memory_saver/_shared_folder.py",
+        "    if not is_object(name, found) or found.st_nlink > 1:",
+        "    if not is_object(name, found):",
         (_CLEANING + "test_what_only_dead_processes_held_goes", _CLEANING + "test_a_killed_process"),
     ),
     Mutant(

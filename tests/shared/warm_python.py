@@ -1,6 +1,6 @@
 """Programs in processes that have imported PyTorch already, because the import takes seconds of a core.
 
-A server, which is this file as a program, imports torch and forks a child for each program. The child gets the program's
+A server, which is this file as a program, imports modules and forks a child for each program. The child gets the program's
 arguments, environment, folder and standard files, and runs it as `__main__` until the interpreter ends. The server never
 uses CUDA. So a child is as fresh as a new process, but for the variables that Python, the dynamic linker and PyTorch read
 when they start: programs that differ in one of them have servers of their own.
@@ -10,6 +10,7 @@ One thread uses a WarmPython. Its servers end with its process.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -87,10 +88,10 @@ class WarmProcess:
 
 
 class WarmPython:
-    """Starts programs in processes that have imported a module."""
+    """Starts programs in processes that have imported some modules."""
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
         self._servers: dict[tuple[tuple[str, str], ...], tuple[socket.socket, subprocess.Popen[bytes]]] = {}
 
     def start(
@@ -122,7 +123,7 @@ class WarmPython:
             ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with its:
                 server = subprocess.Popen(
-                    [sys.executable, __file__, str(its.fileno()), self._module],
+                    [sys.executable, __file__, str(its.fileno()), *self._modules],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -132,8 +133,8 @@ class WarmPython:
         return self._servers[key][0]
 
 
-#: What the tests with PyTorch share.
-torch_programs = WarmPython("torch")
+#: What the tests with PyTorch share. PyTorch imports sympy at its first operator on the simulated GPU.
+torch_programs = WarmPython("torch", "sympy")
 
 
 def _serve(control: socket.socket) -> CodeType:
@@ -199,5 +200,7 @@ def _become(command: list[str], environment: dict[str, str], folder: str, *descr
 
 
 if __name__ == "__main__":
-    importlib.import_module(sys.argv[2])
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    gc.freeze()
     exec(_serve(socket.socket(fileno=int(sys.argv[1]))), globals())

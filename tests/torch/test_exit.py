@@ -3,6 +3,7 @@ run)."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -65,18 +66,16 @@ def check(state: str, ending: str, words_of_torch: str, directory: Path) -> None
         assert not directory.exists() or not list(directory.iterdir())
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_a_program_ends_silently_and_with_its_own_status(state: str, words_of_torch: str, tmp_path: Path) -> None:
-    """An ending for each state, so that each ending occurs about twice: importing PyTorch takes its time."""
-    endings = list(ENDINGS)
-    check(state, endings[STATES.index(state) % len(endings)], words_of_torch, tmp_path / "backups")
+#: An ending for each state, every ending with paused tensors, and an exception in each state that is hard to end.
+CASES = [
+    *zip(STATES, itertools.cycle(ENDINGS)),
+    *(("paused", ending) for ending in ENDINGS),
+    *((state, "exception") for state in ("inside_paused_region", "pause_on_another_thread", "thread_in_region")),
+]
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_every_ending_with_paused_tensors(ending: str, words_of_torch: str, tmp_path: Path) -> None:
-    check("paused", ending, words_of_torch, tmp_path / "backups")
-
-
-@pytest.mark.parametrize("state", ["inside_paused_region", "pause_on_another_thread", "thread_in_region"])
-def test_an_exception_in_a_state_that_is_hard_to_end(state: str, words_of_torch: str, tmp_path: Path) -> None:
-    check(state, "exception", words_of_torch, tmp_path / "backups")
+@pytest.mark.parametrize(("state", "ending"), dict.fromkeys(CASES))
+def test_a_program_ends_silently_and_with_its_own_status(
+    state: str, ending: str, words_of_torch: str, tmp_path: Path
+) -> None:
+    check(state, ending, words_of_torch, tmp_path / "backups")

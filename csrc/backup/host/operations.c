@@ -62,8 +62,7 @@ static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *s
     tms_host_buffer_t *buffer = slot->fresh ? slot->fresh : slot->kept;
     uint64_t begun = copier->begun;
     (void)store;
-    tms_status_t status =
-        tms_host_copy_save(buffer, tms_backup_copied(backup), copier, address, context, error);
+    tms_status_t status = tms_host_copy_save(buffer, tms_backup_copied(backup), copier, address, context, error);
     /* The contents of a retained buffer are being overwritten. */
     if (!slot->fresh && copier->begun != begun) backup->saved = false;
     return status;

@@ -13,17 +13,20 @@ static size_t pieces_of(const tms_extent_t *extent) {
     return tms_fingerprints_count(&alone);
 }
 
+/* Adds the object of this name, and links it if it exists. *held: it does. */
 static tms_status_t add_object(tms_shared_store_t *store, tms_shared_contents_t *contents, const tms_extent_t *extent,
-                               const tms_fingerprint_t *fingerprints, int device, const tms_error_context_t *context,
+                               const tms_shared_name_t *name, int device, bool *held, const tms_error_context_t *context,
                                tms_error_t *error) {
-    const tms_shared_name_t name = tms_shared_name(store->folder.key, fingerprints, pieces_of(extent), extent->bytes);
-    tms_shared_object_t *object = tms_shared_object_use(store, &name, extent->bytes, device);
+    tms_shared_object_t *object = tms_shared_object_use(store, name, extent->bytes, device);
     tms_shared_attempt_t attempt;
     bool here;
+    *held = false;
     if (!object) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     contents->parts[contents->part_count++] =
         (tms_shared_part_t){.offset = extent->offset, .bytes = extent->bytes, .object = object};
-    return tms_shared_object_try(store, object, false, &attempt, &here, context, error);
+    tms_status_t status = tms_shared_object_try(store, object, false, &attempt, &here, context, error);
+    *held = status == TMS_OK && attempt.state == TMS_SHARED_HELD;
+    return status;
 }
 
 static void add_rest(tms_shared_contents_t *contents, const tms_extent_t *extent) {
@@ -33,16 +36,19 @@ static void add_rest(tms_shared_contents_t *contents, const tms_extent_t *extent
     rest->bytes += extent->bytes;
 }
 
-/* Makes a description with room for so many parts and extents. Returns NULL if memory is short. */
+/* With room for `count` extents of either sort. NULL: memory is short. */
 static tms_shared_contents_t *make_empty(size_t count) {
-    tms_shared_contents_t *made = calloc(1, sizeof *made);
-    if (!made) return NULL;
-    made->parts = calloc(count, sizeof *made->parts);
-    made->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = calloc(count, sizeof *made->rest.extents)};
-    if (made->parts && made->rest.extents) return made;
-    tms_backup_content_forget(&made->rest);
-    free(made->parts);
-    free(made);
+    tms_shared_contents_t *contents = calloc(1, sizeof *contents);
+    tms_shared_part_t *parts = calloc(count + 1, sizeof *parts);
+    tms_extent_t *extents = calloc(count + 1, sizeof *extents);
+    if (contents && parts && extents) {
+        contents->parts = parts;
+        contents->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = extents};
+        return contents;
+    }
+    free(extents);
+    free(parts);
+    free(contents);
     return NULL;
 }
 
@@ -52,17 +58,36 @@ tms_status_t tms_shared_contents_make(tms_shared_store_t *store, const tms_backu
     tms_extent_t whole;
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
-    tms_shared_contents_t *contents = make_empty(count > 0 ? count : 1);
+    tms_shared_contents_t *contents = make_empty(count);
+    bool held;
     tms_status_t status = TMS_OK;
     if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
-        if (fingerprints && extents[i].bytes >= TMS_OBJECT_BYTES_LEAST)
-            status = add_object(store, contents, &extents[i], fingerprints, device, context, error);
-        else
+        if (fingerprints && tms_extent_is_object(&extents[i])) {
+            const tms_shared_name_t name =
+                tms_shared_name(store->folder.key, fingerprints, pieces_of(&extents[i]), extents[i].bytes);
+            status = add_object(store, contents, &extents[i], &name, device, &held, context, error);
+        } else {
             add_rest(contents, &extents[i]);
+        }
         if (fingerprints) fingerprints += pieces_of(&extents[i]);
     }
     if (status == TMS_OK)
+        *made = contents;
+    else
+        tms_shared_contents_drop(store, contents);
+    return status;
+}
+
+tms_status_t tms_shared_contents_link(tms_shared_store_t *store, const tms_shared_name_t *name, uint64_t bytes, int device,
+                                      tms_shared_contents_t **made, bool *found, const tms_error_context_t *context,
+                                      tms_error_t *error) {
+    const tms_extent_t whole = {.bytes = bytes};
+    tms_shared_contents_t *contents = make_empty(1);
+    *found = false;
+    if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
+    tms_status_t status = add_object(store, contents, &whole, name, device, found, context, error);
+    if (*found)
         *made = contents;
     else
         tms_shared_contents_drop(store, contents);

@@ -12,6 +12,11 @@
 tms_status_t tms_shared_contents_make(tms_shared_store_t *store, const tms_backup_content_t *content,
                                       const tms_fingerprint_t *fingerprints, int device, tms_shared_contents_t **made,
                                       const tms_error_context_t *context, tms_error_t *error);
+/* Returns the description of `bytes` bytes that are the object of this name. *found is false, and there is none, if the
+ * object does not exist. TMS_OUT_OF_HOST_MEMORY, TMS_BACKUP_IO. */
+tms_status_t tms_shared_contents_link(tms_shared_store_t *store, const tms_shared_name_t *name, uint64_t bytes, int device,
+                                      tms_shared_contents_t **made, bool *found, const tms_error_context_t *context,
+                                      tms_error_t *error);
 /* Drops everything; accepts NULL. */
 void tms_shared_contents_drop(tms_shared_store_t *store, tms_shared_contents_t *contents);
 /* Whether the objects are to be registered with the driver. */

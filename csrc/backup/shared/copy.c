@@ -4,31 +4,20 @@
 #include <stdlib.h>
 
 #include "backup/host/copy.h"
+#include "backup/shared/jobs.h"
 #include "base/random.h"
-
-/* One object that the ring moves. */
-typedef struct job {
-    tms_shared_part_t *part;
-    CUdeviceptr address; /* of the contents */
-    tms_error_context_t context;
-    bool done;
-    bool claimed;  /* this process has to write it */
-    uint64_t seen; /* bytes that its other writer had when it was looked at last */
-    double since;  /* when they had become as many */
-} job_t;
 
 typedef struct relay {
     tms_copier_relay_t relay; /* first */
     tms_shared_store_t *store;
     tms_copier_t *copier;
     bool saving;
-    job_t *jobs;
-    size_t count, capacity;
+    tms_shared_jobs_t jobs;
 } relay_t;
 
 /* ---- one object ---- */
 
-static tms_status_t write_claimed(relay_t *relay, job_t *job, tms_shared_lane_t *lane, tms_error_t *error) {
+static tms_status_t write_claimed(relay_t *relay, tms_shared_job_t *job, tms_shared_lane_t *lane, tms_error_t *error) {
     tms_shared_object_t *object = job->part->object;
     tms_host_store_t *host = relay->store->host;
     /* The system counts the pages once they are written. */
@@ -46,7 +35,7 @@ static tms_status_t write_claimed(relay_t *relay, job_t *job, tms_shared_lane_t 
 }
 
 /* Links the object, claims it, or leaves it to its other writer. */
-static tms_status_t attempt(relay_t *relay, job_t *job, tms_error_t *error) {
+static tms_status_t attempt(relay_t *relay, tms_shared_job_t *job, tms_error_t *error) {
     tms_shared_attempt_t found;
     bool here;
     tms_status_t status = tms_shared_object_try(relay->store, job->part->object, true, &found, &here, &job->context, error);
@@ -60,21 +49,21 @@ static tms_status_t attempt(relay_t *relay, job_t *job, tms_error_t *error) {
 
 static tms_status_t save_object(void *context, size_t index, tms_shared_lane_t *lane, tms_error_t *error) {
     relay_t *relay = context;
-    job_t *job = &relay->jobs[index];
+    tms_shared_job_t *job = &relay->jobs.list[index];
     tms_status_t status = job->done || job->claimed ? TMS_OK : attempt(relay, job, error);
     return status == TMS_OK && job->claimed ? write_claimed(relay, job, lane, error) : status;
 }
 
 static tms_status_t load_object(void *context, size_t index, tms_shared_lane_t *lane, tms_error_t *error) {
     const relay_t *relay = context;
-    const job_t *job = &relay->jobs[index];
-    return tms_shared_lane_read(lane, job->part->object, job->address, &job->context, error);
+    const tms_shared_job_t *job = &relay->jobs.list[index];
+    return tms_shared_lane_read(lane, &relay->store->folder, job->part->object, job->address, &job->context, error);
 }
 
 /* ---- objects of other writers ---- */
 
 /* Copies the contents of an object to memory of their own. */
-static tms_status_t keep_alone(relay_t *relay, job_t *job, tms_error_t *error) {
+static tms_status_t keep_alone(relay_t *relay, tms_shared_job_t *job, tms_error_t *error) {
     tms_shared_part_t *part = job->part;
     struct tms_host_batch *batch = NULL;
     const tms_host_request_t wanted = {
@@ -104,8 +93,8 @@ static tms_status_t look(relay_t *relay, size_t *left, bool *claimed, tms_error_
     tms_status_t status = TMS_OK;
     *left = 0;
     *claimed = false;
-    for (size_t i = 0; status == TMS_OK && i < relay->count; i++) {
-        job_t *job = &relay->jobs[i];
+    for (size_t i = 0; status == TMS_OK && i < relay->jobs.count; i++) {
+        tms_shared_job_t *job = &relay->jobs.list[i];
         if (job->done) continue;
         status = attempt(relay, job, error);
         if (status == TMS_OK && !job->done && !job->claimed && tms_wait_now() - job->since > relay->store->patience_seconds)
@@ -123,17 +112,17 @@ static tms_status_t await_others(relay_t *relay, const tms_error_context_t *cont
     bool claimed = false;
     tms_status_t status = look(relay, &left, &claimed, error);
     while (status == TMS_OK && left > 0) {
-        status = claimed
-                     ? tms_shared_ring_run(relay->store, relay->copier, relay->count, 0, save_object, relay, context, error)
-                     : tms_wait_sleep(relay->copier->wait, between_seconds, context, error);
+        status = claimed ? tms_shared_ring_run(relay->store, relay->copier, relay->jobs.count, 0, save_object, relay,
+                                               context, error)
+                         : tms_wait_sleep(relay->copier->wait, between_seconds, context, error);
         if (status == TMS_OK) status = look(relay, &left, &claimed, error);
     }
     return status;
 }
 
 static void abandon_claims(relay_t *relay) {
-    for (size_t i = 0; i < relay->count; i++) {
-        const job_t *job = &relay->jobs[i];
+    for (size_t i = 0; i < relay->jobs.count; i++) {
+        const tms_shared_job_t *job = &relay->jobs.list[i];
         if (job->claimed) tms_shared_object_abandon(relay->store, job->part->object);
     }
 }
@@ -142,26 +131,27 @@ static void abandon_claims(relay_t *relay) {
 
 static tms_status_t move(relay_t *relay, tms_error_t *error) {
     tms_copier_t *copier = relay->copier;
-    const tms_error_context_t context = {.operation = relay->jobs[0].context.operation, .device = copier->device};
+    const tms_error_context_t context = {.operation = relay->jobs.list[0].context.operation, .device = copier->device};
     if (relay->saving) {
         tms_status_t status =
-            tms_shared_ring_run(relay->store, copier, relay->count, (size_t)(tms_random_number() % relay->count),
+            tms_shared_ring_run(relay->store, copier, relay->jobs.count, (size_t)(tms_random_number() % relay->jobs.count),
                                 save_object, relay, &context, error);
         return status == TMS_OK ? await_others(relay, &context, error) : status;
     }
     /* Memory may be filled before its contents are copied. */
     tms_status_t status = TMS_DRIVER_CALL(copier->driver, &context, error, cuStreamSynchronize, copier->stream);
-    return status == TMS_OK ? tms_shared_ring_run(relay->store, copier, relay->count, 0, load_object, relay, &context, error)
-                            : status;
+    return status == TMS_OK
+               ? tms_shared_ring_run(relay->store, copier, relay->jobs.count, 0, load_object, relay, &context, error)
+               : status;
 }
 
 static tms_status_t wait_for_objects(tms_copier_relay_t *base, tms_error_t *error) {
     relay_t *relay = (relay_t *)base;
-    if (relay->count == 0) return TMS_OK;
+    if (relay->jobs.count == 0) return TMS_OK;
     tms_status_t status = move(relay, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the claims belong to the parent */
     abandon_claims(relay);
-    relay->count = 0;
+    relay->jobs.count = 0;
     return status;
 }
 
@@ -171,54 +161,29 @@ static void release_relay(tms_copier_relay_t *base, const tms_driver_table_t *dr
     relay_t *relay = (relay_t *)base;
     (void)driver;
     (void)wait;
-    free(relay->jobs);
+    tms_shared_jobs_free(&relay->jobs);
     free(relay);
 }
 
 static const tms_copier_relay_table_t relay_table = {
     .wait = wait_for_objects, .close = close_relay, .release = release_relay};
 
-/* Returns the copier's relay, which is made if it is missing, or NULL if memory is short. */
-static relay_t *relay_of(tms_shared_store_t *store, bool saving, tms_copier_t *copier) {
-    relay_t *relay = (relay_t *)tms_copier_find_relay(copier, &relay_table);
-    if (relay) return relay;
-    relay = calloc(1, sizeof *relay);
-    if (!relay) return NULL;
-    *relay = (relay_t){.relay.table = &relay_table, .store = store, .copier = copier, .saving = saving};
-    tms_copier_add_relay(copier, &relay->relay);
-    return relay;
+/* Returns the copier's relay, which is made at its first object, or NULL if memory is short. */
+static relay_t *open_relay(tms_shared_store_t *store, bool saving, tms_copier_t *copier) {
+    relay_t *made = (relay_t *)tms_copier_find_relay(copier, &relay_table);
+    if (made) return made;
+    made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    *made = (relay_t){.relay.table = &relay_table, .store = store, .copier = copier, .saving = saving};
+    tms_copier_add_relay(copier, &made->relay);
+    return made;
 }
 
-/* Returns room for another job, or NULL if memory is short. */
-static job_t *next_job(relay_t *relay) {
-    enum { FIRST_CAPACITY = 16 };
-    if (relay->count == relay->capacity) {
-        const size_t capacity = relay->capacity ? 2 * relay->capacity : FIRST_CAPACITY;
-        job_t *grown = realloc(relay->jobs, capacity * sizeof *grown);
-        if (!grown) return NULL;
-        relay->jobs = grown;
-        relay->capacity = capacity;
-    }
-    return &relay->jobs[relay->count++];
-}
-
-/* gcc's analyzer does not see that the copier keeps a new relay, and reports a leak. */
-#ifndef __clang__
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wanalyzer-malloc-leak"
-#endif
-static tms_status_t add(tms_shared_store_t *store, bool saving, tms_shared_part_t *part, tms_copier_t *copier,
-                        CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
-    relay_t *relay = relay_of(store, saving, copier);
+static tms_status_t add(relay_t *relay, tms_shared_part_t *part, CUdeviceptr address, const tms_error_context_t *context,
+                        tms_error_t *error) {
     if (!relay) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
-    job_t *job = next_job(relay);
-    if (!job) return tms_error_set_os(error, context, "realloc", ENOMEM, NULL);
-    *job = (job_t){.part = part, .address = address + part->offset, .context = *context};
-    return TMS_OK;
+    return tms_shared_jobs_add(&relay->jobs, part, address + part->offset, context, error);
 }
-#ifndef __clang__
-#pragma GCC diagnostic pop
-#endif
 
 /* ---- a segment ---- */
 
@@ -229,7 +194,7 @@ tms_status_t tms_shared_copy_save(tms_shared_store_t *store, tms_shared_contents
         status = tms_host_copy_save(contents->buffer, &contents->rest, copier, address, context, error);
     for (size_t i = 0; status == TMS_OK && i < contents->part_count; i++) {
         if (!tms_shared_object_is_here(store, contents->parts[i].object))
-            status = add(store, true, &contents->parts[i], copier, address, context, error);
+            status = add(open_relay(store, true, copier), &contents->parts[i], address, context, error);
     }
     return status;
 }
@@ -251,7 +216,7 @@ tms_status_t tms_shared_copy_load(tms_shared_store_t *store, tms_shared_contents
     for (size_t i = 0; status == TMS_OK && i < contents->part_count; i++) {
         tms_shared_part_t *part = &contents->parts[i];
         if (part->object && !tms_shared_object_is_registered(store, part->object))
-            status = add(store, false, part, copier, address, context, error);
+            status = add(open_relay(store, false, copier), part, address, context, error);
         else
             status = load_part(part, copier, address, context, error);
     }

@@ -159,6 +159,14 @@ tms_status_t tms_shared_entry_try(const tms_shared_folder_t *folder, const tms_s
     return status;
 }
 
+int tms_shared_entry_open(const tms_shared_folder_t *folder, const tms_shared_name_t *name) {
+    return tms_shared_open(folder->holder, name->text, O_RDONLY);
+}
+
+bool tms_shared_entry_read(int fd, void *data, uint64_t bytes, uint64_t offset) {
+    return tms_shared_read(fd, data, bytes, offset) == (int64_t)bytes;
+}
+
 tms_status_t tms_shared_entry_write(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd,
                                     const void *data, uint64_t bytes, uint64_t offset, const tms_error_context_t *context,
                                     tms_error_t *error) {

@@ -37,6 +37,10 @@ typedef struct tms_shared_attempt {
 tms_status_t tms_shared_entry_try(const tms_shared_folder_t *folder, const tms_shared_name_t *name, uint64_t bytes,
                                   bool claim, tms_shared_attempt_t *attempt, const tms_error_context_t *context,
                                   tms_error_t *error);
+/* Opens a held object for reading. Returns -1 if that fails: its mapping has the bytes as well. */
+int tms_shared_entry_open(const tms_shared_folder_t *folder, const tms_shared_name_t *name);
+/* Reads bytes of an open object at `offset`. False if that fails. */
+bool tms_shared_entry_read(int fd, void *data, uint64_t bytes, uint64_t offset);
 /* Appends bytes to a claimed object at `offset`. A full folder, and a limit of this process (RLIMIT_FSIZE, without SIGXFSZ),
  * are TMS_BACKUP_IO as above. The claim stays after a failure. */
 tms_status_t tms_shared_entry_write(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd,

@@ -88,6 +88,23 @@ bool tms_shared_remove_link(int holder, int objects, const char *name) {
     return true;
 }
 
+/* Removes the files of an open directory. Returns false, with errno set, if one is still there. */
+static bool remove_files(int directory, int objects) {
+    int os_error = 0;
+    DIR *list = tms_shared_list(directory);
+    if (!list) return false;
+    for (const char *name; (name = tms_shared_next(list));) {
+        if (!tms_shared_remove_link(directory, objects, name)) os_error = errno;
+    }
+    closedir(list);
+    errno = os_error;
+    return os_error == 0;
+}
+
+bool tms_shared_remove_directory(int directory, int objects, int parent, const char *name) {
+    return remove_files(directory, objects) && (unlinkat(parent, name, AT_REMOVEDIR) == 0 || errno == ENOENT);
+}
+
 tms_status_t tms_shared_fail(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,
                              const char *path, const char *name) {
     char whole[PATH_MAX + NAME_MAX];

@@ -41,6 +41,10 @@ void tms_shared_remove_unlinked(int objects, const char *name);
  * there. */
 bool tms_shared_remove_link(int holder, int objects, const char *name);
 
+/* Removes the files of an open directory, the objects that only it linked, and its name in `parent`. The name stays if it
+ * is that of another directory now, which is not empty. Returns false, with errno set, if something is still there. */
+bool tms_shared_remove_directory(int directory, int objects, int parent, const char *name);
+
 /* Fills *error for a call that failed on a file of the folder `path`, or on the folder itself if `name` is NULL. A full
  * folder and RLIMIT_FSIZE are explained. */
 tms_status_t tms_shared_fail(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,

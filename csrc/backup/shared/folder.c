@@ -152,13 +152,27 @@ bool tms_shared_folder_is_current(const tms_shared_folder_t *folder, const char 
 
 /* ---- removal ---- */
 
-/* Removes all links of an open holder. Returns false, with errno set, if one is still there. */
+/* Removes a directory of a holder (published.h). Returns false, with errno set, if something is still there. */
+static bool remove_publication(const tms_shared_folder_t *folder, int holder, const char *name) {
+    int directory = tms_shared_open(holder, name, O_RDONLY | O_DIRECTORY);
+    if (directory < 0) return errno == ENOENT;
+    bool removed = tms_shared_remove_directory(directory, folder->objects, holder, name);
+    int os_error = errno;
+    close(directory);
+    errno = os_error;
+    return removed;
+}
+
+/* Removes all links of an open holder, and the directories that a publisher has left (published.h). Returns false, with
+ * errno set, if something is still there. */
 static bool remove_links(const tms_shared_folder_t *folder, int holder) {
     int os_error = 0;
     DIR *list = tms_shared_list(holder);
     if (!list) return false;
     for (const char *name; (name = tms_shared_next(list));) {
-        if (strcmp(name, LOCK) != 0 && !tms_shared_remove_link(holder, folder->objects, name)) os_error = errno;
+        if (strcmp(name, LOCK) == 0 || tms_shared_remove_link(holder, folder->objects, name)) continue;
+        if (errno == EISDIR && remove_publication(folder, holder, name)) continue;
+        os_error = errno;
     }
     closedir(list);
     errno = os_error;
@@ -241,6 +255,21 @@ static void remove_dead_objects(const tms_shared_folder_t *folder, DIR *list) {
     }
 }
 
+/* Removes the published names without a manifest: a process that removed them has died, or is not done yet. */
+static void remove_unnamed(const tms_shared_folder_t *folder) {
+    struct stat found;
+    int names = tms_shared_open(folder->root, TMS_SHARED_NAMES, O_RDONLY | O_DIRECTORY);
+    DIR *list = names < 0 ? NULL : tms_shared_list(names);
+    for (const char *name; list && (name = tms_shared_next(list));) {
+        int directory = tms_shared_open(names, name, O_RDONLY | O_DIRECTORY);
+        if (directory >= 0 && fstatat(directory, TMS_SHARED_MANIFEST, &found, AT_SYMLINK_NOFOLLOW) != 0 && errno == ENOENT)
+            (void)tms_shared_remove_directory(directory, folder->objects, names, name);
+        close_file(directory);
+    }
+    if (list) closedir(list);
+    close_file(names);
+}
+
 void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t *log) {
     /* The objects are listed first. Without a dead holder, no later clean-up would look for the objects that it has left. */
     DIR *list = tms_shared_list(folder->objects);
@@ -249,6 +278,7 @@ void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t 
                       folder->path, strerror(errno));
         return;
     }
+    remove_unnamed(folder);
     if (remove_dead_holders(folder, log)) {
         tms_log_write(log, TMS_LOG_INFO, "removing what dead processes left in the shared store '%s'", folder->path);
         remove_dead_objects(folder, list);

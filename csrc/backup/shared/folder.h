@@ -27,6 +27,9 @@
 
 enum { TMS_SHARED_HOLDER_DIGITS = 16 };
 
+#define TMS_SHARED_NAMES    "names"         /* the directory of published names (published.h) */
+#define TMS_SHARED_MANIFEST "manifest.json" /* a file of each of them, which the process that removes it removes first */
+
 /* `root` -1: not open, and the other descriptors mean nothing. */
 typedef struct tms_shared_folder {
     int root, objects; /* descriptors of the folder and of its `objects` */
@@ -45,8 +48,9 @@ tms_status_t tms_shared_folder_open(tms_shared_folder_t *folder, const char *con
                                     const tms_error_context_t *context, tms_error_t *error);
 /* Whether the path still names the folder that is open, and the holder is still in it. */
 bool tms_shared_folder_is_current(const tms_shared_folder_t *folder, const char *configured);
-/* Removes what dead processes have left: their holders, and, if there was one, unfinished objects whose lock can be taken
- * and objects that no holder and no published name links. A failure to remove something is logged. */
+/* Removes what dead processes have left: their holders, published names without a manifest, and, if there was a holder,
+ * unfinished objects whose lock can be taken and objects that no holder and no published name links. A failure to remove
+ * something is logged. */
 void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t *log);
 /* At exit: removes the holder with its links, and the objects that have no other link. The descriptors and the key stay,
  * because another thread may use them. Accepts a folder that is not open. */

@@ -6,6 +6,7 @@
 #include "backup/shared/contents.h"
 #include "backup/shared/copy.h"
 #include "backup/shared/registrar.h"
+#include "backup/shared/store.h"
 
 static void drop(tms_shared_store_t *store, void **contents) {
     tms_shared_contents_drop(store, *contents);
@@ -14,40 +15,10 @@ static void drop(tms_shared_store_t *store, void **contents) {
 
 /* ---- a pause ---- */
 
-/* With the lock held. Its key is not used any more when it goes. */
-static void close_folder(tms_shared_store_t *store) {
-    if (store->folder.root < 0) return;
-    tms_fingerprinter_set_key(store->fingerprinter, NULL);
-    tms_shared_objects_forget_names(store);
-    tms_shared_folder_close(&store->folder, store->copying->log);
-}
-
-/* Opens the folder, unless it is open, and makes its key the one of the process. Objects of another folder stay mapped, but
- * are not found any more. */
-static tms_status_t open_folder(tms_shared_store_t *store, const tms_error_context_t *context, tms_error_t *error) {
-    const tms_log_t *log = store->copying->log;
-    if (store->closing)
-        return tms_error_set(error, TMS_INVALID_STATE, context,
-                             "the shared store is closed, because the process is exiting");
-    if (tms_shared_folder_is_current(&store->folder, store->configured)) {
-        tms_shared_folder_clean(&store->folder, log);
-        return TMS_OK;
-    }
-    close_folder(store);
-    tms_status_t status = tms_shared_folder_open(&store->folder, store->configured, log, context, error);
-    if (status != TMS_OK) return status;
-    tms_shared_folder_clean(&store->folder, log);
-    tms_fingerprinter_set_key(store->fingerprinter, &store->folder.key->fingerprints);
-    return TMS_OK;
-}
-
 static tms_status_t begin(void *opaque, void **batch, const tms_error_context_t *context, tms_error_t *error) {
     tms_shared_store_t *store = opaque;
     struct tms_host_batch *made = NULL;
-    pthread_mutex_lock(&store->lock);
-    store->refuses = false;
-    tms_status_t status = open_folder(store, context, error);
-    pthread_mutex_unlock(&store->lock);
+    tms_status_t status = tms_shared_store_open(store, context, error);
     if (status == TMS_OK) status = tms_host_batch_create(&made, store->host, context, error);
     if (status == TMS_OK) *batch = made;
     return status;
@@ -97,13 +68,15 @@ static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *s
     return tms_shared_copy_save(store, slot->fresh, copier, address, context, error);
 }
 
-static void commit(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
+static void commit(void *opaque, tms_backup_t *backup, tms_backup_slot_t *slot) {
+    tms_shared_store_t *store = opaque;
     /* In this order, so that objects that both have stay registered. */
     if (slot->fresh) tms_shared_contents_wish(store, slot->fresh, true);
     if (backup->planned.kind == TMS_BACKUP_SHARED || backup->kind != TMS_BACKUP_SHARED) drop(store, &slot->kept);
     if (!slot->fresh) return;
     slot->kept = slot->fresh;
     slot->fresh = NULL;
+    atomic_store(&store->committed, true);
 }
 
 static void cancel(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
@@ -111,7 +84,16 @@ static void cancel(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
     drop(store, &slot->fresh);
 }
 
-static void after_pause(void *store) { tms_shared_registrar_start(store); }
+static void after_resume(void *store) {
+    tms_shared_registrar_hold(store, false);
+    tms_shared_registrar_start(store);
+}
+
+static void after_pause(void *opaque) {
+    tms_shared_store_t *store = opaque;
+    if (atomic_exchange(&store->committed, false)) tms_shared_store_drop_kept(store);
+    after_resume(store);
+}
 
 /* ---- a resume ---- */
 
@@ -130,11 +112,6 @@ static bool discard(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, 
     tms_shared_contents_wish(store, kept, false);
     tms_shared_contents_drop_private(kept, policy);
     return false;
-}
-
-static void after_resume(void *store) {
-    tms_shared_registrar_hold(store, false);
-    tms_shared_registrar_start(store);
 }
 
 static void retry(void *store) { tms_shared_registrar_start(store); }
@@ -163,12 +140,20 @@ static void explain(void *opaque, const tms_backup_t *backup, const tms_backup_s
     }
 }
 
-/* The registrar unmaps what is still registered. */
+/* The bytes of the objects, whose links stay after a resume. Objects that other processes hold as well count in full. */
+static uint64_t reserved_bytes(const tms_backup_t *backup, const tms_backup_slot_t *slot) {
+    const tms_shared_contents_t *kept = slot->kept;
+    uint64_t bytes = 0;
+    (void)backup;
+    for (size_t i = 0; kept && i < kept->part_count; i++) bytes += kept->parts[i].object ? kept->parts[i].bytes : 0;
+    return bytes;
+}
+
 static void destroy(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
     (void)backup;
     drop(store, &slot->fresh);
     drop(store, &slot->kept);
-    tms_shared_registrar_start(store);
+    tms_shared_registrar_start(store); /* it ends the registrations of what was dropped */
 }
 
 /* ---- the process ---- */
@@ -201,11 +186,12 @@ static void at_exit(void *opaque) {
 /* The registrar ends the registrations of the objects, which have no user any more. */
 static void drain(void *opaque) {
     tms_shared_store_t *store = opaque;
+    tms_shared_store_drop_kept(store);
     tms_shared_registrar_start(store);
     pthread_mutex_lock(&store->lock);
     while (store->registrar_runs) (void)tms_wait_until(&store->changed, &store->lock, INFINITY);
-    close_folder(store);
     pthread_mutex_unlock(&store->lock);
+    tms_shared_store_close(store);
 }
 
 static void release(void *opaque) {
@@ -248,6 +234,7 @@ const tms_backup_operations_t tms_shared_operations = {.place = "shared memory",
                                                        .load = load,
                                                        .read = read_part,
                                                        .explain = explain,
+                                                       .reserved_bytes = reserved_bytes,
                                                        .commit = commit,
                                                        .cancel = cancel,
                                                        .discard = discard,

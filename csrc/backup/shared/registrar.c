@@ -12,11 +12,11 @@
 static bool has_work(const tms_shared_store_t *store, const tms_shared_object_t *object) {
     if (!object->memory || object->busy) return false;
     if (object->registered) return object->wishes == 0 && !object->stuck;
-    return object->wishes > 0 && !store->copying_now && !store->refuses;
+    return object->wishes > 0 && !store->refuses;
 }
 
 static tms_shared_object_t *find_work(const tms_shared_store_t *store) {
-    tms_shared_object_t *object = store->closing ? NULL : store->objects;
+    tms_shared_object_t *object = store->closing || store->in_call ? NULL : store->objects;
     while (object && !has_work(store, object)) object = object->next;
     return object;
 }
@@ -93,9 +93,9 @@ void tms_shared_registrar_start(tms_shared_store_t *store) {
         strerror(os_error));
 }
 
-void tms_shared_registrar_hold(tms_shared_store_t *store, bool copying_now) {
+void tms_shared_registrar_hold(tms_shared_store_t *store, bool in_call) {
     pthread_mutex_lock(&store->lock);
-    store->copying_now = copying_now;
+    store->in_call = in_call;
     pthread_mutex_unlock(&store->lock);
 }
 

@@ -68,18 +68,21 @@ tms_status_t tms_shared_lane_write(tms_shared_lane_t *lane, const tms_shared_fol
     return status;
 }
 
-tms_status_t tms_shared_lane_read(tms_shared_lane_t *lane, const tms_shared_object_t *object, CUdeviceptr address,
-                                  const tms_error_context_t *context, tms_error_t *error) {
+tms_status_t tms_shared_lane_read(tms_shared_lane_t *lane, const tms_shared_folder_t *folder,
+                                  const tms_shared_object_t *object, CUdeviceptr address, const tms_error_context_t *context,
+                                  tms_error_t *error) {
     void *memory = lane->buffer->memory;
+    const int fd = object->known ? tms_shared_entry_open(folder, &object->name) : -1;
     tms_status_t status = TMS_OK;
     for (uint64_t part = 0, done = 0; status == TMS_OK && done < object->bytes; done += part) {
         status = usable(lane, object->bytes - done, &part, context, error);
         if (status == TMS_OK) status = check(lane, context, error);
-        if (status != TMS_OK) return status;
-        memcpy(memory, object->memory + done, part);
+        if (status != TMS_OK) break;
+        if (fd < 0 || !tms_shared_entry_read(fd, memory, part, done)) memcpy(memory, object->memory + done, part);
         status = tms_copier_to_device(&lane->copier, address + done, memory, part, context, error);
         if (status == TMS_OK) status = tms_copier_wait(&lane->copier, context, error);
     }
+    if (fd >= 0) close(fd);
     return status;
 }
 

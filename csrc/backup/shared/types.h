@@ -1,8 +1,9 @@
 /* The types of the shared store: the store, the objects that this process holds, and what a segment keeps in it.
- * docs/architecture-shared-store.md describes the whole. Only backup/shared includes this, and operations.h for the store.
+ * docs/architecture-shared-store.md describes the whole. Only backup/shared includes this, operations.h for the store, and
+ * the calls publish and adopt of the core (core/transition/node.h).
  *
- * Layers, each of which calls only those before it: names; folder; entry; types; object; registrar; ring; contents; copy;
- * operations.
+ * Layers, each of which calls only those before it: names; folder; published; entry; types; object; jobs; registrar;
+ * ring; contents; store; copy; operations.
  *
  * Lock: `lock` is a leaf but for the host store's. It is held across opening, linking and unlinking files, never across a
  * driver call, a write or a copy. */
@@ -52,9 +53,11 @@ typedef struct tms_shared_store {
     tms_shared_folder_t folder;
     tms_shared_object_t *buckets[TMS_SHARED_BUCKETS];
     tms_shared_object_t *objects;
-    double patience_seconds; /* TMS_SHARED_PATIENCE_SECONDS; tests use less */
+    struct tms_shared_contents *kept; /* contents of no segment (store.h) */
+    _Atomic bool committed;           /* a pause has kept something in the store, and has not ended */
+    double patience_seconds;          /* TMS_SHARED_PATIENCE_SECONDS; tests use less */
     bool registrar_runs;
-    bool copying_now;            /* a resume copies, so that no registration begins */
+    bool in_call;                /* a pause or resume uses the store, so that the registrar begins no driver call */
     bool refuses;                /* the driver has failed to register an object since the last pause */
     bool closing;                /* at exit: no driver call may begin any more, and no object is linked or claimed */
     _Atomic uint64_t held_bytes; /* of all objects that this process has */
@@ -74,9 +77,10 @@ typedef struct tms_shared_part {
 typedef struct tms_shared_contents {
     tms_shared_part_t *parts; /* sorted */
     size_t part_count;
-    tms_backup_content_t rest; /* the other extents, packed in `buffer` */
-    tms_host_buffer_t *buffer; /* NULL: `rest` is empty, or was discarded after a resume */
-    bool wishes;               /* its objects are to be registered */
+    tms_backup_content_t rest;             /* the other extents, packed in `buffer` */
+    tms_host_buffer_t *buffer;             /* NULL: `rest` is empty, or was discarded after a resume */
+    bool wishes;                           /* its objects are to be registered */
+    struct tms_shared_contents *next_kept; /* in the store's list of contents of no segment */
 } tms_shared_contents_t;
 
 #endif

@@ -344,5 +344,7 @@ tms_status_t tms_transition_check_pause(tms_saver_t *saver, const tms_selection_
                                     .through = TMS_SEGMENT_PAUSING,
                                     .to = TMS_SEGMENT_ACTIVE},
                           .act = plan_and_cancel};
-    return tms_transition_run(&t, error);
+    const tms_status_t status = tms_transition_run(&t, error);
+    tms_backup_stores_after_pause(&saver->stores);
+    return status;
 }

@@ -202,7 +202,7 @@ static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
     if (status != TMS_OK) return status;
     /* Succeeds on a machine without a driver if there is nothing to do. Reclaiming may wait for a device, which a capture
      * forbids. */
-    if (!tms_saver_has_segments(t->saver) && !tms_saver_has_reclaimable(t->saver)) return TMS_OK;
+    if (!t->asked.any_memory && !tms_saver_has_segments(t->saver) && !tms_saver_has_reclaimable(t->saver)) return TMS_OK;
     status = tms_devices_load(t->saver->devices, &t->driver, &t->devices, &context, error);
     return status == TMS_OK ? check_capture(t, error) : status;
 }
@@ -226,7 +226,7 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
         status = tms_wait_check(&t->wait, &context, error);
     }
     if (status == TMS_OK && t->devices) collect(t);
-    if (status == TMS_OK && (t->planned.first || t->planned.given_up > 0)) {
+    if (status == TMS_OK && (t->planned.first || t->planned.given_up > 0 || t->asked.any_memory)) {
         tms_observers_sample_memory(t);
         status = t->act(t, error);
         if (status != TMS_FORKED) tms_observers_sample_memory(t);

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import sympy  # noqa: F401 - an operator of the simulated GPU imports it; so it is imported once for all forked processes
 import torch
 from table import Observations
 
@@ -22,6 +23,9 @@ class World:
     """The device on which behaviours run: the first one."""
 
     device = torch.device("cuda", 0)
+
+    def __init__(self) -> None:
+        gc.freeze()  # start() need not look at the objects of modules
 
     def start(self) -> None:
         gc.collect()

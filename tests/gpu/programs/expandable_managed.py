@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -117,7 +118,7 @@ def other_threads() -> None:
     threads = [threading.Thread(target=allocate) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(12):
+    for _ in range(6):
         saver.pause()
         saver.resume()
         assert all(is_whole(tensor, seed) for seed, tensor in enumerate(kept))
@@ -274,30 +275,31 @@ def peers() -> None:
     assert bool((kept == 1).all())
 
 
-def receive(connection: object) -> None:
-    tensor, seed = connection.recv()  # type: ignore[attr-defined]
-    connection.send(is_whole(tensor, seed))  # type: ignore[attr-defined]
-    tensor.fill_(9)
-    torch.cuda.synchronize()
-    del tensor
-    connection.send(True)  # type: ignore[attr-defined]
+def receive(connection: Any, tensors: int) -> None:
+    for _ in range(tensors):
+        tensor, seed = connection.recv()
+        connection.send(is_whole(tensor, seed))
+        tensor.fill_(9)
+        torch.cuda.synchronize()
+        del tensor
+        connection.send(True)
 
 
 def sent() -> None:
     """A tensor in several pieces is sent to another process, which reads and writes it, before and after a pause."""
+    here, there = torch.multiprocessing.get_context("spawn").Pipe()
+    process = torch.multiprocessing.get_context("spawn").Process(target=receive, args=(there, 2))
+    process.start()
     for seed in (1, 2):
         kept = filled(45 * MIB, seed)
-        here, there = torch.multiprocessing.get_context("spawn").Pipe()
-        process = torch.multiprocessing.get_context("spawn").Process(target=receive, args=(there,))
-        process.start()
         here.send((kept, seed))
         assert here.recv() and here.recv()
-        process.join()
-        assert process.exitcode == 0
         assert bool((kept == 9).all())
         saver.pause()
         saver.resume()
         assert bool((kept == 9).all())
+    process.join()
+    assert process.exitcode == 0
 
 
 SCENARIOS: dict[str, Callable[[], None]] = {

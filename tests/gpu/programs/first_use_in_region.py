@@ -13,7 +13,7 @@ import torch
 from torch_memory_saver import _core, torch_memory_saver
 
 MIB = 1 << 20
-SIZE = 64 * MIB
+SIZE = 22 * MIB
 DEVICES = range(torch.cuda.device_count())
 
 

@@ -12,7 +12,7 @@ from torch_memory_saver import errors
 from torch_memory_saver import torch_memory_saver as saver
 
 MIB = 1 << 20
-SIZE = 64 * MIB
+SIZE = 16 * MIB
 #: The buffer of the fingerprints of one tensor, which the pool keeps after a pause with a retained backup.
 FINGERPRINTS = 4096
 #: Seconds after which background work counts as failed.

@@ -23,9 +23,9 @@ backup = os.environ.get("TMS_INIT_ENABLE_CPU_BACKUP") == "1"
 def train() -> None:
     assert _core.preloaded
     torch.manual_seed(1)
-    model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).cuda()
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
-    batch = torch.randn(256, 2048, device="cuda")
+    batch = torch.randn(64, 1024, device="cuda")
     for _ in range(2):
         model(batch).square().mean().backward()
         optimizer.step()
@@ -52,7 +52,7 @@ def train() -> None:
     assert report.reusable_bytes == 0 if is_replaced else 0 < report.reusable_bytes < report.bytes, report
     assert _core.counters()["resident_bytes"] == 0
     with saver.disable():
-        other = torch.full((256 * MIB,), 0xEE, dtype=torch.uint8, device="cuda")
+        other = torch.full((64 * MIB,), 0xEE, dtype=torch.uint8, device="cuda")
         assert _core.find(other.data_ptr()) is None
         assert bool((other == 0xEE).all())
         del other
@@ -67,7 +67,7 @@ def train() -> None:
         optimizer.step()
         assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
     with saver.region(tag="weights"):
-        weights = torch.ones(16 * MIB, device="cuda")
+        weights = torch.ones(4 * MIB, device="cuda")
     found = _core.find(weights.data_ptr())
     assert found is not None and found.tag == "weights"
     saver.pause("weights")

@@ -72,7 +72,7 @@ def on_thread(work: Callable[[], None]) -> None:
 
 def fragments(device: int = 0) -> dict[int, torch.Tensor]:
     """Tensors in segments of which a part is free, by their value."""
-    every = [full(random.choice(SIZES), number % 251, device) for number in range(120)]
+    every = [full(random.choice(SIZES), number % 251, device) for number in range(48)]
     return {number: tensor for number, tensor in enumerate(every) if number % 3 == 0}
 
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 from gpu_support import MIB, empty, saver, torch
 
 SIZE = 64 * MIB
-GRAPHS = 20
+GRAPHS = 8
 #: Seconds after which the release counts as never done.
 PATIENCE_S = 60
 

@@ -1,5 +1,5 @@
-"""A replica whose weights have shared backups. Executes the commands on its standard input, one a line, and answers each with
-`ok`, followed by what was asked for, or with the error, on a line.
+"""A replica whose weights have shared backups. Executes the commands on its standard input, one a line, and answers each
+with `ok`, followed by what was asked for, or with the error, on a line.
 
 load SEED [PADDING]    weights made of SEED: tensors of the sizes below, allocated after so many bytes of zeros, so that two
                        replicas place them differently
@@ -88,9 +88,7 @@ def check() -> str:
 
 def numbers() -> str:
     counters = core.counters()
-    return " " + " ".join(
-        str(counters[name]) for name in ("shared_backup_bytes", "shared_made_bytes", "host_backup_bytes")
-    )
+    return " " + " ".join(str(counters[name]) for name in ("shared_backup_bytes", "shared_made_bytes", "host_backup_bytes"))
 
 
 def release() -> str:
@@ -101,10 +99,7 @@ def release() -> str:
     return ""
 
 
-COMMANDS = {
-    each.__name__: each
-    for each in (load, change, pause, resume, resume_later, backup, check, numbers, release)
-}
+COMMANDS = {each.__name__: each for each in (load, change, pause, resume, resume_later, backup, check, numbers, release)}
 
 
 def main() -> None:

@@ -59,6 +59,7 @@ def run_in(copy: Path, *arguments: str, preloaded: bool = True, **requests: str)
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow  # the next test lacks all of them
 @pytest.mark.parametrize("room", ROOMS)
 def test_the_saver_works_without_any_room(room: str, tmp_path: Path) -> None:
     """Everything is requested of the other rooms, which may need the missing one."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torch_memory_saver._folders import why_not_writable
+from torch_memory_saver._shared_folder import VARIABLE, opened_store, store_path
 from torch_memory_saver._text import binary_size
 from torch_memory_saver.observe._doctor.check import Check, Finding, driver_facts, fail, ok, skip, warn
 from torch_memory_saver.observe._doctor.gpu_checks import network_cards
-from torch_memory_saver.observe._store.folder import VARIABLE, opened_store, store_path
 
 __all__ = ["CHECKS", "has_capability"]
 

@@ -62,7 +62,7 @@ class Row:
         slack_bytes: Bytes of device memory that freed allocations have left in runs. No other number includes them.
         host_backup_bytes: Bytes of backups in host memory.
         disk_backup_bytes: Bytes of backups in files.
-        shared_backup_bytes: Bytes of backups in objects of the shared store, which other processes may hold as well.
+        shared_backup_bytes: Bytes of backups in the shared store. Other processes may hold the same objects.
         pauses_total, resumes_total: Number of calls that succeeded and concerned an allocation of the row.
         failed_pauses_total, failed_resumes_total: Number of calls that failed. Each attempt of a resume with a timeout
             counts.

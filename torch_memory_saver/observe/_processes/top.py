@@ -77,9 +77,9 @@ def look() -> View:
 
 def _look_at_store() -> tuple[StoreView | None, dict[str, str]]:
     """Return the shared store of this user, and why it cannot be read, by path."""
+    from torch_memory_saver._shared_folder import VARIABLE, store_path
     from torch_memory_saver.observe._processes.view import StoreView
     from torch_memory_saver.observe._store.contents import read_store
-    from torch_memory_saver.observe._store.folder import VARIABLE, store_path
 
     try:
         contents = read_store(store_path())

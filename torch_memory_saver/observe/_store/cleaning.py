@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
-from torch_memory_saver.observe._store.folder import (
+from torch_memory_saver._published import MANIFEST
+from torch_memory_saver._shared_folder import (
     HOLDERS,
     LOCK,
+    NAMES,
     OBJECTS,
     directories_in,
     files_in,
-    is_object,
     is_part,
     opened,
     opened_store,
+    remove_unlinked,
 )
 
 __all__ = ["Removed", "clean_store"]
@@ -56,6 +59,9 @@ def clean_store(path: Path) -> Removed:
             objects = stack.enter_context(opened(folder.descriptor, OBJECTS))
         except FileNotFoundError:  # no process has come as far as its holder
             return removed
+        for name, directory in directories_in(folder.descriptor, NAMES):
+            with _noted(removed, folder.path / NAMES / name):
+                _remove_unnamed(folder.descriptor, name, directory, objects, removed)
         for name, holder in directories_in(folder.descriptor, HOLDERS):
             with _noted(removed, folder.path / HOLDERS / name):
                 _remove_if_dead(folder.descriptor, name, holder, objects, removed)
@@ -102,15 +108,33 @@ def _remove_if_dead(root: int, name: str, holder: int, objects: int, removed: Re
 def _remove_holder(root: int, name: str, holder: int, objects: int, removed: Removed) -> None:
     """Remove a holder whose lock this process has, or that has lost its lock. The lock goes last, so that an interrupted
     removal is made again."""
-    for link, _ in files_in(holder):
-        if link != LOCK:
-            os.unlink(link, dir_fd=holder)
-            with contextlib.suppress(FileNotFoundError):
-                _remove_unlinked(objects, link, removed)
+    for link, found in files_in(holder):
+        if stat.S_ISDIR(found.st_mode):  # a publisher has left it
+            with opened(holder, link) as directory:
+                _remove_links(directory, objects, removed)
+            os.rmdir(link, dir_fd=holder)
+    _remove_links(holder, objects, removed)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(LOCK, dir_fd=holder)
     os.rmdir(f"{HOLDERS}/{name}", dir_fd=root)
     removed.holders += 1
+
+
+def _remove_links(directory: int, objects: int, removed: Removed) -> None:
+    """Remove the files of an open directory but for a lock, and the objects that have no other link."""
+    for link, _ in files_in(directory):
+        if link != LOCK:
+            os.unlink(link, dir_fd=directory)
+            with contextlib.suppress(FileNotFoundError):
+                _remove_unlinked(objects, link, removed)
+
+
+def _remove_unnamed(root: int, name: str, directory: int, objects: int, removed: Removed) -> None:
+    """Remove a published name that has no manifest: a process that removed it has died, or is not done yet."""
+    if MANIFEST not in os.listdir(directory):
+        _remove_links(directory, objects, removed)
+        with contextlib.suppress(OSError):  # another process has published the name meanwhile
+            os.rmdir(f"{NAMES}/{name}", dir_fd=root)
 
 
 def _remove_part(objects: int, name: str, removed: Removed) -> None:
@@ -125,13 +149,9 @@ def _remove_part(objects: int, name: str, removed: Removed) -> None:
 
 
 def _remove_unlinked(objects: int, name: str, removed: Removed) -> None:
-    """Remove an object without holders and published names. Another process may link it meanwhile: it keeps its bytes, and
-    the object loses its name."""
-    found = os.stat(name, dir_fd=objects, follow_symlinks=False)
-    if is_object(name, found) and found.st_nlink == 1:
-        os.unlink(name, dir_fd=objects)
-        removed.objects += 1
-        removed.bytes += found.st_size
+    freed = remove_unlinked(objects, name)
+    removed.objects += freed > 0
+    removed.bytes += freed
 
 
 def _lock(descriptor: int, directory: int, name: str) -> bool:

@@ -31,22 +31,32 @@ class Store(Command):
             metavar="PATH",
             help="the folder (default: TMS_SHARED_DIR, or /dev/shm/torch_memory_saver-store-<uid>)",
         )
+        parser.add_argument(
+            "--remove", metavar="NAME", help="first remove published weights (torch_memory_saver.node_store)"
+        )
         parser.add_argument("--clean", action="store_true", help="first remove what dead processes have left")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the contents of the folder. The status is 1 if something could not be removed.
 
         Raises:
-            InvalidArgumentError: `--dir` names no folder.
+            InvalidArgumentError: `--dir` names no folder, or `--remove` no published weights.
             OSError: The folder is refused or cannot be read.
         """
+        from torch_memory_saver._published import remove_published
+        from torch_memory_saver._shared_folder import store_path
         from torch_memory_saver.observe._store.cleaning import clean_store
         from torch_memory_saver.observe._store.contents import read_store
-        from torch_memory_saver.observe._store.folder import store_path
 
         failures: list[str] = []
         path = store_path(arguments.dir)
         try:
+            if arguments.remove is not None:
+                if not remove_published(path, arguments.remove):
+                    raise InvalidArgumentError(
+                        f"store: nothing is published as '{printable(arguments.remove)}'", operation="store"
+                    )
+                write_line(f"removed the published weights '{printable(arguments.remove)}'")
             if arguments.clean:
                 removed = clean_store(path)
                 failures = removed.failures

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_memory_saver._files import can_lock
-from torch_memory_saver.observe._store.folder import (
+from torch_memory_saver._published import published_directories
+from torch_memory_saver._shared_folder import (
     HOLDERS,
     LOCK,
-    NAMES,
     OBJECTS,
     directories_in,
     files_in,
@@ -109,9 +109,7 @@ def read_store(path: Path) -> Contents:
             for each in _linked(found, holder):
                 each.holders += alive
         names = []
-        for name, links in directories_in(folder.descriptor, NAMES):
-            if name.startswith("."):  # it is not published yet
-                continue
+        for name, links in published_directories(folder.descriptor):
             sizes = [each.bytes for each in _linked(found, links)]
             names.append(PublishedName(name, sum(sizes), len(sizes)))
         # A writer gives an object its name before it removes the name of the unfinished file.

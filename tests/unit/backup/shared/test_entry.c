@@ -450,8 +450,10 @@ static bool use_folder(tms_shared_folder_t *folder) {
             good = finish(folder, 2, &attempt.fd) == TMS_OK;
         else
             abandon(folder, 2, attempt.fd);
-        if (good) good = has_contents(attempt.fd, 2);
-        if (good) close(attempt.fd);
+        if (good) {
+            good = has_contents(attempt.fd, 2); /* whose call may fail as well */
+            close(attempt.fd);
+        }
     }
     drop(folder, 1);
     tms_shared_folder_close(folder, &quiet);

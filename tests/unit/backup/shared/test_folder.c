@@ -406,6 +406,7 @@ static void what_living_processes_have_stays(void **state) {
     assert_int_equal(mkdir(below("names"), 0700), 0);
     assert_int_equal(mkdir(below("names/model"), 0700), 0);
     assert_int_equal(link(object_path(5, ""), below("names/model/object")), 0);
+    put_file(below("names/model/manifest.json"), "{}", 0400);
     const char *const locked[] = {below("holders/0123456789abcdef/lock"), below("holders/.0123456789abcdec/lock"),
                                   object_path(4, ".part")};
     int fds[3];
@@ -448,6 +449,8 @@ static void what_cannot_be_removed_is_logged(void **state) {
         char name[64];
         snprintf(name, sizeof name, "holders/0123456789abcdef/directory%u", i);
         assert_int_equal(mkdir(below(name), 0700), 0);
+        snprintf(name, sizeof name, "holders/0123456789abcdef/directory%u/in it", i); /* no publisher makes such a one */
+        assert_int_equal(mkdir(below(name), 0700), 0);
         if (i % 2) continue;
         snprintf(name, sizeof name, "holders/0123456789abcdef/%s", name_of(i + 2).text);
         put_file(below(name), "", 0600);
@@ -464,8 +467,8 @@ static void what_cannot_be_removed_is_logged(void **state) {
     assert_true(exists(below("holders/file")));
     for (unsigned i = 0; i < 8; i++) {
         char name[64];
-        snprintf(name, sizeof name, "holders/0123456789abcdef/directory%u", i);
-        assert_int_equal(rmdir(below(name)), 0);
+        snprintf(name, sizeof name, "holders/0123456789abcdef/directory%u/in it", i);
+        assert_int_equal(rmdir(below(name)), 0); /* the rest goes with the holder */
     }
     captured = capture_begin();
     tms_shared_folder_clean(folder, &log);

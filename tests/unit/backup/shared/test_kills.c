@@ -11,12 +11,9 @@
 #include <cmocka.h>
 
 #include <sys/file.h>
-#include <sys/ptrace.h>
 
 #include "backup/shared/entry.h"
-#include "support/shared_fixture.h"
-
-enum { USUAL_STEP = 7, SYSTEM_CALL = SIGTRAP | 0x80 };
+#include "support/killed_steps.h"
 
 /* ---- the traced process ---- */
 
@@ -39,45 +36,6 @@ static void use_everything(void) {
     drop(&folder, 2);
     drop(&folder, 4);
     tms_shared_folder_close(&folder, &quiet);
-}
-
-static pid_t start_traced(void) {
-    int status;
-    fflush(NULL);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        alarm(PATIENCE_SECONDS);
-        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0) _exit(2);
-        raise(SIGSTOP);
-        use_everything();
-        _exit(0);
-    }
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    if (!WIFSTOPPED(status)) return 0;
-    assert_int_equal(ptrace(PTRACE_SETOPTIONS, pid, NULL, (void *)(PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL)), 0);
-    return pid;
-}
-
-/* Lets the child make `calls` system calls, and kills it before the next one. Returns false if it has ended before. */
-static bool kill_after(pid_t pid, unsigned calls) {
-    int status;
-    for (unsigned stops = 0;;) {
-        assert_int_equal(ptrace(PTRACE_SYSCALL, pid, NULL, NULL), 0);
-        assert_int_equal(waitpid(pid, &status, 0), pid);
-        if (WIFEXITED(status)) {
-            assert_int_equal(WEXITSTATUS(status), 0);
-            return false;
-        }
-        assert_true(WIFSTOPPED(status));
-        if (WSTOPSIG(status) != SYSTEM_CALL) fail_msg("the child got signal %d", WSTOPSIG(status));
-        /* Each call stops twice: before and after. */
-        if (stops++ != 2 * calls) continue;
-        kill(pid, SIGKILL);
-        assert_int_equal(waitpid(pid, &status, 0), pid);
-        assert_true(WIFSIGNALED(status));
-        return true;
-    }
 }
 
 /* ---- what is left ---- */
@@ -144,8 +102,6 @@ static void check_what_is_left(const tms_shared_folder_t *survivor, bool clean_f
 
 /* ---- the tests ---- */
 
-static unsigned step(void) { return getenv("TMS_EVERY_KILL") ? 1 : USUAL_STEP; }
-
 /* What the killed process finds, except for the living one: a dead holder, and an unfinished object. */
 static void leave_something(void) {
     assert_int_equal(mkdir(below("holders/0123456789abcdef"), 0700), 0);
@@ -165,7 +121,7 @@ static void run(bool first_start, bool clean_first) {
             assert_true(get_object(survivor, 2, NULL));
             leave_something();
         }
-        pid_t pid = start_traced();
+        pid_t pid = start_traced(use_everything);
         if (!pid) skip();
         killed = kill_after(pid, calls);
         check_what_is_left(survivor, clean_first);

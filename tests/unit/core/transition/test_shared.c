@@ -140,18 +140,11 @@ static void objects_are_registered_while_they_are_paused(void **state) {
     assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 1);
 }
 
-static CUresult (*registers)(void *memory, size_t bytes, unsigned int flags);
-
-static CUresult refuse_read_only(void *memory, size_t bytes, unsigned int flags) {
-    return flags & CU_MEMHOSTREGISTER_READ_ONLY ? CUDA_ERROR_NOT_PERMITTED : registers(memory, bytes, flags);
-}
-
 static void without_registration_a_resume_copies_through_pinned_memory(void **state) {
     fixture_t *f = *state;
     char text[TEXT_BYTES];
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
-    registers = f->cuda->cuMemHostRegister;
-    writable(f)->cuMemHostRegister = refuse_read_only;
+    refuse_registration(f);
     f->log.level = TMS_LOG_WARNING;
     const captured_stderr_t captured = capture_begin();
     for (int cycle = 0; cycle < 2; cycle++) {
@@ -212,35 +205,22 @@ static void without_the_kernel_everything_is_private(void **state) {
 
 /* ---- damage ---- */
 
-static void flip(const tms_shared_name_t *name) {
-    char path[2 * PATH_BYTES];
-    uint8_t byte = 0;
-    snprintf(path, sizeof path, "%s/objects/%s", folder, name->text);
-    assert_int_equal(chmod(path, 0600), 0);
-    const int fd = open(path, O_RDWR);
-    assert_true(fd >= 0);
-    assert_int_equal(pread(fd, &byte, 1, CHUNK + 7), 1);
-    byte ^= 1;
-    assert_int_equal(pwrite(fd, &byte, 1, CHUNK + 7), 1);
-    assert_int_equal(close(fd), 0);
-}
-
 static void a_damaged_object_fails_the_resume(void **state) {
     fixture_t *f = *state;
     const bool registered[] = {true, false};
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
     for (size_t i = 0; i < 2; i++) {
         tms_error_t error;
-        if (!registered[i]) store_of(f)->copying_now = true; /* no registration begins */
+        if (!registered[i]) refuse_registration(f);
         pause_copying(f, i == 0 ? BYTES : 0, i == 0 ? 0 : BYTES);
         settle(f);
         const tms_shared_name_t name = only_object();
-        flip(&name);
+        flip(name.text);
         assert_int_equal(resume_all(f, &error), TMS_BACKUP_IO);
         assert_non_null(strstr(error.message, name.text));
         assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
         assert_int_equal(physical_bytes(0), 0);
-        flip(&name);
+        flip(name.text);
         resume(f);
         settle(f);
         assert_filled(address, BYTES, 1);
@@ -255,6 +235,7 @@ static void a_deleted_folder_loses_nothing(void **state) {
     resume(f);
     assert_filled(address, BYTES, 1);
     cycle_copying(f, BYTES, 0); /* into a new folder, with a new key */
+    settle(f);                  /* the object of the old folder was registered */
     assert_objects(1);
     assert_int_equal(held(f), BYTES);
     cycle_copying(f, 0, BYTES);
@@ -295,6 +276,7 @@ static uint64_t begin_other(fixture_t *f, other_t *other) {
     cycle_copying(f, BYTES, 0);
     other->name = only_object();
     ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    settle(f);
     assert_objects(0);
     ASSERT_OK(tms_shared_folder_open(&other->folder, folder, &f->log, &nowhere, &error), error);
     ASSERT_OK(tms_shared_entry_try(&other->folder, &other->name, BYTES, true, &other->claim, &nowhere, &error), error);
@@ -422,7 +404,7 @@ static void a_failed_read_leaves_everything_paused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
-    store_of(f)->copying_now = true; /* so that it goes through pinned memory */
+    refuse_registration(f);
     pause_copying(f, BYTES, 0);
     simulator()->fail_after("cuMemcpyHtoDAsync", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(resume_all(f, &error), TMS_DRIVER);

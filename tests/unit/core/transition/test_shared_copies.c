@@ -7,14 +7,11 @@
 #define PART  (TMS_SHARED_LANE_BYTES / 2)
 #define LARGE (5 * PART)
 
-/* From here on no object is registered. */
-static void copy_through_pinned_memory(fixture_t *f) { store_of(f)->copying_now = true; }
-
 static void objects_larger_than_a_piece_of_pinned_memory(void **state) {
     fixture_t *f = *state;
     const uint64_t one = allocate(f, "a", KEPT, LARGE), two = allocate_filled(f, "a", KEPT, LARGE, 9);
     for (uint32_t i = 0; i < 5; i++) fill(one + i * PART, PART, i); /* the pattern repeats, and each part is another */
-    copy_through_pinned_memory(f);
+    refuse_registration(f);
     cycle_copying(f, 2 * LARGE, 0);
     for (uint32_t i = 0; i < 5; i++) assert_filled(one + i * PART, PART, i);
     assert_filled(two, LARGE, 9);
@@ -48,7 +45,7 @@ static void memory_is_filled_before_contents_are_copied(void **state) {
     const uint64_t address = allocate_filled(f, "a", KEPT, 2 * BYTES, 1);
     knowledge_t known = {.addresses = {address}, .ranges = {{address, address + BYTES}}, .count = 1};
     const tms_selection_t zeroing = {.zero = 1};
-    copy_through_pinned_memory(f);
+    refuse_registration(f);
     pause_live(f, &known, BYTES, 0);
     simulator()->trace(ON);
     ASSERT_OK(resume_selected(f, &zeroing, &error), error);

@@ -152,10 +152,10 @@ assert torch_memory_saver.pause().reusable_bytes == 0
 def test_out_of_memory_at_resume_can_be_repeated(program: Program) -> None:
     text = """
 with torch_memory_saver.region("a", enable_cpu_backup=True):
-    address = cuda_malloc(300 * MIB)
-fill(address, 300 * MIB, 9)
+    address = cuda_malloc(40 * MIB)
+fill(address, 40 * MIB, 9)
 torch_memory_saver.pause()
-other = cuda_malloc(300 * MIB)
+other = cuda_malloc(480 * MIB)
 for _ in range(2):
     try:
         torch_memory_saver.resume()
@@ -163,10 +163,10 @@ for _ in range(2):
         assert error.device == 0 and error.driver_call == "cuMemCreate" and "CUDA_ERROR_OUT_OF_MEMORY" in str(error), error
     else:
         raise AssertionError
-    assert torch_memory_saver.stats().tags["a"].paused_bytes == 300 * MIB
+    assert torch_memory_saver.stats().tags["a"].paused_bytes == 40 * MIB
 cuda_free(other)
 torch_memory_saver.resume()
-assert read(address, 300 * MIB) == bytes([9]) * (300 * MIB)
+assert read(address, 40 * MIB) == bytes([9]) * (40 * MIB)
 """
     program(text)
 

@@ -63,7 +63,7 @@ class Checks:
 
 
 #: From one interruption to the next, in places, where not every bytecode is interrupted.
-STEP = 7
+STEP = 17
 
 
 @pytest.fixture(

@@ -213,7 +213,7 @@ def test_pages_that_are_truncated_kill_no_reader(base: Path, page: bytes) -> Non
                 os.pwrite(descriptor, odd, 0)
                 os.ftruncate(descriptor, 0)
     try:
-        for _ in range(50):
+        for _ in range(20):
             as_user(0, look, folder)
     finally:
         os.kill(child, signal.SIGKILL)

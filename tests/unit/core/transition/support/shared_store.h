@@ -6,6 +6,7 @@
 #include "changes.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +54,7 @@ typedef struct listing {
 static inline int by_name(const void *one, const void *other) { return strcmp(one, other); }
 
 static inline listing_t list(const char *part) {
-    char path[PATH_BYTES + 16];
+    char path[2 * PATH_BYTES + 1];
     listing_t found = {0};
     snprintf(path, sizeof path, "%s/%s", folder, part);
     DIR *directory = opendir(path);
@@ -96,6 +97,35 @@ static inline void settle(fixture_t *f) {
 static inline uint64_t made(fixture_t *f) { return counters_of(f).shared_made_bytes; }
 static inline uint64_t held(fixture_t *f) { return counters_of(f).shared_backup_bytes; }
 
+/* Flips a bit of an object. */
+static inline void flip(const char *name) {
+    char path[2 * PATH_BYTES];
+    uint8_t byte = 0;
+    snprintf(path, sizeof path, "%s/objects/%s", folder, name);
+    assert_int_equal(chmod(path, 0600), 0);
+    const int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(pread(fd, &byte, 1, CHUNK + 7), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, CHUNK + 7), 1);
+    assert_int_equal(close(fd), 0);
+}
+
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup, end)
+
+/* ---- the registration of objects ---- */
+
+static CUresult (*registers)(void *memory, size_t bytes, unsigned int flags);
+
+static inline CUresult refuse_read_only(void *memory, size_t bytes, unsigned int flags) {
+    return flags & CU_MEMHOSTREGISTER_READ_ONLY ? CUDA_ERROR_NOT_PERMITTED : registers(memory, bytes, flags);
+}
+
+/* From here on no object is registered, so that resumes copy through pinned memory. */
+static inline void refuse_registration(fixture_t *f) {
+    registers = f->cuda->cuMemHostRegister;
+    writable(f)->cuMemHostRegister = refuse_read_only;
+    f->log.level = TMS_LOG_SILENT;
+}
 
 #endif

@@ -116,7 +116,7 @@ def test_files_that_are_not_of_the_store_stay(made: MadeStore) -> None:
 
 def test_what_cannot_be_removed_is_named_and_the_rest_goes(made: MadeStore) -> None:
     stuck = made.holder("1", alive=False)
-    (stuck / "folder").mkdir()
+    (stuck / "folder" / "in it").mkdir(parents=True)  # no publisher makes such a one
     made.object("a", MIB, made.holder("2", alive=False))
     removed = clean_store(made.path)
     assert (removed.holders, removed.objects) == (1, 1)
@@ -132,3 +132,19 @@ def test_a_refused_folder_is_not_cleaned(made: MadeStore) -> None:
     with pytest.raises(PermissionError):
         clean_store(made.path)
     assert tree(made.path) == before
+
+
+def test_what_a_publisher_and_a_removal_have_left_goes(made: MadeStore) -> None:
+    dead, live = made.holder("2", alive=False), made.holder("1")
+    unfinished = dead / "publishing-0123456789abcdef"
+    unfinished.mkdir(mode=0o700)
+    made.object("a", MIB, dead, unfinished)
+    removed, kept = made.published("removed"), made.published("kept")
+    made.object("b", MIB, removed)
+    made.object("c", MIB, removed, kept)
+    made.object("d", MIB, removed, live)
+    (removed / "manifest.json").unlink()
+    assert [each.name for each in read_store(made.path).names] == ["kept"]
+    assert clean_store(made.path) == Removed(holders=1, objects=2, bytes=2 * MIB)
+    assert sorted(os.listdir(made.path / "objects")) == ["c" * 32, "d" * 32]
+    assert os.listdir(made.path / "names") == ["kept"]

@@ -64,8 +64,20 @@ def test_cleaning(made: MadeStore, command: Program) -> None:
     assert len(lines) == 5
 
 
+def test_removing_published_weights(made: MadeStore, command: Program) -> None:
+    made.object("a", MIB, made.published("qwen%2Frank0"))
+    assert "qwen/rank0" in command("store", TMS_SHARED_DIR=str(made.path)).stdout
+    lines = command("store", "--remove", "qwen/rank0", "--dir", str(made.path)).stdout.splitlines()
+    assert lines == [
+        "removed the published weights 'qwen/rank0'",
+        f"{made.path}: 0 B in 0 objects; 0 processes use the store",
+    ]
+    done = command("store", "--remove", "qwen/rank0", "--dir", str(made.path), status=2)
+    assert "nothing is published as 'qwen/rank0'" in done.stderr
+
+
 def test_what_cannot_be_removed_is_a_failure(made: MadeStore, command: Program) -> None:
-    (made.holder("1", alive=False) / "folder").mkdir()
+    (made.holder("1", alive=False) / "folder" / "in it").mkdir(parents=True)
     done = command("store", "--clean", TMS_SHARED_DIR=str(made.path), status=1)
     assert done.stderr == f"{made.path}/holders/1 was not removed: Is a directory\n"
     assert "removed 0 holders" in done.stdout

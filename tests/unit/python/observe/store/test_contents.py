@@ -10,8 +10,8 @@ import pytest
 from made_store import MadeStore, killed, start_holder, tree
 from users import USER, as_user
 
+from torch_memory_saver._shared_folder import store_path
 from torch_memory_saver.observe._store.contents import PublishedName, StoredObject, read_store
-from torch_memory_saver.observe._store.folder import store_path
 
 MIB = 1 << 20
 
@@ -53,7 +53,7 @@ def test_published_names(made: MadeStore) -> None:
     both, published = made.object("a", 2 * MIB, made.holder("1")), made.published("qwen")
     os.link(both, published / both.name)
     made.object("b", MIB, published)
-    made.published(".unfinished")
+    (made.published("removed") / "manifest.json").unlink()
     contents = read_store(made.path)
     assert contents.names == (PublishedName("qwen", 3 * MIB, 2),)
     assert [each.holders for each in contents.objects] == [1, 0]

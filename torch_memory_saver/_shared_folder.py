@@ -24,6 +24,7 @@ __all__ = [
     "is_part",
     "opened",
     "opened_store",
+    "remove_unlinked",
     "store_path",
 ]
 
@@ -101,6 +102,16 @@ def directories_in(root: int, name: str) -> Iterator[tuple[str, int]]:
 def is_object(name: str, found: os.stat_result) -> bool:
     """Whether a file of ``objects`` or of a holder is an object."""
     return stat.S_ISREG(found.st_mode) and bool(_OBJECT.fullmatch(name))
+
+
+def remove_unlinked(objects: int, name: str) -> int:
+    """Remove an object without holders and published names, and return its bytes; 0 if there are some, or it is no object.
+    Another process may link it meanwhile: it keeps its bytes, and the object loses its name."""
+    found = os.stat(name, dir_fd=objects, follow_symlinks=False)
+    if not is_object(name, found) or found.st_nlink > 1:
+        return 0
+    os.unlink(name, dir_fd=objects)
+    return found.st_size
 
 
 def is_part(name: str, found: os.stat_result) -> bool:

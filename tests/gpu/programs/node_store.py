@@ -1,0 +1,190 @@
+"""A process with a small model, which publishes and adopts weights. Executes the commands on its standard input, one a line,
+and answers each with `ok`, followed by what was asked for, or with the error, on a line.
+
+make [MANAGED]             a new model, whose weights are zeros; MANAGED: in a region with shared backups
+load FILE                  the weights of a file
+publish NAME ID [EXTRA]    EXTRA: JSON without spaces
+adopt NAME ID              answers: adopted, bytes, the JSON of extra, and the reason; and the number of warnings on a line
+logits                     answers: their checksum
+zero                       overwrites the weights with zeros
+change NAME                adds one to the first element of a parameter
+pause, resume              pause answers: bytes copied, bytes unchanged
+numbers                    answers: bytes of the shared objects held, bytes of them made here
+names, remove NAME         answers: the names; whether there was one
+refuse WHAT                publishes a model with a tensor that cannot be published
+save FILE SEED             makes a file for load
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
+
+from gpu_support import checksum, core, fill_normal, saver, torch
+
+from torch_memory_saver import node_store
+
+WIDTH = 512
+warnings: list[str] = []
+
+
+class Warnings(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        warnings.append(record.getMessage())
+
+
+class Model(torch.nn.Module):
+    """Objects, packs of small tensors, a tied weight, a tensor that ends inside a vector, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(1000, WIDTH)
+        self.up = torch.nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = torch.nn.Linear(2 * WIDTH, WIDTH)
+        self.head = torch.nn.Linear(WIDTH, 1000, bias=False)
+        self.head.weight = self.embedding.weight
+        self.odd = torch.nn.Parameter(torch.empty(100_003))
+        self.register_buffer("scale", torch.ones(3), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.down(torch.relu(self.up(self.embedding(tokens))))
+        return self.head(hidden * self.scale[1]) + self.odd[:1000] + self.odd[-1]
+
+
+class State:
+    model: Model
+
+
+def make(managed: str = "") -> str:
+    State.model = None  # type: ignore[assignment]
+    if managed:
+        with saver.region("weights", backup="shared"), torch.device("cuda"):
+            State.model = Model()
+    else:
+        with torch.device("cuda"):
+            State.model = Model()
+    return zero()
+
+
+def _tensors() -> list[torch.Tensor]:
+    return [*State.model.parameters(), *State.model.buffers()]
+
+
+def zero() -> str:
+    for tensor in _tensors():
+        tensor.detach().zero_()
+    return ""
+
+
+def save(file: str, seed: str) -> str:
+    for number, tensor in enumerate(_tensors()):
+        fill_normal(tensor.detach(), 100 * int(seed) + number, 0.1)
+    torch.save([tensor.detach().cpu() for tensor in _tensors()], file)
+    return ""
+
+
+def load(file: str) -> str:
+    for tensor, value in zip(_tensors(), torch.load(file), strict=True):
+        tensor.detach().copy_(value)
+    return ""
+
+
+def logits() -> str:
+    tokens = torch.arange(8, device="cuda")
+    with torch.no_grad():
+        return f" {checksum(State.model(tokens))}".replace(", ", ",")
+
+
+def publish(name: str, identity: str, extra: str = "null") -> str:
+    node_store.publish(name, State.model, identity=identity, extra=json.loads(extra))
+    return ""
+
+
+def adopt(name: str, identity: str) -> str:
+    warnings.clear()
+    found = node_store.adopt(name, State.model, identity=identity)
+    return " " + json.dumps([bool(found), found.bytes, found.extra, found.reason, warnings])
+
+
+def change(name: str) -> str:
+    with torch.no_grad():
+        State.model.get_parameter(name).view(-1)[0] += 1
+    return ""
+
+
+def pause() -> str:
+    report = saver.pause("weights")
+    return f" {report.copied_bytes} {report.unchanged_bytes}"
+
+
+def resume() -> str:
+    saver.resume("weights")
+    return ""
+
+
+def numbers() -> str:
+    counters = core.counters()
+    return f" {counters['shared_backup_bytes']} {counters['shared_made_bytes']}"
+
+
+def names() -> str:
+    return " " + json.dumps(node_store.names())
+
+
+def remove(name: str) -> str:
+    return f" {node_store.remove(name)}"
+
+
+def identity(file: str, rank: str) -> str:
+    return f" {node_store.identity_of([file], rank=int(rank))}"
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def refuse(what: str) -> str:
+    tensors = {
+        "cpu": torch.zeros(4),
+        "meta": torch.zeros(4, device="meta"),
+        "subclass": torch.zeros(4, device="cuda").as_subclass(Subclass),
+        "sparse": torch.zeros(4, 4).to_sparse(),
+    }
+    tensors["ordinary"] = torch.zeros(4, device="cuda")
+    chosen = {name: tensors[name] for name in ("ordinary", what)}
+    calls = (lambda: node_store.publish("x", chosen, identity="y"), lambda: node_store.adopt("x", chosen, identity="y"))
+    messages = []
+    for call in calls:
+        try:
+            call()
+        except saver_error as error:
+            messages.append(str(error))
+    return " " + json.dumps(messages)
+
+
+COMMANDS = {
+    each.__name__: each
+    for each in (
+        make, load, save, publish, adopt, logits, zero, change, pause, resume, numbers, names, remove, refuse, identity,
+    )
+}  # fmt: skip
+
+
+def main() -> None:
+    logging.getLogger("torch_memory_saver").addHandler(handler)
+    for line in sys.stdin:
+        name, *words = line.split()
+        try:
+            answer = f"ok{COMMANDS[name](*words)}"
+        except Exception as error:
+            answer = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        print(answer, flush=True)
+
+
+handler = Warnings(logging.WARNING)
+saver_error = __import__("torch_memory_saver").errors.InvalidArgumentError
+main()

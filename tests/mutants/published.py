@@ -1,0 +1,106 @@
+"""Bugs of published names, and of publish and adopt."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_PUBLISHED = "csrc/backup/shared/published.c"
+_NODE = "csrc/core/transition/node.c"
+_TEST_PUBLISHED = "tests/unit/backup/shared/test_published.c"
+_TEST_NODE = "tests/unit/core/transition/test_node.c"
+_PYTHON = "tests/unit/python/node_store/"
+
+MUTANTS = (
+    Mutant(
+        "a-damaged-object-is-adopted",
+        _NODE,
+        "memcmp(&found, &part->name, sizeof found) != 0",
+        "memcmp(&found, &part->name, 0) != 0",
+        (_TEST_NODE,),
+    ),
+    Mutant(
+        "paused-memory-is-published",
+        _NODE,
+        "if (segment->state != TMS_SEGMENT_ACTIVE) return segment;",
+        "if (segment->state == TMS_SEGMENT_DAMAGED) return segment;",
+        (_TEST_NODE,),
+    ),
+    Mutant(
+        "what-does-not-fit-is-written",
+        _NODE,
+        "    if (status == TMS_OK) status = check_room(call, error);\n",
+        "    (void)check_room;\n",
+        (_TEST_NODE,),
+    ),
+    Mutant(
+        "adopted-objects-are-not-linked",
+        _NODE,
+        "finish(call, complete && status == TMS_OK);",
+        "finish(call, false);",
+        (_TEST_NODE,),
+    ),
+    Mutant(
+        "the-links-of-adopted-objects-stay-for-ever",
+        "csrc/backup/shared/operations.c",
+        "    if (atomic_exchange(&store->committed, false)) tms_shared_store_drop_kept(store);\n",
+        "",
+        (_TEST_NODE,),
+    ),
+    Mutant(
+        "a-name-exists-before-it-is-whole",
+        _PUBLISHED,
+        """    status = link_objects(&all, objects, count, error);
+    if (status == TMS_OK) status = write_manifest(&all, objects, count, contents, error);
+    if (status == TMS_OK) status = rename_directory(&all, name, &replaced, error);
+""",
+        """    status = rename_directory(&all, name, &replaced, error);
+    if (status == TMS_OK) status = link_objects(&all, objects, count, error);
+    if (status == TMS_OK) status = write_manifest(&all, objects, count, contents, error);
+""",
+        (_TEST_PUBLISHED,),
+    ),
+    Mutant(
+        "the-weights-of-a-replaced-name-stay",
+        _PUBLISHED,
+        "    if (status != TMS_OK || replaced) remove_made(&all);\n",
+        "    if (status != TMS_OK) remove_made(&all);\n",
+        (_TEST_PUBLISHED, _TEST_NODE),
+    ),
+    Mutant(
+        "what-a-publisher-has-left-stays",
+        "csrc/backup/shared/folder.c",
+        "        if (errno == EISDIR && remove_publication(folder, holder, name)) continue;\n",
+        "        (void)remove_publication;\n",
+        (_TEST_PUBLISHED,),
+    ),
+    Mutant(
+        "a-name-without-a-manifest-stays",
+        "csrc/backup/shared/folder.c",
+        "    remove_unnamed(folder);\n",
+        "    (void)remove_unnamed;\n",
+        (_TEST_PUBLISHED,),
+    ),
+    Mutant(
+        "the-identity-is-not-compared",
+        "torch_memory_saver/node_store/manifest.py",
+        "        if self.identity != identity:",
+        "        if False:",
+        (_PYTHON + "test_manifest.py::test_another_identity_and_the_alignment",),
+    ),
+    Mutant(
+        "ties-are-not-compared",
+        "torch_memory_saver/node_store/manifest.py",
+        "        if (there.storage, there.offset) != (here.storage, here.offset):",
+        "        if there.offset != here.offset:",
+        (_PYTHON + "test_manifest.py::test_the_first_difference_is_named",),
+    ),
+    Mutant(
+        "a-removal-ends-a-name-that-is-published-meanwhile",
+        "torch_memory_saver/_published.py",
+        "            for link, _ in files_in(directory):",
+        "            for link, _ in files_in(os.open(encoded, os.O_RDONLY, dir_fd=names)):",
+        (_PYTHON + "test_names.py::test_a_removal_leaves_what_is_published_meanwhile",),
+    ),
+)

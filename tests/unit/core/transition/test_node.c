@@ -1,0 +1,481 @@
+/* Guards publish and adopt: which objects and names they make, that adopted memory is filled only with what its name says,
+ * and that a later pause copies nothing of what they have linked. */
+
+#include "backup/shared/store.h"
+#include "core/transition/node.h"
+
+#include "captured_stderr.h"
+#include "support/shared_store.h"
+
+enum { PIECES_MOST = 8, MANIFEST_BYTES = 4096 };
+static const char contents[] = "{\"format\": 1}";
+
+/* ---- calls ---- */
+
+static tms_shared_piece_t piece_at(uint64_t address, uint64_t bytes) {
+    return (tms_shared_piece_t){.address = address, .bytes = bytes};
+}
+
+static tms_status_t publish(fixture_t *f, const char *name, const tms_shared_piece_t *pieces, size_t count,
+                            uint64_t *written, tms_error_t *error) {
+    const tms_selection_t selection = {0};
+    return tms_transition_publish(&f->saver, &selection, pieces, count, name, contents, written, error);
+}
+
+static void publish_one(fixture_t *f, const char *name, uint64_t address, uint64_t expected) {
+    tms_error_t error;
+    uint64_t written;
+    const tms_shared_piece_t piece = piece_at(address, BYTES);
+    ASSERT_OK(publish(f, name, &piece, 1, &written, &error), error);
+    assert_int_equal(written, expected);
+}
+
+static tms_status_t adopt(fixture_t *f, const tms_shared_piece_t *pieces, size_t count, const char *names, size_t *missing,
+                          tms_error_t *error) {
+    const tms_selection_t selection = {0};
+    return tms_transition_adopt(&f->saver, &selection, pieces, count, names, missing, error);
+}
+
+static void adopt_all(fixture_t *f, const tms_shared_piece_t *pieces, size_t count, const char *names) {
+    tms_error_t error;
+    size_t missing;
+    ASSERT_OK(adopt(f, pieces, count, names, &missing, &error), error);
+    assert_int_equal(missing, count);
+}
+
+/* The names of the objects in the manifest of a published name, one behind the other. */
+static const char *objects_of(const char *name) {
+    static char text[MANIFEST_BYTES], names[PIECES_MOST * TMS_OBJECT_NAME_DIGITS + 1];
+    char path[2 * PATH_BYTES], *at = text + strlen("{\"objects\":[");
+    snprintf(path, sizeof path, "%s/names/%s/manifest.json", folder, name);
+    const int fd = open(path, O_RDONLY);
+    assert_true(fd >= 0);
+    const ssize_t bytes = read(fd, text, sizeof text - 1);
+    assert_true(bytes > 0);
+    text[bytes] = 0;
+    assert_int_equal(close(fd), 0);
+    assert_memory_equal(text, "{\"objects\":[", strlen("{\"objects\":["));
+    assert_string_equal(strstr(text, "],\n"), "],\n\"contents\":{\"format\": 1}}\n");
+    names[0] = 0;
+    for (; *at == '"' || *at == ','; at += TMS_OBJECT_NAME_DIGITS + 1) {
+        if (*at == ',') at++;
+        strncat(names, ++at, TMS_OBJECT_NAME_DIGITS);
+    }
+    return names;
+}
+
+static size_t kept(fixture_t *f) {
+    size_t count = 0;
+    for (const tms_shared_contents_t *each = store_of(f)->kept; each; each = each->next_kept) count++;
+    return count;
+}
+
+/* Ends the links of this process, as its end would. */
+static void restart(fixture_t *f) {
+    tms_shared_store_drop_kept(store_of(f));
+    assert_int_equal(held(f), 0);
+}
+
+/* ---- publish ---- */
+
+static void a_name_keeps_objects_that_no_process_holds(void **state) {
+    fixture_t *f = *state;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    publish_one(f, "name", address, BYTES);
+    assert_objects(1);
+    assert_int_equal(list("names/name").count, 2); /* the link and the manifest */
+    assert_int_equal(made(f), BYTES);
+    restart(f);
+    assert_objects(1);
+    publish_one(f, "other", address, 0);
+    assert_objects(1);
+    assert_int_equal(list("names").count, 2);
+    assert_string_equal(objects_of("name"), only_object().text);
+}
+
+static void a_name_that_is_published_again_has_the_new_contents(void **state) {
+    fixture_t *f = *state;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    publish_one(f, "name", address, BYTES);
+    const tms_shared_name_t before = only_object();
+    restart(f);
+    add_one(address);
+    publish_one(f, "name", address, BYTES);
+    assert_string_not_equal(only_object().text, before.text); /* the old one has gone */
+    assert_int_equal(list("names").count, 1);
+    char holder[PATH_BYTES];
+    snprintf(holder, sizeof holder, "holders/%s", store_of(f)->folder.holder_name);
+    assert_int_equal(list(holder).count, 2); /* the link and the lock */
+}
+
+static void pieces_are_in_order_and_equal_ones_are_one_object(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t written;
+    const uint64_t one = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    const uint64_t two = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 2);
+    const tms_shared_piece_t pieces[] = {piece_at(two, BYTES), piece_at(one, BYTES), piece_at(two, BYTES),
+                                         piece_at(one, TMS_OBJECT_BYTES_LEAST)};
+    ASSERT_OK(publish(f, "name", pieces, 4, &written, &error), error);
+    assert_objects(3);
+    const char *names = objects_of("name");
+    assert_int_equal(strlen(names), 4 * TMS_OBJECT_NAME_DIGITS);
+    assert_memory_equal(names, names + 2 * TMS_OBJECT_NAME_DIGITS, TMS_OBJECT_NAME_DIGITS);
+    const tms_shared_piece_t places[] = {piece_at(one, BYTES), piece_at(two, BYTES), piece_at(one, BYTES),
+                                         piece_at(one, TMS_OBJECT_BYTES_LEAST)};
+    adopt_all(f, places, 4, names);
+    assert_filled(two, BYTES, 1);
+    assert_filled(one, TMS_OBJECT_BYTES_LEAST, 1); /* the last one of the three */
+}
+
+static void nothing_can_be_published(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t written = 1;
+    allocate(f, "a", TMS_BACKUP_NONE, BYTES);
+    ASSERT_OK(publish(f, "name", NULL, 0, &written, &error), error);
+    assert_int_equal(written, 0);
+    assert_string_equal(objects_of("name"), "");
+    adopt_all(f, NULL, 0, "");
+}
+
+static void memory_that_is_not_managed_is_published_and_adopted(void **state) {
+    fixture_t *f = *state;
+    CUdeviceptr address = 0;
+    tms_error_t error;
+    ASSERT_OK(tms_devices_enter(&f->devices, 0, &(tms_error_context_t){.operation = "test"}, &error), error);
+    assert_int_equal(f->cuda->cuMemAlloc(&address, BYTES), CUDA_SUCCESS);
+    fill(address, BYTES, 1);
+    publish_one(f, "name", address, BYTES);
+    memset((void *)(uintptr_t)address, 0, BYTES);
+    const tms_shared_piece_t piece = piece_at(address, BYTES);
+    adopt_all(f, &piece, 1, objects_of("name"));
+    assert_filled(address, BYTES, 1);
+    assert_int_equal(f->cuda->cuMemFree(address), CUDA_SUCCESS);
+    tms_devices_leave(&f->devices, 0);
+}
+
+static void refuse(fixture_t *f, tms_shared_piece_t piece, tms_status_t status, const char *text) {
+    tms_error_t error;
+    uint64_t written;
+    size_t missing;
+    char name[TMS_OBJECT_NAME_DIGITS + 1];
+    memset(name, '0', TMS_OBJECT_NAME_DIGITS);
+    name[TMS_OBJECT_NAME_DIGITS] = 0;
+    assert_int_equal(publish(f, "name", &piece, 1, &written, &error), status);
+    assert_non_null(strstr(error.message, text));
+    assert_int_equal(list("names").count, 0);
+    if (piece.address % 16 != 0) return; /* adopted memory may begin anywhere */
+    assert_int_equal(adopt(f, &piece, 1, name, &missing, &error), status);
+    assert_non_null(strstr(error.message, text));
+}
+
+static void paused_memory_is_refused(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    ASSERT_OK(pause_all(f, &error), error);
+    refuse(f, piece_at(address, BYTES), TMS_INVALID_STATE, "paused");
+    ASSERT_OK(resume_all(f, &error), error);
+    publish_one(f, "name", address, BYTES);
+}
+
+static void pieces_that_cannot_be_objects_are_refused(void **state) {
+    fixture_t *f = *state;
+    const uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 80 * MIB);
+    tms_shared_piece_t elsewhere = piece_at(address, BYTES);
+    elsewhere.device = 1;
+    const tms_shared_piece_t wrong[] = {piece_at(address, TMS_OBJECT_BYTES_LEAST - 16),
+                                        piece_at(address, BYTES + 8),
+                                        piece_at(address, TMS_OBJECT_BYTES_MOST + 16),
+                                        piece_at(0, BYTES),
+                                        piece_at(address + 8, BYTES),
+                                        elsewhere};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        refuse(f, wrong[i], TMS_INVALID_ARGUMENT, "cannot be an object");
+}
+
+static void without_the_kernel_nothing_is_published(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t written;
+    const tms_shared_piece_t piece = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1), BYTES);
+    launch_nothing(f);
+    assert_int_equal(publish(f, "name", &piece, 1, &written, &error), TMS_DRIVER);
+    assert_non_null(strstr(error.message, "fingerprints"));
+    assert_objects(0);
+    assert_int_equal(list("names").count, 0);
+}
+
+/* There would be room for one of the two objects, and for the ring that writes it. */
+static void what_does_not_fit_is_not_begun(void **state) {
+    fixture_t *f = *state;
+    enum { LARGE = 8 * BYTES };
+    tms_error_t error;
+    uint64_t written;
+    tms_shared_piece_t pieces[2];
+    for (uint32_t i = 0; i < 2; i++) pieces[i] = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, LARGE, i + 1), LARGE);
+    f->saver.stores.host.limits.cap_bytes = 2 * LARGE - 1;
+    simulator()->clear_counts();
+    assert_int_equal(publish(f, "name", pieces, 2, &written, &error), TMS_OUT_OF_HOST_MEMORY);
+    assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), 0);
+    assert_objects(0);
+    f->saver.stores.host.limits.cap_bytes = UINT64_MAX;
+    ASSERT_OK(publish(f, "name", pieces, 2, &written, &error), error);
+    assert_objects(2);
+}
+
+static void a_failed_copy_publishes_nothing(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t written;
+    const tms_shared_piece_t piece = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1), BYTES);
+    simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(publish(f, "name", &piece, 1, &written, &error), TMS_DRIVER);
+    assert_objects(0);
+    assert_int_equal(list("names").count, 0);
+    assert_int_equal(held(f), 0);
+    publish_one(f, "name", piece.address, BYTES);
+}
+
+static int32_t stop(void *context) {
+    (void)context;
+    return 1;
+}
+
+/* Another process writes the object, and makes no progress. */
+static void an_object_of_a_stopped_writer_is_not_published(void **state) {
+    fixture_t *f = *state;
+    static tms_shared_folder_t other;
+    static const tms_error_context_t nowhere = {.operation = "test", .device = TMS_NO_DEVICE};
+    tms_shared_attempt_t claim;
+    tms_error_t error;
+    uint64_t written;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    const tms_shared_piece_t piece = piece_at(address, BYTES);
+    publish_one(f, "name", address, BYTES);
+    const tms_shared_name_t name = only_object();
+    restart(f);
+    assert_int_equal(remove_tree(folder), 0);
+    publish_one(f, "name", address, BYTES); /* in a new folder, with a new key */
+    const tms_shared_name_t again = only_object();
+    assert_string_not_equal(again.text, name.text);
+    restart(f);
+    assert_int_equal(remove_tree(strcat(strcpy((char[2 *PATH_BYTES]){0}, folder), "/names/name")), 0);
+    tms_shared_folder_clean(&store_of(f)->folder, &f->log);
+    tms_shared_entry_drop(&store_of(f)->folder, &again);
+    assert_objects(0);
+    ASSERT_OK(tms_shared_folder_open(&other, folder, &f->log, &nowhere, &error), error);
+    ASSERT_OK(tms_shared_entry_try(&other, &again, BYTES, true, &claim, &nowhere, &error), error);
+    assert_int_equal(claim.state, TMS_SHARED_CLAIMED);
+    store_of(f)->patience_seconds = 600;
+    const tms_selection_t cancelled = {.interrupted = stop};
+    assert_int_equal(tms_transition_publish(&f->saver, &cancelled, &piece, 1, "name", contents, &written, &error),
+                     TMS_INTERRUPTED);
+    store_of(f)->patience_seconds = 0;
+    assert_int_equal(publish(f, "name", &piece, 1, &written, &error), TMS_BACKUP_IO);
+    assert_non_null(strstr(error.message, again.text));
+    assert_int_equal(list("names").count, 0);
+    tms_shared_entry_abandon(&other, &again, claim.fd);
+    tms_shared_folder_close(&other, &f->log);
+    publish_one(f, "name", address, BYTES);
+}
+
+/* ---- adopt ---- */
+
+static void adopted_memory_has_the_contents(void **state) {
+    fixture_t *f = *state;
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    publish_one(f, "name", address, BYTES);
+    restart(f);
+    fill(address, BYTES, 2);
+    const tms_shared_piece_t piece = piece_at(address, BYTES);
+    adopt_all(f, &piece, 1, objects_of("name"));
+    assert_filled(address, BYTES, 1);
+    assert_int_equal(held(f), BYTES);
+    assert_int_equal(made(f), 0);
+    /* The first pause copies nothing. Then its own links suffice. */
+    assert_int_equal(kept(f), 1);
+    pause_copying(f, 0, BYTES);
+    assert_int_equal(kept(f), 0);
+    assert_int_equal(held(f), BYTES);
+    resume(f);
+    assert_filled(address, BYTES, 1);
+}
+
+static void a_pause_that_does_not_use_the_store_leaves_the_links(void **state) {
+    fixture_t *f = *state;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
+    publish_one(f, "name", address, BYTES);
+    cycle_copying(f, BYTES, 0);
+    assert_int_equal(kept(f), 1);
+    assert_int_equal(held(f), BYTES);
+}
+
+static void a_missing_object_is_a_miss(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t written;
+    size_t missing;
+    char names[2 * TMS_OBJECT_NAME_DIGITS + 1];
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    const tms_shared_piece_t pieces[] = {piece_at(address, BYTES / 2), piece_at(address + BYTES / 2, BYTES / 2)};
+    ASSERT_OK(publish(f, "name", pieces, 2, &written, &error), error);
+    restart(f);
+    strcpy(names, objects_of("name"));
+    memset(names + TMS_OBJECT_NAME_DIGITS, '0', TMS_OBJECT_NAME_DIGITS);
+    fill(address, BYTES, 2);
+    ASSERT_OK(adopt(f, pieces, 2, names, &missing, &error), error);
+    assert_int_equal(missing, 1);
+    assert_filled(address, BYTES, 2);
+    assert_int_equal(held(f), 0);
+}
+
+static void a_damaged_object_reaches_no_piece(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    size_t missing;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    const tms_shared_piece_t piece = piece_at(address, BYTES);
+    publish_one(f, "name", address, BYTES);
+    restart(f);
+    fill(address, BYTES, 2);
+    const tms_shared_name_t name = only_object();
+    flip(name.text);
+    assert_int_equal(adopt(f, &piece, 1, name.text, &missing, &error), TMS_BACKUP_IO);
+    assert_non_null(strstr(error.message, name.text));
+    assert_non_null(strstr(error.message, folder));
+    assert_filled(address, BYTES, 2);
+    assert_int_equal(held(f), 0);
+    flip(name.text);
+    adopt_all(f, &piece, 1, name.text);
+    assert_filled(address, BYTES, 1);
+}
+
+static void an_object_of_another_size_is_damaged(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    size_t missing;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    publish_one(f, "name", address, BYTES);
+    restart(f);
+    const tms_shared_piece_t piece = piece_at(address, BYTES / 2);
+    assert_int_equal(adopt(f, &piece, 1, objects_of("name"), &missing, &error), TMS_BACKUP_IO);
+    assert_non_null(strstr(error.message, only_object().text));
+}
+
+/* The kernel cannot check the object, so nothing is filled with it. */
+static void without_the_kernel_nothing_is_adopted(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    size_t missing;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    const tms_shared_piece_t piece = piece_at(address, BYTES);
+    publish_one(f, "name", address, BYTES);
+    fill(address, BYTES, 2);
+    launch_nothing(f);
+    assert_int_equal(adopt(f, &piece, 1, objects_of("name"), &missing, &error), TMS_DRIVER);
+    assert_filled(address, BYTES, 2);
+}
+
+/* The scratch memory holds only some objects at once. */
+static void little_device_memory_is_enough(void **state) {
+    fixture_t *f = *state;
+    enum { COUNT = 4 };
+    tms_error_t error;
+    uint64_t written;
+    tms_shared_piece_t pieces[COUNT];
+    for (size_t i = 0; i < COUNT; i++)
+        pieces[i] = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, (uint32_t)i + 1), BYTES);
+    ASSERT_OK(publish(f, "name", pieces, COUNT, &written, &error), error);
+    for (size_t i = 0; i < COUNT; i++) fill(pieces[i].address, BYTES, 9);
+    simulator()->clear_counts();
+    simulator()->fail_after("cuMemAlloc", 0, 2, CUDA_ERROR_OUT_OF_MEMORY);
+    adopt_all(f, pieces, COUNT, objects_of("name"));
+    assert_int_equal(simulator()->calls("cuMemAlloc"), 3);
+    assert_int_equal(simulator()->calls("cuMemFree"), 1);
+    assert_int_equal(simulator()->calls("cuLaunchKernel"), COUNT);
+    for (size_t i = 0; i < COUNT; i++) assert_filled(pieces[i].address, BYTES, (uint32_t)i + 1);
+}
+
+static void without_scratch_memory_nothing_is_adopted(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    size_t missing;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    const tms_shared_piece_t piece = piece_at(address, BYTES);
+    publish_one(f, "name", address, BYTES);
+    fill(address, BYTES, 2);
+    simulator()->fail_after("cuMemAlloc", 0, 9, CUDA_ERROR_OUT_OF_MEMORY);
+    assert_int_equal(adopt(f, &piece, 1, objects_of("name"), &missing, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_filled(address, BYTES, 2);
+}
+
+static void objects_that_are_registered_are_copied_directly(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
+    const uint64_t target = allocate(f, "b", TMS_BACKUP_NONE, BYTES);
+    publish_one(f, "name", address, BYTES);
+    ASSERT_OK(pause_tag(f, "a", &error), error);
+    settle(f);
+    const tms_shared_piece_t piece = piece_at(target, BYTES);
+    simulator()->clear_counts();
+    adopt_all(f, &piece, 1, objects_of("name"));
+    assert_int_equal(simulator()->calls("cuMemcpyHtoDAsync"), 1);
+    assert_filled(target, BYTES, 1);
+    settle(f);
+    ASSERT_OK(resume_tag(f, "a", &error), error);
+}
+
+/* ---- two devices ---- */
+
+static int setup_two(void **state) {
+    if (setup_two_devices(state) != 0) return -1;
+    make_folder(*state);
+    return 0;
+}
+
+static void each_device_fills_its_own_pieces(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t written;
+    tms_shared_piece_t pieces[4];
+    for (size_t i = 0; i < 4; i++) {
+        pieces[i] = piece_at(allocate_on(f, i % 2, "a", TMS_BACKUP_NONE, BYTES), BYTES);
+        pieces[i].device = i % 2;
+        fill(pieces[i].address, BYTES, (uint32_t)i + 1);
+    }
+    ASSERT_OK(publish(f, "name", pieces, 4, &written, &error), error);
+    assert_int_equal(written, 4 * BYTES);
+    for (size_t i = 0; i < 4; i++) fill(pieces[i].address, BYTES, 9);
+    adopt_all(f, pieces, 4, objects_of("name"));
+    for (size_t i = 0; i < 4; i++) assert_filled(pieces[i].address, BYTES, (uint32_t)i + 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(a_name_keeps_objects_that_no_process_holds),
+        TEST(a_name_that_is_published_again_has_the_new_contents),
+        TEST(pieces_are_in_order_and_equal_ones_are_one_object),
+        TEST(nothing_can_be_published),
+        TEST(memory_that_is_not_managed_is_published_and_adopted),
+        TEST(paused_memory_is_refused),
+        TEST(pieces_that_cannot_be_objects_are_refused),
+        TEST(without_the_kernel_nothing_is_published),
+        TEST(what_does_not_fit_is_not_begun),
+        TEST(a_failed_copy_publishes_nothing),
+        TEST(an_object_of_a_stopped_writer_is_not_published),
+        TEST(adopted_memory_has_the_contents),
+        TEST(a_pause_that_does_not_use_the_store_leaves_the_links),
+        TEST(a_missing_object_is_a_miss),
+        TEST(a_damaged_object_reaches_no_piece),
+        TEST(an_object_of_another_size_is_damaged),
+        TEST(without_the_kernel_nothing_is_adopted),
+        TEST(little_device_memory_is_enough),
+        TEST(without_scratch_memory_nothing_is_adopted),
+        TEST(objects_that_are_registered_are_copied_directly),
+        cmocka_unit_test_setup_teardown(each_device_fills_its_own_pieces, setup_two, end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

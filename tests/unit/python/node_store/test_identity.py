@@ -1,0 +1,76 @@
+"""Guards identity_of(): what changes an identity, and what does not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.node_store import identity_of
+
+
+@pytest.fixture(autouse=True)
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A PyTorch that sees two GPUs."""
+    cuda = SimpleNamespace(device_count=lambda: 2, get_device_capability=lambda index: (9, 0))
+    fake = SimpleNamespace(__version__="2.11.0", cuda=cuda)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    return fake
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "Qwen2-7B"
+    folder.mkdir()
+    found = [folder / "one.safetensors", folder / "two.safetensors"]
+    for path in found:
+        path.write_bytes(b"weights")
+    return found
+
+
+def test_equal_facts_have_one_identity(files: list[Path], tmp_path: Path) -> None:
+    first = identity_of(files, rank=0, quantisation=None)
+    assert first.startswith("Qwen2-7B@") and len(first) == len("Qwen2-7B@") + 32
+    assert identity_of(reversed(files), quantisation=None, rank=0) == first
+    assert identity_of([str(path) for path in [*files, files[0]]], rank=0, quantisation=None) == first
+    (tmp_path / "link").symlink_to(files[0].parent)
+    assert identity_of([tmp_path / "link" / path.name for path in files], rank=0, quantisation=None) == first
+    files[0].read_bytes()
+    assert identity_of(files, rank=0, quantisation=None) == first
+
+
+def test_everything_that_changes_weights_changes_it(files: list[Path], torch: Any) -> None:
+    seen = {identity_of(files), identity_of(files, rank=0), identity_of(files, rank=1), identity_of(files[:1])}
+    other = files[0].with_name("other")
+    other.write_bytes(b"Weights")
+    found = os.stat(files[0])
+    os.utime(other, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.replace(other, files[0])  # the same size and time, another inode
+    seen.add(identity_of(files))
+    os.utime(files[0], ns=(1, 1))
+    seen.add(identity_of(files))
+    files[0].write_bytes(b"more weights")
+    os.utime(files[0], ns=(1, 1))
+    seen.add(identity_of(files))
+    torch.__version__ = "2.12.0"
+    seen.add(identity_of(files))
+    torch.cuda.get_device_capability = lambda index: (10, 0)
+    seen.add(identity_of(files))
+    assert len(seen) == 9
+
+
+@pytest.mark.parametrize(("files_of", "facts"), [([], {}), (["here"], {"a": object()}), (["here"], {"a": float("nan")})])
+def test_arguments_that_cannot_be(files_of: list[str], facts: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "here").write_bytes(b"")
+    with pytest.raises(InvalidArgumentError, match="identity_of"):
+        identity_of([tmp_path / name for name in files_of], **facts)
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        identity_of([tmp_path / "missing"])

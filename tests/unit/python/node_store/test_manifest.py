@@ -1,0 +1,104 @@
+"""Guards what a manifest says: it is read as it was written, everything that is damaged is noticed, and the first difference
+from a model is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.node_store.manifest import EXTRA_BYTES_MOST, ManifestError, contents_of, read
+from torch_memory_saver.node_store.tensors import Found, StorageShape, TensorShape
+
+NAME = "0123456789abcdef" * 2
+MODEL = Found(
+    {
+        "a": TensorShape("torch.bfloat16", (2, 3), (3, 1), 0, 0),
+        "b": TensorShape("torch.float32", (5,), (1,), 1, 4),
+        "tied": TensorShape("torch.bfloat16", (2, 3), (3, 1), 0, 0),
+    },
+    [StorageShape(12, True, 0), StorageShape(36, False, 1)],
+    [None, None],
+    [3, 1],
+)
+
+
+def written(extra: Any = None, **changes: Any) -> bytes:
+    contents = {**json.loads(contents_of("key", MODEL, extra)), **changes}
+    return json.dumps({"objects": [NAME], "contents": contents}).encode()
+
+
+def test_a_manifest_is_read_as_it_was_written() -> None:
+    found = read(written({"scales": [1, None, "ü"]}))
+    assert found.identity == "key" and found.extra == {"scales": [1, None, "ü"]} and found.objects == [NAME]
+    assert found.tensors == MODEL.tensors and found.shapes == MODEL.shapes
+    assert found.difference("key", MODEL) == ""
+    assert contents_of("key", MODEL, None) == contents_of("key", dataclasses.replace(MODEL), None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"objects":[],"contents":null}',
+        b"[" * 100_000,
+        written(format="1"),
+        written(format=2),
+        written(identity=None),
+        written(tensors=[]),
+        written(tensors={"a": []}),
+        written(tensors={"a": ["torch.int8", [1], [1], 0, -1]}),
+        written(tensors={"a": ["torch.int8", [True], [1], 0, 0]}),
+        written(tensors={"a": ["torch.int8", [1], [1], 7, 0]}),
+        written(storages=[[1, 1, 0], [1, True, 0]]),
+        written(storages=[[12, True, 0]]),
+        written(storages=[[1.5, True, 0], [1, True, 0]]),
+        written().replace(NAME.encode(), b"../../etc/passwd"),
+        written().replace(f'"{NAME}"'.encode(), b"7"),
+    ],
+)
+def test_a_damaged_manifest_is_noticed(text: bytes) -> None:
+    with pytest.raises(ManifestError, match="manifest"):
+        read(text)
+
+
+def changed(name: str, **changes: Any) -> Found:
+    tensors = {**MODEL.tensors, name: dataclasses.replace(MODEL.tensors[name], **changes)}
+    return dataclasses.replace(MODEL, tensors=tensors)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (dataclasses.replace(MODEL, tensors={**MODEL.tensors, "c": MODEL.tensors["a"]}), "it has no tensor 'c'"),
+        (dataclasses.replace(MODEL, tensors={"a": MODEL.tensors["a"]}), "the model has no tensor 'b'"),
+        (changed("a", dtype="torch.int8"), "'a' has the dtype torch.bfloat16 instead of torch.int8"),
+        (changed("a", shape=(3, 2)), "'a' has the shape [2, 3] instead of [3, 2]"),
+        (changed("b", strides=(2,)), "'b' has the strides [1] instead of [2]"),
+        (changed("b", offset=0), "'b' shares its storage"),
+        (changed("tied", storage=1), "'tied' shares its storage"),
+        (dataclasses.replace(MODEL, shapes=[StorageShape(16, True, 0), MODEL.shapes[1]]), "the storage of 'a' has 12 bytes"),
+        (dataclasses.replace(MODEL, shapes=[MODEL.shapes[0], StorageShape(36, False, 0)]), "the storage of 'b'"),
+    ],
+)
+def test_the_first_difference_is_named(model: Found, text: str) -> None:
+    assert text in read(written()).difference("key", model)
+
+
+def test_another_identity_and_the_alignment() -> None:
+    found = read(written())
+    assert "'key'" in found.difference("other", MODEL) and "'other'" in found.difference("other", MODEL)
+    unaligned = [dataclasses.replace(shape, aligned=not shape.aligned) for shape in MODEL.shapes]
+    assert found.difference("key", dataclasses.replace(MODEL, shapes=unaligned)) == ""  # the publisher's counts
+
+
+@pytest.mark.parametrize("extra", [object(), float("nan"), {1: {2}}, "x" * EXTRA_BYTES_MOST])
+def test_extra_must_be_a_small_json_value(extra: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="extra"):
+        contents_of("key", MODEL, extra)

@@ -1,0 +1,215 @@
+"""Weights that outlive their process: published in the shared store, and adopted by a process that starts later.
+
+    from torch_memory_saver import node_store
+
+    key = node_store.identity_of(weight_files, rank=rank, world_size=world_size, dtype="bfloat16")
+    if not node_store.adopt("qwen-32b/rank0", model, identity=key):
+        load(model)
+        node_store.publish("qwen-32b/rank0", model, identity=key)
+
+Published weights are objects of the store that ``backup="shared"`` uses (``docs/architecture-shared-store.md``), to which no
+process has to hold on. What the store has already is not copied, and a pause with ``backup="shared"`` copies nothing of what
+was published or adopted.
+
+Importing this package does not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+from torch_memory_saver import _core
+from torch_memory_saver._published import file_name, published_names, read_manifest, remove_published
+from torch_memory_saver._services import layer
+from torch_memory_saver._shared_folder import store_path
+from torch_memory_saver._text import binary_size, counted
+from torch_memory_saver.errors import (
+    BackupIOError,
+    DeviceLostError,
+    DriverError,
+    InvalidArgumentError,
+    OutOfHostMemoryError,
+    OutOfMemoryError,
+)
+
+from . import contents, manifest
+from .identity import identity_of
+from .pieces import plan
+from .tensors import find
+
+__all__ = ["Adoption", "adopt", "identity_of", "names", "publish", "remove"]
+
+logger = logging.getLogger("torch_memory_saver")
+
+
+@dataclasses.dataclass(frozen=True)
+class Adoption:
+    """The result of :func:`adopt`, which is true if the tensors have been filled.
+
+    Attributes:
+        adopted: Whether the tensors have been filled.
+        bytes: Number of bytes that they have got.
+        extra: Value that the publisher has given; None if nothing was adopted.
+        reason: Sentence that says why nothing was adopted; "" after a success.
+    """
+
+    adopted: bool
+    bytes: int = 0
+    extra: Any = None
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.adopted
+
+
+def publish(name: str, model: Any, *, identity: str, extra: Any = None) -> None:
+    """Publish the parameters and buffers of a module, so that later processes can adopt them.
+
+    The tensors are on the GPU, and nothing changes them during the call. Each storage is published as a whole. The call
+    waits for the devices, computes fingerprints on them, and writes only what the store does not have. If the name exists
+    already, it has the new weights afterwards; a process that dies meanwhile leaves the old ones, the new ones, or none.
+
+    The weights need host memory of their size until :func:`remove` is called, because no process owns them: the OOM killer
+    does not free them. A cgroup in which they were written is charged for them.
+
+    With ``TMS_DISABLE=1`` only the arguments are checked.
+
+    Args:
+        name: Name of the weights, which is the same for each process that may adopt them: the model and the rank. It may
+            have any characters.
+        model: A module, or a mapping from names to tensors.
+        identity: Text that says from what the weights were made. Only a process with the same one adopts them.
+        extra: A small JSON value for the adopter, such as scales that live in Python and not in a tensor.
+
+    Raises:
+        InvalidArgumentError: The name, the identity or `extra` cannot be used, or a tensor cannot be published: it is on the
+            CPU, on the meta device, or of a subclass such as DTensor.
+        InvalidStateError: A tensor is paused.
+        OutOfHostMemoryError: The host or the cgroup has too little memory. Nothing was written.
+        BackupIOError: The folder of the store is refused, is full, or cannot be written.
+        DriverError: The fingerprints could not be computed, or a copy failed.
+    """
+    encoded = _checked(name, identity, "publish")
+    if _core.get_disabled():
+        return
+    torch = layer.require_module()
+    found = find(torch, model, "publish")
+    text = manifest.contents_of(identity, found, extra)
+    written = contents.publish(torch, found, plan(found.shapes), encoded, text)
+    total = sum(shape.bytes for shape in found.shapes)
+    logger.info(
+        "published '%s': %s in %s, of which %s had to be written",
+        name,
+        binary_size(total),
+        counted(len(found.tensors), "tensor"),
+        binary_size(written),
+    )
+
+
+def adopt(name: str, model: Any, *, identity: str) -> Adoption:
+    """Fill the parameters and buffers of a module with published ones, if they are there and fit.
+
+    The identity, and the names, types, shapes, strides and ties of the tensors, are compared before anything is written. On
+    a difference the log has one warning that names it. Each object is then copied to scratch memory on the GPU, at most
+    1 GiB at a time, and its contents are compared with its name before a byte of it reaches a tensor. If an object is
+    damaged, the result is false as well; some tensors have been filled then. So after a result that is false, load the
+    weights: that sets everything.
+
+    Values that live in Python are not restored, such as scales that are attributes, or the state of a quantisation method.
+    Publish them as `extra`. Nothing else of a module changes: parameters keep their addresses.
+
+    A pause of the tensors with ``backup="shared"`` copies nothing of them afterwards, except for small ones.
+
+    Args:
+        name: Name of the weights.
+        model: A module, or a mapping from names to tensors, as for :func:`publish`.
+        identity: Text that says from what the weights must have been made.
+
+    Returns:
+        A result that is true if all tensors have been filled. It has the publisher's `extra`. With ``TMS_DISABLE=1`` it is
+        always false.
+
+    Raises:
+        InvalidArgumentError: The name or the identity cannot be used, or a tensor could not have been published.
+        InvalidStateError: A tensor is paused.
+    """
+    _checked(name, identity, "adopt")
+    if _core.get_disabled():
+        return Adoption(False, reason="TMS_DISABLE is set")
+    torch = layer.require_module()
+    found = find(torch, model, "adopt")
+    try:
+        text = read_manifest(store_path(), name)
+        if text is None:
+            logger.info("nothing is published as '%s'", name)
+            return Adoption(False, reason="nothing is published under this name")
+        kept = manifest.read(text)
+        reason = kept.difference(identity, found) or _fill(torch, found, kept)
+    except manifest.ManifestError as error:
+        reason = str(error)
+    except DeviceLostError:
+        raise
+    except (OSError, DriverError, OutOfMemoryError, OutOfHostMemoryError, torch.cuda.OutOfMemoryError) as error:
+        reason = str(error)
+    if reason:
+        logger.warning("'%s' is not adopted: %s", name, reason)
+        return Adoption(False, reason=reason)
+    return Adoption(True, sum(shape.bytes for shape in found.shapes), kept.extra)
+
+
+def _fill(torch: Any, found: Any, kept: manifest.Manifest) -> str:
+    """Fill the tensors. Return why that is not possible, or ""."""
+    made = plan(kept.shapes)
+    if len(kept.objects) != len(made.pieces) + len(made.packs):
+        return "its manifest is damaged: the number of objects is wrong"
+    missing = contents.fill(torch, found, made, kept.objects)
+    return "" if missing is None else f"its object '{kept.objects[missing]}' is missing"
+
+
+def names() -> list[str]:
+    """Return the names that are published on this machine for this user, sorted.
+
+    Raises:
+        BackupIOError: The folder of the store is refused or cannot be read.
+    """
+    try:
+        return published_names(store_path())
+    except OSError as error:
+        raise _failure(error, "names") from error
+
+
+def remove(name: str) -> bool:
+    """Remove a published name, and release the memory of the weights that no other name and no process uses.
+
+    Args:
+        name: Name of the weights.
+
+    Returns:
+        Whether there was such a name.
+
+    Raises:
+        InvalidArgumentError: The name cannot be one.
+        BackupIOError: The folder of the store is refused, or something could not be removed.
+    """
+    file_name(name, "remove")
+    try:
+        return remove_published(store_path(), name)
+    except OSError as error:
+        raise _failure(error, "remove") from error
+
+
+def _checked(name: str, identity: str, operation: str) -> str:
+    """Return the file name of a name."""
+    if not isinstance(identity, str) or not identity:
+        raise InvalidArgumentError(
+            f"{operation}: identity must be a str that is not empty, not {identity!r}", operation=operation
+        )
+    return file_name(name, operation)
+
+
+def _failure(error: OSError, operation: str) -> BackupIOError:
+    if isinstance(error, BackupIOError):
+        return error
+    return BackupIOError(f"{operation}: {error}", operation=operation, os_error=error.errno or 0)

@@ -1,0 +1,62 @@
+"""identity_of(): a text that says from what weights were made."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from torch_memory_saver._interface import __version__
+from torch_memory_saver.errors import InvalidArgumentError
+
+__all__ = ["identity_of"]
+
+_DIGITS = 32
+
+
+def identity_of(files: Iterable[str | os.PathLike[str]], **facts: Any) -> str:
+    """Return an identity for :func:`publish` and :func:`adopt`, computed from weight files and from facts.
+
+    The real path, the size, the time of the last change and the inode of each file count, but not its contents. So a
+    checkpoint that is replaced under the same path has another identity. The versions of PyTorch and of this package, and
+    the architectures of the GPUs that this process sees, count as well.
+
+    Pass everything else on which the tensors of this process depend: the rank in each parallel group and the size of the
+    group, the dtype, the quantisation and the options of its kernels.
+
+    Args:
+        files: Paths of the weight files, in any order.
+        **facts: Further facts, as JSON values.
+
+    Returns:
+        The name of the folder of the first file, "@" and a hash: a text without spaces that can be read in a log.
+
+    Raises:
+        InvalidArgumentError: There is no file, or a fact is no JSON value.
+        OSError: A file does not exist or cannot be reached.
+    """
+    paths = sorted({os.path.realpath(path) for path in files})
+    if not paths:
+        raise InvalidArgumentError("identity_of() needs at least one weight file", operation="identity_of")
+    torch = importlib.import_module("torch")
+    known = {
+        "files": [[path, *_state_of(path)] for path in paths],
+        "gpus": sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}),
+        "torch": torch.__version__,
+        "torch_memory_saver": __version__,
+        "facts": facts,
+    }
+    try:
+        text = json.dumps(known, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"identity_of(): a fact is no JSON value: {error}", operation="identity_of") from error
+    folder = os.path.basename(os.path.dirname(paths[0]))
+    return f"{folder}@{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+
+
+def _state_of(path: str) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns, found.st_ino

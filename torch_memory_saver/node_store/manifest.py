@@ -1,0 +1,155 @@
+"""The manifest of a published name: JSON, which the core completes with the names of the objects.
+
+It says from what the weights were made (`identity`), what the tensors and storages look like, and carries the publisher's
+`extra`. A manifest is read as if anybody had written it: everything that is used is checked first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from torch_memory_saver.errors import InvalidArgumentError
+
+from .tensors import Found, StorageShape, TensorShape
+
+__all__ = ["EXTRA_BYTES_MOST", "FORMAT", "Manifest", "ManifestError", "contents_of", "read"]
+
+FORMAT = 1
+#: The JSON text of `extra` may have so many bytes.
+EXTRA_BYTES_MOST = 1 << 20
+_OBJECT = re.compile(r"[0-9a-f]{32}")
+
+
+class ManifestError(ValueError):
+    """A manifest is damaged or of another format. The message says in what way."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """A manifest that has been read.
+
+    Attributes:
+        identity: Identity that the publisher has given.
+        extra: Value that the publisher has given.
+        tensors: Tensors by name.
+        shapes: Storages.
+        objects: Names of the objects: pieces, then packs.
+    """
+
+    identity: str
+    extra: Any
+    tensors: dict[str, TensorShape]
+    shapes: list[StorageShape]
+    objects: list[str]
+
+    def difference(self, identity: str, found: Found) -> str:
+        """Return a sentence about the first thing in which a model differs from what was published, or ""."""
+        if self.identity != identity:
+            return f"it has the identity '{self.identity}' instead of '{identity}'"
+        return next(_differences(self, found), "")
+
+
+def _differences(manifest: Manifest, found: Found) -> Iterator[str]:
+    for name in sorted(manifest.tensors.keys() ^ found.tensors.keys()):
+        yield f"the model has no tensor '{name}'" if name in manifest.tensors else f"it has no tensor '{name}'"
+    for name, here in found.tensors.items():
+        there = manifest.tensors[name]
+        for what in ("dtype", "shape", "strides"):
+            one, other = getattr(there, what), getattr(here, what)
+            if one != other:
+                yield f"'{name}' has the {what} {_text(one)} instead of {_text(other)}"
+        if (there.storage, there.offset) != (here.storage, here.offset):
+            yield f"'{name}' shares its storage with other tensors, or lies elsewhere in it"
+        one, other = manifest.shapes[there.storage], found.shapes[here.storage]
+        if (one.bytes, one.device) != (other.bytes, other.device):
+            yield f"the storage of '{name}' has {one.bytes} bytes instead of {other.bytes}, or is on another device"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(list(value))
+
+
+def contents_of(identity: str, found: Found, extra: Any) -> str:
+    """Return the JSON text that the core puts into the manifest.
+
+    Raises:
+        InvalidArgumentError: `extra` is no JSON value, or is too large.
+    """
+    try:
+        text = json.dumps(extra, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"publish: extra must be a JSON value: {error}", operation="publish") from error
+    if len(text) > EXTRA_BYTES_MOST:
+        raise InvalidArgumentError(
+            f"publish: extra has {len(text)} bytes as JSON; it may have {EXTRA_BYTES_MOST}", operation="publish"
+        )
+    contents = {
+        "format": FORMAT,
+        "identity": identity,
+        "extra": extra,
+        "tensors": {name: dataclasses.astuple(shape) for name, shape in found.tensors.items()},
+        "storages": [dataclasses.astuple(shape) for shape in found.shapes],
+    }
+    return json.dumps(contents, sort_keys=True, separators=(",", ":"))
+
+
+def read(text: bytes) -> Manifest:
+    """Return what a manifest says.
+
+    Raises:
+        ManifestError: The manifest is damaged, or of another format.
+    """
+    try:
+        whole = json.loads(text)
+        contents = whole["contents"]
+        if contents["format"] != FORMAT:
+            raise ManifestError(f"its manifest has the format {contents['format']!r}, and this version reads {FORMAT}")
+        tensors = {name: TensorShape(*_checked_tensor(*row)) for name, row in contents["tensors"].items()}
+        shapes = [StorageShape(*_checked_storage(*row)) for row in contents["storages"]]
+        return Manifest(
+            _text_in(contents["identity"]), contents["extra"], _with_storages(tensors, shapes), shapes, _objects(whole)
+        )
+    except ManifestError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ManifestError(f"its manifest is damaged ({type(error).__name__}: {error})") from error
+
+
+def _checked_tensor(dtype: Any, shape: Any, strides: Any, storage: Any, offset: Any) -> tuple[Any, ...]:
+    return _text_in(dtype), tuple(map(_number, shape)), tuple(map(_number, strides)), _number(storage), _number(offset)
+
+
+def _checked_storage(size: Any, aligned: Any, device: Any) -> tuple[Any, ...]:
+    if not isinstance(aligned, bool):
+        raise TypeError(f"{aligned!r} is not a bool")
+    return _number(size), aligned, _number(device)
+
+
+def _with_storages(tensors: dict[str, TensorShape], shapes: list[StorageShape]) -> dict[str, TensorShape]:
+    if {tensor.storage for tensor in tensors.values()} != set(range(len(shapes))):
+        raise ValueError("its tensors have other storages than it lists")
+    return tensors
+
+
+def _objects(whole: dict[str, Any]) -> list[str]:
+    names = list(whole["objects"])
+    for name in names:
+        if not _OBJECT.fullmatch(_text_in(name)):
+            raise ValueError(f"{name!r} is no name of an object")
+    return names
+
+
+def _text_in(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r} is not a number of things")
+    return value

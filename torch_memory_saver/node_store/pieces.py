@@ -1,0 +1,75 @@
+"""How the bytes of storages are cut into objects of the shared store. Every process cuts equal storages in the same way.
+
+A pause cuts blocks in this way as well (``csrc/backup/content.c``), so that the objects of a published storage are those of
+its pause: pieces of at most 64 MiB that begin and end at a vector of the kernel, and have at least 256 KiB. All other bytes
+are packed one after the other, those of each device alone. A pack is an object of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from .tensors import VECTOR, StorageShape
+
+__all__ = ["BYTES_LEAST", "BYTES_MOST", "Pack", "Piece", "Plan", "plan"]
+
+#: The sizes of an object.
+BYTES_MOST, BYTES_LEAST = 64 << 20, 256 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Some bytes of a storage."""
+
+    storage: int
+    offset: int
+    bytes: int
+
+
+@dataclasses.dataclass
+class Pack:
+    """Pieces of a device that are too small to be objects, and lie in one without gaps."""
+
+    device: int
+    pieces: list[Piece] = dataclasses.field(default_factory=list)
+    used: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Size of the object. The bytes after the pieces are zeros."""
+        return max(BYTES_LEAST, -(-self.used // VECTOR) * VECTOR)
+
+
+@dataclasses.dataclass
+class Plan:
+    """The objects of a model: first `pieces`, then `packs`."""
+
+    pieces: list[Piece]
+    packs: list[Pack]
+
+
+def plan(shapes: Sequence[StorageShape]) -> Plan:
+    """Return the objects that storages are cut into."""
+    made = Plan([], [])
+    filling: dict[int, Pack] = {}
+    for index, shape in enumerate(shapes):
+        offset = 0
+        while offset < shape.bytes:
+            size = min(shape.bytes - offset, BYTES_MOST)
+            if shape.aligned and size >= BYTES_LEAST:
+                size -= size % VECTOR
+                made.pieces.append(Piece(index, offset, size))
+            else:
+                _pack(made, filling, shape.device, Piece(index, offset, size))
+            offset += size
+    return made
+
+
+def _pack(made: Plan, filling: dict[int, Pack], device: int, piece: Piece) -> None:
+    pack = filling.get(device)
+    if pack is None or pack.used + piece.bytes > BYTES_MOST:
+        pack = filling[device] = Pack(device)
+        made.packs.append(pack)
+    pack.pieces.append(piece)
+    pack.used += piece.bytes
