@@ -90,10 +90,10 @@ class Worker:
         return {"fired": fired, "problems": problems, "calls": [(call.domain, call.name, call.number) for call in calls]}
 
     def leaks(self, world: Any, failed: set[str]) -> list[str]:
-        from checks import grew
+        from checks import REMOVING, grew
 
-        if failed & {"fstat", "fstatat", "unlinkat"}:
-            world.remove_objects()  # what cannot be looked at or removed is left to the clean-up of another process
+        if failed & REMOVING:
+            world.remove_objects()
         held = world.holdings()
         for path in self.directory.glob("above-*"):
             shutil.rmtree(path)
