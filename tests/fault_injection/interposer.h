@@ -47,6 +47,7 @@
     X(unlink)                                                                                                               \
     X(unlinkat)                                                                                                             \
     X(renameat)                                                                                                             \
+    X(renameat2)                                                                                                            \
     X(linkat)                                                                                                               \
     X(pthread_create)
 

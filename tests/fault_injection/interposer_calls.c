@@ -211,6 +211,8 @@ FORWARD(int, -1, unlink, (const char *path), (path))
 FORWARD(int, -1, unlinkat, (int directory, const char *path, int flags), (directory, path, flags))
 FORWARD(int, -1, renameat, (int from_directory, const char *from, int to_directory, const char *to),
         (from_directory, from, to_directory, to))
+FORWARD(int, -1, renameat2, (int from_directory, const char *from, int to_directory, const char *to, unsigned flags),
+        (from_directory, from, to_directory, to, flags))
 FORWARD(int, -1, linkat, (int from_directory, const char *from, int to_directory, const char *to, int flags),
         (from_directory, from, to_directory, to, flags))
 

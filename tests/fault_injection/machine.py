@@ -67,6 +67,7 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
     "unlink": (errno.EACCES, errno.EIO),
     "unlinkat": (errno.EACCES, errno.EIO),
     "renameat": (errno.EACCES, errno.ENOSPC),
+    "renameat2": (errno.EACCES, errno.ENOSPC),
     "linkat": (errno.EACCES, errno.ENOSPC),
 }
 

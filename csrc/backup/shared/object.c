@@ -56,11 +56,7 @@ void tms_shared_objects_withdraw_claims(tms_shared_store_t *store) {
 }
 
 void tms_shared_object_free(tms_shared_store_t *store, tms_shared_object_t *object) {
-    if (object->memory) {
-        munmap((void *)(uintptr_t)object->memory, tms_host_round(object->bytes, tms_host_page_bytes()));
-        atomic_fetch_sub(&store->held_bytes, object->bytes);
-        if (object->made) atomic_fetch_sub(&store->made_bytes, object->bytes);
-    }
+    if (object->memory) munmap((void *)(uintptr_t)object->memory, tms_host_round(object->bytes, tms_host_page_bytes()));
     *(object->previous ? &object->previous->next : &store->objects) = object->next;
     if (object->next) object->next->previous = object->previous;
     free(object);
@@ -79,7 +75,11 @@ tms_shared_object_t *tms_shared_object_use(tms_shared_store_t *store, const tms_
 /* With the lock held. */
 static void drop(tms_shared_store_t *store, tms_shared_object_t *object) {
     if (--object->users > 0) return;
-    if (object->known && object->memory) tms_shared_entry_drop(&store->folder, &object->name);
+    if (object->memory) {
+        if (object->known) tms_shared_entry_drop(&store->folder, &object->name);
+        atomic_fetch_sub(&store->held_bytes, object->bytes);
+        if (object->made) atomic_fetch_sub(&store->made_bytes, object->bytes);
+    }
     forget_name(store, object);
     if (!object->registered && !object->busy) tms_shared_object_free(store, object);
 }

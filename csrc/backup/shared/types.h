@@ -60,7 +60,7 @@ typedef struct tms_shared_store {
     bool in_call;                /* a pause or resume uses the store, so that the registrar begins no driver call */
     bool refuses;                /* the driver has failed to register an object since the last pause */
     bool closing;                /* at exit: no driver call may begin any more, and no object is linked or claimed */
-    _Atomic uint64_t held_bytes; /* of all objects that this process has */
+    _Atomic uint64_t held_bytes; /* of all objects that this process has and uses */
     _Atomic uint64_t made_bytes; /* part of them: objects that this process has made */
     _Atomic bool warned_private, warned_not_registered, warned_stuck; /* the line has been logged */
 } tms_shared_store_t;

@@ -176,11 +176,14 @@ static void a_registration_that_could_not_be_ended_is_ended_later(void **state) 
     settle(f);
     assert_int_equal(simulator()->failures_fired(), 2);
     assert_objects(0);
-    assert_int_equal(held(f), BYTES); /* it is still mapped */
+    assert_int_equal(held(f), 0);
+    assert_non_null(store_of(f)->objects); /* it is still mapped */
     const uint64_t other = allocate_filled(f, "a", KEPT, BYTES, 2);
     cycle_copying(f, BYTES, 0);
     settle(f);
-    assert_int_equal(held(f), BYTES); /* the other one */
+    assert_int_equal(held(f), BYTES);
+    assert_non_null(store_of(f)->objects); /* the other one */
+    assert_null(store_of(f)->objects->next);
     assert_filled(other, BYTES, 2);
 }
 
