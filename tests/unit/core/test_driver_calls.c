@@ -194,6 +194,7 @@ static bool is_optional(const char *call) {
                                            "cuMemAlloc",
                                            "cuMemFree",
                                            "cuMemcpyBatchAsync",
+                                           "cuMemcpyDtoDAsync",
                                            "cuStreamWaitEvent"};
     for (size_t i = 0; i < sizeof optional / sizeof optional[0]; i++) {
         if (strcmp(optional[i], call) == 0) return true;
