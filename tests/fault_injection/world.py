@@ -334,6 +334,7 @@ class World:
         folder = Path(os.environ["TMS_SHARED_DIR"])
         names = folder / "names" / "model"
         names.mkdir(parents=True, exist_ok=True)
+        (names / "manifest.json").touch()  # without one, a clean-up would remove the name
         for path in (folder / "objects").iterdir():
             if not (names / path.name).exists():
                 os.link(path, names / path.name)
