@@ -173,7 +173,7 @@ def _cycle(crowd: Crowd, kind: str, rest: float, times: dict[str, list[float]]) 
         _note(times, "known", [crowd.do_one("pause")[0]])
         crowd.do_one("resume")
     crowd.do("free")
-    return taken / size
+    return float(taken / size)
 
 
 def _measure(number: int, total: int, rounds: int, rest: float) -> dict[str, Any]:

@@ -36,19 +36,16 @@ static void add_rest(tms_shared_contents_t *contents, const tms_extent_t *extent
     rest->bytes += extent->bytes;
 }
 
-/* With room for `count` extents of either sort. NULL: memory is short. */
+/* With room for `count` extents of either sort, at least one. NULL: memory is short. */
 static tms_shared_contents_t *make_empty(size_t count) {
-    tms_shared_contents_t *contents = calloc(1, sizeof *contents);
-    tms_shared_part_t *parts = calloc(count + 1, sizeof *parts);
-    tms_extent_t *extents = calloc(count + 1, sizeof *extents);
-    if (contents && parts && extents) {
-        contents->parts = parts;
-        contents->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = extents};
-        return contents;
-    }
-    free(extents);
-    free(parts);
-    free(contents);
+    tms_shared_contents_t *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    made->parts = calloc(count, sizeof *made->parts);
+    made->rest = (tms_backup_content_t){.kind = TMS_BACKUP_PINNED, .extents = calloc(count, sizeof *made->rest.extents)};
+    if (made->parts && made->rest.extents) return made;
+    tms_backup_content_forget(&made->rest);
+    free(made->parts);
+    free(made);
     return NULL;
 }
 
@@ -58,7 +55,7 @@ tms_status_t tms_shared_contents_make(tms_shared_store_t *store, const tms_backu
     tms_extent_t whole;
     size_t count;
     const tms_extent_t *extents = tms_backup_extents(content, &whole, &count);
-    tms_shared_contents_t *contents = make_empty(count);
+    tms_shared_contents_t *contents = make_empty(count > 0 ? count : 1);
     bool held;
     tms_status_t status = TMS_OK;
     if (!contents) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
@@ -107,6 +104,11 @@ void tms_shared_contents_wish(tms_shared_store_t *store, tms_shared_contents_t *
     pthread_mutex_unlock(&store->lock);
 }
 
+/* gcc's analyzer does not see that all parts were cleared when they were made. */
+#ifndef __clang__
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wanalyzer-use-of-uninitialized-value"
+#endif
 void tms_shared_contents_drop_private(tms_shared_contents_t *contents, tms_host_policy_t policy) {
     const tms_host_policy_t kept = policy == TMS_HOST_RELEASE ? TMS_HOST_RELEASE : TMS_HOST_POOL;
     if (contents->buffer) atomic_store(&contents->buffer->policy, kept);
@@ -117,6 +119,9 @@ void tms_shared_contents_drop_private(tms_shared_contents_t *contents, tms_host_
         contents->parts[i].alone = NULL;
     }
 }
+#ifndef __clang__
+#pragma GCC diagnostic pop
+#endif
 
 void tms_shared_contents_drop(tms_shared_store_t *store, tms_shared_contents_t *contents) {
     if (!contents) return;
