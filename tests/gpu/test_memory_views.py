@@ -15,9 +15,9 @@ PAGE = REPOSITORY / "docs/guides/memory-views.md"
 DROPPED, KEPT, IDLE = 192 * MIB, 64 * MIB, 24 * MIB
 PLAIN = 32 * MIB
 
-#: Rows that no program can measure everywhere: NVML may hide them, the simulated one does not know the first; the last is of
-#: all processes of a container.
-NOT_MEASURED = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses", "memory.current")
+#: Rows that no program can measure everywhere: NVML may hide them, the simulated one does not know the first; memory.current
+#: is of all processes of a container. The shared store has tests of its own (test_shared_backups.py).
+NOT_MEASURED = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses", "memory.current", "shared store")
 #: Views of slack, which a test of its own measures: a resume does not bring it back.
 OF_SLACK = ("stats().total.slack_bytes", "ledger(): slack")
 #: Views that other processes, the driver's bookkeeping or the host's allocator move as well, by up to so many bytes.
