@@ -101,8 +101,8 @@ tms_status_t tms_backup_load(tms_backup_t *backup, tms_backup_stores_t *stores, 
                              const tms_error_context_t *context, tms_error_t *error);
 /* Whether a resume can check the contents that it has restored from the backup. */
 bool tms_backup_can_verify(const tms_backup_t *backup, const tms_backup_stores_t *stores);
-/* Compares the kept fingerprints with the fresh ones, which are of the restored contents. TMS_BACKUP_IO if those of an
- * object differ. The fresh ones are forgotten; without them nothing is compared. */
+/* Compares the kept fingerprints with the fresh ones, which are of the restored contents. Returns TMS_BACKUP_IO if those of
+ * an object differ. The fresh ones are forgotten; without them nothing is compared. */
 tms_status_t tms_backup_verify(tms_backup_t *backup, const tms_backup_stores_t *stores, const tms_error_context_t *context,
                                tms_error_t *error);
 /* After plan: the current pause copies all of the planned contents, although the held ones seem to be equal in part. */

@@ -21,8 +21,8 @@ tms_status_t tms_shared_contents_link(tms_shared_store_t *store, const tms_share
 void tms_shared_contents_drop(tms_shared_store_t *store, tms_shared_contents_t *contents);
 /* Whether the objects are to be registered with the driver. */
 void tms_shared_contents_wish(tms_shared_store_t *store, tms_shared_contents_t *contents, bool wishes);
-/* Drops the objects that nobody else in this process uses, so that they need no room beside the ones that replace them.
- * Returns whether there were some. */
+/* Drops the objects that no other contents of this process use, so that they need no room beside the ones that replace
+ * them. Returns whether there were some. */
 bool tms_shared_contents_drop_replaced(tms_shared_store_t *store, tms_shared_contents_t *contents);
 /* Drops the private copies. The objects stay. */
 void tms_shared_contents_drop_private(tms_shared_contents_t *contents, tms_host_policy_t policy);

@@ -145,7 +145,7 @@ static tms_status_t map(tms_shared_store_t *store, tms_shared_object_t *object, 
     return TMS_OK;
 }
 
-/* With the lock held. At exit the holder is gone, and nobody would remove the file of a new claim. */
+/* With the lock held. At exit the holder is gone, and no process would remove the file of a new claim. */
 static tms_status_t try(tms_shared_store_t *store, tms_shared_object_t *object, bool claim, tms_shared_attempt_t *attempt,
                         const tms_error_context_t *context, tms_error_t *error) {
     if (store->closing)

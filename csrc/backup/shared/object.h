@@ -1,7 +1,7 @@
 /* The objects that this process holds, one for each name, however many segments keep it.
  *
  * An object has its memory once the file is linked and mapped; until then it is only named. The mapping stays until the last
- * user drops the object, also when the folder is deleted. A forked child does not inherit it.
+ * user drops the object, even if the folder is deleted. A forked child does not inherit it.
  *
  * The functions take the store's lock, unless they say that it is held. Any thread. */
 #ifndef TMS_SHARED_OBJECT_H
@@ -12,8 +12,8 @@
 /* Returns the object of this name, with one user more, or NULL if memory is short. It may have no memory yet. */
 tms_shared_object_t *tms_shared_object_use(tms_shared_store_t *store, const tms_shared_name_t *name, uint64_t bytes,
                                            int device);
-/* Takes a user away. The last one gives up the link, and the object if nobody else links it. Memory that is registered is
- * unmapped by the registrar. */
+/* Takes a user away. The last one gives up the link, and removes the object if no other process links it. Memory that is
+ * registered is unmapped by the registrar. */
 void tms_shared_object_drop(tms_shared_store_t *store, tms_shared_object_t *object);
 /* Takes the last user away, with its wish for registration if it `wishes`. False, with nothing changed, if there are others.
  */

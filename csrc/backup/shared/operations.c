@@ -62,7 +62,7 @@ static tms_status_t plan(void *opaque, void *batch, tms_backup_t *backup, tms_ba
 
 static tms_status_t save(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
-    /* What is replaced needs no room beside the new contents. */
+    /* Objects that are replaced need no room beside the new ones. */
     if (slot->kept && tms_shared_contents_drop_replaced(store, slot->kept) && backup->held.kind == TMS_BACKUP_SHARED)
         backup->saved = false;
     return tms_shared_copy_save(store, slot->fresh, copier, address, context, error);

@@ -1,7 +1,7 @@
 /* The thread that registers objects with the driver while the memory is paused, and ends the registrations that no contents
  * wish any more. It makes one driver call at a time, each for one object, and runs only while there is something to do.
  *
- * A copy from memory that is not registered yet goes through the ring, so nobody waits for this thread. During a pause or a
+ * A copy from memory that is not registered yet goes through the ring, so no call waits for this thread. During a pause or a
  * resume it begins no call, because a registration takes what the call needs: the driver's locks and those of the address
  * space. Ending one waits for the device and blocks launches of other threads until then; an object is small enough for that
  * to be short.

@@ -5,8 +5,8 @@
  * Layers, each of which calls only those before it: names; folder; published; entry; types; object; jobs; registrar;
  * ring; contents; store; copy; operations.
  *
- * Lock: `lock` is a leaf but for the host store's. It is held across opening, linking and unlinking files, never across a
- * driver call, a write or a copy. */
+ * Lock: `lock` is a leaf but for the host store's. It is held across opening, linking and unlinking files, and
+ * writing a manifest, never across a driver call or a copy of contents. */
 #ifndef TMS_SHARED_TYPES_H
 #define TMS_SHARED_TYPES_H
 
