@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+import pytest
 from processes import TIMEOUT_S
 
-__all__ = ["MadeStore", "killed", "start_holder", "tree"]
+__all__ = ["MadeStore", "killed", "made", "memory", "start_holder", "tree"]
 
 #: What a process does that uses the store: it keeps the lock of its holder, until it is killed.
 _HOLDER = """
@@ -103,3 +107,19 @@ def tree(path: Path) -> list[tuple[str, int, int]]:
     """Return every path below a folder, with its inode and its number of links."""
     found = sorted(path.rglob("*"))
     return [(str(each.relative_to(path)), each.lstat().st_ino, each.lstat().st_nlink) for each in found]
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder on /dev/shm of this test alone."""
+    folder = Path(tempfile.mkdtemp(prefix="torch_memory_saver-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def made(memory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeStore]:
+    """A store without objects and holders, which TMS_SHARED_DIR names."""
+    with MadeStore(memory / "store") as store:
+        monkeypatch.setenv("TMS_SHARED_DIR", str(store.path))
+        yield store
