@@ -201,7 +201,7 @@ MUTANTS = (
     Mutant(
         "a-link-stays-after-its-last-user",
         _OBJECT,
-        "if (object->known && object->memory) tms_shared_entry_drop",
+        "if (object->known) tms_shared_entry_drop",
         "if (object->known && object->memory && object->users > 0) tms_shared_entry_drop",
         (_TEST_SHARED,),
     ),
