@@ -49,7 +49,7 @@ arguments, tokens, started = json.loads(sys.argv[1]), int(sys.argv[2]), float(sy
 
 if __name__ == "__main__":
     from vllm import LLM, SamplingParams
-    from vllm.model_executor.model_loader import base_loader, default_loader
+    from vllm.model_executor.model_loader import default_loader
 
     spent = []
 
@@ -110,7 +110,10 @@ def main() -> int:
     os.environ["TMS_SHARED_DIR"] = tempfile.mkdtemp(prefix="tms-bench-", dir="/dev/shm")
     folder = write_model(parsed.model)
     try:
+        configuration = Path(folder, "config.json")
+        written = configuration.read_text("utf-8")
         subprocess.run([sys.executable, "-c", WRITE, folder], stdout=sys.stderr, check=True)
+        configuration.write_text(written, "utf-8")  # as older releases of transformers and vLLM read it
         size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
         arguments = {
             "model": folder,
