@@ -60,7 +60,7 @@ function select(number) {
     const stack = data.stacks[number];
     byId("stack-title").textContent = stack.title;
     const facts = [];
-    if (stack.leak) facts.push("Its live bytes grew in every interval.");
+    if (stack.leak) facts.push("Its live bytes never fell and still grow.");
     if (stack.native && stack.frames.length) facts.push(`C++ frames: ${stack.native}.`);
     if (stack.frames.length) facts.push("The innermost call comes first; calls of the program stand out.");
     byId("stack-facts").textContent = facts.join(" ");
@@ -134,7 +134,7 @@ function showFindings() {
   const box = byId("findings");
   if (data.leaks.length) {
     const finding = make("div", undefined, "finding");
-    finding.append(growthTable("Leaks", "Live bytes grew in every interval.", data.leaks));
+    finding.append(growthTable("Leaks", "Live bytes that never fell and still grow.", data.leaks));
     box.append(finding);
   }
   data.fragmentation.forEach((found) => {
@@ -182,7 +182,7 @@ function showTables() {
     ),
   );
   const box = byId("tables");
-  if (data.warmUps.length) box.append(growthTable("Warm-ups", "Grew, and stopped or paused: lazily made state, filled caches.", data.warmUps));
+  if (data.warmUps.length) box.append(growthTable("Warm-ups", "Grew once, or stopped growing: lazily made state, filled caches.", data.warmUps));
   if (data.grown.length) box.append(growthTable("Grown", "More at the second moment.", data.grown));
   if (data.drifts.length) {
     box.append(
