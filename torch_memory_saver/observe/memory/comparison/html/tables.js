@@ -108,8 +108,8 @@ function textCell(text) {
 // Between two moments. On a narrow page a line ends after it.
 const ARROW = "\u00a0→ ";
 
-function path(values) {
-  const shown = values.length > 6 ? [values[0], ...values.slice(-4)] : values;
+function path(values, most = 6) {
+  const shown = values.length > most ? [values[0], ...values.slice(2 - most)] : values;
   const texts = shown.map((value) => mebibytes(value).replace(" MiB", ""));
   if (shown.length < values.length) texts.splice(1, 0, "…");
   return texts.join(ARROW);
@@ -173,9 +173,9 @@ function showTables() {
       ["Process", "Allocated", "Reserved", "Reserved − allocated", "Held at the end", ...(paused ? ["Paused at the end"] : [])],
       data.processes.map((row) => [
         textCell(row.where),
-        path(row.allocated),
-        path(row.reserved),
-        path(row.unused),
+        path(row.allocated, 4),
+        path(row.reserved, 4),
+        path(row.unused, 4),
         path(row.held.slice(-1)),
         ...(paused ? [path(row.paused.slice(-1))] : []),
       ]),
