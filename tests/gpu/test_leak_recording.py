@@ -1,15 +1,20 @@
 """Guards the way from a program to the line that leaks: `run --record snapshots,history`, then `compare`. A leak is found
-whatever the number of pauses in a step and whatever its rhythm. A cache that has filled is a warm-up."""
+whatever the number of pauses in a step and whatever its rhythm. A cache that has filled is a warm-up. The guide shows what the
+commands print."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from document_blocks import REPOSITORY, read
+from gpu_support import SIMULATED
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -39,16 +44,32 @@ TWO, FIVE = ["kv_cache", "weights"], ["kv_cache", "draft", "weights", "gradients
 UNEVEN = [[*TWO, *(["kv_cache"] if step % 5 == 4 else [])] for step in range(12)]
 
 
+def recorded(program: Path) -> Path:
+    """Run a program, and return the folder of its snapshots."""
+    folder = program.parent / "debug"
+    recording = ["run", "--record", "snapshots,history", "--directory", str(folder), "--"]
+    command = [sys.executable, "-m", "torch_memory_saver", *recording, sys.executable, str(program)]
+    subprocess.run(command, check=True, timeout=SECONDS)
+    return folder / "snapshots"
+
+
+def compare(snapshots: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch_memory_saver", "compare", str(snapshots), *options]
+    environment = os.environ | {"COLUMNS": "80"}
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=False, env=environment)
+
+
 def compared(pauses: list[list[str]], kept: list[int], folder: Path) -> tuple[int, dict[str, Any]]:
     """Run the program and `compare`. Return the exit status of `compare --fail-on-leak` and its findings."""
     program = folder / "loop.py"
     program.write_text(f"PAUSES, KEPT = {pauses!r}, {kept!r}\n{PROGRAM}", encoding="utf-8")
-    saver = [sys.executable, "-m", "torch_memory_saver"]
-    recording = ["run", "--record", "snapshots,history", "--directory", str(folder / "debug"), "--"]
-    subprocess.run([*saver, *recording, sys.executable, str(program)], check=True, timeout=SECONDS)
-    command = [*saver, "compare", str(folder / "debug" / "snapshots"), "--fail-on-leak", "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=False)
+    done = compare(recorded(program), "--fail-on-leak", "--json")
     return done.returncode, json.loads(done.stdout)
+
+
+def without_places(text: str) -> str:
+    """An output without what differs from run to run: the numbers of processes, folders, and where lines end."""
+    return " ".join(re.sub(r"\S*/(?=train.py:)", "", re.sub(r"pid \d+", "pid", text)).split())
 
 
 @pytest.mark.parametrize(
@@ -71,3 +92,16 @@ def test_a_cache_that_fills_is_a_warm_up_and_activations_are_nothing(tmp_path: P
     assert (status, found["leaks"]) == (0, [])
     (warm_up,) = found["warm_ups"]
     assert warm_up["growth"] == 12 * MIB
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the guide shows the figures of the simulated GPU")
+def test_the_guide_shows_what_its_commands_print(tmp_path: Path) -> None:
+    guide = REPOSITORY / "docs" / "guides" / "finding-leaks.md"
+    program = next(program for program in read(guide)[0] if "train.py" in program.files)
+    (tmp_path / "train.py").write_text(program.files["train.py"], encoding="utf-8")
+    shown = re.search(r"^```text\n(.*?)^```$", guide.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    printed = compare(recorded(tmp_path / "train.py")).stdout
+    assert without_places(printed) == without_places(shown[1])
+    (line,) = re.findall(r"at \S*train\.py:(\d+) rollout", printed)
+    assert "answers.append" in program.files["train.py"].splitlines()[int(line) - 1]

@@ -22,8 +22,8 @@ from .processes import Series
 
 __all__ = ["at_one_point", "point_name"]
 
-#: A point occurs throughout a recording if it is never absent for more than this share of its snapshots. Then it occurs three
-#: times at least.
+#: A point occurs throughout a recording if it is never absent for more than this share of the snapshots. Then it occurs at
+#: least three times.
 _LONGEST_ABSENCE = 1 / 3
 
 

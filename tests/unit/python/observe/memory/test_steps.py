@@ -67,7 +67,9 @@ def compared(rows: Sequence[Row]) -> Comparison:
 
 
 def lines(results: Comparison, kind: GrowthKind) -> list[Call]:
-    return [(frame.filename, frame.line, frame.name) for row in results.growths if row.kind is kind for frame in row.stack.frames]
+    return [
+        (frame.filename, frame.line, frame.name) for row in results.growths if row.kind is kind for frame in row.stack.frames
+    ]
 
 
 @every_program
@@ -101,7 +103,7 @@ def test_a_line_that_leaks_and_also_frees_is_a_leak(name: str) -> None:
 
 def test_one_point_of_a_step_is_compared_and_the_note_says_which() -> None:
     results = compared(recorded(PAUSES["two"], LEAKS["each step"], 5))
-    assert results.moments == ("step 2", "step 4", "step 6", "step 8", "step 10")
+    assert results.moments == ("pause 2", "pause 4", "pause 6", "pause 8", "pause 10")
     (usage,) = results.processes
     assert usage.moments == (0, 1, 2, 3, 4)
     assert usage.allocated == tuple((16 + number) * MIB for number in range(5))
