@@ -199,7 +199,7 @@ class PauseSampler(MemorySnapshotSampler):
 
     def sample_before_pause(self, tags: tuple[str, ...] | None) -> Path | None:
         """Write a snapshot before a pause of `tags`, and return the path of its file. None after a failure."""
-        pausing = () if tags is None else tags
+        pausing = () if tags is None else tuple(sorted(tags))
         self._selections.add(pausing)
         return self._sample_or_count({"pausing": list(pausing)})
 

@@ -71,7 +71,7 @@ def test_a_snapshot_says_before_which_pause_it_was_taken(torch: RecordingTorch, 
     for tags in (("kv_cache",), ("weights", "optimizer"), None):
         module.before_pause.run(tags)
     files = [next(moment_folder(tmp_path, moment).iterdir()) for moment in moments(tmp_path)]
-    assert [load_snapshot(path).pausing for path in files] == [("kv_cache",), ("weights", "optimizer"), ()]
+    assert [load_snapshot(path).pausing for path in files] == [("kv_cache",), ("optimizer", "weights"), ()]
 
 
 @pytest.mark.parametrize(("pauses", "kept"), [(1, 20), (2, 20), (3, 30), (5, 50), (7, 50)])
