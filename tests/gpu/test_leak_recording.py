@@ -1,6 +1,6 @@
 """Guards the way from a program to the line that leaks: `run --record snapshots,history`, then `compare`. A leak is found
-whatever the number of pauses in a step and whatever its rhythm. A cache that has filled is a warm-up. The guide shows what the
-commands print."""
+whatever the number of pauses in a step and whatever its rhythm. A cache that has filled is a warm-up. The guide shows what
+the commands print."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def at_one_point(series: Series) -> Series:
         places.setdefault(point, []).append(place)
     most = max(map(len, places.values()))
     length = len(series.snapshots)
-    candidates = [found for found in places.values() if 2 * len(found) > most and _occurs_throughout(found, length)]
+    candidates = [found for found in places.values() if 2 * len(found) >= most and _occurs_throughout(found, length)]
     if len(places) == 1 or not candidates:
         return series
     chosen = min(candidates, key=lambda found: sum(_live_bytes(series.snapshots[place]) for place in found) / len(found))

@@ -101,6 +101,15 @@ def test_a_line_that_leaks_and_also_frees_is_a_leak(name: str) -> None:
     assert lines(results, GrowthKind.LEAK) == [LOOP]
 
 
+def test_a_pause_before_the_first_step_breaks_the_period_only() -> None:
+    """The two pauses of the weights are one point then, so the pause between them is compared."""
+    pauses = PAUSES["the same tag twice"]
+    rows = recorded(lambda step: ["all", *pauses(step)] if step == 0 else pauses(step), LEAKS["each step"])
+    results = compared(rows)
+    assert lines(results, GrowthKind.LEAK) == [LOOP]
+    assert results.notes[0].endswith("Compared are 10 of 31, those before a pause of kv_cache.")
+
+
 def test_one_point_of_a_step_is_compared_and_the_note_says_which() -> None:
     results = compared(recorded(PAUSES["two"], LEAKS["each step"], 5))
     assert results.moments == ("pause 2", "pause 4", "pause 6", "pause 8", "pause 10")
