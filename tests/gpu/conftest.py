@@ -53,6 +53,7 @@ EITHER_MODE = frozenset(
         "held_memory",
         "layer_graphs",
         "layer_graphs_calls",
+        "leak_recording",
         "manage_modules",
         "manage_optimizers",
         "manage_refusals",

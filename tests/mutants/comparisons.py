@@ -10,6 +10,7 @@ _SOURCES = "torch_memory_saver/observe/memory/"
 _TESTS = "tests/unit/python/observe/memory/"
 _COMPARISON = _TESTS + "test_comparison.py::"
 _UNITS = _TESTS + "test_comparison_units.py::"
+_STEPS = _TESTS + "test_steps.py::"
 _READING = _TESTS + "test_snapshot_reader.py::"
 
 MUTANTS = (
@@ -37,13 +38,61 @@ MUTANTS = (
     Mutant(
         "growth-in-one-interval-is-a-leak",
         _SOURCES + "comparison/growth.py",
-        "if all(change > 0 for change in changes)",
-        "if any(change > 0 for change in changes)",
+        "_GROWTHS_OF_A_LEAK = 2",
+        "_GROWTHS_OF_A_LEAK = 1",
         (
-            _COMPARISON + "test_a_leak_grew_in_every_interval",
+            _COMPARISON + "test_a_leak_never_fell_and_grew_more_than_once",
+            _STEPS + "test_growth_that_stops_or_comes_once_is_a_warm_up",
+        ),
+    ),
+    Mutant(
+        "growth-that-stopped-is-a-leak",
+        _SOURCES + "comparison/growth.py",
+        "    return since < max(",
+        "    return since >= 0 or since < max(",
+        (
+            _STEPS + "test_growth_that_stops_or_comes_once_is_a_warm_up",
             _TESTS + "test_recorded_snapshots.py",
             "torch:tests/gpu/test_memory_compare.py::test_only_the_leak_is_a_leak",
         ),
+    ),
+    Mutant(
+        "a-leak-grows-in-the-last-interval",
+        _SOURCES + "comparison/growth.py",
+        "    return since < max(",
+        "    return since == 0 and since < max(",
+        (_STEPS + "test_growth_that_goes_on_is_a_leak_whatever_its_rhythm",),
+    ),
+    Mutant(
+        "every-pause-of-a-step-is-compared",
+        _SOURCES + "comparison/steps.py",
+        "    if len(places) == 1 or not candidates:",
+        "    if candidates is not None:",
+        (
+            _STEPS + "test_a_line_that_leaks_and_also_frees_is_a_leak",
+            _STEPS + "test_one_point_of_a_step_is_compared_and_the_note_says_which",
+        ),
+    ),
+    Mutant(
+        "two-pauses-of-one-tag-are-one-point",
+        _SOURCES + "comparison/steps.py",
+        "return [place % period for place in range(len(names))]",
+        "return names",
+        (_STEPS + "test_a_line_that_leaks_and_also_frees_is_a_leak",),
+    ),
+    Mutant(
+        "a-stage-of-a-program-is-compared-alone",
+        _SOURCES + "comparison/steps.py",
+        "and _occurs_throughout(found, length)",
+        "",
+        (_STEPS + "test_without_a_pattern_all_snapshots_are_compared",),
+    ),
+    Mutant(
+        "a-recording-keeps-pauses-instead-of-steps",
+        _SOURCES + "sampler.py",
+        "wanted = min(max(keep, DEFAULT_KEEP * len(self._selections)), MOST_PAUSES)",
+        "wanted = keep",
+        (_TESTS + "test_recording_from_environment.py::test_the_latest_steps_are_kept_whatever_the_number_of_their_pauses",),
     ),
     Mutant(
         "larger-blocks-are-growth",

@@ -55,13 +55,25 @@ class RegisteredWork:
 
     def __init__(self) -> None:
         self._work: list[tuple[str, Callable[[], object]]] = []
+        self._thread = threading.local()
+
+    @property
+    def tags(self) -> tuple[str, ...] | None:
+        """The tags of the call for which the work runs on this thread; None for every tag."""
+        tags: tuple[str, ...] | None = getattr(self._thread, "tags", None)
+        return tags
 
     def add(self, name: str, work: Callable[[], object]) -> None:
         """Call `work` each time from now on. A failure is logged with `name`, and the pause or resume continues."""
         self._work.append((name, work))
 
-    def run(self) -> None:
-        """Call all registered work, in the order in which it was added."""
+    def run(self, tags: tuple[str, ...] | None = None) -> None:
+        """Call all registered work, in the order in which it was added.
+
+        Args:
+            tags: The tags of the pause or resume, which the work can read from `tags`. None: every tag.
+        """
+        self._thread.tags = tags
         for name, work in self._work:
             _call(name, work)
 

@@ -273,7 +273,7 @@ class Engine:
     def _pause(self, options: PauseOptions) -> PauseReport:
         """Run the native pause, between the preparation of receivers and of PyTorch's pools and their treatment after it."""
         torch = layer.in_use()
-        before_pause.run()
+        before_pause.run(options.tags)
         try:
             with shared_memory.awaited(options) as shared:
                 self._empty_cache_of_managed_memory(torch)

@@ -48,7 +48,8 @@ PYTHON_VARIABLES = (
         "what is recorded from the first use of the package on. `events`: an event file for each process, "
         "`rank<n>-pid<n>.json`, replaced every few seconds in which something happened, and at exit; also, the free memory "
         "of devices is sampled at each pause and resume. `snapshots`: a memory snapshot of each process before each pause, "
-        "in a folder for each moment, of which the latest 10 are kept. `history`: PyTorch records what allocates memory, "
+        "in a folder for each moment, of which the latest 20 are kept, and 10 for each selection of tags that a process "
+        "pauses, at most 50. `history`: PyTorch records what allocates memory, "
         "the latest 100000 events for each device (`memory.record_history()`). `oom`: a text and a JSON file for each "
         "out-of-memory error, `oom-<time>-rank<n>-pid<n>-<n>`, readable by this user only; a process keeps its first report "
         "and its latest 9, the folder the latest 256 of all processes",

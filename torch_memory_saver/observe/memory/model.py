@@ -131,6 +131,8 @@ class Snapshot:
         pid: The process id, or None.
         tag: The name that the program has given to the moment.
         step: The number of the moment, or None.
+        pausing: The tags of the pause before which the snapshot was taken; () for a pause of every tag. None if the snapshot
+            was not taken before a pause, or does not say.
         time_ns: When the snapshot was taken, in nanoseconds since 1970; 0 if the snapshot does not say.
         history_enabled: Whether PyTorch recorded stacks; None if the snapshot does not say.
     """
@@ -144,6 +146,7 @@ class Snapshot:
     pid: int | None = None
     tag: str = ""
     step: int | None = None
+    pausing: tuple[str, ...] | None = None
     time_ns: int = 0
     history_enabled: bool | None = None
 

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from torch_memory_saver.observe.memory.snapshots import take_snapshot
 __all__ = [
     "DEFAULT_KEEP",
     "MemorySnapshotSampler",
+    "PauseSampler",
     "moment_folder",
     "moments",
     "next_moment",
@@ -44,6 +46,8 @@ logger = logging.getLogger("torch_memory_saver")
 
 #: Number of moments that are kept by default. A comparison needs three; a leak shows in a few more.
 DEFAULT_KEEP = 10
+#: Smallest and largest number of moments that a recording of pauses keeps.
+FEWEST_PAUSES, MOST_PAUSES = 20, 50
 #: Characters of tags and roles that file names do not keep.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.]+")
 #: Maximum number of characters of a tag or role in a file name, which has at most 255.
@@ -130,21 +134,26 @@ class MemorySnapshotSampler:
         """
         if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
             raise InvalidArgumentError(f"step must be None or a whole number of at least 0, not {step!r}")
+        return self._sample_or_count({}, step)
+
+    def _sample_or_count(self, own: dict[str, Any], step: int | None = None) -> Path | None:
         try:
             with self._lock:
-                return self._sample(step)
+                return self._sample(own, step)
         except Exception as error:
             if self._on_error == "raise":
                 raise
             self._count(error)
             return None
 
-    def _sample(self, step: int | None) -> Path:
+    def _sample(self, own: dict[str, Any], step: int | None) -> Path:
+        """Write a snapshot to which the values `own` are added."""
         if self._synchronize:
             _synchronize(layer.require_module())
         if self._found is None:
             self._found = frozenset(moments(self._directory))
         snapshot = take_snapshot(tag=self._tag, role=self._role)
+        snapshot[KEY].update(own)
         moment = next_moment(self._directory, self._last) if step is None else step
         snapshot[KEY]["step"] = moment
         folder = moment_folder(self._directory, moment)
@@ -152,8 +161,12 @@ class MemorySnapshotSampler:
         write_file(snapshot, target, aside=self._directory)
         self._last = moment
         if self._keep is not None:
-            remove_oldest(self._directory, self._keep, self._found, moment)
+            remove_oldest(self._directory, self._kept(moment, self._keep), self._found, moment)
         return target
+
+    def _kept(self, _current: int, keep: int) -> int:
+        """Return the number of moments to keep."""
+        return keep
 
     @staticmethod
     def _file_name(own: dict[str, Any]) -> str:
@@ -170,6 +183,31 @@ class MemorySnapshotSampler:
                 error,
                 " See that the folder can be written and has room" if isinstance(error, OSError) else "",
             )
+
+
+class PauseSampler(MemorySnapshotSampler):
+    """A sampler that takes its snapshots before pauses, and keeps about the latest ten steps of the program.
+
+    Each pause is a moment, and a step may have several pauses. So the sampler keeps ten moments for each selection of tags
+    that this process pauses, at least 20 and at most 50. Moments of which this process has no snapshot are not counted.
+    """
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory, keep=FEWEST_PAUSES, on_error="count")
+        self._selections: set[tuple[str, ...]] = set()
+        self._own_moments: deque[int] = deque(maxlen=MOST_PAUSES)
+
+    def sample_before_pause(self, tags: tuple[str, ...] | None) -> Path | None:
+        """Write a snapshot before a pause of `tags`, and return the path of its file. None after a failure."""
+        pausing = () if tags is None else tuple(sorted(tags))
+        self._selections.add(pausing)
+        return self._sample_or_count({"pausing": list(pausing)})
+
+    def _kept(self, current: int, keep: int) -> int:
+        self._own_moments.append(current)
+        wanted = min(max(keep, DEFAULT_KEEP * len(self._selections)), MOST_PAUSES)
+        own = list(self._own_moments)[-wanted:]
+        return max(keep, sum(own[0] <= step <= current for step in moments(self._directory)))
 
 
 def start_history(_folder: str) -> None:
@@ -197,14 +235,14 @@ def start_snapshots(folder: str) -> None:
 
     A forked child that can use CUDA continues to write them.
     """
-    sampler = MemorySnapshotSampler(folder, on_error="count")
+    sampler = PauseSampler(folder)
 
     def write() -> None:
         torch = layer.imported()
         # is_initialized() is also False in a forked child that cannot use its parent's CUDA.
         if torch is None or not torch.cuda.is_initialized():
             return
-        path = sampler.sample()
+        path = sampler.sample_before_pause(before_pause.tags)
         if path is not None:
             logger.info("%s: wrote %s, %d bytes", _SNAPSHOTS, path, path.stat().st_size)
 

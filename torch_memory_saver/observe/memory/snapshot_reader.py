@@ -125,6 +125,7 @@ def parse(content: Mapping[str, Any], source: str) -> Snapshot:
         pid=_number(ours.get("pid")),
         tag=_text(ours.get("tag")),
         step=_number(ours.get("step")),
+        pausing=tuple(map(_text, ours["pausing"])) if "pausing" in ours else None,
         time_ns=_number(ours.get("time_ns")) or 0,
         history_enabled=bool(ours["history"]["enabled"]) if "history" in ours else None,
     )

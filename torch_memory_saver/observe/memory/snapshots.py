@@ -36,7 +36,8 @@ def take_snapshot(*, tag: str = "", step: int | None = None, role: str | None = 
         the keys `format`, `pid`, `role`, `tag`, `time_ns`, `history`, `segments` (address, bytes, reserved_bytes, device,
         state, backup and tag of each managed allocation) and `devices` (allocated, reserved, free and total bytes of each
         device in use). `rank`, `step`, and `max_entries` and `stacks` in `history`, are absent if they are not known,
-        because the pickle of None has an opcode that PyTorch's snapshots lack.
+        because the pickle of None has an opcode that PyTorch's snapshots lack. Snapshots that TMS_DEBUG requests also have
+        `pausing`, the tags of the pause that follows (none: every tag).
 
     Raises:
         TorchUnavailableError: PyTorch cannot be imported, or finds no CUDA device.

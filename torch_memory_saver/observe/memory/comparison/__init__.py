@@ -1,7 +1,8 @@
 """The comparison of snapshots: growth, drift and fragmentation, in a table and on a page.
 
-processes.py finds the snapshots of one process. growth.py, drift.py and fragmentation.py each find one thing. comparison.py
-combines their results. table.py and html/ show them. No module here needs PyTorch.
+processes.py finds the snapshots of one process, and steps.py those of one point of each step. growth.py, drift.py and
+fragmentation.py each find one thing. comparison.py combines their results. table.py and html/ show them. No module here
+needs PyTorch.
 """
 
 from .comparison import Comparison, compare

@@ -7,8 +7,8 @@ modules, and finds nothing itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..model import Snapshot
@@ -17,6 +17,7 @@ from .fragmentation import DeviceUsage, Fragmentation, device_usages, find_fragm
 from .growth import GrowthKind, StackGrowth, stack_growths
 from .html import page
 from .processes import Moment, Process, Series, read_moments, series_of
+from .steps import at_one_point, point_name
 from .table import render
 
 __all__ = ["Comparison", "compare"]
@@ -29,13 +30,14 @@ class Comparison:
     Its `str()` is the table that the command `compare` prints.
 
     Attributes:
-        moments: The names of the moments, in order.
+        moments: The names of the moments that were compared, in order.
         processes: The memory of each process and device. Entries with leaks come first, by leaked bytes; then entries with
             fragmentation.
         growths: Every call stack of every process and device, the largest growth first.
         drifts: Blocks that rise in the active-memory timeline; for each device, the 50 kinds with the most bytes.
         fragmentation: Devices of processes whose unused memory is a finding.
-        notes: Facts about the input that the reader should know: processes that a moment lacks, recording that was off.
+        notes: Facts about the input that the reader should know: processes that a moment lacks, recording that was off,
+            snapshots that were not compared.
     """
 
     moments: tuple[str, ...]
@@ -48,12 +50,12 @@ class Comparison:
 
     @property
     def leaks(self) -> tuple[StackGrowth, ...]:
-        """The call stacks whose live bytes grew in every interval."""
+        """The call stacks whose live bytes never fell and still grow at the end."""
         return self._of(GrowthKind.LEAK)
 
     @property
     def warm_ups(self) -> tuple[StackGrowth, ...]:
-        """The call stacks whose live bytes grew, never fell, and did not grow in every interval."""
+        """The call stacks whose live bytes grew, never fell, and have stopped growing or grew once."""
         return self._of(GrowthKind.WARM_UP)
 
     @property
@@ -101,8 +103,9 @@ class Comparison:
 def compare(*snapshots: str | os.PathLike[str] | Snapshot) -> Comparison:
     """Compare snapshots of one or more processes, taken at several moments.
 
-    With three or more moments, memory that grew in every interval is distinguished from memory that grew once. PyTorch is
-    not needed.
+    With three or more moments, memory that still grows is distinguished from memory that grew once or has stopped. If a
+    process has several snapshots in each step of its program, one before each of its pauses, those of one point of the step
+    are compared. PyTorch is not needed.
 
     Args:
         snapshots: Files, or folders of moments as MemorySnapshotSampler writes them, in the order of time; or what
@@ -112,7 +115,8 @@ def compare(*snapshots: str | os.PathLike[str] | Snapshot) -> Comparison:
         InvalidArgumentError: An input is no snapshot, or two are of one process and one moment.
     """
     moments = read_moments(snapshots)
-    series = series_of(moments)
+    recorded = series_of(moments)
+    labels, series = _compared(moments, recorded)
     growths = sorted((growth for one in series for growth in stack_growths(one)), key=lambda growth: -growth.growth)
     leaked = _leaked(growths)
     usages, found = [], []
@@ -128,15 +132,25 @@ def compare(*snapshots: str | os.PathLike[str] | Snapshot) -> Comparison:
         return -leaked.get(where, 0), -fragmented.get(where, 0), -usage.allocated[-1]
 
     return Comparison(
-        moments=tuple(moment.label for moment in moments),
+        moments=labels,
         processes=tuple(sorted(usages, key=rank)),
         growths=tuple(growths),
         drifts=tuple(
             sorted((drift for one in series for drift in drifts(one)), key=lambda drift: -drift.bytes * drift.blocks)
         ),
         fragmentation=tuple(sorted(found, key=lambda one: rank(one.usage))),
-        notes=tuple(_notes(moments, series)),
+        notes=(*_absences(moments, recorded, series), *_unrecorded(series), *_steps(recorded, series), *_few(labels)),
         _series=series,
+    )
+
+
+def _compared(moments: Sequence[Moment], recorded: Sequence[Series]) -> tuple[tuple[str, ...], tuple[Series, ...]]:
+    """Return the names of the moments that are compared, and each process at one point of its step, numbered by these."""
+    chosen = [at_one_point(one) for one in recorded]
+    used = sorted({moment for one in chosen for moment in one.moments})
+    number = {moment: at for at, moment in enumerate(used)}
+    return tuple(moments[moment].label for moment in used), tuple(
+        replace(one, moments=tuple(number[moment] for moment in one.moments)) for one in chosen
     )
 
 
@@ -150,21 +164,36 @@ def _leaked(growths: Sequence[StackGrowth]) -> dict[tuple[Process, int], int]:
     return leaked
 
 
-def _notes(moments: Sequence[Moment], series: Sequence[Series]) -> list[str]:
-    notes = []
-    if len(moments) == 1:
-        notes.append("One moment: growth needs two, and a leak is told from a warm-up by three.")
-    elif len(moments) == 2:
-        notes.append("Two moments: what grew may be a leak or a warm-up. Give three or more to tell them apart.")
-    for one in series:
+def _few(labels: Sequence[str]) -> Iterator[str]:
+    if len(labels) == 1:
+        yield "One moment: growth needs two, and a leak is told from a warm-up by three."
+    elif len(labels) == 2:
+        yield "Two moments: what grew may be a leak or a warm-up. Give three or more to tell them apart."
+
+
+def _steps(recorded: Sequence[Series], compared: Sequence[Series]) -> Iterator[str]:
+    for before, after in zip(recorded, compared, strict=True):
+        if len(after.snapshots) < len(before.snapshots):
+            point = point_name(after.snapshots[0])
+            yield (
+                f"{after.process} has several snapshots in each step. Compared are {len(after.snapshots)} of "
+                f"{len(before.snapshots)}, those {point}."
+            )
+
+
+def _absences(moments: Sequence[Moment], recorded: Sequence[Series], compared: Sequence[Series]) -> Iterator[str]:
+    if any(len(before.snapshots) > len(after.snapshots) for before, after in zip(recorded, compared, strict=True)):
+        return  # The moments are those of one process, in which the others take no part.
+    for one in recorded:
         missing = [moment.label for at, moment in enumerate(moments) if at not in one.moments]
         if missing:
-            notes.append(f"{one.process} has no snapshot at {', '.join(missing)}: its figures skip these.")
+            yield f"{one.process} has no snapshot at {', '.join(missing)}: its figures skip these."
+
+
+def _unrecorded(series: Sequence[Series]) -> Iterator[str]:
+    for one in series:
         if any(snapshot.history_enabled is False for snapshot in one.snapshots):
-            notes.append(
-                f"{one.process} recorded no history in some snapshots: call record_history() to learn its call stacks."
-            )
-    return notes
+            yield f"{one.process} recorded no history in some snapshots: call record_history() to learn its call stacks."
 
 
 def _as_dict(comparison: Comparison, top: int | None = None) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """Call stacks whose live memory grows from moment to moment.
 
-*Leak*: the live bytes of a call stack grew in every interval, and there are two intervals at least. *Warm-up*: they
-grew, never fell, and did not grow in some interval: lazily created state, or a cache that has filled. *Varying*: they
-also fell. Two moments cannot show whether growth is a leak or a warm-up: memory that is larger at the second one has only
-*grown*.
+*Leak*: the live bytes of a call stack never fell, grew in two intervals at least, and their growth goes on at the end.
+*Warm-up*: they grew, never fell, and grew once only or have stopped: lazily created state, or a cache that has filled.
+*Varying*: they also fell. Two moments cannot show whether growth is a leak or a warm-up: memory that is larger at the second
+one has only *grown*.
+
+A leak may grow in each second or third step only. So growth has stopped once it has paused for as many intervals as a third
+of the moments, and for as many as it took from one growth to the next before.
 
 The module owns these words. Bytes and blocks are counted for each process, device and call stack. Stacks with equal Python
 frames are one stack, even if the C++ frames between them differ.
@@ -24,8 +27,10 @@ from .processes import Process, Series
 
 __all__ = ["GrowthKind", "StackGrowth", "classify", "stack_growths"]
 
-#: Growth in every interval is a leak if there are at least this many intervals.
-_INTERVALS_OF_A_LEAK = 2
+#: Number of intervals in which a leak grew, at least.
+_GROWTHS_OF_A_LEAK = 2
+#: Growth that paused for this share of the moments has stopped.
+_STOPPED = 1 / 3
 
 
 class GrowthKind(enum.Enum):
@@ -84,9 +89,19 @@ def classify(values: Sequence[int]) -> GrowthKind:
         return GrowthKind.STEADY
     if any(change < 0 for change in changes):
         return GrowthKind.VARYING
-    if len(changes) < _INTERVALS_OF_A_LEAK:
+    if len(changes) == 1:
         return GrowthKind.GROWN
-    return GrowthKind.LEAK if all(change > 0 for change in changes) else GrowthKind.WARM_UP
+    return GrowthKind.LEAK if _goes_on(changes) else GrowthKind.WARM_UP
+
+
+def _goes_on(changes: Sequence[int]) -> bool:
+    """Return whether changes, none of which is negative, show growth that has not stopped."""
+    grew = [at for at, change in enumerate(changes) if change > 0]
+    if len(grew) < _GROWTHS_OF_A_LEAK:
+        return False
+    longest = max(after - before for before, after in pairwise(grew))
+    since = len(changes) - 1 - grew[-1]
+    return since < max(int((len(changes) + 1) * _STOPPED), longest)
 
 
 def stack_growths(series: Series) -> Iterable[StackGrowth]:

@@ -151,12 +151,16 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def _labels(moments: Sequence[tuple[str, list[Snapshot]]]) -> list[str]:
-    """Return a short name for each moment: its step, else the name of its file or folder, made unique."""
+    """Return a short name for each moment: its number, else the name of its file or folder, made unique.
+
+    The number counts steps of the program, or pauses if the snapshots were taken before pauses.
+    """
     labels = []
     for name, snapshots in moments:
         steps = {snapshot.step for snapshot in snapshots}
         step = steps.pop() if len(steps) == 1 else None
-        labels.append(name if step is None else f"step {step}")
+        counted = "step" if all(snapshot.pausing is None for snapshot in snapshots) else "pause"
+        labels.append(name if step is None else f"{counted} {step}")
     number = Counter(labels)
     seen: Counter[str] = Counter()
     for at, label in enumerate(labels):

@@ -62,11 +62,11 @@ class _Table:
         yield from self._findings()
         yield from self._processes()
         growth = self._growth
-        yield from self._section("Leaks", "grew in every interval", results.leaks, growth)
+        yield from self._section("Leaks", "grew, and still grow", results.leaks, growth)
         yield from self._section(
             "Fragmentation", "memory that is reserved and not in use", results.fragmentation, self._fragmentation
         )
-        yield from self._section("Warm-ups", "grew, and stopped or paused", results.warm_ups, growth)
+        yield from self._section("Warm-ups", "grew once, or stopped growing", results.warm_ups, growth)
         yield from self._section("Grown", "more at the second moment", results.grown, growth)
         if varying:
             yield from self._section("Varying", "also fell", results.varying, growth)

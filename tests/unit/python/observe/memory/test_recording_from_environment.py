@@ -13,7 +13,8 @@ from torch_memory_saver import _core
 from torch_memory_saver._engine import background
 from torch_memory_saver._torch.binding import history, layer
 from torch_memory_saver.observe.memory import sampler as module
-from torch_memory_saver.observe.memory.sampler import moments
+from torch_memory_saver.observe.memory.sampler import moment_folder, moments
+from torch_memory_saver.observe.memory.snapshot_reader import load_snapshot
 
 
 @pytest.fixture
@@ -62,6 +63,34 @@ def test_snapshots_before_every_pause(torch: RecordingTorch, tmp_path: Path) -> 
     for _ in range(3):
         module.before_pause.run()
     assert moments(tmp_path) == [1, 2, 3]
+
+
+def test_a_snapshot_says_before_which_pause_it_was_taken(torch: RecordingTorch, tmp_path: Path) -> None:
+    torch.cuda.is_initialized = lambda: True
+    module.start_snapshots(str(tmp_path))
+    for tags in (("kv_cache",), ("weights", "optimizer"), None):
+        module.before_pause.run(tags)
+    files = [next(moment_folder(tmp_path, moment).iterdir()) for moment in moments(tmp_path)]
+    assert [load_snapshot(path).pausing for path in files] == [("kv_cache",), ("optimizer", "weights"), ()]
+
+
+@pytest.mark.parametrize(("pauses", "kept"), [(1, 20), (2, 20), (3, 30), (5, 50), (7, 50)])
+def test_the_latest_steps_are_kept_whatever_the_number_of_their_pauses(
+    pauses: int, kept: int, torch: RecordingTorch, tmp_path: Path
+) -> None:
+    sampler = module.PauseSampler(str(tmp_path))
+    for moment in range(60):
+        sampler.sample_before_pause((f"tag {moment % pauses}",))
+    assert moments(tmp_path) == list(range(60 - kept + 1, 61))
+
+
+def test_a_process_with_few_pauses_leaves_the_steps_of_another_one(torch: RecordingTorch, tmp_path: Path) -> None:
+    engine, trainer = module.PauseSampler(str(tmp_path)), module.PauseSampler(str(tmp_path))
+    for _ in range(30):
+        for tag in ("kv_cache", "draft", "weights"):
+            engine.sample_before_pause((tag,))
+        trainer.sample_before_pause(None)
+    assert moments(tmp_path) == list(range(61, 91))
 
 
 def test_a_process_that_does_not_use_cuda_writes_nothing_and_is_not_made_to(

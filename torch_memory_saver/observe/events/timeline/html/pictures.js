@@ -3,7 +3,8 @@
 // time: host.from to host.to. views.js follows, in the same scope.
 
 const PALETTE = ["page", "text", "soft", "line", "leak", "other", "unknown", "hatch", "lightness", "pause", "resume", "total", "veil"];
-const HUES = [212, 30, 152, 276, 50, 186, 332, 96, 248, 12];
+// The hues of tags. Purple and green are the hues of calls and their phases, red is that of failures.
+const HUES = [212, 30, 332, 186, 54, 238, 96, 312, 20, 200];
 const SHADES = [0, -8, 8, -14]; // of the processes on a GPU
 const MARGIN = 84;
 const RIGHT = 8;
@@ -15,7 +16,12 @@ const LANE = { calls: 9, phase: 4, gap: 3 };
 const LANE_HEIGHT = LANE.calls + 3 * LANE.phase + 2 * LANE.gap;
 // Which of the three rows of phases; those of the whole call are in the first.
 const PHASE_ROWS = { copy: 1, create: 2, map: 2 };
-const PHASE_HUES = { turn: 0, wait: 0, synchronize: 40, plan: 70, copy: 212, unmap: 285, discard: 285, create: 165, map: 130 };
+const PHASE_HUES = { turn: 0, wait: 0, synchronize: 262, plan: 275, copy: 282, unmap: 290, discard: 290, create: 165, map: 145 };
+// The saturation and the contrast to the page, in percent. A negative contrast is lower than that of tags.
+const PHASE_TONES = {
+  turn: [0, -10], wait: [0, -10], synchronize: [12, 18], plan: [60, -16], copy: [30, 36], unmap: [70, 8], discard: [70, 8],
+  create: [50, -8], map: [60, 34],
+};
 const NEAR = 4;
 
 // One phase of each colour, with the text for the legend.
@@ -25,7 +31,9 @@ const PHASE_TEXTS = {
 };
 
 function phaseColour(name) {
-  return `hsl(${PHASE_HUES[name] ?? 0} ${name === "turn" || name === "wait" ? 0 : 55}% ${palette.lightness})`;
+  const [saturation, contrast] = PHASE_TONES[name] ?? PHASE_TONES.turn;
+  const lightness = parseFloat(palette.lightness);
+  return `hsl(${PHASE_HUES[name] ?? 0} ${saturation}% ${lightness > 50 ? lightness - contrast : lightness + contrast}%)`;
 }
 
 const chosen = { tag: null };
@@ -33,8 +41,8 @@ const chosen = { tag: null };
 // Of a tag of the process that has this place on its GPU.
 function colour(tag, place) {
   if (tag < 0) return palette.unknown;
-  const hue = tag < HUES.length ? HUES[tag] : ((tag * 137.5) % 330) + 15;
-  return `hsl(${hue} 58% ${parseFloat(palette.lightness) + SHADES[place % SHADES.length]}%)`;
+  const saturation = [58, 90, 30][Math.floor(tag / HUES.length) % 3];
+  return `hsl(${HUES[tag % HUES.length]} ${saturation}% ${parseFloat(palette.lightness) + SHADES[place % SHADES.length]}%)`;
 }
 
 function bandColour(gpu, [process, kind, tag]) {

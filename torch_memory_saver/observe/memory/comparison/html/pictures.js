@@ -46,7 +46,7 @@ function currentSnapshot() {
 
 // ---- The active-memory timeline
 
-const MARGIN = 84;
+const MARGIN = 96;
 const TIMELINE_HEIGHT = 340;
 const FLOOR = TIMELINE_HEIGHT - 22;
 const timeline = { column: 0, layer: 0 };

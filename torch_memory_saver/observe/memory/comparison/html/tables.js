@@ -60,7 +60,7 @@ function select(number) {
     const stack = data.stacks[number];
     byId("stack-title").textContent = stack.title;
     const facts = [];
-    if (stack.leak) facts.push("Its live bytes grew in every interval.");
+    if (stack.leak) facts.push("Its live bytes never fell and still grow.");
     if (stack.native && stack.frames.length) facts.push(`C++ frames: ${stack.native}.`);
     if (stack.frames.length) facts.push("The innermost call comes first; calls of the program stand out.");
     byId("stack-facts").textContent = facts.join(" ");
@@ -108,8 +108,8 @@ function textCell(text) {
 // Between two moments. On a narrow page a line ends after it.
 const ARROW = "\u00a0→ ";
 
-function path(values) {
-  const shown = values.length > 6 ? [values[0], ...values.slice(-4)] : values;
+function path(values, most = 6) {
+  const shown = values.length > most ? [values[0], ...values.slice(2 - most)] : values;
   const texts = shown.map((value) => mebibytes(value).replace(" MiB", ""));
   if (shown.length < values.length) texts.splice(1, 0, "…");
   return texts.join(ARROW);
@@ -134,7 +134,7 @@ function showFindings() {
   const box = byId("findings");
   if (data.leaks.length) {
     const finding = make("div", undefined, "finding");
-    finding.append(growthTable("Leaks", "Live bytes grew in every interval.", data.leaks));
+    finding.append(growthTable("Leaks", "Live bytes that never fell and still grow.", data.leaks));
     box.append(finding);
   }
   data.fragmentation.forEach((found) => {
@@ -173,16 +173,16 @@ function showTables() {
       ["Process", "Allocated", "Reserved", "Reserved − allocated", "Held at the end", ...(paused ? ["Paused at the end"] : [])],
       data.processes.map((row) => [
         textCell(row.where),
-        path(row.allocated),
-        path(row.reserved),
-        path(row.unused),
+        path(row.allocated, 4),
+        path(row.reserved, 4),
+        path(row.unused, 4),
         path(row.held.slice(-1)),
         ...(paused ? [path(row.paused.slice(-1))] : []),
       ]),
     ),
   );
   const box = byId("tables");
-  if (data.warmUps.length) box.append(growthTable("Warm-ups", "Grew, and stopped or paused: lazily made state, filled caches.", data.warmUps));
+  if (data.warmUps.length) box.append(growthTable("Warm-ups", "Grew once, or stopped growing: lazily made state, filled caches.", data.warmUps));
   if (data.grown.length) box.append(growthTable("Grown", "More at the second moment.", data.grown));
   if (data.drifts.length) {
     box.append(

@@ -245,6 +245,26 @@ def test_in_a_browser_the_legend_has_each_colour_of_the_phases(tmp_path: Path) -
     assert len({color for _, color, _ in entries}) == len(set(hues.values())) == len(entries)
 
 
+def test_no_tag_has_the_hue_of_a_phase() -> None:
+    text = html(two_processes())
+    tags = [int(hue) for hue in text.partition("const HUES = [")[2].partition("]")[0].split(",")]
+    phases = dict(re.findall(r"(\w+): (\d+)", text.partition("PHASE_HUES = {")[2].partition("}")[0]))
+    hues = {int(hue) for name, hue in phases.items() if name not in ("turn", "wait")}  # These are grey.
+    assert len(tags) == len(set(tags)) == 10 and len(hues) == 6
+    assert min(abs(tag - hue) for tag in tags for hue in hues) >= 20
+
+
+@needs_browser
+def test_in_a_browser_every_tag_and_every_phase_has_its_own_colour(tmp_path: Path) -> None:
+    process = Process(1)
+    for at in range(12):
+        process.allocate(at, f"tag {at}", MIB)
+    text = opened(write_timeline(tmp_path / "page.html", logs=[process.log(1000)]))
+    colours = re.findall(r'data-(?:tag|phase)="\w+"[^>]* style="background: ([^;]+);"', text)
+    assert len(colours) == 12 + 7
+    assert len(set(colours)) == len(colours)
+
+
 @needs_browser
 @pytest.mark.parametrize(("tags", "named"), [(13, False), (14, True)])
 def test_in_a_browser_the_legend_names_the_band_of_many_tags(tmp_path: Path, tags: int, named: bool) -> None:
