@@ -3,9 +3,12 @@
  * process reports that it waits from the callback of its call, when it has its ticket. */
 #include "support/device_lock_fixture.h"
 
+#include <poll.h>
 #include <pthread.h>
+#include <sys/prctl.h>
 
 enum {
+    LIMIT_MS = 30000, /* an event that does not come by then never comes */
     ENDLESS = 1 << 30,
     LOOK = 5, /* callbacks: between the first and the last of them there was a look at the queue */
 };
@@ -94,6 +97,7 @@ static void outlive_the_parent(void) {
 
 static void serve(int commands) {
     char command[2];
+    CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0); /* it may be stopped when the test ends */
     close(kept[1]);
     signal(SIGUSR1, on_signal);
     signal(SIGUSR2, on_signal);
@@ -132,8 +136,9 @@ static void tell(const other_t *other, char command, tms_device_mask_t devices) 
 }
 
 static void expect(const other_t *other, char event) {
-    char pair[2] = {0};
-    CHECK(read(events[0], pair, 2) == 2);
+    char pair[2] = {'-', '-'};
+    struct pollfd awaited = {.fd = events[0], .events = POLLIN};
+    CHECK(poll(&awaited, 1, LIMIT_MS) == 0 || read(events[0], pair, 2) == 2);
     if (pair[0] != other->id || pair[1] != event)
         fprintf(stderr, "expected %c %c, and got %c %c\n", other->id, event, pair[0], pair[1]);
     CHECK(pair[0] == other->id && pair[1] == event);
@@ -407,9 +412,12 @@ static void refuse_hostile_tickets(void) {
     CHECK(acquire(1) == TMS_OK && access(below("x" TICKET), F_OK) == 0);
 }
 
+/* As on the simulated GPU. */
+#define DEVICE_0 "1 1\nGPU-53696d75-6c61-7465-6420-475055000000\n"
+
 static void remove_tickets_of_dead_processes(void) {
     int fd = open(below(TICKET), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    CHECK(fd >= 0 && write(fd, "1 1\nGPU-", 8) == 8 && close(fd) == 0);
+    CHECK(fd >= 0 && write(fd, DEVICE_0, strlen(DEVICE_0)) > 0 && close(fd) == 0);
     CHECK(acquire(1) == TMS_OK && tickets(false) == 0);
 }
 
