@@ -14,8 +14,8 @@
  * segment `exclusive`. In any case it releases the call's own counts. A segment's count is released when the segment is
  * paused or freed (free.c).
  *
- * `mutex` is a leaf. It guards counts, descriptors and tickets. It is held while a file is opened and tried, never while waiting and
- * never across a driver call. Any thread. */
+ * `mutex` is a leaf. It guards counts, descriptors and tickets. It is held while files are opened and tried, never while
+ * waiting and never across a driver call. Any thread. */
 #ifndef TMS_DEVICE_LOCK_H
 #define TMS_DEVICE_LOCK_H
 

@@ -13,7 +13,7 @@
 #include "base/random.h"
 
 enum {
-    /* The record, and a line for each device. */
+    /* The text has the record and a line for each device. */
     TEXT_BYTES = TMS_LOCK_RECORD_BYTES + TMS_MAX_DEVICES * TMS_UUID_BYTES,
     BASE = 16,
     NOT_OPEN = -1
@@ -109,8 +109,7 @@ static bool look_at_all(int directory, const tms_queue_devices_t *devices, tms_t
 
 /* Removes the ticket in front if its process is stopped. */
 static void lose_patience(tms_device_queue_t *queue, int directory, tms_ticket_t *ticket, const tms_queue_front_t *front) {
-    bool unchanged = strcmp(ticket->front.name, front->name) == 0 &&
-                     ticket->front.renewed.tv_sec == front->renewed.tv_sec &&
+    bool unchanged = strcmp(ticket->front.name, front->name) == 0 && ticket->front.renewed.tv_sec == front->renewed.tv_sec &&
                      ticket->front.renewed.tv_nsec == front->renewed.tv_nsec;
     ticket->looks = unchanged ? ticket->looks + 1 : 0;
     ticket->front = *front;
@@ -179,8 +178,8 @@ bool tms_device_queue_look(tms_device_queue_t *queue, const char *directory, con
     tms_queue_front_t front = {.device = TMS_NO_DEVICE};
     int fd = tms_lock_directory_open(directory, failure);
     if (fd < 0) return false;
-    bool looked = (!ticket->name[0] || renew(fd, devices, ticket, failure)) &&
-                  look_at_all(fd, devices, ticket, &front, failure);
+    bool looked =
+        (!ticket->name[0] || renew(fd, devices, ticket, failure)) && look_at_all(fd, devices, ticket, &front, failure);
     const bool blocked = looked && front.name[0] && !devices->device[front.device].held;
     if (blocked) lose_patience(queue, fd, ticket, &front);
     close(fd);

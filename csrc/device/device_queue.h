@@ -5,7 +5,7 @@
  * names, so requests that come at the same moment are in the order of their random numbers, and no name is used twice.
  * The file contains the process id, for messages, and the UUIDs of all devices that the request wants. Its waiter keeps it
  * locked (flock), and removes it when it is served, runs out of time or is interrupted. The kernel releases the lock of a
- * process that ends in any way, also one in another PID namespace. Whoever finds a ticket that is not locked removes it.
+ * process that ends in any way, also one in another PID namespace. A process that finds an unlocked ticket removes it.
  *
  * The earliest ticket that names a device which the request wants, or which its process holds, decides. If it names a held
  * device, the request goes on, because that ticket waits for its process, and those behind it may wait for that ticket.

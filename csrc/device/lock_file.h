@@ -42,7 +42,7 @@ int tms_lock_directory_open(const char *configured, tms_lock_failure_t *failure)
 /* Extends the directory's path in the failure to that of a file in it. */
 void tms_lock_append_name(tms_lock_failure_t *failure, const char *name);
 
-/* Opens a file, with O_CREAT if `flags` says so, and checks it. Returns its descriptor, or -1 and the failure with the path
+/* Opens and checks a file. `flags` is O_CREAT or 0. Returns its descriptor, or -1 and the failure with the path
  * of the directory. */
 int tms_lock_file_open(int directory, const char *name, int flags, tms_lock_failure_t *failure);
 /* Locks an open file without waiting. Returns 0 or an errno: EWOULDBLOCK if it is locked already. */

@@ -64,17 +64,10 @@ static void *run_request(void *argument) {
     free(argument);
     tms_wait_begin(&wait, report_waiting, &request, request.seconds);
     switch (tms_device_locks_acquire(locks(), request.devices, &wait, &context, &failed)) {
-        case TMS_OK:
-            emit('h');
-            break;
-        case TMS_DEVICE_LOCKED:
-            emit('n');
-            break;
-        case TMS_INTERRUPTED:
-            emit('i');
-            break;
-        default:
-            _exit(2);
+    case TMS_OK: emit('h'); break;
+    case TMS_DEVICE_LOCKED: emit('n'); break;
+    case TMS_INTERRUPTED: emit('i'); break;
+    default: _exit(2);
     }
     return NULL;
 }
@@ -300,7 +293,7 @@ static void refuse_at_once_where_others_wait(void) {
     stop_other(&a);
     kill_other(&h);
     CHECK(!is_locked(0) && acquire(1) == TMS_DEVICE_LOCKED && tickets(false) == 1);
-    CHECK(acquire(2) == TMS_OK); /* nobody waits for the other device */
+    CHECK(acquire(2) == TMS_OK); /* the other device has no queue */
 }
 
 static void keep_the_place_at_each_device(void) {
@@ -332,7 +325,7 @@ static void let_a_holder_pass_who_waits_for_it(void) {
     expect(&second, 'h');
 }
 
-/* Those who wait for another device than the holder has are not passed. */
+/* The holder of one device does not pass processes that wait for another. */
 static void not_let_a_holder_pass_the_others(void) {
     other_t a = begin('A'), h = begin('H'), b = begin('B');
     hold(&a, 1);
@@ -362,7 +355,7 @@ static void let_the_threads_of_a_process_share_its_turn(void) {
     CHECK(tickets(false) == 0);
 }
 
-/* A child of a process that waits, or holds, keeps nobody waiting when that process ends. */
+/* A child of a process that waits or holds does not take over the ticket or the lock. */
 static void belong_to_the_process_that_waits(void) {
     other_t h = begin('H'), a = begin('A'), b = begin('B');
     hold(&h, 1);

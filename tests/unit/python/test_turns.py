@@ -1,5 +1,5 @@
-"""Guards resume(exclusive=True) of several processes: first come, first served, however it is called, and whatever happens to
-those who wait. tests/unit/device/test_device_queue.c guards the order in more detail."""
+"""Guards the order of resume(exclusive=True) of several processes: however it is called, and whatever happens to those who
+wait. tests/unit/device/test_device_queue.c guards it in more detail."""
 
 from __future__ import annotations
 

@@ -162,10 +162,7 @@ class _Screen:
 
     def _draw(self, view: View) -> None:
         height, width = self._window.getmaxyx()
-        if self._helping:
-            lines = _help_lines(width)
-        else:
-            lines = lines_of(view, width, sort=self._sort, pattern=self._pattern)
+        lines = _help_lines(width) if self._helping else lines_of(view, width, sort=self._sort, pattern=self._pattern)
         self._top = max(min(self._top, len(lines) - (height - _FRAME_LINES)), 0)
         title = f"torch_memory_saver top  {time.strftime('%H:%M:%S')}  every {self._interval:g} s  sorted by {self._sort}"
         shown = lines[self._top : self._top + max(height - _FRAME_LINES, 0)]

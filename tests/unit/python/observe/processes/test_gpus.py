@@ -12,7 +12,6 @@ import pytest
 
 from torch_memory_saver.observe._nvml import DeviceProcess, read_gpus
 
-
 #: Functions of the driver's library.
 LIBRARY = ("nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetCount_v2")
 
