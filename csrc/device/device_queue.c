@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/random.h"
 
 enum {
@@ -194,7 +195,9 @@ bool tms_device_queue_enter(tms_device_queue_t *queue, const char *directory, co
                             tms_ticket_t *ticket, tms_lock_failure_t *failure) {
     int fd = tms_lock_directory_open(directory, failure);
     if (fd < 0) return false;
-    snprintf(ticket->name, sizeof(ticket->name), NAME_FORMAT, ++ticket->number, (unsigned long long)tms_random_number());
+    const unsigned long long now = tms_clock_nanoseconds(), next = ticket->number + 1;
+    ticket->number = next > now ? next : now;
+    snprintf(ticket->name, sizeof(ticket->name), NAME_FORMAT, ticket->number, (unsigned long long)tms_random_number());
     ticket->next = queue->waiting;
     queue->waiting = ticket;
     bool made = make_file(fd, devices, ticket, failure);

@@ -1,8 +1,9 @@
 /* The order of the requests that wait for locks of devices (device_lock.h): first come, first served.
  *
  * A request that has to wait takes a *ticket*: a file torch_memory_saver-<number>-<random number>.ticket in the directory
- * of the locks. Its number is one more than the highest number found there. The order of the requests is that of these
- * names, so requests that come at the same moment are in the order of their random numbers, and no name is used twice.
+ * of the locks. Its number is greater than every number found there, and at least the monotonic time in nanoseconds, so
+ * that a ticket which was removed and is made again comes before all that were made in between. The order of the requests
+ * is that of the names, in which the random number decides between requests that come at the same moment.
  * The file contains the process id, for messages, and the UUIDs of all devices that the request wants. Its waiter keeps it
  * locked (flock), and removes it when it is served, runs out of time or is interrupted. The kernel releases the lock of a
  * process that ends in any way, also one in another PID namespace. A process that finds an unlocked ticket removes it.
@@ -18,7 +19,7 @@
  *
  * Each look of a waiter at the queue renews the modification time of its ticket. A waiter that is blocked by the same
  * ticket, with the same time, at TMS_QUEUE_PATIENCE looks in a row (about five seconds) removes the ticket, because its
- * process is stopped. No clocks are compared. A process that goes on makes its ticket again, under the same name, and so
+ * process is stopped. A process that goes on makes its ticket again, under the same name, and so
  * has its old place.
  *
  * Only the order depends on tickets. If some are removed, no two processes hold a device at once.

@@ -5,6 +5,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/prctl.h>
 
 enum {
@@ -29,7 +30,7 @@ typedef struct other {
 /* ---- the other processes ---- */
 
 static char own_id;
-static volatile sig_atomic_t interrupted, announcements;
+static atomic_int interrupted, announcements; /* set by signal handlers */
 
 typedef struct request {
     tms_device_mask_t devices;
@@ -44,17 +45,17 @@ static void emit(char event) {
 
 static void on_signal(int number) {
     if (number == SIGUSR1)
-        interrupted = 1;
+        atomic_store(&interrupted, 1);
     else
-        announcements = LOOK;
+        atomic_store(&announcements, LOOK);
 }
 
 static int32_t report_waiting(void *argument) {
     request_t *request = argument;
-    if (announcements > 0 && --announcements == 0) emit('w');
+    if (atomic_load(&announcements) > 0 && atomic_fetch_sub(&announcements, 1) == 1) emit('w');
     if (!request->has_reported) emit('w');
     request->has_reported = true;
-    return interrupted;
+    return atomic_load(&interrupted);
 }
 
 static void *run_request(void *argument) {
@@ -95,7 +96,7 @@ static void serve(int commands) {
     signal(SIGUSR1, on_signal);
     signal(SIGUSR2, on_signal);
     locks()->queue.patience = patience;
-    while (read(commands, command, 2) == 2) {
+    while (TEMP_FAILURE_RETRY(read(commands, command, 2)) == 2) { /* signals interrupt it under TSan */
         tms_device_mask_t devices = (tms_device_mask_t)command[1];
         if (command[0] == 'a') begin_request(devices, INFINITY);
         if (command[0] == 't') begin_request(devices, 0.1);
