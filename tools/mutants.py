@@ -58,6 +58,7 @@ import simulator  # noqa: E402
 import slack  # noqa: E402
 import store_views  # noqa: E402
 import timeline  # noqa: E402
+import turns  # noqa: E402
 from mutant import Mutant, TableError, check  # noqa: E402
 
 _TABLES = (
@@ -94,6 +95,7 @@ _TABLES = (
     slack,
     store_views,
     timeline,
+    turns,
 )
 MUTANTS = tuple(mutant for table in _TABLES for mutant in table.MUTANTS)
 

@@ -157,7 +157,7 @@ class CallInterruptedError(TorchMemorySaverError):
 
 
 class DeviceLockedError(TorchMemorySaverError):
-    """Another process held the exclusive lock of a device until the timeout of ``resume``, and everything stays paused."""
+    """The turn of this process did not come until the timeout of ``resume(exclusive=True)``, and everything stays paused."""
 
 
 class RanksError(TorchMemorySaverError):

@@ -620,9 +620,9 @@ class TorchMemorySaver:
             tag: One tag or an iterable of tags. None selects every tag. Patterns are allowed as for :meth:`pause`.
             timeout: Seconds to wait for memory that other processes hold. None does not wait, ``math.inf`` waits forever.
                 No memory is allocated before all of it is free. A signal whose handler raises ends the wait.
-            exclusive: True to take turns with other processes that also pass it: the call waits (as long as ``timeout``
-                allows) until none of them holds the devices concerned. This process then holds the devices until the resumed
-                memory is paused or freed, or until the process ends.
+            exclusive: True to take turns with other processes that also pass it, first come, first served: the call waits
+                (as long as ``timeout`` allows) until none of them holds the devices concerned. This process then holds the
+                devices until the resumed memory is paused or freed, or until the process ends.
             host_memory: What happens to the host memory of the backups after this resume: see :meth:`region`. None applies
                 the setting of the region, or :attr:`host_memory` if the region has none.
             zero: Whether memory that is resumed without contents is zeroed. Otherwise its contents are undefined; with
@@ -636,7 +636,8 @@ class TorchMemorySaver:
             OutOfMemoryError: The device has too little free memory. Everything stays paused, with its backup: free memory
                 and call again. The message has the missing bytes, those that PyTorch's cache released, and the device's
                 largest holder.
-            DeviceLockedError: ``exclusive``, and another process holds a device's lock. Nothing was changed.
+            DeviceLockedError: ``exclusive``, and another process holds a device's lock or is served first. Nothing was
+                changed.
             DriverError: Some of the memory is damaged (see :meth:`pause`), and the driver failed again to release it. The
                 rest has been resumed. The damaged addresses stay reserved and must not be accessed; call again. If the
                 driver's error has its own exception, such as DeviceLostError, that one is raised.

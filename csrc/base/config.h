@@ -46,10 +46,10 @@ typedef struct tms_config {
                                the contents of backups. It is created if it is missing, but its parents are not.
                                Unset means `/dev/shm/torch_memory_saver-store-<uid>`. No other user may be able to
                                write to it */
-    char *lock_directory;   /* TMS_LOCK_DIR: the directory in which `resume(exclusive=True)` keeps one lock file
-                               for each GPU. Unset means `/tmp/torch_memory_saver-<uid>`. All processes that take
-                               turns use the same directory and belong to the same user. No other user may be
-                               able to write to it. In `/tmp`, `torch_memory_saver-<uid>` is used */
+    char *lock_directory;   /* TMS_LOCK_DIR: the directory in which `resume(exclusive=True)` keeps lock files of
+                               GPUs and of waiting calls. Unset means `/tmp/torch_memory_saver-<uid>`. All
+                               processes that take turns use the same directory and belong to the same user. No
+                               other user may be able to write to it. In `/tmp`, `torch_memory_saver-<uid>` is used */
     bool runs;              /* TMS_RUNS: whether a resume backs neighbouring allocations by one physical handle; 0: each
                                has a handle of its own, as in `region(runs=False)` */
     bool verify_backups;    /* TMS_VERIFY_BACKUPS: for debugging: each pause copies all contents of retained backups once

@@ -11,41 +11,21 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/private_directory.h"
-
 enum {
-    FILE_MODE = 0600,
-    OTHERS = 077,          /* permissions that a lock file must not have */
     NAME_BYTES = 80,       /* "torch_memory_saver-GPU-<uuid>.lock" and its NUL */
-    HOLDER_BYTES = 48,     /* a process id and a time, both decimal, separated by a space, and a newline */
     TIME_BYTES = 32,       /* "2026-01-02T03:04:05Z" and its NUL */
     REPLACED_ATTEMPTS = 8, /* attempts to lock a file that is removed each time */
     NOT_OPEN = -1
 };
 
-static const double first_pause_seconds = 0.001, longest_pause_seconds = 0.1;
+/* The delay before another attempt is doubled from the first to the longest. The request that is served next looks often. */
+static const double first_pause_seconds = 0.001, longest_pause_seconds = 0.1, longest_pause_in_front_seconds = 0.01;
 
 /* A device to be locked. */
 typedef struct wanted {
     int device;
     CUuuid uuid;
 } wanted_t;
-
-/* The holder of a lock, as recorded in its file. */
-typedef struct holder {
-    long process;    /* 0: not known */
-    long long since; /* seconds since the epoch */
-} holder_t;
-
-/* A failure and the file that it concerns. */
-typedef struct failure {
-    const char *call;
-    int os_error; /* EWOULDBLOCK: another process holds it */
-    int device;
-    bool replaced; /* this process holds a lock file that was removed, and another process the new one */
-    holder_t holder;
-    char path[PATH_MAX];
-} failure_t;
 
 /* A failure to record the holder. The lock does not depend on it. */
 typedef struct unwritten {
@@ -57,7 +37,9 @@ typedef struct unwritten {
 tms_status_t tms_device_locks_init(tms_device_locks_t *locks, const tms_config_t *config, tms_devices_t *devices,
                                    tms_error_t *error) {
     const tms_error_context_t context = {.operation = "start", .device = TMS_NO_DEVICE};
-    *locks = (tms_device_locks_t){.devices = devices, .directory = config->lock_directory};
+    *locks = (tms_device_locks_t){.devices = devices,
+                                  .directory = config->lock_directory,
+                                  .queue = {.log = devices->driver->log, .patience = TMS_QUEUE_PATIENCE}};
     for (int i = 0; i < TMS_MAX_DEVICES; i++) locks->device[i].fd = NOT_OPEN;
     int os_error = pthread_mutex_init(&locks->mutex, NULL);
     return os_error == 0 ? TMS_OK : tms_error_set_os(error, &context, "pthread_mutex_init", ENOMEM, NULL);
@@ -77,70 +59,14 @@ void tms_device_locks_after_fork_in_child(tms_device_locks_t *locks) {
         if (locks->device[i].fd != NOT_OPEN) close(locks->device[i].fd);
         locks->device[i] = (tms_device_lock_t){.fd = NOT_OPEN};
     }
+    tms_device_queue_after_fork_in_child(&locks->queue);
 }
 
 /* ---- files ---- */
 
-static bool fail(failure_t *failure, const char *call, int os_error) {
-    failure->call = call;
-    failure->os_error = os_error;
-    return false;
-}
-
-static tms_directory_choice_t directory_of(const tms_device_locks_t *locks) {
-    return tms_private_directory(locks->directory, "/tmp");
-}
-
-/* Opens the directory, creating it if missing. Returns its descriptor, or NOT_OPEN and the failure. */
-static int open_directory(const tms_device_locks_t *locks, failure_t *failure) {
-    const tms_directory_choice_t directory = directory_of(locks);
-    tms_directory_failure_t failed;
-    int fd = tms_private_directory_open(&directory, failure->path, &failed);
-    if (fd < 0) fail(failure, failed.call, failed.os_error);
-    return fd < 0 ? NOT_OPEN : fd;
-}
-
-static int try_flock(int fd) {
-    int result;
-    do {
-        result = flock(fd, LOCK_EX | LOCK_NB);
-    } while (result != 0 && errno == EINTR);
-    return result;
-}
-
-/* Extends the directory's path to that of a file in it. */
-static void append_name(failure_t *failure, const char *name) {
-    size_t length = strlen(failure->path);
-    snprintf(failure->path + length, sizeof(failure->path) - length, "/%s", name);
-}
-
-/* Whether an open file is still the one at its path. */
-static bool find_current(int fd, bool *current, failure_t *failure) {
-    struct stat held, named;
-    if (fstat(fd, &held) != 0) return fail(failure, "fstat", errno);
-    bool found = fstatat(AT_FDCWD, failure->path, &named, AT_SYMLINK_NOFOLLOW) == 0;
-    if (!found && errno != ENOENT && errno != ENOTDIR) return fail(failure, "fstatat", errno);
-    *current = found && named.st_dev == held.st_dev && named.st_ino == held.st_ino;
-    return true;
-}
-
-/* Reads the holder for messages. Only the kernel knows whether the lock is held. */
-static holder_t read_holder(int fd) {
-    char text[HOLDER_BYTES + 1], end = 0;
-    holder_t holder = {0};
-    ssize_t length = pread(fd, text, HOLDER_BYTES, 0);
-    if (length <= 0) return holder;
-    text[length] = '\0';
-    if (sscanf(text, "%ld %lld%c", &holder.process, &holder.since, &end) != 3 || end != '\n' || holder.process <= 0)
-        holder.process = 0;
-    return holder;
-}
-
 static void write_holder(int fd, const char *path, unwritten_t *unwritten) {
-    char text[HOLDER_BYTES];
-    struct timespec now = {0};
-    clock_gettime(CLOCK_REALTIME, &now);
-    int length = snprintf(text, sizeof(text), "%ld %lld\n", (long)getpid(), (long long)now.tv_sec);
+    char text[TMS_LOCK_RECORD_BYTES];
+    int length = tms_lock_record_write(text);
     const char *failed = NULL;
     if (ftruncate(fd, 0) != 0)
         failed = "ftruncate";
@@ -153,43 +79,43 @@ static void write_holder(int fd, const char *path, unwritten_t *unwritten) {
 }
 
 /* Locks an open file. *current: whether the file is still the one at its path. */
-static bool lock_file(int fd, bool *current, failure_t *failure) {
-    struct stat found;
-    if (fstat(fd, &found) != 0) return fail(failure, "fstat", errno);
-    if (!S_ISREG(found.st_mode) || found.st_uid != geteuid())
-        return fail(failure, "the check that it is a regular file of this user's", EPERM);
-    /* Another user who can read the file could lock it. */
-    if ((found.st_mode & OTHERS) && fchmod(fd, FILE_MODE) != 0) return fail(failure, "fchmod", errno);
-    if (try_flock(fd) == 0) return find_current(fd, current, failure);
-    int os_error = errno;
-    if (os_error == EWOULDBLOCK) failure->holder = read_holder(fd);
-    return fail(failure, "flock", os_error);
+static bool lock_file(int fd, bool *current, tms_lock_failure_t *failure) {
+    int os_error = tms_lock_file_try(fd);
+    if (os_error == 0) return tms_lock_file_find_current(fd, current, failure);
+    if (os_error == EWOULDBLOCK) failure->holder = tms_lock_record_read(fd);
+    return tms_lock_fail(failure, "flock", os_error);
 }
 
 /* Opens and locks the file with this name. Returns its descriptor, or NOT_OPEN and the failure. */
-static int open_locked(const tms_device_locks_t *locks, const char *name, failure_t *failure) {
+static int open_locked(const tms_device_locks_t *locks, const char *name, tms_lock_failure_t *failure) {
     bool locked = true, current = false;
     for (int attempt = 0; locked && attempt < REPLACED_ATTEMPTS; attempt++) {
-        int directory = open_directory(locks, failure);
-        if (directory == NOT_OPEN) return NOT_OPEN;
-        /* O_NONBLOCK: opening a FIFO must not wait for its other end. */
-        int fd = openat(directory, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, FILE_MODE);
-        int os_error = errno;
+        int directory = tms_lock_directory_open(locks->directory, failure);
+        if (directory < 0) return NOT_OPEN;
+        int fd = tms_lock_file_open(directory, name, O_CREAT, failure);
         close(directory);
-        append_name(failure, name);
-        locked = fd >= 0 ? lock_file(fd, &current, failure) : fail(failure, "openat", os_error);
+        tms_lock_append_name(failure, name);
+        locked = fd >= 0 && lock_file(fd, &current, failure);
         if (locked && current) return fd;
         if (fd >= 0) close(fd);
     }
     /* A lock on a file that other processes cannot find excludes none of them. */
-    if (locked) fail(failure, "flock of a file that is removed again and again", ESTALE);
+    if (locked) tms_lock_fail(failure, "flock of a file that is removed again and again", ESTALE);
     return NOT_OPEN;
 }
 
-static void write_name(char name[NAME_BYTES], const CUuuid *uuid) {
-    char text[TMS_UUID_BYTES];
-    tms_device_write_uuid(uuid, text);
-    snprintf(name, NAME_BYTES, "torch_memory_saver-%s.lock", text);
+static void write_name(char name[NAME_BYTES], const char *uuid) {
+    snprintf(name, NAME_BYTES, "torch_memory_saver-%s.lock", uuid);
+}
+
+/* Writes the path of a device's file. False if it is too long. */
+static bool write_path(const tms_device_locks_t *locks, const char *uuid, tms_lock_failure_t *failure) {
+    const tms_directory_choice_t directory = tms_lock_directory(locks->directory);
+    char name[NAME_BYTES];
+    if (!tms_directory_path(&directory, failure->path)) return tms_lock_fail(failure, "open", ENAMETOOLONG);
+    write_name(name, uuid);
+    tms_lock_append_name(failure, name);
+    return true;
 }
 
 /* ---- counts; all under the mutex ---- */
@@ -215,16 +141,15 @@ static bool release_one(tms_device_lock_t *lock) {
 
 /* Opens and locks the file of a device. A held file that has been removed or replaced is opened anew. */
 static bool lock_device(const tms_device_locks_t *locks, tms_device_lock_t *lock, const wanted_t *wanted,
-                        unwritten_t *unwritten, failure_t *failure) {
+                        unwritten_t *unwritten, tms_lock_failure_t *failure) {
     char name[NAME_BYTES];
     bool current = false;
-    write_name(name, &wanted->uuid);
+    tms_device_write_uuid(&wanted->uuid, lock->uuid);
+    write_name(name, lock->uuid);
     failure->device = wanted->device;
     if (lock->count > 0) {
-        const tms_directory_choice_t directory = directory_of(locks);
-        if (!tms_directory_path(&directory, failure->path)) return fail(failure, "open", ENAMETOOLONG);
-        append_name(failure, name);
-        if (!find_current(lock->fd, &current, failure)) return false;
+        if (!write_path(locks, lock->uuid, failure)) return false;
+        if (!tms_lock_file_find_current(lock->fd, &current, failure)) return false;
         if (current) return true;
     }
     int fd = open_locked(locks, name, failure);
@@ -238,12 +163,8 @@ static bool lock_device(const tms_device_locks_t *locks, tms_device_lock_t *lock
 
 /* Adds one count for each wanted device, or for none. */
 static bool try_all(tms_device_locks_t *locks, const wanted_t *wanted, int count, unwritten_t *unwritten,
-                    failure_t *failure) {
+                    tms_lock_failure_t *failure) {
     int held = 0;
-    failure->device = TMS_NO_DEVICE;
-    failure->os_error = 0;
-    failure->holder.process = 0;
-    pthread_mutex_lock(&locks->mutex);
     for (; held < count; held++) {
         tms_device_lock_t *lock = &locks->device[wanted[held].device];
         if (!lock_device(locks, lock, &wanted[held], unwritten, failure)) break;
@@ -252,8 +173,39 @@ static bool try_all(tms_device_locks_t *locks, const wanted_t *wanted, int count
     if (held < count) {
         for (int i = 0; i < held; i++) (void)release_one(&locks->device[wanted[i].device]);
     }
-    pthread_mutex_unlock(&locks->mutex);
     return held == count;
+}
+
+/* Returns the devices that this process holds or wants. *missing: it does not hold all that it wants. */
+static tms_queue_devices_t describe_devices(const tms_device_locks_t *locks, const wanted_t *wanted, int count,
+                                            bool *missing) {
+    tms_queue_devices_t devices = {0};
+    for (int i = 0; i < TMS_MAX_DEVICES; i++) {
+        devices.device[i].held = locks->device[i].count > 0;
+        if (devices.device[i].held) memcpy(devices.device[i].uuid, locks->device[i].uuid, TMS_UUID_BYTES);
+    }
+    *missing = false;
+    for (int i = 0; i < count; i++) {
+        devices.device[wanted[i].device].wanted = true;
+        tms_device_write_uuid(&wanted[i].uuid, devices.device[wanted[i].device].uuid);
+        if (!devices.device[wanted[i].device].held) *missing = true;
+    }
+    return devices;
+}
+
+/* One attempt to lock all wanted devices. After it, a request that may wait has a ticket. */
+static bool attempt(tms_device_locks_t *locks, const wanted_t *wanted, int count, bool may_wait, tms_ticket_t *ticket,
+                    unwritten_t *unwritten, tms_lock_failure_t *failure) {
+    bool missing;
+    *failure = (tms_lock_failure_t){.device = TMS_NO_DEVICE};
+    pthread_mutex_lock(&locks->mutex);
+    const tms_queue_devices_t devices = describe_devices(locks, wanted, count, &missing);
+    bool done = (!missing || tms_device_queue_look(&locks->queue, locks->directory, &devices, ticket, failure)) &&
+                try_all(locks, wanted, count, unwritten, failure);
+    if (!done && failure->os_error == EWOULDBLOCK && may_wait && !ticket->name[0])
+        (void)tms_device_queue_enter(&locks->queue, locks->directory, &devices, ticket, failure);
+    pthread_mutex_unlock(&locks->mutex);
+    return done;
 }
 
 /* ---- acquire and release ---- */
@@ -287,21 +239,35 @@ static tms_status_t list_devices(tms_device_locks_t *locks, tms_device_mask_t de
     return status;
 }
 
-/* Appends the process id and the start time of the holder, if known. */
-static void describe_holder(const holder_t *holder, tms_error_t *error) {
+/* Appends the process id of a record and its time, if known. `verb`: what it has done to the device since then. */
+static void describe_process(const tms_lock_record_t *record, const char *verb, tms_error_t *error) {
     struct tm utc;
     char since[TIME_BYTES] = "";
-    time_t seconds = (time_t)holder->since;
-    if (!error || holder->process == 0) return;
+    time_t seconds = (time_t)record->since;
+    if (!error || record->process == 0) return;
     if (gmtime_r(&seconds, &utc)) strftime(since, sizeof(since), "%Y-%m-%dT%H:%M:%SZ", &utc);
-    tms_error_append(error, " Process %ld has held it since %s.", holder->process, since[0] ? since : "an unknown time");
-    /* The id is meaningless here if the holder runs in another PID namespace or on another machine that shares the
+    tms_error_append(error, " Process %ld has %s it since %s.", record->process, verb, since[0] ? since : "an unknown time");
+    /* The id is meaningless here if the process runs in another PID namespace or on another machine that shares the
      * directory. */
-    if (kill((pid_t)holder->process, 0) != 0 && errno == ESRCH)
+    if (kill((pid_t)record->process, 0) != 0 && errno == ESRCH)
         tms_error_append(error, " That process is not visible here: it is in another PID namespace, or has just ended.");
 }
 
-static tms_status_t report(const failure_t *failure, const tms_wait_t *wait, const tms_error_context_t *context,
+/* Completes the failure of a request that others precede: with the file of the device, and who holds it now. */
+static void find_holder(const tms_device_locks_t *locks, const wanted_t *wanted, int count, tms_lock_failure_t *failure) {
+    char uuid[TMS_UUID_BYTES];
+    for (int i = 0; i < count; i++) {
+        if (wanted[i].device != failure->device) continue;
+        tms_device_write_uuid(&wanted[i].uuid, uuid);
+        if (!write_path(locks, uuid, failure)) return;
+        int fd = open(failure->path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+        if (fd < 0) return;
+        failure->holder = tms_lock_record_read(fd);
+        close(fd);
+    }
+}
+
+static tms_status_t report(const tms_lock_failure_t *failure, const tms_wait_t *wait, const tms_error_context_t *context,
                            tms_error_t *error) {
     char reason[TMS_ERROR_NAME_BYTES];
     tms_error_context_t here = *context;
@@ -312,7 +278,9 @@ static tms_status_t report(const failure_t *failure, const tms_wait_t *wait, con
                       failure->replaced ? ". It has replaced the lock file that this process holds, because that file was "
                                           "removed: do not remove lock files"
                                         : "");
-        describe_holder(&failure->holder, error);
+        describe_process(&failure->holder, "held", error);
+        describe_process(&failure->earlier, "waited for", error);
+        if (failure->queued) tms_error_append(error, " Requests are served in the order in which they came.");
         return TMS_DEVICE_LOCKED;
     }
     tms_status_t status = failure->os_error == ENOMEM ? TMS_OUT_OF_HOST_MEMORY : TMS_INVALID_STATE;
@@ -326,21 +294,35 @@ static tms_status_t report(const failure_t *failure, const tms_wait_t *wait, con
     return status;
 }
 
+static void leave(tms_device_locks_t *locks, tms_ticket_t *ticket) {
+    pthread_mutex_lock(&locks->mutex);
+    tms_device_queue_leave(&locks->queue, locks->directory, ticket);
+    pthread_mutex_unlock(&locks->mutex);
+}
+
 tms_status_t tms_device_locks_acquire(tms_device_locks_t *locks, tms_device_mask_t devices, tms_wait_t *wait,
                                       const tms_error_context_t *context, tms_error_t *error) {
     wanted_t wanted[TMS_MAX_DEVICES];
-    failure_t failure;
+    tms_lock_failure_t failure;
     unwritten_t unwritten = {.os_error = 0};
+    tms_ticket_t ticket = {.fd = NOT_OPEN};
     int count = 0;
     if (!devices) return TMS_OK;
     tms_status_t status = list_devices(locks, devices, wanted, &count, context, error);
     double pause = first_pause_seconds;
-    while (status == TMS_OK && !try_all(locks, wanted, count, &unwritten, &failure)) {
-        bool held = failure.os_error == EWOULDBLOCK;
-        if (!held || !wait || tms_wait_remaining(wait) <= 0) return report(&failure, wait, context, error);
-        status = tms_wait_sleep(wait, pause, context, error);
-        pause = pause * 2 < longest_pause_seconds ? pause * 2 : longest_pause_seconds;
+    while (status == TMS_OK) {
+        bool may_wait = wait && tms_wait_remaining(wait) > 0;
+        if (attempt(locks, wanted, count, may_wait, &ticket, &unwritten, &failure)) break;
+        if (failure.os_error == EWOULDBLOCK && may_wait) {
+            status = tms_wait_sleep(wait, pause, context, error);
+            double longest = failure.queued ? longest_pause_seconds : longest_pause_in_front_seconds;
+            pause = pause * 2 < longest ? pause * 2 : longest;
+            continue;
+        }
+        if (failure.queued && failure.os_error == EWOULDBLOCK) find_holder(locks, wanted, count, &failure);
+        status = report(&failure, wait, context, error);
     }
+    leave(locks, &ticket);
     if (unwritten.os_error != 0)
         tms_log_write(locks->devices->driver->log, TMS_LOG_WARNING,
                       "%s: the id of this process could not be written to the lock file '%s': %s failed with errno %d. The "

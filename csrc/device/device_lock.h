@@ -1,11 +1,9 @@
 /* The cooperative lock of each GPU, for resume(exclusive=True): processes that use a GPU in turns.
  *
- * Each GPU has one file, locked with flock. The file is named after the GPU's UUID, so it is the same for every process,
- * regardless of CUDA_VISIBLE_DEVICES. The kernel releases the lock when its holder ends, in any way. The file is never
- * removed, because unlinking a locked file would let a second process lock a new file of that name. The directory
- * must be private (base/private_directory.h). It is TMS_LOCK_DIR, else /tmp/torch_memory_saver-<uid> (XDG_RUNTIME_DIR is
- * removed at the user's last logout, and missing in services and containers). Files have mode 0600, are opened without
- * following links, and must be regular files of this user.
+ * Each GPU has one file (lock_file.h), locked with flock. The file is named after the GPU's UUID, so it is the same for
+ * every process, regardless of CUDA_VISIBLE_DEVICES. The kernel releases the lock when its holder ends, in any way. The file
+ * is never removed, because unlinking a locked file would let a second process lock a new file of that name. Processes that
+ * wait are served in the order in which they came (device_queue.h).
  *
  * A file that is removed or replaced nevertheless is detected. A waiting process opens the file anew at each attempt. The
  * holder checks when it acquires again: it then locks the new file, or fails if another process holds that. A holder that
@@ -16,8 +14,8 @@
  * segment `exclusive`. In any case it releases the call's own counts. A segment's count is released when the segment is
  * paused or freed (free.c).
  *
- * `mutex` is a leaf. It guards counts and descriptors. It is held while a file is opened and tried, never while waiting and
- * never across a driver call. Any thread. */
+ * `mutex` is a leaf. It guards counts, descriptors and tickets. It is held while files are opened and tried, never while
+ * waiting and never across a driver call. Any thread. */
 #ifndef TMS_DEVICE_LOCK_H
 #define TMS_DEVICE_LOCK_H
 
@@ -25,11 +23,13 @@
 
 #include "base/config.h"
 #include "device/device.h"
+#include "device/device_queue.h"
 #include "device/wait.h"
 
 typedef struct tms_device_lock {
     int fd;         /* open and flock'ed while count is not 0 */
     uint64_t count; /* number of holds: calls and segments */
+    char uuid[TMS_UUID_BYTES];
 } tms_device_lock_t;
 
 typedef struct tms_device_locks {
@@ -37,6 +37,7 @@ typedef struct tms_device_locks {
     tms_devices_t *devices;
     const char *directory; /* owned by the configuration; "": the default */
     tms_device_lock_t device[TMS_MAX_DEVICES];
+    tms_device_queue_t queue;
 } tms_device_locks_t;
 
 /* Opens no file. */
@@ -48,7 +49,8 @@ void tms_device_locks_destroy(tms_device_locks_t *locks); /* releases all locks 
 void tms_device_locks_after_fork_in_child(tms_device_locks_t *locks);
 
 /* Adds one count for every device of the mask or, on failure, for none. Locks in order of UUID, and releases the acquired
- * locks while it waits for another, so that two processes cannot deadlock. Waits as `wait` allows (NULL: not at all).
+ * locks while it waits for another, so that two processes cannot deadlock. Waits as `wait` allows (NULL: not at all, and
+ * not past requests that wait).
  * TMS_DEVICE_LOCKED at the deadline; TMS_INTERRUPTED; TMS_INVALID_STATE, with errno, for an unusable directory or file; the
  * driver's error if a UUID cannot be read. A mask of 0 succeeds at once. */
 tms_status_t tms_device_locks_acquire(tms_device_locks_t *locks, tms_device_mask_t devices, tms_wait_t *wait,

@@ -34,6 +34,7 @@
     X(pread)                                                                                                                \
     X(pwrite)                                                                                                               \
     X(fsync)                                                                                                                \
+    X(futimens)                                                                                                             \
     X(stat)                                                                                                                 \
     X(lstat)                                                                                                                \
     X(fstat)                                                                                                                \

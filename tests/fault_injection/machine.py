@@ -61,6 +61,7 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
     "pread": (errno.EIO, errno.EINTR),
     "pwrite": (errno.ENOSPC, errno.EIO, errno.EINTR),
     "fsync": (errno.EIO,),
+    "futimens": (errno.EROFS,),
     "fdopendir": (errno.ENOMEM,),
     "getrandom": (errno.EAGAIN,),
     "pthread_create": (errno.EAGAIN,),

@@ -69,6 +69,7 @@ def _(world: World) -> Step:
 
 scenario("resume_with_timeout")(_resume(MMAP, timeout=0.05))
 scenario("resume_exclusive")(_resume(PINNED, exclusive=True))
+scenario("resume_exclusive_with_timeout")(_resume(PINNED, exclusive=True, timeout=0.2))  # with a ticket, if a lock is held
 
 
 @scenario("pause_with_retained_backups")

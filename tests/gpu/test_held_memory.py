@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -135,6 +136,25 @@ def test_two_processes_in_opposite_phase_take_turns(exclusive: int, tmp_path: Pa
             active, waiting = waiting, active
         active.do("check")
         active.do("pause")
+
+
+def test_who_resumes_again_comes_after_who_waits(tmp_path: Path) -> None:
+    def wait_for_ticket() -> None:
+        while not list(tmp_path.glob("*.ticket")):
+            time.sleep(0)
+
+    with two_processes(tmp_path, None) as (one, two):
+        active, waiting = one, two
+        active.do("resume", 0, 1)
+        waiting.tell("resume", PATIENCE_S, 1)
+        for _ in range(ROUNDS):
+            wait_for_ticket()
+            active.do("pause")
+            active.tell("resume", PATIENCE_S, 1)
+            assert waiting.answer() == "ok"
+            active, waiting = waiting, active
+        active.do("pause")
+        assert waiting.answer() == "ok"
 
 
 @pytest.mark.parametrize("exclusive", [0, 1], ids=["by memory", "exclusive"])

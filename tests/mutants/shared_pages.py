@@ -194,4 +194,25 @@ MUTANTS = (
             "tests/unit/python/observe/out_of_memory/test_advice.py::test_the_name_of_another_program_cannot_command_a_terminal",
         ),
     ),
+    Mutant(
+        "top-shows-processes-of-other-simulated-machines",
+        _SOURCES + "top.py",
+        "        pages = pages_on(pages, gpus)\n",
+        "        pages_on(pages, gpus)\n",
+        (_PYTHON + "test_top.py::test_without_the_bindings_of_nvml_the_gpus_are_known",),
+    ),
+    Mutant(
+        "top-knows-no-gpu-without-the-bindings",
+        "torch_memory_saver/observe/_nvml.py",
+        "found = _read_library() if self._lacks_bindings else _NO_GPUS",
+        "found = _NO_GPUS",
+        (_PYTHON + "test_top.py::test_without_the_bindings_of_nvml_the_gpus_are_known",),
+    ),
+    Mutant(
+        "the-help-of-the-screen-is-cut",
+        _SOURCES + "top_screen.py",
+        "wrapped(text, width, ",
+        "wrapped(text, 1000, ",
+        (_PYTHON + "test_top.py::test_the_help_key_shows_the_keys_until_the_next_one",),
+    ),
 )

@@ -1,12 +1,14 @@
 """The wrapper of NVML: the GPUs of the machine, the processes on them, and the share of this process.
 
-Needs the package nvidia-ml-py (extra ``nvml``). Initialises no CUDA. `Nvml` loads the library and explains its failures. Two
-threads that load it at once initialise it twice, which NVML counts. Nothing is locked.
+Needs the package nvidia-ml-py (extra ``nvml``), except for the names and the memory of the GPUs. Initialises no CUDA. `Nvml`
+loads the library and explains its failures. Two threads that load it at once initialise it twice, which NVML counts. Nothing
+is locked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import logging
 import os
@@ -29,6 +31,8 @@ logger = logging.getLogger("torch_memory_saver")
 
 #: The beginning of UUIDs.
 _GPU, _MIG = "GPU-", "MIG-"
+#: The longest name or UUID, NUL included.
+_TEXT_BYTES = 256
 _NOT_LISTED = "NVML does not list this process, as in a container that is started without --pid=host"
 
 
@@ -72,12 +76,16 @@ class Gpus:
     missing: str
 
 
+_NO_GPUS = Gpus((), "")
+
+
 class Nvml:
     """NVML, loaded at the first call and initialised until `close`. Any thread."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
         self._unavailable = ""  # why, once it is known
+        self._lacks_bindings = False
         self._handles: dict[str, Any] = {}
 
     def processes(self, uuid: str) -> list[DeviceProcess]:
@@ -103,7 +111,9 @@ class Nvml:
             with self._library() as nvml:
                 return _Reader(nvml).read(nvml.nvmlDeviceGetCount())
         except NvmlHiddenError as error:
-            return Gpus((), f"only processes with a page are shown, because {error}")
+            found = _read_library() if self._lacks_bindings else _NO_GPUS
+            reasons = [f"only processes with a page are shown, because {error}", found.missing]
+            return Gpus(found.gpus, "; ".join(reason for reason in reasons if reason))
 
     def close(self) -> None:
         """End the use of NVML. The next call initialises it again."""
@@ -130,7 +140,11 @@ class Nvml:
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError as error:
-            self._unavailable = f"NVIDIA's bindings of NVML are missing: pip install nvidia-ml-py ({error})"
+            self._lacks_bindings = True
+            self._unavailable = (
+                "NVIDIA's bindings of NVML are missing: pip install nvidia-ml-py, which is this package's extra nvml "
+                f"({error})"
+            )
             return
         try:
             nvml.nvmlInit()
@@ -268,6 +282,88 @@ class _Reader:
             processes=tuple(processes),
             mig=mig,
         )
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Library:
+    """The functions of the module pynvml that tell the names and the memory of GPUs, from the driver's library itself. It
+    lists no processes and no MIG devices, whose structures depend on the release of the driver.
+
+    Raises:
+        OSError: There is no driver, or it has no NVML.
+    """
+
+    class NVMLError(Exception):
+        """A call that failed."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+
+    def nvmlInit(self) -> None:
+        self._call("nvmlInit_v2")
+
+    def nvmlShutdown(self) -> None:
+        self._call("nvmlShutdown")
+
+    def nvmlDeviceGetCount(self) -> int:
+        count = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        return count.value
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+        return handle
+
+    def nvmlDeviceGetMemoryInfo(self, handle: ctypes.c_void_p) -> _Memory:
+        memory = _Memory()
+        self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        return memory
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _handle: ctypes.c_void_p) -> list[Any]:
+        return []
+
+    def nvmlDeviceGetUUID(self, handle: ctypes.c_void_p) -> bytes:
+        return self._text("nvmlDeviceGetUUID", handle)
+
+    def nvmlDeviceGetName(self, handle: ctypes.c_void_p) -> bytes:
+        return self._text("nvmlDeviceGetName", handle)
+
+    def _text(self, name: str, handle: ctypes.c_void_p) -> bytes:
+        text = ctypes.create_string_buffer(_TEXT_BYTES)
+        self._call(name, handle, text, ctypes.c_uint(_TEXT_BYTES))
+        return text.value
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        try:
+            result = int(getattr(self._library, name)(*arguments))
+        except AttributeError:
+            raise self.NVMLError(f"the driver has no {name}") from None
+        if result:
+            raise self.NVMLError(f"{name} failed with {result}")
+
+
+def _read_library() -> Gpus:
+    """Return what the driver's library says without NVIDIA's bindings."""
+    try:
+        nvml = _Library()
+        nvml.nvmlInit()
+    except OSError:  # as on a machine without a GPU
+        return _NO_GPUS
+    except _Library.NVMLError as error:
+        return Gpus((), f"NVML cannot be used: {error}")
+    try:
+        return _Reader(nvml).read(nvml.nvmlDeviceGetCount())
+    except _Library.NVMLError as error:
+        return Gpus((), f"NVML fails: {error}")
+    finally:
+        with contextlib.suppress(_Library.NVMLError):  # nothing depends on it
+            nvml.nvmlShutdown()
 
 
 def _text(value: str | bytes) -> str:

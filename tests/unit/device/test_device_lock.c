@@ -2,6 +2,8 @@
  * runs in a process of its own and forks before it uses the driver, because a forked child could not use it afterwards. */
 #include "support/device_lock_fixture.h"
 
+static int questions;
+
 /* ---- bodies ---- */
 
 static void count_per_device(void) {

@@ -1,6 +1,8 @@
 /* Guards the files of the device locks: hostile, removed and replaced ones, their record of the holder, and their names. */
 #include "support/device_lock_fixture.h"
 
+static int questions;
+
 /* ---- bodies ---- */
 
 static void refuse(const char *directory, int os_error, const char *part) {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from torch_memory_saver import _startup
 from torch_memory_saver._cli.output import width, write_line
 from torch_memory_saver._text import printable
 
@@ -61,13 +63,16 @@ def _sleep(seconds: float) -> None:
 
 
 def look() -> View:
-    """Return a view of the memory that processes hold now."""
+    """Return a view of the memory that processes hold now. On a simulated machine, processes of other machines are left
+    out."""
     from torch_memory_saver.observe._nvml import read_gpus
     from torch_memory_saver.observe._processes.names import command_name, user_of
     from torch_memory_saver.observe._processes.shared_pages import read_pages
-    from torch_memory_saver.observe._processes.view import Program, make_view
+    from torch_memory_saver.observe._processes.view import Program, make_view, pages_on
 
     pages, gpus = read_pages(), read_gpus()
+    if os.environ.get(_startup.SIMULATED) and gpus.gpus:
+        pages = pages_on(pages, gpus)
     pids = {page.pid for page in pages.pages if not page.foreign}
     pids |= {process.pid for gpu in gpus.gpus for process in gpu.processes}
     programs = {pid: Program(command_name(pid), user_of(pid)) for pid in pids}

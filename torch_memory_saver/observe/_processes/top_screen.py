@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from torch_memory_saver._text import wrapped
 from torch_memory_saver.observe._processes.names import cut, width_of
 from torch_memory_saver.observe._processes.table import ORDERS, Line, lines_of
 
@@ -31,19 +32,21 @@ _ESCAPE_DELAY_MS = 25
 _TICK_S = 0.25
 _STYLES = {"gpu": curses.A_BOLD, "heading": curses.A_REVERSE, "tag": curses.A_DIM}
 _HELP = "q quit  s sort  / filter  + - interval  arrows scroll  ? help"
-#: What the help key shows instead of the processes, until the next key.
-_KEYS = f"""
-q        quit
-s        sort the processes by the next of {", ".join(ORDERS)}
-/        show only processes whose number, name or a tag contains the text that follows; Enter ends it, Esc clears it
-+ -      look less often, or more often
-arrows, Page Up, Page Down, Home, End   scroll
-?        this help; any key ends it
-
-A GPU's line says what is in use on it and who holds it. Below a process are its tags.
-resident   memory that is on the GPU        paused   memory that was released and keeps its addresses
-backups    host memory, files and shared objects with the contents of what is paused
-""".strip().splitlines()
+#: What the help key shows instead of the processes, until the next key: what is explained, and the text.
+_KEYS = (
+    ("q", "quit"),
+    ("s", f"sort the processes by the next of {', '.join(ORDERS)}"),
+    ("/", "show only processes whose number, name or a tag contains the text that follows; Enter ends it, Esc clears it"),
+    ("+ -", "look less often, or more often"),
+    ("arrows", "scroll, as do Page Up, Page Down, Home and End"),
+    ("?", "this help; any key ends it"),
+    ("", ""),
+    ("", "A GPU's lines say what is in use on it and who holds it. Below a process are its tags."),
+    ("resident", "memory that is on the GPU"),
+    ("paused", "memory that was released and keeps its addresses"),
+    ("backup", "host memory, files and shared objects with the contents of what is paused"),
+)
+_KEY_WIDTH = 9
 #: The first line and the last.
 _FRAME_LINES = 2
 _TERMINATED = 128
@@ -89,6 +92,14 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _help_lines(width: int) -> list[Line]:
+    lines: list[Line] = []
+    for key, text in _KEYS:
+        column = _KEY_WIDTH if key else 0
+        lines += [Line(part, "") for part in wrapped(text, width, " " * column, f"{key:<{column}}") or [""]]
+    return lines
 
 
 class _Screen:
@@ -151,10 +162,7 @@ class _Screen:
 
     def _draw(self, view: View) -> None:
         height, width = self._window.getmaxyx()
-        if self._helping:
-            lines = [Line(text, "") for text in _KEYS]
-        else:
-            lines = lines_of(view, width, sort=self._sort, pattern=self._pattern)
+        lines = _help_lines(width) if self._helping else lines_of(view, width, sort=self._sort, pattern=self._pattern)
         self._top = max(min(self._top, len(lines) - (height - _FRAME_LINES)), 0)
         title = f"torch_memory_saver top  {time.strftime('%H:%M:%S')}  every {self._interval:g} s  sorted by {self._sort}"
         shown = lines[self._top : self._top + max(height - _FRAME_LINES, 0)]

@@ -11,7 +11,18 @@ from torch_memory_saver._text import binary_size
 from torch_memory_saver.observe._nvml import DeviceProcess, Gpu, Gpus
 from torch_memory_saver.observe._processes.shared_pages import Page, PageDevice, Pages, Row
 
-__all__ = ["FORMAT", "GpuView", "ProcessView", "Program", "StoreView", "TagView", "View", "as_json", "make_view"]
+__all__ = [
+    "FORMAT",
+    "GpuView",
+    "ProcessView",
+    "Program",
+    "StoreView",
+    "TagView",
+    "View",
+    "as_json",
+    "make_view",
+    "pages_on",
+]
 
 #: Version of the format of :func:`as_json`. It increases with each change that breaks a reader.
 FORMAT = 1
@@ -176,6 +187,13 @@ def make_view(
     notes += [f"{path} is not shown: {why}" for path, why in {**pages.unreadable, **(unreadable or {})}.items()]
     notes += [_not_shown(page, row) for page in pages.pages for row in page.rows if not _has_known_gpu(page, row)]
     return View(tuple(views), store, tuple(notes))
+
+
+def pages_on(pages: Pages, gpus: Gpus) -> Pages:
+    """Return the pages without those of processes that use other GPUs only."""
+    known = {_key(gpu.uuid) for gpu in gpus.gpus}
+    kept = (page for page in pages.pages if not page.devices or any(_key(device.uuid) in known for device in page.devices))
+    return dataclasses.replace(pages, pages=tuple(kept))
 
 
 def as_json(view: View) -> dict[str, Any]:

@@ -166,12 +166,6 @@ static void end_holder(holder_t *holder) {
     holder->process = 0;
 }
 
-/* ---- bodies ---- */
-
-static int questions;
-
-/* ---- the holder in a file ---- */
-
 static void in_own_process(void **state) { assert_exits((void (*)(void))(uintptr_t)*state); }
 
 #define LOCKS(body) {"locks_" #body, in_own_process, make, release, (void *)(uintptr_t)(body)}

@@ -6,10 +6,14 @@ import builtins
 import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from torch_memory_saver.observe._nvml import DeviceProcess, read_gpus
+
+#: Functions of the driver's library.
+LIBRARY = ("nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetCount_v2")
 
 
 class FakeNvml:
@@ -145,5 +149,17 @@ def test_without_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", fail)
     monkeypatch.setattr("importlib.import_module", fail)
+    monkeypatch.setattr("ctypes.CDLL", Mock(side_effect=OSError))
     found = read_gpus()
     assert found.gpus == () and "pip install nvidia-ml-py" in found.missing
+    library = Mock(**{f"{name}.return_value": 0 for name in LIBRARY})
+    monkeypatch.setattr("ctypes.CDLL", Mock(return_value=library))
+    library.nvmlInit_v2.return_value = 9
+    found = read_gpus()
+    assert found.gpus == () and found.missing.endswith("(pynvml); NVML cannot be used: nvmlInit_v2 failed with 9")
+    assert not library.nvmlShutdown.called
+    library.nvmlInit_v2.return_value = 0
+    library.nvmlDeviceGetCount_v2.return_value = 15
+    found = read_gpus()
+    assert found.gpus == () and found.missing.endswith("(pynvml); NVML fails: nvmlDeviceGetCount_v2 failed with 15")
+    assert library.nvmlShutdown.call_count == 1

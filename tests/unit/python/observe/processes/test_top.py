@@ -113,10 +113,8 @@ def test_a_pipe_gets_one_table_after_the_other(job: Job) -> None:
     top.stderr.close()
 
 
-def test_on_simulated_gpus_nvml_says_what_others_use(tmp_path: Path) -> None:
-    """Under `simulate` all processes share the simulated GPUs, and NVML is the simulated one."""
-    pytest.importorskip("pynvml")
-    text = """
+#: A process that holds 6 MiB of GPU 1 as managed memory, and another one that holds 10 MiB, and what `top` says.
+ON_SIMULATED_GPUS = """
 import ctypes, json, os, subprocess, sys
 from torch_memory_saver import _core
 address = _core.allocate(6 << 20, 1)
@@ -132,23 +130,23 @@ assert other.stdout.readline() == "ready\\n"
 done = subprocess.run([sys.executable, "-m", "torch_memory_saver", "top", "--once", "--json"], stdout=subprocess.PIPE)
 data = json.loads(done.stdout)
 other.communicate()
-assert data["notes"] == [], data
 first, second = data["gpus"]
 assert (first["index"], first["used_bytes"], first["processes"]) == (0, 0, []), data
+assert (second["index"], second["name"]) == (1, "Simulated GPU"), data
 mib = 1 << 20
 assert [second[name] // mib for name in ("total_bytes", "used_bytes", "free_bytes", "resident_bytes", "other_bytes")] == [
     64, 16, 48, 6, 10], data
 rows = {row["pid"]: row for row in second["processes"]}
-assert set(rows) == {os.getpid(), other.pid}
-assert (rows[os.getpid()]["managed"], rows[os.getpid()]["used_bytes"]) == (True, 6 * mib)
-assert (rows[other.pid]["managed"], rows[other.pid]["used_bytes"]) == (False, 10 * mib)
-assert rows[other.pid]["name"], "from /proc"
 """
-    variables = environment(False, TMS_SHARED_PAGE=str(tmp_path), CUDA_VISIBLE_DEVICES="0,1")
+
+
+def run_on_simulated_gpus(text: str, pages: Path, *paths: Path) -> None:
+    variables = environment(False, TMS_SHARED_PAGE=str(pages), CUDA_VISIBLE_DEVICES="0,1")
     del variables["TMS_SIMULATED_MEMORY"], variables["TMS_CUDA_DRIVER"]
+    variables["PYTHONPATH"] = os.pathsep.join([*map(str, paths), variables["PYTHONPATH"]])
     simulated = [sys.executable, "-m", "torch_memory_saver", "simulate", "--devices", "2", "--memory", "64MiB", "--"]
     done = subprocess.run(
-        [*simulated, sys.executable, "-c", text],
+        [*simulated, sys.executable, "-c", ON_SIMULATED_GPUS + text],
         env=variables,
         cwd=ELSEWHERE,
         capture_output=True,
@@ -157,6 +155,32 @@ assert rows[other.pid]["name"], "from /proc"
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_on_simulated_gpus_nvml_says_what_others_use(tmp_path: Path) -> None:
+    """Under `simulate` all processes share the simulated GPUs, and NVML is the simulated one."""
+    pytest.importorskip("pynvml")
+    text = """
+assert data["notes"] == [], data
+assert set(rows) == {os.getpid(), other.pid}
+assert (rows[os.getpid()]["managed"], rows[os.getpid()]["used_bytes"]) == (True, 6 * mib)
+assert (rows[other.pid]["managed"], rows[other.pid]["used_bytes"]) == (False, 10 * mib)
+assert rows[other.pid]["name"], "from /proc"
+"""
+    run_on_simulated_gpus(text, tmp_path)
+
+
+def test_without_the_bindings_of_nvml_the_gpus_are_known(job: Job, tmp_path: Path) -> None:
+    """The job is on another simulated machine, and is not shown."""
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "pynvml.py").write_text("raise ImportError('blocked')\n")
+    text = f"""
+assert list(rows) == [os.getpid()] and rows[os.getpid()]["used_bytes"] is None, data
+(note,) = data["notes"]
+assert "pip install nvidia-ml-py, which is this package's extra nvml (blocked)" in note
+assert os.path.exists({str(job.directory)!r}) and os.environ["TMS_SHARED_PAGE"] == {str(job.directory)!r}
+"""
+    run_on_simulated_gpus(text, job.directory, tmp_path / "blocked")
 
 
 # In a terminal.
@@ -265,10 +289,11 @@ def test_the_interval_has_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert intervals == [1.0, 0.5, 0.2, 0.1, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 60.0]
 
 
-def test_the_help_key_shows_the_keys_until_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_help_key_shows_the_keys_until_the_next_one(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setattr("curses.curs_set", lambda _: None)
     window = Mock()
-    window.getmaxyx.return_value = (24, 100)
+    window.getmaxyx.return_value = (24, width)
     screen = top_screen._Screen(window, Mock(), 1.5, "memory", "")
     view = View((), None, ())
     shown = []
@@ -278,6 +303,9 @@ def test_the_help_key_shows_the_keys_until_the_next_one(monkeypatch: pytest.Monk
         shown.append("\n".join(call.args[2].rstrip() for call in window.addstr.call_args_list))
         window.addstr.reset_mock()
     assert "s        sort the processes by the next of memory, paused, pid, name, failures" in shown[0]
+    words = " ".join(shown[0].split())
+    for _, text in top_screen._KEYS:
+        assert text in words, "nothing is cut"
     assert "sort the processes" not in shown[1] and not screen._obey("q")
 
 

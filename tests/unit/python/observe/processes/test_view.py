@@ -9,7 +9,7 @@ from made_pages import MIB, make_page, make_row
 
 from torch_memory_saver.observe._nvml import DeviceProcess, Gpu, Gpus
 from torch_memory_saver.observe._processes.shared_pages import Pages
-from torch_memory_saver.observe._processes.view import Program, StoreView, as_json, make_view
+from torch_memory_saver.observe._processes.view import Program, StoreView, as_json, make_view, pages_on
 
 S = 1_000_000_000
 
@@ -73,6 +73,16 @@ def test_without_nvml_totals_come_from_the_driver_of_a_process() -> None:
     assert (only.used_bytes, only.free_bytes, only.other_bytes) == (None, None, None)
     assert only.processes[0].used_bytes is None
     assert view.notes == ("why",)
+
+
+def test_pages_of_processes_on_other_gpus_only_are_left_out() -> None:
+    row = make_row("a", resident_bytes=MIB)
+    here, there, both = (
+        make_page(pid, row, uuids=uuids) for pid, uuids in ((10, ("GPU-0",)), (11, ("GPU-8",)), (12, ("GPU-8", "GPU-1")))
+    )
+    unknown = make_page(13, row, uuids=())
+    found = pages_on(Pages((here, there, both, unknown), {"/x": "why"}), Gpus((gpu(0), gpu(1)), ""))
+    assert found == Pages((here, both, unknown), {"/x": "why"})
 
 
 def test_a_process_of_another_namespace_is_not_the_one_with_its_number() -> None:
