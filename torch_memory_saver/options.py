@@ -83,8 +83,18 @@ def _one_of(names: Iterable[str]) -> str:
     return f"{', '.join(rest)} or {last}"
 
 
+def _is_tensor(tag: object) -> bool:
+    """Return whether `tag` is a tensor of PyTorch, whose contents must not be read for a message: they may be paused."""
+    return hasattr(type(tag), "__torch_function__")
+
+
 def check_tag(tag: object) -> str:
     """Return the tag if it is a valid one: a non-empty str that UTF-8 can encode, without NUL."""
+    if _is_tensor(tag):
+        raise InvalidArgumentError(
+            f"a tag must be a str, not {type(tag).__name__}: memory is selected by tags. torch_memory_saver.tag_of(tensor) "
+            "returns the tag of a tensor, which selects all memory of the tag"
+        )
     if not isinstance(tag, str):
         raise InvalidArgumentError(f"a tag must be a str, not {type(tag).__name__}: {tag!r}")
     if not tag:
@@ -114,6 +124,8 @@ def check_tags(tags: object) -> tuple[str, ...] | None:
             )
             return None
         return (check_tag(tags),)
+    if _is_tensor(tags):
+        check_tag(tags)
     if isinstance(tags, (bytes, bytearray)) or not isinstance(tags, Iterable):
         raise InvalidArgumentError(f"tag must be None, a str or an iterable of str, not {type(tags).__name__}: {tags!r}")
     return tuple(dict.fromkeys(check_tag(tag) for tag in tags))

@@ -130,7 +130,7 @@ class Nvml:
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError as error:
-            self._unavailable = f"NVIDIA's bindings of NVML are missing: pip install nvidia-ml-py ({error})"
+            self._unavailable = f"NVIDIA's bindings of NVML are missing ({error}): pip install nvidia-ml-py, the extra nvml"
             return
         try:
             nvml.nvmlInit()

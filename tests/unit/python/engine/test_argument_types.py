@@ -91,3 +91,20 @@ def test_what_a_flag_selects_is_in_force(saver: TorchMemorySaver, fake_torch: Fa
 def test_other_options_of_a_pause_name_the_value(saver: TorchMemorySaver, fake_torch: FakeTorch, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=name):
         saver.pause(**{name: NoTruth()})
+
+
+class UnreadableTensor:
+    """Stands for a paused tensor of PyTorch, whose contents must not be read."""
+
+    __torch_function__ = None
+
+    def __repr__(self) -> str:
+        raise AssertionError("the contents are read")
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_tensor_in_place_of_a_tag_points_to_tag_of(saver: TorchMemorySaver, as_list: bool) -> None:
+    tag: Any = [UnreadableTensor()] if as_list else UnreadableTensor()
+    for call in (saver.pause, saver.resume, saver.stats):
+        with pytest.raises(InvalidArgumentError, match=r"not UnreadableTensor.*torch_memory_saver\.tag_of\(tensor\)"):
+            call(tag)
