@@ -59,6 +59,13 @@ _OPERATORS = (
         (f"{_UNIT}/test_operators.c",),
     ),
     Mutant(
+        "a-lost-device-stays-lost-for-the-next-test",
+        "csrc/simulator/control/control.c",
+        "        device->lost = device->primary.error = CUDA_SUCCESS;\n",
+        "        device->lost = CUDA_SUCCESS;\n",
+        (f"{_UNIT}/test_operators.c",),
+    ),
+    Mutant(
         "a-fault-that-no-program-reads-is-silent",
         "csrc/simulator/control/life.c",
         "    sim_access_end();\n",

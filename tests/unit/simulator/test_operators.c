@@ -423,6 +423,23 @@ static void a_copy_of_paused_memory_is_explained_at_the_call(void **state) {
     forget_everything();
 }
 
+static void a_lost_device_recovers_for_the_next_test(void **state) {
+    block_t block = make_block(0, GRANULE), kept = make_block(0, GRANULE);
+    char text[TEXT_BYTES];
+    (void)state;
+    ASSERT_CUDA(CALL(cuMemsetD8_v2, kept.address, 7, GRANULE));
+    assert_int_equal(CALL(recover), 0);
+    unmap_block(&block);
+    fail_on(&block, text, sizeof text);
+    ASSERT_RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, CALL(cuCtxSynchronize));
+    assert_int_equal(CALL(recover), CUDA_ERROR_ILLEGAL_ADDRESS);
+    assert_int_equal(CALL(recover), 0);
+    ASSERT_CUDA(CALL(cuCtxSynchronize));
+    assert_bytes(kept.address, GRANULE, 7);
+    assert_string_equal(CALL(cudaGetErrorString, CUDA_ERROR_ILLEGAL_ADDRESS), "an illegal memory access was encountered");
+    forget_everything();
+}
+
 static void without_a_manager_a_message_names_the_operator(void **state) {
     block_t block = make_block(0, GRANULE);
     char text[TEXT_BYTES];
@@ -492,6 +509,7 @@ int main(void) {
         OPERATOR_TEST(a_graph_draws_again_at_every_launch),
         OPERATOR_TEST(a_message_names_the_operator_the_tag_and_the_time_of_the_pause),
         OPERATOR_TEST(a_copy_of_paused_memory_is_explained_at_the_call),
+        OPERATOR_TEST(a_lost_device_recovers_for_the_next_test),
         OPERATOR_TEST(without_a_manager_a_message_names_the_operator),
         OPERATOR_TEST(a_forked_child_does_not_have_the_socket),
     };
