@@ -23,7 +23,8 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -431,6 +432,16 @@ PAUSE_TABLE = _Table(_core.PAUSE_OPTIONS)
 RESUME_TABLE = _Table(_core.RESUME_OPTIONS)
 
 
+@contextmanager
+def _errors_of(operation: str) -> Iterator[None]:
+    """Give the errors of arguments the name of the operation that they were passed to."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        error.operation = error.operation or operation
+        raise
+
+
 class PauseOptions(NamedTuple):
     """The checked options of a pause.
 
@@ -455,8 +466,9 @@ class PauseOptions(NamedTuple):
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.pause`.
         """
-        tags = select_tags(tag)
-        own, core = PAUSE_TABLE.check(given)
+        with _errors_of("pause"):
+            tags = select_tags(tag)
+            own, core = PAUSE_TABLE.check(given)
         return cls(tags, time.monotonic() + own["timeout"], core, own["live_only"], own["if_shared"])
 
     @property
@@ -498,13 +510,15 @@ class ResumeOptions(NamedTuple):
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.resume`, or ``progress`` without
                 ``wait``.
         """
-        tags = select_tags(tag)
-        own, core = RESUME_TABLE.check(given)
+        with _errors_of("resume"):
+            tags = select_tags(tag)
+            own, core = RESUME_TABLE.check(given)
         seconds = core.get("timeout", 0.0)
         options = cls(tags, time.monotonic() + seconds if seconds else math.inf, core, own["wait"])
         if "progress" in core and not options.wait:
             raise InvalidArgumentError(
-                "progress needs a call that waits, because it is called on the calling thread: leave out wait=False"
+                "progress needs a call that waits, because it is called on the calling thread: leave out wait=False",
+                operation="resume",
             )
         return options
 
