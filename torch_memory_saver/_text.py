@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 __all__ = [
     "binary_size",
     "counted",
+    "duration",
     "forget_warnings",
+    "joined",
     "mebibytes",
     "printable",
     "signed_mebibytes",
@@ -75,6 +77,17 @@ def with_points(message: str, *points: str) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number of things, such as "1 block" or "2 blocks". `noun`: regular, in the singular."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it, such as "7.8 ms" or "1.25 s"."""
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def joined(names: Iterable[str]) -> str:
+    """Return names as a part of a sentence, such as "a, b and c"."""
+    *others, last = map(printable, names)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def printable(text: str) -> str:

@@ -47,6 +47,9 @@ class NcclHook:
         self._registrations.append(register_hook("resume", tag, "after", self._after_resume))
         nccl_communicators.add_handles(self._groups or ())
 
+    def __str__(self) -> str:
+        return f"{self._registrations[0]}; suspended now: {', '.join(self._suspended) or 'none'}"
+
     @property
     def suspended(self) -> tuple[str, ...]:
         """The names of the communicators that this hook has suspended, in the order in which they were suspended.

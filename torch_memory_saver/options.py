@@ -23,7 +23,8 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -83,8 +84,18 @@ def _one_of(names: Iterable[str]) -> str:
     return f"{', '.join(rest)} or {last}"
 
 
+def _is_tensor(tag: object) -> bool:
+    """Return whether `tag` is a tensor of PyTorch, whose contents must not be read for a message: they may be paused."""
+    return hasattr(type(tag), "__torch_function__")
+
+
 def check_tag(tag: object) -> str:
     """Return the tag if it is a valid one: a non-empty str that UTF-8 can encode, without NUL."""
+    if _is_tensor(tag):
+        raise InvalidArgumentError(
+            f"a tag must be a str, not {type(tag).__name__}: memory is selected by tags. torch_memory_saver.tag_of(tensor) "
+            "returns the tag of a tensor, which selects all memory of the tag"
+        )
     if not isinstance(tag, str):
         raise InvalidArgumentError(f"a tag must be a str, not {type(tag).__name__}: {tag!r}")
     if not tag:
@@ -114,6 +125,8 @@ def check_tags(tags: object) -> tuple[str, ...] | None:
             )
             return None
         return (check_tag(tags),)
+    if _is_tensor(tags):
+        check_tag(tags)
     if isinstance(tags, (bytes, bytearray)) or not isinstance(tags, Iterable):
         raise InvalidArgumentError(f"tag must be None, a str or an iterable of str, not {type(tags).__name__}: {tags!r}")
     return tuple(dict.fromkeys(check_tag(tag) for tag in tags))
@@ -419,6 +432,16 @@ PAUSE_TABLE = _Table(_core.PAUSE_OPTIONS)
 RESUME_TABLE = _Table(_core.RESUME_OPTIONS)
 
 
+@contextmanager
+def _errors_of(operation: str) -> Iterator[None]:
+    """Give the errors of arguments the name of the operation that they were passed to."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        error.operation = error.operation or operation
+        raise
+
+
 class PauseOptions(NamedTuple):
     """The checked options of a pause.
 
@@ -443,8 +466,9 @@ class PauseOptions(NamedTuple):
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.pause`.
         """
-        tags = select_tags(tag)
-        own, core = PAUSE_TABLE.check(given)
+        with _errors_of("pause"):
+            tags = select_tags(tag)
+            own, core = PAUSE_TABLE.check(given)
         return cls(tags, time.monotonic() + own["timeout"], core, own["live_only"], own["if_shared"])
 
     @property
@@ -486,13 +510,15 @@ class ResumeOptions(NamedTuple):
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.resume`, or ``progress`` without
                 ``wait``.
         """
-        tags = select_tags(tag)
-        own, core = RESUME_TABLE.check(given)
+        with _errors_of("resume"):
+            tags = select_tags(tag)
+            own, core = RESUME_TABLE.check(given)
         seconds = core.get("timeout", 0.0)
         options = cls(tags, time.monotonic() + seconds if seconds else math.inf, core, own["wait"])
         if "progress" in core and not options.wait:
             raise InvalidArgumentError(
-                "progress needs a call that waits, because it is called on the calling thread: leave out wait=False"
+                "progress needs a call that waits, because it is called on the calling thread: leave out wait=False",
+                operation="resume",
             )
         return options
 

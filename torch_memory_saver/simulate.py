@@ -123,10 +123,7 @@ def environment(
     result["TMS_CUDA_DRIVER"] = str(simulator)
     result[_OWN_VARIABLES + "DEVICES"] = str(devices)
     result[_OWN_VARIABLES + "VISIBLE"] = "1"
-    size = _size(memory)
-    if size < _LEAST_MEMORY:
-        raise InvalidArgumentError(f"a simulated device has at least 2 MiB, not {size} bytes: write a unit, such as 8GiB")
-    result[_OWN_VARIABLES + "MEMORY"] = str(size)
+    result[_OWN_VARIABLES + "MEMORY"] = str(memory_of_a_device(memory))
     # Python imports sitecustomize from this folder when it starts.
     others = result.get("PYTHONPATH", "").split(os.pathsep)
     result["PYTHONPATH"] = _join("PYTHONPATH", [Path(_startup.FOLDER)], others)
@@ -231,6 +228,18 @@ def _check_libraries(libraries: Sequence[Path]) -> None:
 
 def _size(value: int | str) -> int:
     return parse_bytes(str(value))
+
+
+def memory_of_a_device(memory: int | str) -> int:
+    """Return the bytes of each simulated device.
+
+    Raises:
+        InvalidArgumentError: `memory` is not a size, or is too small.
+    """
+    size = _size(memory)
+    if size < _LEAST_MEMORY:
+        raise InvalidArgumentError(f"a simulated device has at least 2 MiB, not {size} bytes: write a unit, such as 8GiB")
+    return size
 
 
 def _writable(trace: str | os.PathLike[str]) -> str:

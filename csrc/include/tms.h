@@ -108,6 +108,8 @@ typedef struct tms_export {
     int32_t descriptor;
 } tms_export_t;
 
+enum { TMS_REPORT_TAGS = 4 };
+
 /* The report that one pause or resume returns. */
 typedef struct tms_report {
     uint64_t allocations;  /* number of allocations that changed state */
@@ -115,7 +117,9 @@ typedef struct tms_report {
     uint64_t copied_bytes; /* bytes copied to or from backups */
     uint64_t unknown_tags; /* tags in the selection that no allocation ever had */
     double seconds;
-    uint64_t unchanged_bytes; /* a pause: bytes that were not copied, because a retained backup has them already */
+    uint64_t unchanged_bytes;          /* a pause: bytes that were not copied, because a retained backup has them already */
+    const char *tags[TMS_REPORT_TAGS]; /* names of the first tags of these allocations, valid for good; the rest is NULL */
+    uint64_t tag_bytes[TMS_REPORT_TAGS]; /* the part of `bytes` that each of these tags has */
 } tms_report_t;
 
 /* A line of the log. Its text does not have the prefix that lines on stderr have. */

@@ -42,6 +42,7 @@ static PyStructSequence_Field report_fields[] = {{"allocations", "that changed s
                                                  {"unknown_tags", "tags of the call that no allocation ever had"},
                                                  {"seconds", "of the native part of the call"},
                                                  {"unchanged_bytes", "in retained backups already"},
+                                                 {"bytes_by_tag", "of the first TMS_REPORT_TAGS tags"},
                                                  {NULL, NULL}};
 static PyStructSequence_Field tag_info_fields[] = {{"paused", "allocations that are not active"},
                                                    {"epoch", "pauses that ever changed one"},
@@ -100,7 +101,7 @@ static PyStructSequence_Desc descriptions[TMS_PY_ROWS] = {
     [TMS_PY_SEGMENT] = {"torch_memory_saver._core.Segment", "An allocation.", segment_fields, 11},
     [TMS_PY_USAGE] = {"torch_memory_saver._core.Usage", "Allocations of a tag or a device.", usage_fields, 11},
     [TMS_PY_EXPORT] = {"torch_memory_saver._core.Export", "Exported physical memory.", export_fields, 5},
-    [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 6},
+    [TMS_PY_REPORT] = {"torch_memory_saver._core.Report", "What a pause or resume did.", report_fields, 7},
     [TMS_PY_TAG_INFO] = {"torch_memory_saver._core.TagInfo", "How far a tag is paused.", tag_info_fields, 3},
     [TMS_PY_DEVICE_MEMORY] = {"torch_memory_saver._core.DeviceMemory", "A device's memory.", device_memory_fields, 2},
     [TMS_PY_DEVICE_INFO] = {"torch_memory_saver._core.DeviceInfo", "What a device is.", device_info_fields, 2},
@@ -178,10 +179,24 @@ PyObject *tms_py_export(PyObject *module, const tms_export_t *exported) {
     return make(module, TMS_PY_EXPORT, values);
 }
 
+static PyObject *bytes_by_tag(const tms_report_t *report) {
+    PyObject *sums = PyDict_New();
+
+    for (int i = 0; sums && i < TMS_REPORT_TAGS && report->tags[i]; i++) {
+        PyObject *tag = tms_py_text(report->tags[i]), *bytes = number(report->tag_bytes[i]);
+        if (!tag || !bytes || PyDict_SetItem(sums, tag, bytes) < 0) Py_CLEAR(sums);
+        Py_XDECREF(tag);
+        Py_XDECREF(bytes);
+    }
+    return sums;
+}
+
 PyObject *tms_py_report(PyObject *module, const tms_report_t *report) {
     PyObject *values[MOST_FIELDS] = {number(report->allocations),         number(report->bytes),
                                      number(report->copied_bytes),        number(report->unknown_tags),
                                      PyFloat_FromDouble(report->seconds), number(report->unchanged_bytes)};
+
+    values[6] = bytes_by_tag(report);
 
     return make(module, TMS_PY_REPORT, values);
 }

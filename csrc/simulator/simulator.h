@@ -175,5 +175,9 @@ TMS_SIM_EXPORT void tms_sim_wait_until_synchronizing(void);
 /* Sets the sticky error of a device's context to `code` (CUDA_ERROR_ILLEGAL_ADDRESS, ...), as a fault does. The error
  * lasts until the context is destroyed. After that the device is unavailable until tms_sim_reset. */
 TMS_SIM_EXPORT void tms_sim_lose_device(int device, int code);
+/* Gives lost devices back to the process, which no real GPU does: clears the sticky errors of primary contexts. Memory keeps
+ * its contents, and queued work is lost. Returns the first of these errors, or 0. The pytest plugin calls it between tests,
+ * when the devices are idle. */
+TMS_SIM_EXPORT int tms_sim_recover(void);
 
 #endif

@@ -73,6 +73,13 @@ MUTANTS = (
         (_PHASES,),
     ),
     Mutant(
+        "a-report-has-no-bytes-by-tag",
+        "csrc/core/transition/observers.c",
+        "        t->report->tag_bytes[i] = moved->bytes[i];\n",
+        "",
+        ("tests/unit/python/engine/test_printed.py",),
+    ),
+    Mutant(
         "only-the-first-observer-is-notified",
         "csrc/core/transition/observers.c",
         "i < sizeof observers / sizeof *observers",

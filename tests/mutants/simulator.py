@@ -59,6 +59,20 @@ _OPERATORS = (
         (f"{_UNIT}/test_operators.c",),
     ),
     Mutant(
+        "a-lost-device-stays-lost-for-the-next-test",
+        "csrc/simulator/control/control.c",
+        "        device->lost = device->primary.error = CUDA_SUCCESS;\n",
+        "        device->lost = CUDA_SUCCESS;\n",
+        (f"{_UNIT}/test_operators.c",),
+    ),
+    Mutant(
+        "a-fault-that-no-program-reads-is-silent",
+        "csrc/simulator/control/life.c",
+        "    sim_access_end();\n",
+        "",
+        ("tests/unit/preload/test_memory.py::test_a_device_without_access_is_named_by_the_simulated_gpu",),
+    ),
+    Mutant(
         "a-later-failure-is-explained-by-an-earlier-access",
         "csrc/simulator/control/entry.c",
         "    if (result != CUDA_SUCCESS) thread->refused_access[0] = '\\0';\n",

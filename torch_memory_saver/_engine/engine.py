@@ -167,6 +167,7 @@ class Engine:
     def __init__(self, hook_mode: str = "auto") -> None:
         warn_of_unknown_variables()
         preload.warn_of_another_package()
+        preload.warn_of_ignored_library()
         self.hook_mode = preload.resolve_hook_mode(check_hook_mode(hook_mode))
         _close_at_exit()
         self._find_torch: Callable[[], TorchCuda | None] = layer.loaded if _core.preloaded else layer.require

@@ -48,6 +48,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
+from torch_memory_saver._text import joined
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError
 from torch_memory_saver.options import PauseOptions, ResumeOptions, check_callback, check_tags, select_tags
@@ -126,8 +127,12 @@ class Hook:
 class HookHandle:
     """A registered callback or hook, which lives until it is removed."""
 
-    def __init__(self, remove: Callable[[], None]) -> None:
+    def __init__(self, remove: Callable[[], None], what: str) -> None:
         self._remove = remove
+        self._what = what
+
+    def __str__(self) -> str:
+        return self._what
 
     def remove(self) -> None:
         """End the registration.
@@ -136,6 +141,7 @@ class HookHandle:
         ``before`` that was called.
         """
         self._remove()
+        self._what = f"removed: {self._what.removeprefix('removed: ')}"
 
 
 _WHEN = ("before", "after")
@@ -200,7 +206,7 @@ def register(
             raise InvalidArgumentError("a Hook has its callbacks as methods: pass no others with it")
         for method in (when.before, when.after, when.cancelled):
             check_callback("a method of the hook", method)
-        return _add(operation, _Registered(tags, type(when).__qualname__, when.before, when.after, when.cancelled))
+        return _add(operation, _Registered(tags, type(when).__qualname__, when.before, when.after, when.cancelled), "around")
     if not isinstance(when, str) or when not in _WHEN:
         raise InvalidArgumentError(f'when must be "before", "after" or a Hook, not {when!r}')
     check_callback("callback", callback)
@@ -210,11 +216,11 @@ def register(
             raise InvalidArgumentError('cancelled undoes what a before-callback did: pass it with when="before"')
     name = getattr(callback, "__qualname__", None) or repr(callback)
     if when == "after":
-        return _add(operation, _Registered(tags, name, after=callback))
-    return _add(operation, _Registered(tags, name, before=callback, cancelled=cancelled or _nothing))
+        return _add(operation, _Registered(tags, name, after=callback), when)
+    return _add(operation, _Registered(tags, name, before=callback, cancelled=cancelled or _nothing), when)
 
 
-def _add(operation: str, hook: _Registered) -> HookHandle:
+def _add(operation: str, hook: _Registered, when: str) -> HookHandle:
     def remove() -> None:
         hook.removed = True
         with _lock:
@@ -222,7 +228,8 @@ def _add(operation: str, hook: _Registered) -> HookHandle:
 
     with _lock:
         _hooks[operation] = (*_hooks[operation], hook)
-    return HookHandle(remove)
+    tags = "every tag" if hook.tags is None else joined(hook.tags)
+    return HookHandle(remove, f"{hook.name} {when} each {operation} of {tags}")
 
 
 _turns_changed = threading.Condition()

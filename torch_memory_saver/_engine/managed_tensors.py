@@ -40,7 +40,7 @@ from torch_memory_saver._engine.movable import (
 from torch_memory_saver._engine.optimizers import find_optimizers
 from torch_memory_saver._engine.region import Region
 from torch_memory_saver._engine.tensors import storages_of
-from torch_memory_saver._text import binary_size, warn_once
+from torch_memory_saver._text import binary_size, counted, warn_once
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.binding.captures import capture_gate
 from torch_memory_saver._torch.binding.layer import TorchCuda, eager_methods
@@ -65,6 +65,10 @@ class ManageHandle:
     def __init__(self) -> None:
         self.moved_bytes = 0
         self._followers: list[_Follower] = []
+
+    def __str__(self) -> str:
+        followed = counted(sum(follower.is_active for follower in self._followers), "optimizer")
+        return f"moved {binary_size(self.moved_bytes)} to managed memory, follows {followed}"
 
     def remove(self) -> None:
         """Stop moving the new state of the optimizers.

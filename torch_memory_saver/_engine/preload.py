@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 from torch_memory_saver import _core
@@ -22,6 +23,7 @@ __all__ = [
     "preloading",
     "resolve_hook_mode",
     "warn_of_another_package",
+    "warn_of_ignored_library",
 ]
 
 #: File name of the library for LD_PRELOAD, which is in the parent directory of the package's directory.
@@ -61,6 +63,35 @@ def warn_of_another_package() -> None:
             found[0].parent,
             ", ".join(path.name for path in found),
         )
+
+
+def warn_of_ignored_library() -> None:
+    """Warn once if this process was started with a hook library in ``LD_PRELOAD``, and that of this package is not loaded.
+
+    The linker ignores a file that does not exist, and loads a library of another package.
+    """
+    entries = _preloaded_at_start().replace(":", " ").split()
+    named = [entry for entry in entries if fnmatch(os.path.basename(entry), _LIBRARY_NAMES)]
+    if named and not _core.preloaded:
+        warn_once(
+            "ignored preload library",
+            "%s names %s, %s, so this process is in hook mode torch, which manages PyTorch's memory only. For hook mode "
+            "preload start it with %s=%s",
+            _VARIABLE,
+            named[0],
+            "which is not the library of this package" if os.path.isfile(named[0]) else "and there is no such file",
+            _VARIABLE,
+            library_path(),
+        )
+
+
+def _preloaded_at_start() -> str:
+    """Return the ``LD_PRELOAD`` that this process was started with, which configure_subprocess() does not change."""
+    try:
+        variables = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((os.fsdecode(value[11:]) for value in variables if value.startswith(b"LD_PRELOAD=")), "")
 
 
 def configure_subprocess() -> AbstractContextManager[None]:

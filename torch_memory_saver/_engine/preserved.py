@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._engine.tensors import add_extents, storages_of
+from torch_memory_saver._text import binary_size, counted
 from torch_memory_saver._torch.memory.live_blocks import Live
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError
@@ -178,6 +179,10 @@ class PreserveHandle:
     def __init__(self, blocks: tuple[PreservedBlock, ...], remove: Callable[[], None]) -> None:
         self.blocks = blocks
         self._remove = remove
+
+    def __str__(self) -> str:
+        size = binary_size(sum(block.bytes for block in self.blocks))
+        return f"registered {counted(len(self.blocks), 'block')}, {size}, to be kept by pauses"
 
     def remove(self) -> None:
         """End the registration, so that later pauses drop the contents.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 from torch_memory_saver import _core
+from torch_memory_saver._text import binary_size, counted, duration, joined
 
 __all__ = [
     "PauseReport",
@@ -26,13 +28,25 @@ class TransitionReport:
         copied_bytes: Bytes copied to or from backups. Free blocks of PyTorch's segments are not copied.
         unknown_tags: Number of tags in the call that no allocation ever had.
         seconds: Wall-clock time of the native part of the call.
+        bytes_by_tag: The part of ``bytes`` that each tag has, for at most four tags. ``repr`` and ``==`` ignore it.
     """
+
+    _verb: ClassVar[str] = "changed"
 
     allocations: int = 0
     bytes: int = 0
     copied_bytes: int = 0
     unknown_tags: int = 0
     seconds: float = 0.0
+    bytes_by_tag: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
+
+    def __str__(self) -> str:
+        others = ["others"] if sum(self.bytes_by_tag.values()) < self.bytes else []
+        tags = f" of {joined(sorted(self.bytes_by_tag) + others)}" if self.bytes_by_tag else ""
+        copied = binary_size(self.copied_bytes) if self.copied_bytes else "nothing"
+        moved = f"{binary_size(self.bytes)}{tags} in {duration(self.seconds)}, {copied} copied"
+        unknown = f", {counted(self.unknown_tags, 'unknown tag')}" if self.unknown_tags else ""
+        return f"{self._verb} {moved if self.allocations else 'nothing'}{unknown}"
 
 
 @dataclass(frozen=True)
@@ -57,15 +71,28 @@ class PauseReport(TransitionReport):
             first such pause logs their names and the call that moves them back.
     """
 
+    _verb: ClassVar[str] = "paused"
+
     unchanged_bytes: int = 0
     reusable_bytes: int = 0
     possibly_shared_bytes: int = 0
     no_longer_managed_bytes: int = 0
 
+    def __str__(self) -> str:
+        remarks = (
+            (self.unchanged_bytes, "unchanged"),
+            (self.reusable_bytes, "that new tensors could use before the resume"),
+            (self.possibly_shared_bytes, "possibly still mapped by other processes"),
+            (self.no_longer_managed_bytes, "of replaced parameters not paused"),
+        )
+        return ", ".join([super().__str__(), *(f"{binary_size(size)} {what}" for size, what in remarks if size)])
+
 
 @dataclass(frozen=True)
 class ResumeReport(TransitionReport):
     """The effect that one resume had."""
+
+    _verb: ClassVar[str] = "resumed"
 
 
 def pause_report(

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._text import mebibytes, table
+from torch_memory_saver._text import binary_size, duration, mebibytes, table
 from torch_memory_saver.options import BACKUPS
 
 __all__ = ["Allocation", "CallTotals", "PreservedBlock", "Stats", "Usage", "take_stats"]
@@ -354,25 +354,25 @@ def _row(title: str, usage: Usage) -> tuple[str, ...]:
 
 
 def _calls(name: str, totals: CallTotals) -> str:
-    text = f"{name}: {totals.calls} in {totals.seconds:.3f} s, {mebibytes(totals.bytes)} MiB, "
-    text += f"{mebibytes(totals.copied_bytes)} MiB copied"
+    text = f"{name}: {totals.calls} in {duration(totals.seconds)}, {binary_size(totals.bytes)}, "
+    text += f"{binary_size(totals.copied_bytes)} copied"
     return text + (f"; {totals.failures} failed" if totals.failures else "")
 
 
 def _remarks(stats: Stats) -> list[str]:
     lines = []
     if stats.host_resident_bytes:
-        pooled = f", {mebibytes(stats.host_pooled_bytes)} of them idle in the pool" if stats.host_pooled_bytes else ""
-        lines.append(f"host memory for backups: {mebibytes(stats.host_resident_bytes)} MiB{pooled}")
+        pooled = f", {binary_size(stats.host_pooled_bytes)} of it idle in the pool" if stats.host_pooled_bytes else ""
+        lines.append(f"host memory for backups: {binary_size(stats.host_resident_bytes)}{pooled}")
     if stats.counters["disk_backup_bytes"]:
-        lines.append(f"backup files: {mebibytes(stats.counters['disk_backup_bytes'])} MiB")
+        lines.append(f"backup files: {binary_size(stats.counters['disk_backup_bytes'])}")
     if stats.counters["shared_backup_bytes"]:
-        held, made = (mebibytes(stats.counters[name]) for name in ("shared_backup_bytes", "shared_made_bytes"))
-        lines.append(f"shared objects: {held} MiB, {made} MiB of them written by this process")
+        held, made = (binary_size(stats.counters[name]) for name in ("shared_backup_bytes", "shared_made_bytes"))
+        lines.append(f"shared objects: {held}, {made} of it written by this process")
     if stats.stranded_bytes:
-        lines.append(f"stranded: {mebibytes(stats.stranded_bytes)} MiB of partly used segments that no region uses any more")
+        lines.append(f"stranded: {binary_size(stats.stranded_bytes)} of partly used segments that no region uses any more")
     if stats.failed_allocations:
         lines.append(f"failed allocations: {stats.failed_allocations}")
     if stats.guard:
-        lines.append(f"guard mode is on: {mebibytes(stats.guarded_bytes)} MiB show 0xFF")
+        lines.append(f"guard mode is on: {binary_size(stats.guarded_bytes)} read as 0xFF")
     return lines

@@ -5,7 +5,7 @@
 
 #include "core/model/region.h"
 
-enum { TMS_MOST_TAGS_NAMED = 4 };
+enum { TMS_MOST_TAGS_NAMED = TMS_REPORT_TAGS };
 
 typedef struct tms_tag_bytes {
     const tms_tag_t *tag[TMS_MOST_TAGS_NAMED]; /* the first ones */

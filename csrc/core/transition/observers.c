@@ -54,7 +54,13 @@ static void count_call_on_page(tms_transition_t *t) {
 /* ---- the report ---- */
 
 static void report_call(tms_transition_t *t) {
-    if (t->done.status == TMS_OK && t->report) *t->report = t->done.report;
+    const tms_tag_bytes_t *moved = &t->done.notes.moved;
+    if (t->done.status != TMS_OK || !t->report) return;
+    *t->report = t->done.report;
+    for (size_t i = 0; i < moved->named; i++) {
+        t->report->tags[i] = moved->tag[i]->name;
+        t->report->tag_bytes[i] = moved->bytes[i];
+    }
 }
 
 /* ---- NVTX ---- */

@@ -290,6 +290,7 @@ typedef struct sim_state {
 
     _Atomic(const tms_api_t *) manager;  /* tms_sim_set_manager; needs no lock, and outlives a reset */
     char illegal_access[SIM_TEXT_BYTES]; /* the access that caused the first CUDA_ERROR_ILLEGAL_ADDRESS; "" before it */
+    _Atomic bool illegal_access_read;    /* the program has read it; accessed without the lock */
 
     unsigned unsupported;            /* bit mask of functions already reported on stderr: control/unsupported.c */
     _Atomic uint64_t calls_in_child; /* made in a forked child, which takes no lock; they fail */

@@ -164,3 +164,17 @@ void tms_sim_lose_device(int device, int code) {
     if (sim_device_valid(device)) sim_context_fail(&sim_state.devices[device].primary, (CUresult)code);
     sim_life_leave();
 }
+
+int tms_sim_recover(void) {
+    CUresult first = CUDA_SUCCESS;
+    if (!sim_life_enter()) return CUDA_SUCCESS;
+    for (int i = 0; i < TMS_SIM_MAX_DEVICES; i++) {
+        sim_device_t *device = &sim_state.devices[i];
+        if (first == CUDA_SUCCESS) first = device->lost;
+        device->lost = device->primary.error = CUDA_SUCCESS;
+    }
+    if (first != CUDA_SUCCESS) sim_state.illegal_access[0] = '\0';
+    atomic_store(&sim_state.illegal_access_read, false);
+    sim_life_leave();
+    return (int)first;
+}

@@ -40,11 +40,12 @@ static CUresult begin_call(sim_call_t call, bool *locked) {
     return result == CUDA_SUCCESS ? sim_call_check(sim_calls[call].checks) : result;
 }
 
-/* A call has refused to access memory: if the memory is paused, explains it on stderr and in the text of the error. */
+/* A call has refused to access memory: if the memory is paused, explains it in the text of the runtime's error, or on stderr
+ * for a call of the driver, whose errors have one text each. */
 static void explain_refusal(sim_call_t call, sim_thread_t *thread) {
     char text[SIM_ACCESS_BYTES];
     if (!sim_access_describe(sim_calls[call].symbol, thread->unreachable, text)) return;
-    fprintf(stderr, "simulated GPU: %s\n", text);
+    if (sim_calls[call].driver) fprintf(stderr, "simulated GPU: %s\n", text);
     snprintf(thread->refused_access, sizeof thread->refused_access, "invalid argument: %s", text);
 }
 

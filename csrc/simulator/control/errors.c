@@ -103,7 +103,10 @@ TMS_SIM_EXPORT const char *cudaGetErrorName(CUresult error) {
 TMS_SIM_EXPORT const char *cudaGetErrorString(CUresult error) {
     const sim_error_text_t *found = find_text(error);
     const char *refused = sim_state_thread()->refused_access;
-    if (error == CUDA_ERROR_ILLEGAL_ADDRESS && sim_state.illegal_access[0]) return sim_state.illegal_access;
+    if (error == CUDA_ERROR_ILLEGAL_ADDRESS && sim_state.illegal_access[0]) {
+        atomic_store(&sim_state.illegal_access_read, true);
+        return sim_state.illegal_access;
+    }
     if (error == CUDA_ERROR_INVALID_VALUE && refused[0]) return refused;
     return found ? found->description : "unrecognized error code";
 }

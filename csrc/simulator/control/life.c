@@ -12,6 +12,7 @@
 #include "simulator/devices/budget.h"
 #include "simulator/devices/context.h"
 #include "simulator/devices/visible.h"
+#include "simulator/memory/access.h"
 #include "simulator/memory/host.h"
 #include "simulator/memory/mapping.h"
 #include "simulator/memory/physical.h"
@@ -62,6 +63,7 @@ static void set_defaults(void) {
     sim_state.tracing = false;
     sim_state.failures = 0;
     sim_state.illegal_access[0] = '\0';
+    atomic_store(&sim_state.illegal_access_read, false);
     sim_table_release(&sim_state.kernels_refused);
     memset(sim_state.faults, 0, sizeof sim_state.faults);
     sim_state.fault_any = (sim_fault_t){0};
@@ -135,6 +137,7 @@ __attribute__((destructor)) static void tear_down(void) {
     if (atomic_load(&sim_state.pid) == 0 || sim_state_forked()) return;
     pthread_mutex_lock(&sim_state.lock);
     sim_state.deinitialized = true;
+    sim_access_end();
     if (sim_state.report) report();
     sim_stream_clear();
     sim_budget_detach();

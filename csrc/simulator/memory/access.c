@@ -98,7 +98,8 @@ bool sim_access_describe(const char *what, uint64_t address, char *text) {
     write_time_of_day(ago, time_of_day);
     snprintf(text, SIM_ACCESS_BYTES,
              "%s accesses 0x%" PRIx64
-             " in memory of the tag '%s', which was paused %.3f s before, at %s; resume the tag first",
+             " in memory of the tag '%s', which was paused %.3f s before, at %s; resume the tag first, also before a "
+             "backward that needs what a forward in its region has saved",
              what, address, row.tag, ago, time_of_day);
     return true;
 }
@@ -107,9 +108,13 @@ void sim_access_fault(const char *what, uint64_t address) {
     char text[SIM_ACCESS_BYTES];
     pthread_mutex_unlock(&sim_state.lock);
     (void)sim_access_describe(what, address, text);
-    fprintf(stderr, "simulated GPU: %s\n", text);
     pthread_mutex_lock(&sim_state.lock);
     if (!sim_state.illegal_access[0])
         snprintf(sim_state.illegal_access, sizeof sim_state.illegal_access, "an illegal memory access was encountered: %s",
                  text);
+}
+
+void sim_access_end(void) {
+    if (sim_state.illegal_access[0] && !atomic_load(&sim_state.illegal_access_read))
+        fprintf(stderr, "simulated GPU: %s\n", sim_state.illegal_access);
 }

@@ -23,8 +23,10 @@ void sim_memory_populate(uint64_t address, uint64_t bytes, bool writes);
  * text of SIM_ACCESS_BYTES. False if it does not; the text then only names the access. Called without the simulator's lock,
  * because the manager takes a lock of its own. */
 bool sim_access_describe(const char *what, uint64_t address, char *text);
-/* An access of a stream has failed: prints the message, and keeps it for the text of the error. Called by a worker with the
- * lock held, which the function releases while it runs. `what` stays valid. */
+/* An access of a stream has failed: keeps the message for the text of the error. Called by a worker with the lock held,
+ * which the function releases while it runs. `what` stays valid. */
 void sim_access_fault(const char *what, uint64_t address);
+/* The process ends: prints the message of the first such access on stderr, unless the program has read it. */
+void sim_access_end(void);
 
 #endif

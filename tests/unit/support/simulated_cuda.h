@@ -49,7 +49,8 @@ enum { NO_GATE = 0 }; /* A kernel or an operator with this gate does not wait. *
     X(open_gate)                                                                                                            \
     X(wait_until_synchronizing)                                                                                             \
     X(fingerprint)                                                                                                          \
-    X(lose_device)
+    X(lose_device)                                                                                                          \
+    X(recover)
 
 typedef struct simulated {
 #define SIMULATED_ENTRY(symbol, implementation, checks, parameters, arguments) CUresult(*symbol) parameters;

@@ -24,6 +24,7 @@ from torch_memory_saver._patches import replace
 from torch_memory_saver._torch.base.steps import OneUse, call_each
 from torch_memory_saver._torch.binding.captures import watch_captures
 from torch_memory_saver._torch.binding.expandable_segments import cut
+from torch_memory_saver._torch.binding.no_device import WITHOUT_A_GPU, why_no_device
 from torch_memory_saver._torch.binding.releases import OLDEST, is_too_old, version_of, warn_if_untested
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
@@ -80,8 +81,6 @@ _LAST_ROUTED_WINS = (2, 10)
 _ROUTINGS_ARE_NO_CAPTURES = (2, 13)
 #: Since this version each graph has a state of the random generator of its own (pytorch pull request 176752).
 _GRAPHS_HAVE_RANDOM_STATES = (2, 13)
-#: Advice for a machine that has no GPU.
-_WITHOUT_A_GPU = "on a machine without a GPU, run the program by `python -m torch_memory_saver simulate -- python ...`"
 #: Since this version a capture inside a region always allocates from the graph's own pool.
 _CAPTURES_KEEP_APART = (2, 11)
 
@@ -502,13 +501,13 @@ def _import_with_device() -> Any:
         ) from error
     except (ImportError, OSError) as error:  # a library that it is linked with is missing
         raise TorchUnavailableError(
-            f"this needs PyTorch, whose import failed: {error}. Install what is missing; {_WITHOUT_A_GPU}",
+            f"this needs PyTorch, whose import failed: {error}. Install what is missing; {WITHOUT_A_GPU}",
             operation="initialize",
         ) from error
     if not torch.cuda.is_available() and not _is_in_bad_fork(torch):
         raise TorchUnavailableError(
             f"PyTorch {torch.__version__} has no usable CUDA device: "
-            + (f"check the driver by `doctor`; {_WITHOUT_A_GPU}" if torch.version.cuda else "it is a build without CUDA"),
+            + (why_no_device() if torch.version.cuda else "it is a build without CUDA"),
             operation="initialize",
         )
     return torch

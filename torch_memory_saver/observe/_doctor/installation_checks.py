@@ -69,6 +69,12 @@ def _recorded_version(record: Path) -> str:
     return record.name.removesuffix(_RECORD).partition("-")[2]
 
 
+def _other_records() -> list[Path]:
+    """Return pip's records of other versions in the folders of ``sys.path``."""
+    found = [path for entry in sys.path for path in sorted(Path(entry).glob(f"torch_memory_saver-*{_RECORD}"))]
+    return [path for path in found if _recorded_version(path).rpartition(_LOCAL)[2] != __version__]
+
+
 def package() -> Finding:
     lines = [str(Path(simulate.__file__).parent), _core.library_path]
     missing = [path for path in (preload.library_path(), simulate.simulator_path()) if not path.is_file()]
@@ -76,12 +82,14 @@ def package() -> Finding:
         return fail(f"there is no {missing[0]}", "install torch_memory_saver again", lines)
     own = [path for path in _pip_records() if _recorded_version(path).rpartition(_LOCAL)[2] == __version__]
     others = [path for path in _pip_records() if path not in own] + preload.libraries_of_another_package()
-    if others:
+    elsewhere = [] if others else _other_records()
+    if others or elsewhere:
         return warn(
-            "files of another torch_memory_saver, such as the C++ package, lie beside this one",
+            "files of another torch_memory_saver, such as the C++ package, lie "
+            + ("beside this one" if others else "in another folder of sys.path"),
             "run pip uninstall torch_memory_saver until it finds none, delete what is left of these files, and install this "
             "package again",
-            [*lines, *map(str, others)],
+            [*lines, *map(str, others or elsewhere)],
         )
     known_as = [f", which pip knows as {_recorded_version(path)}" for path in own if _LOCAL in path.name]
     return ok(f"torch_memory_saver {__version__}{''.join(known_as)}", lines)

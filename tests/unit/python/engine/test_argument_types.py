@@ -9,6 +9,7 @@ from fake_torch import FakeTorch
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.options import PauseOptions, ResumeOptions
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
@@ -91,3 +92,35 @@ def test_what_a_flag_selects_is_in_force(saver: TorchMemorySaver, fake_torch: Fa
 def test_other_options_of_a_pause_name_the_value(saver: TorchMemorySaver, fake_torch: FakeTorch, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=name):
         saver.pause(**{name: NoTruth()})
+
+
+class UnreadableTensor:
+    """Stands for a paused tensor of PyTorch, whose contents must not be read."""
+
+    __torch_function__ = None
+
+    def __repr__(self) -> str:
+        raise AssertionError("the contents are read")
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_tensor_in_place_of_a_tag_points_to_tag_of(saver: TorchMemorySaver, as_list: bool) -> None:
+    tag: Any = [UnreadableTensor()] if as_list else UnreadableTensor()
+    for call in (saver.pause, saver.resume, saver.stats):
+        with pytest.raises(InvalidArgumentError, match=r"not UnreadableTensor.*torch_memory_saver\.tag_of\(tensor\)"):
+            call(tag)
+
+
+@pytest.mark.parametrize(
+    ("check", "options", "operation"),
+    [
+        (PauseOptions.check, {"tag": 1}, "pause"),
+        (PauseOptions.check, {"timeout": "soon"}, "pause"),
+        (ResumeOptions.check, {"tag": 1}, "resume"),
+        (ResumeOptions.check, {"progress": print, "wait": False}, "resume"),
+    ],
+)
+def test_an_error_of_an_argument_names_its_operation(check: Any, options: dict[str, Any], operation: str) -> None:
+    with pytest.raises(InvalidArgumentError) as raised:
+        check(**options)
+    assert raised.value.operation == operation

@@ -152,7 +152,7 @@ def test_pauses_and_resumes_give_the_core_every_field(monkeypatch: pytest.Monkey
         monkeypatch.setattr(_core, name, call)
 
     for name in ("pause", "resume"):
-        recorded(name, _core.Report((0, 0, 0, 0, 0.0, 0)))
+        recorded(name, _core.Report((0, 0, 0, 0, 0.0, 0, {})))
 
     def begin(*positional: Any, **named: Any) -> Any:
         calls.append(("resume_begin", positional, named))

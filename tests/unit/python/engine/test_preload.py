@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from processes import Program
+from processes import SIMULATOR, Program, environment
 
 from torch_memory_saver import configure_subprocess, errors
 from torch_memory_saver._engine import preload
@@ -42,6 +45,20 @@ def test_a_library_that_cannot_be_preloaded(
     with pytest.raises(errors.InvalidStateError, match=words), configure_subprocess():
         pytest.fail("nothing may be run")
     assert os.environ.get("LD_PRELOAD") == before
+
+
+@pytest.mark.parametrize(("exists", "why"), [(True, "is not the library of this package"), (False, "there is no such file")])
+def test_a_wrong_library_in_ld_preload_is_a_warning(tmp_path: Path, exists: bool, why: str) -> None:
+    wrong = tmp_path / preload.LIBRARY_NAME
+    if exists:
+        shutil.copy(SIMULATOR, wrong)
+    text = "import torch_memory_saver as tms; [tms.torch_memory_saver.stats() for _ in range(2)]; print(tms.hook_mode)"
+    variables = environment(False) | {"LD_PRELOAD": str(wrong)}
+    done = subprocess.run([sys.executable, "-c", text], env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout == "torch\n"
+    assert done.stderr.count("LD_PRELOAD names") == 1
+    assert f"LD_PRELOAD names {wrong}, " in done.stderr and f" {why}, so this process is in hook mode torch" in done.stderr
+    assert f"start it with LD_PRELOAD={preload.library_path()}" in done.stderr
 
 
 def test_a_child_started_inside_is_preloaded(program: Program) -> None:

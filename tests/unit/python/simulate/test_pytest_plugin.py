@@ -250,8 +250,9 @@ def test_a_pytorch_without_cuda(run: Run, project: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--simulated-gpus=9"], "the number of simulated devices must be 0 to 8, not 9"),
-        (["--simulated-gpus=1", "--simulated-memory=8GB"], "'8GB' is not a size"),
+        (["--simulated-gpus=9"], "--simulated-gpus: the number of simulated devices must be 0 to 8, not 9"),
+        (["--simulated-gpus=1", "--simulated-memory=8GB"], "--simulated-memory: '8GB' is not a size"),
+        (["--simulated-gpus=1", "--simulated-memory=1MiB"], "--simulated-memory: a simulated device has at least 2 MiB"),
         (["--simulated-memory=8GiB"], "needs the number of simulated GPUs: set it with --simulated-gpus"),
     ],
 )
@@ -263,3 +264,21 @@ def test_a_simulated_gpu_that_is_not_loaded_does_not_start_pytest_for_ever(run: 
     (project / "early.py").write_text("import os; os.environ.pop('LD_PRELOAD', None)\n")
     done = run("-m", "pytest", "-p", "early", "--simulated-gpus=2", status=4)
     refused(done, project, "changes LD_PRELOAD")
+
+
+# Hints
+
+
+def test_a_pytorch_without_its_cuda_libraries_is_explained_once(run: Run, project: Path, tmp_path: Path) -> None:
+    missing = "libcudnn.so.9: cannot open shared object file: No such file or directory"
+    (tmp_path / "site" / "torch" / "__init__.py").write_text(f"raise ImportError({missing!r})\n")
+    (project / "test_them.py").write_text("import torch\n")
+    done = run("-m", "pytest", status=2)
+    assert done.stdout.count("pytest --simulated-gpus 1") == 1
+    assert "PyTorch's CUDA libraries are missing. Install them, or run the tests without a GPU" in done.stdout
+    (project / "test_them.py").write_text("import torch_is_elsewhere\n")
+    assert "--simulated-gpus" not in run("-m", "pytest", status=2).stdout
+
+
+def test_the_marker_is_declared(run: Run) -> None:
+    assert "@pytest.mark.device_memory(limit): fail the test if" in run("-m", "pytest", "--markers").stdout

@@ -68,6 +68,17 @@ def test_files_that_the_cpp_package_has_left(site: Path, name: str) -> None:
     assert finding.details[2:] == (str(site / name),)
 
 
+def test_another_package_in_another_folder(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other"
+    for name in (f"torch_memory_saver-{__version__}.dist-info", "torch_memory_saver-0.0.9.dist-info"):
+        (other / name).mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "none"), str(other)])
+    finding = installation_checks.package()
+    assert_complete(finding, Status.WARN)
+    assert "such as the C++ package, lie in another folder of sys.path" in finding.found
+    assert finding.details[2:] == (str(other / name),)
+
+
 def test_the_first_use_warns_once_of_libraries_of_the_cpp_package(site: Path, caplog: pytest.LogCaptureFixture) -> None:
     preload.warn_of_another_package()
     assert caplog.messages == []

@@ -32,9 +32,9 @@ def test_what_two_processes_hold_counts_once(memory: Path, tmp_path: Path) -> No
         assert shared_bytes(tmp_path) == [4 * MIB, 4 * MIB]
         contents = read_store(path)
         assert ([each.holders for each in contents.objects], contents.bytes, contents.holders) == ([2], 4 * MIB, 2)
-        for job, made in ((first, 4), (second, 0)):
+        for job, made in ((first, "4 MiB"), (second, "0 B")):
             job.do("text = str(module.stats())")
-            job.do(f"assert 'shared objects: 4.0 MiB, {made}.0 MiB of them written by this process' in text, text")
+            job.do(f"assert 'shared objects: 4 MiB, {made} of it written by this process' in text, text")
         first.kill()
         contents = read_store(path)
         assert ([each.holders for each in contents.objects], contents.holders, contents.dead) == ([1], 1, 1)

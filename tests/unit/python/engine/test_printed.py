@@ -1,0 +1,84 @@
+"""Guards what print() shows of reports and handles, which is for people, and that repr() stays for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from fake_torch import FakeTorch
+
+from torch_memory_saver import Hook, TorchMemorySaver, nccl
+from torch_memory_saver._engine.managed_tensors import ManageHandle
+from torch_memory_saver._engine.preserved import PreserveHandle
+from torch_memory_saver.reports import PauseReport, PreservedBlock, ResumeReport
+
+MIB = 1 << 20
+TAGS = {"weights": 60 * MIB, "kv_cache": 10 * MIB}
+
+
+def of(text: object) -> str:
+    """Return what is printed, without the time."""
+    return re.sub(r"in \d+\.\d+ m?s", "in ? ms", str(text))
+
+
+@pytest.mark.parametrize(
+    ("report", "text"),
+    [
+        (PauseReport(), "paused nothing"),
+        (ResumeReport(unknown_tags=1), "resumed nothing, 1 unknown tag"),
+        (
+            PauseReport(2, 70 * MIB, 0, 0, 0.0078, bytes_by_tag=TAGS),
+            "paused 70 MiB of kv_cache and weights in 7.8 ms, nothing copied",
+        ),
+        (
+            ResumeReport(9, 80 * MIB, MIB, 2, 1.5, bytes_by_tag=TAGS),
+            "resumed 80 MiB of kv_cache, weights and others in 1.50 s, 1 MiB copied, 2 unknown tags",
+        ),
+        (
+            PauseReport(1, 8, 0, 0, 0.0, 1, 2, 3, 4, bytes_by_tag={"a\nb": 8}),
+            "paused 8 B of a?b in 0.0 ms, nothing copied, 1 B unchanged, 2 B that new tensors could use before the resume, "
+            "3 B possibly still mapped by other processes, 4 B of replaced parameters not paused",
+        ),
+        (PauseReport(1, 8, 8), "paused 8 B in 0.0 ms, 8 B copied"),
+    ],
+)
+def test_reports(report: object, text: str) -> None:
+    assert str(report) == text
+    assert "by_tag" not in repr(report) and repr(report).startswith(f"{type(report).__name__}(allocations=")
+
+
+def test_tags_are_those_that_changed(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    for tag in "abcdef":
+        with saver.region(tag, backup="host" if tag == "a" else None):
+            fake_torch.allocate(2 * MIB)
+    report = saver.pause(["a", "b"])
+    assert report.bytes_by_tag == {"a": 2 * MIB, "b": 2 * MIB}
+    assert of(report) == "paused 4 MiB of a and b in ? ms, 2 MiB copied"
+    assert report == dataclasses.replace(report, bytes_by_tag={})
+    assert of(saver.pause(["b", "c"])) == "paused 2 MiB of c in ? ms, nothing copied"
+    saver.pause()
+    assert of(saver.resume("a")) == "resumed 2 MiB of a in ? ms, 2 MiB copied"
+    report = saver.resume(wait=False).wait()
+    assert (len(report.bytes_by_tag), report.bytes) == (4, 10 * MIB)
+    assert of(report) == "resumed 10 MiB of b, c, d, e and others in ? ms, nothing copied"
+
+
+def test_handles(saver: TorchMemorySaver) -> None:
+    handle = saver.on_pause(["weights", "kv_*"], "after", test_handles)
+    assert str(handle) == "test_handles after each pause of weights and kv_*"
+    assert "HookHandle object" in repr(handle)
+    handle.remove()
+    handle.remove()
+    assert str(handle) == "removed: test_handles after each pause of weights and kv_*"
+    both = saver.on_resume(None, Hook())
+    assert str(both) == "Hook around each resume of every tag"
+    both.remove()
+    suspended = nccl.suspend_on_pause()
+    assert str(suspended) == "NcclHook._after_pause after each pause of every tag; suspended now: none"
+    suspended.remove()
+    blocks = (PreservedBlock(0, MIB, 0, "a"), PreservedBlock(MIB * 2, MIB, 0, "a"))
+    assert str(PreserveHandle(blocks, lambda: None)) == "registered 2 blocks, 2 MiB, to be kept by pauses"
+    moved = ManageHandle()
+    moved.moved_bytes = 3 * MIB
+    assert str(moved) == "moved 3 MiB to managed memory, follows 0 optimizers"
