@@ -31,7 +31,11 @@ REASONS = (
     Reason("Inductor needs .*", "a compiler for GPUs makes code that the simulated GPU cannot run"),
     Reason("IMPORTER_PYTHONS names no environments", "make torch-matrix has environments of several releases"),
     Reason("PyTorch is not installed", "the step with PyTorch's CPU build runs these tests", "torch"),
-    Reason("(matplotlib|tqdm|nvidia-.*) is not installed.*", "the step with the optional packages runs these", "packages"),
+    Reason(
+        "(matplotlib|mkdocs-material|tqdm|nvidia-.*) is not installed.*",
+        "the step with the optional packages runs these",
+        "packages",
+    ),
     Reason("could not import 'pynvml'.*", "the step with the optional packages runs this test", "packages"),
     Reason("needs a real GPU: (?!run pytest).*", "the simulated GPU does not have what the test shows"),
     Reason("(not in .* yet|not compared: .*need more than).*", "only a real GPU can be recorded"),
