@@ -45,7 +45,6 @@ RUN_ELSEWHERE = {
     "memory_leak.py",
     "model_swap.py",
     "partial_cuda_graph.py",
-    "rl_colocate.py",
     "rl_loop.py",
     "rl_sharded.py",
     "torchrun.py",
