@@ -165,8 +165,10 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in skip_reasons.counted(report.longrepr[-1] for report in terminalreporter.stats.get("skipped", ())):
+        terminalreporter.write_line(line)
     if config.stash.get(INJECTED, 0):
-        terminalreporter.write_line(f"{config.stash[INJECTED]} injected failures")
+        terminalreporter.write_line(f"{config.stash[INJECTED]} failures were injected on purpose, and handled")
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,7 @@ EXAMPLES = REPOSITORY / "examples"
 CALLS: dict[str, list[str]] = {
     "simple.py": ["--gib", "1"],
     "tags.py": ["--gib", "1"],
-    "cpu_backup.py": ["--gib", "0.5"],
-    "disk_backup.py": ["--gib", "0.5"],
+    "backups.py": ["--gib", "0.5"],
     "cuda_graph.py": ["--gib", "0.5"],
     "preload.py": ["--gib", "0.5"],
     "sleeping_engine.py": ["--gib", "0.25"],
@@ -30,8 +29,7 @@ CALLS: dict[str, list[str]] = {
 CHECKS = {
     "simple.py": 5,
     "tags.py": 7,
-    "cpu_backup.py": 14,
-    "disk_backup.py": 7,
+    "backups.py": 34,
     "cuda_graph.py": 8,
     "preload.py": 10,
     "sleeping_engine.py": 14,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
 import pytest
@@ -52,6 +52,16 @@ REASONS = (
     Reason("needs Chromium, .*", "a browser has no package that every system of CI has"),
     Reason("starts a process with a context|PyTorch warns that it .*", "a combination of parameters that means nothing"),
 )
+
+
+def counted(texts: Iterable[str]) -> list[str]:
+    """A line for each reason, with a count. Reasons that differ only after a colon are one line."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        reason = text.removeprefix("Skipped: ")
+        groups.setdefault(reason.partition(": ")[0], []).append(reason)
+    lines = [(len(found), found[0] if len(set(found)) == 1 else f"{group}: ...") for group, found in groups.items()]
+    return [f"{count:5} skipped: {reason}" for count, reason in sorted(lines, reverse=True)]
 
 
 def is_allowed(reason: str, lacking: str) -> bool:
