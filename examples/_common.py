@@ -13,7 +13,7 @@ from _check import check as check
 SHARE = 1 / 16
 
 
-class Options(argparse.ArgumentParser):
+class options(argparse.ArgumentParser):
     """A parser with --gib, whose default is `gib`, or less if the device is small."""
 
     def __init__(self, description: str | None, gib: float) -> None:
@@ -27,11 +27,6 @@ class Options(argparse.ArgumentParser):
         if arguments.gib is None:
             arguments.gib = min(self.most, device_bytes() * SHARE / GIB)
         return arguments
-
-
-def options(description: str | None, gib: float) -> argparse.ArgumentParser:
-    """Return a parser with --gib, the size of the memory that the example allocates."""
-    return Options(description, gib)
 
 
 def device_bytes() -> int:

