@@ -1,5 +1,5 @@
-"""Guards benchmarks/rl_colocate.py: every strategy makes its steps or says what is missing, and holds in each phase the memory
-that it should. A run starts nine engines, so all tests are slow but those of recorded results."""
+"""Guards benchmarks/rl_colocate.py: every strategy makes its steps or says what is missing, and holds in each phase the
+memory that it should. A run starts nine engines, so all tests are slow but those of recorded results."""
 
 from __future__ import annotations
 
