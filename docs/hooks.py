@@ -27,6 +27,13 @@ _PAGES = {
     "README.md": "index.md",
 }
 
+#: What people search for, and the page that they should find first.
+_SEARCHED = {
+    "guides/engines.md": ["sleep", "wake up", "kv cache"],
+    "guides/out-of-memory.md": ["OOM"],
+    "quickstart.md": ["release memory", "free memory", "offload"],
+}
+
 
 def _include(name: str, link: Callable[[str], str | None]) -> str:
     """A file of the repository without its title. Links to other files lead to their pages; of a link to a file without
@@ -60,6 +67,7 @@ def admonitions(markdown: str) -> str:
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     """Called by MkDocs for each page."""
     up = "../" * page.file.src_uri.count("/")
+    page.meta["tags"] = _SEARCHED.get(page.file.src_uri)  # the search ranks tags before titles, and titles before texts
 
     def link(target: str) -> str | None:
         path, mark, anchor = target.partition("#")

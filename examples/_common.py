@@ -5,28 +5,15 @@ from __future__ import annotations
 import argparse
 
 import torch
-from _check import GIB, MIB, check
-
-__all__ = [
-    "GIB",
-    "MIB",
-    "Options",
-    "allocate",
-    "check",
-    "check_bytes",
-    "checksum",
-    "device_bytes",
-    "fill_random",
-    "free_bytes",
-    "options",
-    "total",
-]
+from _check import GIB as GIB
+from _check import MIB as MIB
+from _check import check as check
 
 #: The part of a device's memory that --gib is limited to by default. Some examples need several times --gib for a moment.
 SHARE = 1 / 16
 
 
-class Options(argparse.ArgumentParser):
+class options(argparse.ArgumentParser):
     """A parser with --gib, whose default is `gib`, or less if the device is small."""
 
     def __init__(self, description: str | None, gib: float) -> None:
@@ -42,14 +29,19 @@ class Options(argparse.ArgumentParser):
         return arguments
 
 
-def options(description: str | None, gib: float) -> argparse.ArgumentParser:
-    """Return a parser with --gib, the size of the memory that the example allocates."""
-    return Options(description, gib)
-
-
 def device_bytes() -> int:
     """Return the total memory of the current device, in bytes."""
     return int(torch.cuda.mem_get_info()[1])
+
+
+def used_mib() -> int:
+    """Return the device memory that all processes use, in MiB."""
+    return (device_bytes() - free_bytes()) // MIB
+
+
+def show(stage: str) -> None:
+    """Print how much of the device's memory is in use in this stage, by all processes."""
+    print(f"{used_mib():6} MiB in use: {stage}", flush=True)
 
 
 def check_bytes(actual: int, expected: int, what: str, slack: int = 64 * MIB) -> None:

@@ -7,9 +7,8 @@ Inductor captures graphs of its own and puts their memory into one pool. The pro
 - torch: the pool stays on the GPU. PyTorch makes it without an allocator of ours, and has no way to set one. Everything
   else can be paused as usual. `torch.compiler.reset()` gives the pool back, but the next call compiles again.
 
-The example runs in a child process for each mode. Each child runs the forward pass and a training step of a small model,
-with two inputs of one shape, and later with two of a new shape, which is recorded again. After each of 20 pauses the
-outputs, losses, gradients and updated weights must equal those before the first pause, bit for bit.
+The example runs in a child process for each mode, with inputs of two shapes. After each of 20 pauses the outputs, losses,
+gradients and updated weights must equal those before the first pause, bit for bit.
 
     python examples/compile_reduce_overhead.py
     python examples/compile_reduce_overhead.py --backend cudagraphs    # without Triton: the same graphs of plain operators
@@ -24,38 +23,30 @@ import sys
 from typing import Any
 
 import torch
-from _common import MIB, check, free_bytes
+from _common import MIB, check, free_bytes, show
 
 from torch_memory_saver import configure_subprocess, torch_memory_saver
 
 CYCLES = 20
-#: The first call of compiled code runs it without a graph, the second captures it, the third replays it.
-CALLS_TO_RECORD = 3
-#: The bytes by which the driver's own memory may change during a pause.
-SLACK = 64 * MIB
-#: The tag of the weights, and the tag of memory that compiled code allocates.
+CALLS_TO_RECORD = 3  # without a graph, its capture, a replay
+SLACK = 64 * MIB  # by which the driver's own memory may change during a pause
 WEIGHTS, COMPILED = "weights", "compiled"
 
 
 def compiled_graphs() -> tuple[int, int]:
     """Return the bytes of Inductor's graph pool on the current device, and the number of its graphs."""
-    try:  # PyTorch has no public API for it
-        from torch._inductor.cudagraph_trees import get_manager
+    from torch._inductor.cudagraph_trees import get_manager  # PyTorch has no public API for it
 
-        manager = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
-        if manager is None:
-            return 0, 0
-        pool = tuple(manager.cuda_graphs_thread_pool)
-        graphs = sum(1 + root.num_descendants() for root in manager.get_roots())
-    except (ImportError, AttributeError) as error:
-        raise SystemExit(f"FAILED: PyTorch {torch.__version__} keeps graphs in another way: {error}") from error
+    manager = get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    if manager is None:
+        return 0, 0
+    pool = tuple(manager.cuda_graphs_thread_pool)
+    graphs = sum(1 + root.num_descendants() for root in manager.get_roots())
     segments = [row for row in torch.cuda.memory_snapshot() if tuple(row["segment_pool_id"]) == pool]
     return sum(int(row["total_size"]) for row in segments), graphs
 
 
 class Trainer:
-    """A small model, its optimizer, and its compiled forward pass and loss."""
-
     def __init__(self, width: int, backend: str) -> None:
         layers = torch.nn.Linear(width, 4 * width), torch.nn.GELU(), torch.nn.Linear(4 * width, width)
         with torch_memory_saver.region(WEIGHTS, backup="host"):
@@ -67,15 +58,10 @@ class Trainer:
         self.compiled_loss = torch.compile(self.loss, dynamic=False, **how)
 
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return the mean squared difference between the model's output and its input."""
         return torch.nn.functional.mse_loss(self.model(batch), batch)
 
     def run(self, batch: torch.Tensor) -> list[torch.Tensor]:
-        """Run a forward pass and a training step. Then reset the weights, so that the next run computes the same.
-
-        Returns the output, the loss, the gradients and the updated weights, in host memory. On the GPU all but the weights
-        lie in the graphs' memory, which the next call of compiled code overwrites.
-        """
+        """Return the results of a forward pass and a training step, in host memory. The weights are reset afterwards."""
         torch.compiler.cudagraph_mark_step_begin()
         # Every call of compiled code needs a region, because any of them may record a graph.
         with torch.no_grad(), torch_memory_saver.region(COMPILED, backup="host"):
@@ -105,13 +91,11 @@ class Trainer:
 
 
 def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    """Return whether all results are the same, bit for bit."""
     return all(map(torch.equal, first, second))
 
 
-def cycle() -> tuple[int, int, bool]:
-    """Pause and resume once. Returns the bytes that became free, the bytes in the reports, and whether Inductor's pool was
-    part of them."""
+def cycle(first: bool) -> tuple[int, int, bool]:
+    """Return the bytes that a pause released, the bytes in its reports, and whether Inductor's pool was part of them."""
     torch_memory_saver.empty_cache()  # a pause would do it too; done first, so that the freed memory equals the report
     pool, _ = compiled_graphs()
     before = free_bytes()
@@ -119,6 +103,8 @@ def cycle() -> tuple[int, int, bool]:
     compiled = torch_memory_saver.pause(COMPILED, backup="discard")
     weights = torch_memory_saver.pause(WEIGHTS)
     given_back = free_bytes() - before
+    if first:
+        show("paused")
     other = torch.full((given_back // 2,), 0xFF, dtype=torch.uint8, device="cuda")  # overwrites the memory with NaNs
     del other
     torch.cuda.empty_cache()
@@ -126,12 +112,7 @@ def cycle() -> tuple[int, int, bool]:
     return given_back, compiled.bytes + weights.bytes, compiled.bytes >= pool
 
 
-def describe(size: int) -> str:
-    return f"{size / MIB:.1f} MiB"
-
-
 def run(arguments: argparse.Namespace, mode: str) -> None:
-    """Run everything, in a child process."""
     torch_memory_saver.hook_mode = mode
     torch.manual_seed(0)
     trainer = Trainer(arguments.width, arguments.backend)
@@ -143,46 +124,43 @@ def run(arguments: argparse.Namespace, mode: str) -> None:
     shapes = [new_shape(arguments.rows)]
     pool, graphs = compiled_graphs()
     check(torch_memory_saver.hook_mode == mode, f"hook mode {mode}")
-    check(pool > 0, f"torch.compile's {graphs} graphs have a pool of {describe(pool)}")
+    check(pool > 0, f"torch.compile's {graphs} graphs have a pool of {pool / MIB:.1f} MiB")
+    show("awake")
+    if mode == "preload":
+        print("  Not managed, as the warning says: cuBLAS's workspace (here 32 MiB), the random generator's state (2 MiB).")
 
     same, pauses = True, []
     for number in range(CYCLES):
-        pauses.append(cycle())
+        pauses.append(cycle(first=number == 0))
         if number == CYCLES // 2:
             shapes.append(new_shape(arguments.rows // 2))
             pool, more = compiled_graphs()
-            check(more > graphs, f"a new shape was recorded: {more} graphs, a pool of {describe(pool)}")
+            check(more > graphs, f"a new shape was recorded: {more} graphs, a pool of {pool / MIB:.1f} MiB")
         for batches, expected in shapes:
             same &= equal(trainer.run(batches[number % 2]), expected[number % 2])
     check(same, f"outputs, losses, gradients and weights after {CYCLES} pauses are those before, exactly")
     given_back, reported, _ = max(pauses, key=lambda pause: abs(pause[0] - pause[1]))
-    sizes = f"{describe(given_back)} (expected {describe(reported)})"
+    sizes = f"{given_back / MIB:.1f} MiB (expected {reported / MIB:.1f} MiB)"
     check(abs(given_back - reported) <= SLACK, f"given back by each of {CYCLES} pauses, at worst: {sizes}")
     if mode == "preload":
         check(all(with_pool for *_, with_pool in pauses), "the graphs' pool was part of all of them")
-    else:
-        reset(pool)
-
-
-def reset(pool: int) -> None:
-    """Print how much memory stayed on the GPU in hook mode torch, and give it back."""
-    print(f"  Not managed: {describe(pool)} of torch.compile's graphs stayed on the GPU during every pause.")
+        return
+    print(f"  Not managed: {pool / MIB:.1f} MiB of torch.compile's graphs stayed on the GPU during every pause.")
     torch.cuda.empty_cache()
     before = free_bytes()
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
-    print(f"  torch.compiler.reset() gave back {describe(free_bytes() - before)}. The next call would compile again.")
+    print(f"  torch.compiler.reset() gave back {(free_bytes() - before) / MIB:.1f} MiB. The next call would compile again.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    help = "cudagraphs captures PyTorch's own operators in the same way as inductor, without Triton (default %(default)s)"
-    parser.add_argument("--backend", choices=("inductor", "cudagraphs"), default="inductor", help=help)
-    help = "rows of an input of the first shape; the new shape has half of them (default %(default)s)"
-    parser.add_argument("--rows", type=int, default=4096, help=help)
-    help = "columns of an input; the hidden layer has four times as many (default %(default)s)"
-    parser.add_argument("--width", type=int, default=1024, help=help)
+    parser.add_argument(
+        "--backend", choices=("inductor", "cudagraphs"), default="inductor", help="cudagraphs needs no Triton"
+    )
+    parser.add_argument("--rows", type=int, default=4096, help="rows of an input of the first shape (default %(default)s)")
+    parser.add_argument("--width", type=int, default=1024, help="columns of an input (default %(default)s)")
     arguments = parser.parse_args()
     if arguments.backend == "inductor" and importlib.util.find_spec("triton") is None:
         raise SystemExit("torch.compile needs Triton, which is not installed: install it, or use --backend cudagraphs.")

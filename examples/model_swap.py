@@ -17,7 +17,7 @@ import argparse
 import time
 
 import torch
-from _common import GIB, MIB, check, checksum, device_bytes, free_bytes
+from _common import GIB, MIB, check, checksum, device_bytes, free_bytes, show
 from torch import nn
 
 from torch_memory_saver import torch_memory_saver
@@ -67,6 +67,7 @@ def pause(name: str) -> int:
     began = time.monotonic()
     done = torch_memory_saver.pause(name)
     seconds, copied, unchanged = time.monotonic() - began, done.copied_bytes / MIB, done.unchanged_bytes / MIB
+    show(f"{name} is paused")
     print(f"  pause of {name}: {seconds:.3f} s, {copied:.1f} MiB copied, {unchanged:.1f} MiB unchanged")
     return done.copied_bytes
 
@@ -95,7 +96,7 @@ def main() -> None:
         name = names[number % 2]
         began = time.monotonic()
         torch_memory_saver.resume(name)
-        print(f"  resume of {name}: {time.monotonic() - began:.3f} s")
+        show(f"{name} is resumed, in {time.monotonic() - began:.3f} s")
         check(bits(models[name]) == expected[name], "its contents are what they were")
         check(bool(models[name](x).isfinite().all()), "it computes")
         adapter = models[name].adapter.weight

@@ -26,7 +26,7 @@ os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # registrations of NCCL do no
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from _common import MIB, check, free_bytes
+from _common import MIB, check, free_bytes, show
 from _moe_transformer import SCOPE, Shape, make_batch, make_layers, seen_by
 from _pipeline_stage import Links, Stage
 from torch import nn
@@ -124,8 +124,9 @@ def idle() -> tuple[int, int]:
     before = free_bytes()
     reports = [torch_memory_saver.pause(tag) for tag in (GRAPHS, WEIGHTS)]
     freed = free_bytes() - before
-    torch_memory_saver.resume(WEIGHTS)
-    torch_memory_saver.resume(GRAPHS)
+    show("graphs and weights are paused")
+    torch_memory_saver.resume([WEIGHTS, GRAPHS])
+    show("graphs and weights are resumed")
     return freed, sum(report.bytes for report in reports if report is not None)
 
 
@@ -178,8 +179,6 @@ def parse() -> Setup:
     options = parser.parse_args()
     if torch.cuda.device_count() < options.pipeline:
         parser.error(f"--pipeline {options.pipeline} needs as many GPUs, real or simulated: see simulate --devices")
-    if options.pipeline == 1 < options.chunks:
-        parser.error("--chunks needs --pipeline")
     if options.layers % (options.pipeline * options.chunks):
         parser.error("--layers must be a multiple of GPUs times chunks")
     shape = Shape(options.width, options.length, options.layers)

@@ -11,9 +11,10 @@ import ctypes
 import multiprocessing
 import os
 import sys
+from unittest.mock import patch
 
 import torch
-from _common import GIB, MIB, check, check_bytes, free_bytes, options
+from _common import GIB, MIB, check, check_bytes, free_bytes, options, show
 
 from torch_memory_saver import configure_subprocess, torch_memory_saver
 
@@ -32,7 +33,9 @@ def regions(size: int) -> None:
         check(ctypes.CDLL(None).cudaMalloc(ctypes.byref(address), ctypes.c_size_t(64 * MIB)) == 0, "cudaMalloc by ctypes")
     check(torch_memory_saver.hook_mode == "preload", "the library is preloaded")
     check_bytes(before - free_bytes(), size + 64 * MIB, "taken by torch and by the other library")
+    show("the region has memory of torch and of the other library")
     torch_memory_saver.pause("weights")
+    show("paused")
     check_bytes(before - free_bytes(), 0, "still taken by either")
     torch_memory_saver.resume("weights")
     tensor.fill_(1)
@@ -70,8 +73,9 @@ def everything(size: int) -> None:
         trainer.step()
     torch.cuda.empty_cache()  # a pause would do it too; done first, so that the freed memory equals the report
     before = free_bytes()
+    show("the trainer is awake")
     report = torch_memory_saver.pause()
-    print(f"  the whole trainer went: {report.bytes / GIB:.2f} GiB, {report.copied_bytes / GIB:.2f} GiB of it to the host")
+    show("the whole trainer is parked")
     check_bytes(free_bytes() - before, report.bytes, "given back")
     torch_memory_saver.resume()
     check(trainer.is_as_expected(), f"parameters and momenta are what they were: {trainer.expected}")
@@ -81,16 +85,9 @@ def everything(size: int) -> None:
 
 def run(target: str, size: int, environment: dict[str, str]) -> None:
     print(f"A child with LD_PRELOAD{''.join(f' and {name}={value}' for name, value in environment.items())}:", flush=True)
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    with configure_subprocess():
+    with patch.dict(os.environ, environment), configure_subprocess():
         child = multiprocessing.get_context("spawn").Process(target=globals()[target], args=(size,))
         child.start()
-    for name, value in before.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
     child.join()
     if child.exitcode != 0:
         sys.exit(f"FAILED: the child ended with status {child.exitcode}")

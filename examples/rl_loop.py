@@ -1,23 +1,19 @@
 """The main use: a trainer and an inference engine take turns on one GPU.
 
-A small transformer learns by reinforcement, as in GRPO: the engine samples a group of answers to each prompt, every answer
-gets a reward, and the trainer makes the answers that are better than the mean of their group more likely. The trainer and
-the engine are processes. Their memory has these tags:
-
-  trainer   "actor" and "optimizer" (AdamW's moments): kept in host memory while the trainer is parked
-  engine    "weights", "kv_cache" and "cuda_graph": dropped while the engine sleeps, because each wake-up fills them again
-
-A step of the loop has three stages:
+A small transformer learns by reinforcement, as in GRPO: the engine samples a group of answers to each prompt. The trainer
+makes the answers that are better than the mean of their group more likely. Both are processes. The trainer's memory is kept
+in host memory while it is parked. The engine's is dropped while it sleeps, because each wake-up fills it again. A step has
+three stages, and the memory in use by both processes is printed in each:
 
   update    the engine wakes its weights only, and copies the actor's from the trainer's memory (CUDA IPC)
   rollout   the trainer is parked; the engine wakes the rest, and samples by replaying its CUDA graph
   train     the engine sleeps; the trainer resumes and makes a step of the optimizer
 
+Rewards and losses depend on the number of threads (OMP_NUM_THREADS) with which a simulated GPU computes.
+
     python examples/rl_loop.py
     python -m torch_memory_saver simulate -- python examples/rl_loop.py
 """
-
-from __future__ import annotations
 
 import argparse
 import os
@@ -28,11 +24,11 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, matri
 
 import torch
 import torch.multiprocessing as mp
+from _common import MIB, used_mib
 from transformer import Shape, Transformer
 
 from torch_memory_saver import torch_memory_saver
 
-MIB = 1 << 20
 PROMPTS, GROUP = 8, 32
 SHAPE = Shape(width=256, vocab_size=16, max_length=8)
 
@@ -114,7 +110,7 @@ def make_reproducible() -> None:
 
 
 def rewards_of(sequences: torch.Tensor) -> torch.Tensor:
-    """Return the reward of each sequence: the share of its tokens that repeat the prompt."""
+    """Return the rewards: the share of each sequence's tokens that repeat the prompt."""
     return (sequences[:, 1:] == sequences[:, :1]).float().mean(dim=1)
 
 
@@ -124,13 +120,6 @@ def loss_of(actor: Transformer, sequences: torch.Tensor, rewards: torch.Tensor) 
     advantages = (groups - groups.mean(dim=1, keepdim=True)) / (groups.std(dim=1, keepdim=True) + 1e-4)
     log_probs = actor(sequences[:, :-1]).log_softmax(dim=-1).gather(2, sequences[:, 1:, None])[:, :, 0]
     return -(log_probs * advantages.view(-1, 1)).mean()
-
-
-def used_mib() -> int:
-    """Return the device memory that all processes use, in MiB."""
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return (total - free) // MIB
 
 
 def main() -> None:
@@ -168,6 +157,7 @@ def main() -> None:
         train = used_mib()
         optimizer.zero_grad()
         print(f"{step:4}  {rewards.mean():6.3f}  {loss.item():9.6f}  {update:18}  {rollout:7}  {train:5}", flush=True)
+    engine.pool.shutdown()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
-from _common import GIB, check, check_bytes, free_bytes, options
+from _common import GIB, check, check_bytes, free_bytes, options, show
 from torch import nn
 
 from torch_memory_saver import torch_memory_saver
@@ -146,10 +146,12 @@ def sleep(asleep: AbstractContextManager[None]) -> None:
     """Sleep once. Meanwhile a trainer takes half of the released memory and overwrites it."""
     held, before = torch_memory_saver.stats().total.resident_bytes, free_bytes()
     with asleep:
+        show("the engine sleeps")
         if not torch_memory_saver.guard:  # guard mode keeps one page of 2 MiB
             check_bytes(free_bytes() - before, held, "given back by the engine")
         torch.full((held // 2,), 0xEE, dtype=torch.uint8, device="cuda").sum().item()
         torch.cuda.empty_cache()
+    show("the engine is awake")
 
 
 def check_awake(engine: Engine, expected: list[int]) -> None:

@@ -8,7 +8,7 @@ freed, so the two peaks never add up. A region may be entered while its tag is p
 """
 
 import torch
-from _common import GIB, allocate, check, check_bytes, free_bytes, options, total
+from _common import GIB, allocate, check, check_bytes, free_bytes, options, show, total
 
 from torch_memory_saver import torch_memory_saver
 
@@ -22,27 +22,25 @@ def main() -> None:
         weights = allocate(size / 4)
     with torch_memory_saver.region(tag="kv_cache"):
         cache = allocate(size * 3 / 4)
-    for name, usage in torch_memory_saver.stats().tags.items():
-        print(f"{name}: {usage.resident_bytes / GIB:.2f} GiB resident")
+    show("the engine has its weights and its KV cache")
     check_bytes(start - free_bytes(), total(weights) + total(cache), "taken by the engine")
 
-    print("Training begins: the engine gives everything back.")
-    torch_memory_saver.pause("kv_cache")
-    torch_memory_saver.pause("weights")
+    torch_memory_saver.pause(["kv_cache", "weights"])
+    show("training begins: the engine has given everything back")
     check_bytes(start - free_bytes(), 0, "still taken by the engine")
-    trained = [torch.full_like(weight, 7) for weight in allocate(total(weights))]
+    trained = [torch.full_like(weight, 7) for weight in weights]  # reads only their shapes
 
-    print("First stage: the weights come back and are filled from the trainer's.")
     torch_memory_saver.resume("weights")
+    show("first stage: the weights are back, and are filled from the trainer's")
     for weight, new in zip(weights, trained, strict=True):
         weight.copy_(new)
     tags = torch_memory_saver.stats().tags
     check(tags["kv_cache"].resident_bytes == 0, "the KV cache takes nothing yet")
 
-    print("Second stage: the trainer's memory goes, then the KV cache comes back.")
     del trained, new
     torch.cuda.empty_cache()
     torch_memory_saver.resume("kv_cache")
+    show("second stage: the trainer's memory has gone, and the KV cache is back")
     check(all(bool((weight == 7).all()) for weight in weights), "the weights are the trained ones")
     for block in cache:
         block.zero_()

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from _common import GIB, check, check_bytes, free_bytes, options, total
+from _common import GIB, check, check_bytes, free_bytes, options, show, total
 
 from torch_memory_saver import torch_memory_saver
 
@@ -28,26 +28,21 @@ def main() -> None:
     def load(number: int) -> Any:
         return torch.full((shard_bytes,), number, dtype=torch.uint8, device="cuda")
 
-    print(f"{THREADS} threads of a pool load {SHARDS - 1} shards.")
     with torch_memory_saver.region(tag="weights", backup="host"), ThreadPoolExecutor(THREADS) as pool:
         shards = list(pool.map(load, range(SHARDS - 1)))
         thread = threading.Thread(target=torch_memory_saver.bind_region(lambda: shards.append(load(SHARDS - 1))))
-    print("A thread of the program's own loads the last one, after the region was left.")
+    show(f"{THREADS} threads of a pool have loaded {SHARDS - 1} shards")
     thread.start()
     thread.join()
+    show("a thread of the program's own has loaded the last one, after the region was left")
     check(all(torch_memory_saver.tag_of(shard) == "weights" for shard in shards), "every shard belongs to the region")
     check_bytes(start - free_bytes(), total(shards), "taken by the shards")
 
-    print("A pause releases all of them.")
     torch_memory_saver.pause("weights")
+    show("paused")
     check_bytes(start - free_bytes(), 0, "still taken")
     torch_memory_saver.resume("weights")
     check(all(bool((shard == number).all()) for number, shard in enumerate(shards)), "every shard is as it was loaded")
-
-    print("Outside of a region the threads allocate ordinary memory.")
-    with ThreadPoolExecutor(THREADS) as pool:
-        ordinary = list(pool.map(load, range(2)))
-    check(all(torch_memory_saver.tag_of(shard) is None for shard in ordinary), "these shards are not managed")
 
 
 if __name__ == "__main__":

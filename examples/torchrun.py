@@ -13,7 +13,7 @@ os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
 
 import torch
 import torch.distributed as dist
-from _common import GIB, check, check_bytes, free_bytes, options
+from _common import GIB, check, check_bytes, free_bytes, options, show
 
 from torch_memory_saver import torch_memory_saver
 
@@ -39,7 +39,9 @@ def main() -> None:
         result.copy_(summed)
 
     before = free_bytes()
+    show(f"rank {rank} is awake")
     report = torch_memory_saver.pause()
+    show(f"rank {rank} is paused")
     check_bytes(free_bytes() - before, report.bytes, f"rank {rank} of {world} gave back")
     dist.barrier()  # every rank has paused; a trainer would work here
     torch_memory_saver.resume()

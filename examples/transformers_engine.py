@@ -7,7 +7,7 @@ keeps the addresses. The program needs `pip install transformers`. The model is 
 """
 
 import torch
-from _common import GIB, check, check_bytes, free_bytes, options
+from _common import GIB, check, check_bytes, free_bytes, options, show
 from transformers import ContinuousBatchingConfig, GenerationConfig, GenerationMixin, Qwen2Config, Qwen2ForCausalLM
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
@@ -67,7 +67,9 @@ def renew(model: GenerationMixin) -> None:
 def nap(engine: Engine) -> None:
     """Let the engine sleep once. Meanwhile a trainer takes half of the released memory and overwrites it."""
     held, before = torch_memory_saver.stats().total.resident_bytes, free_bytes()
+    show("the engine has its weights, cache and graphs")
     engine.sleep()
+    show("the engine sleeps")
     if not torch_memory_saver.guard:  # guard mode keeps one page of 2 MiB
         check_bytes(free_bytes() - before, held, "given back by the engine")
     torch.full((held // 2,), 0xEE, dtype=torch.uint8, device="cuda").sum().item()

@@ -7,6 +7,7 @@ test that needs another one starts a process.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib.util
@@ -153,6 +154,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.stash.get(INJECTED, 0) and not session.config.getoption("numprocesses", None):
+        # At the exit of this process, which has run tests, the native log writes how often it has left out a message.
+        atexit.register(os.write, 2, b"\nIf warnings follow, they are about failures that the tests injected on purpose.\n")
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:  # in a process of pytest-xdist
         output["injected"] = session.config.stash.get(INJECTED, 0)
@@ -165,8 +169,10 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in skip_reasons.counted(report.longrepr[-1] for report in terminalreporter.stats.get("skipped", ())):
+        terminalreporter.write_line(line)
     if config.stash.get(INJECTED, 0):
-        terminalreporter.write_line(f"{config.stash[INJECTED]} injected failures")
+        terminalreporter.write_line(f"{config.stash[INJECTED]} failures were injected on purpose, and handled")
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,18 @@ def test_the_picture_of_the_demo_has_its_stages() -> None:
     assert [name for name, caption in picture._CAPTIONS.items() if name not in drawn or caption not in drawn] == []
 
 
+def test_the_picture_of_an_example_has_the_stages_that_it_prints() -> None:
+    picture = _load("draw_example")
+    drawn = re.findall(r">(\d+) MiB</text>.*?>([^<>]+)</text>", picture.PICTURE.read_text(encoding="utf-8"), re.DOTALL)
+    rows = [(int(size), name) for size, name in drawn]
+    printed = re.findall(r'show\("([^"]*)"\)', picture.EXAMPLE.read_text(encoding="utf-8"))
+    assert [name for _, name in rows] == printed
+    text = "".join(f"{size:6} MiB in use: {name}\n  ok: a check\n" for size, name in rows)
+    assert picture.draw(picture.stages(text)) == picture.PICTURE.read_text(encoding="utf-8"), (
+        "run: python docs/draw_example.py"
+    )
+
+
 def test_the_picture_of_the_schedule_has_its_work() -> None:
     picture = _load("draw_schedule")
     drawn = re.findall(r'<g id="(forward|backward)-(\d+)-(\d+)-(\d+)">', picture.PICTURE.read_text(encoding="utf-8"))

@@ -18,8 +18,7 @@ EXAMPLES = REPOSITORY / "examples"
 CALLS: dict[str, list[str]] = {
     "simple.py": ["--gib", "1"],
     "tags.py": ["--gib", "1"],
-    "cpu_backup.py": ["--gib", "0.5"],
-    "disk_backup.py": ["--gib", "0.5"],
+    "backups.py": ["--gib", "0.5"],
     "cuda_graph.py": ["--gib", "0.5"],
     "preload.py": ["--gib", "0.5"],
     "sleeping_engine.py": ["--gib", "0.25"],
@@ -30,12 +29,11 @@ CALLS: dict[str, list[str]] = {
 CHECKS = {
     "simple.py": 5,
     "tags.py": 7,
-    "cpu_backup.py": 14,
-    "disk_backup.py": 7,
-    "cuda_graph.py": 8,
+    "backups.py": 34,
+    "cuda_graph.py": 7,
     "preload.py": 10,
     "sleeping_engine.py": 14,
-    "thread_pool.py": 5,
+    "thread_pool.py": 4,
     "simulated_training.py": 3,
 }
 #: Examples for several GPUs are run below, and others by test files of their own.
@@ -45,7 +43,6 @@ RUN_ELSEWHERE = {
     "memory_leak.py",
     "model_swap.py",
     "partial_cuda_graph.py",
-    "rl_colocate.py",
     "rl_loop.py",
     "rl_sharded.py",
     "torchrun.py",

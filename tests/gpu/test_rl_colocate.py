@@ -1,5 +1,5 @@
-"""Guards examples/rl_colocate.py: every strategy makes its steps or says what is missing, and holds in each phase the memory
-that it should. A run starts nine engines, so all tests are slow but those of recorded results."""
+"""Guards benchmarks/rl_colocate.py: every strategy makes its steps or says what is missing, and holds in each phase the
+memory that it should. A run starts nine engines, so all tests are slow but those of recorded results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_support import REPOSITORY, SIMULATED
 
 pytestmark = [pytest.mark.outer, pytest.mark.timeout(300)]
 
-EXAMPLE = str(REPOSITORY / "examples" / "rl_colocate.py")
+EXAMPLE = str(REPOSITORY / "benchmarks" / "rl_colocate.py")
 MIB = 1 << 20
 STEPS = 2
 #: A simulated GPU whose memory the scaled sizes exceed, as the published ones exceed an H200's. A real GPU has room for all.

@@ -3,7 +3,7 @@
 The Python blocks of a page are one program, in their order. A comment on the line before a block changes that:
 
 ``<!-- test: setup``     the lines up to ``-->`` are part of the program, and the reader does not see them
-``<!-- test: program -->``   a program of its own begins with this block
+``<!-- test: program -->``   a program of its own begins with this block, or with the setup that follows
 ``<!-- test: skip: why -->`` this block is not run
 ``<!-- test: shell -->``     this shell block is run; without a comment, a shell block is an error
 ``<!-- test: torch shell -->`` this shell block is run where PyTorch's CUDA build is
@@ -97,6 +97,8 @@ class _Reader:
             if mark is None and line.lstrip().startswith("<!-- test"):
                 raise ValueError(f"{self._here()}: this is no mark of a test: {line.strip()}")
             if mark is not None and mark["what"] == "setup":
+                if directive is not None and directive["what"] == "program":
+                    self.current = directive = None
                 self._add(*self._until("-->"))
             elif fence is not None:
                 self._block(fence, directive)

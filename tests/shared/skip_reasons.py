@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
 import pytest
@@ -31,7 +31,11 @@ REASONS = (
     Reason("Inductor needs .*", "a compiler for GPUs makes code that the simulated GPU cannot run"),
     Reason("IMPORTER_PYTHONS names no environments", "make torch-matrix has environments of several releases"),
     Reason("PyTorch is not installed", "the step with PyTorch's CPU build runs these tests", "torch"),
-    Reason("(matplotlib|tqdm|nvidia-.*) is not installed.*", "the step with the optional packages runs these", "packages"),
+    Reason(
+        "(matplotlib|mkdocs-material|tqdm|nvidia-.*) is not installed.*",
+        "the step with the optional packages runs these",
+        "packages",
+    ),
     Reason("could not import 'pynvml'.*", "the step with the optional packages runs this test", "packages"),
     Reason("needs a real GPU: (?!run pytest).*", "the simulated GPU does not have what the test shows"),
     Reason("(not in .* yet|not compared: .*need more than).*", "only a real GPU can be recorded"),
@@ -48,6 +52,16 @@ REASONS = (
     Reason("needs Chromium, .*", "a browser has no package that every system of CI has"),
     Reason("starts a process with a context|PyTorch warns that it .*", "a combination of parameters that means nothing"),
 )
+
+
+def counted(texts: Iterable[str]) -> list[str]:
+    """A line for each reason, with a count. Reasons that differ only after a colon are one line."""
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        reason = text.removeprefix("Skipped: ")
+        groups.setdefault(reason.partition(": ")[0], []).append(reason)
+    lines = [(len(found), found[0] if len(set(found)) == 1 else f"{group}: ...") for group, found in groups.items()]
+    return [f"{count:5} skipped: {reason}" for count, reason in sorted(lines, reverse=True)]
 
 
 def is_allowed(reason: str, lacking: str) -> bool:

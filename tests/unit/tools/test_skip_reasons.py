@@ -96,3 +96,11 @@ def test_each_reason_has_its_pattern_and_says_why() -> None:
     assert len({each.pattern for each in skip_reasons.REASONS}) == len(skip_reasons.REASONS)
     assert [each for each in skip_reasons.REASONS if not each.why or re.fullmatch(each.pattern, "")] == []
     assert {each.lacking for each in skip_reasons.REASONS} == {"", "torch", "packages"}
+
+
+def test_the_summary_has_a_line_for_each_reason() -> None:
+    found = ["Skipped: the page says: a server", "needs a GPU: run --gpu", "the page says: root", "needs a GPU: run --gpu"]
+    assert skip_reasons.counted([*found, "needs a GPU: run --gpu"]) == [
+        "    3 skipped: needs a GPU: run --gpu",
+        "    2 skipped: the page says: ...",
+    ]

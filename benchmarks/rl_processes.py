@@ -12,8 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-from _common import fill_random
-from _rl_sizes import BATCHES, HIDDEN, LAYERS, WORDS, Sizes, per_layer
+from rl_sizes import BATCHES, HIDDEN, LAYERS, WORDS, Sizes, per_layer
 
 from torch_memory_saver import torch_memory_saver
 
@@ -83,7 +82,8 @@ class Trainer(Process):
             self.optimizer = chunks(sizes.optimizer)
         with torch_memory_saver.region(tag=GRADIENTS):
             self.gradients = matrices(sizes)
-        fill_random(self.weights)
+        for weight in self.weights:
+            weight.view(torch.int64).random_()
         for state in self.optimizer:
             state.zero_()
         self.activations: list[torch.Tensor] = []

@@ -13,14 +13,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from _common import check
-from _rl_processes import ACTIVATIONS, GRADIENTS, GRAPHS, KV_CACHE, OPTIMIZER, WEIGHTS, Engine, Remote, RemoteError
-from _rl_sizes import GB, Sizes
+from rl_processes import ACTIVATIONS, GRADIENTS, GRAPHS, KV_CACHE, OPTIMIZER, WEIGHTS, Engine, Remote, RemoteError
+from rl_sizes import GB, Sizes
 
 OTHER = "other"
 #: The components of device memory, in the order of the table and of the bars. `other`: contexts, libraries and caches.
 COMPONENTS = ("trainer's weights", "engine's weights", KV_CACHE, GRAPHS, ACTIVATIONS, GRADIENTS, OPTIMIZER, OTHER)
 PHASES = ("train", "update", "synchronise", "generate")
+
+
+def check(holds: bool, what: str) -> None:
+    """End the program with status 1 unless `what` holds."""
+    if not holds:
+        raise SystemExit(f"FAILED: {what}")
+    print(f"  ok: {what}", flush=True)
 
 
 @dataclass

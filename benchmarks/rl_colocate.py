@@ -17,10 +17,10 @@ The table shows the peak of device memory, the seconds of the switches (median o
 the largest KV cache with which each strategy succeeds, found by trying. A second table and the plot show what the memory
 holds in each phase. The last part resumes the engine's weights from host memory and then takes the trainer's, step by step.
 
-    python examples/rl_colocate.py
-    python examples/rl_colocate.py --scale 0.1 --skip-search
-    python examples/rl_colocate.py --json results.json
-    python examples/rl_colocate.py --results results.json --plot memory.svg
+    python benchmarks/rl_colocate.py
+    python benchmarks/rl_colocate.py --scale 0.1 --skip-search
+    python benchmarks/rl_colocate.py --json results.json
+    python benchmarks/rl_colocate.py --results results.json --plot memory.svg
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from _common import check
-from _rl_processes import KV_CACHE, WEIGHTS, Remote, Trainer
-from _rl_report import Outcome, Results, plot
-from _rl_sizes import FULL_SIZE_GB, GB, LAYERS, PIECE, Sizes
-from _rl_strategies import STRATEGIES, Step, Strategy, WakeInStages, largest_cache, run
+from rl_processes import KV_CACHE, WEIGHTS, Remote, Trainer
+from rl_report import Outcome, Results, plot
+from rl_sizes import FULL_SIZE_GB, GB, LAYERS, PIECE, Sizes
+from rl_strategies import STRATEGIES, Step, Strategy, WakeInStages, check, largest_cache, run
 
 #: The search tries sizes that differ by the GPU's memory divided by this number.
 SEARCH_PARTS = 500

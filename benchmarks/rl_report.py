@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from _rl_processes import KV_CACHE
-from _rl_sizes import GB, LAYERS, Sizes
-from _rl_strategies import COMPONENTS, PHASES, STRATEGIES, Step, Strategy
+from rl_processes import KV_CACHE
+from rl_sizes import GB, LAYERS, Sizes
+from rl_strategies import COMPONENTS, PHASES, STRATEGIES, Step, Strategy
 
 _COLORS = ("#2b6cb0", "#63b3ed", "#2f855a", "#9ae6b4", "#d69e2e", "#e9a8a8", "#9b5c8f", "#a0aec0")
 _INK = "#4a5568"
