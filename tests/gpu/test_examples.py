@@ -48,6 +48,7 @@ RUN_ELSEWHERE = {
     "rl_colocate.py",
     "rl_loop.py",
     "rl_sharded.py",
+    "sglang_published_loader.py",
     "torchrun.py",
     "transformers_engine.py",
     "trl_grpo.py",

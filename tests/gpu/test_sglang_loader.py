@@ -1,10 +1,9 @@
-"""Guards the recipe of docs/guides/engines.md that gives SGLang its weights from the shared store: the block of the page
-runs, with a stand-in for SGLang, in processes that run programs/sglang_loader.py."""
+"""Guards examples/sglang_published_loader.py, which gives SGLang its weights from the shared store. Each process runs
+programs/sglang_loader.py, with a stand-in for SGLang."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,12 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 from gpu_support import torch
 from second_process import SecondProcess
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "engines.md"
-if not PAGE.is_file():
-    pytest.skip("needs the sources: there is no docs/", allow_module_level=True)
-
-_RECIPE = re.compile(r"^```python\n(# published_loader\.py\n.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Loaded(NamedTuple):
@@ -33,7 +26,7 @@ class Process(SecondProcess):
 
     def __init__(self, parent: Path, checkpoint: Path, *environment: tuple[str, str]) -> None:
         super().__init__((("TMS_SHARED_DIR", str(parent / "store")), *environment), "sglang_loader.py")
-        self.ask("start", parent / "published_loader.py", checkpoint)
+        self.ask("start", checkpoint)
 
     def ask(self, *words: object) -> Any:
         self.tell(*words)
@@ -47,10 +40,8 @@ class Process(SecondProcess):
 
 @pytest.fixture
 def parent() -> Iterator[Path]:
-    """Makes a folder that has the recipe and will have the store."""
+    """Makes a folder for the store."""
     made = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    (recipe,) = _RECIPE.findall(PAGE.read_text(encoding="utf-8"))
-    (made / "published_loader.py").write_text(recipe, encoding="utf-8")
     yield made
     shutil.rmtree(made)
 
@@ -61,7 +52,7 @@ def save(checkpoint: Path, seed: int) -> None:
     torch.save({"weight": weight, "scale": torch.full((1,), 2.0 * seed)}, checkpoint / "model.bin")
 
 
-def test_the_recipe_adopts_in_a_new_process(parent: Path, tmp_path: Path) -> None:
+def test_the_example_adopts_in_a_new_process(parent: Path, tmp_path: Path) -> None:
     save(tmp_path, 1)
     with Process(parent, tmp_path) as process:
         first = process.load()
@@ -73,7 +64,7 @@ def test_the_recipe_adopts_in_a_new_process(parent: Path, tmp_path: Path) -> Non
         assert process.load(rank=1) == (0, [], first.contents)
 
 
-def test_the_recipe_loads_a_changed_checkpoint(parent: Path, tmp_path: Path) -> None:
+def test_the_example_loads_a_changed_checkpoint(parent: Path, tmp_path: Path) -> None:
     save(tmp_path, 1)
     with Process(parent, tmp_path) as process:
         first = process.load()
@@ -97,7 +88,7 @@ def test_an_update_from_disk_loads_and_publishes_nothing(parent: Path, tmp_path:
         assert manifest.read_bytes() == before
 
 
-def test_the_recipe_loads_in_a_disabled_process(parent: Path, tmp_path: Path) -> None:
+def test_the_example_loads_in_a_disabled_process(parent: Path, tmp_path: Path) -> None:
     save(tmp_path, 1)
     with Process(parent, tmp_path, ("TMS_DISABLE", "1")) as process:
         first, second = process.load(), process.load()

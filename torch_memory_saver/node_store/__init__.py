@@ -189,16 +189,19 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
     if _core.get_disabled():
         load()
         return False
+    before = None
     try:
         torch = layer.require_module()
         before = describe(torch, model, "adopt_or_load")
         if adopt(name, model, identity=identity):
             return True
+        remove(name)
     except Exception as error:
         logger.warning("'%s' is loaded and not published: %s", name, error)
-        load()
-        return False
+        before = None
     load()
+    if before is None:
+        return False
     try:
         change = changed(before, describe(torch, model, "adopt_or_load"))
         if change:

@@ -21,7 +21,6 @@ import re
 from typing import Any
 
 import vllm
-from vllm import envs
 from vllm.model_executor.model_loader import get_model_loader, register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
@@ -126,7 +125,7 @@ class PublishedLoader(BaseModelLoader):  # type: ignore[misc]
                 parallel.data_parallel_size,
                 parallel.enable_expert_parallel,
             ],
-            "hashes": [model_config.compute_hash(), parallel.compute_hash(), _hash(envs.compile_factors())],
+            "hashes": [model_config.compute_hash(), parallel.compute_hash()],
             "format": self._loader.load_config.load_format,
         }
 

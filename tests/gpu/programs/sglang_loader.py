@@ -1,7 +1,7 @@
-"""A process that loads models with the recipe of docs/guides/engines.md and SGLang's stand-in. Executes the commands on its
+"""A process that loads models with examples/sglang_published_loader.py and SGLang's stand-in. Executes the commands on its
 standard input, one a line, and answers each with `ok` and JSON.
 
-start FILE FOLDER  the recipe, and the checkpoint; the first command
+start FOLDER       the checkpoint; the first command
 load RANK          a new model on a rank: how often files were loaded, the warnings, and digests of the model
 update             loads the checkpoint into the newest model, as SGLang's update from disk does
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "shared" / "sglang_stand_in"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 from gpu_support import torch
 
@@ -44,9 +45,8 @@ class State:
     loader: Any = None
 
 
-def start(recipe: str, checkpoint: str) -> None:
-    sys.path.insert(0, str(Path(recipe).parent))
-    State.loader = import_module(Path(recipe).stem).PublishedLoader
+def start(checkpoint: str) -> None:
+    State.loader = import_module("sglang_published_loader").PublishedLoader
     config.model_path = checkpoint
 
 
