@@ -103,7 +103,8 @@ class PublishedLoader(BaseModelLoader):  # type: ignore[misc]
             return None
         folder = _UNUSUAL.sub("-", os.path.basename(os.path.normpath(model_config.model)))[-_LONGEST:]
         kind = facts["quantization"] or facts["dtype"]
-        return f"vllm/{folder}/{kind}/rank{facts['rank']}/{_hash(facts)[:_DIGITS]}", identity
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+        return f"vllm/{folder}/{kind}/rank{facts['rank']}/{digest}", identity
 
     def _facts(self, model_config: Any, parallel: Any, prefix: str) -> dict[str, Any]:
         """Return on what the tensors of this rank depend, apart from the files and versions.
@@ -112,7 +113,7 @@ class PublishedLoader(BaseModelLoader):  # type: ignore[misc]
         else does. vLLM's own hashes say which settings may change a model. They lack the ranks.
         """
         return {
-            "model": os.path.realpath(model_config.model) if os.path.isdir(model_config.model) else model_config.model,
+            "model": model_config.model,
             "prefix": prefix,
             "architectures": getattr(model_config.hf_config, "architectures", None),
             "dtype": str(model_config.dtype).removeprefix("torch."),
@@ -139,7 +140,3 @@ class PublishedLoader(BaseModelLoader):  # type: ignore[misc]
             patterns = other.allow_patterns_overrides
             found += find(other.model_or_path, other.subfolder, other.revision, other.fall_back_to_pt, patterns)[1]
         return found
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
