@@ -166,6 +166,9 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
     if an adopter would have everything that the load has set. So a load that replaces a parameter or a submodule, or changes
     an attribute of one, is named in a warning, and nothing is published. Changes inside other objects are not noticed.
 
+    Weights of this name that cannot be adopted are removed before the load. So their memory is free for the new ones, and
+    damaged objects are written again.
+
     Call the function before anything converts the weights, such as the repacking of a quantisation method. A process that
     adopts them then converts them as a process that loads them does, and gets what conversion sets in Python.
 
