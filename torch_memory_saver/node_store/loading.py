@@ -1,8 +1,8 @@
 """What loading weights has changed besides the bytes of tensors, because a process that adopts them would lack it.
 
 A model is described before and after the load: the shapes and the storages of its tensors, which objects its parameters and
-submodules are, and the attributes of both. Elements of containers are compared as well, one level deep. What a load changes
-inside other objects is not noticed. A description keeps no tensor and no module in memory.
+submodules are, and the attributes of both. Elements of containers are compared as well, one level deep. Changes inside
+other objects are not noticed. A description keeps no tensor and no module in memory.
 """
 
 from __future__ import annotations
