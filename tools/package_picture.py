@@ -16,6 +16,7 @@ CONTENTS = {
     "observe": "what only observes: memory, events, reports, commands",
     "_additions": "what is added to the saver",
     "_compat": "the C++ package's names",
+    "vllm": "the plug-in of vLLM",
     "saver": "the public class",
     "_services": "what features may use",
     "_engine": "region, pause, resume, hooks, fork and exit",
@@ -33,7 +34,7 @@ CONTENTS = {
 }
 COLOURS = ("#0e7490", "#be123c", "#15803d", "#7e22ce", "#b45309", "#0f766e", "#1d4ed8", "#64748b")
 WIDTH, HEIGHT, GAP, MARGIN = 760, 48, 14, 20
-CAPTION = "A part imports only parts of lower rows. Features do not import each other."
+CAPTION = "A part imports only parts of lower rows. Features of a row do not import each other."
 
 
 def layers(pyproject: str) -> list[list[str]]:

@@ -45,6 +45,7 @@ RUN_ELSEWHERE = {
     "partial_cuda_graph.py",
     "rl_loop.py",
     "rl_sharded.py",
+    "sglang_published_loader.py",
     "torchrun.py",
     "transformers_engine.py",
     "trl_grpo.py",

@@ -245,6 +245,39 @@ def test_new_weights_replace_those_of_the_name(folder: Path, weights: Path) -> N
         assert process.ask("logits") == expected
 
 
+@pytest.mark.parametrize("change", ["nothing", "same", "tensor", "buffer"])
+def test_a_load_that_sets_tensors_is_published(change: str, folder: Path, weights: Path) -> None:
+    with restarted(folder) as process:
+        process.do("save", weights, 1)
+        assert Adopted(*json.loads(process.ask("either", "a", change, weights)))[:2] == (False, 1)
+        expected = process.ask("logits")
+        process.do("zero")
+        assert Adopted(*json.loads(process.ask("either", "a", change, weights))) == (True, 0, None, "", [])
+        assert process.ask("logits") == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ("attribute", "up.in_features"),
+        ("new", "up.table"),
+        ("element", "table.scale"),
+        ("parameter", "up.bias"),
+        ("mark", "up.weight.state"),
+        ("module", "down"),
+        ("shape", "odd.shape"),
+    ],
+)
+def test_a_load_that_sets_more_is_named_and_not_published(change: str, place: str, folder: Path, weights: Path) -> None:
+    with restarted(folder) as process:
+        process.do("save", weights, 1)
+        found = Adopted(*json.loads(process.ask("either", "a", change, weights)))
+        assert found[:2] == (False, 1)
+        (warning,) = found.warnings
+        assert f"'{place}'" in warning and "'a'" in warning
+        assert json.loads(process.ask("names")) == []
+
+
 @pytest.mark.parametrize(("what", "text"), [("cpu", "device cpu"), ("meta", "device meta"), ("subclass", "a Subclass")])
 def test_tensors_that_cannot_be_published_are_refused(what: str, text: str, folder: Path) -> None:
     with restarted(folder) as process:

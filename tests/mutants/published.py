@@ -103,4 +103,32 @@ MUTANTS = (
         "            for link, _ in files_in(os.open(encoded, os.O_RDONLY, dir_fd=names)):",
         (_PYTHON + "test_names.py::test_a_removal_leaves_what_is_published_meanwhile",),
     ),
+    Mutant(
+        "a-parameter-that-loading-replaces-is-no-change",
+        "torch_memory_saver/node_store/loading.py",
+        'for name, value in vars(module).items() if name != "_buffers"}',
+        'for name, value in vars(module).items() if name not in ("_buffers", "_parameters")}',
+        (_PYTHON + "test_loading.py",),
+    ),
+    Mutant(
+        "equal-numbers-are-a-change",
+        "torch_memory_saver/node_store/loading.py",
+        "return one is other or (type(one)",
+        "return one is other or (one is other and type(one)",
+        (_PYTHON + "test_loading.py",),
+    ),
+    Mutant(
+        "a-description-of-a-model-keeps-its-tensors",
+        "torch_memory_saver/node_store/loading.py",
+        "weakref.ref(element) if can_go else element",
+        "element",
+        (_PYTHON + "test_loading.py",),
+    ),
+    Mutant(
+        "every-worker-of-vllm-gets-the-load-format",
+        "torch_memory_saver/vllm/plugin.py",
+        "        if _selects_loader(vllm_config):\n",
+        "        if _selects_loader(vllm_config) or True:\n",
+        ("tests/unit/python/vllm/test_plugin.py::test_a_worker_that_selects_the_load_format_gets_it",),
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import EntryPoint
@@ -50,10 +50,21 @@ def load_plugin() -> Any:
     return import_module(_PLUGIN)
 
 
-def make_worker(backend: str = "torch_memory_saver", **settings: Any) -> Any:
-    """Return a worker of an engine in sleep mode, or with other settings of the model."""
+def make_worker(
+    backend: str = "torch_memory_saver",
+    *,
+    load: Mapping[str, Any] | None = None,
+    parallel: Mapping[str, Any] | None = None,
+    rank: int = 0,
+    **settings: Any,
+) -> Any:
+    """Return a worker of an engine in sleep mode, or with other settings of the model, of its load and of the ranks."""
     config = import_module("vllm.config")
     settings = {"enable_sleep_mode": True, "sleep_mode_backend": backend, **settings}
+    made = config.VllmConfig(
+        config.ModelConfig(**settings),
+        load_config=config.LoadConfig(**(load or {})),
+        parallel_config=config.ParallelConfig(**(parallel or {})),
+    )
     # A worker gets its configuration from the process that has made and checked it.
-    vllm_config = pickle.loads(pickle.dumps(config.VllmConfig(config.ModelConfig(**settings))))
-    return import_module("vllm.v1.worker.gpu_worker").Worker(vllm_config)
+    return import_module("vllm.v1.worker.gpu_worker").Worker(pickle.loads(pickle.dumps(made)), rank=rank)

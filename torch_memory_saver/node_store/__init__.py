@@ -3,9 +3,7 @@
     from torch_memory_saver import node_store
 
     key = node_store.identity_of(weight_files, rank=rank, world_size=world_size, dtype="bfloat16")
-    if not node_store.adopt("qwen-32b/rank0", model, identity=key):
-        load(model)
-        node_store.publish("qwen-32b/rank0", model, identity=key)
+    node_store.adopt_or_load("qwen-32b/rank0", model, lambda: load(model), identity=key)
 
 Published weights are objects of the store that ``backup="shared"`` uses (``docs/architecture-shared-store.md``), to which no
 process has to hold on. What the store has already is not copied, and a pause with ``backup="shared"`` copies nothing of what
@@ -18,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
@@ -36,10 +35,11 @@ from torch_memory_saver.errors import (
 
 from . import contents, manifest
 from .identity import identity_of
+from .loading import changed, describe
 from .pieces import plan
 from .tensors import find
 
-__all__ = ["Adoption", "adopt", "identity_of", "names", "publish", "remove"]
+__all__ = ["Adoption", "adopt", "adopt_or_load", "identity_of", "names", "publish", "remove"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -157,6 +157,63 @@ def adopt(name: str, model: Any, *, identity: str) -> Adoption:
         logger.warning("'%s' is not adopted: %s", name, reason)
         return Adoption(False, reason=reason)
     return Adoption(True, sum(shape.bytes for shape in found.shapes), kept.extra)
+
+
+def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity: str) -> bool:
+    """Adopt the weights of a module, or load them and publish them.
+
+    Nothing that goes wrong in the store keeps the weights from being loaded: it is one warning. Weights are published only
+    if an adopter would have everything that the load has set. So a load that replaces a parameter or a submodule, or changes
+    an attribute of one, is named in a warning, and nothing is published. Changes inside other objects are not noticed.
+
+    Weights of this name that cannot be adopted are removed before the load. So their memory is free for the new ones, and
+    damaged objects are written again.
+
+    Call the function before anything converts the weights, such as the repacking of a quantisation method. A process that
+    adopts them then converts them as a process that loads them does, and gets what conversion sets in Python.
+
+    With ``TMS_DISABLE=1`` the weights are loaded, and nothing else happens.
+
+    Args:
+        name: Name of the weights.
+        model: The module.
+        load: Function that loads the weights into the module. It is called at most once, and sets every tensor that the
+            construction of the module has not set.
+        identity: Text that says from what the weights are made.
+
+    Returns:
+        Whether the weights were adopted.
+
+    Raises:
+        InvalidArgumentError: The name or the identity cannot be used.
+        Exception: Whatever `load` raises.
+    """
+    _checked(name, identity, "adopt_or_load")
+    if _core.get_disabled():
+        load()
+        return False
+    before = None
+    try:
+        torch = layer.require_module()
+        before = describe(torch, model, "adopt_or_load")
+        if adopt(name, model, identity=identity):
+            return True
+        remove(name)
+    except Exception as error:
+        logger.warning("'%s' is loaded and not published: %s", name, error)
+        before = None
+    load()
+    if before is None:
+        return False
+    try:
+        change = changed(before, describe(torch, model, "adopt_or_load"))
+        if change:
+            logger.warning("'%s' is not published: loading has changed '%s', which adopting would not", name, change)
+        else:
+            publish(name, model, identity=identity)
+    except Exception as error:
+        logger.warning("'%s' is not published: %s", name, error)
+    return False
 
 
 def _fill(torch: Any, found: Any, kept: manifest.Manifest) -> str:

@@ -1,7 +1,8 @@
 """The tensors of a model, and the storages that they lie in: what a manifest describes, and what can be published.
 
-Only ordinary tensors on CUDA devices can be: their bytes are their storage's. Everything else is refused by name. This
-module changes nothing, and keeps the storages that it has found.
+Only ordinary tensors on CUDA devices can be: their bytes are their storage's. A parameter counts as the tensor that it
+holds, so the parameter classes of engines are accepted. Everything else is refused by name. This module changes nothing, and
+keeps the storages that it has found.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def find(torch: Any, model: Any, operation: str) -> Found:
 
 def _named(torch: Any, model: Any, operation: str) -> dict[str, Any]:
     if isinstance(model, torch.nn.Module):
-        return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+        model = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     if not isinstance(model, Mapping):
         raise InvalidArgumentError(
             f"{operation} needs a module or a mapping from names to tensors, not {type(model).__name__}", operation=operation
@@ -110,13 +111,13 @@ def _named(torch: Any, model: Any, operation: str) -> dict[str, Any]:
     for name, tensor in model.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise InvalidArgumentError(f"{operation}: {name!r} is no name with a tensor", operation=operation)
-    return dict(model)
+    return {name: tensor.data if isinstance(tensor, torch.nn.Parameter) else tensor for name, tensor in model.items()}
 
 
 def _why_not(torch: Any, tensor: Any) -> str:
     """Return why a tensor cannot be published, or ""."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return f"is a {type(tensor).__name__}: only ordinary tensors and parameters have all their bytes in one storage"
+    if type(tensor) is not torch.Tensor:
+        return f"is a {type(tensor).__name__}: only ordinary tensors have all their bytes in one storage"
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         return f"has the layout {tensor.layout}: only dense tensors have all their bytes in one storage"
     if not tensor.is_cuda:

@@ -51,3 +51,13 @@ class SleepBackend(SleepModeBackend):  # type: ignore[misc]
     def preserves_compiled_artifacts(cls) -> bool:
         """Return True: compiled code is not in vLLM's pools."""
         return True
+
+    @classmethod
+    def supports_durable_storage(cls) -> bool:
+        """Return False: a new process cannot restore a suspended engine.
+
+        In vLLM 0.26.0 the flag means that the whole suspended state can be kept beyond the process and restored in a new
+        one, and nothing reads it. The load format of this package restores the weights of the checkpoint. Level 1 also keeps
+        small state and CUDA graphs, which live in the process.
+        """
+        return False

@@ -2,8 +2,13 @@
 
 vLLM's registry of backends covers suspend and resume only. vLLM looks a backend up when an engine sleeps for the first time,
 long after it has allocated the engine's memory, and tells nobody before which backend an engine selects. So one function of
-vLLM is wrapped in every process that may have a worker: the initialiser of workers. The wrapper reads which backend the
-worker selects. A worker is constructed in the process that allocates its memory, before its first allocation.
+vLLM is wrapped in every process that may have a worker: the initialiser of workers. The wrapper reads which backend and
+which load format the worker selects. A worker is constructed in the process that allocates its memory, before its first
+allocation.
+
+Our load format is registered when a worker selects it, because that imports vLLM's model loaders, which only processes with
+a worker have imported by then. With ``TMS_DISABLE`` nothing is wrapped, so the format is registered at once: an engine that
+selects it runs, with vLLM's own loader.
 
 Everything else is replaced when the first worker of the process selects our backend:
 
@@ -35,7 +40,7 @@ __all__ = ["BACKEND", "register"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: Name that selects the backend, as in ``--sleep-mode-backend torch_memory_saver``.
+#: Name that selects the backend and the loader, as in ``--sleep-mode-backend torch_memory_saver``.
 BACKEND = "torch_memory_saver"
 _VLLMS_OWN = "cumem"
 _GRAPH_POOL = "use_cumem_cudagraph_pool"
@@ -64,12 +69,16 @@ _state = _State()
 def register() -> None:
     """Register the backend with vLLM, and have vLLM use our allocator where the backend is selected.
 
-    vLLM calls this function. Further calls do nothing, and nothing is registered if ``TMS_DISABLE`` is set. A release of
+    The load format ``torch_memory_saver`` is registered where a worker selects it. vLLM calls this function. Further calls
+    do nothing. If ``TMS_DISABLE`` is set, only the load format is registered, which then loads as vLLM's own. A release of
     vLLM that lacks a part of the interface is named in the log, and stays unchanged.
     """
-    if _state.was_called or _core.get_disabled():
+    if _state.was_called:
         return
     _state.was_called = True
+    if _core.get_disabled():
+        _register_loader()
+        return
     try:
         backends = import_module("vllm.device_allocator.sleep_mode_backend")
         find_allocator = import_module("vllm.device_allocator").get_mem_allocator_instance
@@ -103,15 +112,36 @@ def _backend_of(vllm_config: Any) -> str | None:
     return getattr(model, "sleep_mode_backend", None) if getattr(model, "enable_sleep_mode", False) else None
 
 
-def _watch_workers(worker_class: Any, find_allocator: Any, config_class: Any) -> None:
-    """Note which backend each new worker selects, and replace the rest when the first one selects ours.
+def _selects_loader(vllm_config: Any) -> bool:
+    """Return whether a configuration selects our load format, for its model or for its draft model."""
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_load_config", None)
+    return any(getattr(each, "load_format", None) == BACKEND for each in (getattr(vllm_config, "load_config", None), draft))
 
-    Workers without sleep mode do not count.
+
+def _register_loader() -> None:
+    """Register our load format with vLLM, once."""
+    try:
+        import_module(f"{__package__}.loader")
+    except (ImportError, AttributeError) as error:
+        logger.warning(
+            "vLLM %s does not get the load format %r, which was written for vLLM 0.26.0: %s",
+            getattr(sys.modules.get("vllm"), "__version__", "(unknown release)"),
+            BACKEND,
+            error,
+        )
+
+
+def _watch_workers(worker_class: Any, find_allocator: Any, config_class: Any) -> None:
+    """Note what each new worker selects, and replace or register the rest when the first one selects ours.
+
+    For the backend, workers without sleep mode do not count.
     """
     construct = worker_class.__init__
 
     @functools.wraps(construct)
     def __init__(self: Any, vllm_config: Any, *arguments: Any, **keywords: Any) -> None:
+        if _selects_loader(vllm_config):
+            _register_loader()
         backend = _backend_of(vllm_config)
         if backend is not None:
             _state.is_selected = backend == BACKEND

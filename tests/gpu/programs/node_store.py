@@ -5,6 +5,8 @@ make [MANAGED]             a new model, whose weights are zeros; MANAGED: in a r
 load FILE                  the weights of a file
 publish NAME ID [EXTRA]    EXTRA: JSON without spaces
 adopt NAME ID              answers: adopted, bytes, the JSON of extra, and the reason; and the number of warnings on a line
+either NAME CHANGE FILE    adopts or loads the file, which also makes a change; answers as adopt, but with the number of
+                           loads in place of the bytes
 logits                     answers: their checksum
 zero                       overwrites the weights with zeros
 change NAME                adds one to the first element of a parameter
@@ -110,6 +112,52 @@ def adopt(name: str, identity: str) -> str:
     return " " + json.dumps([bool(found), found.bytes, found.extra, found.reason, warnings])
 
 
+class Weight(torch.nn.Parameter):
+    """As engines have them."""
+
+
+def _element() -> None:
+    State.model.table["scale"] = 2
+
+
+def _same() -> None:
+    State.model.number, State.model.pair, State.model.later = 10**9, (1, "x"), {}
+
+
+def _resize() -> None:
+    State.model.odd.data = torch.zeros(5, device="cuda")
+
+
+CHANGES = {
+    "nothing": lambda: None,
+    "same": _same,
+    "tensor": lambda: State.model.odd.data.mul_(2),
+    "buffer": lambda: State.model.register_buffer("scale", State.model.scale * 2, persistent=False),
+    "attribute": lambda: setattr(State.model.up, "in_features", 7),
+    "new": lambda: setattr(State.model.up, "table", torch.zeros(3, device="cuda")),
+    "element": _element,
+    "parameter": lambda: setattr(State.model.up, "bias", torch.nn.Parameter(State.model.up.bias.detach().clone())),
+    "mark": lambda: setattr(State.model.up.weight, "state", object()),
+    "module": lambda: setattr(State.model, "down", torch.nn.Linear(2 * WIDTH, WIDTH, device="cuda")),
+    "shape": _resize,
+}
+
+
+def either(name: str, change: str, file: str) -> str:
+    model = State.model
+    model.number, model.pair, model.table = 10**9, (1, "x"), {"scale": 1}
+    model.odd = Weight(model.odd.data)
+    warnings.clear()
+    loads = []
+
+    def load_and_change() -> None:
+        loads.append(load(file))
+        CHANGES[change]()
+
+    found = node_store.adopt_or_load(name, model, load_and_change, identity="one")
+    return " " + json.dumps([found, len(loads), None, "", warnings])
+
+
 def change(name: str) -> str:
     with torch.no_grad():
         State.model.get_parameter(name).view(-1)[0] += 1
@@ -169,7 +217,8 @@ def refuse(what: str) -> str:
 COMMANDS = {
     each.__name__: each
     for each in (
-        make, load, save, publish, adopt, logits, zero, change, pause, resume, numbers, names, remove, refuse, identity,
+        make, load, save, publish, adopt, either, logits, zero, change, pause, resume, numbers, names, remove, refuse,
+        identity,
     )
 }  # fmt: skip
 

@@ -210,6 +210,8 @@ with stand_in():
     assert [dict(vars(module)) for module in modules] == before
     backends = import_module("vllm.device_allocator.sleep_mode_backend").SleepModeBackendFactory
     assert list(backends._places) == ["cumem"]
+    loaders = import_module("vllm.model_executor.model_loader")
+    assert "torch_memory_saver" in loaders._LOAD_FORMAT_TO_MODEL_LOADER, "an engine that selects the load format starts"
 """,
         preloaded=False,
         TMS_DISABLE="1",

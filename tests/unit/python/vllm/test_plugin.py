@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -252,6 +252,67 @@ def test_nccl_does_not_register_graphs_that_sleeping_releases(settings: dict[str
     else:
         with pytest.raises(ValueError, match="must be 0"):
             make_worker(**settings)
+
+
+# -- the load format ----------------------------------------------------------------------------------------------------
+
+OURS = {"load_format": "torch_memory_saver"}
+
+
+def load_formats() -> dict[str, str]:
+    """The loaders that differ from vLLM's own."""
+    table = import_module("vllm.model_executor.model_loader")._LOAD_FORMAT_TO_MODEL_LOADER
+    return {name: each.__module__ for name, each in table.items() if not each.__module__.startswith("vllm.")}
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_a_worker_that_selects_the_load_format_gets_it(sleeps: bool) -> None:
+    load_plugin()
+    make_worker(enable_sleep_mode=sleeps)
+    assert load_formats() == {}
+    assert "torch_memory_saver.vllm.loader" not in sys.modules
+    make_worker(load=OURS, enable_sleep_mode=sleeps)
+    make_worker(load=OURS, enable_sleep_mode=sleeps)
+    assert load_formats() == {"torch_memory_saver": "torch_memory_saver.vllm.loader"}
+
+
+def test_a_draft_model_may_select_the_load_format() -> None:
+    load_plugin()
+    config = import_module("vllm.config")
+    made = config.VllmConfig(config.ModelConfig())
+    made.speculative_config = SimpleNamespace(draft_load_config=config.LoadConfig(**OURS))
+    import_module("vllm.v1.worker.gpu_worker").Worker(made)
+    assert load_formats() == {"torch_memory_saver": "torch_memory_saver.vllm.loader"}
+
+
+def test_the_files_have_the_format_of_the_extra_configuration() -> None:
+    load_plugin()
+    loaders = import_module("vllm.model_executor.model_loader")
+    for extra, expected in (({}, "auto"), ({"load_format": "pt"}, "pt")):
+        given = make_worker(load={**OURS, "model_loader_extra_config": {**extra, "num_threads": 2}}).vllm_config.load_config
+        loader = loaders.get_model_loader(given)
+        assert (given.load_format, given.model_loader_extra_config) == ("torch_memory_saver", {**extra, "num_threads": 2})
+        assert loader._loader.load_config.load_format == expected
+        assert loader._loader.load_config.model_loader_extra_config == {"num_threads": 2}
+    for wrong in ("dummy", "none"):
+        given = make_worker(load={**OURS, "model_loader_extra_config": {"load_format": wrong}}).vllm_config.load_config
+        if wrong == "none":
+            with pytest.raises(ValueError, match="`none` is not supported"):
+                loaders.get_model_loader(given)
+        else:
+            assert not hasattr(loaders.get_model_loader(given), "get_all_weights")
+
+
+def test_a_release_whose_loaders_differ_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_plugin()
+    monkeypatch.delattr(import_module("vllm.model_executor.model_loader"), "register_model_loader")
+    make_worker(load=OURS)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "does not get the load format 'torch_memory_saver'" in record.getMessage()
+    assert "register_model_loader" in record.getMessage()
 
 
 # -- releases of vLLM that lack something ------------------------------------------------------------------------------

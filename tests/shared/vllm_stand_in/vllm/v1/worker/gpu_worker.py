@@ -9,6 +9,7 @@ from typing import Any
 from vllm.config import VllmConfig
 from vllm.device_allocator import get_mem_allocator_instance
 from vllm.device_allocator.sleep_mode_backend import SleepModeBackend, SleepModeBackendFactory
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.v1.worker.worker_base import WorkerBase
 
 
@@ -40,6 +41,12 @@ class Worker(WorkerBase):
     def load_model(self, load: Callable[[], Any]) -> Any:
         with self.memory_pool("weights"):
             return load()
+
+    def load_checkpoint(self) -> Any:
+        """Load the model that the configuration names."""
+        config = self.vllm_config
+        loader = get_model_loader(config.load_config)
+        return self.load_model(lambda: loader.load_model(vllm_config=config, model_config=config.model_config))
 
     def initialize_cache(self, make_state: Callable[[], Any], make_cache: Callable[[], Any]) -> tuple[Any, Any]:
         cache_pool = self.memory_pool("kv_cache")

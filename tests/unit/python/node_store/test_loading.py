@@ -1,0 +1,112 @@
+"""Guards what counts as a change besides the bytes of tensors, when a model is described before and after its load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from torch_memory_saver.node_store import loading
+from torch_memory_saver.node_store.tensors import Found, StorageShape, TensorShape
+
+
+class Tensor:
+    """A tensor, which may have attributes."""
+
+
+class Module:
+    """A module with parameters, submodules and attributes."""
+
+    def __init__(self, **parameters: Tensor) -> None:
+        self._parameters: dict[str, Tensor] = parameters
+        self._modules: dict[str, Module] = {}
+        self._buffers: dict[str, Tensor] = {}
+
+    def named_modules(self, prefix: str = "") -> list[tuple[str, Module]]:
+        below = [each for name, module in self._modules.items() for each in module.named_modules(f"{prefix}{name}.")]
+        return [(prefix.rstrip("."), self), *below]
+
+    def named_parameters(self, remove_duplicate: bool) -> list[tuple[str, Tensor]]:
+        assert not remove_duplicate
+        return [
+            (f"{path}.{name}".lstrip("."), parameter)
+            for path, module in self.named_modules()
+            for name, parameter in module._parameters.items()
+        ]
+
+
+TORCH = SimpleNamespace(Tensor=Tensor, nn=SimpleNamespace(Module=Module))
+SHAPE = TensorShape("torch.float32", (5,), (1,), 0, 0)
+
+
+class Model(Module):
+    """A model with one layer. `shape` is what find() says of its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modules["up"] = Module(weight=Tensor())
+        self._buffers["scale"] = Tensor()
+        self.number, self.name, self.call = 10**9, "".join(["na", "me"]), self.named_modules
+        self.table, self.pair, self.kinds = {"a": 1}, (1, "x"), {"x"}
+        self.shape, self.bytes = SHAPE, 20
+
+    @property
+    def weight(self) -> Any:
+        return self._modules["up"]._parameters["weight"]
+
+
+@pytest.fixture(autouse=True)
+def find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors are on no GPU."""
+
+    def found(torch: Any, model: Model, operation: str) -> Found:
+        return Found({"up.weight": model.shape}, [StorageShape(model.bytes, True, 0)], [None], [0])
+
+    monkeypatch.setattr(loading, "find", found)
+
+
+def change(load: Callable[[Any], Any]) -> str:
+    model = Model()
+    before = loading.describe(TORCH, model, "test")
+    load(model)
+    return loading.changed(before, loading.describe(TORCH, model, "test"))
+
+
+def set_equal_values(model: Any) -> None:
+    model.number, model.name, model.call = 10**9, "".join(["na", "me"]), model.named_modules
+    model.table, model.pair, model.kinds, model.later = {"a": 1}, (1, "x"), {"x"}, {}
+    model._buffers["scale"] = Tensor()
+
+
+def test_equal_values_and_empty_containers_are_no_change() -> None:
+    assert change(set_equal_values) == ""
+
+
+@pytest.mark.parametrize(
+    ("load", "place"),
+    [
+        (lambda model: setattr(model, "number", 7), "number"),
+        (lambda model: setattr(model, "number", None), "number"),
+        (lambda model: delattr(model, "name"), "name"),
+        (lambda model: setattr(model, "later", Tensor()), "later"),
+        (lambda model: setattr(model, "later", [0]), "later.0"),
+        (lambda model: model.table.update(b=1), "table.b"),
+        (lambda model: model.kinds.clear(), "kinds.x"),
+        (lambda model: model._modules.update(up=Module(weight=model.weight)), "up"),
+        (lambda model: model._modules["up"]._parameters.update(weight=Tensor()), "up.weight"),
+        (lambda model: setattr(model.weight, "quant_state", object()), "up.weight.quant_state"),
+        (lambda model: setattr(model, "bytes", 40), "up.weight.shape"),
+    ],
+)
+def test_everything_else_is_named(load: Callable[[Any], Any], place: str) -> None:
+    assert change(load) == place
+
+
+def test_a_description_keeps_no_tensor() -> None:
+    model = Model()
+    before = loading.describe(TORCH, model, "test")
+    model._modules["up"]._parameters["weight"] = Tensor()
+    dead = [value for place, value in before.items() if place == ("up", "_parameters", "weight")]
+    assert [reference() for reference in dead] == [None]
