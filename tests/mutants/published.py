@@ -21,6 +21,13 @@ MUTANTS = (
         (_TEST_NODE,),
     ),
     Mutant(
+        "equal-pieces-need-room-twice",
+        _NODE,
+        "status == TMS_OK && tms_shared_object_is_new(",
+        "status == TMS_OK && !tms_shared_object_is_here(",
+        (_TEST_NODE,),
+    ),
+    Mutant(
         "paused-memory-is-published",
         _NODE,
         "if (segment->state != TMS_SEGMENT_ACTIVE) return segment;",

@@ -23,6 +23,7 @@ _COPY = "csrc/backup/shared/copy.c"
 _OPERATIONS = "csrc/backup/shared/operations.c"
 _TEST_SHARED = "tests/unit/core/transition/test_shared.c"
 _TEST_COPIES = "tests/unit/core/transition/test_shared_copies.c"
+_TEST_LINKS = "tests/unit/core/transition/test_shared_links.c"
 _TEST_REPLICAS = "tests/unit/abi/test_shared_processes.c"
 _TEST_KILLED = "tests/unit/abi/test_shared_kills.c"
 
@@ -246,6 +247,27 @@ MUTANTS = (
         "return object->wishes == 0 && !object->stuck;",
         "return object->users == 0 && !object->stuck;",
         (_TEST_SHARED,),
+    ),
+    Mutant(
+        "objects-are-registered-while-a-resume-begins",
+        "csrc/core/transition/transition.c",
+        "    tms_backup_stores_enter_call(&t->saver->stores);\n",
+        "",
+        (_TEST_COPIES,),
+    ),
+    Mutant(
+        "a-link-that-stayed-is-forgotten",
+        _OBJECT,
+        "    store->left_links = true;\n    tms_log_once",
+        "    tms_log_once",
+        (_TEST_LINKS,),
+    ),
+    Mutant(
+        "a-link-that-stayed-is-removed-once",
+        "csrc/backup/shared/store.c",
+        "store->left_links = !tms_shared_folder_sweep(&store->folder, is_kept, store);",
+        "store->left_links = tms_shared_folder_sweep(&store->folder, is_kept, store) && false;",
+        (_TEST_LINKS,),
     ),
     Mutant(
         "an-object-is-unmapped-only-by-a-drop",

@@ -18,17 +18,17 @@ static tms_status_t begin(void *store, void **batch, const tms_error_context_t *
     return status;
 }
 
-static tms_status_t start(void *batch, const tms_error_context_t *context, tms_error_t *error) {
+tms_status_t tms_host_operation_start(void *batch, const tms_error_context_t *context, tms_error_t *error) {
     return tms_host_batch_start(batch, context, error);
 }
 
-static tms_status_t check_room(void *batch, const tms_error_context_t *context, tms_error_t *error) {
+tms_status_t tms_host_operation_check_room(void *batch, const tms_error_context_t *context, tms_error_t *error) {
     return tms_host_batch_check_room(batch, context, error);
 }
 
-static bool help(void *batch, int device) { return tms_host_batch_help(batch, device); }
+bool tms_host_operation_help(void *batch, int device) { return tms_host_batch_help(batch, device); }
 
-static void end(void *batch) { tms_host_batch_destroy(batch); }
+void tms_host_operation_end(void *batch) { tms_host_batch_destroy(batch); }
 
 static tms_status_t plan(void *store, void *batch, tms_backup_t *backup, tms_backup_slot_t *slot,
                          const tms_backup_request_t *request, const tms_backup_content_t *content,
@@ -166,10 +166,7 @@ const tms_backup_operations_t tms_host_operations = {.place = "host memory",
                                                      .find = find,
                                                      .destroy = destroy,
                                                      .begin = begin,
-                                                     .start = start,
-                                                     .check_room = check_room,
-                                                     .help = help,
-                                                     .end = end,
+                                                     TMS_HOST_BATCH_OPERATIONS,
                                                      .init = init,
                                                      .drain = drain,
                                                      .after_resume = after_resume,
