@@ -202,8 +202,8 @@ MUTANTS = (
     Mutant(
         "a-link-stays-after-its-last-user",
         _OBJECT,
-        "if (object->known) tms_shared_entry_drop",
-        "if (object->known && object->memory && object->users > 0) tms_shared_entry_drop",
+        "if (object->known) remove_link",
+        "if (object->known && object->memory && object->users > 0) remove_link",
         (_TEST_SHARED,),
     ),
     Mutant(
