@@ -11,6 +11,8 @@ _KEY = "csrc/backup/shared/key.c"
 _FOLDER = "csrc/backup/shared/folder.c"
 _ENTRY = "csrc/backup/shared/entry.c"
 _TEST_FOLDER = "tests/unit/backup/shared/test_folder.c"
+_TEST_KEY = "tests/unit/backup/shared/test_key.c"
+_TEST_CLEAN_UP = "tests/unit/backup/shared/test_clean_up.c"
 _TEST_ENTRY = "tests/unit/backup/shared/test_entry.c"
 _TEST_PROCESSES = "tests/unit/backup/shared/test_processes.c"
 _TEST_KILLS = "tests/unit/backup/shared/test_kills.c"
@@ -40,14 +42,14 @@ MUTANTS = (
         _FILES,
         "return tms_shared_is_named(fd, directory, name) ? 0 : ENOENT;",
         "return (void)directory, (void)name, 0;",
-        (_TEST_FOLDER, _TEST_ENTRY),
+        (_TEST_CLEAN_UP, _TEST_ENTRY),
     ),
     Mutant(
         "the-limit-for-the-size-of-a-file-ends-the-process",
         _FILES,
         "errno = tms_size_limit_check(offset + bytes);",
         "errno = 0 * tms_size_limit_check(offset + bytes);",
-        (_TEST_FOLDER, _TEST_ENTRY),
+        (_TEST_KEY, _TEST_ENTRY),
     ),
     Mutant(
         "a-short-write-counts-as-whole",
@@ -75,21 +77,21 @@ MUTANTS = (
         _KEY,
         "linkat(holder, KEY, root, KEY, 0) != 0 && errno != EEXIST",
         "renameat(holder, KEY, root, KEY) != 0",
-        (_TEST_FOLDER, _TEST_PROCESSES),
+        (_TEST_KEY, _TEST_PROCESSES),
     ),
     Mutant(
         "a-damaged-key-is-used",
         _KEY,
         "else if (found.checksum != wanted.checksum)",
         "else if (found.checksum == 0)",
-        (_TEST_FOLDER,),
+        (_TEST_KEY,),
     ),
     Mutant(
         "a-key-that-others-can-read-is-used",
         _KEY,
         "(file.st_mode & OTHERS)",
         "(file.st_mode & OTHERS & 022)",
-        (_TEST_FOLDER,),
+        (_TEST_KEY,),
     ),
     Mutant(
         "a-folder-on-a-disk-is-used",
@@ -103,35 +105,35 @@ MUTANTS = (
         _FOLDER,
         "(errno == EEXIST || errno == ENOENT || errno == EWOULDBLOCK)",
         "errno == EEXIST",
-        (_TEST_FOLDER,),
+        (_TEST_CLEAN_UP,),
     ),
     Mutant(
         "a-holder-is-removed-while-it-gets-its-lock",
         _FOLDER,
         "        lock = tms_shared_open(holder, LOCK, O_RDWR);\n        if",
         "        if",
-        (_TEST_FOLDER,),
+        (_TEST_CLEAN_UP,),
     ),
     Mutant(
         "a-holder-that-cannot-be-removed-loses-its-lock",
         _FOLDER,
         "if (remove_links(folder, holder) && (unlinkat(holder, LOCK, 0) == 0 || errno == ENOENT) &&",
         "if ((unlinkat(holder, LOCK, 0) == 0 || errno == ENOENT) && remove_links(folder, holder) &&",
-        (_TEST_FOLDER,),
+        (_TEST_CLEAN_UP,),
     ),
     Mutant(
         "a-file-that-stays-keeps-the-links-after-it",
         _FOLDER,
         "        if (strcmp(name, LOCK) == 0 || tms",
         "        if (strcmp(name, LOCK) == 0 || os_error != 0 || tms",
-        (_TEST_FOLDER,),
+        (_TEST_CLEAN_UP,),
     ),
     Mutant(
         "a-holder-without-a-lock-stays",
         _FOLDER,
         "        if (remove_directory(folder, name)) return true;\n        lock =",
         "        if (name[0] == 0) return true;\n        errno = EIO;\n        if (name[0]) return false;\n        lock =",
-        (_TEST_FOLDER, _TEST_KILLS),
+        (_TEST_CLEAN_UP, _TEST_KILLS),
     ),
     Mutant(
         "an-object-with-an-unfinished-name-stays",
@@ -141,7 +143,7 @@ MUTANTS = (
         "    for (const char *name; (name = tms_shared_next(list));) {\n"
         "        if (is_part(name)) remove_part(folder, name);\n    }\n    rewinddir(list);\n    if (list) {\n"
         "        closedir(list);\n        return;\n    }\n",
-        (_TEST_FOLDER, _TEST_KILLS),
+        (_TEST_CLEAN_UP, _TEST_KILLS),
     ),
     Mutant(
         "a-forked-child-keeps-the-lock-of-a-holder",
