@@ -138,11 +138,11 @@ MUTANTS = (
     Mutant(
         "an-object-with-an-unfinished-name-stays",
         _FOLDER,
-        "        if (is_part(name)) remove_part(folder, name);\n    }\n    rewinddir(list);\n",
-        "        if (!is_part(name)) tms_shared_remove_unlinked(folder->objects, name);\n    }\n    rewinddir(list);\n"
+        "        if (is_part(name)) remove_part(folder, name);\n    }\n    rewinddir(list);\n"
+        "    if (!remove_unlinked(folder, list))",
+        "        if (!is_part(name)) (void)tms_shared_remove_unlinked(folder->objects, name);\n    }\n    rewinddir(list);\n"
         "    for (const char *name; (name = tms_shared_next(list));) {\n"
-        "        if (is_part(name)) remove_part(folder, name);\n    }\n    rewinddir(list);\n    if (list) {\n"
-        "        closedir(list);\n        return;\n    }\n",
+        "        if (is_part(name)) remove_part(folder, name);\n    }\n    if (!list)",
         (_TEST_CLEAN_UP, _TEST_KILLS),
     ),
     Mutant(

@@ -194,6 +194,9 @@ static void count(void *opaque, tms_counters_t *counters) {
     tms_shared_store_t *store = opaque;
     counters->shared_backup_bytes += atomic_load(&store->held_bytes);
     counters->shared_made_bytes += atomic_load(&store->made_bytes);
+    counters->shared_file_nanoseconds_total += atomic_load(&store->file_nanoseconds);
+    counters->shared_copy_nanoseconds_total += atomic_load(&store->copy_nanoseconds);
+    counters->shared_wait_nanoseconds_total += atomic_load(&store->wait_nanoseconds);
 }
 
 static void lock(void *store) { pthread_mutex_lock(&((tms_shared_store_t *)store)->lock); }

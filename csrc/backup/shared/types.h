@@ -63,6 +63,7 @@ typedef struct tms_shared_store {
     bool closing;                /* at exit: no driver call may begin any more, and no object is linked or claimed */
     _Atomic uint64_t held_bytes; /* of all objects that this process has and uses */
     _Atomic uint64_t made_bytes; /* part of them: objects that this process has made */
+    _Atomic uint64_t file_nanoseconds, copy_nanoseconds, wait_nanoseconds;         /* the counters of these names */
     _Atomic bool warned_private, warned_not_registered, warned_stuck, warned_left; /* the line has been logged */
 } tms_shared_store_t;
 

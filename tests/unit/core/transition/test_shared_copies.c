@@ -15,7 +15,14 @@ static void objects_larger_than_a_piece_of_pinned_memory(void **state) {
     const uint64_t one = allocate(f, "a", KEPT, LARGE), two = allocate_filled(f, "a", KEPT, LARGE, 9);
     for (uint32_t i = 0; i < 5; i++) fill(one + i * PART, PART, i); /* the pattern repeats, and each part is another */
     refuse_registration(f);
-    cycle_copying(f, 2 * LARGE, 0);
+    pause_copying(f, 2 * LARGE, 0);
+    const tms_counters_t paused = counters_of(f);
+    resume(f);
+    const tms_counters_t resumed = counters_of(f);
+    assert_true(paused.shared_file_nanoseconds_total > 0);
+    assert_true(paused.shared_copy_nanoseconds_total > 0);
+    assert_true(resumed.shared_file_nanoseconds_total > paused.shared_file_nanoseconds_total);
+    assert_true(resumed.shared_copy_nanoseconds_total > paused.shared_copy_nanoseconds_total);
     for (uint32_t i = 0; i < 5; i++) assert_filled(one + i * PART, PART, i);
     assert_filled(two, LARGE, 9);
 }
