@@ -107,9 +107,7 @@ class Replica:
         self.torch.cuda.synchronize()
         seconds = time.perf_counter() - began
         after = self.core.counters()
-        parts = {
-            name: (after[counter] - before[counter]) / threads / 1e6 for name, (counter, threads) in COUNTERS.items()
-        }
+        parts = {name: (after[counter] - before[counter]) / threads / 1e6 for name, (counter, threads) in COUNTERS.items()}
         for event in self.events.events().events:
             if event.kind == "phase" and event.call not in numbers:
                 took = event.busy_ns or event.ended_ns - event.began_ns
@@ -130,9 +128,7 @@ class Replica:
 
     def adopt(self) -> tuple[float, dict[str, float]]:
         found: list[Any] = []
-        result = self._measure(
-            lambda: found.append(self.store.adopt("benchmark", self._named(), identity="benchmark"))
-        )
+        result = self._measure(lambda: found.append(self.store.adopt("benchmark", self._named(), identity="benchmark")))
         assert found[0], found[0].reason
         return result
 
