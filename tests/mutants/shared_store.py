@@ -124,8 +124,8 @@ MUTANTS = (
     Mutant(
         "a-file-that-stays-keeps-the-links-after-it",
         _FOLDER,
-        "        if (strcmp(name, LOCK) == 0 || tms",
-        "        if (strcmp(name, LOCK) == 0 || os_error != 0 || tms",
+        "        if (strcmp(name, LOCK) != 0 && !remove",
+        "        if (strcmp(name, LOCK) != 0 && os_error == 0 && !remove",
         (_TEST_CLEAN_UP,),
     ),
     Mutant(

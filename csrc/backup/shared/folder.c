@@ -163,16 +163,20 @@ static bool remove_publication(const tms_shared_folder_t *folder, int holder, co
     return removed;
 }
 
-/* Removes all links of an open holder, and the directories that a publisher has left (published.h). Returns false, with
- * errno set, if something is still there. */
+/* Removes a link of a holder, or a directory that a publisher has left (published.h). Returns false, with errno set, if it
+ * is still there. */
+static bool remove_entry(const tms_shared_folder_t *folder, int holder, const char *name) {
+    if (tms_shared_remove_link(holder, folder->objects, name)) return true;
+    return errno == EISDIR && remove_publication(folder, holder, name);
+}
+
+/* Removes all entries of an open holder but its lock. Returns false, with errno set, if something is still there. */
 static bool remove_links(const tms_shared_folder_t *folder, int holder) {
     int os_error = 0;
     DIR *list = tms_shared_list(holder);
     if (!list) return false;
     for (const char *name; (name = tms_shared_next(list));) {
-        if (strcmp(name, LOCK) == 0 || tms_shared_remove_link(holder, folder->objects, name)) continue;
-        if (errno == EISDIR && remove_publication(folder, holder, name)) continue;
-        os_error = errno;
+        if (strcmp(name, LOCK) != 0 && !remove_entry(folder, holder, name)) os_error = errno;
     }
     closedir(list);
     errno = os_error;
@@ -301,8 +305,7 @@ bool tms_shared_folder_sweep(const tms_shared_folder_t *folder, bool (*kept)(con
     DIR *links = tms_shared_list(folder->holder), *objects = tms_shared_list(folder->objects);
     bool removed = links && objects;
     for (const char *name; links && (name = tms_shared_next(links));) {
-        if (strlen(name) == TMS_SHARED_NAME_DIGITS && !kept(context, name))
-            removed &= tms_shared_remove_link(folder->holder, folder->objects, name);
+        if (strcmp(name, LOCK) != 0 && !kept(context, name)) removed &= remove_entry(folder, folder->holder, name);
     }
     if (objects) removed &= remove_unlinked(folder, objects);
     if (links) closedir(links);

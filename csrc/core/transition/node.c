@@ -238,7 +238,10 @@ static tms_status_t give_name(const node_call_t *call, tms_error_t *error) {
     }
     if (status == TMS_OK) {
         pthread_mutex_lock(&store->lock);
-        status = tms_shared_publish(&store->folder, call->name, objects, call->count, call->contents, &context, error);
+        bool left = false;
+        status =
+            tms_shared_publish(&store->folder, call->name, objects, call->count, call->contents, &left, &context, error);
+        store->left_links |= left;
         pthread_mutex_unlock(&store->lock);
     }
     free(objects);

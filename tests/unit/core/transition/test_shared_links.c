@@ -5,12 +5,14 @@
 #include <errno.h>
 
 #include "captured_stderr.h"
+#include "core/transition/node.h"
 
 static int refused_descriptor = -1; /* names of this directory cannot be removed */
+static bool refuses_directories;    /* no directory can be removed */
 
 int unlinkat(int directory, const char *name, int flags) {
     int (*real)(int, const char *, int) = (int (*)(int, const char *, int))(uintptr_t)dlsym(RTLD_NEXT, "unlinkat");
-    if (directory == refused_descriptor) {
+    if (directory == refused_descriptor || (refuses_directories && flags & AT_REMOVEDIR)) {
         errno = EACCES;
         return -1;
     }
@@ -90,11 +92,36 @@ static void a_link_is_tried_again_until_it_is_gone(void **state) {
     assert_string_equal(only_object().text, kept.text);
 }
 
+/* Publishes a block as `name`. */
+static void publish(fixture_t *f, uint64_t address) {
+    const tms_selection_t selection = {0};
+    const tms_shared_piece_t piece = {.address = address, .bytes = BYTES};
+    tms_error_t error;
+    uint64_t written;
+    ASSERT_OK(tms_transition_publish(&f->saver, &selection, &piece, 1, "name", "{}", &written, &error), error);
+}
+
+/* The one that a publication has replaced. */
+static void a_directory_that_stays_is_removed_by_the_next_call(void **state) {
+    fixture_t *f = *state;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    publish(f, address);
+    add_one(address);
+    refuses_directories = true;
+    publish(f, address);
+    refuses_directories = false;
+    assert_int_equal(holder_count(f), 4); /* two links, the directory and the lock */
+    publish(f, address);
+    assert_int_equal(holder_count(f), 3);
+    assert_int_equal(list("names").count, 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(a_link_that_stays_is_removed_by_the_next_call),
         TEST(an_object_that_stays_is_removed_by_the_next_call),
         TEST(a_link_is_tried_again_until_it_is_gone),
+        TEST(a_directory_that_stays_is_removed_by_the_next_call),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
