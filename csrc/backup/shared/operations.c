@@ -3,7 +3,7 @@
 #include <math.h>
 #include <unistd.h>
 
-#include "backup/host/operations.h"
+#include "backup/host/batch.h"
 #include "backup/shared/contents.h"
 #include "backup/shared/copy.h"
 #include "backup/shared/registrar.h"
