@@ -4,7 +4,7 @@ Each replica is a process with the same weights on the same GPU: blocks of 64 to
 step at once; `host` and `shared` take turns in the same processes. The figure of a step is that of the slowest replica. It
 prints a table in Markdown, and with `--json` one line of JSON for each number of replicas on stderr:
 
-    python benchmarks/shared_backups.py --replicas 1,2,4 --gib 8
+    python benchmarks/shared_backups.py --replicas 1,2,4,8 --gib 8
     python -m torch_memory_saver simulate --memory 4GiB -- python benchmarks/shared_backups.py --replicas 1,2 --gib 0.25
 
     bytes       host memory of the backups of all replicas, divided by the weights of one
@@ -13,19 +13,30 @@ prints a table in Markdown, and with `--json` one line of JSON for each number o
     unchanged   a pause of unchanged weights, `host` with host_memory="retain", `shared` with "release"
     resume      a resume after a rest, in which objects are registered
     known       the first pause of weights that only the other replicas have paused
+    adopt       publish and then adopt the same weights: the ring alone, and a check of all contents
+
+`--parts` adds a table of what each step consists of, in milliseconds of the slowest replica: the phases of the call
+(torch_memory_saver.observe.events), and of the copies of `shared` the time of its threads, divided by their number: `files`
+(to write and allocate, or to read), `device` (to wait for copies of the GPU), and `others` (waits for objects that other
+processes write, at the end of the call).
+
+`--huge` mounts a tmpfs with huge pages for the folder, which needs root. Otherwise the folder lies in /dev/shm.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -33,17 +44,27 @@ MIB = 1 << 20
 #: Blocks of a layer of a model, MiB: attention and MLP; the rest is norms.
 BLOCKS = (128, 64, 64, 256, 256)
 SMALL = 8192
+#: The most threads that copy objects for one GPU (csrc/backup/shared/ring.h).
+THREADS = min(16, os.cpu_count() or 1)
+#: The counters of these threads and of the wait for other processes, by the names of their parts.
+COUNTERS = {
+    "files": ("shared_file_nanoseconds_total", THREADS),
+    "device": ("shared_copy_nanoseconds_total", THREADS),
+    "others": ("shared_wait_nanoseconds_total", 1),
+}
+STEPS = ("first", "at once", "unchanged", "resume", "known", "adopt")
+PHASES = ("turn", "synchronize", "plan", "create", "map", "copy", "unmap", "discard")
 
 
 def _shapes(total: int) -> list[int]:
     """The sizes of the weights of one replica, bytes, about `total` of them."""
     sizes: list[int] = []
-    scale = max(1, total // (4 << 30)) if total < 4 << 30 else 1
+    scale = max(1, (4 << 30) // total) if total < 4 << 30 else 1
     while sum(sizes) < total:
         for block in BLOCKS:
             sizes.append(min(block * MIB // scale, total))
         sizes.append(SMALL)
-        if total < 4 << 30 and sum(sizes) + sum(BLOCKS) * MIB > total:
+        if total < 4 << 30 and sum(sizes) + sum(BLOCKS) * MIB // scale > total:
             break
     return sizes
 
@@ -54,10 +75,11 @@ class Replica:
     def __init__(self, total: int) -> None:
         import torch
 
-        from torch_memory_saver import _core
+        from torch_memory_saver import _core, node_store
         from torch_memory_saver import torch_memory_saver as saver
+        from torch_memory_saver.observe import events
 
-        self.torch, self.core, self.saver = torch, _core, saver
+        self.torch, self.core, self.saver, self.store, self.events = torch, _core, saver, node_store, events
         self.total = total
         self.weights: list[Any] = []
 
@@ -77,16 +99,41 @@ class Replica:
         self.torch.cuda.empty_cache()
         self.saver.release_host_memory()
 
-    def pause(self) -> tuple[float, int]:
+    def _measure(self, call: Callable[[], object]) -> tuple[float, dict[str, float]]:
+        """Seconds of a call, and the milliseconds of its parts."""
+        before, numbers = self.core.counters(), {event.call for event in self.events.events().events}
         began = time.perf_counter()
-        report = self.saver.pause("weights")
-        return time.perf_counter() - began, report.copied_bytes
-
-    def resume(self) -> float:
-        began = time.perf_counter()
-        self.saver.resume("weights")
+        call()
         self.torch.cuda.synchronize()
-        return time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        after = self.core.counters()
+        parts = {name: (after[counter] - before[counter]) / threads / 1e6 for name, (counter, threads) in COUNTERS.items()}
+        for event in self.events.events().events:
+            if event.kind == "phase" and event.call not in numbers:
+                took = event.busy_ns or event.ended_ns - event.began_ns
+                parts[event.phase] = parts.get(event.phase, 0) + took / 1e6
+        return seconds, parts
+
+    def pause(self) -> tuple[float, dict[str, float]]:
+        return self._measure(lambda: self.saver.pause("weights"))
+
+    def resume(self) -> tuple[float, dict[str, float]]:
+        return self._measure(lambda: self.saver.resume("weights"))
+
+    def _named(self) -> dict[str, Any]:
+        return {str(index): tensor for index, tensor in enumerate(self.weights)}
+
+    def publish(self) -> None:
+        self.store.publish("benchmark", self._named(), identity="benchmark")
+
+    def adopt(self) -> tuple[float, dict[str, float]]:
+        found: list[Any] = []
+        result = self._measure(lambda: found.append(self.store.adopt("benchmark", self._named(), identity="benchmark")))
+        assert found[0], found[0].reason
+        return result
+
+    def unpublish(self) -> None:
+        self.store.remove("benchmark")
 
     def host_bytes(self) -> tuple[int, int]:
         counters = self.core.counters()
@@ -151,38 +198,59 @@ def _folder_bytes() -> int:
     return sum(entry.stat().st_size for entry in os.scandir(folder)) if os.path.isdir(folder) else 0
 
 
-def _note(times: dict[str, list[float]], step: str, seconds: list[float]) -> None:
-    times.setdefault(step, []).append(max(seconds))
+class Times:
+    """The seconds of each step in each round, and the parts of the slowest replica."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+        self.parts: dict[str, list[dict[str, float]]] = {}
+
+    def note(self, step: str, results: list[tuple[float, dict[str, float]]]) -> None:
+        seconds, parts = max(results, key=lambda result: result[0])
+        self.seconds.setdefault(step, []).append(seconds)
+        self.parts.setdefault(step, []).append(parts)
 
 
-def _cycle(crowd: Crowd, kind: str, rest: float, times: dict[str, list[float]]) -> float:
+def _cycle(crowd: Crowd, kind: str, rest: float, times: Times) -> float:
     """Return the bytes of the backups, divided by the weights of one replica."""
     size = crowd.do("make", kind, "retain" if kind == "host" else "release")[0]
-    _note(times, "first", [seconds for seconds, _ in crowd.do("pause")])
+    times.note("first", crowd.do("pause"))
+    times.note("at once", crowd.do("resume"))
+    crowd.do("rest", rest)
+    times.note("unchanged", crowd.do("pause"))
     taken = sum(private for private, _ in crowd.do("host_bytes")) + (_folder_bytes() if kind == "shared" else 0)
-    _note(times, "at once", crowd.do("resume"))
     crowd.do("rest", rest)
-    _note(times, "unchanged", [seconds for seconds, _ in crowd.do("pause")])
-    crowd.do("rest", rest)
-    _note(times, "resume", crowd.do("resume"))
+    times.note("resume", crowd.do("resume"))
     assert all(crowd.do("check")), f"{kind}: other contents after the resume"
+    if kind == "shared":
+        crowd.do("rest", rest)  # the registrations end
+        crowd.do_one("publish")
+        times.note("adopt", [crowd.do_one("adopt")])
+        crowd.do_one("unpublish")
+        crowd.do_one("pause")  # it ends the links of the two calls
+        crowd.do_one("resume")
     if kind == "shared" and len(crowd.ends) > 1:
         crowd.do_one("free")
         crowd.do_one("make", kind, "release")
         crowd.do_one("rest", rest)
-        _note(times, "known", [crowd.do_one("pause")[0]])
+        times.note("known", [crowd.do_one("pause")])
         crowd.do_one("resume")
     crowd.do("free")
     return float(taken / size)
 
 
 def _measure(number: int, total: int, rounds: int, rest: float) -> dict[str, Any]:
-    times: dict[str, dict[str, list[float]]] = {"host": {}, "shared": {}}
+    times = {"host": Times(), "shared": Times()}
     crowd = Crowd(number, total)
     for _ in range(rounds):
         taken = {kind: _cycle(crowd, kind, rest, times[kind]) for kind in times}
     crowd.end()
-    return {"replicas": number, "taken": taken, "times": times}
+    return {
+        "replicas": number,
+        "taken": taken,
+        "times": {kind: found.seconds for kind, found in times.items()},
+        "parts": {kind: found.parts for kind, found in times.items()},
+    }
 
 
 def _row(result: dict[str, Any], step: str) -> str:
@@ -199,27 +267,55 @@ def _row(result: dict[str, Any], step: str) -> str:
     return f"| {result['replicas']} | {step}, ms | {cells[0]} | {cells[1]} | {ratio} |"
 
 
+def _print_parts(results: list[dict[str, Any]]) -> None:
+    columns = (*PHASES, *COUNTERS)
+    print(f"\n| replicas | kind | step | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 3)}")
+    for result in results:
+        for kind, steps in result["parts"].items():
+            for step, found in steps.items():
+                cells = [statistics.median(parts.get(column, 0) for parts in found) for column in columns]
+                print(f"| {result['replicas']} | {kind} | {step} | {' | '.join(f'{cell:.1f}' for cell in cells)} |")
+
+
+@contextlib.contextmanager
+def folder(huge: bool) -> Iterator[str]:
+    """Sets TMS_SHARED_DIR to a folder of its own, on a tmpfs with huge pages if `huge`."""
+    parent = tempfile.mkdtemp(prefix="tms-bench-", dir="/dev/shm")
+    try:
+        if huge:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "huge=always,mode=0700", "tmpfs", parent], check=True)
+        os.environ["TMS_SHARED_DIR"] = os.path.join(parent, "store")
+        yield parent
+    finally:
+        if huge and os.path.ismount(parent):
+            subprocess.run(["umount", parent], check=True)
+        shutil.rmtree(parent)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", default="1,2,4", help="numbers of processes (%(default)s)")
     parser.add_argument("--gib", type=float, default=8, help="weights of one replica (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of each kind (%(default)s)")
     parser.add_argument("--rest", type=float, default=3, help="seconds, in which objects are registered (%(default)s)")
+    parser.add_argument("--huge", action="store_true", help="mount the folder with huge pages")
+    parser.add_argument("--parts", action="store_true", help="print the parts of each step as well")
     parser.add_argument("--json", action="store_true", help="print the times as well")
     parsed = parser.parse_args()
-    os.environ["TMS_SHARED_DIR"] = tempfile.mkdtemp(prefix="tms-bench-", dir="/dev/shm")
-    try:
+    results = []
+    with folder(parsed.huge):
         print("| replicas | step | host | shared | shared / host |\n| --- | --- | --- | --- | --- |")
         for number in map(int, parsed.replicas.split(",")):
             result = _measure(number, int(parsed.gib * (1 << 30)), parsed.rounds, parsed.rest)
+            results.append(result)
             host, shared = (result["taken"][kind] for kind in ("host", "shared"))
             print(f"| {number} | bytes | {host:.3f} | {shared:.3f} | {shared / host:.3f} |")
-            for step in ("first", "at once", "unchanged", "resume", "known"):
+            for step in STEPS:
                 print(_row(result, step), flush=True)
             if parsed.json:
                 print(json.dumps(result), file=sys.stderr)
-    finally:
-        shutil.rmtree(os.environ["TMS_SHARED_DIR"])
+        if parsed.parts:
+            _print_parts(results)
 
 
 if __name__ == "__main__":

@@ -146,6 +146,11 @@ typedef struct tms_backup_operations {
     void (*drain)(void *store);
     /* For tests, after drain; the quarantine has been released. */
     void (*release)(void *store);
+    /* A call that has the turn, such as a pause or a resume, begins: from here on the threads of the store begin no driver
+     * call, because the call would wait for the driver's locks. Retries failed removals of files. */
+    void (*enter_call)(void *store);
+    /* The call ends, and has the turn until this returns. */
+    void (*leave_call)(void *store);
     /* A pause, or the check of one, has ended: begins what can be done while the memory is paused. */
     void (*after_pause)(void *store);
     /* A resume has ended: releases at once what can be released without waiting for a device. */

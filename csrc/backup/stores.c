@@ -59,6 +59,14 @@ void tms_backup_stores_drain(tms_backup_stores_t *stores) {
 
 void tms_backup_stores_release(tms_backup_stores_t *stores) { FOR_EACH(entry, stores) CALL(entry, release, entry->store); }
 
+void tms_backup_stores_enter_call(tms_backup_stores_t *stores) {
+    FOR_EACH(entry, stores) CALL(entry, enter_call, entry->store);
+}
+
+void tms_backup_stores_leave_call(tms_backup_stores_t *stores) {
+    FOR_EACH(entry, stores) CALL(entry, leave_call, entry->store);
+}
+
 void tms_backup_stores_after_pause(tms_backup_stores_t *stores) {
     FOR_EACH(entry, stores) CALL(entry, after_pause, entry->store);
 }

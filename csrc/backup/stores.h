@@ -58,6 +58,8 @@ const tms_backup_store_t *tms_backup_stores_find(const tms_backup_stores_t *stor
 /* Each of these calls the operation of the same name of every store. */
 void tms_backup_stores_drain(tms_backup_stores_t *stores);
 void tms_backup_stores_release(tms_backup_stores_t *stores);
+void tms_backup_stores_enter_call(tms_backup_stores_t *stores);
+void tms_backup_stores_leave_call(tms_backup_stores_t *stores);
 void tms_backup_stores_after_pause(tms_backup_stores_t *stores);
 void tms_backup_stores_after_resume(tms_backup_stores_t *stores);
 void tms_backup_stores_retry(tms_backup_stores_t *stores);

@@ -34,17 +34,20 @@
     X(resident_peak_bytes)  /* the most resident_bytes since the start, or since reset_peaks */                             \
     X(failed_pauses_total)  /* part of failures_total */                                                                    \
     X(failed_resumes_total) /* part of failures_total */                                                                    \
-    X(failed_allocations_total)    /* part of failures_total */                                                             \
-    X(pause_nanoseconds_total)     /* time of the pauses that succeeded */                                                  \
-    X(pause_bytes_total)           /* device memory that the pauses released */                                             \
-    X(pause_copied_bytes_total)    /* bytes that the pauses copied */                                                       \
-    X(pause_unchanged_bytes_total) /* bytes that the pauses did not copy, as retained backups had them already */           \
-    X(resume_nanoseconds_total)    /* time of the resumes that succeeded */                                                 \
-    X(resume_bytes_total)          /* device memory that the resumes mapped */                                              \
-    X(resume_copied_bytes_total)   /* bytes that the resumes copied */                                                      \
-    X(uncounted_allocations_total) /* allocations of other libraries not counted for lack of host memory */                 \
-    X(slack_bytes)                 /* memory of freed allocations that their runs still hold; not in resident_bytes */      \
-    X(deferred_bytes)              /* mapped memory of deferred_frees; not in resident_bytes */
+    X(failed_allocations_total)      /* part of failures_total */                                                           \
+    X(pause_nanoseconds_total)       /* time of the pauses that succeeded */                                                \
+    X(pause_bytes_total)             /* device memory that the pauses released */                                           \
+    X(pause_copied_bytes_total)      /* bytes that the pauses copied */                                                     \
+    X(pause_unchanged_bytes_total)   /* bytes that the pauses did not copy, as retained backups had them already */         \
+    X(resume_nanoseconds_total)      /* time of the resumes that succeeded */                                               \
+    X(resume_bytes_total)            /* device memory that the resumes mapped */                                            \
+    X(resume_copied_bytes_total)     /* bytes that the resumes copied */                                                    \
+    X(uncounted_allocations_total)   /* allocations of other libraries not counted for lack of host memory */               \
+    X(slack_bytes)                   /* memory of freed allocations that their runs still hold; not in resident_bytes */    \
+    X(deferred_bytes)                /* mapped memory of deferred_frees; not in resident_bytes */                           \
+    X(shared_file_nanoseconds_total) /* time in which threads wrote or read the files of shared objects, summed */          \
+    X(shared_copy_nanoseconds_total) /* time in which these threads waited for the device */                                \
+    X(shared_wait_nanoseconds_total) /* time in which calls waited for objects that other processes were writing */
 
 typedef struct tms_counters {
 #define TMS_COUNTER(name) uint64_t name;

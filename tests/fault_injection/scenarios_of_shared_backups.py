@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scenario import LARGE, RELEASING, SHARED, SMALL, scenario
+from scenario import LARGE, NONE, RELEASING, SHARED, SMALL, scenario
 
 if TYPE_CHECKING:
+    from blocks import Block
     from step import Step
     from world import World
 
@@ -114,3 +115,40 @@ def _(world: World) -> Step:
     world.pause(None)
     world.machine.settle()
     return world.free_step(blocks)
+
+
+def _by_fingerprint(step: Step) -> Step:
+    """The call fails without fingerprints, and the log says why there are none."""
+    step.tolerates |= UNNOTICED
+    step.causes.add(("", 0))
+    step.causes.add(("linkat", 0))  # a file that cannot be looked at counts as removed
+    return step
+
+
+def _publishable(world: World) -> list[Block]:
+    world.pools = True  # the buffers of the ring, and of fingerprints
+    return [world.allocate(SMALL, NONE, "b"), world.allocate(LARGE, NONE, "b")]
+
+
+@scenario("publish")
+def _(world: World) -> Step:
+    return _by_fingerprint(world.publish_step(_publishable(world)))
+
+
+@scenario("publish_in_place_of_another")
+def _(world: World) -> Step:
+    """The name exists, with one of the objects. After a failure it is what it was."""
+    one, other = _publishable(world)
+    world.publish_step([one]).run()
+    former = world.published("model")
+    step = world.publish_step([one, other])
+
+    def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+        found = world.published("model") or []
+        problems = [] if world.states() == before else ["allocations changed"]
+        if (found == former) != (error is not None) or found[:1] != former:
+            problems.append(f"published, with {error}: {found}, before {former}")
+        return problems
+
+    step.verify = verify
+    return _by_fingerprint(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from array import array
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -19,6 +20,22 @@ from torch_memory_saver import _core as core
 DEAD = "999999999-0123456789abcdef"
 REMAINS = (".lock", "-0.backup", "-17.backup", ".new")
 OTHERS = ("notes.txt", "tms-1-0.lock", f"tms-0123456789abcdef-{DEAD}.lock")
+
+
+#: The name of published objects. Their sizes are whole vectors of the kernel.
+PUBLISHED = "model"
+VECTOR = 16
+
+
+def object_bytes(block: Block) -> int:
+    return block.size // VECTOR * VECTOR
+
+
+def pieces_of(blocks: list[Block]) -> bytes:
+    """As `publish` takes them."""
+    return array(
+        "Q", [number for block in blocks for number in (block.address, object_bytes(block), block.device)]
+    ).tobytes()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -98,6 +115,20 @@ class Steps(CheckedWorld):
             return self.verify_move(self._tags(tags), PAUSED, ACTIVE, before, error, failed, allowed)
 
         step = Step(run, verify, halves=True)
+        return step
+
+    def publish_step(self, blocks: list[Block]) -> Step:
+        """Gives the objects of blocks a name. After a failure there is none."""
+
+        def run() -> None:
+            core.publish(pieces_of(blocks), PUBLISHED, "{}", None)
+
+        def expect(error: BaseException | None) -> list[str]:
+            manifest = self.published(PUBLISHED)
+            return [] if (manifest is None) == (error is not None) else [f"published, with {error}: {manifest}"]
+
+        step = self.other_step(run, expect)
+        step.finish = lambda: self.withdraw(PUBLISHED)
         return step
 
     def dropped_step(self, tags: Iterable[str] | None = None) -> Step:

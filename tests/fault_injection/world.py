@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import json
 import os
 import resource
+import shutil
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable
@@ -346,6 +348,20 @@ class World:
         for path in (folder / "names" / "model").iterdir():
             path.unlink()
             (folder / "objects" / path.name).unlink(missing_ok=True)
+
+    @staticmethod
+    def published(name: str) -> list[str] | None:
+        """The objects of a published name. None: there is no such name."""
+        manifest = Path(os.environ["TMS_SHARED_DIR"], "names", name, "manifest.json")
+        return list(json.loads(manifest.read_text())["objects"]) if manifest.exists() else None
+
+    def withdraw(self, name: str) -> None:
+        """Removes a published name, and the links of this process, which a pause ends."""
+        shutil.rmtree(Path(os.environ["TMS_SHARED_DIR"], "names", name), ignore_errors=True)
+        block = self.allocate(SMALL, SHARED, "a")
+        self.pause(("a",))
+        self.resume(("a",))
+        self.free(block)
 
     def holdings(self) -> dict[str, Any]:
         """Everything that could have leaked."""

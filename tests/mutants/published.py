@@ -10,6 +10,7 @@ _PUBLISHED = "csrc/backup/shared/published.c"
 _NODE = "csrc/core/transition/node.c"
 _TEST_PUBLISHED = "tests/unit/backup/shared/test_published.c"
 _TEST_NODE = "tests/unit/core/transition/test_node.c"
+_TEST_LINKS = "tests/unit/core/transition/test_shared_links.c"
 _PYTHON = "tests/unit/python/node_store/"
 
 MUTANTS = (
@@ -18,6 +19,13 @@ MUTANTS = (
         _NODE,
         "memcmp(&found, &part->name, sizeof found) != 0",
         "memcmp(&found, &part->name, 0) != 0",
+        (_TEST_NODE,),
+    ),
+    Mutant(
+        "equal-pieces-need-room-twice",
+        _NODE,
+        "status == TMS_OK && tms_shared_object_is_new(",
+        "status == TMS_OK && !tms_shared_object_is_here(",
         (_TEST_NODE,),
     ),
     Mutant(
@@ -44,8 +52,8 @@ MUTANTS = (
     Mutant(
         "the-links-of-adopted-objects-stay-for-ever",
         "csrc/backup/shared/operations.c",
-        "    if (atomic_exchange(&store->committed, false)) tms_shared_store_drop_kept(store);\n",
-        "",
+        "    tms_shared_store_drop_kept(store);\n    tms_shared_registrar_start(store); /*",
+        "    tms_shared_registrar_start(store); /*",
         (_TEST_NODE,),
     ),
     Mutant(
@@ -64,16 +72,16 @@ MUTANTS = (
     Mutant(
         "the-weights-of-a-replaced-name-stay",
         _PUBLISHED,
-        "    if (status != TMS_OK || replaced) remove_made(&all);\n",
-        "    if (status != TMS_OK) remove_made(&all);\n",
-        (_TEST_PUBLISHED, _TEST_NODE),
+        "    *left = (status != TMS_OK || replaced) && !remove_made(&all);",
+        "    *left = status != TMS_OK && !remove_made(&all);",
+        (_TEST_PUBLISHED,),
     ),
     Mutant(
         "what-a-publisher-has-left-stays",
         "csrc/backup/shared/folder.c",
-        "        if (errno == EISDIR && remove_publication(folder, holder, name)) continue;\n",
-        "        (void)remove_publication;\n",
-        (_TEST_PUBLISHED,),
+        "return errno == EISDIR && remove_publication(folder, holder, name);",
+        "return errno == EISDIR || remove_publication(folder, holder, name);",
+        (_TEST_PUBLISHED, _TEST_LINKS),
     ),
     Mutant(
         "a-name-without-a-manifest-stays",

@@ -11,6 +11,8 @@ _KEY = "csrc/backup/shared/key.c"
 _FOLDER = "csrc/backup/shared/folder.c"
 _ENTRY = "csrc/backup/shared/entry.c"
 _TEST_FOLDER = "tests/unit/backup/shared/test_folder.c"
+_TEST_KEY = "tests/unit/backup/shared/test_key.c"
+_TEST_CLEAN_UP = "tests/unit/backup/shared/test_clean_up.c"
 _TEST_ENTRY = "tests/unit/backup/shared/test_entry.c"
 _TEST_PROCESSES = "tests/unit/backup/shared/test_processes.c"
 _TEST_KILLS = "tests/unit/backup/shared/test_kills.c"
@@ -23,6 +25,7 @@ _COPY = "csrc/backup/shared/copy.c"
 _OPERATIONS = "csrc/backup/shared/operations.c"
 _TEST_SHARED = "tests/unit/core/transition/test_shared.c"
 _TEST_COPIES = "tests/unit/core/transition/test_shared_copies.c"
+_TEST_LINKS = "tests/unit/core/transition/test_shared_links.c"
 _TEST_REPLICAS = "tests/unit/abi/test_shared_processes.c"
 _TEST_KILLED = "tests/unit/abi/test_shared_kills.c"
 
@@ -39,14 +42,14 @@ MUTANTS = (
         _FILES,
         "return tms_shared_is_named(fd, directory, name) ? 0 : ENOENT;",
         "return (void)directory, (void)name, 0;",
-        (_TEST_FOLDER, _TEST_ENTRY),
+        (_TEST_CLEAN_UP, _TEST_ENTRY),
     ),
     Mutant(
         "the-limit-for-the-size-of-a-file-ends-the-process",
         _FILES,
         "errno = tms_size_limit_check(offset + bytes);",
         "errno = 0 * tms_size_limit_check(offset + bytes);",
-        (_TEST_FOLDER, _TEST_ENTRY),
+        (_TEST_KEY, _TEST_ENTRY),
     ),
     Mutant(
         "a-short-write-counts-as-whole",
@@ -74,21 +77,21 @@ MUTANTS = (
         _KEY,
         "linkat(holder, KEY, root, KEY, 0) != 0 && errno != EEXIST",
         "renameat(holder, KEY, root, KEY) != 0",
-        (_TEST_FOLDER, _TEST_PROCESSES),
+        (_TEST_KEY, _TEST_PROCESSES),
     ),
     Mutant(
         "a-damaged-key-is-used",
         _KEY,
         "else if (found.checksum != wanted.checksum)",
         "else if (found.checksum == 0)",
-        (_TEST_FOLDER,),
+        (_TEST_KEY,),
     ),
     Mutant(
         "a-key-that-others-can-read-is-used",
         _KEY,
         "(file.st_mode & OTHERS)",
         "(file.st_mode & OTHERS & 022)",
-        (_TEST_FOLDER,),
+        (_TEST_KEY,),
     ),
     Mutant(
         "a-folder-on-a-disk-is-used",
@@ -102,45 +105,45 @@ MUTANTS = (
         _FOLDER,
         "(errno == EEXIST || errno == ENOENT || errno == EWOULDBLOCK)",
         "errno == EEXIST",
-        (_TEST_FOLDER,),
+        (_TEST_CLEAN_UP,),
     ),
     Mutant(
         "a-holder-is-removed-while-it-gets-its-lock",
         _FOLDER,
         "        lock = tms_shared_open(holder, LOCK, O_RDWR);\n        if",
         "        if",
-        (_TEST_FOLDER,),
+        (_TEST_CLEAN_UP,),
     ),
     Mutant(
         "a-holder-that-cannot-be-removed-loses-its-lock",
         _FOLDER,
         "if (remove_links(folder, holder) && (unlinkat(holder, LOCK, 0) == 0 || errno == ENOENT) &&",
         "if ((unlinkat(holder, LOCK, 0) == 0 || errno == ENOENT) && remove_links(folder, holder) &&",
-        (_TEST_FOLDER,),
+        (_TEST_CLEAN_UP,),
     ),
     Mutant(
         "a-file-that-stays-keeps-the-links-after-it",
         _FOLDER,
-        "        if (strcmp(name, LOCK) == 0 || tms",
-        "        if (strcmp(name, LOCK) == 0 || os_error != 0 || tms",
-        (_TEST_FOLDER,),
+        "        if (strcmp(name, LOCK) != 0 && !remove",
+        "        if (strcmp(name, LOCK) != 0 && os_error == 0 && !remove",
+        (_TEST_CLEAN_UP,),
     ),
     Mutant(
         "a-holder-without-a-lock-stays",
         _FOLDER,
         "        if (remove_directory(folder, name)) return true;\n        lock =",
         "        if (name[0] == 0) return true;\n        errno = EIO;\n        if (name[0]) return false;\n        lock =",
-        (_TEST_FOLDER, _TEST_KILLS),
+        (_TEST_CLEAN_UP, _TEST_KILLS),
     ),
     Mutant(
         "an-object-with-an-unfinished-name-stays",
         _FOLDER,
-        "        if (is_part(name)) remove_part(folder, name);\n    }\n    rewinddir(list);\n",
-        "        if (!is_part(name)) tms_shared_remove_unlinked(folder->objects, name);\n    }\n    rewinddir(list);\n"
+        "        if (is_part(name)) remove_part(folder, name);\n    }\n    rewinddir(list);\n"
+        "    if (!remove_unlinked(folder, list))",
+        "        if (!is_part(name)) (void)tms_shared_remove_unlinked(folder->objects, name);\n    }\n    rewinddir(list);\n"
         "    for (const char *name; (name = tms_shared_next(list));) {\n"
-        "        if (is_part(name)) remove_part(folder, name);\n    }\n    rewinddir(list);\n    if (list) {\n"
-        "        closedir(list);\n        return;\n    }\n",
-        (_TEST_FOLDER, _TEST_KILLS),
+        "        if (is_part(name)) remove_part(folder, name);\n    }\n    if (!list)",
+        (_TEST_CLEAN_UP, _TEST_KILLS),
     ),
     Mutant(
         "a-forked-child-keeps-the-lock-of-a-holder",
@@ -201,8 +204,8 @@ MUTANTS = (
     Mutant(
         "a-link-stays-after-its-last-user",
         _OBJECT,
-        "if (object->known) tms_shared_entry_drop",
-        "if (object->known && object->memory && object->users > 0) tms_shared_entry_drop",
+        "if (object->known) remove_link",
+        "if (object->known && object->memory && object->users > 0) remove_link",
         (_TEST_SHARED,),
     ),
     Mutant(
@@ -246,6 +249,27 @@ MUTANTS = (
         "return object->wishes == 0 && !object->stuck;",
         "return object->users == 0 && !object->stuck;",
         (_TEST_SHARED,),
+    ),
+    Mutant(
+        "objects-are-registered-while-a-resume-begins",
+        "csrc/core/transition/transition.c",
+        "    tms_backup_stores_enter_call(&t->saver->stores);\n",
+        "",
+        (_TEST_COPIES,),
+    ),
+    Mutant(
+        "a-link-that-stayed-is-forgotten",
+        _OBJECT,
+        "    store->left_links = true;\n    tms_log_once",
+        "    tms_log_once",
+        (_TEST_LINKS,),
+    ),
+    Mutant(
+        "a-link-that-stayed-is-removed-once",
+        "csrc/backup/shared/store.c",
+        "store->left_links = !tms_shared_folder_sweep(&store->folder, is_kept, store);",
+        "store->left_links = tms_shared_folder_sweep(&store->folder, is_kept, store) && false;",
+        (_TEST_LINKS,),
     ),
     Mutant(
         "an-object-is-unmapped-only-by-a-drop",

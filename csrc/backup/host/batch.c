@@ -359,3 +359,17 @@ void tms_host_buffer_drop(tms_host_buffer_t *buffer) {
     }
     free(buffer);
 }
+
+/* ---- as operations of a store ---- */
+
+tms_status_t tms_host_batch_operation_start(void *batch, const tms_error_context_t *context, tms_error_t *error) {
+    return tms_host_batch_start(batch, context, error);
+}
+
+tms_status_t tms_host_batch_operation_check_room(void *batch, const tms_error_context_t *context, tms_error_t *error) {
+    return tms_host_batch_check_room(batch, context, error);
+}
+
+bool tms_host_batch_operation_help(void *batch, int device) { return tms_host_batch_help(batch, device); }
+
+void tms_host_batch_operation_end(void *batch) { tms_host_batch_destroy(batch); }

@@ -44,6 +44,15 @@ tms_status_t tms_host_batch_plan_pool(struct tms_host_batch *batch, int device, 
                                       const tms_error_context_t *context, tms_error_t *error);
 tms_status_t tms_host_batch_map(struct tms_host_batch *batch, const tms_error_context_t *context, tms_error_t *error);
 
+/* The operations of one pause of a store whose batch is one of host memory. */
+#define TMS_HOST_BATCH_OPERATIONS                                                                                           \
+    .start = tms_host_batch_operation_start, .check_room = tms_host_batch_operation_check_room,                             \
+    .help = tms_host_batch_operation_help, .end = tms_host_batch_operation_end
+tms_status_t tms_host_batch_operation_start(void *batch, const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_host_batch_operation_check_room(void *batch, const tms_error_context_t *context, tms_error_t *error);
+bool tms_host_batch_operation_help(void *batch, int device);
+void tms_host_batch_operation_end(void *batch);
+
 /* ---- buffers ---- */
 
 /* *bytes: the number of bytes from `offset` that one copy may cover, up to the end of the piece or of the buffer. Waits

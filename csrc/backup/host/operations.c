@@ -1,5 +1,6 @@
 #include "backup/host/operations.h"
 
+#include "backup/host/batch.h"
 #include "backup/host/copy.h"
 
 static bool on_host(tms_backup_kind_t kind) { return kind == TMS_BACKUP_PINNED || kind == TMS_BACKUP_MMAP; }
@@ -17,18 +18,6 @@ static tms_status_t begin(void *store, void **batch, const tms_error_context_t *
     if (status == TMS_OK) *batch = made;
     return status;
 }
-
-static tms_status_t start(void *batch, const tms_error_context_t *context, tms_error_t *error) {
-    return tms_host_batch_start(batch, context, error);
-}
-
-static tms_status_t check_room(void *batch, const tms_error_context_t *context, tms_error_t *error) {
-    return tms_host_batch_check_room(batch, context, error);
-}
-
-static bool help(void *batch, int device) { return tms_host_batch_help(batch, device); }
-
-static void end(void *batch) { tms_host_batch_destroy(batch); }
 
 static tms_status_t plan(void *store, void *batch, tms_backup_t *backup, tms_backup_slot_t *slot,
                          const tms_backup_request_t *request, const tms_backup_content_t *content,
@@ -166,10 +155,7 @@ const tms_backup_operations_t tms_host_operations = {.place = "host memory",
                                                      .find = find,
                                                      .destroy = destroy,
                                                      .begin = begin,
-                                                     .start = start,
-                                                     .check_room = check_room,
-                                                     .help = help,
-                                                     .end = end,
+                                                     TMS_HOST_BATCH_OPERATIONS,
                                                      .init = init,
                                                      .drain = drain,
                                                      .after_resume = after_resume,

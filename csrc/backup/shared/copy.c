@@ -5,6 +5,7 @@
 
 #include "backup/host/copy.h"
 #include "backup/shared/jobs.h"
+#include "base/clock.h"
 #include "base/random.h"
 
 typedef struct relay {
@@ -23,7 +24,7 @@ static tms_status_t write_claimed(relay_t *relay, tms_shared_job_t *job, tms_sha
     /* The system counts the pages once they are written. */
     tms_status_t status = tms_host_store_claim(host, object->bytes, &job->context, error);
     if (status == TMS_OK) {
-        status = tms_shared_lane_write(lane, &relay->store->folder, object, job->address, &job->context, error);
+        status = tms_shared_lane_write(lane, relay->store, object, job->address, &job->context, error);
         tms_host_store_claim_used(host, object->bytes);
         tms_host_store_disclaim(host, object->bytes);
     }
@@ -57,7 +58,7 @@ static tms_status_t save_object(void *context, size_t index, tms_shared_lane_t *
 static tms_status_t load_object(void *context, size_t index, tms_shared_lane_t *lane, tms_error_t *error) {
     const relay_t *relay = context;
     const tms_shared_job_t *job = &relay->jobs.list[index];
-    return tms_shared_lane_read(lane, &relay->store->folder, job->part->object, job->address, &job->context, error);
+    return tms_shared_lane_read(lane, relay->store, job->part->object, job->address, &job->context, error);
 }
 
 /* ---- objects of other writers ---- */
@@ -110,6 +111,7 @@ static tms_status_t await_others(relay_t *relay, const tms_error_context_t *cont
     static const double between_seconds = 0.001;
     size_t left = 0;
     bool claimed = false;
+    const uint64_t began = tms_clock_nanoseconds();
     tms_status_t status = look(relay, &left, &claimed, error);
     while (status == TMS_OK && left > 0) {
         status = claimed ? tms_shared_ring_run(relay->store, relay->copier, relay->jobs.count, 0, save_object, relay,
@@ -117,6 +119,7 @@ static tms_status_t await_others(relay_t *relay, const tms_error_context_t *cont
                          : tms_wait_sleep(relay->copier->wait, between_seconds, context, error);
         if (status == TMS_OK) status = look(relay, &left, &claimed, error);
     }
+    atomic_fetch_add(&relay->store->wait_nanoseconds, tms_clock_nanoseconds() - began);
     return status;
 }
 

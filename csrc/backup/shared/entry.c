@@ -213,7 +213,7 @@ tms_status_t tms_shared_entry_finish(const tms_shared_folder_t *folder, const tm
         return TMS_OK;
     }
     if (opened >= 0) close(opened);
-    tms_shared_entry_drop(folder, name);
+    (void)tms_shared_entry_drop(folder, name);
     return status;
 }
 
@@ -227,6 +227,6 @@ void tms_shared_entry_abandon(const tms_shared_folder_t *folder, const tms_share
     remove_part(&entry, fd);
 }
 
-void tms_shared_entry_drop(const tms_shared_folder_t *folder, const tms_shared_name_t *name) {
-    (void)tms_shared_remove_link(folder->holder, folder->objects, name->text);
+bool tms_shared_entry_drop(const tms_shared_folder_t *folder, const tms_shared_name_t *name) {
+    return tms_shared_remove_link(folder->holder, folder->objects, name->text);
 }

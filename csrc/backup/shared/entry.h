@@ -54,7 +54,8 @@ tms_status_t tms_shared_entry_finish(const tms_shared_folder_t *folder, const tm
 void tms_shared_entry_withdraw(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd);
 /* Gives up a claim, and removes the file. Closes the descriptor. */
 void tms_shared_entry_abandon(const tms_shared_folder_t *folder, const tms_shared_name_t *name, int fd);
-/* Removes the holder's link, and the object if no other holder links it. */
-void tms_shared_entry_drop(const tms_shared_folder_t *folder, const tms_shared_name_t *name);
+/* Removes the holder's link, and the object if no other holder links it. False, with errno set, if one of them is still
+ * there. */
+bool tms_shared_entry_drop(const tms_shared_folder_t *folder, const tms_shared_name_t *name);
 
 #endif

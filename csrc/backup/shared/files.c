@@ -76,16 +76,16 @@ int64_t tms_shared_read(int fd, void *data, uint64_t bytes, uint64_t offset) {
     return (int64_t)done;
 }
 
-void tms_shared_remove_unlinked(int objects, const char *name) {
+bool tms_shared_remove_unlinked(int objects, const char *name) {
     struct stat found;
     if (fstatat(objects, name, &found, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(found.st_mode) && found.st_nlink == 1)
-        (void)unlinkat(objects, name, 0);
+        return unlinkat(objects, name, 0) == 0 || errno == ENOENT;
+    return true;
 }
 
 bool tms_shared_remove_link(int holder, int objects, const char *name) {
     if (unlinkat(holder, name, 0) != 0 && errno != ENOENT) return false;
-    tms_shared_remove_unlinked(objects, name);
-    return true;
+    return tms_shared_remove_unlinked(objects, name);
 }
 
 /* Removes the files of an open directory. Returns false, with errno set, if one is still there. */

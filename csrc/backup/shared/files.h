@@ -35,10 +35,10 @@ const char *tms_shared_write(int fd, const void *data, uint64_t bytes, uint64_t 
 int64_t tms_shared_read(int fd, void *data, uint64_t bytes, uint64_t offset);
 
 /* Removes an object that has no link. If another process links it at the same time, that process keeps the bytes, and the
- * object loses its name. */
-void tms_shared_remove_unlinked(int objects, const char *name);
+ * object loses its name. Returns false, with errno set, if it has no link and is still there. */
+bool tms_shared_remove_unlinked(int objects, const char *name);
 /* Removes a link to an object, and the object if that was the last one. Returns false, with errno set, if the link is still
- * there. */
+ * there, or the object although that was its last link. */
 bool tms_shared_remove_link(int holder, int objects, const char *name);
 
 /* Removes the files of an open directory, the objects that only it linked, and its name in `parent`. The name stays if it

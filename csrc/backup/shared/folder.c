@@ -163,16 +163,20 @@ static bool remove_publication(const tms_shared_folder_t *folder, int holder, co
     return removed;
 }
 
-/* Removes all links of an open holder, and the directories that a publisher has left (published.h). Returns false, with
- * errno set, if something is still there. */
+/* Removes a link of a holder, or a directory that a publisher has left (published.h). Returns false, with errno set, if it
+ * is still there. */
+static bool remove_entry(const tms_shared_folder_t *folder, int holder, const char *name) {
+    if (tms_shared_remove_link(holder, folder->objects, name)) return true;
+    return errno == EISDIR && remove_publication(folder, holder, name);
+}
+
+/* Removes all entries of an open holder but its lock. Returns false, with errno set, if something is still there. */
 static bool remove_links(const tms_shared_folder_t *folder, int holder) {
     int os_error = 0;
     DIR *list = tms_shared_list(holder);
     if (!list) return false;
     for (const char *name; (name = tms_shared_next(list));) {
-        if (strcmp(name, LOCK) == 0 || tms_shared_remove_link(holder, folder->objects, name)) continue;
-        if (errno == EISDIR && remove_publication(folder, holder, name)) continue;
-        os_error = errno;
+        if (strcmp(name, LOCK) != 0 && !remove_entry(folder, holder, name)) os_error = errno;
     }
     closedir(list);
     errno = os_error;
@@ -243,16 +247,26 @@ static void remove_part(const tms_shared_folder_t *folder, const char *name) {
     close_file(fd);
 }
 
+/* Removes the objects of a list that nothing links. Returns false, with errno set, if one is still there. */
+static bool remove_unlinked(const tms_shared_folder_t *folder, DIR *list) {
+    int os_error = 0;
+    for (const char *name; (name = tms_shared_next(list));) {
+        if (!is_part(name) && !tms_shared_remove_unlinked(folder->objects, name)) os_error = errno;
+    }
+    errno = os_error;
+    return os_error == 0;
+}
+
 /* Removes the objects that dead processes have left. */
-static void remove_dead_objects(const tms_shared_folder_t *folder, DIR *list) {
+static void remove_dead_objects(const tms_shared_folder_t *folder, DIR *list, const tms_log_t *log) {
     /* Unfinished files go first. A process that was killed just before its object was finished has left two names. */
     for (const char *name; (name = tms_shared_next(list));) {
         if (is_part(name)) remove_part(folder, name);
     }
     rewinddir(list);
-    for (const char *name; (name = tms_shared_next(list));) {
-        if (!is_part(name)) tms_shared_remove_unlinked(folder->objects, name);
-    }
+    if (!remove_unlinked(folder, list))
+        tms_log_write(log, TMS_LOG_WARNING, "an object of dead processes in '%s/" OBJECTS "' was not removed (%s)",
+                      folder->path, strerror(errno));
 }
 
 /* Removes the published names without a manifest: a process that removed them has died, or is not done yet. */
@@ -281,9 +295,22 @@ void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t 
     remove_unnamed(folder);
     if (remove_dead_holders(folder, log)) {
         tms_log_write(log, TMS_LOG_INFO, "removing what dead processes left in the shared store '%s'", folder->path);
-        remove_dead_objects(folder, list);
+        remove_dead_objects(folder, list, log);
     }
     closedir(list);
+}
+
+bool tms_shared_folder_sweep(const tms_shared_folder_t *folder, bool (*kept)(const void *context, const char *name),
+                             const void *context) {
+    DIR *links = tms_shared_list(folder->holder), *objects = tms_shared_list(folder->objects);
+    bool removed = links && objects;
+    for (const char *name; links && (name = tms_shared_next(links));) {
+        if (strcmp(name, LOCK) != 0 && !kept(context, name)) removed &= remove_entry(folder, folder->holder, name);
+    }
+    if (objects) removed &= remove_unlinked(folder, objects);
+    if (links) closedir(links);
+    if (objects) closedir(objects);
+    return removed;
 }
 
 void tms_shared_folder_leave(const tms_shared_folder_t *folder, const tms_log_t *log) {

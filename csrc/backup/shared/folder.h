@@ -52,6 +52,10 @@ bool tms_shared_folder_is_current(const tms_shared_folder_t *folder, const char 
  * unfinished objects whose lock can be taken and objects that no holder and no published name links. A failure to remove
  * something is logged. */
 void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t *log);
+/* After an unlink has failed: removes the links of this process's holder whose names are not `kept`, the directories of
+ * publications, of which none may be under way, and the objects that nothing links. Returns whether all of them are gone. */
+bool tms_shared_folder_sweep(const tms_shared_folder_t *folder, bool (*kept)(const void *context, const char *name),
+                             const void *context);
 /* At exit: removes the holder with its links, and the objects that have no other link. The descriptors and the key stay,
  * because another thread may use them. Accepts a folder that is not open. */
 void tms_shared_folder_leave(const tms_shared_folder_t *folder, const tms_log_t *log);

@@ -49,6 +49,12 @@ void tms_shared_objects_forget_names(tms_shared_store_t *store) {
     for (tms_shared_object_t *object = store->objects; object; object = object->next) forget_name(store, object);
 }
 
+bool tms_shared_objects_have(const tms_shared_store_t *store, const char *name) {
+    const tms_shared_object_t *object = store->objects;
+    while (object && !(object->known && strcmp(object->name.text, name) == 0)) object = object->next;
+    return object;
+}
+
 void tms_shared_objects_withdraw_claims(tms_shared_store_t *store) {
     for (tms_shared_object_t *object = store->objects; object; object = object->next) {
         if (object->claim >= 0) tms_shared_entry_withdraw(&store->folder, &object->name, object->claim);
@@ -72,11 +78,20 @@ tms_shared_object_t *tms_shared_object_use(tms_shared_store_t *store, const tms_
     return object;
 }
 
+/* With the lock held. A link that stays keeps the memory of the object. */
+static void remove_link(tms_shared_store_t *store, const tms_shared_object_t *object) {
+    if (tms_shared_entry_drop(&store->folder, &object->name)) return;
+    store->left_links = true;
+    tms_log_once(store->copying->log, &store->warned_left, TMS_LOG_WARNING,
+                 "'%s/objects/%s' was not given up (unlinkat: %s), so its memory stays allocated; later calls try again",
+                 store->folder.path, object->name.text, strerror(errno));
+}
+
 /* With the lock held. */
 static void drop(tms_shared_store_t *store, tms_shared_object_t *object) {
     if (--object->users > 0) return;
     if (object->memory) {
-        if (object->known) tms_shared_entry_drop(&store->folder, &object->name);
+        if (object->known) remove_link(store, object);
         atomic_fetch_sub(&store->held_bytes, object->bytes);
         if (object->made) atomic_fetch_sub(&store->made_bytes, object->bytes);
     }
@@ -99,6 +114,13 @@ bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t 
     }
     pthread_mutex_unlock(&store->lock);
     return last;
+}
+
+bool tms_shared_object_is_new(tms_shared_store_t *store, const tms_shared_object_t *object) {
+    pthread_mutex_lock(&store->lock);
+    const bool is_new = !object->memory && object->users == 1;
+    pthread_mutex_unlock(&store->lock);
+    return is_new;
 }
 
 bool tms_shared_object_is_here(tms_shared_store_t *store, const tms_shared_object_t *object) {
@@ -136,7 +158,7 @@ static tms_status_t map(tms_shared_store_t *store, tms_shared_object_t *object, 
     const int os_error = errno;
     close(fd);
     if (memory == MAP_FAILED) {
-        tms_shared_entry_drop(&store->folder, &object->name);
+        remove_link(store, object);
         end(store, object, NULL, false);
         return tms_error_set_os(error, context, "mmap", os_error, object->name.text);
     }
@@ -176,10 +198,12 @@ tms_status_t tms_shared_object_finish(tms_shared_store_t *store, tms_shared_obje
     pthread_mutex_lock(&store->lock);
     int fd = object->claim;
     tms_status_t status = tms_shared_entry_finish(&store->folder, &object->name, &fd, context, error);
-    if (status == TMS_OK)
+    if (status == TMS_OK) {
         status = map(store, object, fd, true, context, error);
-    else
+    } else {
+        store->left_links = true;
         end(store, object, NULL, false);
+    }
     pthread_mutex_unlock(&store->lock);
     return status;
 }

@@ -18,6 +18,8 @@ void tms_shared_object_drop(tms_shared_store_t *store, tms_shared_object_t *obje
 /* Takes the last user away, with its wish for registration if it `wishes`. False, with nothing changed, if there are others.
  */
 bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t *object, bool wishes);
+/* Whether the object does not have its memory yet, and this is its first user. */
+bool tms_shared_object_is_new(tms_shared_store_t *store, const tms_shared_object_t *object);
 /* Whether the object has its memory, and whether the driver can copy from it. */
 bool tms_shared_object_is_here(tms_shared_store_t *store, const tms_shared_object_t *object);
 bool tms_shared_object_is_registered(tms_shared_store_t *store, const tms_shared_object_t *object);
@@ -34,6 +36,8 @@ void tms_shared_object_abandon(tms_shared_store_t *store, tms_shared_object_t *o
 
 /* With the lock held, at exit: removes the files that threads of this process are writing. They cannot finish them. */
 void tms_shared_objects_withdraw_claims(tms_shared_store_t *store);
+/* With the lock held: whether this process has an object of this name, which has TMS_SHARED_NAME_DIGITS digits. */
+bool tms_shared_objects_have(const tms_shared_store_t *store, const char *name);
 /* With the lock held: no object is found by its name any more, because another folder was opened. */
 void tms_shared_objects_forget_names(tms_shared_store_t *store);
 /* With the lock held: frees an object that has no user and is not registered. */

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "backup/host/batch.h"
 #include "backup/shared/contents.h"
 #include "backup/shared/copy.h"
 #include "backup/shared/registrar.h"
@@ -23,18 +24,6 @@ static tms_status_t begin(void *opaque, void **batch, const tms_error_context_t 
     if (status == TMS_OK) *batch = made;
     return status;
 }
-
-static tms_status_t start(void *batch, const tms_error_context_t *context, tms_error_t *error) {
-    return tms_host_batch_start(batch, context, error);
-}
-
-static tms_status_t check_room(void *batch, const tms_error_context_t *context, tms_error_t *error) {
-    return tms_host_batch_check_room(batch, context, error);
-}
-
-static bool help(void *batch, int device) { return tms_host_batch_help(batch, device); }
-
-static void end(void *batch) { tms_host_batch_destroy(batch); }
 
 static tms_status_t plan(void *opaque, void *batch, tms_backup_t *backup, tms_backup_slot_t *slot,
                          const tms_backup_request_t *request, const tms_backup_content_t *content,
@@ -84,15 +73,11 @@ static void cancel(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) {
     drop(store, &slot->fresh);
 }
 
-static void after_resume(void *store) {
-    tms_shared_registrar_hold(store, false);
-    tms_shared_registrar_start(store);
-}
-
 static void after_pause(void *opaque) {
     tms_shared_store_t *store = opaque;
-    if (atomic_exchange(&store->committed, false)) tms_shared_store_drop_kept(store);
-    after_resume(store);
+    if (!atomic_exchange(&store->committed, false)) return;
+    tms_shared_store_drop_kept(store);
+    tms_shared_registrar_start(store); /* it ends the registrations of what was dropped */
 }
 
 /* ---- a resume ---- */
@@ -100,7 +85,6 @@ static void after_pause(void *opaque) {
 static tms_status_t load(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, tms_copier_t *copier,
                          CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
     (void)backup;
-    tms_shared_registrar_hold(store, true);
     return tms_shared_copy_load(store, slot->kept, copier, address, context, error);
 }
 
@@ -113,8 +97,6 @@ static bool discard(void *store, tms_backup_t *backup, tms_backup_slot_t *slot, 
     tms_shared_contents_drop_private(kept, policy);
     return false;
 }
-
-static void retry(void *store) { tms_shared_registrar_start(store); }
 
 static tms_status_t read_part(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
                               uint64_t bytes, void *destination, bool *found, tms_wait_t *wait,
@@ -157,6 +139,14 @@ static void destroy(void *store, tms_backup_t *backup, tms_backup_slot_t *slot) 
 }
 
 /* ---- the process ---- */
+
+static void enter_call(void *store) {
+    tms_shared_registrar_hold(store);
+    tms_shared_store_sweep(store);
+}
+
+static void leave_call(void *store) { tms_shared_registrar_let_go(store); }
+static void retry(void *store) { tms_shared_registrar_start(store); }
 
 static tms_status_t init(void *opaque, const tms_backup_setup_t *setup, tms_error_t *error) {
     tms_shared_store_t *store = opaque;
@@ -204,6 +194,9 @@ static void count(void *opaque, tms_counters_t *counters) {
     tms_shared_store_t *store = opaque;
     counters->shared_backup_bytes += atomic_load(&store->held_bytes);
     counters->shared_made_bytes += atomic_load(&store->made_bytes);
+    counters->shared_file_nanoseconds_total += atomic_load(&store->file_nanoseconds);
+    counters->shared_copy_nanoseconds_total += atomic_load(&store->copy_nanoseconds);
+    counters->shared_wait_nanoseconds_total += atomic_load(&store->wait_nanoseconds);
 }
 
 static void lock(void *store) { pthread_mutex_lock(&((tms_shared_store_t *)store)->lock); }
@@ -220,7 +213,7 @@ static void after_fork_in_child(void *opaque) {
         object->registered = object->busy = object->being_made = false;
     }
     tms_shared_folder_after_fork_in_child(&store->folder);
-    store->registrar_runs = false;
+    store->registrar_runs = store->in_call = store->left_links = false;
     atomic_store(&store->held_bytes, 0);
     atomic_store(&store->made_bytes, 0);
     pthread_mutex_init(&store->lock, NULL);
@@ -240,15 +233,13 @@ const tms_backup_operations_t tms_shared_operations = {.place = "shared memory",
                                                        .discard = discard,
                                                        .destroy = destroy,
                                                        .begin = begin,
-                                                       .start = start,
-                                                       .check_room = check_room,
-                                                       .help = help,
-                                                       .end = end,
+                                                       TMS_HOST_BATCH_OPERATIONS,
                                                        .init = init,
                                                        .drain = drain,
                                                        .release = release,
+                                                       .enter_call = enter_call,
+                                                       .leave_call = leave_call,
                                                        .after_pause = after_pause,
-                                                       .after_resume = after_resume,
                                                        .retry = retry,
                                                        .count = count,
                                                        .close = close_store,

@@ -108,24 +108,28 @@ static tms_status_t rename_directory(const publication_t *all, const char *name,
     return status;
 }
 
-/* Removes what the holder has under the name of the new directory: the old one, or the new one after a failure. */
-static void remove_made(const publication_t *all) {
+/* Removes what the holder has under the name of the new directory: the old one, or the new one after a failure. Returns
+ * whether it has gone. */
+static bool remove_made(const publication_t *all) {
     int directory = tms_shared_open(all->folder->holder, all->made, O_RDONLY | O_DIRECTORY);
-    if (directory < 0) return;
-    (void)tms_shared_remove_directory(directory, all->folder->objects, all->folder->holder, all->made);
+    if (directory < 0) return errno == ENOENT;
+    const bool removed = tms_shared_remove_directory(directory, all->folder->objects, all->folder->holder, all->made);
     close(directory);
+    return removed;
 }
 
 tms_status_t tms_shared_publish(const tms_shared_folder_t *folder, const char *name, const tms_shared_name_t *objects,
-                                size_t count, const char *contents, const tms_error_context_t *context, tms_error_t *error) {
+                                size_t count, const char *contents, bool *left, const tms_error_context_t *context,
+                                tms_error_t *error) {
     publication_t all = {.folder = folder, .directory = NOT_OPEN, .context = context};
     bool replaced = false;
     tms_status_t status = make_directory(&all, error);
+    *left = status != TMS_OK;
     if (status != TMS_OK) return status;
     status = link_objects(&all, objects, count, error);
     if (status == TMS_OK) status = write_manifest(&all, objects, count, contents, error);
     if (status == TMS_OK) status = rename_directory(&all, name, &replaced, error);
     close(all.directory);
-    if (status != TMS_OK || replaced) remove_made(&all);
+    *left = (status != TMS_OK || replaced) && !remove_made(&all);
     return status;
 }

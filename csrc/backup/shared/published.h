@@ -15,8 +15,10 @@
 
 /* Gives the objects `name`, which is the name of a directory; another one of that name is replaced. The holder has links to
  * all of them; equal ones may be among them. The manifest is a JSON object: "objects" are the names of the objects, in this
- * order, and "contents" is `contents`, a JSON value. TMS_BACKUP_IO. After a failure the name is what it was before. */
+ * order, and "contents" is `contents`, a JSON value. *left: a directory of the publication could not be removed from the
+ * holder (tms_shared_folder_sweep). TMS_BACKUP_IO. After a failure the name is what it was before. */
 tms_status_t tms_shared_publish(const tms_shared_folder_t *folder, const char *name, const tms_shared_name_t *objects,
-                                size_t count, const char *contents, const tms_error_context_t *context, tms_error_t *error);
+                                size_t count, const char *contents, bool *left, const tms_error_context_t *context,
+                                tms_error_t *error);
 
 #endif

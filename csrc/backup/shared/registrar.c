@@ -93,10 +93,17 @@ void tms_shared_registrar_start(tms_shared_store_t *store) {
         strerror(os_error));
 }
 
-void tms_shared_registrar_hold(tms_shared_store_t *store, bool in_call) {
+static void set_in_call(tms_shared_store_t *store, bool in_call) {
     pthread_mutex_lock(&store->lock);
     store->in_call = in_call;
     pthread_mutex_unlock(&store->lock);
+}
+
+void tms_shared_registrar_hold(tms_shared_store_t *store) { set_in_call(store, true); }
+
+void tms_shared_registrar_let_go(tms_shared_store_t *store) {
+    set_in_call(store, false);
+    tms_shared_registrar_start(store);
 }
 
 void tms_shared_registrar_close(tms_shared_store_t *store, double deadline) {

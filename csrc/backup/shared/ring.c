@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/thread.h"
 
 /* One run, shared by its lanes. */
@@ -52,35 +53,47 @@ static tms_status_t check(const tms_shared_lane_t *lane, const tms_error_context
     return tms_error_set(error, TMS_INTERRUPTED, context, "another part of the call has ended");
 }
 
-tms_status_t tms_shared_lane_write(tms_shared_lane_t *lane, const tms_shared_folder_t *folder,
-                                   const tms_shared_object_t *object, CUdeviceptr address,
-                                   const tms_error_context_t *context, tms_error_t *error) {
+/* Counts the time since *began, which becomes now. */
+static void count_time(_Atomic uint64_t *nanoseconds, uint64_t *began) {
+    const uint64_t now = tms_clock_nanoseconds();
+    atomic_fetch_add(nanoseconds, now - *began);
+    *began = now;
+}
+
+tms_status_t tms_shared_lane_write(tms_shared_lane_t *lane, tms_shared_store_t *store, const tms_shared_object_t *object,
+                                   CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
     void *memory = lane->buffer->memory;
     tms_status_t status = TMS_OK;
     for (uint64_t part = 0, done = 0; status == TMS_OK && done < object->bytes; done += part) {
+        uint64_t began = tms_clock_nanoseconds();
         status = usable(lane, object->bytes - done, &part, context, error);
         if (status == TMS_OK) status = tms_copier_to_host(&lane->copier, memory, address + done, part, context, error);
         if (status == TMS_OK) status = tms_copier_wait(&lane->copier, context, error);
         if (status == TMS_OK) status = check(lane, context, error);
+        count_time(&store->copy_nanoseconds, &began);
         if (status == TMS_OK)
-            status = tms_shared_entry_write(folder, &object->name, object->claim, memory, part, done, context, error);
+            status =
+                tms_shared_entry_write(&store->folder, &object->name, object->claim, memory, part, done, context, error);
+        count_time(&store->file_nanoseconds, &began);
     }
     return status;
 }
 
-tms_status_t tms_shared_lane_read(tms_shared_lane_t *lane, const tms_shared_folder_t *folder,
-                                  const tms_shared_object_t *object, CUdeviceptr address, const tms_error_context_t *context,
-                                  tms_error_t *error) {
+tms_status_t tms_shared_lane_read(tms_shared_lane_t *lane, tms_shared_store_t *store, const tms_shared_object_t *object,
+                                  CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error) {
     void *memory = lane->buffer->memory;
-    const int fd = object->known ? tms_shared_entry_open(folder, &object->name) : -1;
+    const int fd = object->known ? tms_shared_entry_open(&store->folder, &object->name) : -1;
     tms_status_t status = TMS_OK;
     for (uint64_t part = 0, done = 0; status == TMS_OK && done < object->bytes; done += part) {
         status = usable(lane, object->bytes - done, &part, context, error);
         if (status == TMS_OK) status = check(lane, context, error);
         if (status != TMS_OK) break;
+        uint64_t began = tms_clock_nanoseconds();
         if (fd < 0 || !tms_shared_entry_read(fd, memory, part, done)) memcpy(memory, object->memory + done, part);
+        count_time(&store->file_nanoseconds, &began);
         status = tms_copier_to_device(&lane->copier, address + done, memory, part, context, error);
         if (status == TMS_OK) status = tms_copier_wait(&lane->copier, context, error);
+        count_time(&store->copy_nanoseconds, &began);
     }
     if (fd >= 0) close(fd);
     return status;

@@ -33,11 +33,9 @@ tms_status_t tms_shared_ring_run(tms_shared_store_t *store, tms_copier_t *copier
 
 /* For the work: move the contents of an object between the device and its file. Reading a file costs no page faults; if it
  * was deleted, its mapping is read. */
-tms_status_t tms_shared_lane_write(tms_shared_lane_t *lane, const tms_shared_folder_t *folder,
-                                   const tms_shared_object_t *object, CUdeviceptr address,
-                                   const tms_error_context_t *context, tms_error_t *error);
-tms_status_t tms_shared_lane_read(tms_shared_lane_t *lane, const tms_shared_folder_t *folder,
-                                  const tms_shared_object_t *object, CUdeviceptr address, const tms_error_context_t *context,
-                                  tms_error_t *error);
+tms_status_t tms_shared_lane_write(tms_shared_lane_t *lane, tms_shared_store_t *store, const tms_shared_object_t *object,
+                                   CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error);
+tms_status_t tms_shared_lane_read(tms_shared_lane_t *lane, tms_shared_store_t *store, const tms_shared_object_t *object,
+                                  CUdeviceptr address, const tms_error_context_t *context, tms_error_t *error);
 
 #endif

@@ -6,6 +6,7 @@ static void close_folder(tms_shared_store_t *store) {
     tms_fingerprinter_set_key(store->fingerprinter, NULL);
     tms_shared_objects_forget_names(store);
     tms_shared_folder_close(&store->folder, store->copying->log);
+    store->left_links = false; /* the holder is gone, or belongs to the next clean-up */
 }
 
 /* With the lock held. */
@@ -28,11 +29,19 @@ static tms_status_t open_folder(tms_shared_store_t *store, const tms_error_conte
 
 tms_status_t tms_shared_store_open(tms_shared_store_t *store, const tms_error_context_t *context, tms_error_t *error) {
     pthread_mutex_lock(&store->lock);
-    store->in_call = true;
     store->refuses = false;
     tms_status_t status = open_folder(store, context, error);
     pthread_mutex_unlock(&store->lock);
     return status;
+}
+
+static bool is_kept(const void *store, const char *name) { return tms_shared_objects_have(store, name); }
+
+void tms_shared_store_sweep(tms_shared_store_t *store) {
+    pthread_mutex_lock(&store->lock);
+    if (store->left_links && store->folder.root >= 0 && !store->closing)
+        store->left_links = !tms_shared_folder_sweep(&store->folder, is_kept, store);
+    pthread_mutex_unlock(&store->lock);
 }
 
 void tms_shared_store_close(tms_shared_store_t *store) {

@@ -9,10 +9,11 @@
 #include "backup/shared/contents.h"
 
 /* A call that has the turn begins to use the store: opens the folder, unless it is open, makes its key the one of the
- * process, and removes what dead processes have left. Objects of another folder stay mapped, but are not found any more. The
- * registrar begins no driver call until the operation after_pause or after_resume. TMS_BACKUP_IO; TMS_INVALID_STATE at
- * exit. */
+ * process, and removes what dead processes have left. Objects of another folder stay mapped, but are not found any more.
+ * TMS_BACKUP_IO; TMS_INVALID_STATE at exit. */
 tms_status_t tms_shared_store_open(tms_shared_store_t *store, const tms_error_context_t *context, tms_error_t *error);
+/* If an unlink has failed, tries it again. */
+void tms_shared_store_sweep(tms_shared_store_t *store);
 /* For tests: removes the holder, and closes the folder. */
 void tms_shared_store_close(tms_shared_store_t *store);
 

@@ -56,13 +56,15 @@ typedef struct tms_shared_store {
     struct tms_shared_contents *kept; /* contents of no segment (store.h) */
     _Atomic bool committed;           /* a pause has kept something in the store, and has not ended */
     double patience_seconds;          /* TMS_SHARED_PATIENCE_SECONDS; tests use less */
+    bool left_links; /* an unlink has failed, or may have: the holder may have a link that belongs to no object here */
     bool registrar_runs;
-    bool in_call;                /* a pause or resume uses the store, so that the registrar begins no driver call */
+    bool in_call;                /* a call has the turn, so the registrar begins no driver call */
     bool refuses;                /* the driver has failed to register an object since the last pause */
     bool closing;                /* at exit: no driver call may begin any more, and no object is linked or claimed */
     _Atomic uint64_t held_bytes; /* of all objects that this process has and uses */
     _Atomic uint64_t made_bytes; /* part of them: objects that this process has made */
-    _Atomic bool warned_private, warned_not_registered, warned_stuck; /* the line has been logged */
+    _Atomic uint64_t file_nanoseconds, copy_nanoseconds, wait_nanoseconds;         /* the counters of these names */
+    _Atomic bool warned_private, warned_not_registered, warned_stuck, warned_left; /* the line has been logged */
 } tms_shared_store_t;
 
 /* One extent that is an object. */

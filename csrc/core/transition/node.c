@@ -135,6 +135,26 @@ static tms_status_t name_part(const node_call_t *call, const part_t *part, tms_s
     return TMS_OK;
 }
 
+/* Performs the call, which selects no allocation and has the callbacks of `selection`. */
+static tms_status_t run(node_call_t *call, tms_saver_t *saver, const tms_selection_t *selection, const char *operation,
+                        tms_status_t (*act)(tms_transition_t *t, tms_error_t *error), tms_error_t *error) {
+    static const char *const no_tags[1] = {NULL};
+    tms_selection_t nothing = *selection;
+    nothing.tags = no_tags;
+    nothing.tag_count = 0;
+    call->t = (tms_transition_t){.saver = saver,
+                                 .asked = {.selection = &nothing,
+                                           .operation = operation,
+                                           .from = TMS_SEGMENT_ACTIVE,
+                                           .through = TMS_SEGMENT_PAUSING,
+                                           .to = TMS_SEGMENT_ACTIVE,
+                                           .any_memory = true},
+                                 .act = act};
+    const tms_status_t status = tms_transition_run(&call->t, error);
+    tms_backup_stores_after_resume(&saver->stores);
+    return status;
+}
+
 /* ---- publish ---- */
 
 static tms_status_t find_fingerprints(node_call_t *call, tms_error_t *error) {
@@ -147,7 +167,7 @@ static tms_status_t find_fingerprints(node_call_t *call, tms_error_t *error) {
     return tms_pass_run(&pass, error);
 }
 
-/* Links the objects that exist, and counts the bytes of the others. */
+/* Links the objects that exist, and counts the bytes of the others, each once. */
 static tms_status_t link_existing(node_call_t *call, tms_error_t *error) {
     tms_status_t status = TMS_OK;
     for (size_t i = 0; status == TMS_OK && i < call->count; i++) {
@@ -157,13 +177,13 @@ static tms_status_t link_existing(node_call_t *call, tms_error_t *error) {
         if (status == TMS_OK)
             status = tms_shared_contents_make(store_of(call), &part->backup.planned, part->backup.fingerprints.fresh,
                                               (int)part->piece->device, &part->contents, &context, error);
-        if (status == TMS_OK && !tms_shared_object_is_here(store_of(call), part->contents->parts->object))
+        if (status == TMS_OK && tms_shared_object_is_new(store_of(call), part->contents->parts->object))
             call->written += part->piece->bytes;
     }
     return status;
 }
 
-/* Whether there is room for what is missing. Equal pieces count once for each. */
+/* Whether there is room for what is missing. */
 static tms_status_t check_room(node_call_t *call, tms_error_t *error) {
     const tms_shared_folder_t *folder = &store_of(call)->folder;
     tms_host_store_t *host = &call->t.saver->stores.host;
@@ -218,7 +238,10 @@ static tms_status_t give_name(const node_call_t *call, tms_error_t *error) {
     }
     if (status == TMS_OK) {
         pthread_mutex_lock(&store->lock);
-        status = tms_shared_publish(&store->folder, call->name, objects, call->count, call->contents, &context, error);
+        bool left = false;
+        status =
+            tms_shared_publish(&store->folder, call->name, objects, call->count, call->contents, &left, &context, error);
+        store->left_links |= left;
         pthread_mutex_unlock(&store->lock);
     }
     free(objects);
@@ -239,33 +262,11 @@ static tms_status_t publish(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-/* A selection of nothing, with the callbacks of `selection`. */
-static tms_selection_t select_nothing(const tms_selection_t *selection) {
-    static const char *const no_tags[1] = {NULL};
-    tms_selection_t nothing = *selection;
-    nothing.tags = no_tags;
-    nothing.tag_count = 0;
-    return nothing;
-}
-
 tms_status_t tms_transition_publish(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
                                     size_t count, const char *name, const char *contents, uint64_t *written,
                                     tms_error_t *error) {
-    const tms_selection_t nothing = select_nothing(selection);
-    node_call_t call = {.t = {.saver = saver,
-                              .asked = {.selection = &nothing,
-                                        .operation = "publish",
-                                        .from = TMS_SEGMENT_ACTIVE,
-                                        .through = TMS_SEGMENT_PAUSING,
-                                        .to = TMS_SEGMENT_ACTIVE,
-                                        .any_memory = true},
-                              .act = publish},
-                        .pieces = pieces,
-                        .count = count,
-                        .name = name,
-                        .contents = contents};
-    tms_status_t status = tms_transition_run(&call.t, error);
-    tms_backup_stores_after_resume(&saver->stores);
+    node_call_t call = {.pieces = pieces, .count = count, .name = name, .contents = contents};
+    const tms_status_t status = run(&call, saver, selection, "publish", publish, error);
     *written = call.written;
     return status;
 }
@@ -459,20 +460,8 @@ static tms_status_t adopt(tms_transition_t *t, tms_error_t *error) {
 
 tms_status_t tms_transition_adopt(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
                                   size_t count, const char *names, size_t *missing, tms_error_t *error) {
-    const tms_selection_t nothing = select_nothing(selection);
-    node_call_t call = {.t = {.saver = saver,
-                              .asked = {.selection = &nothing,
-                                        .operation = "adopt",
-                                        .from = TMS_SEGMENT_ACTIVE,
-                                        .through = TMS_SEGMENT_PAUSING,
-                                        .to = TMS_SEGMENT_ACTIVE,
-                                        .any_memory = true},
-                              .act = adopt},
-                        .pieces = pieces,
-                        .count = count,
-                        .names = names};
-    tms_status_t status = tms_transition_run(&call.t, error);
-    tms_backup_stores_after_resume(&saver->stores);
+    node_call_t call = {.pieces = pieces, .count = count, .names = names};
+    const tms_status_t status = run(&call, saver, selection, "adopt", adopt, error);
     *missing = call.missing;
     return status;
 }

@@ -215,6 +215,7 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     tms_observers_end_phase(t, TMS_PHASE_TURN, asked, status);
     if (status != TMS_OK) return status;
     t->has_turn = true;
+    tms_backup_stores_enter_call(&t->saver->stores);
     t->done.report = (tms_report_t){.unknown_tags = unknown_tags}; /* discards the report of an earlier attempt */
     t->done.notes = (tms_transition_notes_t){.dropped_bytes = 0};
     t->planned.total_bytes = t->planned.unchanged_bytes = 0;
@@ -232,6 +233,7 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
         if (status != TMS_FORKED) tms_observers_sample_memory(t);
     }
     if (status == TMS_OK && t->planned.incomplete) status = report_skipped(t, error);
+    tms_backup_stores_leave_call(&t->saver->stores);
     t->has_turn = false;
     tms_turn_end(t->saver);
     return status;

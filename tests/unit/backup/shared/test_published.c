@@ -19,7 +19,8 @@ static tms_status_t publish(const tms_shared_folder_t *folder, const char *name,
                             const char *text) {
     tms_shared_name_t objects[8];
     for (size_t i = 0; i < count; i++) objects[i] = name_of(numbers[i]);
-    return tms_shared_publish(folder, name, objects, count, text, &context, &error);
+    bool left;
+    return tms_shared_publish(folder, name, objects, count, text, &left, &context, &error);
 }
 
 static void publish_one(const tms_shared_folder_t *folder, const char *name, unsigned number, const char *text) {

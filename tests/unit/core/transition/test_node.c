@@ -129,6 +129,7 @@ static void pieces_are_in_order_and_equal_ones_are_one_object(void **state) {
     const tms_shared_piece_t pieces[] = {piece_at(two, BYTES), piece_at(one, BYTES), piece_at(two, BYTES),
                                          piece_at(one, TMS_OBJECT_BYTES_LEAST)};
     ASSERT_OK(publish(f, "name", pieces, 4, &written, &error), error);
+    assert_int_equal(written, 2 * BYTES + TMS_OBJECT_BYTES_LEAST);
     assert_objects(3);
     const char *names = objects_of("name");
     assert_int_equal(strlen(names), 4 * TMS_OBJECT_NAME_DIGITS);
@@ -256,6 +257,21 @@ static void a_folder_without_room_is_not_begun(void **state) {
     left_bytes = 4096; /* what exists needs no room */
     publish_one(f, "other", piece.address, 0);
     left_bytes = 0;
+}
+
+/* There is room for one object, which both pieces are. */
+static void equal_pieces_need_room_once(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t written;
+    tms_shared_piece_t pieces[2];
+    for (size_t i = 0; i < 2; i++) pieces[i] = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1), BYTES);
+    left_bytes = BYTES + BYTES / 2;
+    const tms_status_t status = publish(f, "name", pieces, 2, &written, &error);
+    left_bytes = 0;
+    ASSERT_OK(status, error);
+    assert_int_equal(written, BYTES);
+    assert_objects(1);
 }
 
 static void a_failed_copy_publishes_nothing(void **state) {
@@ -498,6 +514,7 @@ int main(void) {
         TEST(without_the_kernel_nothing_is_published),
         TEST(what_does_not_fit_is_not_begun),
         TEST(a_folder_without_room_is_not_begun),
+        TEST(equal_pieces_need_room_once),
         TEST(a_failed_copy_publishes_nothing),
         TEST(an_object_of_a_stopped_writer_is_not_published),
         TEST(adopted_memory_has_the_contents),

@@ -317,10 +317,12 @@ static void pause_beside(fixture_t *f, other_t *other, uint64_t copied) {
 static void what_another_process_finishes_is_linked(void **state) {
     fixture_t *f = *state;
     other_t other = {.does = FINISHES};
-    const uint64_t address = begin_other(f, &other);
+    const uint64_t address = begin_other(f, &other), written = counters_of(f).shared_file_nanoseconds_total;
     store_of(f)->patience_seconds = 600;
     pause_beside(f, &other, 0);
     assert_true(other.asked > 0);
+    assert_true(counters_of(f).shared_wait_nanoseconds_total > 0);
+    assert_int_equal(counters_of(f).shared_file_nanoseconds_total, written);
     assert_int_equal(held(f), BYTES);
     assert_int_equal(made(f), 0);
     resume(f);

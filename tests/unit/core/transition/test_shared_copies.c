@@ -2,6 +2,9 @@
  * other, and after memory was filled. */
 #include "support/shared_store.h"
 
+#include <sched.h>
+#include <semaphore.h>
+
 #include "backup/shared/ring.h"
 
 #define PART  (TMS_SHARED_LANE_BYTES / 2)
@@ -12,7 +15,14 @@ static void objects_larger_than_a_piece_of_pinned_memory(void **state) {
     const uint64_t one = allocate(f, "a", KEPT, LARGE), two = allocate_filled(f, "a", KEPT, LARGE, 9);
     for (uint32_t i = 0; i < 5; i++) fill(one + i * PART, PART, i); /* the pattern repeats, and each part is another */
     refuse_registration(f);
-    cycle_copying(f, 2 * LARGE, 0);
+    pause_copying(f, 2 * LARGE, 0);
+    const tms_counters_t paused = counters_of(f);
+    resume(f);
+    const tms_counters_t resumed = counters_of(f);
+    assert_true(paused.shared_file_nanoseconds_total > 0);
+    assert_true(paused.shared_copy_nanoseconds_total > 0);
+    assert_true(resumed.shared_file_nanoseconds_total > paused.shared_file_nanoseconds_total);
+    assert_true(resumed.shared_copy_nanoseconds_total > paused.shared_copy_nanoseconds_total);
     for (uint32_t i = 0; i < 5; i++) assert_filled(one + i * PART, PART, i);
     assert_filled(two, LARGE, 9);
 }
@@ -61,11 +71,64 @@ static void memory_is_filled_before_contents_are_copied(void **state) {
     assert_int_equal(*(const char *)(uintptr_t)(address + BYTES), 0);
 }
 
+/* ---- the registrar beside a call ---- */
+
+static fixture_t *competing;
+static sem_t may_register;
+static _Atomic unsigned registrations; /* begun */
+static unsigned begun_in_call;         /* those that had begun when the resume made memory */
+static CUresult (*creates)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                           unsigned long long flags);
+
+/* The first registration lasts until the resume has begun. */
+static CUresult register_slowly(void *memory, size_t bytes, unsigned int flags) {
+    if (flags & CU_MEMHOSTREGISTER_READ_ONLY && atomic_fetch_add(&registrations, 1) == 0)
+        assert_int_equal(sem_wait(&may_register), 0);
+    return registers(memory, bytes, flags);
+}
+
+static bool registrar_runs(fixture_t *f) {
+    pthread_mutex_lock(&store_of(f)->lock);
+    const bool runs = store_of(f)->registrar_runs;
+    pthread_mutex_unlock(&store_of(f)->lock);
+    return runs;
+}
+
+/* The resume makes its memory: lets the registration end, and waits until the registrar has ended or goes on. */
+static CUresult create_beside(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                              unsigned long long flags) {
+    if (begun_in_call == 0) {
+        assert_int_equal(sem_post(&may_register), 0);
+        while (registrar_runs(competing) && atomic_load(&registrations) == 1) sched_yield();
+        begun_in_call = atomic_load(&registrations);
+    }
+    return creates(handle, bytes, properties, flags);
+}
+
+static void the_registrar_gives_up_when_a_resume_begins(void **state) {
+    fixture_t *f = competing = *state;
+    uint64_t addresses[3];
+    for (uint32_t i = 0; i < 3; i++) addresses[i] = allocate_filled(f, "a", KEPT, BYTES, i);
+    assert_int_equal(sem_init(&may_register, 0, 0), 0);
+    registers = f->cuda->cuMemHostRegister;
+    creates = f->cuda->cuMemCreate;
+    writable(f)->cuMemHostRegister = register_slowly;
+    pause_copying(f, 3 * BYTES, 0);
+    while (atomic_load(&registrations) == 0) sched_yield();
+    writable(f)->cuMemCreate = create_beside;
+    resume(f);
+    assert_int_equal(begun_in_call, 1);
+    for (uint32_t i = 0; i < 3; i++) assert_filled(addresses[i], BYTES, i);
+    settle(f);
+    assert_int_equal(sem_destroy(&may_register), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(objects_larger_than_a_piece_of_pinned_memory),
         TEST(a_private_block_before_an_object),
         TEST(memory_is_filled_before_contents_are_copied),
+        TEST(the_registrar_gives_up_when_a_resume_begins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
