@@ -291,39 +291,61 @@ static tms_status_t link_all(node_call_t *call, tms_error_t *error) {
 /* Scratch memory. The copier releases it when the device does not use it any more. */
 typedef struct scratch {
     tms_copier_t copier;
-    const tms_log_t *log;
-    const tms_driver_table_t *driver;
     CUdeviceptr address;
     uint64_t bytes;
 } scratch_t;
 
 /* What the copier releases, on the heap. */
 typedef struct held_memory {
-    const tms_log_t *log;
-    const tms_driver_table_t *driver;
+    tms_quarantined_t quarantined; /* first; its context is the saver */
+    int device;
     CUdeviceptr address;
 } held_memory_t;
 
-static void free_memory(void *held) {
-    held_memory_t *memory = held;
-    const tms_error_context_t context = {.operation = "adopt", .device = TMS_NO_DEVICE};
-    tms_error_t reason;
-    if (TMS_DRIVER_CALL(memory->driver, &context, &reason, cuMemFree, memory->address) != TMS_OK &&
-        !tms_driver_is_gone(&reason))
-        tms_log_write(memory->log, TMS_LOG_WARNING, "scratch memory was not released: %s", reason.message);
+/* In the device's context. */
+static tms_status_t free_memory(held_memory_t *memory, tms_error_t *reason) {
+    const tms_saver_t *saver = memory->quarantined.context;
+    const tms_error_context_t context = {.operation = "adopt", .device = memory->device, .address = memory->address};
+    const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
+    tms_status_t status = TMS_DRIVER_CALL(driver, &context, reason, cuMemFree, memory->address);
+    if (status != TMS_OK && !tms_driver_is_gone(reason)) return status;
     free(memory);
+    return TMS_OK;
+}
+
+static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
+    held_memory_t *memory = (held_memory_t *)node;
+    const tms_saver_t *saver = node->context;
+    const tms_error_context_t context = {.operation = "reclaim", .device = memory->device};
+    const int device = memory->device;
+    tms_error_t reason;
+    if (tms_devices_enter(saver->devices, device, &context, NULL) != TMS_OK) return node->holds;
+    tms_status_t status = free_memory(memory, &reason);
+    tms_devices_leave(saver->devices, device);
+    return status == TMS_OK ? 0 : node->holds;
+}
+
+static void release_memory(void *held) {
+    held_memory_t *memory = held;
+    tms_saver_t *saver = memory->quarantined.context;
+    tms_error_t reason;
+    if (free_memory(memory, &reason) == TMS_OK) return;
+    tms_quarantine_add(&saver->quarantine, &memory->quarantined);
+    tms_log_write(saver->log, TMS_LOG_WARNING, "%s Scratch memory stays allocated; later calls try again to release it.",
+                  reason.message);
 }
 
 /* Allocates scratch memory of at most `wanted` bytes and at least `least`. */
-static tms_status_t allocate_scratch(scratch_t *scratch, uint64_t wanted, uint64_t least, const tms_error_context_t *context,
-                                     tms_error_t *error) {
+static tms_status_t allocate_scratch(tms_saver_t *saver, scratch_t *scratch, uint64_t wanted, uint64_t least,
+                                     const tms_error_context_t *context, tms_error_t *error) {
     held_memory_t *memory = calloc(1, sizeof *memory);
     if (!memory) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
-    *memory = (held_memory_t){.log = scratch->log, .driver = scratch->driver};
+    *memory = (held_memory_t){.quarantined = {.retry = retry, .context = saver, .holds = TMS_QUARANTINE_BIT(HANDLE)},
+                              .device = context->device};
     tms_status_t status;
     scratch->bytes = wanted;
     for (;;) {
-        status = TMS_DRIVER_CALL(scratch->driver, context, error, cuMemAlloc, &memory->address, scratch->bytes);
+        status = TMS_DRIVER_CALL(scratch->copier.driver, context, error, cuMemAlloc, &memory->address, scratch->bytes);
         if (status != TMS_OUT_OF_DEVICE_MEMORY || scratch->bytes == least) break;
         scratch->bytes = scratch->bytes / 2 > least ? scratch->bytes / 2 : least;
     }
@@ -332,8 +354,8 @@ static tms_status_t allocate_scratch(scratch_t *scratch, uint64_t wanted, uint64
         free(memory);
         return status;
     }
-    status = tms_copier_hold(&scratch->copier, memory, free_memory, context, error);
-    if (status != TMS_OK) free_memory(memory);
+    status = tms_copier_hold(&scratch->copier, memory, release_memory, context, error);
+    if (status != TMS_OK) release_memory(memory);
     return status;
 }
 
@@ -347,11 +369,11 @@ static tms_status_t open_scratch(const node_call_t *call, scratch_t *scratch, in
         all += piece->bytes;
         if (piece->bytes > largest) largest = piece->bytes;
     }
-    *scratch = (scratch_t){.log = call->t.saver->log, .driver = call->t.driver};
+    *scratch = (scratch_t){0};
     tms_status_t status = tms_copier_open(&scratch->copier, &call->t.saver->stores.copying, device, wait, &context, error);
     if (status != TMS_OK) return status;
     context.bytes = all < SCRATCH_BYTES_MOST ? all : SCRATCH_BYTES_MOST;
-    return allocate_scratch(scratch, context.bytes, largest, &context, error);
+    return allocate_scratch(call->t.saver, scratch, context.bytes, largest, &context, error);
 }
 
 /* The parts [first, end) of the list that one load of the scratch memory covers, those of other devices left out. */

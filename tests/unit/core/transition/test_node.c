@@ -2,6 +2,7 @@
  * and that a later pause copies nothing of what they have linked. */
 
 #include "backup/shared/store.h"
+#include "core/allocation/reclaim.h"
 #include "core/transition/node.h"
 
 #include <dlfcn.h>
@@ -80,6 +81,13 @@ static size_t kept(fixture_t *f) {
     size_t count = 0;
     for (const tms_shared_contents_t *each = store_of(f)->kept; each; each = each->next_kept) count++;
     return count;
+}
+
+/* The number of live allocations of cuMemAlloc. */
+static uint64_t unmanaged(void) {
+    tms_sim_usage_t usage;
+    simulator()->usage(0, &usage);
+    return usage.runtime_allocations;
 }
 
 /* Ends the links of this process, as its end would. */
@@ -447,6 +455,24 @@ static void little_device_memory_is_enough(void **state) {
     for (size_t i = 0; i < COUNT; i++) assert_filled(pieces[i].address, BYTES, (uint32_t)i + 1);
 }
 
+/* The call succeeds, and the next one releases it. */
+static void scratch_memory_that_cannot_be_released_is_released_later(void **state) {
+    fixture_t *f = *state;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    const tms_shared_piece_t piece = piece_at(address, BYTES);
+    publish_one(f, "name", address, BYTES);
+    fill(address, BYTES, 2);
+    simulator()->fail_after("cuMemFree", 0, 2, CUDA_ERROR_UNKNOWN);
+    adopt_all(f, &piece, 1, objects_of("name"));
+    assert_filled(address, BYTES, 1);
+    assert_int_equal(tms_quarantine_held(&f->saver.quarantine, TMS_QUARANTINE_HANDLE), 1);
+    tms_saver_reclaim(&f->saver); /* the second failure */
+    assert_int_equal(unmanaged(), 1);
+    tms_saver_reclaim(&f->saver);
+    assert_int_equal(unmanaged(), 0);
+    assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
+}
+
 static void without_scratch_memory_nothing_is_adopted(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -524,6 +550,7 @@ int main(void) {
         TEST(an_object_of_another_size_is_damaged),
         TEST(without_the_kernel_nothing_is_adopted),
         TEST(little_device_memory_is_enough),
+        TEST(scratch_memory_that_cannot_be_released_is_released_later),
         TEST(without_scratch_memory_nothing_is_adopted),
         TEST(objects_that_are_registered_are_copied_directly),
         cmocka_unit_test_setup_teardown(each_device_fills_its_own_pieces, setup_two, end),
