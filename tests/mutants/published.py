@@ -139,4 +139,11 @@ MUTANTS = (
         "        if _selects_loader(vllm_config) or True:\n",
         ("tests/unit/python/vllm/test_plugin.py::test_a_worker_that_selects_the_load_format_gets_it",),
     ),
+    Mutant(
+        "scratch-memory-that-stays-is-forgotten",
+        _NODE,
+        "    tms_quarantine_add(&saver->quarantine, &memory->quarantined);\n",
+        "",
+        (_TEST_NODE,),
+    ),
 )
