@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -223,6 +225,14 @@ def importer() -> Iterator[Importer]:
     """A process that imports the tensors of the tests of one file."""
     with Importer() as process:
         yield process
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """The path of a shared store of the test's own, in memory. Nothing is there yet."""
+    parent = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    yield parent / "store"
+    shutil.rmtree(parent)
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,13 +53,6 @@ class Process(SecondProcess):
         for text in (name, *texts):
             assert text in warning
         assert found.reason in warning
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    parent = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    yield parent / "store"
-    shutil.rmtree(parent)
 
 
 @pytest.fixture

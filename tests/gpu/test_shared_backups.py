@@ -6,41 +6,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from gpu_support import MIB
-from second_process import SecondProcess
-
-#: What programs/replica.py has in objects, which share, and in pieces that are too small for one.
-OBJECTS = (65 + 6 + 6 + 3) * MIB + 16 + 512 * 1024
-PRIVATE = 8192 + 8
-
-
-class Replica(SecondProcess):
-    """programs/replica.py with its store in `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__((("TMS_SHARED_DIR", str(folder)),), "replica.py")
-
-    def ask(self, *words: object) -> list[int]:
-        """A command that has to succeed; its numbers."""
-        self.tell(*words)
-        return self.numbers_of(self.answer(), *words)
-
-    def numbers_of(self, answer: str, *words: object) -> list[int]:
-        first, *numbers = answer.split()
-        assert first == "ok", f"{' '.join(map(str, words))}: {answer}"
-        return [int(number) for number in numbers]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    parent = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    yield parent / "store"
-    shutil.rmtree(parent)
+from replicas import OBJECTS, PRIVATE, Replica, holders, objects
 
 
 @contextlib.contextmanager
@@ -59,15 +30,6 @@ def pause_together(found: list[Replica]) -> list[list[int]]:
     for replica in found:
         replica.tell("pause")
     return [replica.numbers_of(replica.answer(), "pause") for replica in found]
-
-
-def objects(folder: Path) -> dict[str, int]:
-    """The sizes of the objects by their names."""
-    return {entry.name: entry.stat().st_size for entry in os.scandir(folder / "objects")}
-
-
-def holders(folder: Path) -> int:
-    return len(os.listdir(folder / "holders"))
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])

@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,13 +41,6 @@ class Process(SecondProcess):
 
     def names(self) -> list[str]:
         return list(json.loads(self.ask("names")))
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    parent = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    yield parent / "store"
-    shutil.rmtree(parent)
 
 
 @pytest.fixture

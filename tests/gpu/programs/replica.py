@@ -4,6 +4,10 @@ with `ok`, followed by what was asked for, or with the error, on a line.
 load SEED [PADDING]    weights made of SEED: tensors of the sizes below, allocated after so many bytes of zeros, so that two
                        replicas place them differently
 change NAME VALUE      one byte of a tensor, 0 to 255
+train SEED             new contents, made of SEED, for all weights but the embedding
+send FILE              writes the weights to a file
+receive FILE           overwrites all weights with those of a file
+digest                 answers: the CRC-32 of the bytes of all weights
 pause                  answers: bytes copied, bytes unchanged
 resume [POLICY]        release, pool or retain
 resume_later           resume(wait=False), and the wait for it on the current stream
@@ -16,6 +20,7 @@ release                frees the weights
 from __future__ import annotations
 
 import sys
+import zlib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
@@ -53,6 +58,33 @@ def change(name: str, value: str) -> str:
     weights[name][MIB if name == "embedding" else 0] = int(value)
     _note()
     return ""
+
+
+def train(seed: str) -> str:
+    for number, (name, tensor) in enumerate(weights.items()):
+        if name != "embedding":
+            fill_random(tensor, 100 * int(seed) + number)
+    _note()
+    return ""
+
+
+def send(file: str) -> str:
+    torch.save({name: tensor.cpu() for name, tensor in weights.items()}, file)
+    return ""
+
+
+def receive(file: str) -> str:
+    for name, tensor in torch.load(file).items():
+        weights[name].copy_(tensor)
+    _note()
+    return ""
+
+
+def digest() -> str:
+    crc = 0
+    for tensor in weights.values():
+        crc = zlib.crc32(tensor.cpu().numpy().data, crc)
+    return f" {crc}"
 
 
 def pause() -> str:
@@ -99,7 +131,10 @@ def release() -> str:
     return ""
 
 
-COMMANDS = {each.__name__: each for each in (load, change, pause, resume, resume_later, backup, check, numbers, release)}
+COMMANDS = {
+    each.__name__: each
+    for each in (load, change, train, send, receive, digest, pause, resume, resume_later, backup, check, numbers, release)
+}
 
 
 def main() -> None:

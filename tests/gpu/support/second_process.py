@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from gpu_programs import Program
 from gpu_support import STARTED_PRELOADED
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Seconds after which the process is killed, so that a test fails instead of hanging.
 LIFETIME_S = 110
@@ -27,7 +31,7 @@ class SecondProcess:
         self._timer.start()
         self._killed = False
 
-    def __enter__(self) -> SecondProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
