@@ -93,4 +93,4 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with caplog.at_level(logging.INFO):
         assert ProcessShare().bytes("GPU-0", 0) is None
-    assert "pip install nvidia-ml-py, the extra nvml" in caplog.text
+    assert "pip install nvidia-ml-py, which is this package's extra nvml" in caplog.text
