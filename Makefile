@@ -167,7 +167,7 @@ VARIANT ?= plain
 ALL_C_TESTS := $(shell find tests/unit -name 'test_*.c' | sort)
 C_TESTS ?= $(ALL_C_TESTS)
 # For one program, which hangs if it takes longer.
-C_TEST_SECONDS := 300
+C_TEST_SECONDS := 600
 # Runs the programs of another processor, without the tests of NOT_EMULATED: each PROGRAM:TEST (make aarch64).
 EMULATOR :=
 NOT_EMULATED :=

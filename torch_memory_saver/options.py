@@ -128,7 +128,10 @@ def check_tags(tags: object) -> tuple[str, ...] | None:
     if _is_tensor(tags):
         check_tag(tags)
     if isinstance(tags, (bytes, bytearray)) or not isinstance(tags, Iterable):
-        raise InvalidArgumentError(f"tag must be None, a str or an iterable of str, not {type(tags).__name__}: {tags!r}")
+        raise InvalidArgumentError(
+            f"tag must be None, a str or an iterable of str, not {type(tags).__name__}: memory gets a tag by region() or "
+            "manage(), and is selected by that tag."
+        )
     return tuple(dict.fromkeys(check_tag(tag) for tag in tags))
 
 

@@ -238,7 +238,9 @@ def memory_of_a_device(memory: int | str) -> int:
     """
     size = _size(memory)
     if size < _LEAST_MEMORY:
-        raise InvalidArgumentError(f"a simulated device has at least 2 MiB, not {size} bytes: write a unit, such as 8GiB")
+        raise InvalidArgumentError(
+            f"a simulated device has at least 2 MiB, not {size} bytes. A number without a unit means bytes"
+        )
     return size
 
 

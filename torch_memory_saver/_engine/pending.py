@@ -50,6 +50,10 @@ class PendingResume:
         self._failures = itertools.count()
         self._message = ""  # of the first error, with its explanation
 
+    def __str__(self) -> str:
+        what = "everything" if self._tags is None else " and ".join(self._tags)
+        return f"resume of {what}, which {'has ended' if self.done else 'is under way'}"
+
     @property
     def done(self) -> bool:
         """Whether the resume has ended, successfully or not.

@@ -51,6 +51,17 @@ def test_wait_returns_the_report_as_often_as_one_likes(simulator: Any, address: 
     assert simulator.read(address, SIZE) == PATTERN
 
 
+def test_it_is_printed_for_people(simulator: Any, address: int) -> None:
+    simulator.hold_copies()
+    pending = PendingResume(_core.resume_begin(("pending",), None), tags=("pending",))
+    assert str(pending) == "resume of pending, which is under way"
+    simulator.set_bandwidth(0)
+    pending.wait()
+    assert str(pending) == "resume of pending, which has ended"
+    _core.pause(("pending",), None)
+    assert str(begin()).startswith("resume of everything, ")
+
+
 def test_a_dropped_pending_resume_continues(simulator: Any, address: int) -> None:
     simulator.hold_copies()
     begin()

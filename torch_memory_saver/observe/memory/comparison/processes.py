@@ -124,10 +124,12 @@ def _stem(source: str) -> str:
 
 
 def _moments_of(folder: Path) -> list[Path]:
-    """Return the folder itself, or the folders in it that have snapshots."""
+    """Return the folder itself, or the folders in it or in its folder ``snapshots`` that have snapshots."""
     if _files(folder):
         return [folder]
     found = sorted((path for path in folder.iterdir() if path.is_dir() and _files(path)), key=_natural)
+    if not found and (folder / "snapshots").is_dir():  # the folder of `run --record`
+        return _moments_of(folder / "snapshots")
     if not found:
         raise InvalidArgumentError(
             f"compare: {folder} has no file that ends with {_SUFFIX}, nor a folder with one: name a folder that "

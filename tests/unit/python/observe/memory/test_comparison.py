@@ -302,6 +302,11 @@ def test_folders_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert compare(folder).leaks[0].blocks == (1, 2, 3)
 
 
+def test_the_folder_of_a_recorded_run_has_the_moments_in_snapshots(tmp_path: Path) -> None:
+    folder = write_moments(tmp_path / "snapshots", {"trainer": leaking})
+    assert compare(tmp_path) == compare(folder)
+
+
 def test_files_that_are_being_written_are_left_out(tmp_path: Path) -> None:
     folder = write_moments(tmp_path, {"trainer": steady})
     (folder / "step-9" / ".trainer.pickle").write_bytes(b"half")
