@@ -63,9 +63,12 @@ EITHER_MODE = frozenset(
         "memory_compare",
         "memory_log",
         "memory_viz",
+        "node_store",
         "partial_capture",
         "ranks",
+        "sglang_loader",
         "shared_page",
+        "shared_rl_loop",
         "sharing_lifetimes",
         "sharing_patterns",
         "sharing_pauses",
@@ -74,6 +77,7 @@ EITHER_MODE = frozenset(
         "stats",
         "tag_patterns",
         "tensors_of_tensors",
+        "vllm_loader",
     )
 )
 #: Seconds after which a test of this folder counts as hung.
