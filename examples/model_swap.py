@@ -22,7 +22,7 @@ from torch import nn
 
 from torch_memory_saver import torch_memory_saver
 
-#: Of the device, for each model; and the most GiB, because both are in host memory.
+#: Each model takes this share of the device, and at most so many GiB, because both are in host memory.
 SHARE, MOST_GIB = 0.55, 49
 SWITCHES = 6
 
@@ -103,7 +103,7 @@ def main() -> None:
         if name == "adapted":
             adapter.add_(0.25)  # a training step
             expected[name] = bits(models[name])
-        # What has changed is found by chunks of 512 KiB.
+        # A pause finds changes by chunks of 512 KiB.
         most = 0 if name == "frozen" else adapter.nbytes + MIB
         check(pause(name) <= most, f"it copied at most {most / MIB:.1f} MiB")
 

@@ -22,7 +22,7 @@ VECTOR = 16
 
 @dataclasses.dataclass(frozen=True)
 class TensorShape:
-    """The description of one tensor in a manifest.
+    """Describes one tensor in a manifest.
 
     Attributes:
         dtype: Name of the type, such as ``torch.bfloat16``.
@@ -41,7 +41,7 @@ class TensorShape:
 
 @dataclasses.dataclass(frozen=True)
 class StorageShape:
-    """The description of one storage in a manifest.
+    """Describes one storage in a manifest.
 
     Attributes:
         bytes: Size of the storage.

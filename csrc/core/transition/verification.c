@@ -6,8 +6,8 @@
 #include "core/transition/devices.h"
 #include "core/transition/save.h"
 
-/* Whether the backup was copied in part, and is compared here. What a store has that plans by fingerprint is compared by
- * each resume. */
+/* Whether the backup was copied in part, and is compared here. Each resume compares the contents of a store that plans
+ * by fingerprint. */
 static bool is_compared(const tms_transition_t *t, const tms_segment_t *segment) {
     return segment->backup.partial && segment->run->leaving &&
            tms_backup_can_compare(&t->saver->stores, segment->backup.planned.kind);

@@ -31,7 +31,7 @@ class Fresh(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The description of a tensor on the device, or of a result.
+    """Describes a tensor on the device, or a result.
 
     Attributes:
         storage: The address of its storage in the program. Tensors with equal addresses share a storage.
