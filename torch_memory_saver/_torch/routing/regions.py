@@ -259,7 +259,7 @@ class Regions:
             alive += [(pool, uses_of_object(frame)) for pool in frame.pools]
         return alive
 
-    # ---- the routed threads and allocations
+    # Routing
 
     def is_any_routed(self) -> bool:
         """Return whether a thread is inside a region, or inside disable(), that routes allocations."""
