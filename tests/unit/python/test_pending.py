@@ -59,7 +59,9 @@ def test_it_is_printed_for_people(simulator: Any, address: int) -> None:
     pending.wait()
     assert str(pending) == "resume of pending, which has ended"
     _core.pause(("pending",), None)
-    assert str(begin()).startswith("resume of everything, ")
+    everything = begin()
+    assert str(everything).startswith("resume of everything, ")
+    everything.wait()
 
 
 def test_a_dropped_pending_resume_continues(simulator: Any, address: int) -> None:
