@@ -86,7 +86,7 @@ def test_a_page_runs_with_the_package_disabled(name: str, disabled: dict[str, En
 def test_with_the_package_disabled_nothing_is_managed(disabled: dict[str, Ended]) -> None:
     paths = [path.with_name(path.name + ".failed") for _, _, path in disabled.values()]
     failed = "".join(path.read_text(encoding="utf-8") for path in paths)
-    assert "torch_memory_saver.is_paused(weights)" in failed
+    assert "torch_memory_saver.is_paused(managed)" in failed
     assert all(printed.count("TMS_DISABLE is set") <= 1 for _, printed, _ in disabled.values())
 
 

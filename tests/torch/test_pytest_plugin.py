@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -65,7 +66,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("plugin")
     (folder / "test_them.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "torch_memory_saver_pytest"]
-    done = subprocess.run([*command, "--tb=short"], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # else an installed plugin is registered twice
+    done = subprocess.run(
+        [*command, "--tb=short"], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     parts = re.split(r"^_+ (test_\S+) _+$", done.stdout, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
