@@ -141,7 +141,7 @@ class Model:
 
 
 def work(what: str, is_model: bool, file: str, total: int, started: float) -> Iterator[float]:
-    """What one process does. Yields the seconds of `weights`, `whole` and `token`, and the answer."""
+    """Run the part of one process. Yield the seconds of `weights`, `whole` and `token`, and the answer."""
     import torch
 
     from torch_memory_saver import node_store

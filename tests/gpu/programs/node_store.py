@@ -26,9 +26,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
+from command_loop import serve
 from gpu_support import checksum, core, fill_normal, saver, torch
 
 from torch_memory_saver import node_store
+from torch_memory_saver.errors import InvalidArgumentError
 
 WIDTH = 512
 warnings: list[str] = []
@@ -209,31 +211,12 @@ def refuse(what: str) -> str:
     for call in calls:
         try:
             call()
-        except saver_error as error:
+        except InvalidArgumentError as error:
             messages.append(str(error))
     return " " + json.dumps(messages)
 
 
-COMMANDS = {
-    each.__name__: each
-    for each in (
-        make, load, save, publish, adopt, either, logits, zero, change, pause, resume, numbers, names, remove, refuse,
-        identity,
-    )
-}  # fmt: skip
-
-
-def main() -> None:
-    logging.getLogger("torch_memory_saver").addHandler(handler)
-    for line in sys.stdin:
-        name, *words = line.split()
-        try:
-            answer = f"ok{COMMANDS[name](*words)}"
-        except Exception as error:
-            answer = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        print(answer, flush=True)
-
-
-handler = Warnings(logging.WARNING)
-saver_error = __import__("torch_memory_saver").errors.InvalidArgumentError
-main()
+logging.getLogger("torch_memory_saver").addHandler(Warnings(logging.WARNING))
+serve(
+    (make, load, save, publish, adopt, either, logits, zero, change, pause, resume, numbers, names, remove, refuse, identity)
+)

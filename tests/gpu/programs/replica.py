@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
+from command_loop import serve
 from gpu_support import checksum, core, empty, fill_random, saver, torch
 
 MIB = 1 << 20
@@ -131,20 +132,4 @@ def release() -> str:
     return ""
 
 
-COMMANDS = {
-    each.__name__: each
-    for each in (load, change, train, send, receive, digest, pause, resume, resume_later, backup, check, numbers, release)
-}
-
-
-def main() -> None:
-    for line in sys.stdin:
-        name, *words = line.split()
-        try:
-            answer = f"ok{COMMANDS[name](*words)}"
-        except Exception as error:
-            answer = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        print(answer, flush=True)
-
-
-main()
+serve((load, change, train, send, receive, digest, pause, resume, resume_later, backup, check, numbers, release))

@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "shared"))
 
+from command_loop import serve
 from gpu_support import saver, torch
 from vllm_engine import load_plugin, make_worker, stand_in
 
@@ -96,20 +97,7 @@ def names() -> str:
     return " " + json.dumps(node_store.names())
 
 
-COMMANDS = {each.__name__: each for each in (engine, sleep, wake, reload, names)}
-
-
-def main() -> None:
-    logging.getLogger("torch_memory_saver").addHandler(Warnings(logging.WARNING))
-    with stand_in():
-        load_plugin()
-        for line in sys.stdin:
-            name, *words = line.split()
-            try:
-                answer = f"ok{COMMANDS[name](*words)}"
-            except Exception as error:
-                answer = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            print(answer, flush=True)
-
-
-main()
+logging.getLogger("torch_memory_saver").addHandler(Warnings(logging.WARNING))
+with stand_in():
+    load_plugin()
+    serve((engine, sleep, wake, reload, names))
