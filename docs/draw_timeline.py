@@ -105,7 +105,7 @@ def expect(worker: subprocess.Popen[str], word: str) -> None:
 
 
 def photograph(browser: str, page: Path, target: Path, scheme: str) -> None:
-    """Photograph the page's upper part, in a light or dark colour scheme."""
+    """Photograph the upper part of the page as it looks in a light or dark colour scheme."""
     dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *dark]
     subprocess.run([*command, f"--window-size={WIDTH},{HEIGHT}", f"--screenshot={target}", page.as_uri()], check=True)

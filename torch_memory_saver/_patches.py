@@ -170,7 +170,7 @@ def replace(name: str, owner: Any, key: Any, value: Any) -> None:
         name: Name of the row.
         owner: The module, class or dict.
         key: Name of the attribute, or key of the entry.
-        value: The object that takes its place.
+        value: The object that replaces it.
     """
     outer = _places[id(owner), key] if is_replaced(owner, key) else None
     original = _value(owner, key) if outer is None else outer.original

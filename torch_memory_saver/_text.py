@@ -64,7 +64,7 @@ def binary_size(size: float) -> str:
 
 
 def with_sentence(message: str, sentence: str) -> str:
-    """Return an error's message with a sentence after its first line, which may be ""."""
+    """Return an error's message with a sentence after its first line. An empty sentence adds nothing."""
     first, line_break, points = message.partition("\n")
     return f"{first} {sentence}{line_break}{points}" if sentence else message
 

@@ -116,7 +116,7 @@ class NcclHook:
         return nccl_communicators.communicators(self._groups)
 
     def _log(self, level: int, sentences: Iterable[str]) -> None:
-        """Log each sentence once for each hook."""
+        """Log each sentence that this hook has not logged yet."""
         for sentence in sentences:
             if sentence not in self._logged:
                 self._logged.add(sentence)

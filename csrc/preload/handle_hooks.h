@@ -3,7 +3,7 @@
  *
  * libc10_cuda, which has the allocator, looks these functions up with cudaGetDriverEntryPoint. PyTorch's other libraries use
  * the same table of functions for memory of their own (symmetric memory, for example). So a call manages memory only if its
- * return address lies in libc10_cuda, and if the calling thread's region says so, as for cudaMalloc. Every function takes
+ * return address lies in libc10_cuda, and if the calling thread's region manages it, as for cudaMalloc. Every function takes
  * handles of ours and the driver's own.
  *
  * PyTorch's allocator holds its mutex during these calls, and the calling thread may hold the GIL.

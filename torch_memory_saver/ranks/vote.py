@@ -158,7 +158,7 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        """Begin the whole timeout again, for the next decision."""
+        """Begin the timeout again for the decision that follows."""
         self._began = time.monotonic()
 
     @property

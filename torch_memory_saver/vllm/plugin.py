@@ -1,10 +1,10 @@
 """The entry point that vLLM calls in each of its processes, and what it changes in vLLM.
 
 vLLM's registry of backends covers suspend and resume only. vLLM looks a backend up when an engine sleeps for the first time,
-long after it has allocated the engine's memory, and tells nobody before which backend an engine selects. So one function of
-vLLM is wrapped in every process that may have a worker: the initialiser of workers. The wrapper reads which backend and
-which load format the worker selects. A worker is constructed in the process that allocates its memory, before its first
-allocation.
+long after it has allocated the engine's memory. No call of vLLM says before that which backend an engine selects. So one
+function of vLLM is wrapped in every process that may have a worker: the initialiser of workers. The wrapper reads which
+backend and which load format the worker selects. A worker is constructed in the process that allocates its memory, before its
+first allocation.
 
 Our load format is registered when a worker selects it, because that imports vLLM's model loaders, which only processes with
 a worker have imported by then. With ``TMS_DISABLE`` nothing is wrapped, so the format is registered at once: an engine that
@@ -119,7 +119,7 @@ def _selects_loader(vllm_config: Any) -> bool:
 
 
 def _register_loader() -> None:
-    """Register our load format with vLLM, once."""
+    """Register our load format, which vLLM offers from then on."""
     try:
         import_module(f"{__package__}.loader")
     except (ImportError, AttributeError) as error:

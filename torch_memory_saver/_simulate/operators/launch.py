@@ -155,7 +155,7 @@ class Call:
 
 
 def raise_error(result: native.CUresult) -> None:
-    """Raise PyTorch's exception for a CUDA error."""
+    """Raise the exception that PyTorch raises for a CUDA error."""
     torch.cuda.current_stream().synchronize()  # raises a pending error with PyTorch's message
     raise RuntimeError(f"CUDA error {result}: the operator could not be enqueued")
 

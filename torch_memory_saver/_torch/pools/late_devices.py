@@ -111,7 +111,7 @@ class LateDevices:
             self._retire(torch, pool)
 
     def end(self, device: int) -> None:
-        """End the watch of a device, on any thread. Do nothing if it is not watched."""
+        """End the watch of a device that is watched. Any thread may call this."""
         pool, torch = self._pools.pop(device, None), self._torch
         if pool is not None and torch is not None and pool.is_routed:  # otherwise _watch_device ends it
             self._retire(torch, pool)

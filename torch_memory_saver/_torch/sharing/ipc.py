@@ -252,7 +252,7 @@ class StreamEvents:
         self._events: dict[tuple[int, ...], _OfStream] = {}  # by device and PyTorch's id of the stream
 
     def record(self, torch: Any, device: int) -> Recorded:
-        """Record an event on the current stream of the device."""
+        """Record an event on the stream that is the device's current one."""
         key: tuple[int, ...] = torch._C._cuda_getCurrentStream(device)
         known = self._events.get(key)
         if known is not None:

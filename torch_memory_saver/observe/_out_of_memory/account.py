@@ -56,7 +56,7 @@ _NOT_ATTRIBUTED = "Compare with nvidia-smi: the driver, the display and processe
 
 @dataclass(frozen=True)
 class Account:
-    """The memory of the device at the failure.
+    """The memory of the device when the allocation failed.
 
     Attributes:
         device: CUDA ordinal; None if the failure names no device.

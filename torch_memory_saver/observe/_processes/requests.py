@@ -198,7 +198,7 @@ class _Server:
         self._called = False
 
     def describe(self) -> None:
-        """Tell the page the role and the rank."""
+        """Write the role and the rank, as they are now, into the page."""
         name = default_role().replace("\0", " ").strip() or "python"
         rank = own_rank()
         _core.set_page_role(name, _NO_RANK if rank is None else rank, serves=True)

@@ -118,7 +118,7 @@ class _Screen:
         curses.set_escdelay(_ESCAPE_DELAY_MS)
 
     def run(self) -> int:
-        """Show a view each interval, and at each key."""
+        """Show a view when an interval ends, and at each key."""
         view, due = self._look(), time.monotonic() + self._interval
         while True:
             self._draw(view)
