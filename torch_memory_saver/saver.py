@@ -183,7 +183,8 @@ class TorchMemorySaver:
                 self._impl_ctor_kwargs["hook_mode"] = mode
         elif mode != self.hook_mode and mode not in ("auto", "torch"):
             raise InvalidStateError(
-                f'hook_mode cannot become "{mode}" after the first use: "{self.hook_mode}" is in force',
+                f'hook_mode cannot become "{mode}" after the first use: "{self.hook_mode}" is in force. Set it before the '
+                "first call",
                 operation="set hook_mode",
             )
 

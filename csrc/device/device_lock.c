@@ -300,8 +300,8 @@ static tms_status_t report(const tms_lock_failure_t *failure, const tms_wait_t *
         describe_process(&failure->holder, "held", error);
         describe_process(&failure->earlier, "waited for", error);
         if (failure->queued) tms_error_append(error, " Requests are served in the order in which they came.");
-        tms_error_append(error, " Wait longer with timeout=, or let the other process pause what it has resumed exclusively, or "
-                                "end it.");
+        tms_error_append(error,
+                         " Wait longer with timeout=, or let the other process pause its exclusive memory, or end it.");
         return TMS_DEVICE_LOCKED;
     }
     tms_status_t status = failure->os_error == ENOMEM ? TMS_OUT_OF_HOST_MEMORY : TMS_INVALID_STATE;

@@ -54,7 +54,9 @@ for _ in range(2):
         refused(lambda: saver.resume()),
     ):
         assert error.error_name.startswith("CUDA_ERROR_"), str(error)
-        assert error.operation in ("pause", "resume") and str(error).startswith(f"{error.operation}: the device's"), str(error)
+        assert error.operation in ("pause", "resume") and str(error).startswith(f"{error.operation}: the device's"), str(
+            error
+        )
         assert f"{SIZE * len(cache) >> 20}.0 MiB" in str(error), str(error)
         assert "of managed memory were paused" in str(error), str(error)
         assert "'saved'" in str(error), str(error)

@@ -287,8 +287,7 @@ static void refuse_at_once_where_others_wait(void) {
     hold(&h, 1);
     queue_up(&a, 1);
     CHECK(acquire(3) == TMS_DEVICE_LOCKED && error.device == 0 && strstr(error.message, file_of(0)));
-    snprintf(part, sizeof part, "Process %ld (%.15s) has held it since 2", (long)h.process,
-             program_invocation_short_name);
+    snprintf(part, sizeof part, "Process %ld (%.15s) has held it since 2", (long)h.process, program_invocation_short_name);
     CHECK(strstr(error.message, part));
     snprintf(part, sizeof part, "Process %ld (%.15s) has waited for it since 2", (long)a.process,
              program_invocation_short_name);

@@ -94,7 +94,7 @@ class Watch:
         return _take_reading(torch, self._disabled)
 
     def note_ordinary(self) -> None:
-        """Note that memory is about to be allocated that is ordinary on purpose. Regions that are open now warn of nothing."""
+        """Note that memory is about to be allocated that is ordinary on purpose, so that open regions do not warn."""
         self._disabled += 1
 
     def begin_capture(self, torch: TorchCuda) -> None:

@@ -238,8 +238,12 @@ def test_a_call_that_does_not_fit_says_how_options_are_passed(saver: TorchMemory
         "region() got an unexpected keyword argument 'backups'; did you mean backup?": lambda any_saver: any_saver.region(
             tag="x", backups="host"
         ),
-        "resume() got an unexpected keyword argument 'zeros'; did you mean zero?": lambda any_saver: any_saver.resume(zeros=True),
-        "tag_of() got an unexpected keyword argument 'whom'; its arguments are x": lambda any_saver: any_saver.tag_of(whom=1),
+        "resume() got an unexpected keyword argument 'zeros'; did you mean zero?": lambda any_saver: any_saver.resume(
+            zeros=True
+        ),
+        "tag_of() got an unexpected keyword argument 'whom'; its arguments are x": lambda any_saver: any_saver.tag_of(
+            whom=1
+        ),
         "manage() takes its options by name: pass tag=..., backup=...": lambda any_saver: any_saver.manage([], "weights"),
         "pause() takes its options by name: pass backup=..., live_only=..., progress=..., if_shared=..., timeout=...": (
             lambda any_saver: any_saver.pause("weights", "host")
@@ -263,6 +267,6 @@ def test_other_type_errors_of_a_call_are_unchanged(saver: TorchMemorySaver) -> N
 
     own = TorchMemorySaver()
     own._ensure_initialized = factory  # type: ignore[method-assign]
-    with pytest.raises(TypeError, match="'tagg'$"):
+    with pytest.raises(TypeError, match=r"'tagg'$"):
         own.pause("x")
     assert str(inspect.signature(saver.pause)).startswith("(tag: 'str | Iterable[str] | None' = None, *, backup: ")
