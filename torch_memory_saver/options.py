@@ -568,8 +568,8 @@ def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         try:
             return method(*arguments, **options)
-        except TypeError as error:
-            message = _misfit(method, arguments, options) if _is_of_call(error) else None
+        except TypeError:
+            message = _misfit(method, arguments, options)
             if message is None:
                 raise
         raise TypeError(message)
@@ -577,13 +577,11 @@ def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _is_of_call(error: TypeError) -> bool:
-    """Return whether the call itself has failed, so that the method did not begin."""
-    return error.__traceback__ is not None and error.__traceback__.tb_next is None
-
-
 def _misfit(method: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]) -> str | None:
-    """Return what does not fit the signature of the method: an unknown option, or one without its name. None: neither."""
+    """Return what does not fit the signature of the method: an unknown option, or one without its name.
+
+    None means that the error is another one, which the method or Python has raised.
+    """
     name, parameters = method.__name__, inspect.signature(method).parameters
     named = [each.name for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
     unknown = [option for option in options if option not in parameters]
