@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace, mode: str) -> None:
     check(pool > 0, f"torch.compile's {graphs} graphs have a pool of {pool / MIB:.1f} MiB")
     show("awake")
     if mode == "preload":
-        print("  Not managed, as the warning says: cuBLAS's workspace (here 32 MiB), the random generator's state (2 MiB).")
+        print("  Not managed: cuBLAS's workspace (here 32 MiB), the random generator's state (2 MiB).")
 
     same, pauses = True, []
     for number in range(CYCLES):

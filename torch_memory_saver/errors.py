@@ -219,6 +219,12 @@ def _out_of_memory_class() -> type[OutOfMemoryError]:
     return combined
 
 
+def rename_operation(error: TorchMemorySaverError, operation: str) -> None:
+    """Name the public call in an error of a query that it has made, also at the beginning of the message."""
+    error.args = (f"{operation}: " + str(error).removeprefix(f"{error.operation}: "),)
+    error.operation = operation
+
+
 def _rebuild(name: str, message: str, details: dict[str, Any]) -> TorchMemorySaverError:
     cls: type[TorchMemorySaverError] = globals()[name]
     return (_out_of_memory_class() if cls is OutOfMemoryError else cls)(message, **details)

@@ -26,10 +26,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._text import warn_once
+from torch_memory_saver._text import suggestion, warn_once
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "HOST_MEMORY",
     "PAUSE_TABLE",
     "RESUME_TABLE",
+    "WILDCARDS",
     "PauseOptions",
     "RegionOptions",
     "ResumeOptions",
@@ -57,8 +58,11 @@ __all__ = [
     "choose_host_policy",
     "choose_pause_backup",
     "deferred_kind",
+    "explains_calls",
     "select_tags",
 ]
+
+_Class = TypeVar("_Class", bound=type)
 
 DEFAULT_TAG = "default"
 
@@ -149,6 +153,11 @@ def choose_backup(backup: object) -> int:
 
 def backup_of_aliases(enable_cpu_backup: object, enable_disk_backup: object, cpu_backup_backend: object) -> str | None:
     """Return the backup that the C++ package's three arguments of a region select."""
+    if isinstance(enable_cpu_backup, str) and enable_cpu_backup in BACKUPS:
+        raise InvalidArgumentError(
+            f"the second argument of a region is enable_cpu_backup, which must be True or False, not {enable_cpu_backup!r}: "
+            f'pass the backup by name, as backup="{enable_cpu_backup}"'
+        )
     enable_cpu_backup = check_flag("enable_cpu_backup", enable_cpu_backup, none=True)
     enable_disk_backup = check_flag("enable_disk_backup", enable_disk_backup, none=True)
     if enable_cpu_backup and enable_disk_backup:
@@ -297,7 +306,8 @@ def check_timeout(timeout: object) -> float:
         return math.inf
 
 
-_WILDCARDS = frozenset("*?[")
+#: A tag with one of these characters that no region or allocation has had is a pattern.
+WILDCARDS = frozenset("*?[")
 
 
 def select_tags(tags: object) -> tuple[str, ...] | None:
@@ -309,13 +319,13 @@ def select_tags(tags: object) -> tuple[str, ...] | None:
         InvalidArgumentError: `tags` is neither a tag nor an iterable of tags.
     """
     selected = check_tags(tags)
-    if selected is None or all(_WILDCARDS.isdisjoint(tag) for tag in selected):
+    if selected is None or all(WILDCARDS.isdisjoint(tag) for tag in selected):
         return selected
     known = _core.tags()
     used = [tag for tag, is_used in known.items() if is_used]
     names: dict[str, None] = {}
     for tag in selected:
-        is_pattern = not _WILDCARDS.isdisjoint(tag) and tag not in known
+        is_pattern = not WILDCARDS.isdisjoint(tag) and tag not in known
         matches = [name for name in used if fnmatchcase(name, tag)] if is_pattern else []
         names.update(dict.fromkeys(matches or [tag]))
     return tuple(names)
@@ -540,3 +550,45 @@ class ResumeOptions(NamedTuple):
     def at_once(self) -> ResumeOptions:
         """Return a copy of these options that does not wait for memory."""
         return self._replace(core={**self.core, "timeout": 0.0})
+
+
+def explains_calls(cls: _Class) -> _Class:
+    """Have each public method of a class say how its options are passed, if a call does not fit its signature.
+
+    The methods keep their signatures, for readers and for type checkers.
+    """
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(cls, name, _explained(method))
+    return cls
+
+
+def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return method(*arguments, **options)
+        except TypeError:
+            message = _misfit(method, arguments, options)
+            if message is None:
+                raise
+        raise TypeError(message)
+
+    return call
+
+
+def _misfit(method: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]) -> str | None:
+    """Return what does not fit the signature of the method: an unknown option, or one without its name.
+
+    None means that the error is another one, which the method or Python has raised.
+    """
+    name, parameters = method.__name__, inspect.signature(method).parameters
+    named = [each.name for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
+    unknown = [option for option in options if option not in parameters]
+    if unknown:
+        known = [each for each in parameters if each != "self"]
+        listed = f"; its arguments are {', '.join(known)}" if known else ""
+        return f"{name}() got an unexpected keyword argument {unknown[0]!r}{suggestion(unknown[0], known) or listed}"
+    if named and len(arguments) > len(parameters) - len(named):
+        return f"{name}() takes its options by name: pass {', '.join(f'{each}=...' for each in named)}"
+    return None

@@ -32,6 +32,7 @@ from torch_memory_saver.options import (
     check_flag,
     check_tag,
     check_tags,
+    explains_calls,
     select_tags,
 )
 from torch_memory_saver.reports.freshness import FreshReport
@@ -88,6 +89,7 @@ def _registers_hooks(method: Callable[..., Any]) -> _RegisterHook:
 
 
 @eager_methods
+@explains_calls
 class TorchMemorySaver:
     """The object that pauses and resumes GPU memory without changing its addresses.
 
@@ -181,7 +183,8 @@ class TorchMemorySaver:
                 self._impl_ctor_kwargs["hook_mode"] = mode
         elif mode != self.hook_mode and mode not in ("auto", "torch"):
             raise InvalidStateError(
-                f'hook_mode cannot become "{mode}" after the first use: "{self.hook_mode}" is in force',
+                f'hook_mode cannot become "{mode}" after the first use: "{self.hook_mode}" is in force. Set it before the '
+                "first call",
                 operation="set hook_mode",
             )
 

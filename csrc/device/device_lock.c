@@ -11,9 +11,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/identity.h"
+
 enum {
     NAME_BYTES = 80,       /* "torch_memory_saver-GPU-<uuid>.lock" and its NUL */
     TIME_BYTES = 32,       /* "2026-01-02T03:04:05Z" and its NUL */
+    COMMAND_BYTES = 32,    /* the kernel's short name of a process, " (", ")" and its NUL */
+    PROC_PATH_BYTES = 64,  /* "/proc/<pid>/comm" and its NUL */
     REPLACED_ATTEMPTS = 8, /* attempts to lock a file that is removed each time */
     NOT_OPEN = -1
 };
@@ -239,14 +243,29 @@ static tms_status_t list_devices(tms_device_locks_t *locks, tms_device_mask_t de
     return status;
 }
 
-/* Appends the process id of a record and its time, if known. `verb`: what it has done to the device since then. */
+/* Writes " (<the short name of the process, as ps shows it>)", or "" if the process is not visible here. */
+static void write_command(long process, char command[COMMAND_BYTES]) {
+    char path[PROC_PATH_BYTES], name[COMMAND_BYTES - 3] = "";
+    snprintf(path, sizeof(path), "/proc/%ld/comm", process);
+    ssize_t length = tms_identity_read(path, name, sizeof(name) - 1);
+    name[length < 0 ? 0 : length] = '\0';
+    name[strcspn(name, "\n")] = '\0';
+    for (char *c = name; *c; c++) {
+        if (*c < ' ' || *c > '~') *c = '?'; /* a process chooses its name, and a terminal shows it */
+    }
+    snprintf(command, COMMAND_BYTES, name[0] ? " (%s)" : "", name);
+}
+
+/* Appends the process of a record and its time, if known. `verb`: what it has done to the device since then. */
 static void describe_process(const tms_lock_record_t *record, const char *verb, tms_error_t *error) {
     struct tm utc;
-    char since[TIME_BYTES] = "";
+    char since[TIME_BYTES] = "", command[COMMAND_BYTES];
     time_t seconds = (time_t)record->since;
     if (!error || record->process == 0) return;
     if (gmtime_r(&seconds, &utc)) strftime(since, sizeof(since), "%Y-%m-%dT%H:%M:%SZ", &utc);
-    tms_error_append(error, " Process %ld has %s it since %s.", record->process, verb, since[0] ? since : "an unknown time");
+    write_command(record->process, command);
+    tms_error_append(error, " Process %ld%s has %s it since %s.", record->process, command, verb,
+                     since[0] ? since : "an unknown time");
     /* The id is meaningless here if the process runs in another PID namespace or on another machine that shares the
      * directory. */
     if (kill((pid_t)record->process, 0) != 0 && errno == ESRCH)
@@ -281,6 +300,8 @@ static tms_status_t report(const tms_lock_failure_t *failure, const tms_wait_t *
         describe_process(&failure->holder, "held", error);
         describe_process(&failure->earlier, "waited for", error);
         if (failure->queued) tms_error_append(error, " Requests are served in the order in which they came.");
+        tms_error_append(error,
+                         " Wait longer with timeout=, or let the other process pause its exclusive memory, or end it.");
         return TMS_DEVICE_LOCKED;
     }
     tms_status_t status = failure->os_error == ENOMEM ? TMS_OUT_OF_HOST_MEMORY : TMS_INVALID_STATE;

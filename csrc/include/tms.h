@@ -27,14 +27,14 @@
     X(NOT_MANAGED, 3, "the address is not managed by this library")                                                         \
     X(OUT_OF_DEVICE_MEMORY, 4, "the device has too little free memory")                                                     \
     X(OUT_OF_HOST_MEMORY, 5, "the host has too little memory")                                                              \
-    X(BACKUP_IO, 6, "a backup file could not be written or read")                                                           \
+    X(BACKUP_IO, 6, "a backup file or its directory could not be used")                                                     \
     X(DRIVER, 7, "a CUDA driver call failed")                                                                               \
     X(DRIVER_UNAVAILABLE, 8, "there is no usable CUDA driver or device")                                                    \
     X(DEVICE_LOST, 9, "the device's context is in a sticky error; the process must restart to use it again")                \
     X(CAPTURE_IN_PROGRESS, 10, "a stream capture is under way")                                                             \
     X(FORKED, 11, "this process was forked from one that used the GPU")                                                     \
     X(INTERRUPTED, 12, "the call was interrupted; nothing has changed")                                                     \
-    X(DEVICE_LOCKED, 13, "another process holds the exclusive lock of a device")
+    X(DEVICE_LOCKED, 13, "another process holds the exclusive lock or is served first")
 
 typedef enum tms_status {
 #define TMS_STATUS_ENUMERATOR(name, number, text) TMS_##name = number,

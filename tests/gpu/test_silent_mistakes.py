@@ -88,6 +88,21 @@ for tag in "ab":
     assert output_of(program).count("PyTorch 2.99.0 is newer than") == 1
 
 
+def test_what_a_capture_in_a_region_keeps_is_not_blamed_on_threads() -> None:
+    """The workspace of cuBLAS and the state of random numbers are ordinary memory on purpose."""
+    program = """
+a = torch.ones(64, 64, device="cuda")
+with saver.region("a"):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        a @ a
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        b = a @ a
+assert not saver.tag_of(torch.ones(1, device="cuda"))
+"""
+    assert "Another thread took it" not in output_of(program)
+
+
 def test_wrong_types_are_refused_by_name() -> None:
     program = """
 with saver.region("a", enable_cpu_backup=True):

@@ -11,10 +11,17 @@ _PATTERN_TESTS = "tests/unit/python/engine/test_patterns.py"
 
 _SELECTION = (
     Mutant(
+        "an-option-without-its-name-is-not-explained",
+        _PATTERNS,
+        "if named and len(arguments) > len(parameters) - len(named):",
+        "if named and len(arguments) > len(parameters):",
+        ("tests/unit/python/engine/test_saver.py::test_a_call_that_does_not_fit_says_how_options_are_passed",),
+    ),
+    Mutant(
         "a-pattern-wins-over-a-tag-of-its-name",
         _PATTERNS,
-        "is_pattern = not _WILDCARDS.isdisjoint(tag) and tag not in known",
-        "is_pattern = not _WILDCARDS.isdisjoint(tag)",
+        "is_pattern = not WILDCARDS.isdisjoint(tag) and tag not in known",
+        "is_pattern = not WILDCARDS.isdisjoint(tag)",
         (_PATTERN_TESTS, "torch:tests/gpu/test_tag_patterns.py"),
     ),
     Mutant(
@@ -34,7 +41,7 @@ _SELECTION = (
     Mutant(
         "tags-are-listed-for-names-as-well",
         _PATTERNS,
-        "    if selected is None or all(_WILDCARDS.isdisjoint(tag) for tag in selected):",
+        "    if selected is None or all(WILDCARDS.isdisjoint(tag) for tag in selected):",
         "    if selected is None:",
         (_PATTERN_TESTS,),
     ),

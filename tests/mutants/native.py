@@ -293,8 +293,8 @@ _CAPTURES = (
     Mutant(
         "captures-that-have-ended-unseen-count",
         "csrc/core/transition/transition.c",
-        "int visible = tms_saver_captures(t->saver);",
-        "int visible = tms_capture_visible(&t->saver->capture);",
+        "return tms_saver_captures(t->saver) == 0",
+        "return tms_capture_visible(&t->saver->capture) == 0",
         ("tests/unit/device/test_capture_ended.c",),
     ),
     Mutant(

@@ -51,7 +51,13 @@ from torch_memory_saver._torch.memory.resume_preparation import make_room, with_
 from torch_memory_saver._torch.pools.retirement import must_not_free
 from torch_memory_saver._torch.records.tags import selects
 from torch_memory_saver._torch.sharing.ipc import check_importer
-from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError
+from torch_memory_saver.errors import (
+    InvalidArgumentError,
+    InvalidStateError,
+    OutOfMemoryError,
+    TorchMemorySaverError,
+    rename_operation,
+)
 from torch_memory_saver.options import (
     DEFAULT_TAG,
     HOST_MEMORY,
@@ -403,7 +409,11 @@ class Engine:
         take = added("ledger").get("ledger")
         if take is None:
             raise InvalidStateError("this installation has no ledger: its folder is missing", operation="ledger")
-        ledger: Ledger = take(device, measure_context)
+        try:
+            ledger: Ledger = take(device, measure_context)
+        except TorchMemorySaverError as error:
+            rename_operation(error, "ledger")
+            raise
         return ledger
 
     def reset_peaks(self) -> None:

@@ -70,19 +70,26 @@ def warn_of_ignored_library() -> None:
 
     The linker ignores a file that does not exist, and loads a library of another package.
     """
-    entries = _preloaded_at_start().replace(":", " ").split()
-    named = [entry for entry in entries if fnmatch(os.path.basename(entry), _LIBRARY_NAMES)]
-    if named and not _core.preloaded:
+    ignored = _ignored_library()
+    if ignored and not _core.preloaded:
         warn_once(
             "ignored preload library",
-            "%s names %s, %s, so this process is in hook mode torch, which manages PyTorch's memory only. For hook mode "
-            "preload start it with %s=%s",
-            _VARIABLE,
-            named[0],
-            "which is not the library of this package" if os.path.isfile(named[0]) else "and there is no such file",
+            "%s, so this process is in hook mode torch, which manages PyTorch's memory only. For hook mode preload start it "
+            "with %s=%s",
+            ignored,
             _VARIABLE,
             library_path(),
         )
+
+
+def _ignored_library() -> str:
+    """Return a clause about the hook library that ``LD_PRELOAD`` named at the start and that is not loaded, or ""."""
+    entries = _preloaded_at_start().replace(":", " ").split()
+    for entry in entries:
+        if fnmatch(os.path.basename(entry), "torch_memory_saver*"):
+            reason = "which is not the library of this package" if os.path.isfile(entry) else "and there is no such file"
+            return f"{_VARIABLE} names {entry}, {reason}"
+    return ""
 
 
 def _preloaded_at_start() -> str:
@@ -165,8 +172,10 @@ def resolve_hook_mode(mode: str) -> str:
         InvalidStateError: "preload" is requested in a process without the preload library.
     """
     if mode == "preload" and not _core.preloaded:
+        ignored = _ignored_library()
         raise InvalidStateError(
-            'hook_mode "preload" needs the preload library, which this process was started without: '
+            'hook_mode "preload" needs the preload library, which this process was started without'
+            + (f" ({ignored}): " if ignored else ": ")
             + _HOW_TO_PRELOAD.format(path=library_path()),
             operation="initialize",
         )

@@ -13,6 +13,7 @@ from torch_memory_saver._text import suggestion, warn_once
 from torch_memory_saver._torch.binding.layer import TorchCuda, devices_in_use
 from torch_memory_saver._torch.records.tags import Tags
 from torch_memory_saver.errors import TorchMemorySaverError
+from torch_memory_saver.options import WILDCARDS
 
 __all__ = ["warn_of_empty_pause", "warn_of_receivers", "warn_of_unknown_tags"]
 
@@ -34,8 +35,9 @@ def warn_of_unknown_tags(operation: str, tags: Tags) -> None:
         entered = " (a region of it was entered, but nothing was allocated there)" if tag in every_tag else ""
         warn_once(
             f"unknown tag {tag}",
-            "%s: no allocation ever had the tag %r%s, so there is nothing to do for it. Tags of allocations now: %s%s",
+            "%s: no allocation ever had %s %r%s, so there is nothing to do for it. Tags of allocations now: %s%s",
             operation,
+            "the tag" if tag in every_tag or WILDCARDS.isdisjoint(tag) else "a tag that matches the pattern",
             tag,
             entered,
             _listed(known),

@@ -67,12 +67,15 @@ tms_status_t tms_disk_open_directory(const char *path, tms_directory_t *found, c
     const tms_directory_choice_t choice = {.configured = path, .exact = true, .walk = {.mode = DIRECTORY_MODE}};
     tms_directory_failure_t failure;
     if (tms_directory_open(&choice, found, &failure)) return TMS_OK;
-    tms_status_t status = tms_error_set_os(error, context, failure.call, failure.os_error, path);
-    if (failure.os_error == ENOENT)
-        tms_error_append(error,
-                         " Only the last directory of the path is created, so that a misspelled path is noticed: create its "
-                         "parent directories first.");
-    return status;
+    if (failure.os_error != ENOENT) return tms_error_set_os(error, context, failure.call, failure.os_error, path);
+    tms_error_set(error, TMS_BACKUP_IO, context,
+                  "'%s' has no parent directory (%s failed with errno %d). Only the last directory of a path is created, so "
+                  "that a misspelled path is noticed: create its parent directories first",
+                  path, failure.call, failure.os_error);
+    if (!error) return TMS_BACKUP_IO;
+    error->os_error = failure.os_error;
+    snprintf(error->call, sizeof(error->call), "%s", failure.call);
+    return TMS_BACKUP_IO;
 }
 
 int tms_disk_check_free_space(int fd, uint64_t bytes, const char **call) {

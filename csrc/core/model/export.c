@@ -45,8 +45,7 @@ tms_status_t tms_saver_export(tms_saver_t *saver, uint64_t address, tms_export_t
     pthread_mutex_lock(&saver->lock);
     tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
     status = node ? find_export(saver, tms_segment_of(node), exported, error)
-                  : tms_error_set(error, TMS_NOT_MANAGED, &context, "address 0x%llx was not allocated in a region",
-                                  (unsigned long long)address);
+                  : tms_error_set(error, TMS_NOT_MANAGED, &context, "it was not allocated in a region");
     pthread_mutex_unlock(&saver->lock);
     return status;
 }

@@ -43,8 +43,9 @@ static tms_status_t find_backup(tms_saver_t *saver, uint64_t address, uint64_t b
     pthread_mutex_unlock(&saver->lock);
 
     if (status == TMS_NOT_MANAGED)
-        return tms_error_set(error, status, &context, "address 0x%llx was not allocated in a region",
-                             (unsigned long long)address);
+        return tms_error_set(
+            error, status, &context,
+            "it was not allocated in a region. Allocate it inside region(), or pass its tensor to manage()");
     if (status == TMS_INVALID_ARGUMENT)
         return tms_error_set(error, status, &context, "the range goes beyond its allocation of %llu bytes at 0x%llx",
                              (unsigned long long)whole, (unsigned long long)begin);

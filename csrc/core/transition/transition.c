@@ -16,10 +16,7 @@
 /* Nothing may synchronise during a capture, so a capture is reported before anything changes. */
 static tms_status_t check_visible_captures(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    int visible = tms_saver_captures(t->saver);
-    if (visible == 0) return TMS_OK;
-    return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, "%d stream capture%s under way; end the capture%s first",
-                         visible, visible == 1 ? " is" : "s are", visible == 1 ? "" : "s");
+    return tms_saver_captures(t->saver) == 0 ? TMS_OK : tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, NULL);
 }
 
 static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
@@ -31,8 +28,7 @@ static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
     CUresult result = t->driver->cuStreamIsCapturing ? t->driver->cuStreamIsCapturing(t->asked.selection->stream, &capturing)
                                                      : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS && capturing != CU_STREAM_CAPTURE_STATUS_NONE)
-        return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context,
-                             "the current stream is capturing; end the capture first");
+        return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, NULL);
     /* A thread without a context has no stream that could be capturing. */
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_CONTEXT) return TMS_OK;
     return tms_driver_fail(t->driver, &context, "cuStreamIsCapturing", result, error);

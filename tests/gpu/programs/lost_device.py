@@ -33,6 +33,7 @@ for device in range(lost + 1):
         weights.append(torch.full((SIZE,), 1, dtype=torch.uint8, device=f"cuda:{device}"))
     with torch.cuda.device(device), saver.region(tag="saved", enable_cpu_backup=True):
         cache.append(empty(SIZE, device))
+    torch.empty(SIZE, dtype=torch.uint8, device=f"cuda:{device}")  # from now on PyTorch caches memory, which a resume counts
 saver.pause("saved")
 assert all(saver.is_paused(tensor) for tensor in cache)
 assert not any(saver.is_paused(tensor) for tensor in weights)
@@ -53,6 +54,9 @@ for _ in range(2):
         refused(lambda: saver.resume()),
     ):
         assert error.error_name.startswith("CUDA_ERROR_"), str(error)
+        assert error.operation in ("pause", "resume") and str(error).startswith(f"{error.operation}: the device's"), str(
+            error
+        )
         assert f"{SIZE * len(cache) >> 20}.0 MiB" in str(error), str(error)
         assert "of managed memory were paused" in str(error), str(error)
         assert "'saved'" in str(error), str(error)
@@ -63,6 +67,7 @@ try:
     with torch.cuda.device(lost), saver.region(tag="weights"):
         empty(SIZE, lost)
 except errors.DeviceLostError as error:
+    assert (error.operation, str(error)[:8]) == ("region", "region: "), str(error)
     print(f"region: {error.error_name}")
 except errors.TorchMemorySaverError as error:
     raise SystemExit(f"failed: {error!r}") from error

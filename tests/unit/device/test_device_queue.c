@@ -282,14 +282,15 @@ static void forget_who_runs_out_of_time_or_is_interrupted(void) {
 }
 
 static void refuse_at_once_where_others_wait(void) {
-    char part[64];
+    char part[96];
     other_t h = begin('H'), a = begin('A');
     hold(&h, 1);
     queue_up(&a, 1);
     CHECK(acquire(3) == TMS_DEVICE_LOCKED && error.device == 0 && strstr(error.message, file_of(0)));
-    snprintf(part, sizeof part, "Process %ld has held it since 2", (long)h.process);
+    snprintf(part, sizeof part, "Process %ld (%.15s) has held it since 2", (long)h.process, program_invocation_short_name);
     CHECK(strstr(error.message, part));
-    snprintf(part, sizeof part, "Process %ld has waited for it since 2", (long)a.process);
+    snprintf(part, sizeof part, "Process %ld (%.15s) has waited for it since 2", (long)a.process,
+             program_invocation_short_name);
     CHECK(strstr(error.message, part));
     stop_other(&a);
     kill_other(&h);

@@ -123,6 +123,7 @@ class _OutsideRegions(OneUse):
 
     def _begin(self) -> None:
         torch, device = self._torch, self._device
+        self._store.watch.note_ordinary()
         try:
             _core.move(self._idle, self._taken)
         except IndexError:

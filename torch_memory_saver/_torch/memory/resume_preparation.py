@@ -20,7 +20,7 @@ from torch_memory_saver._torch.memory.store import PoolStore
 from torch_memory_saver._torch.pools.fill import has_idle_segment_at
 from torch_memory_saver._torch.pools.retirement import must_not_free
 from torch_memory_saver._torch.records.tags import Tags, selects
-from torch_memory_saver.errors import OutOfMemoryError
+from torch_memory_saver.errors import OutOfMemoryError, TorchMemorySaverError, rename_operation
 
 __all__ = ["make_room", "with_room"]
 
@@ -74,8 +74,12 @@ def make_room(store: PoolStore, torch: TorchCuda | None, tags: Tags) -> int:
     for row in _core.segments():
         if row.state != _core.STATE_ACTIVE and row.device in missing and selects(tags, row.tag):
             missing[row.device] += row.reserved_bytes
-    if all(not size or _core.device_memory(device).free >= size for device, size in missing.items()):
-        return 0
+    try:
+        if all(not size or _core.device_memory(device).free >= size for device, size in missing.items()):
+            return 0
+    except TorchMemorySaverError as error:
+        rename_operation(error, "resume")
+        raise
     return _empty_cache(store, torch)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from torch_memory_saver import _core
 from torch_memory_saver._torch.binding.layer import TorchCuda
 from torch_memory_saver._torch.records.pool import Key
+from torch_memory_saver.errors import TorchMemorySaverError, rename_operation
 from torch_memory_saver.options import RegionOptions
 
 __all__ = ["EntryRoom"]
@@ -53,7 +54,11 @@ class EntryRoom:
     def is_needed(self, torch: TorchCuda, options: RegionOptions, device: int) -> bool:
         """Decide whether PyTorch's cache is to be returned before a region with these options is entered. To be called once
         for each entry and device in use."""
-        free, total = _core.device_memory(device)
+        try:
+            free, total = _core.device_memory(device)
+        except TorchMemorySaverError as error:
+            rename_operation(error, "region" if options.managed else "disable")
+            raise
         key = (options.tag if options.managed else _DISABLED, device)
         record = self._records.get(key)
         if record is None:

@@ -69,13 +69,13 @@ class Watch:
         self._warned: set[str] = set()
         self._reported: set[str] = set()
         self._warned_uncached: set[str] = set()  # what has been warned of because PyTorch does not cache
-        self._disabled = 0  # entries of disable(), inside which memory is ordinary on purpose
+        self._disabled = 0  # entries of disable() and the like, inside which memory is ordinary on purpose
 
     def begin(self, torch: TorchCuda, frame: Frame) -> Reading | None:
         """Return a reading for a comparison at the exit, or None if there is no comparison. To be called at the entry of a
         region or of disable()."""
         if not frame.managed:
-            self._disabled += 1
+            self.note_ordinary()
             return None
         if frame.origin is not None:
             return None
@@ -92,6 +92,10 @@ class Watch:
         if entries & (entries - 1) or frame.tag in self._warned:
             return None
         return _take_reading(torch, self._disabled)
+
+    def note_ordinary(self) -> None:
+        """Note that memory is about to be allocated that is ordinary on purpose, so that open regions do not warn."""
+        self._disabled += 1
 
     def begin_capture(self, torch: TorchCuda) -> None:
         """Warn if PyTorch does not cache. To be called before cuda_graph() begins a capture."""

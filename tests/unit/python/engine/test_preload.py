@@ -58,6 +58,9 @@ def test_a_wrong_library_in_ld_preload_is_a_warning(tmp_path: Path, exists: bool
     assert done.stdout == "torch\n"
     assert done.stderr.count("LD_PRELOAD names") == 1
     assert f"LD_PRELOAD names {wrong}, " in done.stderr and f" {why}, so this process is in hook mode torch" in done.stderr
+    text = "from torch_memory_saver import torch_memory_saver as saver; saver.hook_mode = 'preload'; saver.stats()"
+    done = subprocess.run([sys.executable, "-c", text], env=variables, capture_output=True, text=True, check=False)
+    assert f"was started without (LD_PRELOAD names {wrong}, " in done.stderr and f" {why}): start the process" in done.stderr
     assert f"start it with LD_PRELOAD={preload.library_path()}" in done.stderr
 
 
