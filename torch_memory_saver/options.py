@@ -26,10 +26,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
-from torch_memory_saver._text import suggestion, warn_once
+from torch_memory_saver._text import warn_once
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = [
@@ -58,11 +58,8 @@ __all__ = [
     "choose_host_policy",
     "choose_pause_backup",
     "deferred_kind",
-    "explains_calls",
     "select_tags",
 ]
-
-_Class = TypeVar("_Class", bound=type)
 
 DEFAULT_TAG = "default"
 
@@ -550,45 +547,3 @@ class ResumeOptions(NamedTuple):
     def at_once(self) -> ResumeOptions:
         """Return a copy of these options that does not wait for memory."""
         return self._replace(core={**self.core, "timeout": 0.0})
-
-
-def explains_calls(cls: _Class) -> _Class:
-    """Have each public method of a class say how its options are passed, if a call does not fit its signature.
-
-    The methods keep their signatures, for readers and for type checkers.
-    """
-    for name, method in list(vars(cls).items()):
-        if inspect.isfunction(method) and not name.startswith("_"):
-            setattr(cls, name, _explained(method))
-    return cls
-
-
-def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*arguments: Any, **options: Any) -> Any:
-        try:
-            return method(*arguments, **options)
-        except TypeError:
-            message = _misfit(method, arguments, options)
-            if message is None:
-                raise
-        raise TypeError(message)
-
-    return call
-
-
-def _misfit(method: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]) -> str | None:
-    """Return what does not fit the signature of the method: an unknown option, or one without its name.
-
-    None means that the error is another one, which the method or Python has raised.
-    """
-    name, parameters = method.__name__, inspect.signature(method).parameters
-    named = [each.name for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
-    unknown = [option for option in options if option not in parameters]
-    if unknown:
-        known = [each for each in parameters if each != "self"]
-        listed = f"; its arguments are {', '.join(known)}" if known else ""
-        return f"{name}() got an unexpected keyword argument {unknown[0]!r}{suggestion(unknown[0], known) or listed}"
-    if named and len(arguments) > len(parameters) - len(named):
-        return f"{name}() takes its options by name: pass {', '.join(f'{each}=...' for each in named)}"
-    return None

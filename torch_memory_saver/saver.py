@@ -32,7 +32,6 @@ from torch_memory_saver.options import (
     check_flag,
     check_tag,
     check_tags,
-    explains_calls,
     select_tags,
 )
 from torch_memory_saver.reports.freshness import FreshReport
@@ -89,7 +88,6 @@ def _registers_hooks(method: Callable[..., Any]) -> _RegisterHook:
 
 
 @eager_methods
-@explains_calls
 class TorchMemorySaver:
     """The object that pauses and resumes GPU memory without changing its addresses.
 

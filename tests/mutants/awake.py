@@ -11,13 +11,6 @@ _PATTERN_TESTS = "tests/unit/python/engine/test_patterns.py"
 
 _SELECTION = (
     Mutant(
-        "an-option-without-its-name-is-not-explained",
-        _PATTERNS,
-        "if named and len(arguments) > len(parameters) - len(named):",
-        "if named and len(arguments) > len(parameters):",
-        ("tests/unit/python/engine/test_saver.py::test_a_call_that_does_not_fit_says_how_options_are_passed",),
-    ),
-    Mutant(
         "a-pattern-wins-over-a-tag-of-its-name",
         _PATTERNS,
         "is_pattern = not WILDCARDS.isdisjoint(tag) and tag not in known",

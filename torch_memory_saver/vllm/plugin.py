@@ -3,8 +3,8 @@
 vLLM's registry of backends covers suspend and resume only. vLLM looks a backend up when an engine sleeps for the first time,
 long after it has allocated the engine's memory. No call of vLLM says before that which backend an engine selects. So one
 function of vLLM is wrapped in every process that may have a worker: the initialiser of workers. The wrapper reads which
-backend and which load format the worker selects. A worker is constructed in the process that allocates its memory, before its
-first allocation.
+backend and which load format the worker selects. A worker is constructed in the process that allocates its memory, before
+its first allocation.
 
 Our load format is registered when a worker selects it, because that imports vLLM's model loaders, which only processes with
 a worker have imported by then. With ``TMS_DISABLE`` nothing is wrapped, so the format is registered at once: an engine that

@@ -3,11 +3,10 @@ place."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -232,41 +231,6 @@ def test_another_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert saver.hook_mode == "torch"
 
 
-def test_a_call_that_does_not_fit_says_how_options_are_passed(saver: TorchMemorySaver) -> None:
-    calls: dict[str, Callable[[Any], Any]] = {
-        "pause() got an unexpected keyword argument 'tagg'; did you mean tag?": lambda any_saver: any_saver.pause(tagg="x"),
-        "region() got an unexpected keyword argument 'backups'; did you mean backup?": lambda any_saver: any_saver.region(
-            tag="x", backups="host"
-        ),
-        "resume() got an unexpected keyword argument 'zeros'; did you mean zero?": lambda any_saver: any_saver.resume(
-            zeros=True
-        ),
-        "tag_of() got an unexpected keyword argument 'whom'; its arguments are x": lambda any_saver: any_saver.tag_of(
-            whom=1
-        ),
-        "manage() takes its options by name: pass tag=..., backup=...": lambda any_saver: any_saver.manage([], "weights"),
-        "pause() takes its options by name: pass backup=..., live_only=..., progress=..., if_shared=..., timeout=...": (
-            lambda any_saver: any_saver.pause("weights", "host")
-        ),
-    }
-    for message, call in calls.items():
-        with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-            call(saver)
+def test_a_backup_without_its_name_is_explained(saver: TorchMemorySaver) -> None:
     with pytest.raises(errors.InvalidArgumentError, match='pass the backup by name, as backup="host"'):
         saver.region("x", "host")  # type: ignore[arg-type]
-
-
-def test_other_type_errors_of_a_call_are_unchanged(saver: TorchMemorySaver) -> None:
-    with pytest.raises(TypeError, match=r"^TorchMemorySaver.tag_of\(\) missing 1 required positional argument: 'x'$"):
-        saver.tag_of()  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"tag_of\(\) takes 2 positional arguments but 3 were given"):
-        saver.tag_of(1, 2)  # type: ignore[call-arg]
-
-    def factory() -> None:
-        raise TypeError("pause() got an unexpected keyword argument 'tagg'")
-
-    own = TorchMemorySaver()
-    own._ensure_initialized = factory  # type: ignore[method-assign]
-    with pytest.raises(TypeError, match=r"'tagg'$"):
-        own.pause("x")
-    assert str(inspect.signature(saver.pause)).startswith("(tag: 'str | Iterable[str] | None' = None, *, backup: ")
