@@ -86,7 +86,7 @@ class Series:
 def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[tuple[Moment, ...], tuple[str, ...]]:
     """Return the moments that the inputs name, in their order, and notes about the runs that are not among them.
 
-    A folder is a moment, or contains folders that are moments, of which those of the newest run are taken. A file is a moment
+    A folder is a moment, or contains folders that are moments. Those of its newest run are taken. A file is a moment
     of its own, unless it has the same step as a file of another process.
 
     Raises:
