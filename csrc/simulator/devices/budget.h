@@ -25,8 +25,8 @@ typedef struct sim_budget_process {
 enum { SIM_BUDGET_PROCESSES = 64 }; /* at most */
 
 /* Lists the processes with a context or memory on a device of the machine: the processes that share the name, or only this
- * process if the name is empty. Takes the simulator's lock, and works before the initialisation. Writes SIM_BUDGET_PROCESSES rows at
- * most and returns their number. */
+ * process if the name is empty. Takes the simulator's lock, and works before the initialisation. Writes SIM_BUDGET_PROCESSES
+ * rows at most and returns their number. */
 unsigned sim_budget_processes(const char *shared_name, int machine_index, sim_budget_process_t *rows);
 
 #endif
