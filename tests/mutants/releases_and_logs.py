@@ -120,8 +120,8 @@ _LOGS = (
     Mutant(
         "the-first-device-is-every-device-of-nvml",
         "csrc/simulator/devices/budget.c",
-        "if (sim_state.visible[device] != machine_index || !sim_state.devices[device].used) continue;",
-        "if (!sim_state.devices[device].used) continue;",
+        "if (sim_state.visible[device] != machine_index || !(own->used || own->contexts)) continue;",
+        "if (!(own->used || own->contexts)) continue;",
         ("tests/unit/simulator/test_management.c",),
     ),
 )

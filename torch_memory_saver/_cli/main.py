@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
         try:
             words = sys.argv[1:] if argv is None else argv
             parser = _parser(program, words)
-            parser.parse_args(words or ["--help"], arguments)
+            _, unknown = parser.parse_known_args(words or ["--help"], arguments)
+            if unknown:
+                arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
             status: int = arguments.run(arguments)
         finally:
             _flush_output()
@@ -75,7 +77,7 @@ def _parser(program: str, words: Sequence[str]) -> argparse.ArgumentParser:
     for command in (make() for make in (commands.values() if name is None else [commands[name]])):
         subparser = subparsers.add_parser(command.name, help=command.help, description=command.help, parents=[shared])
         command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
+        subparser.set_defaults(run=command.run, parser=subparser)
     return parser
 
 

@@ -118,6 +118,7 @@ typedef struct sim_device {
     CUresult lost;              /* the context's fatal error: this process can no longer use the device */
     uint64_t used;              /* bytes charged by this process */
     uint64_t taken;             /* bytes charged by tms_sim_take_memory */
+    unsigned contexts;          /* contexts that are alive */
     uint64_t handles, mappings, runtime_allocations, streams;
 } sim_device_t;
 

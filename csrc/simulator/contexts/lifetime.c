@@ -6,6 +6,7 @@
 #include "simulator/contexts/device_memory.h"
 #include "simulator/contexts/entries.h"
 #include "simulator/contexts/host_memory.h"
+#include "simulator/devices/budget.h"
 #include "simulator/devices/context.h"
 #include "simulator/devices/device.h"
 #include "simulator/streams/stream.h"
@@ -21,6 +22,7 @@ void sim_context_destroy(sim_context_t *context) {
     sim_stream_close_all(context);
     sim_device_memory_clear(context);
     sim_host_clear_context(context);
+    if (context->alive) sim_budget_count_context(context->device, -1);
     context->alive = false;
     context->references = 0;
     context->runtime = false;

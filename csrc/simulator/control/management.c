@@ -1,5 +1,5 @@
 /* The part of NVML that frameworks use: the devices of the machine, regardless of CUDA_VISIBLE_DEVICES, and the processes
- * that hold memory there. It does not initialise the simulator, because a process may still fork after it has used only
+ * that use them. It does not initialise the simulator, because a process may still fork after it has used only
  * NVML. */
 #include <stdbool.h>
 #include <stdint.h>
@@ -152,8 +152,8 @@ int nvmlDeviceGetHandleByUUID(const char *text, nvml_device_t *device) {
     return NVML_ERROR_NOT_FOUND;
 }
 
-/* The processes with memory on the device. The real one lists processes with a context, which itself takes memory; a
- * simulated one takes none. `capacity` is the length of the program's array, and becomes the number of processes. */
+/* The processes with a context on the device, which itself takes no memory here, and those that hold memory without one.
+ * `capacity` is the length of the program's array, and becomes the number of processes. */
 static int list_processes(nvml_device_t device, unsigned *capacity, const void *array, sim_budget_process_t *rows) {
     char name[SIM_NAME_BYTES];
     if (!is_device(device) || !capacity) return NVML_ERROR_INVALID_ARGUMENT;

@@ -28,13 +28,14 @@ enum {
     SEATS = SIM_BUDGET_PROCESSES,
     SHARED_MODE = 0600,
     OTHERS = 077,       /* permissions that the file of a machine never has */
-    FORMAT = 0x314D5354 /* "TSM1": changes with sim_shared */
+    FORMAT = 0x324D5354 /* "TSM2": changes with sim_shared */
 };
 
 typedef struct sim_seat {
     int pid; /* 0: free */
     unsigned long long started;
     uint64_t charged[TMS_SIM_MAX_DEVICES];
+    unsigned contexts[TMS_SIM_MAX_DEVICES];
 } sim_seat_t;
 
 struct sim_shared {
@@ -177,10 +178,12 @@ static uint64_t shared_charges(int device) {
     return charged;
 }
 
-/* Copies this process's charge to its shared entry. */
+/* Copies this process's charge and its number of contexts to its shared entry. */
 static void store_charge(int device) {
-    sim_device_t *own = &sim_state.devices[device];
-    sim_state.shared->seats[sim_state.shared_seat].charged[sim_state.visible[device]] = own->used + own->taken;
+    const sim_device_t *own = &sim_state.devices[device];
+    sim_seat_t *seat = &sim_state.shared->seats[sim_state.shared_seat];
+    seat->charged[sim_state.visible[device]] = own->used + own->taken;
+    seat->contexts[sim_state.visible[device]] = own->contexts;
 }
 
 bool sim_budget_charge(int device, uint64_t bytes, bool taken) {
@@ -213,6 +216,14 @@ bool sim_budget_credit(int device, uint64_t bytes, bool taken) {
     return true;
 }
 
+void sim_budget_count_context(int device, int change) {
+    sim_state.devices[device].contexts += (unsigned)change;
+    if (!sim_state.shared) return;
+    lock_shared();
+    store_charge(device);
+    unlock_shared();
+}
+
 uint64_t sim_budget_available(int device) {
     uint64_t charged = sim_state.devices[device].used + sim_state.devices[device].taken, total = sim_budget_total();
     if (sim_state.shared) {
@@ -228,8 +239,9 @@ uint64_t sim_budget_total(void) { return sim_state.shared ? sim_state.shared->de
 
 static unsigned own_process(int machine_index, sim_budget_process_t *rows) {
     for (int device = 0; device < sim_state.device_count; device++) {
-        if (sim_state.visible[device] != machine_index || !sim_state.devices[device].used) continue;
-        rows[0] = (sim_budget_process_t){getpid(), sim_state.devices[device].used};
+        const sim_device_t *own = &sim_state.devices[device];
+        if (sim_state.visible[device] != machine_index || !(own->used || own->contexts)) continue;
+        rows[0] = (sim_budget_process_t){getpid(), own->used};
         return 1;
     }
     return 0;
@@ -248,9 +260,10 @@ static unsigned processes_of(sim_shared_t *shared, int machine_index, sim_budget
     remove_dead_entries(shared);
     for (unsigned i = 0; i < SEATS; i++) {
         const sim_seat_t *seat = &shared->seats[i];
-        uint64_t bytes = seat->pid ? seat->charged[machine_index] : 0;
+        if (!seat->pid) continue;
+        uint64_t bytes = seat->charged[machine_index];
         if (seat->pid == getpid()) bytes -= taken_by_control(machine_index);
-        if (bytes) rows[count++] = (sim_budget_process_t){seat->pid, bytes};
+        if (bytes || seat->contexts[machine_index]) rows[count++] = (sim_budget_process_t){seat->pid, bytes};
     }
     pthread_mutex_unlock(&shared->lock);
     return count;

@@ -6,6 +6,7 @@
 #include "simulator/base/runtime_types.h"
 #include "simulator/base/simulation.h"
 #include "simulator/base/table.h"
+#include "simulator/devices/budget.h"
 #include "simulator/devices/device.h"
 #include "simulator/devices/entries.h"
 
@@ -60,6 +61,7 @@ static CUresult activate(sim_context_t *context) {
     if (!register_context(context)) return CUDA_ERROR_OUT_OF_MEMORY;
     context->activation = sim_state_new_id();
     context->alive = true;
+    sim_budget_count_context(context->device, 1);
     return CUDA_SUCCESS;
 }
 
@@ -106,6 +108,7 @@ CUresult sim_context_create(CUcontext *handle, unsigned int flags, CUdevice devi
         free(context);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    sim_budget_count_context(device, 1);
     *handle = context_handle(context);
     thread->contexts[thread->depth++] = context->id;
     return CUDA_SUCCESS;
@@ -128,6 +131,7 @@ CUresult sim_context_create_with_parameters(CUcontext *handle, struct CUctxCreat
 void sim_context_clear(void) {
     for (size_t i = 0; i < sim_state.contexts.count; i++) {
         sim_context_t *context = sim_state.contexts.slots[i].value;
+        if (context->alive) sim_budget_count_context(context->device, -1);
         if (context->created) free(context);
     }
     sim_table_release(&sim_state.contexts);

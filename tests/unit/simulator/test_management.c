@@ -1,4 +1,4 @@
-/* Guards the simulated GPU's management library (NVML): it sees the whole machine, and which processes hold memory of which
+/* Guards the simulated GPU's management library (NVML): it sees the whole machine, and which processes use which
  * device. This program starts itself again in the roles that the tests need. */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -85,6 +85,17 @@ static unsigned long long used_of_device(void) {
     return memory[0] == 16 * MIB && memory[1] + memory[2] == memory[0] ? memory[2] : UINT64_MAX;
 }
 
+/* Whether this process is listed exactly while it has a context, of either kind. It has no memory. */
+static bool listed_by_contexts(void) {
+    CUcontext context = NULL;
+    unsigned count = 0;
+    if (CALL(cuDevicePrimaryCtxRetain, &context, 0) != CUDA_SUCCESS || used_by(getpid(), &count) != 0) return false;
+    if (count != 1 || CALL(cuCtxCreate_v2, &context, 0, 0) != CUDA_SUCCESS) return false;
+    if (CALL(cuDevicePrimaryCtxRelease_v2, 0) != CUDA_SUCCESS || used_by(getpid(), &count) != 0) return false;
+    if (count != 1 || CALL(cuCtxDestroy_v2, context) != CUDA_SUCCESS) return false;
+    return used_by(getpid(), &count) == 0 && count == 0;
+}
+
 /* Asks first without CUDA, then with memory of its own. */
 static int list_processes(void) {
     CUmemGenericAllocationHandle handle = 0;
@@ -100,7 +111,8 @@ static int list_processes(void) {
     kill_holder(&holder);
     if (used_by(holder.pid, &count) != 0 || count != 1) return CHILD_FAILED + 5;
     CALL(cuMemRelease, handle);
-    return used_by(getpid(), &count) == 0 && count == 0 ? 0 : CHILD_FAILED + 6;
+    if (used_by(getpid(), &count) != 0 || count != 0) return CHILD_FAILED + 6;
+    return listed_by_contexts() ? 0 : CHILD_FAILED + 7;
 }
 
 /* Prints the UUID of device 1 by NVML, by the driver, and by the name's prefix. */
@@ -167,7 +179,7 @@ static void clocks_power_and_temperature_are_constants(void **state) {
     assert_int_equal(rates[0] + rates[1], 0);
 }
 
-static void the_management_library_lists_the_processes_with_memory(void **state) {
+static void the_management_library_lists_the_processes_with_memory_or_a_context(void **state) {
     char name[64], output[OUTPUT_BYTES];
     const char *const variables[] = {name, "TMS_SIMULATED_MEMORY=16MiB", NULL};
     (void)state;
@@ -201,10 +213,10 @@ static int list_alone(void) {
     if (list(NULL, &count, &row) != NVML_ERROR_INVALID_ARGUMENT || list(device, NULL, &row) != NVML_ERROR_INVALID_ARGUMENT)
         return CHILD_FAILED + 7;
     CALL(cuMemRelease, handle);
-    return 0;
+    return listed_by_contexts() ? 0 : CHILD_FAILED + 8;
 }
 
-static void a_process_is_listed_on_the_devices_where_it_has_memory(void **state) {
+static void a_process_is_listed_on_the_devices_that_it_uses(void **state) {
     static const char *const variables[] = {"TMS_SIMULATED_DEVICES=3", NULL};
     char output[OUTPUT_BYTES];
     (void)state;
@@ -215,8 +227,8 @@ static void a_process_is_listed_on_the_devices_where_it_has_memory(void **state)
 int main(int count, char **arguments) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_management_library_sees_the_whole_machine),
-        cmocka_unit_test(the_management_library_lists_the_processes_with_memory),
-        cmocka_unit_test(a_process_is_listed_on_the_devices_where_it_has_memory),
+        cmocka_unit_test(the_management_library_lists_the_processes_with_memory_or_a_context),
+        cmocka_unit_test(a_process_is_listed_on_the_devices_that_it_uses),
         cmocka_unit_test(each_machine_has_uuids_of_its_own),
         cmocka_unit_test(clocks_power_and_temperature_are_constants),
     };

@@ -13,9 +13,11 @@ from typing import Any
 from torch_memory_saver import _core
 from torch_memory_saver._services import count_idle_bytes, layer, may_have_native_frames
 from torch_memory_saver._text import binary_size
+from torch_memory_saver.errors import TorchMemorySaverError
 from torch_memory_saver.observe._ledger.sources import take_ledger
 from torch_memory_saver.observe._out_of_memory.failure import PYTORCH, Failure
 from torch_memory_saver.observe._processes.names import command_name
+from torch_memory_saver.observe._processes.shared_pages import Page, read_pages
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart
 
 __all__ = ["Account", "summarize", "take_account"]
@@ -89,7 +91,7 @@ class Account:
             return ""
         return (
             f"The largest holder of device {ledger.device} is {holder_name(line)}: {binary_size(line.bytes or 0)} of "
-            f"{binary_size(ledger.total_bytes)}{_parts_of(line)}."
+            f"{binary_size(ledger.total_bytes)}{_parts_of(line, ledger.device)}."
         )
 
     @property
@@ -100,7 +102,7 @@ class Account:
         lines = () if ledger is None else ledger.of("slack")
         return " ".join(
             f"{binary_size(line.bytes or 0)} of device {self.device} are slack: memory of freed allocations that stays with "
-            f"its tag{_parts_of(line)}. {_RETURN_SLACK}"
+            f"its tag{_parts_of(line, self.device)}. {_RETURN_SLACK}"
             for line in lines
         )
 
@@ -180,19 +182,42 @@ def holder_name(line: LedgerLine) -> str:
     return line.name if line.holder == "processes" else _HOLDERS.get(line.holder, line.name)
 
 
-def _parts_of(line: LedgerLine) -> str:
+def _parts_of(line: LedgerLine, device: int | None) -> str:
     """Return the largest parts of a line, in brackets after a space; "" without parts."""
     parts = sorted((part for part in line.parts if part.bytes), key=lambda part: -(part.bytes or 0))
-    named = ", ".join(f"{_part_name(line, part.name)}: {binary_size(part.bytes or 0)}" for part in parts[:_MOST_PARTS])
+    named = ", ".join(
+        f"{_part_name(line, part.name, device)}: {binary_size(part.bytes or 0)}" for part in parts[:_MOST_PARTS]
+    )
     more = ", ..." if len(parts) > _MOST_PARTS else ""
     return f" ({named}{more})" if named else ""
 
 
-def _part_name(line: LedgerLine, name: str) -> str:
+def _part_name(line: LedgerLine, name: str, device: int | None) -> str:
     if line.holder in ("managed", "slack", "deferred"):
         return f"tag '{name}'"
-    command = command_name(int(name.removeprefix(_PID))) if name.startswith(_PID) else ""
-    return f"{name}, {command}" if command else name
+    if not name.startswith(_PID):
+        return name
+    pid = int(name.removeprefix(_PID))
+    return ", ".join(text for text in (name, command_name(pid), _resident_tags(pid, device)) if text)
+
+
+def _resident_tags(pid: int, device: int | None) -> str:
+    """Return the resident tags of a process on the device, from its shared page, the largest first; "" if none is known."""
+    pages = [page for page in read_pages().pages if page.pid == pid and not page.foreign]
+    try:
+        uuid = _core.device_info(device).uuid if pages and device is not None else ""
+    except TorchMemorySaverError:  # of an old driver
+        return ""
+    rows = [
+        row for page in pages for row in page.rows if row.tag and row.resident_bytes and row.device in _ordinals(page, uuid)
+    ]
+    rows.sort(key=lambda row: -row.resident_bytes)
+    more = ", ..." if len(rows) > _MOST_PARTS else ""
+    return "with " + _tags(tuple(row.tag for row in rows[:_MOST_PARTS])) + more if rows else ""
+
+
+def _ordinals(page: Page, uuid: str) -> list[int]:
+    return [ordinal for ordinal, device in enumerate(page.devices) if device.uuid == uuid]
 
 
 def _what(failure: Failure, account: Account) -> str:
@@ -204,16 +229,16 @@ def _what(failure: Failure, account: Account) -> str:
     )
     device = "a device" if failure.device is None else f"device {failure.device}"
     if failure.operation == "resume":
-        return f"A resume of {_tags(failure)} needs {binary_size(failure.needed_bytes)} of {device}{free}."
+        return f"A resume of {_tags(failure.tags)} needs {binary_size(failure.needed_bytes)} of {device}{free}."
     who = "PyTorch" if failure.source == PYTORCH else "An allocation"
-    where = f" in a region with {_tags(failure)}" if failure.tags else ""
+    where = f" in a region with {_tags(failure.tags)}" if failure.tags else ""
     return f"{who} requested {binary_size(failure.requested_bytes)} of {device}{where}{free}."
 
 
-def _tags(failure: Failure) -> str:
-    if failure.tags is None:
+def _tags(tags: tuple[str, ...] | None) -> str:
+    if tags is None:
         return "all tags"
-    return ("tag " if len(failure.tags) == 1 else "tags ") + ", ".join(f"'{tag}'" for tag in failure.tags)
+    return ("tag " if len(tags) == 1 else "tags ") + ", ".join(f"'{tag}'" for tag in tags)
 
 
 def _advice(failure: Failure, account: Account) -> list[str]:

@@ -26,6 +26,9 @@ _COLUMNS = (
 _PID_WIDTH = 7
 _NARROWEST = _PID_WIDTH + 1 + _SMALLEST_NAME + sum(width + 1 for _, width in _COLUMNS)
 _INDENT = "      "
+_TAG_INDENT = len(_INDENT)
+#: How many tags of a process have a line. The others share one.
+_MOST_TAGS = 10
 _WITHOUT_ROW = "(others)"
 _FOREIGN = "* in another PID namespace, such as a container's: the number is the one there"
 _UNKNOWN, _NONE = "?", "-"
@@ -49,6 +52,7 @@ def lines_of(view: View, width: int, *, sort: str = "memory", pattern: str = "")
             such tags.
     """
     width = max(width, _NARROWEST)
+    columns = _width_of_columns(view, width)
     lines: list[Line] = []
     for gpu in view.gpus:
         if lines:
@@ -56,12 +60,12 @@ def lines_of(view: View, width: int, *, sort: str = "memory", pattern: str = "")
         lines += [Line(cut(text, width), "gpu") for text in _gpu_texts(gpu)]
         shown = [found for process in gpu.processes if (found := _filtered(process, pattern.casefold()))]
         if shown:
-            lines.append(Line(_row("    PID", "NAME", [title for title, _ in _COLUMNS], width), "heading"))
+            lines.append(Line(_row("    PID", "NAME", [title for title, _ in _COLUMNS], columns), "heading"))
         elif gpu.processes:
             lines.append(Line(cut(f"  no process of {len(gpu.processes)} has {pattern!r}", width), "note"))
         for process, tags in sorted(shown, key=lambda found: ORDERS[sort](found[0])):
-            lines.append(Line(_process_text(process, width), "process"))
-            lines += [Line(_tag_text(tag, width), "tag") for tag in tags]
+            lines.append(Line(_process_text(process, columns), "process"))
+            lines += [Line(text, "tag") for text in _tag_texts(tags, columns)]
     if not view.gpus:
         lines.append(Line("no GPU and no process with a page is known", "note"))
     if any(process.foreign for gpu in view.gpus for process in gpu.processes):
@@ -81,6 +85,14 @@ ORDERS: dict[str, Callable[[ProcessView], tuple[object, ...]]] = {
     "name": lambda process: (process.name.casefold(), process.rank or 0, process.pid),
     "failures": lambda process: (-process.failures_total, process.pid),
 }
+
+
+def _width_of_columns(view: View, width: int) -> int:
+    """Return the width of the table, at most `width`: no wider than the longest name needs."""
+    processes = [process for gpu in view.gpus for process in gpu.processes]
+    names = [max(width_of(_name_of(process)), 2 * width_of(_after_name(process))) for process in processes]
+    names += [width_of(tag.tag) + _TAG_INDENT - _PID_WIDTH - 1 for process in processes for tag in process.tags]
+    return min(width, _NARROWEST + max(0, max(names, default=0) - _SMALLEST_NAME))
 
 
 def _filtered(process: ProcessView, pattern: str) -> tuple[ProcessView, Sequence[TagView]] | None:
@@ -139,6 +151,26 @@ def _process_text(process: ProcessView, width: int) -> str:
             str(process.failures_total),
         ]
     return _row(pid, process.name or _UNKNOWN, cells, width, _after_name(process))
+
+
+def _tag_texts(tags: Sequence[TagView], width: int) -> list[str]:
+    """Return the lines of the tags of a process: the largest ones, and a line that sums the others."""
+    tags = sorted(tags, key=lambda tag: -(tag.resident_bytes + tag.paused_bytes))
+    texts = [_tag_text(tag, width) for tag in tags[:_MOST_TAGS]]
+    rest = tags[_MOST_TAGS:]
+    if rest:
+        cells = [
+            "",
+            "",
+            _cell(sum(tag.resident_bytes for tag in rest)),
+            _cell(sum(tag.paused_bytes for tag in rest)),
+            _cell(sum(map(_backups, rest))),
+            _NONE,
+            _NONE,
+            str(sum(tag.failures_total for tag in rest)),
+        ]
+        texts.append(_row("", f"  and {len(rest)} more", cells, width))
+    return texts
 
 
 def _tag_text(tag: TagView, width: int) -> str:

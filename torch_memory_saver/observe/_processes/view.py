@@ -185,7 +185,12 @@ def make_view(
     views.sort(key=lambda view: (view.index is None, view.index or 0, view.mig or 0, view.uuid))
     notes = [gpus.missing] if gpus.missing else []
     notes += [f"{path} is not shown: {why}" for path, why in {**pages.unreadable, **(unreadable or {})}.items()]
-    notes += [_not_shown(page, row) for page in pages.pages for row in page.rows if not _has_known_gpu(page, row)]
+    notes += [
+        _not_shown(page, row)
+        for page in pages.pages
+        for row in page.rows
+        if row.allocations and not _has_known_gpu(page, row)
+    ]
     return View(tuple(views), store, tuple(notes))
 
 

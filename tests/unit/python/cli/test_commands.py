@@ -52,6 +52,10 @@ def test_bad_commands(capsys: Capture) -> None:
     error = capsys.readouterr().err
     assert "there is no command 'doctr': did you mean 'doctor'?\n" in error
     assert "there is no command 'nonsense': there are demo, doctor," in error
+    assert run_here("store", "list") == 2
+    error = capsys.readouterr().err
+    assert "store [-h] [--dir PATH]" in error, "the usage is that of the command"
+    assert error.endswith("store: error: unrecognized arguments: list\n")
 
 
 def test_every_command_has_a_class() -> None:

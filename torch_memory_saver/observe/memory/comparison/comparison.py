@@ -109,12 +109,12 @@ def compare(*snapshots: str | os.PathLike[str] | Snapshot) -> Comparison:
 
     Args:
         snapshots: Files, or folders of moments as MemorySnapshotSampler writes them, in the order of time; or what
-            `load_snapshot` returned.
+            `load_snapshot` returned. Of a folder with several runs, the newest is compared.
 
     Raises:
         InvalidArgumentError: An input is no snapshot, or two are of one process and one moment.
     """
-    moments = read_moments(snapshots)
+    moments, older_runs = read_moments(snapshots)
     recorded = series_of(moments)
     labels, series = _compared(moments, recorded)
     growths = sorted((growth for one in series for growth in stack_growths(one)), key=lambda growth: -growth.growth)
@@ -139,7 +139,13 @@ def compare(*snapshots: str | os.PathLike[str] | Snapshot) -> Comparison:
             sorted((drift for one in series for drift in drifts(one)), key=lambda drift: -drift.bytes * drift.blocks)
         ),
         fragmentation=tuple(sorted(found, key=lambda one: rank(one.usage))),
-        notes=(*_absences(moments, recorded, series), *_unrecorded(series), *_steps(recorded, series), *_few(labels)),
+        notes=(
+            *older_runs,
+            *_absences(moments, recorded, series),
+            *_unrecorded(series),
+            *_steps(recorded, series),
+            *_few(labels),
+        ),
         _series=series,
     )
 

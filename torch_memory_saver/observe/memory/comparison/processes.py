@@ -83,11 +83,11 @@ class Series:
         return tuple(sorted({device for snapshot in self.snapshots for device in snapshot.devices}))
 
 
-def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[Moment, ...]:
-    """Return the moments that the inputs name, in their order.
+def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[tuple[Moment, ...], tuple[str, ...]]:
+    """Return the moments that the inputs name, in their order, and notes about the runs that are not among them.
 
-    A folder is a moment, or contains folders that are moments. A file is a moment of its own, unless it has the same step as
-    a file of another process.
+    A folder is a moment, or contains folders that are moments. Those of its newest run are taken. A file is a moment
+    of its own, unless it has the same step as a file of another process.
 
     Raises:
         InvalidArgumentError: There is no input, a folder has no snapshot, or a file is not one.
@@ -97,11 +97,17 @@ def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[M
     moments: list[tuple[str, list[Snapshot]]] = []
     files: list[Snapshot] = []
     by_step: dict[int, list[Snapshot]] = {}
+    notes: list[str] = []
     for given in inputs:
         if not isinstance(given, Snapshot) and os.path.isdir(given):
-            moments += [
-                (folder.name, [load_snapshot(file) for file in _files(folder)]) for folder in _moments_of(Path(given))
-            ]
+            found = [(folder.name, [load_snapshot(file) for file in _files(folder)]) for folder in _moments_of(Path(given))]
+            newest = _newest_run(found)
+            moments += newest
+            if len(newest) < len(found):
+                notes.append(
+                    f"{os.fspath(given)} has several runs. Compared is the newest: {len(newest)} of {len(found)} moments. "
+                    "To compare others, name their folders."
+                )
             continue
         snapshot = given if isinstance(given, Snapshot) else load_snapshot(given)
         files.append(snapshot)
@@ -112,7 +118,29 @@ def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[M
         moments.append((_stem(snapshot.source), [snapshot]))
         if snapshot.step is not None:
             by_step[snapshot.step] = moments[-1][1]
-    return tuple(Moment(label, tuple(snapshots)) for label, (_, snapshots) in zip(_labels(moments), moments, strict=True))
+    labelled = zip(_labels(moments), moments, strict=True)
+    return tuple(Moment(label, tuple(snapshots)) for label, (_, snapshots) in labelled), tuple(notes)
+
+
+def _newest_run(moments: list[tuple[str, list[Snapshot]]]) -> list[tuple[str, list[Snapshot]]]:
+    """Return the moments without snapshots of earlier runs.
+
+    A run begins with a process whose first snapshot is later than every snapshot of the processes before it. Its first
+    moment may be the last one of the run before. If each process took one snapshot only, the processes are of one run.
+    """
+    taken: dict[tuple[object, ...], list[int]] = {}
+    for _, snapshots in moments:
+        for snapshot in snapshots:
+            taken.setdefault(_who(snapshot), []).append(snapshot.time_ns)
+    begin = ended = 0
+    for times in sorted(taken.values(), key=min):
+        if min(times) > ended:
+            begin = min(times)
+        ended = max(ended, *times)
+    if all(len(times) == 1 for times in taken.values() if min(times) >= begin):
+        return moments
+    kept = [(name, [snapshot for snapshot in snapshots if snapshot.time_ns >= begin]) for name, snapshots in moments]
+    return [(name, snapshots) for name, snapshots in kept if snapshots]
 
 
 def _who(snapshot: Snapshot) -> tuple[object, ...]:

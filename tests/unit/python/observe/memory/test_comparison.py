@@ -272,6 +272,30 @@ def test_a_process_that_was_restarted_is_matched_by_role_and_rank(tmp_path: Path
     assert len(results.leaks) == 1
 
 
+def test_the_newest_run_of_a_folder_is_compared(tmp_path: Path) -> None:
+    """The processes of a run end before those of the next one begin, whose first moment is the last one before."""
+    for pid, first, program in ((100, 1, leaking), (200, 4, steady)):
+        for number in range(4):
+            step = first + number
+            for role in ("engine", "trainer"):
+                own = {"role": role, "pid": pid + (role == "engine"), "step": step, "time_ns": 10 * pid + step}
+                write(tmp_path / f"step-{step}" / f"{role}-{pid}.pickle", snapshot(*program(number), **own))
+    results = compare(tmp_path)
+    assert {usage.process.pid for usage in results.processes} == {200, 201}
+    assert (results.moments, results.leaks) == (("step 4", "step 5", "step 6", "step 7"), ())
+    note = f"{tmp_path} has several runs. Compared is the newest: 4 of 7 moments. To compare others, name their folders."
+    assert results.notes == (note,)
+    old = compare(*(tmp_path / f"step-{step}" for step in range(1, 4)))
+    assert (len(old.leaks), old.notes) == (2, ())
+
+
+def test_processes_that_took_one_snapshot_each_are_of_one_run(tmp_path: Path) -> None:
+    for step in range(1, 4):
+        own = {"role": "trainer", "pid": step, "step": step, "time_ns": step}
+        write(tmp_path / f"step-{step}" / "a.pickle", snapshot(*leaking(step), **own))
+    assert len(compare(tmp_path).leaks) == 1
+
+
 def test_files_without_a_process_are_matched_by_name(tmp_path: Path) -> None:
     for step in range(3):
         write(tmp_path / f"step-{step}" / "rank0.pickle", snapshot(*steady()))

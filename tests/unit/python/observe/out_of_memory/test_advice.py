@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+from made_pages import make_page, make_row
 
+from torch_memory_saver.observe._out_of_memory import account as account_module
 from torch_memory_saver.observe._out_of_memory.account import Account, summarize
 from torch_memory_saver.observe._out_of_memory.failure import PYTORCH, THIS_PACKAGE, Failure
+from torch_memory_saver.observe._processes.shared_pages import Pages
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart
 
 GIB = 1 << 30
@@ -63,6 +67,22 @@ def test_a_process_of_this_machine_is_named() -> None:
     part = LedgerPart(f"pid {os.getpid()}", GIB)
     text = account(LedgerLine("processes", "other processes", GIB, parts=(part,))).sentence
     assert text.endswith(f"(pid {os.getpid()}, {name}: 1 GiB).")
+
+
+def test_the_resident_tags_of_another_process_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those on the device that ran out, by the shared page of the process."""
+    page = make_page(
+        NO_PROCESS,
+        make_row("weights", 1, resident_bytes=GIB),
+        make_row("kv", 1, resident_bytes=2 * GIB),
+        make_row("paused", 1, paused_bytes=GIB),
+        make_row("of another device", 0, resident_bytes=GIB),
+        uuids=("GPU-1", "GPU-0"),
+    )
+    foreign = make_page(NO_PROCESS, make_row("of another process", 1, resident_bytes=GIB), uuids=("", "GPU-0"), foreign=True)
+    monkeypatch.setattr(account_module, "read_pages", lambda: Pages((page, foreign), {}))
+    monkeypatch.setattr(account_module._core, "device_info", lambda _device: SimpleNamespace(uuid="GPU-0"))
+    assert f"(pid {NO_PROCESS}, with tags 'kv', 'weights': 50 GiB)." in account(OTHERS).sentence
 
 
 def test_the_name_of_another_program_cannot_command_a_terminal() -> None:

@@ -42,11 +42,26 @@ def test_everything_is_on_it() -> None:
         "  managed: resident 20 MiB  paused 38 MiB  other 40 MiB",
         "    PID NAME            STATE      USED RESIDENT PAUSED BACKUP PAUSE RESUME FAIL",
         "  12345 trainer #3      partly        ?      20M    38M    11M    1m      -    3",
-        "      weights           resident             20M      0     1M    1m     3s    0",
         "      kv_cache          paused                 0    30M     2M     -      -    3",
+        "      weights           resident             20M      0     1M    1m     3s    0",
         "      adapters          paused                 0     8M     8M     -      -    0",
         "      7 python (root)   -            3M        -      -      -     -      -    -",
     ]
+
+
+def test_the_smallest_of_many_tags_share_a_line() -> None:
+    rows = [make_row(f"layer{number}", resident_bytes=number * MIB, failed_pauses_total=1) for number in range(1, 13)]
+    others = make_row("", -1, paused_bytes=5 * MIB, host_backup_bytes=MIB)
+    lines = texts(make(make_page(1, *rows, others), used=()))[5:]
+    names = [*(f"layer{number}" for number in range(12, 4, -1)), "(others)", "layer4", "and"]
+    assert [line.split()[0] for line in lines] == names
+    assert lines[-1] == "      and 3 more                              6M      0      0     -      -    3"
+
+
+def test_the_columns_are_no_further_apart_than_the_names_need() -> None:
+    assert texts(make(JOB), 200)[3:] == texts(make(JOB))[3:]
+    named = make(make_page(1, make_row("a-tag-of-29-characters-in-all", resident_bytes=MIB)), used=())
+    assert "      a-tag-of-29-characters-in-all resident" in texts(named, 200)[-1]
 
 
 def test_slack_is_shown_where_there_is_any() -> None:
@@ -126,8 +141,8 @@ def test_the_filter_finds_names_numbers_and_tags() -> None:
     def shown(pattern: str) -> list[str]:
         return [line.text.split()[0] for line in lines_of(make(JOB), 80, pattern=pattern) if line.kind in ("process", "tag")]
 
-    assert shown("TRAIN") == ["12345", "weights", "kv_cache", "adapters"]
-    assert shown("234") == ["12345", "weights", "kv_cache", "adapters"]
+    assert shown("TRAIN") == ["12345", "kv_cache", "weights", "adapters"]
+    assert shown("234") == ["12345", "kv_cache", "weights", "adapters"]
     assert shown("kv") == ["12345", "kv_cache"]
     assert shown("python") == ["7"]
     assert shown("(ROOT)") == ["7"], "its user"

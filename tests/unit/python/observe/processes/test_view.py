@@ -137,6 +137,8 @@ def test_what_has_no_row_is_named_where_its_gpu_is_not_known() -> None:
         "process 10 has 3 more allocations (resident 5 MiB, paused 7 MiB), which no GPU shows: its page has no line left "
         "for their tags, and does not say on which of its GPUs they are",
     )
+    freed = make_page(10, make_row("a", 0, resident_bytes=MIB), make_row("", -1, pauses_total=1), uuids=("GPU-0", "GPU-1"))
+    assert make_view(Pages((freed,), {}), Gpus((), ""), 0, {}).notes == (), "they were freed"
 
 
 def test_a_mig_device_is_the_gpu_of_its_processes() -> None:
