@@ -17,7 +17,7 @@ __all__ = [
     "resume_report",
 ]
 
-#: What is printed of sizes that only a PauseReport has and that are rarely other than 0.
+#: The texts for sizes that only a PauseReport has. Sizes of 0 are not printed.
 _REMARKS = {
     "unchanged_bytes": "unchanged",
     "reusable_bytes": "that new tensors could use before the resume",
