@@ -67,8 +67,7 @@ def pause(name: str) -> int:
     began = time.monotonic()
     done = torch_memory_saver.pause(name)
     seconds, copied, unchanged = time.monotonic() - began, done.copied_bytes / MIB, done.unchanged_bytes / MIB
-    show(f"{name} is paused")
-    print(f"  pause of {name}: {seconds:.3f} s, {copied:.1f} MiB copied, {unchanged:.1f} MiB unchanged")
+    show(f"after a pause of {name}: {seconds:.3f} s, {copied:.1f} MiB copied, {unchanged:.1f} MiB unchanged")
     return done.copied_bytes
 
 

@@ -52,7 +52,7 @@ def main() -> None:
         extra = torch.full((1 << 20,), 5, dtype=torch.uint8, device="cuda")
     check(bool((extra == 5).all()), "a tensor made while its tag is paused works at once")
     report = torch_memory_saver.resume()
-    check(report.allocations >= len(cache), f"resume() of everything brought {report.allocations} allocations back")
+    check(report.allocations >= len(cache), f"resume() of everything {report}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ The values that calls return are in :mod:`torch_memory_saver.reports`, and the e
 Importing this module loads no driver, makes no CUDA context, starts no thread and does not import torch.
 """
 
+import importlib
 import sys
+from typing import TYPE_CHECKING
 
 from torch_memory_saver._interface import __version__  # the first import, which checks the native library
 
@@ -65,6 +67,28 @@ ledger = torch_memory_saver.ledger
 reset_peaks = torch_memory_saver.reset_peaks
 tag_of = torch_memory_saver.tag_of
 patches = torch_memory_saver.patches
+
+_SUBMODULES = ("layer_graphs", "nccl", "node_store", "observe", "ranks", "simulate", "vllm")
+
+if TYPE_CHECKING:
+    from torch_memory_saver import layer_graphs as layer_graphs
+    from torch_memory_saver import nccl as nccl
+    from torch_memory_saver import node_store as node_store
+    from torch_memory_saver import ranks as ranks
+    from torch_memory_saver import simulate as simulate
+    from torch_memory_saver import vllm as vllm
+else:
+
+    def __getattr__(name):
+        """Load a submodule when it is first used."""
+        if name not in _SUBMODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *vars(type(sys.modules[__name__])), *_SUBMODULES})
+
 
 __all__ = [
     "Hook",

@@ -47,8 +47,8 @@ class NcclHook:
         self._registrations.append(register_hook("resume", tag, "after", self._after_resume))
         nccl_communicators.add_handles(self._groups or ())
 
-    def __str__(self) -> str:
-        return f"{self._registrations[0]}; suspended now: {', '.join(self._suspended) or 'none'}"
+    def __repr__(self) -> str:
+        return f"<NcclHook: {', '.join(self._suspended) or 'nothing'} suspended now, {self._registrations[0]}>"
 
     @property
     def suspended(self) -> tuple[str, ...]:

@@ -104,6 +104,9 @@ class TorchMemorySaver:
         self._impl: HookMode | None = None
         self._impl_ctor_kwargs: dict[str, str] = {}
 
+    def __repr__(self) -> str:
+        return f"<TorchMemorySaver: hook mode {self.hook_mode}, {'not used yet' if self._impl is None else 'in use'}>"
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, and raise AttributeError if its name is unknown.
 

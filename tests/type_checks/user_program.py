@@ -64,7 +64,7 @@ def calls(wait: bool, done: Callable[[int, int], None]) -> None:
     assert_type(saver.resume("weights", wait=False), PendingResume)
     assert_type(package.resume(["weights", "kv"], wait=wait), ResumeReport | PendingResume)
     assert_type(ranks.pause("weights", timeout=3), PauseReport)
-    assert_type(ranks.resume("weights", timeout=3), ResumeReport)
+    assert_type(package.ranks.resume("weights", timeout=3), ResumeReport)
 
 
 def hooks() -> None:
@@ -93,3 +93,4 @@ def refused() -> None:
     saver.pause(3)  # type: ignore[arg-type]
     saver.enabled = False  # type: ignore[misc]
     ranks.pause(timeout=None)  # type: ignore[arg-type]
+    print(package.rank)  # type: ignore[attr-defined]

@@ -131,8 +131,8 @@ class HookHandle:
         self._remove = remove
         self._what = what
 
-    def __str__(self) -> str:
-        return self._what
+    def __repr__(self) -> str:
+        return f"<HookHandle: {self._what}>"
 
     def remove(self) -> None:
         """End the registration.

@@ -66,9 +66,9 @@ class ManageHandle:
         self.moved_bytes = 0
         self._followers: list[_Follower] = []
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         followed = counted(sum(follower.is_active for follower in self._followers), "optimizer")
-        return f"moved {binary_size(self.moved_bytes)} to managed memory, follows {followed}"
+        return f"<ManageHandle: moved {binary_size(self.moved_bytes)} to managed memory, follows {followed}>"
 
     def remove(self) -> None:
         """Stop moving the new state of the optimizers.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch_memory_saver import _core
 from torch_memory_saver._engine.background import after_call, explain
 from torch_memory_saver._engine.native_log import passes_log_on
+from torch_memory_saver._text import joined
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.binding.layer import eager_methods
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, OutOfMemoryError, TorchMemorySaverError
@@ -50,9 +51,9 @@ class PendingResume:
         self._failures = itertools.count()
         self._message = ""  # of the first error, with its explanation
 
-    def __str__(self) -> str:
-        what = "everything" if self._tags is None else " and ".join(self._tags)
-        return f"resume of {what}, which {'has ended' if self.done else 'is under way'}"
+    def __repr__(self) -> str:
+        what = "everything" if self._tags is None else joined(self._tags)
+        return f"<PendingResume of {what}, {'ended' if self.done else 'under way'}>"
 
     @property
     def done(self) -> bool:

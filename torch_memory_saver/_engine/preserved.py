@@ -180,9 +180,9 @@ class PreserveHandle:
         self.blocks = blocks
         self._remove = remove
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         size = binary_size(sum(block.bytes for block in self.blocks))
-        return f"registered {counted(len(self.blocks), 'block')}, {size}, to be kept by pauses"
+        return f"<PreserveHandle: {counted(len(self.blocks), 'block')}, {size}, which pauses keep>"
 
     def remove(self) -> None:
         """End the registration, so that later pauses drop the contents.

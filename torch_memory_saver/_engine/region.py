@@ -53,6 +53,9 @@ class Region(_core.Scope, FunctionDecorator):
         self._threads = threads
         self._frames: list[Frame] = []
 
+    def __repr__(self) -> str:
+        return f"<{self._options}, {'entered' if self._frames else 'not entered'}>"
+
     def _open(self) -> Frame:
         frame = Frame(self._find_torch(), self._options, self._store.regions.stack())
         frame.threads = self._threads
@@ -72,10 +75,9 @@ class Region(_core.Scope, FunctionDecorator):
 
     def _choose(self) -> Frame:
         if not self._frames:
-            name = f"region(tag={self._options.tag!r})" if self._options.managed else "disable()"
             raise InvalidStateError(
-                f"{name} cannot be left, because it is not entered: __exit__ was called twice, or without __enter__. Use a "
-                "with statement",
+                f"{self._options} cannot be left, because it is not entered: __exit__ was called twice, or without "
+                "__enter__. Use a with statement",
                 operation="leave a region",
             )
         return choose_frame(self._frames, self._store.regions.stack())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._text import binary_size, counted, duration, joined
@@ -16,6 +16,14 @@ __all__ = [
     "pause_report",
     "resume_report",
 ]
+
+#: The texts for sizes that only a PauseReport has. Sizes of 0 are not printed.
+_REMARKS = {
+    "unchanged_bytes": "unchanged",
+    "reusable_bytes": "that new tensors could use before the resume",
+    "possibly_shared_bytes": "possibly still mapped by other processes",
+    "no_longer_managed_bytes": "of replaced parameters not paused",
+}
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,6 @@ class TransitionReport:
         bytes_by_tag: The part of ``bytes`` that each tag has, for at most four tags. ``repr`` and ``==`` ignore it.
     """
 
-    _verb: ClassVar[str] = "changed"
-
     allocations: int = 0
     bytes: int = 0
     copied_bytes: int = 0
@@ -41,12 +47,14 @@ class TransitionReport:
     bytes_by_tag: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
 
     def __str__(self) -> str:
-        others = ["others"] if sum(self.bytes_by_tag.values()) < self.bytes else []
-        tags = f" of {joined(sorted(self.bytes_by_tag) + others)}" if self.bytes_by_tag else ""
+        names = sorted(self.bytes_by_tag) + ["others"] * (0 < sum(self.bytes_by_tag.values()) < self.bytes)
+        tags = f" of {joined(names)}" if names else ""
         copied = binary_size(self.copied_bytes) if self.copied_bytes else "nothing"
         moved = f"{binary_size(self.bytes)}{tags} in {duration(self.seconds)}, {copied} copied"
-        unknown = f", {counted(self.unknown_tags, 'unknown tag')}" if self.unknown_tags else ""
-        return f"{self._verb} {moved if self.allocations else 'nothing'}{unknown}"
+        unknown = [counted(self.unknown_tags, "unknown tag")] if self.unknown_tags else []
+        remarks = [f"{binary_size(size)} {what}" for name, what in _REMARKS.items() if (size := getattr(self, name, 0))]
+        verb = "paused" if isinstance(self, PauseReport) else "resumed"
+        return ", ".join([f"{verb} {moved if self.allocations else 'nothing'}", *unknown, *remarks])
 
 
 @dataclass(frozen=True)
@@ -71,28 +79,15 @@ class PauseReport(TransitionReport):
             first such pause logs their names and the call that moves them back.
     """
 
-    _verb: ClassVar[str] = "paused"
-
     unchanged_bytes: int = 0
     reusable_bytes: int = 0
     possibly_shared_bytes: int = 0
     no_longer_managed_bytes: int = 0
 
-    def __str__(self) -> str:
-        remarks = (
-            (self.unchanged_bytes, "unchanged"),
-            (self.reusable_bytes, "that new tensors could use before the resume"),
-            (self.possibly_shared_bytes, "possibly still mapped by other processes"),
-            (self.no_longer_managed_bytes, "of replaced parameters not paused"),
-        )
-        return ", ".join([super().__str__(), *(f"{binary_size(size)} {what}" for size, what in remarks if size)])
-
 
 @dataclass(frozen=True)
 class ResumeReport(TransitionReport):
     """The effect that one resume had."""
-
-    _verb: ClassVar[str] = "resumed"
 
 
 def pause_report(

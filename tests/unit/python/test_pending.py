@@ -54,13 +54,13 @@ def test_wait_returns_the_report_as_often_as_one_likes(simulator: Any, address: 
 def test_it_is_printed_for_people(simulator: Any, address: int) -> None:
     simulator.hold_copies()
     pending = PendingResume(_core.resume_begin(("pending",), None), tags=("pending",))
-    assert str(pending) == "resume of pending, which is under way"
+    assert str(pending) == "<PendingResume of pending, under way>"
     simulator.set_bandwidth(0)
     pending.wait()
-    assert str(pending) == "resume of pending, which has ended"
+    assert str(pending) == "<PendingResume of pending, ended>"
     _core.pause(("pending",), None)
     everything = begin()
-    assert str(everything).startswith("resume of everything, ")
+    assert str(everything).startswith("<PendingResume of everything, ")
     everything.wait()
 
 

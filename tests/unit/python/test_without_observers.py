@@ -97,3 +97,20 @@ def test_nothing_is_requested_of_what_is_missing(tmp_path: Path) -> None:
 def test_an_import_loads_no_observer(preloaded: bool) -> None:
     text = "import sys\nfrom torch_memory_saver import nccl, ranks, simulate, torch_memory_saver\n"
     assert run_python("-c", text + _LOADED, preloaded=preloaded).stdout == "\n"
+
+
+def test_a_submodule_is_loaded_at_its_first_use() -> None:
+    text = (
+        "import sys, torch_memory_saver as package\n"
+        "names = package._SUBMODULES\n"
+        "print([name for name in names if f'torch_memory_saver.{name}' in sys.modules])\n"
+        "print({*names, 'pause', 'hook_mode'} <= {*dir(package)}, all(getattr(package, name) for name in names))\n"
+        "print(package.observe.events.__name__, package.observe.memory.__name__)\n"
+        "print(hasattr(package, 'rank'), hasattr(package.observe, 'event'))\n"
+    )
+    assert run_python("-c", text, preloaded=False).stdout.splitlines() == [
+        "[]",
+        "True True",
+        "torch_memory_saver.observe.events torch_memory_saver.observe.memory",
+        "False False",
+    ]

@@ -314,6 +314,9 @@ class GraphCapture(_core.Scope, FunctionDecorator):
         self._options = options
         self._captures: list[_Capture] = []  # those that have begun and not ended
 
+    def __repr__(self) -> str:
+        return f"<cuda_graph(tag={self._options.tag!r}), {'entered' if self._captures else 'not entered'}>"
+
     def _open(self) -> _Capture:
         return _Capture(self._torch.current_device() if self._stream is None else self._stream.device_index)
 

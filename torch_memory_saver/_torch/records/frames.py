@@ -163,7 +163,7 @@ class Frame:
         self.pools: list[Pool] = []
 
     def __str__(self) -> str:
-        return f"region(tag={self.tag!r})" if self.managed else "disable()"
+        return str(self.options)
 
 
 #: The last frame that this context entered. It may have been left since.

@@ -37,7 +37,11 @@ class Top(Command):
             help=f"seconds between refreshes (default {_DEFAULT_INTERVAL_S:g})",
         )
         parser.add_argument(
-            "--sort", choices=orders, default=orders[0], help=f"order of the processes (default {orders[0]})"
+            "--sort",
+            choices=orders,
+            default=orders[0],
+            metavar="ORDER",
+            help=f"order of the processes: {', '.join(orders)} (default {orders[0]})",
         )
         parser.add_argument(
             "--filter", default="", metavar="TEXT", help="only processes whose number, name or a tag contains this"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from torch_memory_saver import _core
 from torch_memory_saver._files import default_role, own_rank
+from torch_memory_saver._text import counted, mebibytes, printable, table
 from torch_memory_saver.errors import TorchMemorySaverError
 
 __all__ = ["Device", "Event", "EventLog", "Level", "add_up", "events", "levels_before", "sample_free_memory"]
@@ -21,6 +22,8 @@ __all__ = ["Device", "Event", "EventLog", "Level", "add_up", "events", "levels_b
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 #: Number of comparisons of the two clocks. The fastest comparison is used.
 _CLOCK_COMPARISONS = 16
+#: Number of events that are printed.
+_PRINTED = 20
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,24 @@ class EventLog:
     boot_id: str
     devices: tuple[Device, ...] = ()
     exited: bool = False
+
+    def __str__(self) -> str:
+        rows = [("event", "tag", "device", "MiB", "ms", "seconds ago")]
+        for event in self.events[-_PRINTED:]:
+            failed = "" if event.status == "OK" else f": {event.status}"
+            size, took = event.bytes or event.resident_change, event.ended_ns - event.began_ns
+            rows.append(
+                (
+                    f"{event.operation} {event.phase or event.kind}{failed}".strip(),
+                    printable(event.tag or ""),
+                    str(event.device) if event.device >= 0 else "",
+                    mebibytes(size) if size else "",
+                    f"{took / 1e6:.3f}" if took else "",
+                    f"{(self.taken_ns - event.ended_ns) / 1e9:.3f}",
+                )
+            )
+        title = f"{counted(len(self.events), 'event')} of {printable(self.role)} (process {self.pid})"
+        return "\n".join([f"{title}, the latest {len(rows) - 1}:", *table(rows, left=2)])
 
     @property
     def begin_ns(self) -> int:

@@ -36,7 +36,7 @@ from torch_memory_saver._services import (
     devices_in_use,
     layer,
 )
-from torch_memory_saver._text import counted, mebibytes
+from torch_memory_saver._text import binary_size, duration
 from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.options import check_bytes
 from torch_memory_saver.saver import torch_memory_saver as saver
@@ -93,10 +93,8 @@ class DeviceRelease:
     freed_bytes: int
 
     def __str__(self) -> str:
-        return (
-            f"device {self.device}: reserved {mebibytes(self.reserved_before)} -> {mebibytes(self.reserved_after)} MiB, "
-            f"allocated {mebibytes(self.allocated_before)} -> {mebibytes(self.allocated_after)} MiB"
-        )
+        kept, used = binary_size(self.reserved_after), binary_size(self.allocated_after)
+        return f"{kept} of {binary_size(self.reserved_before)} stay on device {self.device}, {used} of them in tensors"
 
 
 @dataclass(frozen=True)
@@ -128,14 +126,9 @@ class ReleaseReport:
 
     def __str__(self) -> str:
         if self.skipped is not None:
-            return f"process {self.pid} released nothing: {_REASONS[self.skipped]}"
-        parts = [
-            f"process {self.pid} released {mebibytes(self.freed_bytes)} MiB of cached device memory "
-            f"({counted(self.rounds, 'round')}, {self.seconds:.3f} s)",
-            *map(str, self.devices),
-            "other processes keep their caches: call it in each",
-        ]
-        return "; ".join(parts)
+            return f"released nothing: {_REASONS[self.skipped]}"
+        freed = f"released {binary_size(self.freed_bytes)} of cached memory in {duration(self.seconds)}"
+        return ", ".join([freed, *map(str, self.devices)])
 
 
 def release_cached(*, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> ReleaseReport:

@@ -47,6 +47,18 @@ def test_help_and_version(command: Program, capsys: Capture) -> None:
     assert command("--version").stdout == f"torch_memory_saver {torch_memory_saver.__version__}\n"
 
 
+@pytest.mark.parametrize("arguments", [[], *([name] for name in added("command"))])
+def test_help_fits_on_a_terminal(arguments: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_here(*arguments, "--help") == 0
+    usage, about, *_ = (text := capsys.readouterr().out).split("\n\n")
+    assert max(map(len, text.splitlines())) <= 80
+    assert usage.startswith("usage: ") and " ".join(about.split()) in [
+        "Pause and resume the GPU memory of tensors without changing their addresses.",
+        *(make().help for make in added("command").values()),
+    ]
+
+
 def test_bad_commands(capsys: Capture) -> None:
     assert run_here("doctr") == run_here("--debug", "nonsense") == run_here("demo", "--device", "other") == 2
     error = capsys.readouterr().err

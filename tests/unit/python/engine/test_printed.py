@@ -66,19 +66,30 @@ def test_tags_are_those_that_changed(saver: TorchMemorySaver, fake_torch: FakeTo
 
 def test_handles(saver: TorchMemorySaver) -> None:
     handle = saver.on_pause(["weights", "kv_*"], "after", test_handles)
-    assert str(handle) == "test_handles after each pause of weights and kv_*"
-    assert "HookHandle object" in repr(handle)
+    assert str(handle) == repr(handle) == "<HookHandle: test_handles after each pause of weights and kv_*>"
     handle.remove()
     handle.remove()
-    assert str(handle) == "removed: test_handles after each pause of weights and kv_*"
+    assert str(handle) == "<HookHandle: removed: test_handles after each pause of weights and kv_*>"
     both = saver.on_resume(None, Hook())
-    assert str(both) == "Hook around each resume of every tag"
+    assert str(both) == "<HookHandle: Hook around each resume of every tag>"
     both.remove()
-    suspended = nccl.suspend_on_pause()
-    assert str(suspended) == "NcclHook._after_pause after each pause of every tag; suspended now: none"
+    suspended = nccl.suspend_on_pause("weights")
+    every = "<HookHandle: NcclHook._after_pause after each pause of weights>"
+    assert str(suspended) == f"<NcclHook: nothing suspended now, {every}>"
     suspended.remove()
     blocks = (PreservedBlock(0, MIB, 0, "a"), PreservedBlock(MIB * 2, MIB, 0, "a"))
-    assert str(PreserveHandle(blocks, lambda: None)) == "registered 2 blocks, 2 MiB, to be kept by pauses"
+    assert str(PreserveHandle(blocks, lambda: None)) == "<PreserveHandle: 2 blocks, 2 MiB, which pauses keep>"
     moved = ManageHandle()
     moved.moved_bytes = 3 * MIB
-    assert str(moved) == "moved 3 MiB to managed memory, follows 0 optimizers"
+    assert str(moved) == "<ManageHandle: moved 3 MiB to managed memory, follows 0 optimizers>"
+
+
+def test_regions_and_the_saver(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    assert repr(TorchMemorySaver()) == "<TorchMemorySaver: hook mode auto, not used yet>"
+    region = saver.region("weights", backup="disk")
+    assert repr(saver) == "<TorchMemorySaver: hook mode torch, in use>"
+    assert repr(region) == "<region(tag='weights', backup='disk'), not entered>"
+    with region:
+        assert repr(region) == "<region(tag='weights', backup='disk'), entered>"
+        assert repr(saver.disable()) == "<disable(), not entered>"
+    assert repr(saver.region("kv_cache")) == "<region(tag='kv_cache'), not entered>"

@@ -65,6 +65,26 @@ def test_a_pause_and_a_resume_tell_what_they_did(simulator: Any) -> None:
     assert log.boot_id and log.host and log.role
 
 
+def test_the_latest_events_are_printed_as_a_table() -> None:
+    rows = (
+        Event("phase", "resume", "copy", 1_000_000, 3_500_000, device=0, bytes=4 * MIB),
+        Event("move", "pause", ended_ns=5_000_000, began_ns=5_000_000, device=1, tag="a\nb", resident_change=-2 * MIB),
+        Event("end", "resume", "", 1_000_000, 6_000_000, status="OUT_OF_DEVICE_MEMORY"),
+    )
+    log = EventLog((Event("free"),) * 30 + rows, (), (), 0, 64, 1_000_000_000, 0, 7, None, "train.py", "host", "")
+    lines = str(log).splitlines()
+    assert lines[:2] == [
+        "33 events of train.py (process 7), the latest 20:",
+        "event                             tag  device   MiB     ms  seconds ago",
+    ]
+    assert len(lines) == 22 and lines[-3:] == [
+        "resume copy                                 0   4.0  2.500        0.997",
+        "pause move                        a?b       1  -2.0               0.995",
+        "resume end: OUT_OF_DEVICE_MEMORY                     5.000        0.994",
+    ]
+    assert repr(log).startswith("EventLog(events=(Event(kind='free', "), "for programs"
+
+
 def test_levels_lead_from_before_to_after_and_are_those_of_the_statistics(simulator: Any) -> None:
     addresses = [allocate(f"levels {i % 3}", (1 + i) * MIB, i % 2) for i in range(7)]
     _core.pause(("levels 1",), None)
