@@ -131,6 +131,30 @@ class Steps(CheckedWorld):
         step.finish = lambda: self.withdraw(PUBLISHED)
         return step
 
+    def adopt_step(self, blocks: list[Block]) -> Step:
+        """Fills blocks with their published contents, after they got others. A failure leaves each block with the former
+        contents or with all of the published ones: nothing reaches a block that was not checked."""
+        self.publish_step(blocks).run()
+        self.end_links()
+        names = "".join(self.published(PUBLISHED) or ())
+        wanted = {block.address: block.data[: object_bytes(block)] for block in blocks}
+        self.rewrite(*blocks)
+
+        def run() -> None:
+            missing = core.adopt(pieces_of(blocks), names, None)
+            assert missing is None, f"the object {missing} is missing"
+
+        def expect(error: BaseException | None) -> list[str]:
+            for block in blocks:
+                size = object_bytes(block)
+                if error is None or self.machine.holds(block.address, wanted[block.address]):
+                    block.data = wanted[block.address] + block.data[size:]
+            return []  # the contents of all blocks are checked after each call
+
+        step = self.other_step(run, expect)
+        step.finish = lambda: self.withdraw(PUBLISHED)
+        return step
+
     def dropped_step(self, tags: Iterable[str] | None = None) -> Step:
         """A resume in the background whose end no caller waits for. Failures are logged."""
 
