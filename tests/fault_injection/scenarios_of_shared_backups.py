@@ -145,6 +145,7 @@ def _(world: World) -> Step:
     step = world.publish_step([one, other])
 
     def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+        world.sweep_publications()
         found = world.published("model") or []
         problems = [] if world.states() == before else ["allocations changed"]
         if (found == former) != (error is not None) or found[:1] != former:
