@@ -115,10 +115,10 @@ typedef struct tms_backup_operations {
     tms_status_t (*read)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
                          uint64_t bytes, void *destination, bool *found, tms_wait_t *wait,
                          const tms_error_context_t *context, tms_error_t *error);
-    /* Optional. The contents that were restored at `offset` of the segment are not those of the pause: appends a sentence to
-     * the error that says where the damaged contents are. `error` may be NULL. */
-    void (*explain)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
-                    tms_error_t *error);
+    /* Optional. The contents that were restored at `offset` of the segment are not those of the pause: the slot keeps them,
+     * and no later pause finds them. Appends a sentence to the error that says where they are. `error` may be NULL. */
+    void (*reject)(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
+                   tms_error_t *error);
     /* Optional. Returns the space that the slot occupies while no contents are held. */
     uint64_t (*reserved_bytes)(const tms_backup_t *backup, const tms_backup_slot_t *slot);
     /* The segment is freed: releases everything. Cannot fail: resources that cannot be released are quarantined. */

@@ -253,7 +253,7 @@ tms_status_t tms_backup_verify(tms_backup_t *backup, const tms_backup_stores_t *
     tms_status_t status = tms_error_set(error, TMS_BACKUP_IO, context,
                                         "what was restored from byte %llu of the allocation on is not what was paused",
                                         (unsigned long long)place);
-    CALL(entry, explain, entry->store, backup, &backup->slots[entry - stores->list], place, error);
+    CALL(entry, reject, entry->store, backup, &backup->slots[entry - stores->list], place, error);
     return status;
 }
 

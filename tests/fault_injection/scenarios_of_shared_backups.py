@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from machine import OUT_OF_MEMORY
 from scenario import LARGE, NONE, RELEASING, SHARED, SMALL, scenario
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def _(world: World) -> Step:
     step = world.publish_step([one, other])
 
     def verify(before: dict[int, int], error: BaseException | None, failed: set[str]) -> list[str]:
+        world.sweep_publications()
         found = world.published("model") or []
         problems = [] if world.states() == before else ["allocations changed"]
         if (found == former) != (error is not None) or found[:1] != former:
@@ -152,3 +154,42 @@ def _(world: World) -> Step:
 
     step.verify = verify
     return _by_fingerprint(step)
+
+
+def _adopt(world: World, blocks: list[Block]) -> Step:
+    step = _by_fingerprint(world.adopt_step(blocks))
+    step.tolerates.add("pread")  # the mapping of the object has the bytes as well
+    return step
+
+
+@scenario("adopt")
+def _(world: World) -> Step:
+    """The objects are mapped, and copied through pinned memory."""
+    return _adopt(world, _publishable(world))
+
+
+@scenario("adopt_on_two_devices")
+def _(world: World) -> Step:
+    return _adopt(world, [*_publishable(world), world.allocate(SMALL, NONE, "b", 1)])
+
+
+@scenario("adopt_with_little_device_memory")
+def _(world: World) -> Step:
+    """The scratch memory holds one object at a time."""
+    step = _adopt(world, [world.allocate(LARGE, NONE, "b") for _ in range(2)])
+    world.fill_device(0, but=2)
+    step.causes.add(("cuMemAlloc", OUT_OF_MEMORY))
+    step.waits_for.add(OUT_OF_MEMORY)
+    return step
+
+
+@scenario("adopt_what_a_paused_allocation_keeps")
+def _(world: World) -> Step:
+    """The objects are registered, and the driver copies them."""
+    world.machine.settle()
+    block, source = world.allocate(SMALL, NONE, "b"), world.allocate(SMALL, SHARED, "a")
+    source.write(block.data)
+    step = _adopt(world, [block])
+    world.pause(("a",))
+    world.machine.settle()
+    return step

@@ -356,8 +356,12 @@ class World:
         return list(json.loads(manifest.read_text())["objects"]) if manifest.exists() else None
 
     def withdraw(self, name: str) -> None:
-        """Removes a published name, and the links of this process, which a pause ends."""
+        """Removes a published name, and the links of this process."""
         shutil.rmtree(Path(os.environ["TMS_SHARED_DIR"], "names", name), ignore_errors=True)
+        self.end_links()
+
+    def end_links(self) -> None:
+        """Ends the links that publish and adopt have kept, as a pause does."""
         block = self.allocate(SMALL, SHARED, "a")
         self.pause(("a",))
         self.resume(("a",))

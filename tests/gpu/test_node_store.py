@@ -86,6 +86,15 @@ def manifest_of(folder: Path, name: str = "qwen%2Frank0") -> Path:
     return folder / "names" / name / "manifest.json"
 
 
+def flip_bit(path: Path) -> None:
+    path.chmod(0o600)
+    with open(path, "r+b") as file:
+        file.seek(1_000_000)
+        byte = file.read(1)
+        file.seek(1_000_000)
+        file.write(bytes([byte[0] ^ 16]))
+
+
 def replace_manifest(folder: Path, **changes: Any) -> None:
     path = manifest_of(folder)
     manifest = json.loads(path.read_text())
@@ -158,20 +167,51 @@ def test_a_checkpoint_that_is_replaced_under_its_path_is_a_miss(folder: Path, we
 def test_a_damaged_object_is_named(folder: Path, weights: Path) -> None:
     expected = publish(folder, weights)
     name = next(name for name, size in objects(folder).items() if size == LINEAR)
-    path = folder / "objects" / name
-    path.chmod(0o600)
-    with open(path, "r+b") as file:
-        file.seek(1_000_000)
-        byte = file.read(1)
-        file.seek(1_000_000)
-        file.write(bytes([byte[0] ^ 16]))
+    flip_bit(folder / "objects" / name)
     with restarted(folder) as process:
         process.misses("qwen/rank0", "one", name, "damaged")
         process.do("load", weights)
         assert process.ask("logits") == expected
-        path.unlink()
-        process.do("zero")
         process.misses("qwen/rank0", "one", name, "missing")
+
+
+@pytest.mark.parametrize("healed_by", ["publish", "adopt_or_load"])
+def test_a_damaged_object_is_written_anew_although_others_hold_it(healed_by: str, folder: Path, weights: Path) -> None:
+    """The holder has adopted the weights before the damage. Another name has the object as well."""
+    expected = publish(folder, weights, name="a")
+    publish(folder, weights, name="b")
+    with restarted(folder) as holder, restarted(folder) as process:
+        assert holder.adopt("a", "one").adopted
+        name = next(name for name, size in objects(folder).items() if size == LINEAR)
+        flip_bit(folder / "objects" / name)
+        if healed_by == "publish":
+            process.misses("a", "one", name, "damaged")
+            process.do("load", weights)
+            process.do("publish", "a", "one")
+        else:
+            found = Adopted(*json.loads(process.ask("either", "a", "nothing", weights)))
+            assert found[:2] == (False, 1)
+            (warning,) = found.warnings
+            assert name in warning and "damaged" in warning
+        for each in ("a", "b"):
+            process.do("zero")
+            assert process.adopt(each, "one").adopted
+            assert process.ask("logits") == expected
+    with restarted(folder) as process:
+        assert process.adopt("a", "one").adopted
+        assert process.ask("logits") == expected
+
+
+def test_a_refused_folder_is_one_warning(folder: Path, weights: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    with restarted(folder, managed=False) as process:
+        process.do("save", weights, 1)
+        found = Adopted(*json.loads(process.ask("either", "a", "nothing", weights)))
+        assert found[:2] == (False, 1)
+        (warning,) = found.warnings
+        assert "'a' is loaded and not published" in warning and str(folder) in warning
+    assert os.listdir(folder) == []
 
 
 def test_a_damaged_or_foreign_manifest_is_a_miss(folder: Path, weights: Path) -> None:
@@ -234,6 +274,40 @@ def test_new_weights_replace_those_of_the_name(folder: Path, weights: Path) -> N
     with restarted(folder) as process:
         assert process.adopt("qwen/rank0", "one").adopted
         assert process.ask("logits") == expected
+
+
+def test_adopting_while_others_publish_remove_and_pause(folder: Path, weights: Path, tmp_path: Path) -> None:
+    """Each attempt has one of the two models, whole, or says why it has none."""
+    files, expected, outcomes = [weights, tmp_path / "other.bin"], [], set()
+    with restarted(folder) as publisher, restarted(folder) as pauser, restarted(folder) as adopter:
+        for seed, file in enumerate(files):
+            publisher.do("save", file, seed)
+            expected.append(publisher.ask("logits"))
+        for number in range(24):
+            file = files[number % 2]
+            started: list[tuple[SecondProcess, tuple[object, ...]]] = [
+                (publisher, ("load", file)),
+                (publisher, ("remove", "a") if number % 6 == 5 else ("publish", "a", "one")),
+                (pauser, ("load", file)),
+                (pauser, ("pause",)),
+                (pauser, ("resume",)),
+                (adopter, ("zero",)),
+                (adopter, ("adopt", "a", "one")),
+                (adopter, ("logits",)),
+            ]
+            for process, words in started:
+                process.tell(*words)
+            answers = [process.answer() for process, _ in started]
+            assert all(answer.startswith("ok") for answer in answers), answers
+            found = Adopted(*json.loads(answers[-2].removeprefix("ok")))
+            outcomes.add(found.adopted)
+            if found.adopted:
+                assert answers[-1].removeprefix("ok").strip() in expected and not found.warnings
+            else:
+                assert "nothing is published" in found.reason or "is missing" in found.reason
+        assert True in outcomes
+        assert publisher.ask("remove", "a") in ("True", "False")
+    assert objects(folder) == {} and os.listdir(folder / "holders") == [] == os.listdir(folder / "names")
 
 
 @pytest.mark.parametrize("change", ["nothing", "same", "tensor", "buffer"])

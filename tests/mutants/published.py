@@ -22,6 +22,20 @@ MUTANTS = (
         (_TEST_NODE,),
     ),
     Mutant(
+        "a-damaged-object-keeps-its-name",
+        "csrc/backup/shared/entry.c",
+        "if (named && unlinkat(folder->objects,",
+        "if (named && !named && unlinkat(folder->objects,",
+        (_TEST_NODE,),
+    ),
+    Mutant(
+        "who-rejects-an-object-finds-it-again",
+        "csrc/backup/shared/object.c",
+        "        forget_name(store, object);\n        tms_error_append",
+        "        tms_error_append",
+        ("tests/unit/core/transition/test_shared.c",),
+    ),
+    Mutant(
         "equal-pieces-need-room-twice",
         _NODE,
         "status == TMS_OK && tms_shared_object_is_new(",

@@ -387,8 +387,8 @@ MUTANTS = (
     Mutant(
         "another-object-is-called-damaged",
         _OPERATIONS,
-        "offset - part->offset < part->bytes)",
-        "offset - part->offset >= part->bytes)",
+        "|| offset - part->offset >= part->bytes) continue;",
+        "|| offset - part->offset < part->bytes) continue;",
         (_TEST_SHARED,),
     ),
     Mutant(

@@ -196,6 +196,7 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
     try:
         torch = layer.require_module()
         before = describe(torch, model, "adopt_or_load")
+        names()  # raises if the folder is refused, so that adopt and remove do not both warn of it
         if adopt(name, model, identity=identity):
             return True
         remove(name)

@@ -227,6 +227,15 @@ void tms_shared_entry_abandon(const tms_shared_folder_t *folder, const tms_share
     remove_part(&entry, fd);
 }
 
+bool tms_shared_entry_reject(const tms_shared_folder_t *folder, const tms_shared_name_t *name) {
+    const int fd = tms_shared_open(folder->holder, name->text, O_RDONLY);
+    if (fd < 0) return errno == ENOENT;
+    const bool named = tms_shared_is_named(fd, folder->objects, name->text);
+    close(fd);
+    if (named && unlinkat(folder->objects, name->text, 0) != 0 && errno != ENOENT) return false;
+    return tms_shared_entry_drop(folder, name);
+}
+
 bool tms_shared_entry_drop(const tms_shared_folder_t *folder, const tms_shared_name_t *name) {
     return tms_shared_remove_link(folder->holder, folder->objects, name->text);
 }

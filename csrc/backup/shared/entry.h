@@ -57,5 +57,9 @@ void tms_shared_entry_abandon(const tms_shared_folder_t *folder, const tms_share
 /* Removes the holder's link, and the object if no other holder links it. False, with errno set, if one of them is still
  * there. */
 bool tms_shared_entry_drop(const tms_shared_folder_t *folder, const tms_shared_name_t *name);
+/* Takes its name from a damaged object that the holder links, and removes the link, so that the object is made anew. Other
+ * holders keep their links to the damaged one. An object that has got the name since is left alone. False, with errno set,
+ * if the object still has its name, or the holder the link. */
+bool tms_shared_entry_reject(const tms_shared_folder_t *folder, const tms_shared_name_t *name);
 
 #endif

@@ -116,6 +116,17 @@ bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t 
     return last;
 }
 
+void tms_shared_object_reject(tms_shared_store_t *store, tms_shared_object_t *object, tms_error_t *error) {
+    pthread_mutex_lock(&store->lock);
+    if (object->known && !tms_shared_entry_reject(&store->folder, &object->name)) {
+        tms_error_append(error, " It could not be removed (unlinkat: %s): remove the file.", strerror(errno));
+    } else {
+        forget_name(store, object);
+        tms_error_append(error, " The next pause or publication writes it anew.");
+    }
+    pthread_mutex_unlock(&store->lock);
+}
+
 bool tms_shared_object_is_new(tms_shared_store_t *store, const tms_shared_object_t *object) {
     pthread_mutex_lock(&store->lock);
     const bool is_new = !object->memory && object->users == 1;

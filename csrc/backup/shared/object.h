@@ -18,6 +18,9 @@ void tms_shared_object_drop(tms_shared_store_t *store, tms_shared_object_t *obje
 /* Takes the last user away, with its wish for registration if it `wishes`. False, with nothing changed, if there are others.
  */
 bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t *object, bool wishes);
+/* The contents of the object are not those that its name says: no later call finds it, so it is written anew. Its users keep
+ * its memory. Appends a sentence to the error, which says what follows. */
+void tms_shared_object_reject(tms_shared_store_t *store, tms_shared_object_t *object, tms_error_t *error);
 /* Whether the object does not have its memory yet, and this is its first user. */
 bool tms_shared_object_is_new(tms_shared_store_t *store, const tms_shared_object_t *object);
 /* Whether the object has its memory, and whether the driver can copy from it. */

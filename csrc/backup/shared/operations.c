@@ -110,15 +110,16 @@ static tms_status_t read_part(void *store, const tms_backup_t *backup, const tms
     return TMS_OK;
 }
 
-static void explain(void *opaque, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
-                    tms_error_t *error) {
-    const tms_shared_store_t *store = opaque;
+static void reject(void *opaque, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
+                   tms_error_t *error) {
+    tms_shared_store_t *store = opaque;
     const tms_shared_contents_t *kept = slot->kept;
     (void)backup;
     for (size_t i = 0; kept && i < kept->part_count; i++) {
         const tms_shared_part_t *part = &kept->parts[i];
-        if (part->object && offset >= part->offset && offset - part->offset < part->bytes)
-            tms_error_append(error, " The object '%s/objects/%s' is damaged.", store->folder.path, part->object->name.text);
+        if (!part->object || offset < part->offset || offset - part->offset >= part->bytes) continue;
+        tms_error_append(error, " The object '%s/objects/%s' is damaged.", store->folder.path, part->object->name.text);
+        tms_shared_object_reject(store, part->object, error);
     }
 }
 
@@ -226,7 +227,7 @@ const tms_backup_operations_t tms_shared_operations = {.place = "shared memory",
                                                        .save = save,
                                                        .load = load,
                                                        .read = read_part,
-                                                       .explain = explain,
+                                                       .reject = reject,
                                                        .reserved_bytes = reserved_bytes,
                                                        .commit = commit,
                                                        .cancel = cancel,

@@ -19,7 +19,7 @@
 #include "device/fingerprinter.h"
 
 /* An object that segments of this process keep. Under the store's lock; `name`, `bytes` and `device` are constant, and so is
- * `memory` once it is set. */
+ * `memory` once it is set. The lanes of a ring read `known` without the lock. */
 typedef struct tms_shared_object {
     struct tms_shared_object *of_bucket;       /* the next one with the same first digits */
     struct tms_shared_object *previous, *next; /* of all objects, also of those that the registrar has yet to end */
@@ -29,7 +29,7 @@ typedef struct tms_shared_object {
     int device;         /* it is registered in the context of this device, for all devices */
     unsigned users;     /* contents that refer to it */
     unsigned wishes;    /* of them those that wish it registered */
-    bool known;         /* it is found by its name: the holder of the folder that is open has a link, or will have */
+    _Atomic bool known; /* it is found by its name: the holder of the folder that is open has a link, or will have */
     bool being_made;    /* a thread of this process writes it */
     int claim;          /* the descriptor of the file that it writes, whose lock is the claim; -1: none */
     bool made;          /* by this process, and by no other one before */

@@ -429,11 +429,12 @@ static tms_status_t check_group(const group_t *group, tms_wait_t *wait, tms_erro
         if (status != TMS_OK) break;
         status = name_part(call, part, &found, error);
         tms_fingerprints_forget(&part->backup.fingerprints);
-        if (status == TMS_OK && memcmp(&found, &part->name, sizeof found) != 0)
+        if (status == TMS_OK && memcmp(&found, &part->name, sizeof found) != 0) {
             status = tms_error_set(error, TMS_BACKUP_IO, &context,
-                                   "the object '%s/objects/%s' is damaged: its contents are those of another name. Remove "
-                                   "the file",
+                                   "the object '%s/objects/%s' is damaged: its contents are those of another name",
                                    store_of(call)->folder.path, part->name.text);
+            tms_shared_object_reject(store_of(call), part->contents->parts->object, error);
+        }
     }
     return status;
 }

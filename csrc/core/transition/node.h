@@ -26,8 +26,8 @@ tms_status_t tms_transition_publish(tms_saver_t *saver, const tms_selection_t *s
  * nothing is filled, and the result is TMS_OK.
  *
  * Each object is first copied to scratch memory on the device, and named there by its contents. Only an object that has its
- * own name is copied to its piece. Another one is TMS_BACKUP_IO, with the object in the message; other pieces may have been
- * filled then. */
+ * own name is copied to its piece. Another one is TMS_BACKUP_IO, with the object in the message, and is rejected
+ * (backup/shared/object.h); other pieces may have been filled then. */
 tms_status_t tms_transition_adopt(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
                                   size_t count, const char *names, size_t *missing, tms_error_t *error);
 

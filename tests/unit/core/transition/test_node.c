@@ -404,9 +404,38 @@ static void a_damaged_object_reaches_no_piece(void **state) {
     assert_non_null(strstr(error.message, folder));
     assert_filled(address, BYTES, 2);
     assert_int_equal(held(f), 0);
+}
+
+/* Also if another process holds the damaged one, which keeps it. */
+static void a_damaged_object_is_written_anew(void **state) {
+    fixture_t *f = *state;
+    static tms_shared_folder_t other;
+    static const tms_error_context_t nowhere = {.operation = "test", .device = TMS_NO_DEVICE};
+    tms_shared_attempt_t attempt;
+    tms_error_t error;
+    size_t missing;
+    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
+    const tms_shared_piece_t piece = piece_at(address, BYTES);
+    publish_one(f, "name", address, BYTES);
+    restart(f);
+    const tms_shared_name_t name = only_object();
+    ASSERT_OK(tms_shared_folder_open(&other, folder, &f->log, &nowhere, &error), error);
+    ASSERT_OK(tms_shared_entry_try(&other, &name, BYTES, false, &attempt, &nowhere, &error), error);
     flip(name.text);
+    assert_int_equal(adopt(f, &piece, 1, name.text, &missing, &error), TMS_BACKUP_IO);
+    assert_non_null(strstr(error.message, "The next pause or publication writes it anew."));
+    assert_objects(0);
+    publish_one(f, "name", address, BYTES);
+    restart(f);
+    fill(address, BYTES, 2);
     adopt_all(f, &piece, 1, name.text);
     assert_filled(address, BYTES, 1);
+    struct stat damaged;
+    assert_int_equal(fstat(attempt.fd, &damaged), 0);
+    assert_int_equal(damaged.st_nlink, 1); /* that of the other process */
+    close(attempt.fd);
+    tms_shared_folder_close(&other, &f->log);
+    assert_string_equal(only_object().text, name.text);
 }
 
 static void an_object_of_another_size_is_damaged(void **state) {
@@ -547,6 +576,7 @@ int main(void) {
         TEST(a_pause_that_does_not_use_the_store_leaves_the_links),
         TEST(a_missing_object_is_a_miss),
         TEST(a_damaged_object_reaches_no_piece),
+        TEST(a_damaged_object_is_written_anew),
         TEST(an_object_of_another_size_is_damaged),
         TEST(without_the_kernel_nothing_is_adopted),
         TEST(little_device_memory_is_enough),
