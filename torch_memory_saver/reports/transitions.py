@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from torch_memory_saver import _core
 from torch_memory_saver._text import binary_size, counted, duration, joined
@@ -16,14 +16,6 @@ __all__ = [
     "pause_report",
     "resume_report",
 ]
-
-#: The texts for sizes that only a PauseReport has. Sizes of 0 are not printed.
-_REMARKS = {
-    "unchanged_bytes": "unchanged",
-    "reusable_bytes": "that new tensors could use before the resume",
-    "possibly_shared_bytes": "possibly still mapped by other processes",
-    "no_longer_managed_bytes": "of replaced parameters not paused",
-}
 
 
 @dataclass(frozen=True)
@@ -39,6 +31,10 @@ class TransitionReport:
         bytes_by_tag: The part of ``bytes`` that each tag has, for at most four tags. ``repr`` and ``==`` ignore it.
     """
 
+    #: What is printed: the verb, and the texts for sizes that only one kind of report has. Sizes of 0 are not printed.
+    _verb: ClassVar[str] = "changed"
+    _remarks: ClassVar[Mapping[str, str]] = {}
+
     allocations: int = 0
     bytes: int = 0
     copied_bytes: int = 0
@@ -52,9 +48,8 @@ class TransitionReport:
         copied = binary_size(self.copied_bytes) if self.copied_bytes else "nothing"
         moved = f"{binary_size(self.bytes)}{tags} in {duration(self.seconds)}, {copied} copied"
         unknown = [counted(self.unknown_tags, "unknown tag")] if self.unknown_tags else []
-        remarks = [f"{binary_size(size)} {what}" for name, what in _REMARKS.items() if (size := getattr(self, name, 0))]
-        verb = "paused" if isinstance(self, PauseReport) else "resumed"
-        return ", ".join([f"{verb} {moved if self.allocations else 'nothing'}", *unknown, *remarks])
+        remarks = [f"{binary_size(size)} {what}" for name, what in self._remarks.items() if (size := getattr(self, name))]
+        return ", ".join([f"{self._verb} {moved if self.allocations else 'nothing'}", *unknown, *remarks])
 
 
 @dataclass(frozen=True)
@@ -79,6 +74,14 @@ class PauseReport(TransitionReport):
             first such pause logs their names and the call that moves them back.
     """
 
+    _verb = "paused"
+    _remarks: ClassVar[Mapping[str, str]] = {
+        "unchanged_bytes": "unchanged",
+        "reusable_bytes": "that new tensors could use before the resume",
+        "possibly_shared_bytes": "possibly still mapped by other processes",
+        "no_longer_managed_bytes": "of replaced parameters not paused",
+    }
+
     unchanged_bytes: int = 0
     reusable_bytes: int = 0
     possibly_shared_bytes: int = 0
@@ -88,6 +91,8 @@ class PauseReport(TransitionReport):
 @dataclass(frozen=True)
 class ResumeReport(TransitionReport):
     """The effect that one resume had."""
+
+    _verb = "resumed"
 
 
 def pause_report(
