@@ -253,9 +253,9 @@ _REGIONS = (
     Mutant(
         "regions-of-different-options-share-a-pool",
         _SOURCES + "options.py",
-        "    runs: bool = True\n\n    @classmethod\n",
+        "    runs: bool = True\n\n    def __str__",
         "    runs: bool = True\n    __eq__ = lambda a, b: a[:3] == b[:3]\n    __hash__ = lambda a: hash(a[:3])\n\n"
-        "    @classmethod\n",
+        "    def __str__",
         ("torch:tests/torch/test_pools.py::test_pools_differ_by_tag_backup_place_and_runs",),
     ),
     Mutant(

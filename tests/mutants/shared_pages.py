@@ -166,8 +166,8 @@ MUTANTS = (
     Mutant(
         "what-has-no-row-is-nowhere",
         _SOURCES + "view.py",
-        "    notes += [_not_shown(page, row)",
-        "    [_not_shown(page, row)",
+        "    notes += [\n        _not_shown(page, row)",
+        "    [\n        _not_shown(page, row)",
         (_PYTHON + "test_view.py::test_what_has_no_row_is_named_where_its_gpu_is_not_known",),
     ),
     Mutant(
