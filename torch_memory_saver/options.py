@@ -348,8 +348,7 @@ class RegionOptions(NamedTuple):
     runs: bool = True
 
     def __str__(self) -> str:
-        backup = next((f", backup={name!r}" for name, number in BACKUPS.items() if number == self.backup), "")
-        return f"region(tag={self.tag!r}{backup})" if self.managed else "disable()"
+        return f"region(tag={self.tag!r})" if self.managed else "disable()"
 
     @classmethod
     def check(

@@ -43,7 +43,7 @@ if _core.preloaded:
     assert not warned("manages nothing")
 else:
     assert _core.find(first.data_ptr()) is None
-    assert warned("region(tag='first', backup='host') manages nothing") == warned("manages nothing") == 1, records
+    assert warned("region(tag='first') manages nothing") == warned("manages nothing") == 1, records
 saver.resume()
 assert bool((first == 5).all()) and bool((second == 5).all())
 for _ in range(2):

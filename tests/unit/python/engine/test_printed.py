@@ -88,8 +88,8 @@ def test_regions_and_the_saver(saver: TorchMemorySaver, fake_torch: FakeTorch) -
     assert repr(TorchMemorySaver()) == "<TorchMemorySaver: hook mode auto, not used yet>"
     region = saver.region("weights", backup="disk")
     assert repr(saver) == "<TorchMemorySaver: hook mode torch, in use>"
-    assert repr(region) == "<region(tag='weights', backup='disk'), not entered>"
+    assert repr(region) == "<region(tag='weights'), not entered>"
     with region:
-        assert repr(region) == "<region(tag='weights', backup='disk'), entered>"
+        assert repr(region) == "<region(tag='weights'), entered>"
         assert repr(saver.disable()) == "<disable(), not entered>"
     assert repr(saver.region("kv_cache")) == "<region(tag='kv_cache'), not entered>"
