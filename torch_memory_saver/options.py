@@ -251,7 +251,7 @@ def check_device(device: object) -> int:
 def check_bytes(name: str, value: object) -> int:
     """Return a number of bytes, which must be an int from 0 to 2^63 - 1."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgumentError(f"{name} must be an int number of bytes, not {type(value).__name__}: {value!r}")
+        raise InvalidArgumentError(f"{name} must be an int of bytes, such as 1 << 30, not {type(value).__name__}: {value!r}")
     if not 0 <= value < 1 << 63:
         raise InvalidArgumentError(f"{name} must be between 0 and 2^63 - 1 bytes, not {value}")
     return value

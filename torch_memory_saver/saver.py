@@ -726,7 +726,7 @@ class TorchMemorySaver:
 
         Returns:
             A handle with the blocks that a pause would keep now, whose ``remove()`` ends the registration. A warning is
-            logged for tensors that are not in managed memory.
+            logged for tensors that are not in managed memory, and if there is no tensor on a GPU.
 
         Raises:
             InvalidArgumentError: `what` has an object that is not a tensor or a module, the tag is invalid, or `parameters`

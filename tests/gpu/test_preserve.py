@@ -317,6 +317,16 @@ def test_unmanaged_memory_is_said_to_need_nothing(caplog: pytest.LogCaptureFixtu
     assert intact(ordinary)
 
 
+def test_a_module_without_buffers_on_a_gpu_is_said_to_preserve_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with saver.region(tag="a"):
+        module = torch.nn.Linear(4, 4, device="cuda")
+    with caplog.at_level(logging.WARNING, "torch_memory_saver"):
+        assert len(saver.preserve(module, parameters=True).blocks) == 2
+        assert not caplog.records
+        assert saver.preserve(module).blocks == ()
+    assert caplog.text.count("nothing to preserve of it") == 1 and "with parameters=True also for" in caplog.text
+
+
 @pytest.mark.parametrize("wrong", [3, "weights", {"a": 1}, [None]])
 def test_something_else_is_refused_and_nothing_registered(wrong: Any) -> None:
     tensor = filled(4096)

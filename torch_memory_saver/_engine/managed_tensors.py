@@ -65,10 +65,13 @@ class ManageHandle:
     def __init__(self) -> None:
         self.moved_bytes = 0
         self._followers: list[_Follower] = []
+        self._is_removed = False
 
     def __repr__(self) -> str:
-        followed = counted(sum(follower.is_active for follower in self._followers), "optimizer")
-        return f"<ManageHandle: moved {binary_size(self.moved_bytes)} to managed memory, follows {followed}>"
+        number = sum(follower.is_active for follower in self._followers)
+        followed = f", follows {counted(number, 'optimizer')}" if number else ""
+        removed = "removed: " if self._is_removed else ""
+        return f"<ManageHandle: {removed}moved {binary_size(self.moved_bytes)} to managed memory{followed}>"
 
     def remove(self) -> None:
         """Stop moving the new state of the optimizers.
@@ -77,6 +80,7 @@ class ManageHandle:
         """
         for follower in self._followers:
             follower.remove()
+        self._is_removed = True
 
 
 def manage(store: PoolStore, modules: ManagedModules, what: Any, options: RegionOptions) -> ManageHandle:

@@ -179,10 +179,11 @@ class PreserveHandle:
     def __init__(self, blocks: tuple[PreservedBlock, ...], remove: Callable[[], None]) -> None:
         self.blocks = blocks
         self._remove = remove
+        self._is_removed = False
 
     def __repr__(self) -> str:
-        size = binary_size(sum(block.bytes for block in self.blocks))
-        return f"<PreserveHandle: {counted(len(self.blocks), 'block')}, {size}, which pauses keep>"
+        kept = f"{counted(len(self.blocks), 'block')}, {binary_size(sum(block.bytes for block in self.blocks))}"
+        return f"<PreserveHandle: removed: {kept}>" if self._is_removed else f"<PreserveHandle: {kept}, which pauses keep>"
 
     def remove(self) -> None:
         """End the registration, so that later pauses drop the contents.
@@ -190,6 +191,7 @@ class PreserveHandle:
         Objects that a later call has registered with the same tag stay preserved. A second call does nothing.
         """
         self._remove()
+        self._is_removed = True
 
 
 class Preserved:
@@ -216,6 +218,11 @@ class Preserved:
                 "nothing to preserve of them.",
                 unmanaged,
                 len(storages),
+            )
+        if not storages:
+            logger.warning(
+                "preserve: what was passed has no tensors on a GPU now, so there is nothing to preserve of it. A module "
+                "stands for its buffers, and with parameters=True also for its parameters."
             )
         return PreserveHandle(_blocks({tag: storages}, None), partial(self._objects.remove, added, tag))
 

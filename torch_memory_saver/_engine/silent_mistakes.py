@@ -22,6 +22,8 @@ logger = logging.getLogger("torch_memory_saver")
 _MIB = 1 << 20
 #: The known tags that a message lists.
 _MOST_TAGS = 10
+#: The operations that only list memory.
+_QUERIES = ("preserved", "stats")
 
 
 def warn_of_unknown_tags(operation: str, tags: Tags) -> None:
@@ -35,11 +37,12 @@ def warn_of_unknown_tags(operation: str, tags: Tags) -> None:
         entered = " (a region of it was entered, but nothing was allocated there)" if tag in every_tag else ""
         warn_once(
             f"unknown tag {tag}",
-            "%s: no allocation ever had %s %r%s, so there is nothing to do for it. Tags of allocations now: %s%s",
+            "%s: no allocation ever had %s %r%s, so %s. Tags of allocations now: %s%s",
             operation,
             "the tag" if tag in every_tag or WILDCARDS.isdisjoint(tag) else "a tag that matches the pattern",
             tag,
             entered,
+            "nothing of it is listed" if operation in _QUERIES else "there is nothing to do for it",
             _listed(known),
             suggestion(tag, known) or ".",
         )

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from torch_memory_saver import _core
-from torch_memory_saver._text import binary_size, duration, mebibytes, table
+from torch_memory_saver._text import binary_size, counted, duration, mebibytes, table
 from torch_memory_saver.options import BACKUPS
 
 __all__ = ["Allocation", "CallTotals", "PreservedBlock", "Stats", "Usage", "take_stats"]
@@ -106,6 +106,11 @@ class Usage:
     resident_peak_bytes: int | None = None
     slack_bytes: int = 0
     deferred_bytes: int = 0
+
+    def __str__(self) -> str:
+        names = ("resident", "paused", "backup", *(name for name, field in reversed(_RARE) if getattr(self, field)))
+        sizes = [f"{binary_size(getattr(self, f'{name}_bytes'))} {name}" for name in names]
+        return ", ".join([counted(self.allocations, "allocation"), *sizes])
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ class DeviceRelease:
         freed_bytes: Physical memory that PyTorch no longer holds. Paused segments are reserved, but hold no physical memory.
             Memory that has become slack (``stats().slack_bytes``) is still held. 0 if other threads allocated more
             meanwhile.
+        paused_bytes: The part of `reserved_after` that is paused.
     """
 
     device: int
@@ -91,10 +92,13 @@ class DeviceRelease:
     allocated_before: int
     allocated_after: int
     freed_bytes: int
+    paused_bytes: int = 0
 
     def __str__(self) -> str:
         kept, used = binary_size(self.reserved_after), binary_size(self.allocated_after)
-        return f"{kept} of {binary_size(self.reserved_before)} stay on device {self.device}, {used} of them in tensors"
+        paused = f", {binary_size(self.paused_bytes)} of them paused (no device memory)" if self.paused_bytes else ""
+        before = binary_size(self.reserved_before)
+        return f"{kept} of {before} stay reserved on device {self.device}, {used} of them in tensors{paused}"
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,9 @@ class releasing_cached(contextlib.AbstractContextManager["releasing_cached"]):
     def __init__(self, *, repeat_bytes: int | None = None, cool_down: float = 0.0, host: bool = False) -> None:
         self._options = ReleaseOptions.check(repeat_bytes, cool_down, host)
         self.report: ReleaseReport | None = None
+
+    def __repr__(self) -> str:
+        return f"<releasing_cached: {self.report or 'nothing released yet'}>"
 
     def __enter__(self) -> releasing_cached:
         _depth.set(_depth.get() + 1)
@@ -363,6 +370,7 @@ def _difference(before: DeviceMemory, after: DeviceMemory) -> DeviceRelease:
         allocated_before=before.allocated,
         allocated_after=after.allocated,
         freed_bytes=max(0, before.held - after.held),
+        paused_bytes=after.paused,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from unittest.mock import Mock
 
 import pytest
 from fake_torch import FakeTorch
@@ -11,7 +12,7 @@ from fake_torch import FakeTorch
 from torch_memory_saver import Hook, TorchMemorySaver, nccl
 from torch_memory_saver._engine.managed_tensors import ManageHandle
 from torch_memory_saver._engine.preserved import PreserveHandle
-from torch_memory_saver.reports import PauseReport, PreservedBlock, ResumeReport
+from torch_memory_saver.reports import PauseReport, PreservedBlock, ResumeReport, Usage
 
 MIB = 1 << 20
 TAGS = {"weights": 60 * MIB, "kv_cache": 10 * MIB}
@@ -78,10 +79,24 @@ def test_handles(saver: TorchMemorySaver) -> None:
     assert str(suspended) == f"<NcclHook: nothing suspended now, {every}>"
     suspended.remove()
     blocks = (PreservedBlock(0, MIB, 0, "a"), PreservedBlock(MIB * 2, MIB, 0, "a"))
-    assert str(PreserveHandle(blocks, lambda: None)) == "<PreserveHandle: 2 blocks, 2 MiB, which pauses keep>"
+    preserving = PreserveHandle(blocks, lambda: None)
+    assert str(preserving) == "<PreserveHandle: 2 blocks, 2 MiB, which pauses keep>"
+    preserving.remove()
+    assert str(preserving) == "<PreserveHandle: removed: 2 blocks, 2 MiB>"
     moved = ManageHandle()
     moved.moved_bytes = 3 * MIB
-    assert str(moved) == "<ManageHandle: moved 3 MiB to managed memory, follows 0 optimizers>"
+    assert str(moved) == "<ManageHandle: moved 3 MiB to managed memory>"
+    moved._followers = [Mock(is_active=True)]
+    assert str(moved) == "<ManageHandle: moved 3 MiB to managed memory, follows 1 optimizer>"
+    moved._followers[0].remove.side_effect = lambda: moved._followers[0].configure_mock(is_active=False)
+    moved.remove()
+    assert str(moved) == "<ManageHandle: removed: moved 3 MiB to managed memory>"
+
+
+def test_usage() -> None:
+    assert str(Usage(1, 2 * MIB, 4 * MIB)) == "1 allocation, 4 MiB resident, 0 B paused, 0 B backup"
+    usage = Usage(2, 8, 8, 8, 8, damaged_bytes=8, slack_bytes=16)
+    assert str(usage) == "2 allocations, 8 B resident, 8 B paused, 8 B backup, 16 B slack, 8 B damaged"
 
 
 def test_regions_and_the_saver(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +51,8 @@ def test_bad_tags_of_pause_and_resume(saver: TorchMemorySaver, tags: Any) -> Non
 @pytest.mark.parametrize("value", [-1, "1", 1.0, None, 1 << 63])
 def test_bad_margins(saver: TorchMemorySaver, simulator: object, value: Any) -> None:
     saver.memory_margin_bytes = 5 * MIB
-    with pytest.raises(errors.InvalidArgumentError):
+    message = "2^63" if value in (-1, 1 << 63) else "must be an int of bytes, such as 1 << 30"
+    with pytest.raises(errors.InvalidArgumentError, match=re.escape(message)):
         saver.memory_margin_bytes = value
     assert saver.memory_margin_bytes == 5 * MIB
 

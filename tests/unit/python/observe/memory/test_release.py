@@ -52,8 +52,21 @@ def test_the_report_and_its_text(saver: TorchMemorySaver, fake_torch: FakeTorch)
     cache(fake_torch, 4 * MIB)
     report = release_cached()
     assert (report.pid, report.freed_bytes, report.rounds, report.skipped) == (os.getpid(), 4 * MIB, 1, None)
-    text = "released 4 MiB of cached memory in 3.0 ms, 2 MiB of 6 MiB stay on device 0, 2 MiB of them in tensors"
+    text = "released 4 MiB of cached memory in 3.0 ms, 2 MiB of 6 MiB stay reserved on device 0, 2 MiB of them in tensors"
     assert str(dataclasses.replace(report, seconds=0.003)) == text
+
+
+def test_paused_memory_is_named(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    with saver.region("kv"):
+        fake_torch.allocate(4 * MIB)
+    fake_torch.allocate(2 * MIB)
+    saver.pause()
+    with releasing_cached() as releasing:
+        assert repr(releasing) == "<releasing_cached: nothing released yet>"
+    report = releasing.report
+    assert report is not None and report.devices[0].paused_bytes == 4 * MIB
+    assert str(report).endswith("6 MiB of them in tensors, 4 MiB of them paused (no device memory)")
+    assert repr(releasing) == f"<releasing_cached: {report}>"
 
 
 def test_memory_that_becomes_slack_was_not_freed(
