@@ -458,7 +458,7 @@ RESUME_TABLE = _Table(_core.RESUME_OPTIONS)
 
 @contextmanager
 def _errors_of(operation: str) -> Iterator[None]:
-    """Give the errors of arguments the name of the operation that they were passed to, also in the message."""
+    """Name the operation in errors of its arguments, also at the beginning of the message."""
     try:
         yield
     except InvalidArgumentError as error:
