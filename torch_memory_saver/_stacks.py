@@ -29,6 +29,8 @@ _NATIVE_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp", ".
 
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _LIBRARIES = ("torch/", "torch_memory_saver/")
+#: The simulated GPU's operators, which no call stack contains on a GPU.
+_SIMULATED = "torch_memory_saver/_simulate/"
 #: Python's own modules, of this machine and of others.
 _STANDARD = (os.path.dirname(os.__file__), "/lib/python3", "<frozen ")
 #: Python before 3.12 runs a comprehension in a frame of its own, on the line of the function that has it.
@@ -124,6 +126,9 @@ class CallStacks:
 
 def _stack(rows: Iterable[Mapping[str, Any]]) -> CallStack:
     frames = [Frame(_text_of(row["filename"]), whole_number(row["line"]), _text_of(row["name"])) for row in rows]
+    frames = [frame for frame in frames if _SIMULATED not in frame.filename]
+    if not frames:
+        return CallStack((), Origin.NO_FRAMES)
     python = tuple(frame for frame in frames if not _is_native(frame))
     if python:
         return CallStack(python, Origin.PYTHON, len(frames) - len(python))

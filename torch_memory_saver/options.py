@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
 from torch_memory_saver._text import warn_once
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.errors import InvalidArgumentError, rename_operation
 
 __all__ = [
     "BACKUPS",
@@ -90,6 +90,11 @@ def _is_tensor(tag: object) -> bool:
     return hasattr(type(tag), "__torch_function__")
 
 
+def _parentheses(tag: object) -> str:
+    """Return advice about a decorator without parentheses, which gets the function in place of a tag; "" for other tags."""
+    return ". Write a decorator with parentheses: @region() or @on_pause()" if callable(tag) else ""
+
+
 def check_tag(tag: object) -> str:
     """Return the tag if it is a valid one: a non-empty str that UTF-8 can encode, without NUL."""
     if _is_tensor(tag):
@@ -98,7 +103,7 @@ def check_tag(tag: object) -> str:
             "returns the tag of a tensor, which selects all memory of the tag"
         )
     if not isinstance(tag, str):
-        raise InvalidArgumentError(f"a tag must be a str, not {type(tag).__name__}: {tag!r}")
+        raise InvalidArgumentError(f"a tag must be a str, not {type(tag).__name__}: {tag!r}{_parentheses(tag)}")
     if not tag:
         raise InvalidArgumentError("a tag must not be empty")
     if "\0" in tag:
@@ -131,7 +136,7 @@ def check_tags(tags: object) -> tuple[str, ...] | None:
     if isinstance(tags, (bytes, bytearray)) or not isinstance(tags, Iterable):
         raise InvalidArgumentError(
             f"tag must be None, a str or an iterable of str, not {type(tags).__name__}: memory gets a tag by region() or "
-            "manage(), and is selected by that tag."
+            f"manage(), and is selected by that tag{_parentheses(tags)}."
         )
     return tuple(dict.fromkeys(check_tag(tag) for tag in tags))
 
@@ -150,10 +155,15 @@ def choose_backup(backup: object) -> int:
 
 def backup_of_aliases(enable_cpu_backup: object, enable_disk_backup: object, cpu_backup_backend: object) -> str | None:
     """Return the backup that the C++ package's three arguments of a region select."""
-    if isinstance(enable_cpu_backup, str) and enable_cpu_backup in BACKUPS:
+    if isinstance(enable_cpu_backup, str):
+        advice = (
+            f'pass the backup by name, as backup="{enable_cpu_backup}"'
+            if enable_cpu_backup in BACKUPS
+            else "a region has one tag, which is the first argument"
+        )
         raise InvalidArgumentError(
             f"the second argument of a region is enable_cpu_backup, which must be True or False, not {enable_cpu_backup!r}: "
-            f'pass the backup by name, as backup="{enable_cpu_backup}"'
+            + advice
         )
     enable_cpu_backup = check_flag("enable_cpu_backup", enable_cpu_backup, none=True)
     enable_disk_backup = check_flag("enable_disk_backup", enable_disk_backup, none=True)
@@ -447,11 +457,12 @@ RESUME_TABLE = _Table(_core.RESUME_OPTIONS)
 
 @contextmanager
 def _errors_of(operation: str) -> Iterator[None]:
-    """Give the errors of arguments the name of the operation that they were passed to."""
+    """Name the operation in errors of its arguments, also at the beginning of the message."""
     try:
         yield
     except InvalidArgumentError as error:
-        error.operation = error.operation or operation
+        if not error.operation:
+            rename_operation(error, operation)
         raise
 
 
@@ -530,7 +541,7 @@ class ResumeOptions(NamedTuple):
         options = cls(tags, time.monotonic() + seconds if seconds else math.inf, core, own["wait"])
         if "progress" in core and not options.wait:
             raise InvalidArgumentError(
-                "progress needs a call that waits, because it is called on the calling thread: leave out wait=False",
+                "resume: progress needs a call that waits, because it is called on the calling thread: leave out wait=False",
                 operation="resume",
             )
         return options

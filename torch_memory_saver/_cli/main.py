@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from torch_memory_saver import __version__
 from torch_memory_saver._additions import added
+from torch_memory_saver._text import suggestion
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
 __all__ = ["MODULE", "SCRIPT", "main"]
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
             parser = _parser(program, words)
             _, unknown = parser.parse_known_args(words or ["--help"], arguments)
             if unknown:
-                arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+                similar = suggestion(unknown[0], arguments.parser._option_string_actions)
+                arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{similar}")
             status: int = arguments.run(arguments)
         finally:
             _flush_output()

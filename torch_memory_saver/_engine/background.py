@@ -21,6 +21,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._additions import added
 from torch_memory_saver._engine.variables import path_at_import, setting
 from torch_memory_saver._folders import chosen_folder
+from torch_memory_saver._text import suggestion
 from torch_memory_saver.errors import OutOfMemoryError
 
 __all__ = [
@@ -168,7 +169,8 @@ def _start_recordings() -> None:
     known, unknown = requested_recordings(setting(_DEBUG))
     recordings = added("recording")
     for word in unknown:
-        logger.warning("%s: '%s' is ignored (allowed: %s)", _DEBUG, word, ", ".join(recordings))
+        allowed = ", ".join(recordings)
+        logger.warning("%s: '%s' is ignored (allowed: %s)%s", _DEBUG, word, allowed, suggestion(word, recordings))
     if known:
         folder = chosen_folder(debug_folder())
         for word in known:

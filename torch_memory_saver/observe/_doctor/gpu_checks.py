@@ -179,7 +179,10 @@ def virtual_memory() -> Finding:
 
 def pause() -> Finding:
     """Whether memory that a pause releases is free, as the driver counts it."""
-    devices = [device for device in _usable() if device.virtual_memory and device.free_bytes >= _TRIAL_BYTES]
+    usable = _usable()
+    if not usable:
+        return skip("there is no usable GPU", _NO_GPU)
+    devices = [device for device in usable if device.virtual_memory and device.free_bytes >= _TRIAL_BYTES]
     size = binary_size(_TRIAL_BYTES)
     if not devices:
         return skip(

@@ -21,7 +21,7 @@ class Timeline(Command):
     help = "draw event files of several processes as one page: memory over time (needs no PyTorch and no GPU)"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("files", nargs="+", metavar="FILE", help="event files, or folders `events` of TMS_DEBUG_DIR")
+        parser.add_argument("files", nargs="+", metavar="FILE", help="event files, or folders of `run --directory`")
         parser.add_argument(
             "-o",
             "--output",

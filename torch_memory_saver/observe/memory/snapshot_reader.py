@@ -73,7 +73,8 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         with open(name, "rb") as file:
             content = _unpickle(file)
     except OSError as error:
-        raise _error(name, f"cannot be read: {error.strerror}: check the path") from error
+        advice = "check the path: `run --record snapshots` makes a snapshot before each pause of the program"
+        raise _error(name, f"cannot be read: {error.strerror}: {advice}") from error
     except _RefusedGlobal as error:
         advice = "a snapshot needs none, so the file is not loaded: do not use a file from a source that you do not trust"
         raise _error(name, f"names {error}, a class or a function: {advice}") from error

@@ -20,6 +20,11 @@ def test_bad_tags_are_refused(tag: object) -> None:
         options.check_tag(tag)
 
 
+def test_a_decorator_without_parentheses_is_named() -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=r"Write a decorator with parentheses: @region\(\)"):
+        options.check_tag(test_bad_tags_are_refused)
+
+
 @given(st.text(min_size=1).filter(lambda text: "\0" not in text and text.isprintable()))
 def test_any_other_text_is_a_tag(tag: str) -> None:
     assert options.check_tag(tag) == tag
@@ -53,6 +58,13 @@ def test_pause_backup_choices() -> None:
 def test_unknown_pause_backups_are_refused(backup: object) -> None:
     with pytest.raises(errors.InvalidArgumentError, match='"host", "mmap", "disk", "shared" or "discard"'):
         options.choose_pause_backup(backup)
+
+
+def test_an_error_of_an_argument_names_its_operation_once() -> None:
+    for check, operation in ((options.PauseOptions.check, "pause"), (options.ResumeOptions.check, "resume")):
+        with pytest.raises(errors.InvalidArgumentError, match=f"^{operation}: tag must be") as raised:
+            check(3)
+        assert raised.value.operation == operation
 
 
 def test_host_policies() -> None:
@@ -110,6 +122,8 @@ def test_backup_choices() -> None:
         ((False, True, "mmap"), "enable_cpu_backup"),
         ((True, False, "tape"), "pinned"),
         ((True, False, 3), "pinned"),
+        (("disk", False, None), 'second argument .* pass the backup by name, as backup="disk"'),
+        (("kv", False, None), "second argument .* not 'kv': a region has one tag"),
     ],
 )
 def test_bad_backup_choices_are_refused(choice: tuple[Any, ...], words: str) -> None:

@@ -320,7 +320,7 @@ class _Asynchronous(Hook):
     ("arguments", "message"),
     [
         ((3, "before", print), "tag must be"),
-        ((print, "before"), "tag must be"),
+        ((print, "before"), r"tag must be .*\. Write a decorator with parentheses: .* @on_pause\(\)\."),
         (("", "during", print), "when must be"),
         ((None, print), "when must be"),
         ((None, Hook), "when must be"),

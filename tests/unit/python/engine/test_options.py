@@ -119,7 +119,7 @@ def test_a_pause_that_keeps_nothing_requests_no_live_bytes() -> None:
 
 
 def test_progress_without_waiting_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="progress needs a call that waits"):
+    with pytest.raises(InvalidArgumentError, match=r"^resume: progress needs a call that waits"):
         ResumeOptions.check(progress=tell, wait=False)
 
 

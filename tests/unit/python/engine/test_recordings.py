@@ -54,7 +54,7 @@ def test_an_unknown_word_is_reported_with_the_known_ones_and_ignored(
     background._start_recordings()
     assert [word for word, _ in started] == ["oom"]
     assert [record.getMessage() for record in caplog.records] == [
-        "TMS_DEBUG: 'evnts' is ignored (allowed: events, snapshots, history, oom)"
+        "TMS_DEBUG: 'evnts' is ignored (allowed: events, snapshots, history, oom); did you mean events?"
     ]
 
 

@@ -22,7 +22,8 @@ def read_logs(paths: Iterable[str | os.PathLike[str]]) -> list[EventLog]:
     If several files are of one process, the latest of them is used.
 
     Args:
-        paths: Files of :func:`write_events`, and folders of ``TMS_DEBUG=events``, of which every ``.json`` file is read.
+        paths: Files of :func:`write_events`, and folders of ``TMS_DEBUG=events``, or ``TMS_DEBUG_DIR``, of which every
+            ``.json`` file is read.
 
     Raises:
         InvalidArgumentError: A file cannot be read or is no event file, a folder has none, or no file has an event. The
@@ -50,13 +51,17 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        found = sorted(file for file in path.glob("*.json") if file.is_file())  # opening a FIFO would wait
+        found = _in_folder(path) or _in_folder(path / "events")  # the folder of `run --record`
         if not found:
             raise InvalidArgumentError(
                 f"timeline: {path} has no event file (*.json): name the folder events of TMS_DEBUG_DIR"
             )
         files += found
     return files
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob("*.json") if file.is_file())  # opening a FIFO would wait
 
 
 def write_timeline(path: str | os.PathLike[str], *, logs: Sequence[EventLog] | None = None) -> Path:

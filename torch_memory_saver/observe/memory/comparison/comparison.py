@@ -199,7 +199,10 @@ def _absences(moments: Sequence[Moment], recorded: Sequence[Series], compared: S
 def _unrecorded(series: Sequence[Series]) -> Iterator[str]:
     for one in series:
         if any(snapshot.history_enabled is False for snapshot in one.snapshots):
-            yield f"{one.process} recorded no history in some snapshots: call record_history() to learn its call stacks."
+            yield (
+                f"{one.process} recorded no history in some snapshots: use `run --record snapshots,history`, or call "
+                "record_history(), to learn its call stacks."
+            )
 
 
 def _as_dict(comparison: Comparison, top: int | None = None) -> dict[str, Any]:

@@ -160,8 +160,8 @@ def _moments_of(folder: Path) -> list[Path]:
         return _moments_of(folder / "snapshots")
     if not found:
         raise InvalidArgumentError(
-            f"compare: {folder} has no file that ends with {_SUFFIX}, nor a folder with one: name a folder that "
-            "MemorySnapshotSampler has written, or files.",
+            f"compare: {folder} has no file that ends with {_SUFFIX}, nor a folder with one: name a folder of "
+            "`run --record snapshots`, which writes a snapshot before each pause, or of MemorySnapshotSampler, or files.",
             operation="compare",
         )
     return found

@@ -150,6 +150,7 @@ def test_without_a_driver_the_rest_is_skipped(machine: Path, monkeypatch: pytest
         gpu_checks.peers,
     ):
         assert_complete(look(), Status.SKIP)
+    assert gpu_checks.pause().found == "there is no usable GPU"
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_growth_without_stacks_is_said_to_be_without() -> None:
     moments = [segment(BASE, *[block(MIB)] * (step + 1)) for step in range(3)]
     results = compare(*(parse(snapshot(row, recording=False, role="engine"), "") for row in moments))
     assert [row.stack.origin for row in results.leaks] == [Origin.UNRECORDED]
-    assert any("record_history()" in note for note in results.notes)
+    assert any("use `run --record snapshots,history`, or call record_history()," in note for note in results.notes)
     assert "allocated before recording" in str(results)
 
 
@@ -341,7 +341,7 @@ def test_files_that_are_being_written_are_left_out(tmp_path: Path) -> None:
 def test_inputs_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="there is no snapshot"):
         compare()
-    with pytest.raises(InvalidArgumentError, match=str(tmp_path)):
+    with pytest.raises(InvalidArgumentError, match=f"{tmp_path} has .* name a folder of `run --record snapshots`"):
         compare(tmp_path)
 
 

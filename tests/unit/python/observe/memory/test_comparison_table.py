@@ -88,6 +88,13 @@ def test_the_frames_of_the_program() -> None:
     assert own_frames(CallStack((inner, standard), Origin.PYTHON)) == (inner, standard)
 
 
+def test_the_frames_of_the_simulated_gpu_are_left_out() -> None:
+    simulated = ("/srv/clone/torch_memory_saver/_simulate/operators/launch.py", 7, "run")
+    text = str(growing(block(MIB, simulated, ("/srv/a.py", 3, "mine")), block(2 * MIB, simulated)))
+    assert "at /srv/a.py:3 mine" in text
+    assert "launch.py" not in text
+
+
 def test_a_comprehension_is_its_function_s() -> None:
     comprehension, function = Frame("/srv/a.py", 3, "<listcomp>"), Frame("/srv/a.py", 3, "load")
     assert title(CallStack((comprehension, function), Origin.PYTHON)) == "a.py:3 load"

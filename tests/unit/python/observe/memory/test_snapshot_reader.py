@@ -104,7 +104,8 @@ def test_another_pickle_is_named(tmp_path: Path, content: object, what: str) -> 
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    assert "No such file" in refused(tmp_path / "missing.pickle")
+    assert "No such file" in (text := refused(tmp_path / "missing.pickle"))
+    assert "`run --record snapshots` makes a snapshot before each pause" in text
 
 
 def test_a_state_that_is_not_known_is_named(tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def test_files_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == f"{page}: 9 events of 3 processes\n"
 
 
+def test_the_folder_of_a_recorded_run(tmp_path: Path) -> None:
+    event_file(tmp_path / "run" / "events" / "pid2.json", 2)
+    page = tmp_path / "out.html"
+    assert main(["timeline", str(tmp_path / "run"), "-o", str(page)]) == 0
+    assert pids(page) == ["engine, pid 2"]
+
+
 def test_of_two_files_of_a_process_the_latest_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     late, early = event_file(tmp_path / "a.json", count=5), event_file(tmp_path / "b.json", count=3)
     assert main(["timeline", str(late), str(early), "-o", str(tmp_path / "out.html")]) == 0
