@@ -67,7 +67,8 @@ def _methods_of_saver() -> frozenset[str]:
 
 def members_of_module(file: Path) -> list[Found]:
     """Return the public classes of a module."""
-    return [Found(each.name, each, file) for each in _definitions(_tree(file)) if isinstance(each, ast.ClassDef)]
+    classes = (each for each in _definitions(_tree(file)) if isinstance(each, ast.ClassDef))
+    return [Found(each.name, each, file) for each in classes if not each.name.startswith("_")]
 
 
 def first_paragraph(node: Definition) -> str:

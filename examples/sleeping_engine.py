@@ -167,10 +167,11 @@ def main() -> None:
     expected = engine.answers()
     checkpoint = {name: parameter.cpu() for name, parameter in engine.named_parameters()}
 
+    show("the engine is awake")
     print("SGLang's order, without care for the buffers:")
     with cloned(engine):
         sleep(sglang(engine, checkpoint))
-        check(engine.answers() != expected, "the answers are wrong, and there was no error")
+        check(engine.answers() != expected, "as expected, the answers are wrong, without any error")
     check(engine.answers() == expected, "the answers are right once clones of the buffers are written back by hand")
 
     print("The same in guard mode:")

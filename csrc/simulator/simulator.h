@@ -56,7 +56,8 @@ enum { TMS_SIM_MAX_DEVICES = 8, TMS_SIM_GRANULARITY = 2 << 20, TMS_SIM_POISON = 
  *   TMS_SIMULATED_SHARED       a name: processes with the same name share the budgets (POSIX shared memory)
  *   TMS_SIMULATED_TRACE        an absolute path: every call is appended to this file, one per line
  *   TMS_SIMULATED_REPORT       1: at exit, resources still in use are printed to stderr
- *   TMS_SIMULATED_FAULT        "call:succeed:fail:code[,call:...]", the same as tms_sim_fail_after */
+ *   TMS_SIMULATED_FAULT        "call:succeed:fail:code[,call:...]": the function `call` succeeds `succeed` times, then
+ *                              fails `fail` times with the error `code`, then succeeds again */
 
 /* Restores the state after loading, with this many devices and this much memory per device. Frees every allocation. No other
  * thread may be in the simulator. `devices` 0 simulates a machine with a driver and no GPU. Only these variables of the

@@ -15,7 +15,7 @@ from document_blocks import REPOSITORY, pages
 import torch_memory_saver
 from torch_memory_saver import _core, layer_graphs
 from torch_memory_saver._engine.variables import BUILD_VARIABLES, PYTHON_VARIABLES
-from torch_memory_saver.observe import memory
+from torch_memory_saver.observe import events, memory
 
 if not (REPOSITORY / "docs").is_dir():
     pytest.skip("needs the sources: there is no docs/", allow_module_level=True)
@@ -91,7 +91,9 @@ def _reference() -> str:
 def test_every_public_name_is_in_the_reference() -> None:
     page = _reference()
     names = set(torch_memory_saver.__all__) - {"__version__", "errors", "memory_saver", "reports", "torch_memory_saver"}
+    names |= set(events.__all__)
     assert [name for name in sorted(names) if not re.search(rf"^### `{name}`$", page, re.MULTILINE)] == ["TorchMemorySaver"]
+    assert not re.search(r"^#+ `_", page, re.MULTILINE)
 
 
 def test_every_method_and_setting_is_in_the_reference() -> None:

@@ -29,7 +29,7 @@ CALLS: dict[str, list[str]] = {
 CHECKS = {
     "simple.py": 5,
     "tags.py": 7,
-    "backups.py": 34,
+    "backups.py": 33,
     "cuda_graph.py": 7,
     "preload.py": 10,
     "sleeping_engine.py": 14,

@@ -209,7 +209,7 @@ def _stack(stack: CallStack, indent: str) -> Iterator[str]:
 
 
 def _classes(report: FreshReport) -> Iterator[str]:
-    graphs = f"in pools of CUDA graphs, of which {binary_size(report.graph_unwritten_bytes)} hold the pattern"
+    graphs = f"in pools of CUDA graphs, {binary_size(report.graph_unwritten_bytes)} of it not written since the resume"
     rows = [
         (report.ignored_bytes, "ignored"),
         (report.new_bytes, "allocated since the resume"),
@@ -222,5 +222,5 @@ def _classes(report: FreshReport) -> Iterator[str]:
     shown = [(binary_size(size), text) for size, text in rows if size]
     if shown:
         width = max(len(size) for size, _ in shown)
-        yield from ("", "Memory in which nothing is found")
+        yield from ("", "Other memory, in which nothing counts as a finding")
         yield from (f"{_INDENT}{size:>{width}}  {text}" for size, text in shown)

@@ -140,7 +140,8 @@ class Stats:
         total: Usage of all selected allocations.
         tags: Usage by tag.
         devices: Usage by CUDA ordinal, for devices with allocations. Without a selection, devices with a peak are included.
-        counters: Counters of the core by name, for the whole process: see ``tms_counters_t`` in ``tms_usage.h``.
+        counters: Counters of the whole process by name: numbers of calls and failures, such as "pauses_total", bytes and
+            nanoseconds of the calls, and sizes of what is held now.
         pauses, resumes: Totals of all pauses and resumes of this process so far.
         failed_allocations: Number of allocations of this process that failed so far.
         slack_bytes: Slack of the whole process, see :class:`Usage`.

@@ -451,9 +451,9 @@ def test_the_report_as_a_table() -> None:
         "Ignored, and not written\n"
         "  3 GiB  -  no tensor found  kv_cache  device 0, 0x2\n"
         "\n"
-        "Memory in which nothing is found\n"
+        "Other memory, in which nothing counts as a finding\n"
         "  3 GiB  ignored\n"
-        "  2 MiB  in pools of CUDA graphs, of which 1 MiB hold the pattern\n"
+        "  2 MiB  in pools of CUDA graphs, 1 MiB of it not written since the resume\n"
         "  700 B  restored from a backup\n"
     )
     many = FreshReport(unwritten=(named,) * 25, whole=True)
