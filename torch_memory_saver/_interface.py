@@ -24,7 +24,7 @@ def _what_to_do() -> str:
     if (root / "setup.py").is_file():
         return f"build it with 'pip install .' in {root}"
     return (
-        "install the package again from where it came, such as 'pip install --force-reinstall .' in a clone "
+        "install the package again from where it came, such as with 'pip install --force-reinstall .' in a clone "
         "of this project (the package of this name on PyPI is another one)"
     )
 

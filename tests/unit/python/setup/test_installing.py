@@ -393,7 +393,7 @@ def test_a_missing_library_is_one_sentence(tmp_path: Path) -> None:
     assert import_error(package) == f"{begin}build it with 'pip install .' in {tmp_path}"
     (tmp_path / "setup.py").unlink()
     again = (
-        "install the package again from where it came, such as 'pip install --force-reinstall .' in a clone "
+        "install the package again from where it came, such as with 'pip install --force-reinstall .' in a clone "
         "of this project (the package of this name on PyPI is another one)"
     )
     assert import_error(package) == begin + again
