@@ -23,7 +23,10 @@ def _what_to_do() -> str:
     root = _FOLDER.parent
     if (root / "setup.py").is_file():
         return f"build it with 'pip install .' in {root}"
-    return "install the package again with 'pip install --force-reinstall torch_memory_saver'"
+    return (
+        "install the package again from where it came, such as with 'pip install --force-reinstall .' in a clone "
+        "of this project (the package of this name on PyPI is another one)"
+    )
 
 
 def _check() -> None:

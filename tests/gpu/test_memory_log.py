@@ -88,7 +88,7 @@ def test_the_share_of_this_process() -> None:
     kept = empty(2 * MIB)
     before = row_of(log)
     if before.process is None:
-        pytest.skip("NVML does not show this process's share: no nvidia-ml-py, or a container")
+        pytest.skip("NVML does not show this process's share, as in a container")
     tensor = empty(SIZE)
     after = row_of(log)
     assert_close_to(difference(after, before, "process"), SIZE, "this process")

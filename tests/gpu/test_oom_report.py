@@ -105,7 +105,7 @@ def test_a_resume_while_a_second_process_holds_the_memory(reports: Reports) -> N
             saver.resume("weights")
         assert isinstance(caught.value, torch.OutOfMemoryError)
         assert re.search(r" The largest holder of device 0 is other processes.*: [\d.]+ [MG]iB of ", str(caught.value))
-        if SIMULATED:  # NVML names this process, which has no memory now, and the other one
+        if SIMULATED:  # NVML names this process, which has no memory now, and the other one. No package is needed.
             assert f"(pid {other.pid}, " in str(caught.value)
         report = reports.only()
         assert path_in(caught.value) == reports.texts[0]

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from gpu_support import MIB, saver, torch
 
 from torch_memory_saver import _core
@@ -70,7 +69,6 @@ def test_the_devices_are_named_as_nvidia_smi_names_them() -> None:
 
 def test_the_gpu_is_the_one_that_nvml_knows() -> None:
     """Also where CUDA_VISIBLE_DEVICES hides some, and where it is a MIG device."""
-    pytest.importorskip("pynvml")
     with saver.region(tag="known"):
         kept = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
     uuid = str(torch.cuda.get_device_properties(kept.device).uuid)

@@ -36,7 +36,6 @@ REASONS = (
         "the step with the optional packages runs these",
         "packages",
     ),
-    Reason("could not import 'pynvml'.*", "the step with the optional packages runs this test", "packages"),
     Reason("needs a real GPU: (?!run pytest).*", "the simulated GPU does not have what the test shows"),
     Reason("(not in .* yet|not compared: .*need more than).*", "only a real GPU can be recorded"),
     Reason("(only|runs) in (the other )?hook mode .*", "the step of the other hook mode runs this test"),

@@ -1,15 +1,13 @@
 """The wrapper of NVML: the GPUs of the machine, the processes on them, and the share of this process.
 
-Needs the package nvidia-ml-py (extra ``nvml``), except for the names and the memory of the GPUs. Initialises no CUDA. `Nvml`
-loads the library and explains its failures. Two threads that load it at once initialise it twice, which NVML counts. Nothing
-is locked.
+Calls the driver's own library, and needs no package of Python. Initialises no CUDA. `Nvml` loads the library and explains
+its failures. Two threads that load it at once initialise it twice, which NVML counts. Nothing is locked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import logging
 import os
 from collections.abc import Iterator
@@ -33,6 +31,10 @@ logger = logging.getLogger("torch_memory_saver")
 _GPU, _MIG = "GPU-", "MIG-"
 #: The longest name or UUID, NUL included.
 _TEXT_BYTES = 256
+#: The memory of a process whose memory NVML hides.
+_HIDDEN_BYTES = (1 << 64) - 1
+#: The result of a call whose array is too short.
+_INSUFFICIENT_SIZE = 7
 _NOT_LISTED = "NVML does not list this process, as in a container that is started without --pid=host"
 
 
@@ -76,16 +78,12 @@ class Gpus:
     missing: str
 
 
-_NO_GPUS = Gpus((), "")
-
-
 class Nvml:
     """NVML, loaded at the first call and initialised until `close`. Any thread."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
         self._unavailable = ""  # why, once it is known
-        self._lacks_bindings = False
         self._handles: dict[str, Any] = {}
 
     def processes(self, uuid: str) -> list[DeviceProcess]:
@@ -111,9 +109,7 @@ class Nvml:
             with self._library() as nvml:
                 return _Reader(nvml).read(nvml.nvmlDeviceGetCount())
         except NvmlHiddenError as error:
-            found = _read_library() if self._lacks_bindings else _NO_GPUS
-            reasons = [f"only processes with a page are shown, because {error}", found.missing]
-            return Gpus(found.gpus, "; ".join(reason for reason in reasons if reason))
+            return Gpus((), f"only processes with a page are shown, because {error}")
 
     def close(self) -> None:
         """End the use of NVML. The next call initialises it again."""
@@ -125,7 +121,7 @@ class Nvml:
 
     @contextlib.contextmanager
     def _library(self) -> Iterator[Any]:
-        """Give the module pynvml, initialised. Its errors inside become NvmlHiddenError."""
+        """Give the library, initialised. Its errors inside become NvmlHiddenError."""
         if self._nvml is None and not self._unavailable:
             self._load()
         if self._unavailable:
@@ -138,13 +134,9 @@ class Nvml:
 
     def _load(self) -> None:
         try:
-            nvml = importlib.import_module("pynvml")
-        except ImportError as error:
-            self._lacks_bindings = True
-            self._unavailable = (
-                "NVIDIA's bindings of NVML are missing: pip install nvidia-ml-py, which is this package's extra nvml "
-                f"({error})"
-            )
+            nvml = _Library()
+        except OSError as error:
+            self._unavailable = f"the driver's library of NVML cannot be loaded: {error}"
             return
         try:
             nvml.nvmlInit()
@@ -218,7 +210,7 @@ def _find(nvml: Any, uuid: str) -> Any:
 
 def _processes_on(nvml: Any, handle: Any) -> list[DeviceProcess]:
     rows = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    return [DeviceProcess(int(row.pid), None if row.usedGpuMemory is None else int(row.usedGpuMemory)) for row in rows]
+    return [DeviceProcess(row.pid, None if row.usedGpuMemory == _HIDDEN_BYTES else row.usedGpuMemory) for row in rows]
 
 
 class _Reader:
@@ -250,7 +242,7 @@ class _Reader:
     def _mig_handles(self, whole: Any) -> Iterator[tuple[int, Any]]:
         try:
             most = self._nvml.nvmlDeviceGetMaxMigDeviceCount(whole)
-        except (self._nvml.NVMLError, AttributeError):  # an old GPU, driver or binding
+        except self._nvml.NVMLError:  # an old GPU or driver
             return
         for number in range(most):
             try:
@@ -274,8 +266,8 @@ class _Reader:
             self._note("NVML does not list the processes", error, index, mig)
         return Gpu(
             index=index,
-            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-            name=_text(nvml.nvmlDeviceGetName(handle)),
+            uuid=nvml.nvmlDeviceGetUUID(handle),
+            name=nvml.nvmlDeviceGetName(handle),
             total_bytes=total,
             used_bytes=used,
             free_bytes=free,
@@ -290,9 +282,19 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t, as the functions with a suffix fill it in."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("usedGpuMemory", ctypes.c_ulonglong),
+        ("gpuInstanceId", ctypes.c_uint),
+        ("computeInstanceId", ctypes.c_uint),
+    )
+
+
 class _Library:
-    """The functions of the module pynvml that tell the names and the memory of GPUs, from the driver's library itself. It
-    lists no processes and no MIG devices, whose structures depend on the release of the driver.
+    """The functions of the driver's library, under the names that NVIDIA's bindings for Python give them.
 
     Raises:
         OSError: There is no driver, or it has no NVML.
@@ -316,55 +318,65 @@ class _Library:
         return count.value
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> ctypes.c_void_p:
-        handle = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
-        return handle
+        return self._handle("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index))
 
     def nvmlDeviceGetMemoryInfo(self, handle: ctypes.c_void_p) -> _Memory:
         memory = _Memory()
         self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
         return memory
 
-    def nvmlDeviceGetComputeRunningProcesses(self, _handle: ctypes.c_void_p) -> list[Any]:
-        return []
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: ctypes.c_void_p) -> list[_Process]:
+        # The second form, of a driver before 510, fills in the same structure.
+        suffix = "v3" if hasattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3") else "v2"
+        name = f"nvmlDeviceGetComputeRunningProcesses_{suffix}"
+        length = 64
+        while True:
+            count, rows = ctypes.c_uint(length), (_Process * length)()
+            result = self._result(name, handle, ctypes.byref(count), rows)
+            if result != _INSUFFICIENT_SIZE:
+                break
+            length = 2 * max(count.value, length)  # a process may begin meanwhile
+        self._check(name, result)
+        return rows[: count.value]
 
-    def nvmlDeviceGetUUID(self, handle: ctypes.c_void_p) -> bytes:
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> ctypes.c_void_p:
+        return self._handle("nvmlDeviceGetHandleByUUID", uuid.encode())
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: ctypes.c_void_p) -> int:
+        count = ctypes.c_uint()
+        self._call("nvmlDeviceGetMaxMigDeviceCount", handle, ctypes.byref(count))
+        return count.value
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: ctypes.c_void_p, index: int) -> ctypes.c_void_p:
+        return self._handle("nvmlDeviceGetMigDeviceHandleByIndex", handle, ctypes.c_uint(index))
+
+    def nvmlDeviceGetUUID(self, handle: ctypes.c_void_p) -> str:
         return self._text("nvmlDeviceGetUUID", handle)
 
-    def nvmlDeviceGetName(self, handle: ctypes.c_void_p) -> bytes:
+    def nvmlDeviceGetName(self, handle: ctypes.c_void_p) -> str:
         return self._text("nvmlDeviceGetName", handle)
 
-    def _text(self, name: str, handle: ctypes.c_void_p) -> bytes:
+    def _handle(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self._call(name, *arguments, ctypes.byref(handle))
+        return handle
+
+    def _text(self, name: str, handle: ctypes.c_void_p) -> str:
         text = ctypes.create_string_buffer(_TEXT_BYTES)
         self._call(name, handle, text, ctypes.c_uint(_TEXT_BYTES))
-        return text.value
+        return text.value.decode(errors="replace")
 
     def _call(self, name: str, *arguments: Any) -> None:
+        self._check(name, self._result(name, *arguments))
+
+    def _result(self, name: str, *arguments: Any) -> int:
         try:
-            result = int(getattr(self._library, name)(*arguments))
+            return int(getattr(self._library, name)(*arguments))
         except AttributeError:
             raise self.NVMLError(f"the driver has no {name}") from None
+
+    def _check(self, name: str, result: int) -> None:
         if result:
-            raise self.NVMLError(f"{name} failed with {result}")
-
-
-def _read_library() -> Gpus:
-    """Return what the driver's library says without NVIDIA's bindings."""
-    try:
-        nvml = _Library()
-        nvml.nvmlInit()
-    except OSError:  # as on a machine without a GPU
-        return _NO_GPUS
-    except _Library.NVMLError as error:
-        return Gpus((), f"NVML cannot be used: {error}")
-    try:
-        return _Reader(nvml).read(nvml.nvmlDeviceGetCount())
-    except _Library.NVMLError as error:
-        return Gpus((), f"NVML fails: {error}")
-    finally:
-        with contextlib.suppress(_Library.NVMLError):  # nothing depends on it
-            nvml.nvmlShutdown()
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+            describe = self._library.nvmlErrorString
+            describe.restype = ctypes.c_char_p
+            raise self.NVMLError(f"{name} failed with {result} ({describe(result).decode()})")

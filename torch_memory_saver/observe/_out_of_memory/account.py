@@ -20,7 +20,7 @@ from torch_memory_saver.observe._processes.names import command_name
 from torch_memory_saver.observe._processes.shared_pages import Page, read_pages
 from torch_memory_saver.reports.ledger import DeviceLedger, Ledger, LedgerLine, LedgerPart
 
-__all__ = ["Account", "summarize", "take_account"]
+__all__ = ["Account", "idle_sentence", "limit_sentence", "paused_sentence", "summarize", "take_account"]
 logger = logging.getLogger("torch_memory_saver")
 
 #: Before the number of a process, in the name of a part.
@@ -31,6 +31,8 @@ _RETURN_SLACK = (
     'pause(tag, backup="host") and resume(tag) return it and keep the contents. Tags with region(runs=False), and processes '
     "with TMS_RUNS=0, have none."
 )
+#: Holders in this process whose memory the program can release.
+_RELEASABLE = ("managed", "slack", "deferred", "torch", "library")
 #: Who holds a line, in a sentence. A library has its own name.
 _HOLDERS = {
     "managed": "managed memory of this process that is resident",
@@ -65,12 +67,14 @@ class Account:
         ledger: Ledger of the device; None if it could not be taken.
         why_not: Reason why there is no ledger.
         idle_sentence: Sentence about the memory of the device that ``empty_cache()`` would release; "" if there is none.
+        paused_sentence: Sentence about paused memory of the device; "" if there is none.
     """
 
     device: int | None
     ledger: Ledger | None
     why_not: str = ""
     idle_sentence: str = ""
+    paused_sentence: str = ""
 
     @property
     def of_device(self) -> DeviceLedger | None:
@@ -82,6 +86,12 @@ class Account:
         """The line with the most bytes; None if there is none with any."""
         ledger = self.of_device
         return ledger.largest if ledger is not None and ledger.largest.bytes else None
+
+    @property
+    def can_make_room(self) -> bool:
+        """Whether this process can release memory of the device; True if that is not known."""
+        ledger = self.of_device
+        return ledger is None or any(line.bytes for line in ledger.lines if line.holder in _RELEASABLE)
 
     @property
     def sentence(self) -> str:
@@ -131,16 +141,17 @@ def take_account(device: int | None) -> Account:
     """Return the account of `device` (empty if None). Raises no Exception."""
     if device is None:
         return Account(None, None, "the failure names no device")
-    idle = idle_sentence(device)
+    idle, paused = idle_sentence(device), paused_sentence(device)
     try:
-        return Account(device, take_ledger(device), idle_sentence=idle)
+        return Account(device, take_ledger(device), "", idle, paused)
     except Exception as error:  # whatever it is, the rest of the report is worth having
-        return Account(device, None, f"{type(error).__name__}: {error}", idle)
+        return Account(device, None, f"{type(error).__name__}: {error}", idle, paused)
 
 
 def summarize(failure: Failure, account: Account) -> str:
     """Return the summary of the report, a paragraph on one line."""
-    return " ".join([_what(failure, account), *([account.sentence] if account.sentence else []), *_advice(failure, account)])
+    paused = account.paused_sentence if failure.source == PYTORCH else ""
+    return " ".join([*filter(None, (_what(failure, account), paused, account.sentence)), *_advice(failure, account)])
 
 
 def idle_sentence(device: int) -> str:
@@ -157,6 +168,20 @@ def idle_sentence(device: int) -> str:
     if not idle:
         return ""
     return f"torch_memory_saver.empty_cache() would give back {binary_size(idle)} of idle managed memory of device {device}."
+
+
+def paused_sentence(device: int) -> str:
+    """Return a sentence about the paused memory of the device, which PyTorch's text counts as allocated; "" if there is
+    none."""
+    rows = [row for row in _core.usage(None, device) if row.tag is not None and row.paused_bytes]
+    if not rows:
+        return ""
+    rows.sort(key=lambda row: -row.paused_bytes)
+    more = ", ..." if len(rows) > _MOST_PARTS else ""
+    return (
+        f"PyTorch counts {binary_size(sum(row.paused_bytes for row in rows))} of paused memory as allocated "
+        f"({_tags(tuple(str(row.tag) for row in rows[:_MOST_PARTS]))}{more}), but it holds no memory of device {device}."
+    )
 
 
 def limit_sentence(device: int, allowed: int) -> str:

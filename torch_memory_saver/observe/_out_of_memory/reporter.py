@@ -36,6 +36,9 @@ __all__ = ["Reporter", "attach_observer", "explain", "reporter", "start_reports"
 
 logger = logging.getLogger("torch_memory_saver")
 
+#: Beginning of the line of a failed resume about memory of this process (csrc/core/transition/resume.c).
+_MAKE_ROOM = "- To make room in this process, "
+
 
 class _Thread(threading.local):
     #: Whether this thread is making a report.
@@ -56,7 +59,8 @@ class Reporter:
 
     def explain(self, error: OutOfMemoryError, tags: tuple[str, ...] | None) -> None:
         """Report an error of this package that is about to reach the program. This is called once, after the last attempt.
-        The message of the error gets the largest holder in its first line, and the path of the report.
+        The message of the error gets the largest holder in its first line, and the path of the report. It loses the advice
+        to make room in this process if this process holds nothing that it can release.
 
         Args:
             error: Error to report.
@@ -64,20 +68,22 @@ class Reporter:
         """
 
         def use(account: Account, *points: str) -> None:
-            error.args = (with_points(with_sentence(str(error), account.sentence), *points),)
+            lines = str(error).splitlines()
+            message = "\n".join(line for line in lines if account.can_make_room or not line.startswith(_MAKE_ROOM))
+            error.args = (with_points(with_sentence(message, account.sentence), *points),)
 
         self._attempt(lambda: self._report(lambda: failure_of_error(error, tags), use))
 
     def observe(self, device: int, requested: int, allowed: int, free: int) -> None:
         """PyTorch's observer: called before it raises its own error, whose text is PyTorch's. The log gets the rest. Without
-        a folder there is a line only if ``empty_cache()`` would give back managed memory, or if paused memory counts against
-        a limit that the program has set."""
+        a folder there is a line only if ``empty_cache()`` would give back managed memory, or if there is paused memory.
+        PyTorch's text counts paused memory as allocated."""
         message = f"PyTorch needs {binary_size(requested)} on device {device} and has {binary_size(free)} free."
 
         def use(account: Account, *points: str) -> None:
             from torch_memory_saver.observe._out_of_memory.account import limit_sentence
 
-            points = (limit_sentence(device, allowed), account.slack_sentence, *points)
+            points = (account.paused_sentence, limit_sentence(device, allowed), account.slack_sentence, *points)
             logger.warning("%s", with_points(with_sentence(message, account.sentence), *points))
 
         if self._folder is None:
@@ -99,9 +105,9 @@ class Reporter:
         return self._folder is not None
 
     def _log_causes(self, device: int, allowed: int, message: str) -> None:
-        from torch_memory_saver.observe._out_of_memory.account import idle_sentence, limit_sentence
+        from torch_memory_saver.observe._out_of_memory.account import idle_sentence, limit_sentence, paused_sentence
 
-        sentences = list(filter(None, [limit_sentence(device, allowed), idle_sentence(device)]))
+        sentences = [*filter(None, (paused_sentence(device), limit_sentence(device, allowed), idle_sentence(device)))]
         if sentences:
             logger.warning("%s", with_points(message, *sentences))
 

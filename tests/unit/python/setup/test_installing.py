@@ -392,7 +392,10 @@ def test_a_missing_library_is_one_sentence(tmp_path: Path) -> None:
     begin = f"ImportError: torch_memory_saver has no native library in {package}: "
     assert import_error(package) == f"{begin}build it with 'pip install .' in {tmp_path}"
     (tmp_path / "setup.py").unlink()
-    again = "install the package again with 'pip install --force-reinstall torch_memory_saver'"
+    again = (
+        "install the package again from where it came, such as with 'pip install --force-reinstall .' in a clone "
+        "of this project (the package of this name on PyPI is another one)"
+    )
     assert import_error(package) == begin + again
 
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from torch_memory_saver.observe import _nvml
 from torch_memory_saver.observe._nvml import ProcessShare
 
 MIB = 1 << 20
 
 
 class FakeNvml:
-    """The module pynvml: one device, GPU-0, or a MIG device."""
+    """The driver's library: one device, GPU-0, or a MIG device."""
 
-    class NVMLError(Exception):
-        pass
+    NVMLError = _nvml._Library.NVMLError
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int | None]] = []
@@ -40,13 +39,13 @@ class FakeNvml:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
         assert handle == "the handle"
-        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in self.rows]
+        return [_nvml._Process(pid, _nvml._HIDDEN_BYTES if size is None else size) for pid, size in self.rows]
 
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     nvml = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    monkeypatch.setattr(_nvml, "_Library", lambda: nvml)
     return nvml
 
 
@@ -89,8 +88,8 @@ def test_a_failure_of_nvml(nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> 
     assert ["Not Found" in caplog.text, "Driver Not Loaded" in caplog.text, nvml.initialized] == [True, True, 2]
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+def test_without_the_driver(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("ctypes.CDLL", Mock(side_effect=OSError("no such file")))
     with caplog.at_level(logging.INFO):
         assert ProcessShare().bytes("GPU-0", 0) is None
-    assert "pip install nvidia-ml-py, which is this package's extra nvml" in caplog.text
+    assert "the driver's library of NVML cannot be loaded: no such file" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -173,6 +174,12 @@ def test_a_limit_of_pytorchs_own() -> None:
 
 def test_paused_memory_counts_against_a_limit_of_pytorchs_own() -> None:
     assert "paused memory counts against that limit" in summarize(allocation(GIB, allowed=8 * GIB), account(IN_USE))
+
+
+def test_paused_memory_is_named_beside_pytorchs_own_error_only() -> None:
+    paused = replace(account(OTHERS), paused_sentence="PyTorch counts paused memory.")
+    assert "are free. PyTorch counts paused memory. The largest holder" in summarize(allocation(), paused)
+    assert "PyTorch counts" not in summarize(resume(), paused)
 
 
 def test_a_margin_that_forbids_an_allocation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import builtins
-import sys
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from torch_memory_saver.observe._nvml import DeviceProcess, read_gpus
+from torch_memory_saver.observe import _nvml
+from torch_memory_saver.observe._nvml import DeviceProcess, Nvml, read_gpus
 
 #: Functions of the driver's library.
 LIBRARY = ("nvmlInit_v2", "nvmlShutdown", "nvmlDeviceGetCount_v2")
 
 
 class FakeNvml:
-    """The module pynvml, with two GPUs. The calls named in `broken` fail."""
+    """The driver's library, with two GPUs. The calls named in `broken` fail."""
 
-    class NVMLError(Exception):
-        pass
+    NVMLError = _nvml._Library.NVMLError
 
     def __init__(self) -> None:
         self.broken: set[str] = set()
@@ -63,12 +62,10 @@ class FakeNvml:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
         self._call("nvmlDeviceGetComputeRunningProcesses")
-        return [SimpleNamespace(pid=5, usedGpuMemory=None if handle else 9)]
+        return [SimpleNamespace(pid=5, usedGpuMemory=_nvml._HIDDEN_BYTES if handle else 9)]
 
-    def nvmlDeviceGetUUID(self, handle: int) -> str | bytes:
-        if handle >= 10:
-            return f"MIG-{handle}"
-        return f"GPU-{handle}".encode() if handle else f"GPU-{handle}"  # bytes in older releases
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"MIG-{handle}" if handle >= 10 else f"GPU-{handle}"
 
     def nvmlDeviceGetName(self, handle: int) -> str:
         return "a GPU"
@@ -77,7 +74,7 @@ class FakeNvml:
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     nvml = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    monkeypatch.setattr(_nvml, "_Library", lambda: nvml)
     return nvml
 
 
@@ -138,28 +135,37 @@ def test_an_old_driver_knows_no_mig(nvml: FakeNvml) -> None:
     assert [(gpu.index, gpu.mig) for gpu in read_gpus().gpus] == [(0, None), (1, None)]
 
 
-def test_without_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-    real = builtins.__import__
-
-    def fail(name: str, *arguments: Any, **options: Any) -> Any:
-        if name == "pynvml":
-            raise ImportError(name)
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", fail)
-    monkeypatch.setattr("importlib.import_module", fail)
-    monkeypatch.setattr("ctypes.CDLL", Mock(side_effect=OSError))
-    found = read_gpus()
-    assert found.gpus == () and "pip install nvidia-ml-py" in found.missing
-    library = Mock(**{f"{name}.return_value": 0 for name in LIBRARY})
+def test_the_driver_s_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", Mock(side_effect=OSError("no such file")))
+    assert read_gpus().missing.endswith("because the driver's library of NVML cannot be loaded: no such file")
+    library = Mock(**{f"{name}.return_value": 0 for name in LIBRARY}, **{"nvmlErrorString.return_value": b"why"})
     monkeypatch.setattr("ctypes.CDLL", Mock(return_value=library))
     library.nvmlInit_v2.return_value = 9
-    found = read_gpus()
-    assert found.gpus == () and found.missing.endswith("(pynvml); NVML cannot be used: nvmlInit_v2 failed with 9")
+    assert read_gpus().missing.endswith("because NVML cannot be used: nvmlInit_v2 failed with 9 (why)")
     assert not library.nvmlShutdown.called
     library.nvmlInit_v2.return_value = 0
     library.nvmlDeviceGetCount_v2.return_value = 15
-    found = read_gpus()
-    assert found.gpus == () and found.missing.endswith("(pynvml); NVML fails: nvmlDeviceGetCount_v2 failed with 15")
+    assert read_gpus().missing.endswith("because NVML fails: nvmlDeviceGetCount_v2 failed with 15 (why)")
     assert library.nvmlShutdown.call_count == 1
+
+
+def test_the_array_of_processes_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's library says how many there are, and one more begins before the next call."""
+    lengths = []
+
+    def processes(_handle: object, count: Any, rows: Any) -> int:
+        lengths.append(len(rows))
+        count._obj.value = 100 * len(lengths)
+        if len(rows) < count._obj.value:
+            return 7
+        for number in range(count._obj.value):
+            rows[number].pid, rows[number].usedGpuMemory = number, 5
+        return 0
+
+    library = Mock(**{f"{name}.return_value": 0 for name in LIBRARY})
+    library.nvmlDeviceGetHandleByUUID.return_value = 0
+    library.nvmlDeviceGetComputeRunningProcesses_v3 = processes
+    monkeypatch.setattr("ctypes.CDLL", Mock(return_value=library))
+    assert Nvml().processes("GPU-0") == [DeviceProcess(number, 5) for number in range(200)]
+    assert lengths == [64, 200]
+    assert ctypes.sizeof(_nvml._Process) == 24

@@ -181,10 +181,22 @@ def test_a_time_limit(tmp_path: Path) -> None:
 def test_a_process_that_dies_while_waited_for(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         job.allocate("a")
-        command = begin(job, "ask", "--snapshot", str(job.pid))
+        commands = [begin(job, "ask", what, str(job.pid)) for what in ("--snapshot", "--events")]
         job.kill()
-        status, _, error = finish(command)
-        assert status == 1 and f"process {job.pid} has ended before it served the request" in error
+        for status, _, error in map(finish, commands):
+            assert status == 1 and f"process {job.pid} has ended before it served the request" in error
+
+
+def test_a_process_that_is_stopped_while_waited_for(tmp_path: Path) -> None:
+    """Each command ends by its time limit, and withdraws its own request."""
+    with Job(tmp_path) as job:
+        job.allocate("a")
+        os.kill(job.pid, signal.SIGSTOP)
+        commands = [begin(job, "ask", what, str(job.pid), "--timeout", "0.1") for what in ("--snapshot", "--events")]
+        for status, _, error in map(finish, commands):
+            assert status == 1 and "did not pause or resume within 0.1 s" in error
+        assert requested(tmp_path) == 0
+        os.kill(job.pid, signal.SIGCONT)
 
 
 def test_a_process_that_never_serves(tmp_path: Path) -> None:
