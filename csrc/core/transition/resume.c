@@ -190,8 +190,8 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     if (t->asked.selection->timeout_seconds > 0) tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
     tms_error_append(
         error,
-        ".\n- Everything stays paused, and resume() can be called again.\n- To make room in this process, pause "
-        "other tags, delete tensors and empty the framework's cache.\n- If other processes hold the memory, "
+        ".\n- Everything stays paused, and resume() can be called again.\n- If this process holds the memory, "
+        "pause other tags, delete tensors and empty the framework's cache.\n- If other processes hold the memory, "
         "pause or end them; resume(timeout=seconds) waits for them.\n- %s failed with %s (%d) for ",
         error->call, error->result_name, (int)error->driver_result);
     tms_error_append_bytes(error, error->bytes);

@@ -31,8 +31,6 @@ _RETURN_SLACK = (
     'pause(tag, backup="host") and resume(tag) return it and keep the contents. Tags with region(runs=False), and processes '
     "with TMS_RUNS=0, have none."
 )
-#: Holders in this process whose memory the program can release.
-_RELEASABLE = ("managed", "slack", "deferred", "torch", "library")
 #: Who holds a line, in a sentence. A library has its own name.
 _HOLDERS = {
     "managed": "managed memory of this process that is resident",
@@ -86,12 +84,6 @@ class Account:
         """The line with the most bytes; None if there is none with any."""
         ledger = self.of_device
         return ledger.largest if ledger is not None and ledger.largest.bytes else None
-
-    @property
-    def can_make_room(self) -> bool:
-        """Whether this process can release memory of the device; True if that is not known."""
-        ledger = self.of_device
-        return ledger is None or any(line.bytes for line in ledger.lines if line.holder in _RELEASABLE)
 
     @property
     def sentence(self) -> str:

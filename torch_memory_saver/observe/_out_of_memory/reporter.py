@@ -36,9 +36,6 @@ __all__ = ["Reporter", "attach_observer", "explain", "reporter", "start_reports"
 
 logger = logging.getLogger("torch_memory_saver")
 
-#: Beginning of the line of a failed resume about memory of this process (csrc/core/transition/resume.c).
-_MAKE_ROOM = "- To make room in this process, "
-
 
 class _Thread(threading.local):
     #: Whether this thread is making a report.
@@ -59,8 +56,7 @@ class Reporter:
 
     def explain(self, error: OutOfMemoryError, tags: tuple[str, ...] | None) -> None:
         """Report an error of this package that is about to reach the program. This is called once, after the last attempt.
-        The message of the error gets the largest holder in its first line, and the path of the report. It loses the advice
-        to make room in this process if this process holds nothing that it can release.
+        The message of the error gets the largest holder in its first line, and the path of the report.
 
         Args:
             error: Error to report.
@@ -68,9 +64,7 @@ class Reporter:
         """
 
         def use(account: Account, *points: str) -> None:
-            lines = str(error).splitlines()
-            message = "\n".join(line for line in lines if account.can_make_room or not line.startswith(_MAKE_ROOM))
-            error.args = (with_points(with_sentence(message, account.sentence), *points),)
+            error.args = (with_points(with_sentence(str(error), account.sentence), *points),)
 
         self._attempt(lambda: self._report(lambda: failure_of_error(error, tags), use))
 
