@@ -109,7 +109,7 @@ def compare(*snapshots: str | os.PathLike[str] | Snapshot) -> Comparison:
 
     Args:
         snapshots: Files, or folders of moments as MemorySnapshotSampler writes them, in the order of time; or what
-            `load_snapshot` returned. Of a folder with several runs, the newest is compared.
+            `load_snapshot` returned. If a folder has several runs, the newest is compared.
 
     Raises:
         InvalidArgumentError: An input is no snapshot, or two are of one process and one moment.

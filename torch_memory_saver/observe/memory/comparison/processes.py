@@ -86,8 +86,8 @@ class Series:
 def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[tuple[Moment, ...], tuple[str, ...]]:
     """Return the moments that the inputs name, in their order, and notes about the runs that are not among them.
 
-    A folder is a moment, or contains folders that are moments. Those of its newest run are taken. A file is a moment
-    of its own, unless it has the same step as a file of another process.
+    A folder is a moment, or contains folders that are moments: it stands for those of its newest run. A file is a moment of
+    its own, unless it has the same step as a file of another process.
 
     Raises:
         InvalidArgumentError: There is no input, a folder has no snapshot, or a file is not one.
