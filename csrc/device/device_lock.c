@@ -253,7 +253,8 @@ static void write_command(long process, char command[COMMAND_BYTES]) {
     for (char *c = name; *c; c++) {
         if (*c < ' ' || *c > '~') *c = '?'; /* a process chooses its name, and a terminal shows it */
     }
-    snprintf(command, COMMAND_BYTES, name[0] ? " (%s)" : "", name);
+    command[0] = '\0';
+    if (name[0]) snprintf(command, COMMAND_BYTES, " (%s)", name);
 }
 
 /* Appends the process of a record and its time, if known. `verb`: what it has done to the device since then. */
