@@ -266,7 +266,7 @@ static void a_damaged_object_fails_the_resume_and_everything_stays_paused(void *
         assert_string_equal(error.tag, "a");
         assert_non_null(strstr(error.message, "from byte 1572864 of the allocation on"));
         assert_non_null(strstr(error.message, " The object is the test's."));
-        assert_int_equal(named.explained, 3 * CHUNK);
+        assert_int_equal(named.rejected, 3 * CHUNK);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
         for (int i = 0; i < 2; i++) assert_int_equal(state_of(f, others[i]), TMS_SEGMENT_PAUSED);
         assert_int_equal(physical_bytes(0), 0);

@@ -25,7 +25,7 @@ typedef struct named_store {
     int count;
     int planned, planned_with_fingerprints; /* calls of plan with contents */
     tms_status_t fails_in_begin, fails_in_plan;
-    uint64_t explained;
+    uint64_t rejected;
 } named_store_t;
 
 static named_store_t named;
@@ -166,12 +166,12 @@ static void *named_find(void *store, const tms_backup_t *backup, const tms_backu
     return NULL;
 }
 
-static void named_explain(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
+static void named_reject(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
                           tms_error_t *error) {
     (void)store;
     assert_true(backup->saved);
     assert_non_null(slot->kept);
-    named.explained = offset;
+    named.rejected = offset;
     tms_error_append(error, " The object is the test's.");
 }
 
@@ -190,7 +190,7 @@ static const tms_backup_operations_t named_operations = {.place = "the test",
                                                          .cancel = named_cancel,
                                                          .discard = named_discard,
                                                          .find = named_find,
-                                                         .explain = named_explain,
+                                                         .reject = named_reject,
                                                          .destroy = named_destroy,
                                                          .begin = named_begin};
 
