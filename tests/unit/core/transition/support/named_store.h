@@ -167,7 +167,7 @@ static void *named_find(void *store, const tms_backup_t *backup, const tms_backu
 }
 
 static void named_reject(void *store, const tms_backup_t *backup, const tms_backup_slot_t *slot, uint64_t offset,
-                          tms_error_t *error) {
+                         tms_error_t *error) {
     (void)store;
     assert_true(backup->saved);
     assert_non_null(slot->kept);
