@@ -174,11 +174,11 @@ assert os.path.exists({str(job.directory)!r}) and os.environ["TMS_SHARED_PAGE"] 
 
 
 class Terminal:
-    """A program in a pseudo-terminal of 24 lines of 80 characters."""
+    """A program in a pseudo-terminal with lines of 80 characters."""
 
-    def __init__(self, arguments: list[str], directory: Path, **variables: str) -> None:
+    def __init__(self, arguments: list[str], directory: Path, lines: int = 24, **variables: str) -> None:
         self.master, self.slave = pty.openpty()
-        self.resize(24, 80)
+        self.resize(lines, 80)
         self.before = termios.tcgetattr(self.slave)
         self.output = b""
         self.process = subprocess.Popen(
@@ -329,11 +329,10 @@ def test_a_filter_of_other_than_ascii(job: Job) -> None:
 
 @pytest.mark.slow
 def test_the_end_and_the_begin_of_what_is_shown(job: Job) -> None:
-    for number in range(40):
-        job.allocate(f"tag {number}")
-    job.allocate("zebra")
-    terminal = Terminal(["-m", "torch_memory_saver", "top", "--interval", "3600"], job.directory)
-    terminal.wait_for(b"trainer #4", b"tag 10")
+    for tag in ("first", *map(str, range(6)), "zebra"):
+        job.allocate(tag)
+    terminal = Terminal(["-m", "torch_memory_saver", "top", "--interval", "3600"], job.directory, lines=12)
+    terminal.wait_for(b"trainer #4", b"first")
     assert b"zebra" not in terminal.output
     terminal.type(b"\x1bOF")
     terminal.wait_for(b"zebra")
