@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from torch_memory_saver import __version__
 from torch_memory_saver._additions import added
-from torch_memory_saver._text import suggestion
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
 __all__ = ["MODULE", "SCRIPT", "main"]
@@ -40,8 +39,7 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
             parser = _parser(program, words)
             _, unknown = parser.parse_known_args(words or ["--help"], arguments)
             if unknown:
-                similar = suggestion(unknown[0], arguments.parser._option_string_actions)
-                arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{similar}")
+                arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
             status: int = arguments.run(arguments)
         finally:
             _flush_output()

@@ -117,9 +117,11 @@ bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t 
 }
 
 void tms_shared_object_reject(tms_shared_store_t *store, tms_shared_object_t *object, tms_error_t *error) {
+    char reason[TMS_ERROR_NAME_BYTES];
     pthread_mutex_lock(&store->lock);
     if (object->known && !tms_shared_entry_reject(&store->folder, &object->name)) {
-        tms_error_append(error, " It could not be removed (unlinkat: %s): remove the file.", strerror(errno));
+        tms_error_append(error, " It could not be removed (unlinkat: %s): remove the file.",
+                         strerror_r(errno, reason, sizeof(reason)));
     } else {
         forget_name(store, object);
         tms_error_append(error, " The next pause or publication writes it anew.");

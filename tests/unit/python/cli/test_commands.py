@@ -68,8 +68,6 @@ def test_bad_commands(capsys: Capture) -> None:
     error = capsys.readouterr().err
     assert "store [-h] [--dir PATH]" in error, "the usage is that of the command"
     assert error.endswith("store: error: unrecognized arguments: list\n")
-    assert run_here("doctor", "--jsn") == 2
-    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --jsn; did you mean --json?\n")
 
 
 def test_every_command_has_a_class() -> None:
