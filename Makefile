@@ -303,7 +303,7 @@ sanitize-c: ## the C tests and the corpus of the fuzz targets, with ASan and UBS
 # computes.
 NOT_TSAN := $(addprefix tests/unit/,simulator/test_ipc.c core/test_driver_calls.c core/test_scale_runs.c simulator/test_fingerprint.c)
 sanitize-threads: ## the C tests with TSan
-	TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) $(MAKE) ctest VARIANT=tsan C_TESTS="$(filter-out $(NOT_TSAN),$(ALL_C_TESTS))"
+	TMS_TEST_CYCLES=100 TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) $(MAKE) ctest VARIANT=tsan C_TESTS="$(filter-out $(NOT_TSAN),$(ALL_C_TESTS))"
 
 # Python itself is not instrumented: leaks are looked for in the C tests. The compiled programs of tests/unit/preload have the
 # runtime by CFLAGS, with the preload library before it (verify_asan_link_order). Left out is what is about the libraries that

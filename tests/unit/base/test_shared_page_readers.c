@@ -8,7 +8,7 @@
 
 #include "own_process.h"
 
-enum { ROWS = 8, MOST_WRITES = 2000000, LEAST_READS = 2000, LEAST_CHANGES = 1000, LONGEST_GAP = 8192 };
+enum { ROWS = 8, MOST_WRITES = 2000000, LEAST_READS = 500, LEAST_CHANGES = 250, LONGEST_GAP = 8192 };
 
 /* In memory that processes share. */
 typedef struct meeting {

@@ -69,7 +69,7 @@ static uint32_t next_random(uint32_t *state) {
 
 static void gaps_are_the_memory_of_the_pool_without_buffers(void **state) {
     host_fixture_t *f = *state;
-    enum { STEPS = 300, BUFFERS = 12 };
+    enum { STEPS = 120, BUFFERS = 12 };
     const tms_host_policy_t policies[] = {TMS_HOST_POOL, TMS_HOST_POOL, TMS_HOST_RELEASE};
     tms_host_buffer_t *buffers[BUFFERS] = {NULL};
     uint32_t random = 1;
