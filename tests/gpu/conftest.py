@@ -8,6 +8,7 @@ the first only.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import shutil
@@ -80,6 +81,50 @@ EITHER_MODE = frozenset(
         "vllm_loader",
     )
 )
+#: Files whose tests compare the free memory of the device, or fill it. With -n they have it for themselves.
+ALONE = frozenset(
+    f"test_{name}.py"
+    for name in (
+        "backup",
+        "changes",
+        "check_fresh",
+        "cycles",
+        "events",
+        "examples_memory",
+        "expandable",
+        "failures",
+        "graph_report",
+        "graphs",
+        "guard",
+        "held_memory",
+        "idle_memory",
+        "in_flight",
+        "ledger",
+        "live_bytes",
+        "manage",
+        "manage_optimizers",
+        "manage_wrappers",
+        "memory",
+        "memory_history",
+        "memory_log",
+        "memory_release",
+        "memory_views",
+        "multi_gpu",
+        "oom_report",
+        "other_allocator",
+        "out_of_memory",
+        "paused_default_pool",
+        "region_pools",
+        "shared_page",
+        "sharing_pauses",
+        "sharing_permissions",
+        "silent_mistakes",
+        "slack",
+        "stats",
+        "tags",
+        "vllm",
+    )
+)
 #: Seconds after which a test of this folder counts as hung.
 TEST_TIMEOUT_S = 120
 
@@ -95,8 +140,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "either_mode: says the same in both hook modes (EITHER_MODE of tests/gpu/conftest.py)"
     )
     config.addinivalue_line("markers", "timeout: of pytest-timeout, where it is installed")
-    missing = [name for name in sorted(EITHER_MODE) if not (Path(__file__).parent / name).is_file()]
-    assert missing == [], "files of EITHER_MODE that are not there"
+    missing = [name for name in sorted(EITHER_MODE | ALONE) if not (Path(__file__).parent / name).is_file()]
+    assert missing == [], "files of EITHER_MODE or ALONE that are not there"
     if file := os.environ.pop(tested_versions.VARIABLE, None):  # not for a pytest that a test starts
         tested_versions.refuse_a_part(config)
         recorder = tested_versions.Recorder(Path(file).resolve(), "preload" if STARTED_PRELOADED else "torch")
@@ -187,8 +232,19 @@ def warm_gpu() -> None:
     gc.freeze()  # the modules' objects stay
 
 
+@pytest.fixture
+def turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """With ``-n`` (pytest-xdist) several processes use the device, and one of them while it runs a test of ALONE."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    with (tmp_path_factory.getbasetemp().parent / "device").open("w") as file:  # the folder of all workers
+        fcntl.flock(file, fcntl.LOCK_EX if request.path.name in ALONE else fcntl.LOCK_SH)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def clean_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+def clean_gpu(request: pytest.FixtureRequest, turn: None) -> Iterator[None]:
     """Each test starts with nothing managed and nothing recorded, and a passing test leaves it so."""
     if request.node.get_closest_marker("outer") is not None:
         yield
