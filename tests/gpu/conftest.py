@@ -114,6 +114,7 @@ ALONE = frozenset(
         "other_allocator",
         "out_of_memory",
         "paused_default_pool",
+        "preload_mode",
         "region_pools",
         "shared_page",
         "sharing_pauses",
