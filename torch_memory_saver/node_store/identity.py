@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import os
+import stat
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,28 +36,41 @@ def identity_of(files: Iterable[str | os.PathLike[str]], **facts: Any) -> str:
         The name of the folder of the first file, "@" and a hash: a text without spaces that can be read in a log.
 
     Raises:
-        InvalidArgumentError: There is no file, or a fact is no JSON value.
+        InvalidArgumentError: `files` is one path, is empty or names something else than a file, such as the folder of a
+            checkpoint, or a fact is no JSON value.
         OSError: A file does not exist or cannot be reached.
     """
+    if isinstance(files, (str, bytes, os.PathLike)):
+        raise _invalid(f"pass a list of weight files, not one path ({os.fspath(files)!r})")
     paths = sorted({os.path.realpath(path) for path in files})
     if not paths:
-        raise InvalidArgumentError("identity_of() needs at least one weight file", operation="identity_of")
+        raise _invalid("needs at least one weight file")
     torch = importlib.import_module("torch")
     known = {
         "files": [[path, *_state_of(path)] for path in paths],
         "gpus": sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}),
         "torch": torch.__version__,
         "torch_memory_saver": __version__,
-        "facts": facts,
+        "facts": {name: _fact(name, value) for name, value in facts.items()},
     }
-    try:
-        text = json.dumps(known, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"identity_of(): a fact is no JSON value: {error}", operation="identity_of") from error
     folder = os.path.basename(os.path.dirname(paths[0]))
-    return f"{folder}@{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+    return f"{folder}@{hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:_DIGITS]}"
 
 
 def _state_of(path: str) -> tuple[int, int, int]:
     found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):  # that of a folder does not change with its files
+        raise _invalid(f"'{path}' is no file: of a folder pass its weight files")
     return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _fact(name: str, value: Any) -> Any:
+    try:
+        json.dumps(value, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _invalid(f"the fact {name} is no JSON value: {error}") from error
+    return value
+
+
+def _invalid(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"identity_of(): {what}", operation="identity_of")

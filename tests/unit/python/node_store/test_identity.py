@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,6 +70,23 @@ def test_arguments_that_cannot_be(files_of: list[str], facts: dict[str, Any], tm
     (tmp_path / "here").write_bytes(b"")
     with pytest.raises(InvalidArgumentError, match="identity_of"):
         identity_of([tmp_path / name for name in files_of], **facts)
+
+
+def test_the_fact_that_cannot_be_is_named() -> None:
+    with pytest.raises(InvalidArgumentError, match="the fact dtype is no JSON value"):
+        identity_of([__file__], rank=0, dtype=object())
+
+
+def test_a_folder_is_refused(files: list[Path]) -> None:
+    """Its state does not change when a file in it is replaced."""
+    with pytest.raises(InvalidArgumentError, match="pass its weight files"):
+        identity_of([files[0].parent])
+
+
+@pytest.mark.parametrize("kind", [str, Path, os.fsencode])
+def test_one_path_is_not_a_list(kind: Callable[[str], Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match="a list of weight files"):
+        identity_of(kind(__file__))
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
