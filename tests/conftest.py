@@ -94,7 +94,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Choose a process more than there are cores, because tests wait for programs and for the disk.
 
-    With -n there are as many as it says. With --gpu there is one without it, because most tests look at the GPU's free memory.
+    With -n there are as many as it says. With --gpu there is one without it: most tests look at the free memory.
     """
     # A process of pytest-xdist comes here too, with -n taken away, and so does a pytest that a test starts.
     if "PYTEST_XDIST_WORKER" in os.environ or hasattr(config, "workerinput") or config.getoption("--gpu"):

@@ -813,7 +813,8 @@ class TorchMemorySaver:
 
         There is a copy while the tensor is paused, if its region or the pause has a backup. The contents of a backup on disk
         are read into new memory, once no pause or resume is running. So a checkpoint can be written while everything is
-        paused. What is read from a disk is checked. A damaged object of the shared store is found by a resume only, on the GPU.
+        paused. Contents that are read from a disk are checked. A damaged object of the shared store is found by a resume
+        only, on the GPU.
 
         After a resume there is one, with the contents at the pause, only with ``host_memory="retain"`` or
         :attr:`retain_cpu_backup`, and only until a region with the same tag and options is entered. From then on a tensor
