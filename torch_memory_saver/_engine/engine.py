@@ -213,9 +213,9 @@ class Engine:
         threads: bool = True,
     ) -> DecoratingContext:
         options = options_of_region(
-            tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
+            tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, threads
         )
-        return self._region(options, check_switch("threads", threads))
+        return self._region(options, threads)
 
     def _region(self, options: RegionOptions, threads: bool = True) -> Region:
         follow_thread_pools(self._store, self._find_torch, self._manages_everything)
@@ -237,7 +237,7 @@ class Engine:
     def manage(self, what: Any, *, tag: str = DEFAULT_TAG, backup: str | None = None) -> ManageHandle:
         from torch_memory_saver._engine.managed_tensors import manage  # few programs need it
 
-        return manage(self._store, managed_modules, what, RegionOptions.check(tag, backup))
+        return manage(self._store, managed_modules, what, RegionOptions.check(tag, backup, operation="manage"))
 
     def cuda_graph(
         self,
@@ -253,7 +253,9 @@ class Engine:
         host_memory: str | None = None,
         runs: bool = True,
     ) -> DecoratingContext:
-        options = RegionOptions.check(tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend)
+        options = RegionOptions.check(
+            tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend, operation="cuda_graph"
+        )
         torch, token = check_capture(cuda_graph, pool, stream, capture_error_mode)
         return GraphCapture(
             self._store,
