@@ -85,8 +85,8 @@ _PREFIX = "TMS_"
 _DRIVER = "TMS_CUDA_DRIVER"
 #: Variables that setup.py reads.
 BUILD_VARIABLES = ("TMS_WERROR", "TMS_PINNED_VERSION", "TMS_SYMBOLS")
-#: The other variables that the core does not read: those of the simulated GPU (csrc/simulator/simulator.h), the tests and the
-#: demo.
+#: The other variables that the core does not read: those of the simulated GPU (csrc/simulator/simulator.h), the tests and
+#: the demo.
 _OTHER_VARIABLES = {
     "TMS_DEMO_CHILD",
     *(f"TMS_GPU_{word}" for word in ("INNER", "NCCL", "RECORD", "SEED")),

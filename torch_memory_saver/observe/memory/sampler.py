@@ -200,6 +200,7 @@ class PauseSampler(MemorySnapshotSampler):
 
     @property
     def has_seen_pause(self) -> bool:
+        """Whether this process has paused."""
         return bool(self._selections)
 
     def sample_before_pause(self, tags: tuple[str, ...] | None) -> Path | None:
