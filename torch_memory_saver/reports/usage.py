@@ -377,7 +377,8 @@ def _remarks(stats: Stats) -> list[str]:
         held, made = (binary_size(stats.counters[name]) for name in ("shared_backup_bytes", "shared_made_bytes"))
         lines.append(f"shared objects: {held}, {made} of it written by this process")
     if stats.stranded_bytes:
-        lines.append(f"stranded: {binary_size(stats.stranded_bytes)} of partly used segments that no region uses any more")
+        free = binary_size(stats.stranded_bytes)
+        lines.append(f"stranded: {free} of free memory that no allocation can use until the tensors beside it are deleted")
     if stats.failed_allocations:
         lines.append(f"failed allocations: {stats.failed_allocations}")
     if stats.guard:
