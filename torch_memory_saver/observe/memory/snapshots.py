@@ -36,9 +36,9 @@ def take_snapshot(*, tag: str = "", step: int | None = None, role: str | None = 
     Returns:
         The dict that ``torch.cuda.memory._snapshot()`` returns, with one more key, ``"torch_memory_saver"``. Its value has
         the keys `format`, `pid`, `role`, `tag`, `started_ns`, `time_ns`, `history`, `segments` (address, bytes,
-        reserved_bytes, device, state, backup and tag of each managed allocation) and `devices` (allocated, reserved, free and
-        total bytes of each device in use). `rank`, `step`, and `max_entries` and `stacks` in `history`, are absent if they
-        are not known, because the pickle of None has an opcode that PyTorch's snapshots lack. Snapshots that TMS_DEBUG
+        reserved_bytes, device, state, backup and tag of each managed allocation) and `devices` (allocated, reserved, free
+        and total bytes of each device in use). `rank`, `step`, and `max_entries` and `stacks` in `history`, are absent if
+        they are not known, because the pickle of None has an opcode that PyTorch's snapshots lack. Snapshots that TMS_DEBUG
         requests also have `pausing`, the tags of the pause that follows (none: every tag).
 
     Raises:
