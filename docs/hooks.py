@@ -27,11 +27,11 @@ _PAGES = {
     "README.md": "index.md",
 }
 
-#: What people search for, and the page that they should find first.
+#: Words that people search for, and the page that they should find first.
 _SEARCHED = {
     "guides/engines.md": ["sleep", "wake up", "kv cache"],
-    "guides/out-of-memory.md": ["OOM"],
-    "quickstart.md": ["release memory", "free memory", "offload"],
+    "guides/out-of-memory.md": ["OOM", "out of memory"],
+    "quickstart.md": ["release", "free", "offload"],
 }
 
 

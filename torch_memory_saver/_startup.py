@@ -28,6 +28,11 @@ REQUESTS = ("TMS_DEBUG", "TMS_METRICS_FILE", "TMS_RELEASE_CACHED")
 #: The variable that a process on the simulated GPU has.
 SIMULATED = "TMS_SIMULATED_SHARED"
 
+#: Advice for a PyTorch whose libraries do not load on the simulated GPU.
+_OTHER_PYTHON = (
+    ". The simulated GPU has the libraries for the PyTorch of the Python that ran `simulate`. If that is not {0}, "
+    "run `{0} -m torch_memory_saver simulate -- python ...`"
+)
 _NAME = "torch_memory_saver"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -68,7 +73,13 @@ class _AfterTorch:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
+        try:
+            self._loader.exec_module(module)
+        except ImportError as error:
+            advice = _OTHER_PYTHON.format(sys.executable)
+            if SIMULATED in os.environ and not isinstance(error, ModuleNotFoundError) and advice not in str(error):
+                error.msg = f"{error}{advice}"
+            raise
         self._callback()
 
 

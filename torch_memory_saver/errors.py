@@ -225,6 +225,12 @@ def rename_operation(error: TorchMemorySaverError, operation: str) -> None:
     error.operation = operation
 
 
+def add_note(error: BaseException, text: str) -> None:
+    """Add a line to what is printed of an exception, where Python can do it."""
+    if hasattr(error, "add_note"):  # since Python 3.11
+        error.add_note(f"torch_memory_saver: {text}")
+
+
 def _rebuild(name: str, message: str, details: dict[str, Any]) -> TorchMemorySaverError:
     cls: type[TorchMemorySaverError] = globals()[name]
     return (_out_of_memory_class() if cls is OutOfMemoryError else cls)(message, **details)

@@ -58,6 +58,7 @@ __all__ = [
     "choose_host_policy",
     "choose_pause_backup",
     "deferred_kind",
+    "errors_of",
     "select_tags",
 ]
 
@@ -338,6 +339,17 @@ def select_tags(tags: object) -> tuple[str, ...] | None:
     return tuple(names)
 
 
+@contextmanager
+def errors_of(operation: str) -> Iterator[None]:
+    """Name the operation in errors of its arguments, also at the beginning of the message."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        if not error.operation:
+            rename_operation(error, operation)
+        raise
+
+
 class RegionOptions(NamedTuple):
     """The checked options of a region, of memory or of a graph, which apply to allocations inside.
 
@@ -370,22 +382,26 @@ class RegionOptions(NamedTuple):
         enable_cpu_backup: object = False,
         enable_disk_backup: object = False,
         cpu_backup_backend: object = None,
+        threads: object = True,
+        operation: str = "region",
     ) -> RegionOptions:
-        """Check the arguments of a region and return its options.
+        """Check the arguments of a region and return its options. Errors name the operation. `threads` is only checked.
 
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.region`.
         """
-        alias = backup_of_aliases(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        if backup is not None and alias is not None:
-            raise InvalidArgumentError("backup replaces enable_cpu_backup and enable_disk_backup: pass backup alone")
-        return cls(
-            check_tag(tag),
-            choose_backup(alias if backup is None else backup),
-            True,
-            choose_host_policy(host_memory),
-            check_switch("runs", runs),
-        )
+        with errors_of(operation):
+            check_switch("threads", threads)
+            alias = backup_of_aliases(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+            if backup is not None and alias is not None:
+                raise InvalidArgumentError("backup replaces enable_cpu_backup and enable_disk_backup: pass backup alone")
+            return cls(
+                check_tag(tag),
+                choose_backup(alias if backup is None else backup),
+                True,
+                choose_host_policy(host_memory),
+                check_switch("runs", runs),
+            )
 
     @classmethod
     def disabled(cls, tag: str) -> RegionOptions:
@@ -455,17 +471,6 @@ PAUSE_TABLE = _Table(_core.PAUSE_OPTIONS)
 RESUME_TABLE = _Table(_core.RESUME_OPTIONS)
 
 
-@contextmanager
-def _errors_of(operation: str) -> Iterator[None]:
-    """Name the operation in errors of its arguments, also at the beginning of the message."""
-    try:
-        yield
-    except InvalidArgumentError as error:
-        if not error.operation:
-            rename_operation(error, operation)
-        raise
-
-
 class PauseOptions(NamedTuple):
     """The checked options of a pause.
 
@@ -490,7 +495,7 @@ class PauseOptions(NamedTuple):
         Raises:
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.pause`.
         """
-        with _errors_of("pause"):
+        with errors_of("pause"):
             tags = select_tags(tag)
             own, core = PAUSE_TABLE.check(given)
         return cls(tags, time.monotonic() + own["timeout"], core, own["live_only"], own["if_shared"])
@@ -534,7 +539,7 @@ class ResumeOptions(NamedTuple):
             InvalidArgumentError: An argument is not valid for :meth:`TorchMemorySaver.resume`, or ``progress`` without
                 ``wait``.
         """
-        with _errors_of("resume"):
+        with errors_of("resume"):
             tags = select_tags(tag)
             own, core = RESUME_TABLE.check(given)
         seconds = core.get("timeout", 0.0)

@@ -24,6 +24,7 @@ from torch_memory_saver._engine.preserved import PreserveHandle
 from torch_memory_saver._engine.tensors import is_paused, tag_of
 from torch_memory_saver._patches import Patch, patches_in_force
 from torch_memory_saver._text import suggestion
+from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.binding.layer import eager_methods
 from torch_memory_saver.errors import InvalidStateError
 from torch_memory_saver.options import (
@@ -32,6 +33,7 @@ from torch_memory_saver.options import (
     check_flag,
     check_tag,
     check_tags,
+    errors_of,
     select_tags,
 )
 from torch_memory_saver.reports.freshness import FreshReport
@@ -910,8 +912,9 @@ class TorchMemorySaver:
         Raises:
             InvalidArgumentError: `tag` is neither a tag nor an iterable of tags, or `device` is not a device.
         """
-        ordinal = None if device is None else check_device(device)
-        return self._use().stats(select_tags(tag), ordinal)
+        with errors_of("stats"):
+            tags, ordinal = select_tags(tag), _selected_device(device)
+        return self._use().stats(tags, ordinal)
 
     def ledger(self, device: int | torch.device | None = None, *, measure_context: bool = False) -> Ledger:
         """Return who holds the memory of each device now, in lines that add up to the used bytes that the driver reports.
@@ -933,7 +936,8 @@ class TorchMemorySaver:
             InvalidStateError: This process has no context on the device, or this installation has no ledger.
             DriverError: The driver fails, or the child process cannot make a context.
         """
-        ordinal = None if device is None else check_device(device)
+        with errors_of("ledger"):
+            ordinal = _selected_device(device)
         return self._use().ledger(ordinal, measure_context)
 
     def reset_peaks(self) -> None:
@@ -999,10 +1003,21 @@ def _changed(method: str, **options: Any) -> dict[str, Any]:
     }
 
 
+def _selected_device(device: object) -> int | None:
+    """Return the ordinal of a device, or None for every device. A ``torch.device`` without an ordinal is the current one."""
+    if device is None:
+        return None
+    ordinal, torch = check_device(device), layer.in_use()
+    if ordinal >= 0:
+        return ordinal
+    return 0 if torch is None else torch.current_device()
+
+
 def _register(operation: str, tag: _Tag, when: Any, callback: Any, cancelled: _Cancelled) -> Any:
     if callback is not None or not isinstance(when, str):
         return hooks.register(operation, tag, when, callback, cancelled)
-    tags = check_tags(tag)  # an iterator can be read only once
+    with errors_of(f"on_{operation}"):
+        tags = check_tags(tag)  # an iterator can be read only once
 
     def decorate(function: _Callback) -> _Callback:
         hooks.register(operation, tags, when, function, cancelled)

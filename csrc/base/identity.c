@@ -2,12 +2,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 enum {
+    PATH_BYTES = 64,  /* "/proc/<pid>/stat" and its NUL */
     STAT_BYTES = 512, /* enough for the beginning of "<pid> (<name>) <state> <ppid> ...", which contains the start time */
     FIELDS_TO_START = 20, /* number of spaces between the name, the second field, and the start time, the 22nd */
     DECIMAL = 10
@@ -37,12 +39,24 @@ bool tms_identity_namespace(dev_t *device, ino_t *inode) {
     return true;
 }
 
+/* Reads the beginning of a stat file into `text`. Returns the bracket after the name, which may contain brackets, or NULL.
+ */
+static const char *read_stat(const char *path, char text[STAT_BYTES + 1]) {
+    ssize_t length = tms_identity_read(path, text, STAT_BYTES);
+    text[length < 0 ? 0 : length] = '\0';
+    return strrchr(text, ')');
+}
+
+char tms_identity_state(long process) {
+    char path[PATH_BYTES], text[STAT_BYTES + 1];
+    snprintf(path, sizeof(path), "/proc/%ld/stat", process);
+    const char *name_end = read_stat(path, text);
+    return name_end && name_end[1] == ' ' ? name_end[2] : '\0';
+}
+
 uint64_t tms_identity_started(void) {
     char text[STAT_BYTES + 1];
-    ssize_t length = tms_identity_read("/proc/self/stat", text, STAT_BYTES);
-    if (length <= 0) return 0;
-    text[length] = '\0';
-    const char *at = strrchr(text, ')'); /* the name may contain brackets */
+    const char *at = read_stat("/proc/self/stat", text);
     for (int spaces = 0; at && spaces < FIELDS_TO_START; spaces++) at = strchr(at + 1, ' ');
     return at ? strtoull(at, NULL, DECIMAL) : 0;
 }

@@ -1,5 +1,5 @@
-/* The identity of this process: the boot, the PID namespace and the time at which it was started, as reported by /proc. Owns
- * nothing; any thread, no lock. Async-signal-safe. */
+/* The identity of this process: the boot, the PID namespace and the time at which it was started, and the state of others,
+ * as reported by /proc. Owns nothing; any thread, no lock. Async-signal-safe. */
 #ifndef TMS_IDENTITY_H
 #define TMS_IDENTITY_H
 
@@ -18,5 +18,8 @@ bool tms_identity_boot_id(char boot_id[TMS_BOOT_ID_BYTES]);
 bool tms_identity_namespace(dev_t *device, ino_t *inode);
 /* Returns the time at which this process was started, in clock ticks after the boot, or 0 if it is unknown. */
 uint64_t tms_identity_started(void);
+/* Returns the letter of a process's state in /proc/<pid>/stat, such as 'R', 'T' (stopped) and 'Z'. Returns 0 and sets errno
+ * if the file cannot be read. */
+char tms_identity_state(long process);
 
 #endif

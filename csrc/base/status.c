@@ -20,10 +20,6 @@ enum { RESULT_CONTAINED = 226, RESULT_TENSOR_MEMORY_LEAK = 721 };
       "memory back, and make the call again.",                                                                              \
       true)                                                                                                                 \
     X(OUT_OF_HOST_MEMORY, "Free host memory, back up fewer tags, or keep backups on disk (enable_disk_backup).", false)     \
-    X(BACKUP_IO,                                                                                                            \
-      "Check the free space and the permissions of the directory of the backups, or choose another with "                   \
-      "set_disk_backup_dir() or TMS_DISK_BACKUP_DIR, or TMS_SHARED_DIR for shared backups.",                                \
-      true)                                                                                                                 \
     X(DRIVER_UNAVAILABLE,                                                                                                   \
       "Check that nvidia-smi works in this environment and that CUDA_VISIBLE_DEVICES names a device; TMS_CUDA_DRIVER can "  \
       "name another driver library.",                                                                                       \

@@ -271,6 +271,9 @@ static void describe_process(const tms_lock_record_t *record, const char *verb, 
      * directory. */
     if (kill((pid_t)record->process, 0) != 0 && errno == ESRCH)
         tms_error_append(error, " That process is not visible here: it is in another PID namespace, or has just ended.");
+    char state = tms_identity_state(record->process);
+    if (state == 'T' || state == 't')
+        tms_error_append(error, " That process is stopped, by a signal or a debugger: let it continue.");
 }
 
 /* Completes the failure of a request that others precede: with the file of the device, and who holds it now. */

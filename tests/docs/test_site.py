@@ -38,7 +38,13 @@ def test_no_page_loads_a_script_from_elsewhere(site: Path) -> None:
 @pytest.mark.skipif(_BROWSER is None, reason="needs Chromium, to run the page's script")
 @pytest.mark.parametrize(
     ("words", "page"),
-    [("sleep", "guides/engines.html"), ("kv cache", "guides/engines.html"), ("release memory", "quickstart.html")],
+    [
+        ("sleep", "guides/engines.html"),
+        ("kv cache", "guides/engines.html"),
+        ("release memory", "quickstart.html"),
+        ("free memory", "quickstart.html"),
+        ("out of memory", "guides/out-of-memory.html"),
+    ],
 )
 def test_a_search_in_files_finds_the_right_page_first(site: Path, tmp_path: Path, words: str, page: str) -> None:
     address = f"{(site / 'index.html').as_uri()}?q={quote(words)}"

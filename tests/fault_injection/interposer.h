@@ -41,6 +41,7 @@
     X(fstatat)                                                                                                              \
     X(fstatfs)                                                                                                              \
     X(fstatvfs)                                                                                                             \
+    X(statvfs)                                                                                                              \
     X(fdopendir)                                                                                                            \
     X(getcwd)                                                                                                               \
     X(readlinkat)                                                                                                           \

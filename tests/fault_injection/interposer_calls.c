@@ -203,6 +203,7 @@ FORWARD(int, -1, fstat, (int fd, struct stat *found), (fd, found))
 FORWARD(int, -1, fstatat, (int directory, const char *path, struct stat *found, int flags), (directory, path, found, flags))
 FORWARD(int, -1, fstatfs, (int fd, struct statfs *found), (fd, found))
 FORWARD(int, -1, fstatvfs, (int fd, struct statvfs *found), (fd, found))
+FORWARD(int, -1, statvfs, (const char *path, struct statvfs *found), (path, found))
 FORWARD(void *, NULL, fdopendir, (int fd), (fd))
 FORWARD(char *, NULL, getcwd, (char *path, size_t bytes), (path, bytes))
 FORWARD(ssize_t, -1, readlinkat, (int directory, const char *path, char *target, size_t bytes),

@@ -39,6 +39,13 @@ def test_a_cycle_in_numbers() -> None:
     del dropped
 
 
+def test_a_device_without_an_ordinal_is_the_current_one() -> None:
+    tensor = filled("a")
+    stats = saver.stats(device=torch.device("cuda"))
+    assert [row.address for row in stats.allocations] == [tensor.data_ptr()]
+    assert list(stats.devices) == [torch.cuda.current_device()]
+
+
 def test_a_snapshot_says_where_a_tensor_lies() -> None:
     tensor = filled("a")
     saver.pause()

@@ -125,8 +125,8 @@ MUTANTS = (
     Mutant(
         "a-failed-pause-leaves-the-metrics",
         _SOURCES + "_engine/engine.py",
-        "        finally:\n            after_call.run()\n        report = pause_report(",
-        "            after_call.run()\n        finally:\n            pass\n        report = pause_report(",
+        "        finally:\n            after_call.run()\n        unknown = warn_of",
+        "            after_call.run()\n        finally:\n            pass\n        unknown = warn_of",
         (_PYTHON + "test_from_environment.py::test_a_failed_pause_rewrites_the_metrics",),
     ),
     Mutant(

@@ -577,8 +577,8 @@ _USAGE = (
     Mutant(
         "peaks-of-a-device-are-shown-for-one-of-its-tags",
         "torch_memory_saver/reports/usage.py",
-        "those[0].resident_peak_bytes if selected is None else None",
-        "those[0].resident_peak_bytes",
+        "those[0].resident_peak_bytes if those and selected is None else None",
+        "those[0].resident_peak_bytes if those else None",
         ("tests/unit/python/engine/test_stats.py::test_peaks_are_of_what_has_one",),
     ),
     Mutant(

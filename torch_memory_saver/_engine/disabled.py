@@ -31,7 +31,6 @@ from torch_memory_saver.options import (
     RegionOptions,
     ResumeOptions,
     check_flag,
-    check_switch,
     select_tags,
 )
 from torch_memory_saver.reports.freshness import FreshReport
@@ -93,8 +92,7 @@ class DisabledEngine(Engine):
         runs: bool = True,
         threads: bool = True,
     ) -> DecoratingContext:
-        check_switch("threads", threads)
-        options_of_region(tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        options_of_region(tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, threads)
         return _Nothing()
 
     def disable(self) -> DecoratingContext:
@@ -108,7 +106,7 @@ class DisabledEngine(Engine):
         from torch_memory_saver._engine.managed_tensors import ManageHandle
         from torch_memory_saver._engine.movable import find_movable, flat
 
-        RegionOptions.check(tag, backup)
+        RegionOptions.check(tag, backup, operation="manage")
         torch = layer.require().torch
         find_movable(torch, flat(torch, what))
         return ManageHandle()
@@ -127,7 +125,9 @@ class DisabledEngine(Engine):
         host_memory: str | None = None,
         runs: bool = True,
     ) -> DecoratingContext:
-        RegionOptions.check(tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend)
+        RegionOptions.check(
+            tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend, operation="cuda_graph"
+        )
         torch, token = check_capture(cuda_graph, pool, stream, capture_error_mode)
         graph: DecoratingContext = torch.torch.cuda.graph(
             cuda_graph, pool=token, stream=stream, capture_error_mode=capture_error_mode

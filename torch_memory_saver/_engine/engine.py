@@ -213,9 +213,9 @@ class Engine:
         threads: bool = True,
     ) -> DecoratingContext:
         options = options_of_region(
-            tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
+            tag, backup, host_memory, runs, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, threads
         )
-        return self._region(options, check_switch("threads", threads))
+        return self._region(options, threads)
 
     def _region(self, options: RegionOptions, threads: bool = True) -> Region:
         follow_thread_pools(self._store, self._find_torch, self._manages_everything)
@@ -237,7 +237,7 @@ class Engine:
     def manage(self, what: Any, *, tag: str = DEFAULT_TAG, backup: str | None = None) -> ManageHandle:
         from torch_memory_saver._engine.managed_tensors import manage  # few programs need it
 
-        return manage(self._store, managed_modules, what, RegionOptions.check(tag, backup))
+        return manage(self._store, managed_modules, what, RegionOptions.check(tag, backup, operation="manage"))
 
     def cuda_graph(
         self,
@@ -253,7 +253,9 @@ class Engine:
         host_memory: str | None = None,
         runs: bool = True,
     ) -> DecoratingContext:
-        options = RegionOptions.check(tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend)
+        options = RegionOptions.check(
+            tag, backup, host_memory, runs, enable_cpu_backup, False, cpu_backup_backend, operation="cuda_graph"
+        )
         torch, token = check_capture(cuda_graph, pool, stream, capture_error_mode)
         return GraphCapture(
             self._store,
@@ -298,8 +300,9 @@ class Engine:
             left = 0 if torch is None else managed_modules.left_bytes(torch.torch, options.tags)
         finally:
             after_call.run()
-        report = pause_report(done, reusable, shared, left)
-        _warn_after_pause(torch, options, report)
+        unknown = warn_of_unknown_tags("pause", options.tags) if done.unknown_tags else ""
+        report = pause_report(done, unknown, reusable, shared, left)
+        _warn_after_pause(torch, report)
         return report
 
     def _empty_cache_of_managed_memory(self, torch: TorchCuda | None) -> None:
@@ -347,9 +350,7 @@ class Engine:
             raise
         finally:
             after_call.run()
-        if done.unknown_tags:
-            warn_of_unknown_tags("resume", options.tags)
-        return resume_report(done)
+        return resume_report(done, warn_of_unknown_tags("resume", options.tags) if done.unknown_tags else "")
 
     def preserve(self, what: Iterable[Any], *, tag: str | None, parameters: bool) -> PreserveHandle:
         return preserved.add(what, tag, parameters)
@@ -517,15 +518,13 @@ def _has_paused(options: PauseOptions) -> bool:
     return any(row.state != _core.STATE_ACTIVE and selects(options.tags, row.tag) for row in _core.segments())
 
 
-def _warn_after_pause(torch: TorchCuda | None, options: PauseOptions, report: PauseReport) -> None:
+def _warn_after_pause(torch: TorchCuda | None, report: PauseReport) -> None:
     """Warn of what a pause may have missed."""
     if report.possibly_shared_bytes:
         shared_memory.collect()
         warn_of_receivers(report.possibly_shared_bytes)
     if not report.allocations:
         warn_of_empty_pause(torch)
-    if report.unknown_tags:
-        warn_of_unknown_tags("pause", options.tags)
 
 
 def _preparing(torch: TorchCuda | None, options: PauseOptions, only_waits: bool = False) -> pausing:

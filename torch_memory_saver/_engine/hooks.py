@@ -50,8 +50,8 @@ from typing import Any, TypeVar
 from torch_memory_saver import _core
 from torch_memory_saver._text import joined
 from torch_memory_saver._torch.records.tags import Tags, selects
-from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError
-from torch_memory_saver.options import PauseOptions, ResumeOptions, check_callback, check_tags, select_tags
+from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError, add_note
+from torch_memory_saver.options import PauseOptions, ResumeOptions, check_callback, check_tags, errors_of, select_tags
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 
 __all__ = [
@@ -200,24 +200,26 @@ def register(
     Raises:
         InvalidArgumentError: An argument is invalid for that method.
     """
-    tags = check_tags(tag)
-    if isinstance(when, Hook):
-        if callback is not None or cancelled is not None:
-            raise InvalidArgumentError("a Hook has its callbacks as methods: pass no others with it")
-        for method in (when.before, when.after, when.cancelled):
-            check_callback("a method of the hook", method)
-        return _add(operation, _Registered(tags, type(when).__qualname__, when.before, when.after, when.cancelled), "around")
-    if not isinstance(when, str) or when not in _WHEN:
-        raise InvalidArgumentError(f'when must be "before", "after" or a Hook, not {when!r}')
-    check_callback("callback", callback)
-    if cancelled is not None:
-        check_callback("cancelled", cancelled)
+    with errors_of(f"on_{operation}"):
+        tags = check_tags(tag)
+        if isinstance(when, Hook):
+            if callback is not None or cancelled is not None:
+                raise InvalidArgumentError("a Hook has its callbacks as methods: pass no others with it")
+            for method in (when.before, when.after, when.cancelled):
+                check_callback("a method of the hook", method)
+            hook = _Registered(tags, type(when).__qualname__, when.before, when.after, when.cancelled)
+            return _add(operation, hook, "around")
+        if not isinstance(when, str) or when not in _WHEN:
+            raise InvalidArgumentError(f'when must be "before", "after" or a Hook, not {when!r}')
+        check_callback("callback", callback)
+        if cancelled is not None:
+            check_callback("cancelled", cancelled)
+            if when == "after":
+                raise InvalidArgumentError('cancelled undoes what a before-callback did: pass it with when="before"')
+        name = getattr(callback, "__qualname__", None) or repr(callback)
         if when == "after":
-            raise InvalidArgumentError('cancelled undoes what a before-callback did: pass it with when="before"')
-    name = getattr(callback, "__qualname__", None) or repr(callback)
-    if when == "after":
-        return _add(operation, _Registered(tags, name, after=callback), when)
-    return _add(operation, _Registered(tags, name, before=callback, cancelled=cancelled or _nothing), when)
+            return _add(operation, _Registered(tags, name, after=callback), when)
+        return _add(operation, _Registered(tags, name, before=callback, cancelled=cancelled or _nothing), when)
 
 
 def _add(operation: str, hook: _Registered, when: str) -> HookHandle:
@@ -494,7 +496,7 @@ class _Around:
             if concerned.hook.removed:
                 continue
             self._begun.append(concerned)
-            _call(partial(self._record, concerned))
+            _call(partial(self._record, concerned), concerned, "before")
         self._all_begun = True
 
     def _record(self, concerned: _Concerned) -> None:
@@ -517,10 +519,10 @@ class _Around:
                 if hook.removed and not begun:
                     continue
                 told = dataclasses.replace(call, report=report, error=error)
-                raised = _attempt(partial(hook.after, told))
+                raised = _attempt(partial(hook.after, told), concerned, "after")
                 when = f"after-callback {hook.name} raised; the memory is {self._operation}d, and the others are called"
             elif begun:
-                raised = _attempt(partial(hook.cancelled, error))
+                raised = _attempt(partial(hook.cancelled, error), concerned, "cancelled")
                 when = f"cancelled-callback of {hook.name} raised; the others are called"
             else:
                 continue
@@ -553,20 +555,24 @@ def _changed(operation: str) -> frozenset[int]:
     return frozenset(row.address for row in _core.segments() if row.state in states)
 
 
-def _call(callback: Callable[[], object]) -> None:
-    """Call `callback`, and refuse pause and resume inside."""
+def _call(callback: Callable[[], object], concerned: _Concerned, when: str) -> None:
+    """Call `callback`, and refuse pause and resume inside. An exception gets a note with the names of hook and tags."""
     outside = _thread.inside
     try:
         _thread.inside = True
         callback()
+    except BaseException as raised:
+        call, name = concerned.call, concerned.hook.name
+        add_note(raised, f"the {when}-callback {name} raised this, in a {call.operation} of {joined(call.tags)}")
+        raise
     finally:
         _thread.inside = outside
 
 
-def _attempt(callback: Callable[[], object]) -> BaseException | None:
+def _attempt(callback: Callable[[], object], concerned: _Concerned, when: str) -> BaseException | None:
     """Call `callback` and return its exception, or None."""
     try:
-        _call(callback)
+        _call(callback, concerned, when)
     except BaseException as raised:
         return raised
     return None
@@ -576,8 +582,7 @@ def _more_urgent(first: BaseException | None, raised: BaseException) -> BaseExce
     """Choose which exception a call raises after it has failed with `first` and then with `raised`."""
     if first is None or (isinstance(first, Exception) and not isinstance(raised, Exception)):
         return raised
-    if hasattr(first, "add_note"):  # since Python 3.11
-        first.add_note(f"torch_memory_saver: then a callback raised {type(raised).__name__}: {raised}")
+    add_note(first, f"then a callback raised {type(raised).__name__}: {raised}")
     return first
 
 

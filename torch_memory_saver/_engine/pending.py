@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch_memory_saver import _core
 from torch_memory_saver._engine.background import after_call, explain
 from torch_memory_saver._engine.native_log import passes_log_on
+from torch_memory_saver._engine.silent_mistakes import warn_of_unknown_tags
 from torch_memory_saver._text import joined
 from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.binding.layer import eager_methods
@@ -118,7 +119,8 @@ class PendingResume:
 
     def _wait(self) -> ResumeReport:
         try:
-            return resume_report(_core.pending_wait(self._pending, on_main_thread()))
+            done = _core.pending_wait(self._pending, on_main_thread())
+            return resume_report(done, warn_of_unknown_tags("resume", self._tags) if done.unknown_tags else "")
         except OutOfMemoryError as error:
             self._explain(error)
             raise

@@ -26,10 +26,10 @@ _MOST_TAGS = 10
 _QUERIES = ("preserved", "stats")
 
 
-def warn_of_unknown_tags(operation: str, tags: Tags) -> None:
-    """Warn of each tag that no allocation ever had, once for the tag."""
+def warn_of_unknown_tags(operation: str, tags: Tags) -> str:
+    """Warn of each tag that no allocation ever had, once for the tag. Return what each report prints about these tags."""
     if not tags:
-        return
+        return ""
     every_tag = _core.tags()
     unknown = [tag for tag in tags if not every_tag.get(tag)]
     known = list(dict.fromkeys(row.tag for row in _core.segments())) if unknown else []
@@ -46,6 +46,7 @@ def warn_of_unknown_tags(operation: str, tags: Tags) -> None:
             _listed(known),
             suggestion(tag, known) or ".",
         )
+    return f"no memory has tag {_listed(unknown)}; tags are: {_listed(known)}" if unknown else ""
 
 
 def _listed(tags: list[str]) -> str:

@@ -85,8 +85,14 @@ _PREFIX = "TMS_"
 _DRIVER = "TMS_CUDA_DRIVER"
 #: Variables that setup.py reads.
 BUILD_VARIABLES = ("TMS_WERROR", "TMS_PINNED_VERSION", "TMS_SYMBOLS")
-#: Prefixes of the other variables that the core does not read: those of the simulated GPU, the tests and the demo.
-_OTHER_PREFIXES = ("TMS_SIMULATED_", "TMS_GPU_", "TMS_DEMO_")
+#: The other variables that the core does not read: those of the simulated GPU (csrc/simulator/simulator.h), the tests and
+#: the demo.
+_OTHER_VARIABLES = {
+    "TMS_DEMO_CHILD",
+    *(f"TMS_GPU_{word}" for word in ("INNER", "NCCL", "RECORD", "SEED")),
+    *(f"TMS_SIMULATED_{word}" for word in ("BANDWIDTH", "DEVICES", "FAULT", "MEMORY", "NCCL_MEMORY", "PEERS", "POISON")),
+    *(f"TMS_SIMULATED_{word}" for word in ("REPORT", "SHARED", "TRACE", "VISIBLE")),
+}
 
 
 def _working_directory() -> str:
@@ -130,16 +136,14 @@ def driver_library() -> str:
 
 
 def known_variables() -> set[str]:
-    """Return the names of all variables, except those of the simulated GPU, the tests and the build."""
-    return set(_core.SETTINGS) | {variable.name for variable in PYTHON_VARIABLES}
+    """Return the names of all variables, except those of the build."""
+    return set(_core.SETTINGS) | {variable.name for variable in PYTHON_VARIABLES} | _OTHER_VARIABLES
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
     """Return the names that look like variables of this package but are unknown."""
     known = known_variables().union(BUILD_VARIABLES)
-    return sorted(
-        name for name in names if name.startswith(_PREFIX) and name not in known and not name.startswith(_OTHER_PREFIXES)
-    )
+    return sorted(name for name in names if name.startswith(_PREFIX) and name not in known)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._text import binary_size, counted, duration, joined
+from torch_memory_saver._text import binary_size, duration, joined
 
 __all__ = [
     "PauseReport",
@@ -41,15 +41,17 @@ class TransitionReport:
     unknown_tags: int = 0
     seconds: float = 0.0
     bytes_by_tag: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
+    #: Text about the unknown tags, for printing.
+    _unknown: str = field(default="", repr=False, compare=False, kw_only=True)
 
     def __str__(self) -> str:
         names = sorted(self.bytes_by_tag) + ["others"] * (0 < sum(self.bytes_by_tag.values()) < self.bytes)
         tags = f" of {joined(names)}" if names else ""
         copied = binary_size(self.copied_bytes) if self.copied_bytes else "nothing"
         moved = f"{binary_size(self.bytes)}{tags} in {duration(self.seconds)}, {copied} copied"
-        unknown = [counted(self.unknown_tags, "unknown tag")] if self.unknown_tags else []
         remarks = [f"{binary_size(size)} {what}" for name, what in self._remarks.items() if (size := getattr(self, name))]
-        return ", ".join([f"{self._verb} {moved if self.allocations else 'nothing'}", *unknown, *remarks])
+        sizes = ", ".join([f"{self._verb} {moved if self.allocations else 'nothing'}", *remarks])
+        return f"{sizes}; {self._unknown}" if self._unknown else sizes
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,15 @@ class ResumeReport(TransitionReport):
 
 
 def pause_report(
-    done: _core.Report, reusable_bytes: int, possibly_shared_bytes: int, no_longer_managed_bytes: int
+    done: _core.Report, unknown: str, reusable_bytes: int, possibly_shared_bytes: int, no_longer_managed_bytes: int
 ) -> PauseReport:
     """Return the report of a native pause.
 
-    The other arguments are the numbers of PyTorch's default pool, of memory sent to other processes, and of modules.
+    The other arguments are the text about unknown tags, and the numbers of PyTorch's default pool, of memory sent to other
+    processes, and of modules.
     """
     return PauseReport(
-        **_common(done),
+        **_common(done, unknown),
         unchanged_bytes=done.unchanged_bytes,
         reusable_bytes=reusable_bytes,
         possibly_shared_bytes=possibly_shared_bytes,
@@ -111,11 +114,12 @@ def pause_report(
     )
 
 
-def resume_report(done: _core.Report) -> ResumeReport:
-    """Return the report of a native resume."""
-    return ResumeReport(**_common(done))
+def resume_report(done: _core.Report, unknown: str) -> ResumeReport:
+    """Return the report of a native resume, with the text about unknown tags."""
+    return ResumeReport(**_common(done, unknown))
 
 
-def _common(done: _core.Report) -> dict[str, Any]:
-    """Return the numbers that both reports have, by name."""
-    return {field.name: getattr(done, field.name) for field in fields(TransitionReport)}
+def _common(done: _core.Report, unknown: str) -> dict[str, Any]:
+    """Return the fields that both reports have, by name."""
+    names = [field.name for field in fields(TransitionReport) if field.name != "_unknown"]
+    return {"_unknown": unknown, **{name: getattr(done, name) for name in names}}

@@ -139,7 +139,8 @@ class Stats:
     Attributes:
         total: Usage of all selected allocations.
         tags: Usage by tag.
-        devices: Usage by CUDA ordinal, for devices with allocations. Without a selection, devices with a peak are included.
+        devices: Usage by CUDA ordinal, for devices with allocations and for the selected device. Without a selection,
+            devices with a peak are included.
         counters: Counters of the whole process by name: numbers of calls and failures, such as "pauses_total", bytes and
             nanoseconds of the calls, and sizes of what is held now.
         pauses, resumes: Totals of all pauses and resumes of this process so far.
@@ -245,7 +246,7 @@ def _add_totals(
     ordinal = _ALL_DEVICES if device is None else device
     usage = [row for tag in (selected if selected is not None else (None,)) for row in _core.usage(tag, ordinal)]
     by_tag: dict[str, Usage] = {}
-    by_device: dict[int, list[_core.Usage]] = {}
+    by_device: dict[int, list[_core.Usage]] = {} if device is None else {device: []}
     for row in usage:
         if row.tag is None:
             by_device.setdefault(row.device, []).append(row)
@@ -253,7 +254,7 @@ def _add_totals(
             by_tag[row.tag] = _add_up([row], row.resident_peak_bytes if device is None else None)
     counters = _core.counters()
     devices = {
-        number: _add_up(those, those[0].resident_peak_bytes if selected is None else None)
+        number: _add_up(those, those[0].resident_peak_bytes if those and selected is None else None)
         for number, those in sorted(by_device.items())
     }
     peak = _peak_of_all(selected, device, by_tag, devices, counters)
@@ -376,7 +377,8 @@ def _remarks(stats: Stats) -> list[str]:
         held, made = (binary_size(stats.counters[name]) for name in ("shared_backup_bytes", "shared_made_bytes"))
         lines.append(f"shared objects: {held}, {made} of it written by this process")
     if stats.stranded_bytes:
-        lines.append(f"stranded: {binary_size(stats.stranded_bytes)} of partly used segments that no region uses any more")
+        free = binary_size(stats.stranded_bytes)
+        lines.append(f"stranded: {free} of free memory that no allocation can use until the tensors beside it are deleted")
     if stats.failed_allocations:
         lines.append(f"failed allocations: {stats.failed_allocations}")
     if stats.guard:

@@ -62,12 +62,28 @@ int tms_disk_open_at(int directory, const char *name, int flags) {
     return open_again(directory, name, flags | O_NOFOLLOW, FILE_MODE);
 }
 
+tms_status_t tms_disk_fail(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,
+                           const char *path) {
+    struct statvfs space;
+    tms_status_t status = tms_error_set_os(error, context, call, os_error, path);
+    if (status != TMS_BACKUP_IO) return status;
+    if (os_error == ENOSPC && path && statvfs(path, &space) == 0) {
+        tms_error_append(error, " The file system has ");
+        tms_error_append_bytes(error, (uint64_t)space.f_bavail * space.f_frsize);
+        tms_error_append(error, " of free space.");
+    }
+    tms_error_append(error,
+                     " Check the free space and the permissions of the directory of the backups, or choose another with "
+                     "set_disk_backup_dir() or TMS_DISK_BACKUP_DIR.");
+    return status;
+}
+
 tms_status_t tms_disk_open_directory(const char *path, tms_directory_t *found, const tms_error_context_t *context,
                                      tms_error_t *error) {
     const tms_directory_choice_t choice = {.configured = path, .exact = true, .walk = {.mode = DIRECTORY_MODE}};
     tms_directory_failure_t failure;
     if (tms_directory_open(&choice, found, &failure)) return TMS_OK;
-    if (failure.os_error != ENOENT) return tms_error_set_os(error, context, failure.call, failure.os_error, path);
+    if (failure.os_error != ENOENT) return tms_disk_fail(error, context, failure.call, failure.os_error, path);
     tms_error_set(error, TMS_BACKUP_IO, context,
                   "'%s' has no parent directory (%s failed with errno %d). Only the last directory of a path is created, so "
                   "that a misspelled path is noticed: create its parent directories first",
@@ -192,7 +208,7 @@ tms_status_t tms_disk_lock_create(const char *path, int directory, const tms_log
         do failed = make_lock_file(made, path, prefix_bytes, log);
         while (failed && made->fd < 0 && (errno == EEXIST || errno == EWOULDBLOCK) && ++attempts < NAME_ATTEMPTS);
     }
-    tms_status_t status = failed ? tms_error_set_os(error, context, failed, errno, path) : TMS_OK;
+    tms_status_t status = failed ? tms_disk_fail(error, context, failed, errno, path) : TMS_OK;
     if (failed) made->place = (tms_disk_identity_t){.known = false}; /* not a lock, only a file to be removed */
     if (made->fd >= 0)
         *lock = made;

@@ -14,6 +14,11 @@
 /* A copy of `path` without trailing slashes, made absolute if the working directory is known. NULL: out of memory. */
 char *tms_disk_absolute_path(const char *path);
 
+/* Sets the error of a failed system call, with advice. `path` is NULL or in the file system of the call, whose free space
+ * the message has if there is too little. */
+tms_status_t tms_disk_fail(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,
+                           const char *path);
+
 /* Opens the directory (base/private_directory.h), which other processes may use too. Creates it (0700) if it is missing. Its
  * parents must exist, so that a misspelled path is an error. */
 tms_status_t tms_disk_open_directory(const char *path, tms_directory_t *found, const tms_error_context_t *context,

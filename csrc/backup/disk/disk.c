@@ -136,7 +136,7 @@ static tms_status_t acquire_lock(tms_disk_directory_t *directory, const char *pa
             path, opened.shared);
     const char *failed = tms_disk_identify(fd, &place);
     if (failed) {
-        status = tms_error_set_os(error, context, failed, errno, path);
+        status = tms_disk_fail(error, context, failed, errno, path);
         close(fd);
         return status;
     }
@@ -227,7 +227,7 @@ static tms_status_t reserve_space(int fd, uint64_t bytes, const char *path, tms_
             break;
         }
     }
-    return os_error == 0 ? TMS_OK : tms_error_set_os(error, context, call, os_error, path);
+    return os_error == 0 ? TMS_OK : tms_disk_fail(error, context, call, os_error, path);
 }
 
 /* Creates the empty file `made` and adds it to the list. Returns NULL, or the name of the failed call with errno set. After
@@ -270,7 +270,7 @@ static tms_status_t create_entry(tms_disk_directory_t *directory, tms_disk_file_
         *file = made;
         return TMS_OK;
     }
-    status = tms_error_set_os(error, context, failed, made ? errno : ENOMEM, made ? made->path : directory->path);
+    status = tms_disk_fail(error, context, failed, made ? errno : ENOMEM, made ? made->path : directory->path);
     if (made && *fd >= 0) {
         close(*fd);
         discard(directory, made);
@@ -320,7 +320,7 @@ tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t byte
     tms_disk_file_t *made = NULL;
     uint64_t claimed = 0;
     int fd = -1;
-    if (bytes > (uint64_t)INT64_MAX) return tms_error_set_os(error, context, "fallocate", EFBIG, NULL);
+    if (bytes > (uint64_t)INT64_MAX) return tms_disk_fail(error, context, "fallocate", EFBIG, NULL);
     pthread_mutex_lock(&directory->lock);
     tms_status_t status = create_entry(directory, &made, &fd, context, error);
     pthread_mutex_unlock(&directory->lock);
@@ -331,7 +331,7 @@ tms_status_t tms_disk_file_create(tms_disk_directory_t *directory, uint64_t byte
     if (status == TMS_OK) status = reserve_space(fd, bytes, made->path, wait, context, error);
     settle_claim(directory, made, claimed);
     if (close(fd) != 0 && status == TMS_OK && errno != EINTR)
-        status = tms_error_set_os(error, context, "close", errno, made->path);
+        status = tms_disk_fail(error, context, "close", errno, made->path);
     /* After the reservation: a size that does not fit on the disk may need more checksums than fit in memory. */
     if (status == TMS_OK) {
         made->checksums = calloc(bytes / TMS_DISK_BLOCK_BYTES + 1, sizeof(*made->checksums));

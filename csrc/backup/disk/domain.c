@@ -1,17 +1,11 @@
 #include "backup/disk/domain.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/utsname.h>
 
 #include "base/hash.h"
 #include "base/identity.h"
-
-enum {
-    PATH_BYTES = 64, /* "/proc/<pid>/stat" and its NUL */
-    STAT_BYTES = 256 /* enough for the beginning of "<pid> (<name>) <state> ...", which contains the state */
-};
 
 uint64_t tms_disk_domain(void) {
     char boot_id[TMS_BOOT_ID_BYTES];
@@ -27,11 +21,7 @@ uint64_t tms_disk_domain(void) {
 }
 
 bool tms_disk_domain_runs(long process) {
-    char path[PATH_BYTES], text[STAT_BYTES + 1];
-    snprintf(path, sizeof(path), "/proc/%ld/stat", process);
-    ssize_t length = tms_identity_read(path, text, STAT_BYTES);
-    if (length < 0) return errno != ENOENT && errno != ESRCH;
-    text[length] = '\0';
-    const char *state = strrchr(text, ')'); /* the name may contain brackets */
-    return !state || (strncmp(state, ") Z", strlen(") Z")) != 0 && strncmp(state, ") X", strlen(") X")) != 0);
+    errno = 0;
+    char state = tms_identity_state(process);
+    return state ? state != 'Z' && state != 'X' : errno != ENOENT && errno != ESRCH;
 }

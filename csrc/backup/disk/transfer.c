@@ -38,7 +38,7 @@ static int open_file(tms_disk_file_t *file, int flags, struct stat *found, const
 
 static tms_status_t fail_to_open(const tms_disk_file_t *file, const char *call, int os_error,
                                  const tms_error_context_t *context, tms_error_t *error) {
-    if (os_error != ESTALE) return tms_error_set_os(error, context, call, os_error, file->path);
+    if (os_error != ESTALE) return tms_disk_fail(error, context, call, os_error, file->path);
     tms_error_set(error, TMS_BACKUP_IO, context,
                   "the backup file '%s' was replaced by another file, which is left unchanged", file->path);
     if (error) error->os_error = os_error;
@@ -99,7 +99,7 @@ tms_status_t tms_disk_handle_open(tms_disk_handle_t *handle, tms_disk_file_t *fi
     struct stat found;
     const char *call = NULL;
     int limit = write ? tms_size_limit_check(file->bytes) : 0;
-    if (limit != 0) return tms_error_set_os(error, context, "pwrite", limit, file->path);
+    if (limit != 0) return tms_disk_fail(error, context, "pwrite", limit, file->path);
     int direct_fd = -1, plain_fd = -1;
     if (direct && may_be_direct(file)) {
         direct_fd = open_file(file, flags_of(write) | O_DIRECT, &found, &call);
@@ -128,7 +128,7 @@ tms_status_t tms_disk_handle_close(tms_disk_handle_t *handle, const tms_error_co
     atomic_store(&handle->plain_fd, -1);
     /* Network file systems report a full disk here. */
     if (os_error == 0 || !handle->write) return TMS_OK;
-    return tms_error_set_os(error, context, "close", os_error, handle->file->path);
+    return tms_disk_fail(error, context, "close", os_error, handle->file->path);
 }
 
 /* Returns the ordinary descriptor, which is opened by the first thread that needs it. On failure returns -1, and sets errno
@@ -214,9 +214,9 @@ static tms_status_t finish(const tms_disk_request_t *request, uint64_t moved, tm
         const uint64_t at = request->offset + moved;
         ssize_t more = move_some(request, moved, &call);
         if (more < 0 && strcmp(call, "openat") == 0) return fail_to_open(file, call, errno, &request->context, error);
-        if (more < 0) return tms_error_set_os(error, &request->context, call, errno, file->path);
+        if (more < 0) return tms_disk_fail(error, &request->context, call, errno, file->path);
         if (more == 0 && request->handle->write) /* impossible for a regular file; prevents an endless loop */
-            return tms_error_set_os(error, &request->context, call, EIO, file->path);
+            return tms_disk_fail(error, &request->context, call, EIO, file->path);
         if (more == 0)
             return tms_error_set(error, TMS_BACKUP_IO, &request->context,
                                  "the backup file '%s' was changed or truncated: it ends at offset %llu of %llu", file->path,

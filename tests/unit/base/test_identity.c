@@ -1,7 +1,9 @@
 /* Guards identity.c: that it says of this process what the system says of it. */
 #include "base/identity.h"
 
+#include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -60,11 +62,31 @@ static void a_missing_file(void **state) {
     assert_int_equal(tms_identity_read("/proc/self/stat", text, sizeof text), sizeof text);
 }
 
+static void the_state_of_a_process(void **state) {
+    (void)state;
+    assert_int_equal(tms_identity_state(getpid()), 'R');
+    pid_t child = fork();
+    if (child == 0) {
+        for (;;) pause();
+    }
+    assert_int_equal(kill(child, SIGSTOP), 0);
+    assert_int_equal(waitpid(child, NULL, WUNTRACED), child);
+    assert_int_equal(tms_identity_state(child), 'T');
+    assert_int_equal(kill(child, SIGKILL), 0);
+    siginfo_t ended;
+    assert_int_equal(waitid(P_PID, (id_t)child, &ended, WEXITED | WNOWAIT), 0);
+    assert_int_equal(tms_identity_state(child), 'Z');
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_int_equal(tms_identity_state(child), 0);
+    assert_int_equal(errno, ENOENT);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_boot_and_the_namespace),
         cmocka_unit_test(the_start_time),
         cmocka_unit_test(a_missing_file),
+        cmocka_unit_test(the_state_of_a_process),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

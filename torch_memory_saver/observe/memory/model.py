@@ -135,6 +135,8 @@ class Snapshot:
             was not taken before a pause, or does not say.
         time_ns: When the snapshot was taken, in nanoseconds since 1970; 0 if the snapshot does not say.
         history_enabled: Whether PyTorch recorded stacks; None if the snapshot does not say.
+        started_ns: When the process imported the code that takes snapshots, like `time_ns`. It differs between processes of
+            two runs with one id.
     """
 
     source: str
@@ -149,6 +151,7 @@ class Snapshot:
     pausing: tuple[str, ...] | None = None
     time_ns: int = 0
     history_enabled: bool | None = None
+    started_ns: int = 0
 
     @property
     def devices(self) -> tuple[int, ...]:

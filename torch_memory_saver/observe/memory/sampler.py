@@ -10,6 +10,7 @@ not use CUDA has nothing to record.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
@@ -197,6 +198,11 @@ class PauseSampler(MemorySnapshotSampler):
         self._selections: set[tuple[str, ...]] = set()
         self._own_moments: deque[int] = deque(maxlen=MOST_PAUSES)
 
+    @property
+    def has_seen_pause(self) -> bool:
+        """Whether this process has paused."""
+        return bool(self._selections)
+
     def sample_before_pause(self, tags: tuple[str, ...] | None) -> Path | None:
         """Write a snapshot before a pause of `tags`, and return the path of its file. None after a failure."""
         pausing = () if tags is None else tuple(sorted(tags))
@@ -233,9 +239,10 @@ def start_history(_folder: str) -> None:
 def start_snapshots(folder: str) -> None:
     """Write a snapshot to a folder before each pause from now on.
 
-    A forked child that can use CUDA continues to write them.
+    A forked child that can use CUDA continues to write them. A process that uses CUDA and never pauses logs at its exit that
+    it wrote none.
     """
-    sampler = PauseSampler(folder)
+    sampler, pid = PauseSampler(folder), os.getpid()
 
     def write() -> None:
         torch = layer.imported()
@@ -246,7 +253,18 @@ def start_snapshots(folder: str) -> None:
         if path is not None:
             logger.info("%s: wrote %s, %d bytes", _SNAPSHOTS, path, path.stat().st_size)
 
+    def warn_at_exit() -> None:
+        torch = layer.imported()
+        if not sampler.has_seen_pause and os.getpid() == pid and torch is not None and torch.cuda.is_initialized():
+            logger.warning(
+                "%s: nothing was recorded in %s, because this process never paused memory. A program without pauses "
+                "calls sample() of a memory.MemorySnapshotSampler after each step",
+                _SNAPSHOTS,
+                folder,
+            )
+
     before_pause.add(_SNAPSHOTS, write)
+    atexit.register(warn_at_exit)
 
 
 def _synchronize(torch: Any) -> None:

@@ -128,6 +128,7 @@ def parse(content: Mapping[str, Any], source: str) -> Snapshot:
         step=_number(ours.get("step")),
         pausing=tuple(map(_text, ours["pausing"])) if "pausing" in ours else None,
         time_ns=_number(ours.get("time_ns")) or 0,
+        started_ns=_number(ours.get("started_ns")) or 0,
         history_enabled=bool(ours["history"]["enabled"]) if "history" in ours else None,
     )
 

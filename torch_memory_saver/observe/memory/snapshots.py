@@ -18,6 +18,8 @@ __all__ = ["FORMAT", "take_snapshot", "write_snapshot"]
 
 #: Version of the format of the part that this package adds.
 FORMAT = 1
+#: The time of this import, which tells processes with equal ids apart: those of two runs in containers.
+_STARTED_NS = time.time_ns()
 
 
 def take_snapshot(*, tag: str = "", step: int | None = None, role: str | None = None) -> dict[str, Any]:
@@ -33,11 +35,11 @@ def take_snapshot(*, tag: str = "", step: int | None = None, role: str | None = 
 
     Returns:
         The dict that ``torch.cuda.memory._snapshot()`` returns, with one more key, ``"torch_memory_saver"``. Its value has
-        the keys `format`, `pid`, `role`, `tag`, `time_ns`, `history`, `segments` (address, bytes, reserved_bytes, device,
-        state, backup and tag of each managed allocation) and `devices` (allocated, reserved, free and total bytes of each
-        device in use). `rank`, `step`, and `max_entries` and `stacks` in `history`, are absent if they are not known,
-        because the pickle of None has an opcode that PyTorch's snapshots lack. Snapshots that TMS_DEBUG requests also have
-        `pausing`, the tags of the pause that follows (none: every tag).
+        the keys `format`, `pid`, `role`, `tag`, `started_ns`, `time_ns`, `history`, `segments` (address, bytes,
+        reserved_bytes, device, state, backup and tag of each managed allocation) and `devices` (allocated, reserved, free
+        and total bytes of each device in use). `rank`, `step`, and `max_entries` and `stacks` in `history`, are absent if
+        they are not known, because the pickle of None has an opcode that PyTorch's snapshots lack. Snapshots that TMS_DEBUG
+        requests also have `pausing`, the tags of the pause that follows (none: every tag).
 
     Raises:
         TorchUnavailableError: PyTorch cannot be imported, or finds no CUDA device.
@@ -54,6 +56,7 @@ def take_snapshot(*, tag: str = "", step: int | None = None, role: str | None = 
         "role": default_role() if role is None else role,
         "tag": tag,
         **({} if step is None else {"step": int(step)}),
+        "started_ns": _STARTED_NS,
         "time_ns": time.time_ns(),
         "history": _history(torch),
         "segments": _managed_segments(),

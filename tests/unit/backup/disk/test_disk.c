@@ -145,12 +145,16 @@ static void test_failed_transfers(void **state) {
     assert_int_equal(error.os_error, ENOSPC);
     assert_string_equal(error.call, "pwrite");
     assert_non_null(strstr(error.message, file->path));
+    assert_non_null(strstr(error.message, "iB of free space. Check the free space"));
+    assert_non_null(strstr(error.message, "TMS_DISK_BACKUP_DIR"));
+    assert_null(strstr(error.message, "TMS_SHARED_DIR"));
     fault.pwrite_error = 0;
     assert_int_equal(tms_disk_file_write(file, data, 100, 0, &context, &error), TMS_OK);
 
     assert_int_equal(truncate(file->path, 60), 0);
     assert_int_equal(tms_disk_file_read(file, data, 100, 0, &context, &error), TMS_BACKUP_IO);
     assert_non_null(strstr(error.message, "was changed or truncated: it ends at offset 60 of 100"));
+    assert_null(strstr(error.message, "free space"));
 
     assert_int_equal(unlink(file->path), 0);
     assert_int_equal(tms_disk_file_read(file, data, 100, 0, &context, &error), TMS_BACKUP_IO);

@@ -314,3 +314,19 @@ def test_a_program_is_not_disturbed_by_a_failure(torch_program: Program, tmp_pat
     done = torch_program(f"sys.path.insert(0, {str(tmp_path / 'other')!r})\n{USES_CUDA}print('goes on')")
     assert done.stdout == "goes on\n"
     assert "could not be started" in done.stderr and "of another release" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "raised", "times"),
+    [
+        (ON_SIMULATED_GPU, "ImportError('libcudnn.so.9: cannot open')", 1),
+        (ON_SIMULATED_GPU, "ModuleNotFoundError('sympy')", 0),
+        ({}, "ImportError('libcudnn.so.9: cannot open')", 0),
+    ],
+)
+def test_a_torch_that_does_not_load_on_the_simulated_gpu_points_to_its_python(
+    torch_program: Program, tmp_path: Path, variables: dict[str, str], raised: str, times: int
+) -> None:
+    (tmp_path / "site" / "torch" / "__init__.py").write_text(f"raise {raised}")
+    done = torch_program("try:\n    import torch\nexcept ImportError as error:\n    print(error)", **variables)
+    assert done.stdout.count(f"run `{sys.executable} -m torch_memory_saver simulate -- python ...`") == times

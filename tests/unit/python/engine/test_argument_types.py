@@ -111,6 +111,19 @@ def test_a_tensor_in_place_of_a_tag_points_to_tag_of(saver: TorchMemorySaver, as
             call(tag)
 
 
+@pytest.mark.parametrize("options", [{"tag": 1}, {"tag": [1]}, {"backup": "hots"}, {"runs": "no"}])
+def test_errors_of_a_region_begin_with_its_call(saver: TorchMemorySaver, options: dict[str, Any]) -> None:
+    calls: dict[str, Any] = {"region": saver.region, "cuda_graph": lambda **given: saver.cuda_graph(None, **given)}
+    for operation, call in calls.items():
+        with pytest.raises(InvalidArgumentError, match=f"^{operation}: ") as raised:
+            call(**options)
+        assert raised.value.operation == operation
+    with pytest.raises(InvalidArgumentError, match=r"^region: threads"):
+        saver.region(threads=1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"^manage: a tag must be"):
+        saver.manage([], tag=1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("check", "options", "operation"),
     [

@@ -332,10 +332,11 @@ class _Asynchronous(Hook):
     ],
 )
 def test_what_cannot_be_registered(saver: TorchMemorySaver, arguments: Any, message: str) -> None:
-    for register in (saver.on_pause, saver.on_resume):
-        with pytest.raises(InvalidArgumentError, match=message):
+    for call, register in (("on_pause", saver.on_pause), ("on_resume", saver.on_resume)):
+        with pytest.raises(InvalidArgumentError, match=f"^{call}: .*{message}") as caught:
             made = register(*arguments)
             made(print)  # the decorator, if it is one
+        assert caught.value.operation == call
     assert hooks_module._hooks_of("pause") == hooks_module._hooks_of("resume") == ()
 
 

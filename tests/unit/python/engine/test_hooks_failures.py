@@ -13,7 +13,7 @@ from fake_torch import FakeTorch
 from recorded_hooks import SIZE, Recorder
 from threads import InsideRegion
 
-from torch_memory_saver import _core
+from torch_memory_saver import HookCall, TorchMemorySaver, _core
 from torch_memory_saver._engine import engine
 from torch_memory_saver._torch.sharing.sent_memory import SharedMemory
 from torch_memory_saver.errors import (
@@ -84,6 +84,22 @@ def test_an_after_callback_raises(
     assert hooks.take_events()[3:] == ["three after", "two after", "one after"]
     (record,) = [record for record in caplog.records if "after-callback" in record.getMessage()]
     assert "raised; the memory is" in record.getMessage() and "Recorded" in record.getMessage()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_note_names_the_callback_and_the_tags(saver: TorchMemorySaver, fake_torch: FakeTorch, when: Any) -> None:
+    def fails(call: HookCall) -> None:
+        raise KeyError("no")
+
+    with saver.region("kv_cache"):
+        fake_torch.allocate(1)
+    handle = saver.on_pause(None, when, fails)
+    with pytest.raises(KeyError) as caught:
+        saver.pause()
+    handle.remove()
+    (note,) = notes(caught.value)
+    assert note.startswith(f"torch_memory_saver: the {when}-callback ") and note.endswith("in a pause of kv_cache")
+    assert fails.__qualname__ in note
 
 
 def test_several_after_callbacks_raise(

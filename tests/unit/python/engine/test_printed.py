@@ -27,14 +27,13 @@ def of(text: object) -> str:
     ("report", "text"),
     [
         (PauseReport(), "paused nothing"),
-        (ResumeReport(unknown_tags=1), "resumed nothing, 1 unknown tag"),
         (
             PauseReport(2, 70 * MIB, 0, 0, 0.0078, bytes_by_tag=TAGS),
             "paused 70 MiB of kv_cache and weights in 7.8 ms, nothing copied",
         ),
         (
-            ResumeReport(9, 80 * MIB, MIB, 2, 1.5, bytes_by_tag=TAGS),
-            "resumed 80 MiB of kv_cache, weights and others in 1.50 s, 1 MiB copied, 2 unknown tags",
+            ResumeReport(9, 80 * MIB, MIB, 0, 1.5, bytes_by_tag=TAGS),
+            "resumed 80 MiB of kv_cache, weights and others in 1.50 s, 1 MiB copied",
         ),
         (
             PauseReport(1, 8, 0, 0, 0.0, 1, 2, 3, 4, bytes_by_tag={"a\nb": 8}),

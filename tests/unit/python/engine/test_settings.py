@@ -21,6 +21,7 @@ from torch_memory_saver._engine import variables
 from torch_memory_saver.saver import TorchMemorySaver
 
 MIB = 1 << 20
+REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 # Bad input
@@ -274,7 +275,13 @@ saver.pause(), saver.resume(), module.TorchMemorySaver().pause()
 
 def test_every_variable_that_is_read_is_known() -> None:
     assert variables.unknown_variables(_core.SETTINGS) == []
-    assert variables.unknown_variables(["TMS_SIMULATED_DEVICES", "TMS_GPU_SEED", "PATH", "tms_x"]) == []
+    assert variables.unknown_variables(["PATH", "tms_x"]) == []
+    sources = [*(REPOSITORY / "csrc" / "simulator").rglob("*.c"), *(REPOSITORY / "tests").rglob("*.py")]
+    sources.append(REPOSITORY / "torch_memory_saver" / "_cli" / "demo.py")
+    read = {name for path in sources for name in re.findall(r'"(TMS_(?:SIMULATED|GPU|DEMO)_[A-Z_]+)"', path.read_text())}
+    misspelled = {"TMS_GPU_SEEED", "TMS_DEMO_CHILDREN", "TMS_SIMULATED_DEVICE"}
+    assert {"TMS_GPU_RECORD", "TMS_DEMO_CHILD"} <= read
+    assert set(variables.unknown_variables(read | misspelled)) == misspelled
 
 
 def test_a_process_that_only_inherits_variables_gets_no_warning(program: Program) -> None:

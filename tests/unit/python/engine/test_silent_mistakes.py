@@ -125,6 +125,19 @@ def test_an_unknown_tag_is_logged_once_with_what_was_meant(
     assert "did you mean" not in message
 
 
+def test_each_report_prints_its_unknown_tags(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    managed(saver, fake_torch, "kv_cache")
+    unknown = "no memory has tag 'kv_cahce'; tags are: 'kv_cache'"
+    for _ in range(2):
+        assert str(saver.pause("kv_cahce")) == f"paused nothing; {unknown}"
+        assert str(saver.resume("kv_cahce")) == f"resumed nothing; {unknown}"
+        assert str(saver.resume("kv_cahce", wait=False).wait()) == f"resumed nothing; {unknown}"
+    report = saver.pause(["kv_cahce", "kv_cache", "kv_cahce*"])
+    assert str(report).endswith("; no memory has tag 'kv_cahce', 'kv_cahce*'; tags are: 'kv_cache'")
+    saver.resume()
+    assert "kv_cahce" not in repr(saver.pause("kv_cahce"))
+
+
 def call_resume_in_the_background(saver: TorchMemorySaver) -> None:
     saver.resume("unknown", wait=False).wait()
 

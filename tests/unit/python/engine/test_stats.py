@@ -72,6 +72,13 @@ def test_selections(
     assert sum(row.reserved_bytes for row in stats.allocations) == sum(total[1:])
 
 
+def test_a_selected_device_has_a_row(two_tags: TorchMemorySaver, fake_torch: FakeTorch) -> None:
+    assert two_tags.stats(device=7).devices == {7: module.reports.Usage()}
+    assert str(two_tags.stats(device=7)).splitlines()[1].split()[:3] == ["device", "7", "0"]
+    with pytest.raises(errors.InvalidArgumentError, match=r"^stats: device must be"):
+        two_tags.stats(device="x")  # type: ignore[arg-type]
+
+
 def test_peaks_are_of_what_has_one(two_tags: TorchMemorySaver) -> None:
     two_tags.reset_peaks()
     two_tags.resume("a")

@@ -144,7 +144,7 @@ def _newest_run(moments: list[tuple[str, list[Snapshot]]]) -> list[tuple[str, li
 
 
 def _who(snapshot: Snapshot) -> tuple[object, ...]:
-    return snapshot.role, snapshot.rank, snapshot.pid
+    return snapshot.role, snapshot.rank, snapshot.pid, snapshot.started_ns
 
 
 def _stem(source: str) -> str:

@@ -272,16 +272,18 @@ def test_a_process_that_was_restarted_is_matched_by_role_and_rank(tmp_path: Path
     assert len(results.leaks) == 1
 
 
-def test_the_newest_run_of_a_folder_is_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pids", [(100, 200), (7, 7)], ids=["machine", "container"])
+def test_the_newest_run_of_a_folder_is_compared(tmp_path: Path, pids: tuple[int, int]) -> None:
     """The processes of a run end before those of the next one begin, whose first moment is the last one before."""
-    for pid, first, program in ((100, 1, leaking), (200, 4, steady)):
+    for pid, start, first, program in ((pids[0], 1000, 1, leaking), (pids[1], 2000, 4, steady)):
         for number in range(4):
             step = first + number
             for role in ("engine", "trainer"):
-                own = {"role": role, "pid": pid + (role == "engine"), "step": step, "time_ns": 10 * pid + step}
-                write(tmp_path / f"step-{step}" / f"{role}-{pid}.pickle", snapshot(*program(number), **own))
+                times = {"started_ns": start, "time_ns": start + step}
+                own = {"role": role, "pid": pid + (role == "engine"), "step": step, **times}
+                write(tmp_path / f"step-{step}" / f"{role}-{start}.pickle", snapshot(*program(number), **own))
     results = compare(tmp_path)
-    assert {usage.process.pid for usage in results.processes} == {200, 201}
+    assert {usage.process.pid for usage in results.processes} == {pids[1], pids[1] + 1}
     assert (results.moments, results.leaks) == (("step 4", "step 5", "step 6", "step 7"), ())
     note = f"{tmp_path} has several runs. Compared is the newest: 4 of 7 moments. To compare others, name their folders."
     assert results.notes == (note,)

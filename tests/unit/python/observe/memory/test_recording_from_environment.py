@@ -65,6 +65,28 @@ def test_snapshots_before_every_pause(torch: RecordingTorch, tmp_path: Path) -> 
     assert moments(tmp_path) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("uses_cuda", "pauses", "lines"), [(True, 0, 1), (True, 1, 0), (False, 0, 0)])
+def test_a_process_that_never_pauses_says_at_its_exit_that_nothing_was_recorded(
+    uses_cuda: bool,
+    pauses: int,
+    lines: int,
+    torch: RecordingTorch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.cuda.is_initialized = lambda: uses_cuda
+    at_exit: list[Any] = []
+    monkeypatch.setattr(module.atexit, "register", at_exit.append)
+    module.start_snapshots(str(tmp_path))
+    for _ in range(pauses):
+        module.before_pause.run()
+    (function,) = at_exit
+    function()
+    expected = f"nothing was recorded in {tmp_path}, because this process never paused memory"
+    assert [expected in record.getMessage() for record in caplog.records] == [True] * lines
+
+
 def test_a_snapshot_says_before_which_pause_it_was_taken(torch: RecordingTorch, tmp_path: Path) -> None:
     torch.cuda.is_initialized = lambda: True
     module.start_snapshots(str(tmp_path))

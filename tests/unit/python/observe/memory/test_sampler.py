@@ -68,7 +68,7 @@ def test_a_snapshot_has_torchs_part_as_it_is_and_the_managed_segments(torch: Rec
     own = snapshot.pop(KEY)
     assert snapshot == torch.snapshot
     assert KEY not in torch.snapshot, "torch's own dict is left alone"
-    assert own.pop("time_ns") > 0
+    assert own.pop("time_ns") > own.pop("started_ns") > 0
     free, total = _core.device_memory(0)
     assert own == {
         "format": 1,
