@@ -3,11 +3,16 @@
 It has PyTorch's pools with their recorded behaviour, over managed memory of the simulated GPU. A test whose result depends
 on that behaviour belongs to tests/torch. Each segment holds one tensor. A call that would end a process with PyTorch is
 recorded in `crashes` instead.
+
+Any thread, as with PyTorch, and without a lock, which an interrupted test could keep: `rows` and `routings` only change by
+single calls of a list, and who goes through them goes through a copy. Two threads may take one idle segment of a pool that
+they share, so tests let them share none.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -96,8 +101,8 @@ class FakeTorch:
         self.emptied = 0
         self.freed = 0  # blocks
         self.calls: list[str] = []  # of functions that only matter by their order
-        self.next = 0
-        self.unmanaged_address = 1 << 60
+        self.ids = itertools.count(1)
+        self.unmanaged_addresses = itertools.count(1 << 60, 1 << 40)
         self.stream: object = "main stream"
         self.torch = SimpleNamespace(
             cuda=SimpleNamespace(
@@ -120,8 +125,7 @@ class FakeTorch:
         return {pool for pool, uses in self.uses.items() if uses}
 
     def new_id(self) -> PoolId:
-        self.next += 1
-        return (0, self.next)
+        return (0, next(self.ids))
 
     # The interface of TorchCuda.
 
@@ -140,14 +144,14 @@ class FakeTorch:
     def _begin_routing(self, device: int, pool: PoolId, thread: int | None) -> None:
         if device == self.fail_begin_of_new_pools_on and pool not in self.begun:
             raise RuntimeError("begin: injected failure")
-        if any((device, pool) == routing[:2] for routing in self.routings):
+        if any((device, pool) == routing[:2] for routing in list(self.routings)):
             raise RuntimeError("already recording to mempool_id")
         self.begun.add(pool)
         self.uses[pool] = self.uses.get(pool, 0) + 1  # a token's pool is made at its first use
         self.routings.append((device, pool, thread))
 
     def end_routing(self, device: int, pool: PoolId) -> None:
-        for routing in self.routings:
+        for routing in list(self.routings):
             if routing[:2] == (device, pool):
                 self.routings.remove(routing)
                 return
@@ -174,7 +178,7 @@ class FakeTorch:
             if row.pool != DEFAULT:
                 return self.uses[row.pool] == 0
             if self.routing_spares_cache:
-                return not any(row.device == device for device, *_ in self.routings)
+                return not any(row.device == device for device, *_ in list(self.routings))
             return not self.capturing
 
         self.release_idle(is_released)
@@ -219,13 +223,13 @@ class FakeTorch:
         return 0 if memory_pool is None else self.uses[memory_pool.id]
 
     def releasable_bytes(self, device: int) -> int:
-        return sum(row.size for row in self.rows if row.device == device and not row.in_use)
+        return sum(row.size for row in list(self.rows) if row.device == device and not row.in_use)
 
     def count_frees(self, device: int) -> int:
         return self.freed
 
     def reserved_bytes(self, device: int) -> int:
-        return sum(row.size for row in self.rows if row.device == device)
+        return sum(row.size for row in list(self.rows) if row.device == device)
 
     def uuid(self, device: int) -> str:
         return f"GPU-{device}"
@@ -234,7 +238,7 @@ class FakeTorch:
         return f"a table,\nof device {device}"
 
     def memory_stats(self, device: int) -> dict[str, Any]:
-        used = sum(row.size for row in self.rows if row.device == device and row.in_use)
+        used = sum(row.size for row in list(self.rows) if row.device == device and row.in_use)
         reserved = self.reserved_bytes(device)
         return {
             "allocated_bytes": {"all": {"current": used, "peak": used + PEAK_ABOVE}},
@@ -258,7 +262,7 @@ class FakeTorch:
                     for size, state, *others in row.blocks or [(row.size, "active_allocated" if row.in_use else "inactive")]
                 ],
             }
-            for row in self.rows
+            for row in list(self.rows)
             if pool in (DEFAULT, row.pool)
         ]
 
@@ -266,7 +270,7 @@ class FakeTorch:
 
     def pool_of_thread(self, device: int) -> PoolId:
         threads = (threading.get_ident(), None)
-        mine = [pool for routed, pool, thread in self.routings if routed == device and thread in threads]
+        mine = [pool for routed, pool, thread in list(self.routings) if routed == device and thread in threads]
         if not mine:
             return DEFAULT
         return mine[-1] if self.last_routed_wins else mine[0]
@@ -274,31 +278,28 @@ class FakeTorch:
     def allocate(self, size: int, device: int = 0) -> int:
         """A tensor: an idle segment of its pool, or a new one. The address."""
         pool = self.pool_of_thread(device)
-        for row in self.rows:
+        for row in list(self.rows):
             if (row.pool, row.device, row.in_use) == (pool, device, False) and row.size >= size:
                 row.in_use = True
                 return row.address
         managed = self.managed.get(pool, False) or (_core.preloaded and _core.region_current().managed)
-        if managed:
-            address = _core.allocate(size, device)
-        else:
-            address = self.unmanaged_address = self.unmanaged_address + size
+        address = _core.allocate(size, device) if managed else next(self.unmanaged_addresses)
         self.rows.append(FakeSegment(pool, device, address, size, managed))
         return address
 
     def free(self, address: int) -> None:
         """Frees the tensor; its segment stays with torch."""
-        (row,) = (row for row in self.rows if row.address == address)
+        (row,) = (row for row in list(self.rows) if row.address == address)
         row.in_use = False
         self.freed += 1
 
     def split(self, address: int, *blocks: Block) -> None:
         """The segment's blocks, in order."""
-        (row,) = (row for row in self.rows if row.address == address)
+        (row,) = (row for row in list(self.rows) if row.address == address)
         row.blocks = list(blocks)
 
     def pool_of(self, address: int) -> PoolId:
-        (row,) = (row for row in self.rows if row.address == address)
+        (row,) = (row for row in list(self.rows) if row.address == address)
         return row.pool
 
     def current_blas_handle(self) -> int:
