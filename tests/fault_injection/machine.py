@@ -75,7 +75,7 @@ LIBC_CODES: dict[str, tuple[int, ...]] = {
 #: CUpointer_attributes of a mapping: its start and its size.
 MAPPING = (19, 18)
 #: Longer than anything that the library does on a thread of its own.
-SETTLE_SECONDS = 10
+SETTLE_SECONDS = 60
 
 
 @dataclass(frozen=True)

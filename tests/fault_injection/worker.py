@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 #: No injection takes a second. One that takes this long hangs, and is ended with every thread's stack on stderr.
-HANGS_AFTER_SECONDS = 60
+HANGS_AFTER_SECONDS = 180
 #: "and every later call too": no scenario makes more.
 ALWAYS = 1 << 40
 #: The number of these calls depends on the speed of threads and disks: a thread that releases memory may have ended, or

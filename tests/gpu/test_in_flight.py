@@ -174,7 +174,7 @@ def slow_copies() -> Iterator[None]:
     """On the simulated GPU, where they would be over before the call could be interrupted."""
     control = ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"]) if SIMULATED else None
     if control is not None:
-        control.tms_sim_set_bandwidth(ctypes.c_uint64(LARGE))
+        control.tms_sim_set_bandwidth(ctypes.c_uint64(LARGE // 8))
     try:
         yield
     finally:

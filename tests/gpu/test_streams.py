@@ -220,14 +220,15 @@ def test_threads_allocate_and_free_while_another_pauses_and_resumes() -> None:
     for thread in threads:
         thread.start()
     try:
-        for _ in range(20):
+        cycles = 0
+        while cycles < 20 or (min(rounds) == 0 and not failures):
             saver.pause("weights")
             saver.resume("weights")
+            cycles += 1
     finally:
         stop.set()
         for thread in threads:
             thread.join(60)
     assert failures == []
-    assert min(rounds) > 0
     assert [checksum(tensor) for tensor in weights] == expected
     del weights, tensor

@@ -31,7 +31,7 @@ from torch_memory_saver.ranks import vote
 SIZE = 32 * MIB
 #: Longer than any rank needs, however slow the machine is.
 LONG_S = 100.0
-#: For calls that end by their timeout.
+#: For calls that end by their timeout. All ranks that make such a call meet before it, because none may be late.
 SHORT_S = 5.0
 #: The rank that is short of memory, is late, and is killed first.
 OTHER = 2
@@ -130,6 +130,7 @@ def short_of_memory() -> None:
 
 def late() -> None:
     """One rank makes the call after the others have given up, so that it joins a call that they do not make."""
+    dist.barrier()
     if rank == OTHER:
         store.wait(["given up"], timedelta(seconds=LONG_S))
     error = fails(ranks.pause, timeout=SHORT_S)
@@ -149,6 +150,7 @@ def missed() -> None:
         tensors["no backup"] = torch.empty(SIZE, dtype=torch.uint8, device=f"cuda:{device}")
     fill_random(tensors["no backup"], 200 + rank)
     sums["no backup"] = checksum(tensors["no backup"])
+    dist.barrier()
     if rank != OTHER:
         assert list(fails(ranks.pause, timeout=SHORT_S).failures) == [OTHER]
     expect(ACTIVE)
@@ -260,6 +262,7 @@ def killed_inside() -> None:
     """One rank is killed during its pause."""
     if rank == NEXT:
         saver.on_pause("kv", "after", lambda call: die())
+    dist.barrier(group=first_three)
     error = fails(ranks.pause, group=first_three, timeout=SHORT_S)
     assert error.failures == {NEXT: f"the rank did not end its part of the call within the timeout of {SHORT_S:g} seconds"}
     assert error.not_undone == ()
@@ -285,6 +288,7 @@ def store_lost(how: signal.Signals) -> None:
         saver.on_pause("kv", "before", end)
     else:
         saver.on_pause("kv", "after", lambda call: store.set("paused", "1"))
+    dist.barrier(group=last_two)
     error = fails(ranks.pause, group=last_two, timeout=SHORT_S)
     assert error.failures == {}
     assert "the store of the process group is lost" in str(error)

@@ -5,6 +5,7 @@ python killed_in_pause.py DIRECTORY BYTES
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
-from gpu_support import core, empty, saver, state_of
+from gpu_support import SIMULATED, core, empty, saver, state_of
 
 COUNT = 8
 directory, size = Path(sys.argv[1]), int(sys.argv[2])
@@ -41,4 +42,6 @@ def kill_when_something_is_written() -> None:
 
 threading.Thread(target=kill_when_something_is_written, daemon=True).start()
 begin.wait()
+if SIMULATED:  # its copies would be over before the thread has looked
+    ctypes.CDLL(os.environ["TMS_CUDA_DRIVER"]).tms_sim_set_bandwidth(ctypes.c_uint64(size // COUNT))
 saver.pause("weights")

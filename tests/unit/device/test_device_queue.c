@@ -9,7 +9,7 @@
 #include <sys/prctl.h>
 
 enum {
-    LIMIT_MS = 30000, /* an event that does not come by then never comes */
+    LIMIT_MS = 60000, /* an event that does not come by then never comes */
     ENDLESS = 1 << 30,
     LOOK = 5, /* callbacks: between the first and the last of them there was a look at the queue */
 };

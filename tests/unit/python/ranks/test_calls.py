@@ -28,6 +28,7 @@ from torch_memory_saver.errors import (
     OutOfMemoryError,
     RanksError,
 )
+from torch_memory_saver.ranks import vote
 from torch_memory_saver.ranks.vote import Ballot, Clock, Position
 from torch_memory_saver.saver import TorchMemorySaver
 
@@ -38,8 +39,6 @@ NONE, HOST, DISK = _core.BACKUP_NONE, _core.BACKUP_PINNED, _core.BACKUP_DISK
 #: Long enough that no test reaches it: the clock of the tests ends each wait for rank 7 at once.
 TIMEOUT_S = 60.0
 PREFIX = "torch_memory_saver/ranks"
-#: Seconds in which a call that waits for memory for half of them must also get answers of the store.
-SHORT_TIMEOUT_S = 2.0
 
 _numbers = itertools.count()
 
@@ -107,6 +106,7 @@ def world(simulator: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
     monkeypatch.setattr(ranks, "group_of_ranks", group_of_ranks)
     monkeypatch.setattr(ranks, "Clock", EndedClock)
+    monkeypatch.setattr(vote, "_SHORTEST_ANSWER_S", TIMEOUT_S)  # the store is there, also with a shorter timeout
     yield made
     made.close()
 
@@ -265,7 +265,7 @@ def test_this_rank_is_short_of_memory(world: World, tag: str) -> None:
     free = world.simulator.device_memory - world.simulator.usage().physical_bytes
     world.simulator.take_memory(free)
     world.agrees()
-    error = resume_fails(tag, timeout=SHORT_TIMEOUT_S)
+    error = resume_fails(tag, timeout=0.01)
     assert states(address) == ["paused"]
     assert isinstance(error.__cause__, OutOfMemoryError)
     assert error.failures == {0: f"OutOfMemoryError: {error.__cause__}"}

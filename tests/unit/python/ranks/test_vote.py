@@ -22,7 +22,7 @@ OPERATION = "ranks.pause"
 #: Long enough that no test reaches it.
 TIMEOUT_S = 1000.0
 #: Long enough as well, and short enough that a failure of a test ends.
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 PREFIX = "torch_memory_saver/ranks"
 
 #: A rank, and the next thing that happens to it.

@@ -58,7 +58,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def environment(preloaded: bool, **variables: str) -> dict[str, str]:
     """A process's environment: the package under test, the simulated GPU, and the libraries preloaded or not."""
-    result = {name: value for name, value in os.environ.items() if not name.startswith(("TMS_", "LD_PRELOAD"))}
+    # Python's readline sets LINES and COLUMNS for the processes of pytest-xdist, whatever size the terminal of a test has.
+    removed = ("TMS_", "LD_PRELOAD", "LINES", "COLUMNS")
+    result = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE.parent), result.get("PYTHONPATH")]))
     result["TMS_CUDA_DRIVER"] = str(SIMULATOR)
     result["TMS_SIMULATED_MEMORY"] = "512MiB"
