@@ -247,8 +247,8 @@ class TorchMemorySaver:
         """Use of the host memory of a backup after a resume: "release" (the default), "pool" or "retain".
 
         "release" gives the memory back to the system. "pool" keeps it, pinned, for any later backup. "retain" keeps it with
-        its contents, and so a backup on disk, so that the next pause copies only what has changed. The setting applies if
-        neither the call nor the region sets the option.
+        its contents, so that the next pause copies only what has changed. The files of a region with disk backups always
+        stay, with "retain" also their contents. The setting applies if neither the call nor the region sets the option.
 
         The environment sets its initial value (``TMS_HOST_MEMORY``) and the limits: ``TMS_HOST_MEMORY_LIMIT_MB`` is the
         maximum for backups and the pool together, in MiB; ``TMS_HOST_POOL_LIMIT_MB`` is the maximum that the pool keeps. The
@@ -516,8 +516,9 @@ class TorchMemorySaver:
         memory without contents. Tensors keep their addresses and must not be accessed before the resume. A warning is
         logged, once for each cause, if nothing is managed or if no allocation ever had the tag.
 
-        On the main thread a signal whose handler raises (Ctrl-C) ends the call within a second, with nothing changed, while
-        it waits for the devices or copies. Once it releases memory, the call completes first.
+        On the main thread a signal whose handler raises (Ctrl-C) ends the call, with nothing changed, while it waits for the
+        devices or copies. At most 512 MiB of copies in flight end first. Once the last copies are in flight or the call
+        releases memory, it may complete first.
 
         An allocation that the driver fails to release is *damaged*: the pause raises, the contents stay in the backup, and
         later calls retry the release. A later pause only logs an allocation that is still damaged.

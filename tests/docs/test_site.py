@@ -39,11 +39,15 @@ def test_no_page_loads_a_script_from_elsewhere(site: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "page"),
     [
-        ("sleep", "guides/engines.html"),
         ("kv cache", "guides/engines.html"),
         ("release memory", "quickstart.html"),
-        ("free memory", "quickstart.html"),
         ("out of memory", "guides/out-of-memory.html"),
+        ("host memory for backups", "guides/host-memory.html"),
+        ("gpu memory not released", "troubleshooting.html"),
+        ("memory does not decrease", "troubleshooting.html"),
+        ("torch.cuda.mem_get_info", "guides/memory-views.html"),
+        ("device_memory", "guides/pytest.html"),
+        ("node_store.publish", "reference/api/node-store.html"),
     ],
 )
 def test_a_search_in_files_finds_the_right_page_first(site: Path, tmp_path: Path, words: str, page: str) -> None:

@@ -34,7 +34,7 @@ class Allocation:
         address: Address of the first byte, on the device.
         bytes: Requested size.
         reserved_bytes: Size of the address range, and of the physical memory while the allocation is resident.
-        backup_bytes: Bytes that a backup holds now.
+        backup_bytes: Bytes that a backup holds now, or of its file, which stays for the next pause.
         device: CUDA ordinal.
         state: "active", "pausing", "paused", "resuming", "damaged" or "repairing" (damaged, and a call is retrying the
             release).
@@ -85,7 +85,7 @@ class Usage:
         bytes: Requested bytes.
         resident_bytes: Bytes of physical device memory of allocations that are active, pausing or repairing.
         paused_bytes: Bytes of physical device memory that a resume maps for allocations that are paused or resuming.
-        backup_bytes: Bytes that backups hold now.
+        backup_bytes: Bytes that backups hold now, and those of files that stay for the next pause.
         damaged_bytes: Reserved bytes of allocations that are damaged.
         resident_peak_bytes: Largest number of bytes of physical device memory mapped at once, since the start or since
             ``reset_peaks()``. None if it is not known: for a device within one tag, for a tag within one device, and for
