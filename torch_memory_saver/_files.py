@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 _COMMAND_LINE = "/proc/self/cmdline"
+#: multiprocessing's name of a process that it has not started.
+_MAIN_PROCESS = "MainProcess"
 
 
 def own_rank() -> int | None:
@@ -45,8 +47,11 @@ def own_rank() -> int | None:
 
 
 def default_role() -> str:
-    """Return the title that the process has given itself, as servers do with setproctitle; else the program's name."""
-    return _own_title() or _program_name(sys.argv, sys.orig_argv)
+    """Return the title that the process has given itself, as servers do with setproctitle; else its name in multiprocessing,
+    if that has started it; else the program's name."""
+    processes = sys.modules.get("multiprocessing.process")
+    name = processes.current_process().name if processes else _MAIN_PROCESS
+    return _own_title() or (name if name != _MAIN_PROCESS else "") or _program_name(sys.argv, sys.orig_argv)
 
 
 def _own_title() -> str:

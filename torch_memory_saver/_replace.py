@@ -21,7 +21,7 @@ def replace_process(command: Sequence[str], variables: Mapping[str, str], who: s
     Signals, the terminal and the exit status are then the program's own.
 
     Args:
-        who: The beginning of the message if the program cannot be started.
+        who: The command of this package, for the message if the program cannot be started.
 
     Returns:
         The exit status that a shell would give. The function returns only if the program could not be started.
@@ -33,5 +33,5 @@ def replace_process(command: Sequence[str], variables: Mapping[str, str], who: s
     try:
         os.execvpe(command[0], list(command), dict(variables))
     except OSError as error:
-        print(f"{who}: {command[0]} could not be started: {error.strerror}", file=sys.stderr)
+        print(f"torch_memory_saver: {who}: {command[0]} could not be started: {error.strerror}", file=sys.stderr)
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE

@@ -191,7 +191,7 @@ static tms_status_t copy_text(const char *text, char **field, tms_error_t *error
 
 static void note_malformed(const variable_t *variable, const char *value, tms_config_t *config) {
     if (config->malformed.status != TMS_OK) return;
-    tms_error_set(&config->malformed, TMS_INVALID_ARGUMENT, &read_context,
+    tms_error_set(&config->malformed, TMS_INVALID_ARGUMENT, NULL,
                   "%s='%.*s' is not a limit: it must be %s (MiB), or be unset for no limit", variable->name,
                   LONGEST_VALUE_SHOWN, value, variable->allowed);
 }

@@ -96,7 +96,7 @@ int tms_path_walk(const char *path, const tms_path_walk_t *how, tms_directory_fa
     rest_t rest = {.links = 0};
     char name[NAME_MAX + 1];
     /* A relative path names a different directory in a process with a different working directory. */
-    if (path[0] != '/') return fail(failure, "open of a path that is not absolute", EINVAL);
+    if (path[0] != '/') return fail(failure, "the check that its path is absolute", EINVAL);
     if (strlen(path) >= sizeof(rest.text)) return fail(failure, "openat", ENAMETOOLONG);
     memcpy(rest.text, path, strlen(path) + 1);
     int directory = open_at(AT_FDCWD, "/", O_DIRECTORY);

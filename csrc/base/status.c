@@ -19,7 +19,7 @@ enum { RESULT_CONTAINED = 226, RESULT_TENSOR_MEMORY_LEAK = 721 };
       "Pause other tags, delete tensors and empty the framework's cache, or let the other processes on the device give "    \
       "memory back, and make the call again.",                                                                              \
       true)                                                                                                                 \
-    X(OUT_OF_HOST_MEMORY, "Free host memory, back up fewer tags, or keep backups on disk (enable_disk_backup).", false)     \
+    X(OUT_OF_HOST_MEMORY, "Free host memory, back up fewer tags, or keep backups on disk (backup=\"disk\").", false)        \
     X(DRIVER_UNAVAILABLE,                                                                                                   \
       "Check that nvidia-smi works in this environment and that CUDA_VISIBLE_DEVICES names a device; TMS_CUDA_DRIVER can "  \
       "name another driver library.",                                                                                       \

@@ -309,9 +309,10 @@ static tms_status_t report(const tms_lock_failure_t *failure, const tms_wait_t *
         return TMS_DEVICE_LOCKED;
     }
     tms_status_t status = failure->os_error == ENOMEM ? TMS_OUT_OF_HOST_MEMORY : TMS_INVALID_STATE;
-    tms_error_set(error, status, &here,
-                  "the lock '%s' cannot be used: %s failed with errno %d (%s). TMS_LOCK_DIR chooses another directory",
-                  failure->path, failure->call, failure->os_error, strerror_r(failure->os_error, reason, sizeof(reason)));
+    tms_error_set(error, status, &here, "the lock '%s' cannot be used: %s failed with errno %d (%s). %s", failure->path,
+                  failure->call, failure->os_error, strerror_r(failure->os_error, reason, sizeof(reason)),
+                  failure->path[0] == '/' ? "TMS_LOCK_DIR chooses another directory"
+                                          : "Set TMS_LOCK_DIR to an absolute path");
     if (error) {
         error->os_error = failure->os_error;
         snprintf(error->call, sizeof(error->call), "%s", failure->call);

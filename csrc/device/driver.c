@@ -119,8 +119,8 @@ static tms_status_t open_driver(const tms_driver_t *driver, tms_driver_table_t *
                                 tms_error_t *error) {
     const char *unfit = strchr(driver->path, '/') ? why_unfit(driver->path) : NULL;
     if (unfit)
-        return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context, "the CUDA driver could not be loaded: '%s' %s",
-                             driver->path, unfit);
+        return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context,
+                             "the CUDA driver could not be loaded: TMS_CUDA_DRIVER is '%s', which %s", driver->path, unfit);
     void *library = dlopen(driver->path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         const char *reason = dlerror();

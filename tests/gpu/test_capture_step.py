@@ -3,6 +3,7 @@ memory that a replay or a pause changes."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -39,6 +40,12 @@ def test_steps_compute_what_eager_steps_do(microbatches: int) -> None:
         assert_like_eager(step, model)
         assert saver.pause("step").bytes > 0 and resident_bytes() == 0
         saver.resume("step")
+
+
+def test_the_report_has_no_line_of_negligible_results() -> None:
+    report = dataclasses.replace(captured(model_of()).memory_report(), pool_bytes=2 << 20)
+    assert "fragmentation" not in str(dataclasses.replace(report, result_bytes=4))
+    assert "part without results (fragmentation)       50.0%" in str(dataclasses.replace(report, result_bytes=1 << 20))
 
 
 @pytest.mark.parametrize("microbatches", MICROBATCHES)

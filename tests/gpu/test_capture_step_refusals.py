@@ -253,6 +253,7 @@ def test_arguments_that_do_not_fit() -> None:
         with pytest.raises(errors.InvalidArgumentError, match=message):
             capture_step(*arguments)
     refused("warmup is 0", model, warmup=0)
+    refused("^capture_step: a tag must be a str, not int: 3", model, tag=3)
     refused("microbatches is 0", model, microbatches=0)
     refused(r"tensor 0 of the batch has the shape \[4, 16\], which cannot be cut into 3", model, microbatches=3)
 

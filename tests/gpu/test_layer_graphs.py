@@ -128,6 +128,7 @@ def wide_report(microbatches: int, width: int, **keywords: Any) -> Any:
     in_flight = max(accumulate(1 if entry > 0 else -1 for entry in order))
     assert report.static_inputs == in_flight or keywords.get("graphs") == "shared"
     assert 0 <= report.fragmentation < 1 and 0 < report.result_bytes <= report.pool_bytes
+    assert "part without results (fragmentation)" in str(report)
     assert report.boundary_tensors == report.graphs, "an output for each forward, a gradient for each backward"
     assert 0 < report.boundary_bytes <= report.pool_bytes
     if not keywords.get("reuse_memory", True):

@@ -249,12 +249,13 @@ def test_memory_that_runs_out_half_way_leaves_everything_whole() -> None:
     addresses = [tensor.data_ptr() for tensor in tensors]
     large = next(number for number, tensor in enumerate(tensors) if tensor.numel() == 300 * MIB)
 
-    with pytest.raises(errors.OutOfMemoryError, match=r"of shape \(314572800,\) \(300 MiB\), which stays") as caught:
+    with pytest.raises(errors.OutOfMemoryError, match=r"\(300 MiB\), which stays where it was: \d") as caught:
         saver.manage(tensors, tag=TAG, backup="host")
 
     assert isinstance(caught.value, torch.OutOfMemoryError)
     assert (caught.value.operation, caught.value.tag, caught.value.bytes) == ("manage", TAG, 300 * MIB)
     assert f"{large} of 5 storages ({large * 24 or 0}" in str(caught.value)
+    assert "The largest holder of device 0 is PyTorch in this process, outside of regions" in str(caught.value)
     assert [saver.tag_of(tensor) for tensor in tensors] == [TAG] * large + [None] * (5 - large)
     assert [tensor.data_ptr() for tensor in tensors[large:]] == addresses[large:]
     assert [int(tensor.min()) for tensor in tensors] == [int(tensor.max()) for tensor in tensors] == values

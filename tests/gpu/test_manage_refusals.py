@@ -33,6 +33,8 @@ def weight(*shape: int) -> Any:
 @pytest.mark.parametrize("what", [3, "weights", {"a": 1}, None], ids=repr)
 def test_objects_of_another_kind(what: Any) -> None:
     refused(what, "needs tensors, modules, optimizers or iterables of them")
+    with pytest.raises(errors.InvalidArgumentError, match="not str: pass a name as tag=, and of a dict its values"):
+        (saver.manage if what == 3 else saver.preserve)("weights")
 
 
 def test_bad_options() -> None:

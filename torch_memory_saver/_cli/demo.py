@@ -16,6 +16,7 @@ from torch_memory_saver import simulate, torch_memory_saver
 from torch_memory_saver._cli.child_python import command_options
 from torch_memory_saver._cli.machines import Buffer, GpuMachine, Machine, SimulatedMachine
 from torch_memory_saver._cli.output import can_draw_blocks, draw, progress_bar
+from torch_memory_saver._services import layer
 from torch_memory_saver._text import binary_size
 from torch_memory_saver.errors import OutOfMemoryError, TorchUnavailableError
 
@@ -132,14 +133,14 @@ def run_demo(device: str, ascii_only: bool = False) -> int:
         machine = SimulatedMachine()
     elif device == "simulated":
         return _run_in_child(ascii_only)
-    elif not GpuMachine.is_available():
-        if device == "auto":
-            print("There is no GPU with PyTorch here.", end=" ")
-            return _run_in_child(ascii_only)
-        raise TorchUnavailableError(
-            "the demo finds no GPU: it needs a GPU and PyTorch with CUDA; use --device simulated to run without them"
-        )
+    elif device == "auto" and not GpuMachine.is_available():
+        print("There is no GPU with PyTorch here.", end=" ")
+        return _run_in_child(ascii_only)
     else:
+        try:
+            layer.require_module()
+        except TorchUnavailableError as error:
+            raise TorchUnavailableError(f"the demo finds no GPU: {error}; or use --device simulated") from error
         machine = GpuMachine()
     demo = _Demo(machine)
     failures = demo.run()

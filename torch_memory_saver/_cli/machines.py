@@ -116,7 +116,7 @@ class GpuMachine(Machine):
         """Whether PyTorch is installed and finds a GPU."""
         try:
             torch = importlib.import_module("torch")
-        except ImportError:  # not installed, or its CUDA libraries are missing
+        except (ImportError, OSError):  # not installed, or its CUDA libraries are missing
             return False
         return bool(torch.cuda.is_available())
 

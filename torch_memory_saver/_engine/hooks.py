@@ -205,7 +205,10 @@ def register(
         if isinstance(when, Hook):
             if callback is not None or cancelled is not None:
                 raise InvalidArgumentError("a Hook has its callbacks as methods: pass no others with it")
-            for method in (when.before, when.after, when.cancelled):
+            methods = (when.before, when.after, when.cancelled)
+            if methods == tuple(method.__get__(when) for method in (Hook.before, Hook.after, Hook.cancelled)):
+                raise InvalidArgumentError(f"{type(when).__qualname__} overrides none of before, after and cancelled")
+            for method in methods:
                 check_callback("a method of the hook", method)
             hook = _Registered(tags, type(when).__qualname__, when.before, when.after, when.cancelled)
             return _add(operation, hook, "around")

@@ -27,6 +27,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine.background import explain
 from torch_memory_saver._engine.managed_modules import ManagedModules
 from torch_memory_saver._engine.movable import (
     Movable,
@@ -45,7 +46,13 @@ from torch_memory_saver._torch.binding import layer
 from torch_memory_saver._torch.binding.captures import capture_gate
 from torch_memory_saver._torch.binding.layer import TorchCuda, eager_methods
 from torch_memory_saver._torch.memory.store import PoolStore
-from torch_memory_saver.errors import CaptureInProgressError, InvalidArgumentError, InvalidStateError, make_error
+from torch_memory_saver.errors import (
+    CaptureInProgressError,
+    InvalidArgumentError,
+    InvalidStateError,
+    OutOfMemoryError,
+    make_error,
+)
 from torch_memory_saver.options import RegionOptions
 
 __all__ = ["ManageHandle", "manage"]
@@ -208,15 +215,19 @@ def _is_capturing(torch: TorchCuda) -> bool:
     return bool(torch.is_capturing()) or bool(_core.counters()["visible_captures"])
 
 
-def _out_of_memory(options: RegionOptions, found: Sequence[Movable], number: int) -> Exception:
-    """Return the error for a lack of memory for one of the storages, before which all others were moved."""
+def _out_of_memory(options: RegionOptions, found: Sequence[Movable], number: int) -> OutOfMemoryError:
+    """Return the error for a lack of memory for one of the storages, before which all others were moved.
+
+    The error says who holds the memory.
+    """
     failed = found[number]
+    free = binary_size(_core.device_memory(failed.device).free)
     moved = sum(each.bytes for each in found[:number])
-    return make_error(
+    error = make_error(
         "OUT_OF_DEVICE_MEMORY",
         f"manage: device {failed.device} has too little memory for {failed.name} ({binary_size(failed.bytes)}), which stays "
-        f"where it was. {number} of {len(found)} storages ({binary_size(moved)}) were moved and stay in memory with tag "
-        f"{options.tag!r}. Free memory and call manage() again: it moves the rest.",
+        f"where it was: {free} are free. {number} of {len(found)} storages ({binary_size(moved)}) were moved and stay in "
+        f"memory with tag {options.tag!r}. Free memory and call manage() again: it moves the rest.",
         "manage",
         "",
         "",
@@ -227,6 +238,9 @@ def _out_of_memory(options: RegionOptions, found: Sequence[Movable], number: int
         failed.address,
         options.tag,
     )
+    assert isinstance(error, OutOfMemoryError)
+    explain(error, ())
+    return error
 
 
 @eager_methods

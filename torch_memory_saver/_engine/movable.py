@@ -68,7 +68,7 @@ def flat(torch: Any, what: Any) -> list[Any]:
         return [each for part in what for each in flat(torch, part)]
     raise InvalidArgumentError(
         f"manage() needs tensors, modules, optimizers or iterables of them, not {type(what).__name__}"
-        + (": of a dict pass its values()" if isinstance(what, str) else "")
+        + (": pass a name as tag=, and of a dict its values()" if isinstance(what, str) else "")
     )
 
 

@@ -390,5 +390,5 @@ def _flat(torch: Any, operation: str, what: Iterable[Any]) -> Iterator[Any]:
         else:
             raise InvalidArgumentError(
                 f"{operation}() needs tensors, modules or iterables of them, not {type(each).__name__}"
-                + (": of a dict pass its values()" if isinstance(each, str) else "")
+                + (": pass a name as tag=, and of a dict its values()" if isinstance(each, str) else "")
             )

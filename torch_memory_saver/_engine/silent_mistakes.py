@@ -27,13 +27,16 @@ _QUERIES = ("preserved", "stats")
 
 
 def warn_of_unknown_tags(operation: str, tags: Tags) -> str:
-    """Warn of each tag that no allocation ever had, once for the tag. Return what each report prints about these tags."""
+    """Warn of each tag that no allocation ever had, once for the tag. Return what each report prints about these tags.
+
+    Without any allocation there is no warning, because it could not name the tag that was meant, and a later one can.
+    """
     if not tags:
         return ""
     every_tag = _core.tags()
     unknown = [tag for tag in tags if not every_tag.get(tag)]
     known = list(dict.fromkeys(row.tag for row in _core.segments())) if unknown else []
-    for tag in unknown:
+    for tag in unknown if known else ():
         entered = " (a region of it was entered, but nothing was allocated there)" if tag in every_tag else ""
         warn_once(
             f"unknown tag {tag}",

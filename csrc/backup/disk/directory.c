@@ -62,6 +62,20 @@ int tms_disk_open_at(int directory, const char *name, int flags) {
     return open_again(directory, name, flags | O_NOFOLLOW, FILE_MODE);
 }
 
+/* Returns the beginning of the advice about the directory of the backups, or NULL if another directory would not help. */
+static const char *advice_of(int os_error) {
+    switch (os_error) {
+    case ENOSPC:
+    case EDQUOT: return " Check the free space of the directory of the backups, or choose";
+    case EACCES:
+    case EPERM:
+    case EROFS: return " Check the permissions of the directory of the backups, or choose";
+    case ENOTDIR:
+    case ELOOP: return " That is no directory for backups: choose";
+    default: return NULL;
+    }
+}
+
 tms_status_t tms_disk_fail(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,
                            const char *path) {
     struct statvfs space;
@@ -72,9 +86,8 @@ tms_status_t tms_disk_fail(tms_error_t *error, const tms_error_context_t *contex
         tms_error_append_bytes(error, (uint64_t)space.f_bavail * space.f_frsize);
         tms_error_append(error, " of free space.");
     }
-    tms_error_append(error,
-                     " Check the free space and the permissions of the directory of the backups, or choose another with "
-                     "set_disk_backup_dir() or TMS_DISK_BACKUP_DIR.");
+    const char *advice = advice_of(os_error);
+    if (advice) tms_error_append(error, "%s another with set_disk_backup_dir() or TMS_DISK_BACKUP_DIR.", advice);
     return status;
 }
 

@@ -14,8 +14,8 @@
 /* A copy of `path` without trailing slashes, made absolute if the working directory is known. NULL: out of memory. */
 char *tms_disk_absolute_path(const char *path);
 
-/* Sets the error of a failed system call, with advice. `path` is NULL or in the file system of the call, whose free space
- * the message has if there is too little. */
+/* Sets the error of a failed system call, with advice if another directory can help. `path` is NULL or in the file system of
+ * the call, whose free space the message has if there is too little. */
 tms_status_t tms_disk_fail(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,
                            const char *path);
 

@@ -114,10 +114,15 @@ tms_status_t tms_shared_fail(tms_error_t *error, const tms_error_context_t *cont
         tms_error_append(error,
                          " The folder is full, in bytes or in files: set TMS_SHARED_DIR to one on a larger tmpfs. In a "
                          "container, --shm-size sets the size of /dev/shm.");
-    else if (status == TMS_BACKUP_IO)
-        tms_error_append(error, " Check the permissions of the folder, or set TMS_SHARED_DIR to another.");
-    if (os_error == ENOENT && strcmp(call, "mkdirat") == 0) tms_error_append(error, " Its parent directory does not exist.");
-    if (os_error == EFBIG)
+    else if (path[0] != '/')
+        tms_error_append(error, " Set TMS_SHARED_DIR to an absolute path.");
+    else if (os_error == ENOENT && strcmp(call, "mkdirat") == 0)
+        tms_error_append(error, " Its parent directory does not exist: create it, or set TMS_SHARED_DIR to another folder.");
+    else if (os_error == EFBIG)
         tms_error_append(error, " The limit of this process for the size of a file is too low: RLIMIT_FSIZE (ulimit -f).");
+    else if (os_error == EACCES || os_error == EPERM || os_error == EROFS)
+        tms_error_append(error, " Check the permissions of the folder, or set TMS_SHARED_DIR to another.");
+    else if (!name && status == TMS_BACKUP_IO)
+        tms_error_append(error, " Set TMS_SHARED_DIR to another folder.");
     return status;
 }

@@ -11,9 +11,11 @@
 #include "simulator/devices/visible.h"
 #include "simulator/simulator.h"
 
-static void report_invalid(const char *name, const char *text) {
-    fprintf(stderr, "simulated GPU: %s=%s is ignored: invalid value\n", name, text);
+static void report(const char *name, const char *text, const char *wrong) {
+    fprintf(stderr, "simulated GPU: %s=%s is ignored: %s\n", name, text, wrong);
 }
+
+static void report_invalid(const char *name, const char *text) { report(name, text, "invalid value"); }
 
 /* Parses an integer with an optional binary suffix. */
 static bool parse_bytes(const char *text, uint64_t *bytes) {
@@ -54,17 +56,18 @@ static bool read_switch(const char *name, bool fallback) {
     return value != 0;
 }
 
-/* Parses one rule, "call:succeed:fail:code". */
-static bool parse_fault(const char *rule) {
+/* Parses one rule, "call:succeed:fail:code". Returns NULL, or what is wrong. */
+static const char *parse_fault(const char *rule) {
+    static const char wrong_form[] = "the form is call:succeed:fail:code";
     char name[SIM_NAME_BYTES];
     unsigned long long succeed = 0, fail = 0;
     int code = 0, end = 0;
     const char *colon = strchr(rule, ':');
-    if (!colon || colon == rule || (size_t)(colon - rule) >= sizeof name) return false;
+    if (!colon || colon == rule || (size_t)(colon - rule) >= sizeof name) return wrong_form;
     memcpy(name, rule, (size_t)(colon - rule));
     name[colon - rule] = '\0';
-    if (sscanf(colon, ":%llu:%llu:%d%n", &succeed, &fail, &code, &end) != 3 || colon[end] != '\0') return false;
-    return sim_call_fail_after(name, succeed, fail, code) == 0;
+    if (sscanf(colon, ":%llu:%llu:%d%n", &succeed, &fail, &code, &end) != 3 || colon[end] != '\0') return wrong_form;
+    return sim_call_fail_after(name, succeed, fail, code) == 0 ? NULL : "there is no such function";
 }
 
 static void read_faults(void) {
@@ -73,7 +76,8 @@ static void read_faults(void) {
     char *rules = strdup(text), *rest = rules;
     if (!rules) return report_invalid(name, text);
     for (char *rule = strsep(&rest, ","); rule; rule = strsep(&rest, ",")) {
-        if (*rule && !parse_fault(rule)) report_invalid(name, rule);
+        const char *wrong = *rule ? parse_fault(rule) : NULL;
+        if (wrong) report(name, rule, wrong);
     }
     free(rules);
 }

@@ -198,6 +198,7 @@ static void test_limits(void **state) {
             snprintf(expected, sizeof(expected), "%s='%s' is not a limit: it must be a whole number from 0 to 2^40",
                      limits[l].name, bad[i]);
             if (!strstr(config.malformed.message, expected)) fail_msg("%s", config.malformed.message);
+            assert_null(strstr(config.malformed.message, "start:"));
         }
     }
 }

@@ -157,7 +157,7 @@ static void test_each_status_names_a_remedy(void **state) {
         bool with_detail;
     } cases[] = {
         {TMS_OUT_OF_DEVICE_MEMORY, "Pause other tags", .with_detail = true},
-        {TMS_OUT_OF_HOST_MEMORY, "Free host memory", .with_detail = false},
+        {TMS_OUT_OF_HOST_MEMORY, "(backup=\"disk\")", .with_detail = false},
         {TMS_DRIVER_UNAVAILABLE, "nvidia-smi", .with_detail = true},
         {TMS_DEVICE_LOST, "Restart the process", .with_detail = true},
         {TMS_CAPTURE_IN_PROGRESS, "End the capture first", .with_detail = false},

@@ -32,7 +32,7 @@ static void refuse_hostile_directories(void) {
     CHECK(fclose(fopen(below("file"), "w")) == 0);
     refuse(below("file"), ENOTDIR, "openat");
     refuse(below("missing/below"), ENOENT, "mkdirat");
-    refuse("relative", EINVAL, "not absolute");
+    refuse("relative", EINVAL, "Set TMS_LOCK_DIR to an absolute path");
     char *endless = malloc(PATH_MAX + 2);
     CHECK(endless);
     memset(endless, '/', PATH_MAX + 1);

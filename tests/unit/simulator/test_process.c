@@ -72,12 +72,13 @@ static void the_environment_configures(void **state) {
     assert_int_equal(run_again("describe", variables, output, sizeof output), 0);
     assert_string_equal(output, "init 0, devices 3, bytes 100663296, peers 0, reserve 999\n");
     assert_int_equal(run_again("describe", wrong, output, sizeof output), 0);
-    assert_string_equal(output, "simulated GPU: TMS_SIMULATED_DEVICES=9 is ignored: invalid value\n"
-                                "simulated GPU: TMS_SIMULATED_MEMORY=1 GB is ignored: invalid value\n"
-                                "simulated GPU: TMS_SIMULATED_PEERS=yes is ignored: invalid value\n"
-                                "simulated GPU: TMS_SIMULATED_FAULT=cuInit:x is ignored: invalid value\n"
-                                "simulated GPU: TMS_SIMULATED_FAULT=cuNothing:0:1:2 is ignored: invalid value\n"
-                                "init 0, devices 1, bytes 8589934592, peers -1, reserve 0\n");
+    assert_string_equal(output,
+                        "simulated GPU: TMS_SIMULATED_DEVICES=9 is ignored: invalid value\n"
+                        "simulated GPU: TMS_SIMULATED_MEMORY=1 GB is ignored: invalid value\n"
+                        "simulated GPU: TMS_SIMULATED_PEERS=yes is ignored: invalid value\n"
+                        "simulated GPU: TMS_SIMULATED_FAULT=cuInit:x is ignored: the form is call:succeed:fail:code\n"
+                        "simulated GPU: TMS_SIMULATED_FAULT=cuNothing:0:1:2 is ignored: there is no such function\n"
+                        "init 0, devices 1, bytes 8589934592, peers -1, reserve 0\n");
     assert_int_equal(run_again("describe", none, output, sizeof output), 0);
     assert_string_equal(output, "init 100, devices -1, bytes 0, peers -1, reserve 3\n");
 }

@@ -475,7 +475,7 @@ def require() -> TorchCuda:
     """
     if _torch_cuda is not None:
         return _torch_cuda
-    return _initialize(_import_with_device())
+    return _initialize(_with_device(import_torch(', or use the preload library (hook mode "preload")')))
 
 
 def require_module() -> Any:
@@ -485,25 +485,32 @@ def require_module() -> Any:
         TorchUnavailableError: torch is not installed, or finds no CUDA device.
         ForkedProcessError: This process was forked from one that used CUDA.
     """
-    torch = _import_with_device()
+    torch = _with_device(import_torch())
     _initialize_cuda(torch)
     return torch
 
 
-def _import_with_device() -> Any:
+def import_torch(or_else: str = "") -> Any:
+    """Return the module torch, imported if necessary. `or_else` is what helps where it is not installed.
+
+    Raises:
+        TorchUnavailableError: torch is not installed, or cannot be imported.
+    """
     try:
-        torch = importlib.import_module("torch")
+        return importlib.import_module("torch")
     except ModuleNotFoundError as error:
         raise TorchUnavailableError(
-            f"this needs PyTorch, which is not installed ({error}): install it, or use the preload library (hook mode "
-            '"preload")',
-            operation="initialize",
+            f"this needs PyTorch, which is not installed ({error}): install it{or_else}", operation="initialize"
         ) from error
     except (ImportError, OSError) as error:  # a library that it is linked with is missing
         raise TorchUnavailableError(
             f"this needs PyTorch, whose import failed: {error}. Install what is missing; {WITHOUT_A_GPU}",
             operation="initialize",
         ) from error
+
+
+def _with_device(torch: Any) -> Any:
+    """Return `torch`, which must find a CUDA device."""
     if not torch.cuda.is_available() and not _is_in_bad_fork(torch):
         raise TorchUnavailableError(
             f"PyTorch {torch.__version__} has no usable CUDA device: "

@@ -31,6 +31,7 @@ from torch_memory_saver.layer_graphs.plan.buffers import (
     find_overlap,
     graph_uses,
 )
+from torch_memory_saver.options import check_tag, errors_of
 from torch_memory_saver.saver import torch_memory_saver as saver
 
 from .arguments import Arguments, TensorKind
@@ -146,6 +147,8 @@ def capture_layers(
         InvalidArgumentError: The arguments do not fit each other, or a layer has hooks.
         CaptureInProgressError: A capture is under way.
     """
+    with errors_of("capture_layers"):
+        check_tag(tag)
     refuse_inside_capture("capture_layers")
     scope = _check_scope(scope)
     modules, inputs = check_layers(layers, sample_inputs, sample_keywords)

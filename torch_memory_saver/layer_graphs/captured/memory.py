@@ -16,6 +16,9 @@ from .weak import extent_bytes
 
 __all__ = ["MemoryMeter", "MemoryReport"]
 
+#: A report does not print results that take less than one of so many bytes of the pools.
+_NEGLIGIBLE = 1000
+
 
 @dataclass(frozen=True)
 class MemoryReport:
@@ -63,6 +66,10 @@ class MemoryReport:
         return 1 - self.result_bytes / self.pool_bytes if self.pool_bytes else 0.0
 
     def __str__(self) -> str:
+        results = [
+            ("  results at once at most", size(self.result_bytes)),
+            ("  part without results (fragmentation)", part(self.fragmentation)),
+        ]
         rows = [
             ("graphs", count(self.graphs)),
             ("  their memory outside of pools", size(self.graph_bytes)),
@@ -71,8 +78,8 @@ class MemoryReport:
             ("static gradients", size(self.static_gradient_bytes)),
             ("pools", count(self.pools)),
             ("  their memory", size(self.pool_bytes)),
-            ("  results at once at most", size(self.result_bytes)),
-            ("  fragmentation", part(self.fragmentation)),
+            # The rest of the pools is for what the graphs use while they run, so it is no fault that this is nearly all.
+            *(results if self.result_bytes * _NEGLIGIBLE >= self.pool_bytes > 0 else ()),
             ("boundary tensors", count(self.boundary_tensors)),
             ("  their memory", size(self.boundary_bytes)),
         ]

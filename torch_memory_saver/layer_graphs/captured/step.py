@@ -11,6 +11,7 @@ from torch.utils import _pytree
 
 from torch_memory_saver import _core
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError
+from torch_memory_saver.options import check_tag, errors_of
 from torch_memory_saver.saver import torch_memory_saver as saver
 
 from .arguments import Arguments
@@ -148,6 +149,8 @@ def capture_step(
         InvalidStateError: The tag is paused, or gradients are switched off.
         CaptureInProgressError: The current stream is being captured.
     """
+    with errors_of("capture_step"):
+        check_tag(tag)
     if not isinstance(model, torch.nn.Module):
         raise InvalidArgumentError(f"model is a {type(model).__name__}: it must be a torch.nn.Module")
     if not callable(loss):

@@ -54,7 +54,7 @@ _FORMS: Mapping[str, Callable[[str], bool]] = {
     "TMS_RELEASE_CACHED": lambda text: text.lower() == "pause" or read_seconds(text) is not None,
 }
 _DEBUG, _DEBUG_FOLDER = "TMS_DEBUG", "TMS_DEBUG_DIR"
-_METRICS, _PAGES = "TMS_METRICS_FILE", "TMS_SHARED_PAGE"
+_METRICS, _PAGES, _LOCKS = "TMS_METRICS_FILE", "TMS_SHARED_PAGE", "TMS_LOCK_DIR"
 #: Folder of the processes. Tests substitute another folder.
 _PROCESSES = Path("/proc")
 _DRIVERS, _RUNTIMES = ("libcuda.so",), ("libcudart.so", "libcudart-")
@@ -274,6 +274,8 @@ def settings() -> Finding:
         value = given.get(name, "").strip()
         if value and not is_right(value):
             wrong.append(f"{name}='{value}' is ignored (allowed: {allowed[name]})")
+    if given.get(_LOCKS) and not os.path.isabs(given[_LOCKS]):
+        wrong.append(f"{_LOCKS}='{given[_LOCKS]}' is refused by resume(exclusive=True): it must be an absolute path")
     wrong += _complaints_of_core() if given else []
     if len(wrong) == 1:
         return warn(wrong[0], "correct or unset it", lines)

@@ -163,4 +163,6 @@ def _read_device(path: str | os.PathLike[str], row: object) -> Device:
 
 
 def _malformed(path: str | os.PathLike[str], what: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"load_events: {os.fspath(path)} is not a file of write_events: {what}")
+    return InvalidArgumentError(
+        f"load_events: {os.fspath(path)} is not a file of write_events: {what}", operation="load_events"
+    )

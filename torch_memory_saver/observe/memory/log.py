@@ -100,7 +100,7 @@ class MemoryLog(contextlib.AbstractContextManager["MemoryLog"]):
     and one at the end.
 
     Args:
-        role: The role of the process. None: the process's title or program.
+        role: The role of the process. None: the process's title, its name in multiprocessing, or its program.
         path: A CSV file to which each row is appended when it is taken. Several processes may use one file.
         interval: Seconds between rows that a daemon thread takes, from `start` to `stop`. None: marks only. The thread
             continues in forked children, where rows have the child's pid.

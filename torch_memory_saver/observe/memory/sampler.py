@@ -75,7 +75,7 @@ class MemorySnapshotSampler:
         directory: The folder of the series. It is made if it is missing. In a folder that all users share, such as ``/tmp``,
             the series has the folder ``torch_memory_saver-<uid>``.
         tag: A name for the series, which all its snapshots have in common, such as "after_step".
-        role: The role of this process. Default: the process's title or program.
+        role: The role of this process. Default: the process's title, its name in multiprocessing, or its program.
         keep: The number of moments that are kept. The first process that has one more removes the oldest. None: all are
             kept.
         synchronize: Before each snapshot, wait until all ranks of torch.distributed (if it is initialised) call

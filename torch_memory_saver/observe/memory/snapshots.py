@@ -31,7 +31,7 @@ def take_snapshot(*, tag: str = "", step: int | None = None, role: str | None = 
     Args:
         tag: A name for the moment.
         step: The number of the moment.
-        role: The role of this process. Default: the process's title or program.
+        role: The role of this process. Default: the process's title, its name in multiprocessing, or its program.
 
     Returns:
         The dict that ``torch.cuda.memory._snapshot()`` returns, with one more key, ``"torch_memory_saver"``. Its value has

@@ -148,6 +148,7 @@ static void test_failed_transfers(void **state) {
     assert_non_null(strstr(error.message, "iB of free space. Check the free space"));
     assert_non_null(strstr(error.message, "TMS_DISK_BACKUP_DIR"));
     assert_null(strstr(error.message, "TMS_SHARED_DIR"));
+    assert_null(strstr(error.message, "permissions"));
     fault.pwrite_error = 0;
     assert_int_equal(tms_disk_file_write(file, data, 100, 0, &context, &error), TMS_OK);
 
@@ -159,6 +160,7 @@ static void test_failed_transfers(void **state) {
     assert_int_equal(unlink(file->path), 0);
     assert_int_equal(tms_disk_file_read(file, data, 100, 0, &context, &error), TMS_BACKUP_IO);
     assert_int_equal(error.os_error, ENOENT);
+    assert_null(strstr(error.message, "Check the")); /* neither space nor permissions have removed the file */
     assert_int_equal(tms_disk_file_write(file, data, 100, 0, &context, &error), TMS_BACKUP_IO);
     assert_int_equal(error.os_error, ENOENT);
     assert_entries(base, 0, 1);

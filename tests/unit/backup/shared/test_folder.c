@@ -125,13 +125,16 @@ static void a_folder_that_is_not_in_memory(void **state) {
 static void paths_that_are_not_there(void **state) {
     (void)state;
     char path[TEMPORARY_BYTES + 16];
-    assert_refused("relative/folder", "not absolute");
+    assert_refused("relative/folder", ". Set TMS_SHARED_DIR to an absolute path.");
     snprintf(path, sizeof path, "%s/missing/store", base);
     assert_refused(path, "mkdirat failed");
+    assert_non_null(strstr(error.message, "Its parent directory does not exist: create it"));
+    assert_null(strstr(error.message, "permissions"));
     snprintf(path, sizeof path, "%s/missing", base);
     assert_false(exists(path));
     put_file(root, "text", 0600);
     assert_refused(root, "openat failed");
+    assert_non_null(strstr(error.message, "Set TMS_SHARED_DIR to another folder."));
 }
 
 static void is_current(void **state) {

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from processes import TIMEOUT_S, Program, environment
@@ -85,3 +86,10 @@ def test_the_demo_fails_if_a_check_does(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_gpu_is_not_silently_replaced(command: Program) -> None:
     done = command("demo", "--device", "gpu", status=1)
     assert "no GPU" in done.stderr
+
+
+def test_the_demo_says_why_it_cannot_use_pytorch(command: Program, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudnn.so.9: cannot open shared object file')")
+    done = command("demo", "--device", "gpu", status=1, PYTHONPATH=os.pathsep.join([str(tmp_path), *sys.path]))
+    assert "the demo finds no GPU: this needs PyTorch, whose import failed: libcudnn.so.9" in done.stderr

@@ -316,6 +316,11 @@ class _Asynchronous(Hook):
         pass
 
 
+class _Misspelt(Hook):
+    def befor(self, call: HookCall) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -329,6 +334,7 @@ class _Asynchronous(Hook):
         ((None, "after", functools.partial(_coroutine)), "coroutine"),
         ((None, _Asynchronous()), "coroutine"),
         ((None, Hook(), print), "a Hook has its callbacks"),
+        ((None, _Misspelt()), "_Misspelt overrides none of before, after and cancelled"),
     ],
 )
 def test_what_cannot_be_registered(saver: TorchMemorySaver, arguments: Any, message: str) -> None:

@@ -70,7 +70,9 @@ def test_handles(saver: TorchMemorySaver) -> None:
     handle.remove()
     handle.remove()
     assert str(handle) == "<HookHandle: removed: test_handles after each pause of weights and kv_*>"
-    both = saver.on_resume(None, Hook())
+    hook = Hook()
+    hook.after = print  # type: ignore[method-assign]
+    both = saver.on_resume(None, hook)
     assert str(both) == "<HookHandle: Hook around each resume of every tag>"
     both.remove()
     suspended = nccl.suspend_on_pause("weights")

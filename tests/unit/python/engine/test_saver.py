@@ -62,6 +62,18 @@ for action in (lambda: torch_memory_saver.region("a").__enter__(), lambda: torch
         raise AssertionError
 assert torch_memory_saver.pause().allocations == 0
 torch_memory_saver.empty_cache()
+
+def capture():
+    from torch_memory_saver.layer_graphs import capture_step
+
+from torch_memory_saver.observe import memory
+for action in (capture, memory.take_snapshot, memory.record_history):
+    try:
+        action()
+    except TorchUnavailableError as error:
+        assert "PyTorch" in str(error) and "preload" not in str(error), error
+    else:
+        raise AssertionError
 """
     program(text, preloaded=False)
 

@@ -125,6 +125,18 @@ def test_an_unknown_tag_is_logged_once_with_what_was_meant(
     assert "did you mean" not in message
 
 
+def test_a_call_before_the_first_allocation_does_not_use_the_warning_up(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, warnings: Callable[[], list[str]]
+) -> None:
+    with saver.region("entered"):
+        saver.pause("kv_cahce")
+    assert warnings() == []
+    managed(saver, fake_torch, "kv_cache")
+    assert saver.stats("kv_cahce").allocations == ()
+    (message,) = warnings()
+    assert message.startswith("stats: ") and "did you mean kv_cache?" in message
+
+
 def test_each_report_prints_its_unknown_tags(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     managed(saver, fake_torch, "kv_cache")
     unknown = "no memory has tag 'kv_cahce'; tags are: 'kv_cache'"

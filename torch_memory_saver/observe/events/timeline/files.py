@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torch_memory_saver._files import write_text_file
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.errors import InvalidArgumentError, rename_operation
 from torch_memory_saver.observe.events.event_file import load_events
 from torch_memory_saver.observe.events.log import EventLog, events
 from torch_memory_saver.observe.events.timeline.html import page
@@ -33,6 +33,9 @@ def read_logs(paths: Iterable[str | os.PathLike[str]]) -> list[EventLog]:
     for path in _files(paths):
         try:
             log = load_events(path)
+        except InvalidArgumentError as error:
+            rename_operation(error, "timeline")
+            raise
         except OSError as error:
             raise InvalidArgumentError(f"timeline: {path} cannot be read: {error.strerror}") from error
         earlier = next((number for number, one in enumerate(logs) if same_process(one, log)), None)

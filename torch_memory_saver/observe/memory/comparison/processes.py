@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.errors import InvalidArgumentError, rename_operation
 
 from ..model import Snapshot
 from ..snapshot_reader import load_snapshot
@@ -83,6 +83,14 @@ class Series:
         return tuple(sorted({device for snapshot in self.snapshots for device in snapshot.devices}))
 
 
+def _load(file: str | os.PathLike[str]) -> Snapshot:
+    try:
+        return load_snapshot(file)
+    except InvalidArgumentError as error:
+        rename_operation(error, "compare")
+        raise
+
+
 def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[tuple[Moment, ...], tuple[str, ...]]:
     """Return the moments that the inputs name, in their order, and notes about the runs that are not among them.
 
@@ -100,7 +108,7 @@ def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[t
     notes: list[str] = []
     for given in inputs:
         if not isinstance(given, Snapshot) and os.path.isdir(given):
-            found = [(folder.name, [load_snapshot(file) for file in _files(folder)]) for folder in _moments_of(Path(given))]
+            found = [(folder.name, [_load(file) for file in _files(folder)]) for folder in _moments_of(Path(given))]
             newest = _newest_run(found)
             moments += newest
             if len(newest) < len(found):
@@ -109,7 +117,7 @@ def read_moments(inputs: Sequence[str | os.PathLike[str] | Snapshot]) -> tuple[t
                     "To compare others, name their folders."
                 )
             continue
-        snapshot = given if isinstance(given, Snapshot) else load_snapshot(given)
+        snapshot = given if isinstance(given, Snapshot) else _load(given)
         files.append(snapshot)
         joined = by_step.get(snapshot.step) if snapshot.step is not None else None
         if joined is not None and all(_who(other) != _who(snapshot) for other in joined):

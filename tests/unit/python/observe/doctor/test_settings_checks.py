@@ -39,6 +39,7 @@ def test_nothing_is_set() -> None:
             "pages",
             "TMS_SHARED_PAGE='pages' is ignored (allowed: 1, true, yes, 0, false, no or an absolute",
         ),
+        ("TMS_LOCK_DIR", "locks", "TMS_LOCK_DIR='locks' is refused by resume(exclusive=True): it must be an absolute path"),
         ("TMS_RELEASE_CACHED", "-1", "TMS_RELEASE_CACHED='-1' is ignored (allowed: pause, or a number"),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_leak_can_fail_a_job(leaking: list[str], capsys: pytest.CaptureFixture
 
 def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(tmp_path / "no.pickle")]) == 2
-    assert "no.pickle cannot be read" in capsys.readouterr().err
+    assert f": compare: {tmp_path}/no.pickle cannot be read" in capsys.readouterr().err
 
 
 def test_a_page_that_cannot_be_written(leaking: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

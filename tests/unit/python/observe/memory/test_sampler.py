@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import multiprocessing
 import os
 import pickle
 import pickletools
@@ -124,6 +125,12 @@ def test_the_role_is_the_programs_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setattr(sys, "argv", arguments)
         assert default_role() == role
+
+
+def test_the_role_in_a_process_of_multiprocessing_is_its_name_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["engine.py"])
+    monkeypatch.setattr(multiprocessing.current_process(), "name", "Worker-1")
+    assert default_role() == "Worker-1"
 
 
 @pytest.mark.parametrize(
