@@ -29,10 +29,15 @@ _PAGES = {
 
 #: Words that people search for, and the page that they should find first.
 _SEARCHED = {
-    "guides/engines.md": ["sleep", "wake up", "kv cache"],
+    "guides/engines.md": ["sleep", "wake up", "kv cache", "huggingface"],
     "guides/out-of-memory.md": ["OOM", "out of memory"],
-    "quickstart.md": ["pause", "resume", "release", "free", "offload"],
+    "guides/pytest.md": ["simulated"],
+    "guides/shared-backups.md": ["restart"],
+    "guides/training-and-rollout.md": ["optimizer state"],
+    "quickstart.md": ["pause", "resume", "release", "free", "offload", "Ctrl-C"],
     "reference/api/regions.md": ["manage"],
+    "simulated-gpu.md": ["simulated"],
+    "troubleshooting.md": ["shm", "ENOSPC", "space"],
 }
 
 

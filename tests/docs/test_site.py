@@ -48,6 +48,10 @@ def test_no_page_loads_a_script_from_elsewhere(site: Path) -> None:
         ("torch.cuda.mem_get_info", "guides/memory-views.html"),
         ("device_memory", "guides/pytest.html"),
         ("node_store.publish", "reference/api/node-store.html"),
+        ("--shm-size", "troubleshooting.html"),
+        ("restart engine without loading weights", "guides/shared-backups.html"),
+        ("optimizer state offload", "guides/training-and-rollout.html"),
+        ("AMD ROCm", "limits.html"),
     ],
 )
 def test_a_search_in_files_finds_the_right_page_first(site: Path, tmp_path: Path, words: str, page: str) -> None:
