@@ -48,6 +48,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
+from torch_memory_saver._engine.silent_mistakes import warn_of_unknown_tags
 from torch_memory_saver._text import joined
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError, add_note
@@ -481,6 +482,8 @@ class _Around:
             mine = [row for row in rows if selects(names, row.tag)]
             if mine:
                 self._hooks.append(_Concerned(hook, operation, mine))
+            else:
+                warn_of_unknown_tags(f"on_{operation}", names)
         self._begun: list[_Concerned] = []
         self._returned: list[bool] = []
         self._all_begun = False

@@ -125,6 +125,21 @@ def test_an_unknown_tag_is_logged_once_with_what_was_meant(
     assert "did you mean" not in message
 
 
+def test_an_unknown_tag_of_a_hook_is_logged_once(
+    saver: TorchMemorySaver, fake_torch: FakeTorch, warnings: Callable[[], list[str]]
+) -> None:
+    handles = [saver.on_pause(tag, "before", lambda call: None) for tag in ("weights", "kv_cache", "weigths")]
+    for tag in ("weights", "kv_cache"):
+        managed(saver, fake_torch, tag)
+    for _ in range(2):
+        saver.pause("kv_cache")
+        saver.resume()
+    for handle in handles:
+        handle.remove()
+    (message,) = warnings()
+    assert message.startswith("on_pause: no allocation ever had the tag 'weigths'") and "did you mean weights?" in message
+
+
 def test_a_call_before_the_first_allocation_does_not_use_the_warning_up(
     saver: TorchMemorySaver, fake_torch: FakeTorch, warnings: Callable[[], list[str]]
 ) -> None:
