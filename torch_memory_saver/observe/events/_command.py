@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from torch_memory_saver._cli import output
 from torch_memory_saver._cli.commands import Command
@@ -39,9 +38,6 @@ class Timeline(Command):
         from torch_memory_saver.observe.events.timeline import read_logs, write_timeline
 
         logs = read_logs(arguments.files)
-        folder = Path(arguments.output).parent
-        if not folder.is_dir():
-            raise InvalidArgumentError(f"timeline: there is no folder {folder}: make it first.", operation="timeline")
         try:
             path = write_timeline(arguments.output, logs=logs)
         except OSError as error:

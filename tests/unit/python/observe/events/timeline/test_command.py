@@ -100,15 +100,18 @@ def test_what_cannot_be_drawn_is_one_sentence(
 
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = event_file(tmp_path / "events.json")
-    for page, sentence in (
-        (tmp_path / "new" / "out.html", f"there is no folder {tmp_path / 'new'}: make it first"),
-        (tmp_path, f"{tmp_path}: "),
-    ):
+    for page in (path / "new" / "out.html", tmp_path):
         assert main(["timeline", str(path), "-o", str(page)]) == 2
         captured = capsys.readouterr()
-        assert sentence in captured.err
+        assert f"{page}: " in captured.err
         assert captured.err.count("\n") == 1
     assert sorted(each.name for each in tmp_path.iterdir()) == ["events.json"]
+
+
+def test_a_missing_folder_of_the_page_is_made(tmp_path: Path) -> None:
+    page = tmp_path / "new" / "folder" / "out.html"
+    assert main(["timeline", str(event_file(tmp_path / "events.json")), "-o", str(page)]) == 0
+    assert pids(page) == ["engine, pid 1"]
 
 
 def test_it_needs_neither_pytorch_nor_a_gpu(command: Any, tmp_path: Path) -> None:
