@@ -58,6 +58,8 @@ class ChildOptions:
 def options_of(arguments: argparse.Namespace) -> ChildOptions:
     """Return the options that were given. A folder's path becomes absolute, because the program may change its own
     folder."""
+    if arguments.directory and not (arguments.record or os.environ.get("TMS_DEBUG")):
+        raise InvalidArgumentError("--directory has no effect without --record", operation="run")
     return ChildOptions(
         preloaded=arguments.preload or arguments.manage,
         manage=arguments.manage,

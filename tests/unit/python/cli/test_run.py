@@ -89,6 +89,7 @@ def test_what_cannot_be_done_is_one_sentence(command: Program, tmp_path: Path) -
     program = ("--", "echo", "started")
     assert_refused(command("run", status=2), "there is no command to run")
     assert_refused(command("run", "--preload", "--", status=2), "there is no command to run")
+    assert_refused(command("run", "--directory", "x", *program, status=2), "--directory has no effect without --record")
     (tmp_path / "file").touch()
     for folder in ("/proc/none", f"{tmp_path}/file", f"{tmp_path}/file/below"):
         assert_refused(
