@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_memory_saver._stacks import CallStack, file_name, own_frames
-from torch_memory_saver._text import binary_size
+from torch_memory_saver._text import binary_size, counted
 
 __all__ = ["FreshReport", "UnwrittenBlock"]
 
@@ -156,7 +156,7 @@ def _render(report: FreshReport) -> str:
 
 def _lines(report: FreshReport) -> Iterator[str]:
     number = len(report.unwritten)
-    findings = f"{number or 'no'} finding{'' if number == 1 else 's'} in {report.checked_blocks} blocks"
+    findings = f"{counted(number, 'finding') if number else 'no findings'} in {counted(report.checked_blocks, 'block')}"
     sizes = f"{binary_size(report.unwritten_bytes)} of {binary_size(report.checked_bytes)}"
     yield f"check_fresh: {findings}, {sizes} not written since the resume"
     how = "read from end to end" if report.whole else "in samples; whole=True reads from end to end"

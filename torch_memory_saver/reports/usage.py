@@ -361,8 +361,9 @@ def _row(title: str, usage: Usage) -> tuple[str, ...]:
 
 
 def _calls(name: str, totals: CallTotals) -> str:
-    text = f"{name}: {totals.calls} in {duration(totals.seconds)}, {binary_size(totals.bytes)}, "
-    text += f"{binary_size(totals.copied_bytes)} copied"
+    text = f"{name}: {totals.calls}"
+    if totals.calls:
+        text += f" in {duration(totals.seconds)}, {binary_size(totals.bytes)}, {binary_size(totals.copied_bytes)} copied"
     return text + (f"; {totals.failures} failed" if totals.failures else "")
 
 

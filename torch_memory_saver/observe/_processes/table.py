@@ -62,7 +62,7 @@ def lines_of(view: View, width: int, *, sort: str = "memory", pattern: str = "")
         if shown:
             lines.append(Line(_row("    PID", "NAME", [title for title, _ in _COLUMNS], columns), "heading"))
         elif gpu.processes:
-            lines.append(Line(cut(f"  no process of {len(gpu.processes)} has {pattern!r}", width), "note"))
+            lines.append(Line(cut(f"  no process has {pattern!r}", width), "note"))
         for process, tags in sorted(shown, key=lambda found: ORDERS[sort](found[0])):
             lines.append(Line(_process_text(process, columns), "process"))
             lines += [Line(text, "tag") for text in _tag_texts(tags, columns)]

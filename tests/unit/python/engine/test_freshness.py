@@ -460,7 +460,7 @@ def test_the_report_as_a_table() -> None:
     assert "and 5 more" in str(many)
     assert "read from end to end" in str(many)
     assert str(FreshReport(checked_blocks=3)).startswith("check_fresh: no findings in 3 blocks, 0 B of 0 B not written")
-    assert str(FreshReport(unwritten=(named,))).startswith("check_fresh: 1 finding in 0 blocks")
+    assert str(FreshReport(unwritten=(named,), checked_blocks=1)).startswith("check_fresh: 1 finding in 1 block,")
 
 
 def test_the_report_as_json(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ from recorded_hooks import Recorder
 
 import torch_memory_saver as module
 from torch_memory_saver import TorchMemorySaver, _core, errors
+from torch_memory_saver.reports.usage import CallTotals
 
 MIB = 1 << 20
 CUDA_ERROR_UNKNOWN = 999
@@ -152,6 +154,8 @@ def test_print_is_a_table(two_tags: TorchMemorySaver) -> None:
     assert len({len(line) for line in lines[:6]}) == 1, "the columns are aligned"
     assert lines[5].split()[:3] == ["total", "3", "2.0"]
     assert lines[6].startswith("pauses: ")
+    unused = dataclasses.replace(two_tags.stats(), resumes=CallTotals())
+    assert "\nresumes: 0\n" in f"{unused}\n"
     assert all(len(line) < 100 for line in lines)
     assert len(repr(two_tags.stats())) < 200
 

@@ -147,7 +147,7 @@ def test_the_filter_finds_names_numbers_and_tags() -> None:
     assert shown("python") == ["7"]
     assert shown("(ROOT)") == ["7"], "its user"
     assert shown("nothing") == []
-    assert "  no process of 2 has 'nothing'" in texts(make(JOB), pattern="nothing")
+    assert "  no process has 'nothing'" in texts(make(JOB), pattern="nothing")
 
 
 def test_what_is_foreign_or_unknown_is_said() -> None:
