@@ -677,7 +677,7 @@ class TorchMemorySaver:
 
         Args:
             tag: One tag or pattern, or an iterable of them, as for :meth:`pause`. None selects every tag. Patterns are
-                matched at each call. A tag that no allocation ever had is logged once, at a call that changes others.
+                matched at each call. A tag that is like a known one, and that no allocation ever had, is logged once.
             when: "before" (the default) or "after"; or a :class:`Hook` with the callbacks as methods.
             callback: Called with a :class:`HookCall`. Without it, the result is a decorator, which returns the function
                 itself.

@@ -24,6 +24,8 @@ _MIB = 1 << 20
 _MOST_TAGS = 10
 #: The operations that only list memory.
 _QUERIES = ("preserved", "stats")
+#: Hooks are registered before their memory is allocated. Only a similar tag shows that one is misspelled.
+_EARLY = ("on_pause", "on_resume")
 
 
 def warn_of_unknown_tags(operation: str, tags: Tags) -> str:
@@ -37,6 +39,9 @@ def warn_of_unknown_tags(operation: str, tags: Tags) -> str:
     unknown = [tag for tag in tags if not every_tag.get(tag)]
     known = list(dict.fromkeys(row.tag for row in _core.segments())) if unknown else []
     for tag in unknown if known else ():
+        similar = suggestion(tag, known)
+        if operation in _EARLY and not similar:
+            continue
         entered = " (a region of it was entered, but nothing was allocated there)" if tag in every_tag else ""
         warn_once(
             f"unknown tag {tag}",
@@ -47,7 +52,7 @@ def warn_of_unknown_tags(operation: str, tags: Tags) -> str:
             entered,
             "nothing of it is listed" if operation in _QUERIES else "there is nothing to do for it",
             _listed(known),
-            suggestion(tag, known) or ".",
+            similar or ".",
         )
     return f"no memory has tag {_listed(unknown)}; tags are: {_listed(known)}" if unknown else ""
 
