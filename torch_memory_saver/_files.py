@@ -9,6 +9,7 @@ unless the caller says otherwise.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pickle
@@ -170,6 +171,8 @@ def _write(
 ) -> None:
     hidden = f".{target.name}.{secrets.token_hex(_RANDOM_BYTES)}.tmp"
     try:
+        if target.name in ("", ".."):  # "" is that of "." and "/"
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with opened_folder(aside, mode=folder_mode, exact=True) as folder:
             try:
                 with open(hidden, "wb", opener=lambda name, _flags: folder.create(name, mode)) as file:

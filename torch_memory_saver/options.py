@@ -253,7 +253,9 @@ def check_device(device: object) -> int:
     if device is None or (number is None and device is not number):
         return -1
     if isinstance(number, bool) or not isinstance(number, int):
-        raise InvalidArgumentError(f"device must be None, an int or a CUDA torch.device, not {device!r}")
+        raise InvalidArgumentError(
+            f"device must be None, an int or a CUDA torch.device, such as torch.device('cuda:0'), not {device!r}"
+        )
     if not 0 <= number < 1 << 31:
         raise InvalidArgumentError(f"device must not be negative, nor beyond what there is, but is {number}")
     return number

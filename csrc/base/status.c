@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 /* Results that are missing in the oldest supported cuda.h. */
 enum { RESULT_CONTAINED = 226, RESULT_TENSOR_MEMORY_LEAK = 721 };
@@ -176,6 +177,14 @@ void tms_error_append_bytes(tms_error_t *error, uint64_t bytes) {
         unit++;
     }
     tms_error_append(error, "%.1f %s", amount, units[unit]);
+}
+
+void tms_error_append_free_space(tms_error_t *error, const char *path) {
+    struct statvfs space;
+    if (!path || statvfs(path, &space) != 0) return;
+    tms_error_append(error, " The file system has ");
+    tms_error_append_bytes(error, (uint64_t)space.f_bavail * space.f_frsize);
+    tms_error_append(error, " of free space.");
 }
 
 static const char *name_of(const tms_error_t *error) {

@@ -37,6 +37,9 @@ __attribute__((format(printf, 2, 3))) void tms_error_append(tms_error_t *error, 
 /* Appends a size for people, such as "2.0 MiB". */
 void tms_error_append_bytes(tms_error_t *error, uint64_t bytes);
 
+/* Appends the free space of the file system of a path, if it is known. */
+void tms_error_append_free_space(tms_error_t *error, const char *path);
+
 /* Appends that undoing the failed operation failed as well, and which call failed. */
 void tms_error_append_undoing(tms_error_t *error, const tms_error_t *undoing);
 

@@ -210,7 +210,7 @@ def test_a_refused_folder_is_one_warning(folder: Path, weights: Path) -> None:
         found = Adopted(*json.loads(process.ask("either", "a", "nothing", weights)))
         assert found[:2] == (False, 1)
         (warning,) = found.warnings
-        assert "'a' is loaded and not published" in warning and str(folder) in warning
+        assert "'a' is loaded and not published: [Errno 1]" in warning and str(folder) in warning
     assert os.listdir(folder) == []
 
 
@@ -322,24 +322,32 @@ def test_a_load_that_sets_tensors_is_published(change: str, folder: Path, weight
 
 
 @pytest.mark.parametrize(
-    ("change", "place"),
+    ("change", "text"),
     [
-        ("attribute", "up.in_features"),
-        ("new", "up.table"),
-        ("element", "table.scale"),
-        ("parameter", "up.bias"),
-        ("mark", "up.weight.state"),
-        ("module", "down"),
-        ("shape", "odd.shape"),
+        ("attribute", "changed 'up.in_features'"),
+        ("new", "added 'up.table'"),
+        ("element", "changed 'table.scale'"),
+        ("parameter", "replaced 'up.bias'"),
+        ("mark", "added 'up.weight.state'"),
+        ("module", "replaced 'down'"),
+        ("shape", "changed the shape of 'odd' from (100003,) to (5,)"),
+        ("half", "changed the dtype of 'down.bias' from torch.float32 to torch.float16"),
+        ("eval", "changed 'training', which adopting would not: call eval() after adopt_or_load()"),
     ],
 )
-def test_a_load_that_sets_more_is_named_and_not_published(change: str, place: str, folder: Path, weights: Path) -> None:
+def test_a_load_that_sets_more_is_named_and_not_published(change: str, text: str, folder: Path, weights: Path) -> None:
     with restarted(folder) as process:
         process.do("save", weights, 1)
         found = Adopted(*json.loads(process.ask("either", "a", change, weights)))
         assert found[:2] == (False, 1)
         (warning,) = found.warnings
-        assert f"'{place}'" in warning and "'a'" in warning
+        assert f"'a' is not published: loading has {text}" in warning and "after adopt_or_load()" in warning
+        assert json.loads(process.ask("names")) == []
+
+
+def test_a_model_without_tensors_is_refused(folder: Path) -> None:
+    with restarted(folder) as process:
+        assert "no parameters and no buffers" in process.refuses("InvalidArgumentError", "publish_nothing")
         assert json.loads(process.ask("names")) == []
 
 

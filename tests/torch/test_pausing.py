@@ -239,6 +239,23 @@ def test_memory_kept_by_another_threads_region_is_named(tag: str, large: int) ->
     del tensor
 
 
+def test_memory_kept_by_a_pool_in_use_is_named(tag: str, large: int) -> None:
+    with saver.region(tag):
+        tensor = empty(large)
+    saver.pause(tag)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        empty(SIZE)
+    other = empty(large)
+    with pytest.raises(errors.OutOfMemoryError) as caught:
+        saver.resume(tag)
+    assert "still caches 20 MiB, in pools that are in use" in str(caught.value)
+    assert "another thread" not in str(caught.value)
+    del other, pool
+    assert saver.resume(tag).allocations == 1
+    del tensor
+
+
 def test_a_failure_keeps_nothing_of_its_callers(tag: str, large: int) -> None:
     """Their frames hold tensors, which must be freed with the exception and not at the next garbage collection."""
     with saver.region(tag):

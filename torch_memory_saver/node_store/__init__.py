@@ -84,8 +84,8 @@ def publish(name: str, model: Any, *, identity: str, extra: Any = None) -> None:
         extra: A small JSON value for the adopter, such as scales that live in Python and not in a tensor.
 
     Raises:
-        InvalidArgumentError: The name, the identity or `extra` cannot be used, or a tensor cannot be published: it is on the
-            CPU, on the meta device, or of a subclass such as DTensor.
+        InvalidArgumentError: The name, the identity or `extra` cannot be used, there is no tensor, or a tensor cannot be
+            published: it is on the CPU, on the meta device, or of a subclass such as DTensor.
         InvalidStateError: A tensor is paused.
         OutOfHostMemoryError: The host or the cgroup has too little memory. Nothing was written.
         BackupIOError: The folder of the store is refused, is full, or cannot be written.
@@ -96,6 +96,8 @@ def publish(name: str, model: Any, *, identity: str, extra: Any = None) -> None:
         return
     torch = layer.require_module()
     found = find(torch, model, "publish")
+    if not found.tensors:
+        raise InvalidArgumentError("publish: the model has no parameters and no buffers", operation="publish")
     text = manifest.contents_of(identity, found, extra)
     written = contents.publish(torch, found, plan(found.shapes), encoded, text)
     total = sum(shape.bytes for shape in found.shapes)
@@ -164,7 +166,8 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
 
     Nothing that goes wrong in the store keeps the weights from being loaded: it is one warning. Weights are published only
     if an adopter would have everything that the load has set. So a load that replaces a parameter or a submodule, or changes
-    an attribute of one, is named in a warning, and nothing is published. Changes inside other objects are not noticed.
+    an attribute of one, is named in a warning, and nothing is published. Call `eval()` and convert the dtype afterwards.
+    Changes inside other objects are not noticed.
 
     Weights of this name that cannot be adopted are removed before the load. So their memory is free for the new ones, and
     damaged objects are written again.
@@ -185,10 +188,12 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
         Whether the weights were adopted.
 
     Raises:
-        InvalidArgumentError: The name or the identity cannot be used.
+        InvalidArgumentError: The name, the identity or `load` cannot be used.
         Exception: Whatever `load` raises.
     """
     _checked(name, identity, "adopt_or_load")
+    if not callable(load):
+        raise InvalidArgumentError(f"adopt_or_load: load must be a function, not {load!r}", operation="adopt_or_load")
     if _core.get_disabled():
         load()
         return False
@@ -196,7 +201,7 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
     try:
         torch = layer.require_module()
         before = describe(torch, model, "adopt_or_load")
-        names()  # raises if the folder is refused, so that adopt and remove do not both warn of it
+        published_names(store_path())  # raises if the folder is refused, so that adopt and remove do not both warn of it
         if adopt(name, model, identity=identity):
             return True
         remove(name)
@@ -209,7 +214,7 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
     try:
         change = changed(before, describe(torch, model, "adopt_or_load"))
         if change:
-            logger.warning("'%s' is not published: loading has changed '%s', which adopting would not", name, change)
+            logger.warning("'%s' is not published: loading has %s", name, change)
         else:
             publish(name, model, identity=identity)
     except Exception as error:

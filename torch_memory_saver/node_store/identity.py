@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import stat
@@ -11,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch_memory_saver._interface import __version__
+from torch_memory_saver._services import layer
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["identity_of"]
@@ -39,13 +39,14 @@ def identity_of(files: Iterable[str | os.PathLike[str]], **facts: Any) -> str:
         InvalidArgumentError: `files` is one path, is empty or names something else than a file, such as the folder of a
             checkpoint, or a fact is no JSON value.
         OSError: A file does not exist or cannot be reached.
+        TorchUnavailableError: PyTorch cannot be imported.
     """
     if isinstance(files, (str, bytes, os.PathLike)):
         raise _invalid(f"pass a list of weight files, not one path ({os.fspath(files)!r})")
     paths = sorted({os.path.realpath(path) for path in files})
     if not paths:
         raise _invalid("needs at least one weight file")
-    torch = importlib.import_module("torch")
+    torch = layer.import_torch()
     known = {
         "files": [[path, *_state_of(path)] for path in paths],
         "gpus": sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}),

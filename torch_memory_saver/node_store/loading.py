@@ -18,6 +18,9 @@ __all__ = ["changed", "describe"]
 
 #: Types whose equal values are interchangeable. All other values are compared by identity.
 _VALUES = (int, float, complex, str, bytes, types.MethodType)
+#: The place of a fact about a tensor is its name and the fact. Other places have three parts.
+_PARTS_OF_TENSOR = 2
+_MISSING = object()
 
 
 def describe(torch: Any, model: Any, operation: str) -> dict[tuple[Any, ...], Any]:
@@ -31,7 +34,11 @@ def describe(torch: Any, model: Any, operation: str) -> dict[tuple[Any, ...], An
     made: dict[tuple[Any, ...], Any] = {}
     for name, tensor in found.tensors.items():
         storage = found.shapes[tensor.storage]
-        made[name, "shape"] = f"{tensor} {storage.bytes} {storage.device}"
+        for fact in ("dtype", "shape", "strides"):
+            made[name, fact] = str(getattr(tensor, fact))
+        made[name, "storage"] = (
+            f"number {tensor.storage}, element {tensor.offset}, {storage.bytes} bytes, device {storage.device}"
+        )
     for path, module in model.named_modules():
         attributes = {name: value for name, value in vars(module).items() if name != "_buffers"}
         made.update(_places(torch, path, attributes))
@@ -57,12 +64,24 @@ def _places(torch: Any, path: str, attributes: Mapping[str, Any]) -> Iterator[tu
 
 
 def changed(before: Mapping[tuple[Any, ...], Any], after: Mapping[tuple[Any, ...], Any]) -> str:
-    """Return the name of the first thing that differs between two descriptions, or ""."""
-    missing = object()
+    """Return what the first difference between two descriptions is and what to do about it, or "". It follows "has"."""
     for place in (*before, *after):
-        if not _is_same(before.get(place, missing), after.get(place, missing)):
-            return ".".join(part for part in map(str, place) if part not in ("", "_parameters", "_modules"))
+        one, other = before.get(place, _MISSING), after.get(place, _MISSING)
+        if not _is_same(one, other):
+            advice = ("call train()" if other is True else "call eval()") if place[1] == "training" else "do that"
+            return f"{_difference(place, one, other)}, which adopting would not: {advice} after adopt_or_load()"
     return ""
+
+
+def _difference(place: tuple[Any, ...], one: Any, other: Any) -> str:
+    is_of_tensor = len(place) == _PARTS_OF_TENSOR
+    parts = place[:1] if is_of_tensor else place
+    name = ".".join(part for part in map(str, parts) if part not in ("", "_parameters", "_modules"))
+    if one is _MISSING or other is _MISSING:
+        return f"{'added' if one is _MISSING else 'removed'} '{name}'"
+    if is_of_tensor:
+        return f"changed the {place[1]} of '{name}' from {one} to {other}"
+    return f"{'replaced' if isinstance(one, weakref.ref) else 'changed'} '{name}'"
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -49,7 +49,7 @@ class Manifest:
     def difference(self, identity: str, found: Found) -> str:
         """Return a sentence about the first thing in which a model differs from what was published, or ""."""
         if self.identity != identity:
-            return f"it has the identity '{self.identity}' instead of '{identity}'"
+            return f"it was published with the identity '{self.identity}', and this call has '{identity}'"
         return next(_differences(self, found), "")
 
 
@@ -61,12 +61,12 @@ def _differences(manifest: Manifest, found: Found) -> Iterator[str]:
         for what in ("dtype", "shape", "strides"):
             one, other = getattr(there, what), getattr(here, what)
             if one != other:
-                yield f"'{name}' has the {what} {_text(one)} instead of {_text(other)}"
+                yield f"'{name}' was published with the {what} {_text(one)}, and the model has {_text(other)}"
         if (there.storage, there.offset) != (here.storage, here.offset):
             yield f"'{name}' shares its storage with other tensors, or lies elsewhere in it"
         one, other = manifest.shapes[there.storage], found.shapes[here.storage]
         if (one.bytes, one.device) != (other.bytes, other.device):
-            yield f"the storage of '{name}' has {one.bytes} bytes instead of {other.bytes}, or is on another device"
+            yield f"the storage of '{name}' had {one.bytes} bytes and has {other.bytes}, or is on another device"
 
 
 def _text(value: Any) -> str:

@@ -78,14 +78,9 @@ static const char *advice_of(int os_error) {
 
 tms_status_t tms_disk_fail(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,
                            const char *path) {
-    struct statvfs space;
     tms_status_t status = tms_error_set_os(error, context, call, os_error, path);
     if (status != TMS_BACKUP_IO) return status;
-    if (os_error == ENOSPC && path && statvfs(path, &space) == 0) {
-        tms_error_append(error, " The file system has ");
-        tms_error_append_bytes(error, (uint64_t)space.f_bavail * space.f_frsize);
-        tms_error_append(error, " of free space.");
-    }
+    if (os_error == ENOSPC) tms_error_append_free_space(error, path);
     const char *advice = advice_of(os_error);
     if (advice) tms_error_append(error, "%s another with set_disk_backup_dir() or TMS_DISK_BACKUP_DIR.", advice);
     return status;

@@ -108,8 +108,10 @@ bool tms_shared_remove_directory(int directory, int objects, int parent, const c
 tms_status_t tms_shared_fail(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,
                              const char *path, const char *name) {
     char whole[PATH_MAX + NAME_MAX];
+    struct stat found;
     snprintf(whole, sizeof(whole), "%s%s%s", path, name ? "/" : "", name ? name : "");
     tms_status_t status = tms_error_set_os(error, context, call, os_error, whole);
+    if (os_error == ENOSPC) tms_error_append_free_space(error, path);
     if (os_error == ENOSPC || os_error == EDQUOT)
         tms_error_append(error,
                          " The folder is full, in bytes or in files: set TMS_SHARED_DIR to one on a larger tmpfs. In a "
@@ -118,6 +120,8 @@ tms_status_t tms_shared_fail(tms_error_t *error, const tms_error_context_t *cont
         tms_error_append(error, " Set TMS_SHARED_DIR to an absolute path.");
     else if (os_error == ENOENT && strcmp(call, "mkdirat") == 0)
         tms_error_append(error, " Its parent directory does not exist: create it, or set TMS_SHARED_DIR to another folder.");
+    else if (!name && (os_error == ENOTDIR || os_error == ELOOP) && lstat(path, &found) == 0 && S_ISLNK(found.st_mode))
+        tms_error_append(error, " It is a symbolic link: name the folder itself in TMS_SHARED_DIR.");
     else if (os_error == EFBIG)
         tms_error_append(error, " The limit of this process for the size of a file is too low: RLIMIT_FSIZE (ulimit -f).");
     else if (os_error == EACCES || os_error == EPERM || os_error == EROFS)

@@ -4,6 +4,7 @@ and answers each with `ok`, followed by what was asked for, or with the error, o
 make [MANAGED]             a new model, whose weights are zeros; MANAGED: in a region with shared backups
 load FILE                  the weights of a file
 publish NAME ID [EXTRA]    EXTRA: JSON without spaces
+publish_nothing            a model without tensors
 adopt NAME ID              answers: adopted, bytes, the JSON of extra, and the reason; and the number of warnings on a line
 either NAME CHANGE FILE    adopts or loads the file, which also makes a change; answers as adopt, but with the number of
                            loads in place of the bytes
@@ -108,6 +109,11 @@ def publish(name: str, identity: str, extra: str = "null") -> str:
     return ""
 
 
+def publish_nothing() -> str:
+    node_store.publish("nothing", {}, identity="one")
+    return ""
+
+
 def adopt(name: str, identity: str) -> str:
     warnings.clear()
     found = node_store.adopt(name, State.model, identity=identity)
@@ -142,6 +148,8 @@ CHANGES = {
     "mark": lambda: setattr(State.model.up.weight, "state", object()),
     "module": lambda: setattr(State.model, "down", torch.nn.Linear(2 * WIDTH, WIDTH, device="cuda")),
     "shape": _resize,
+    "half": lambda: State.model.half(),
+    "eval": lambda: State.model.eval(),
 }
 
 
@@ -218,5 +226,8 @@ def refuse(what: str) -> str:
 
 logging.getLogger("torch_memory_saver").addHandler(Warnings(logging.WARNING))
 serve(
-    (make, load, save, publish, adopt, either, logits, zero, change, pause, resume, numbers, names, remove, refuse, identity)
+    (
+        *(make, load, save, publish, publish_nothing, adopt, either, logits, zero, change, pause, resume),
+        *(numbers, names, remove, refuse, identity),
+    )
 )

@@ -52,7 +52,7 @@ def with_room(
             return resume_at_once()
         except OutOfMemoryError as error:
             failure = error
-    failure.args = (with_points(str(failure), *_account(torch, given + more)),)
+    failure.args = (with_points(str(failure), *_account(store, torch, given + more)),)
     try:
         raise failure
     finally:
@@ -121,13 +121,16 @@ def _held_bytes(torch: TorchCuda) -> int:
     return reserved - _core.counters()["paused_bytes"]
 
 
-def _account(torch: TorchCuda | None, given: int) -> Iterator[str]:
+def _account(store: PoolStore, torch: TorchCuda | None, given: int) -> Iterator[str]:
     """Yield the points of an error's message that describe PyTorch's cache."""
     if given:
         yield f"PyTorch's cache in this process was emptied before, which gave {binary_size(given)} back."
     kept = 0 if torch is None else sum(torch.releasable_bytes(device) for device in _caching(torch))
-    if kept:
-        yield (
-            f"PyTorch still caches {binary_size(kept)}, which it keeps while another thread is inside a region or a capture "
-            "is under way."
+    if torch is not None and kept:
+        is_put_off = must_not_free(torch) or store.stock.pending
+        reason = (
+            "which it keeps while another thread is inside a region or a capture is under way"
+            if is_put_off
+            else "in pools that are in use, such as those of CUDA graphs, which empty_cache() does not release"
         )
+        yield f"PyTorch still caches {binary_size(kept)}, {reason}."

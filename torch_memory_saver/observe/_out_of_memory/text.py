@@ -114,7 +114,10 @@ def _torch(report: dict[str, Any]) -> Iterator[str]:
         [
             ("allocated", mebibytes(counters["allocated_bytes"])),
             ("reserved", f"{mebibytes(counters['reserved_bytes'])}, paused memory included"),
-            ("releasable", f"{mebibytes(counters['releasable_bytes'])}, which empty_cache() would release"),
+            (
+                "releasable",
+                f"{mebibytes(counters['releasable_bytes'])}, which empty_cache() releases, but not of pools in use",
+            ),
             ("fragmented", f"{mebibytes(counters['fragmented_bytes'])}, free in segments that are partly in use"),
         ]
     )

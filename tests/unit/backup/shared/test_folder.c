@@ -81,8 +81,18 @@ static void a_folder_that_is_a_link(void **state) {
     snprintf(target, sizeof target, "%s/target", base);
     assert_int_equal(mkdir(target, 0700), 0);
     assert_int_equal(symlink(target, root), 0);
-    assert_refused(root, "openat failed");
+    assert_refused(root, "It is a symbolic link: name the folder itself in TMS_SHARED_DIR.");
     assert_int_equal(count_names(target), 0);
+}
+
+static void a_folder_that_is_a_file(void **state) {
+    (void)state;
+    int fd = creat(root, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+    assert_refused(root, "Not a directory");
+    assert_non_null(strstr(error.message, "Set TMS_SHARED_DIR to another folder."));
+    assert_int_equal(unlink(root), 0);
 }
 
 static void a_folder_of_another_user(void **state) {
@@ -263,6 +273,7 @@ int main(void) {
         FOLDER_TEST(the_usual_folder_is_of_the_user),
         FOLDER_TEST(a_folder_that_others_can_write_to),
         FOLDER_TEST(a_folder_that_is_a_link),
+        FOLDER_TEST(a_folder_that_is_a_file),
         FOLDER_TEST(a_folder_of_another_user),
         FOLDER_TEST(a_folder_of_root),
         FOLDER_TEST(a_folder_that_is_not_in_memory),

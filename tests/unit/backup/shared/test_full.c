@@ -57,6 +57,7 @@ static void fill_bytes(void) {
     CHECK(tms_shared_folder_open(&folder, root, &quiet, &context, &error) == TMS_OK);
     unsigned count = fill(&folder);
     CHECK(count > 10 && strcmp(error.call, "pwrite") == 0);
+    CHECK(strstr(error.message, "The file system has "));
     check_message();
     check_full(&folder, count);
     tms_shared_folder_close(&folder, &quiet);

@@ -106,6 +106,11 @@ def test_bad_devices_are_refused(device: object) -> None:
         options.check_device(device)
 
 
+def test_a_device_by_its_name_names_what_is_accepted() -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=r"such as torch.device\('cuda:0'\), not 'cuda:0'"):
+        options.check_device("cuda:0")
+
+
 def test_backup_choices() -> None:
     assert options.backup_of_aliases(False, False, None) is None
     assert options.backup_of_aliases(True, False, None) == "host"

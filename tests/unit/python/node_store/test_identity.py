@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.errors import InvalidArgumentError, TorchUnavailableError
 from torch_memory_saver.node_store import identity_of
 
 
@@ -87,6 +87,12 @@ def test_a_folder_is_refused(files: list[Path]) -> None:
 def test_one_path_is_not_a_list(kind: Callable[[str], Any]) -> None:
     with pytest.raises(InvalidArgumentError, match="a list of weight files"):
         identity_of(kind(__file__))
+
+
+def test_without_pytorch_the_error_says_so(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(TorchUnavailableError, match="needs PyTorch"):
+        identity_of(files)
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ class Module:
         self._parameters: dict[str, Tensor] = parameters
         self._modules: dict[str, Module] = {}
         self._buffers: dict[str, Tensor] = {}
+        self.training: bool | None = None
 
     def named_modules(self, prefix: str = "") -> list[tuple[str, Module]]:
         below = [each for name, module in self._modules.items() for each in module.named_modules(f"{prefix}{name}.")]
@@ -51,6 +53,9 @@ class Model(Module):
         self.number, self.name, self.call = 10**9, "".join(["na", "me"]), self.named_modules
         self.table, self.pair, self.kinds = {"a": 1}, (1, "x"), {"x"}
         self.shape, self.bytes = SHAPE, 20
+
+    def has(self, **facts: Any) -> None:
+        self.shape = dataclasses.replace(SHAPE, **facts)
 
     @property
     def weight(self) -> Any:
@@ -85,23 +90,38 @@ def test_equal_values_and_empty_containers_are_no_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "place"),
+    ("load", "text"),
     [
-        (lambda model: setattr(model, "number", 7), "number"),
-        (lambda model: setattr(model, "number", None), "number"),
-        (lambda model: delattr(model, "name"), "name"),
-        (lambda model: setattr(model, "later", Tensor()), "later"),
-        (lambda model: setattr(model, "later", [0]), "later.0"),
-        (lambda model: model.table.update(b=1), "table.b"),
-        (lambda model: model.kinds.clear(), "kinds.x"),
-        (lambda model: model._modules.update(up=Module(weight=model.weight)), "up"),
-        (lambda model: model._modules["up"]._parameters.update(weight=Tensor()), "up.weight"),
-        (lambda model: setattr(model.weight, "quant_state", object()), "up.weight.quant_state"),
-        (lambda model: setattr(model, "bytes", 40), "up.weight.shape"),
+        (lambda model: setattr(model, "number", 7), "changed 'number'"),
+        (lambda model: setattr(model, "number", None), "changed 'number'"),
+        (lambda model: delattr(model, "name"), "removed 'name'"),
+        (lambda model: setattr(model, "later", Tensor()), "added 'later'"),
+        (lambda model: setattr(model, "later", [0]), "added 'later.0'"),
+        (lambda model: model.table.update(b=1), "added 'table.b'"),
+        (lambda model: model.kinds.clear(), "removed 'kinds.x'"),
+        (lambda model: model._modules.update(up=Module(weight=model.weight)), "replaced 'up'"),
+        (lambda model: model._modules["up"]._parameters.update(weight=Tensor()), "replaced 'up.weight'"),
+        (lambda model: setattr(model.weight, "quant_state", object()), "added 'up.weight.quant_state'"),
+        (
+            lambda model: model.has(dtype="torch.float16"),
+            "changed the dtype of 'up.weight' from torch.float32 to torch.float16",
+        ),
+        (lambda model: model.has(shape=(4,)), "changed the shape of 'up.weight' from (5,) to (4,)"),
+        (lambda model: model.has(strides=(2,)), "changed the strides of 'up.weight' from (1,) to (2,)"),
+        (lambda model: setattr(model, "bytes", 40), "changed the storage of 'up.weight' from"),
     ],
 )
-def test_everything_else_is_named(load: Callable[[Any], Any], place: str) -> None:
-    assert change(load) == place
+def test_everything_else_is_named(load: Callable[[Any], Any], text: str) -> None:
+    found = change(load)
+    assert found.startswith(text) and found.endswith(", which adopting would not: do that after adopt_or_load()")
+
+
+@pytest.mark.parametrize(("mode", "call"), [(False, "eval()"), (True, "train()")])
+def test_the_mode_of_a_module_names_its_call(mode: bool, call: str) -> None:
+    def load(model: Model) -> None:
+        model._modules["up"].training = mode
+
+    assert change(load) == f"changed 'up.training', which adopting would not: call {call} after adopt_or_load()"
 
 
 def test_a_description_keeps_no_tensor() -> None:

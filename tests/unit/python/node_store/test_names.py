@@ -53,6 +53,11 @@ def test_an_identity_is_a_text(identity: object) -> None:
             call("name", {}, identity=identity)  # type: ignore[arg-type]
 
 
+def test_a_load_is_a_function() -> None:
+    with pytest.raises(InvalidArgumentError, match="load must be a function, not 3"):
+        node_store.adopt_or_load("name", {}, 3, identity="x")  # type: ignore[arg-type]
+
+
 def test_a_removal_releases_what_nothing_else_links(made: MadeStore) -> None:
     live, one, two = made.holder("1"), made.published("one"), made.published("two")
     made.object("a", MIB, one)

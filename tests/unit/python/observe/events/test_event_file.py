@@ -56,6 +56,15 @@ def test_the_header_is_plain(tmp_path: Path, simulator: Any) -> None:
     assert {"tag": "file", "device": 0, "resident_bytes": 2 << 20, "paused_bytes": 0, "backup_bytes": 0} in data["after"]
 
 
+@pytest.mark.parametrize("path", [".", ".."])
+def test_a_folder_is_no_file(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    with pytest.raises(IsADirectoryError, match="write_events: Is a directory: the events were not written"):
+        events.write_events(path, log=LOG)
+    assert not os.listdir(tmp_path / "inside")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

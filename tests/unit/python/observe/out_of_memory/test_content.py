@@ -114,6 +114,7 @@ def test_the_text_has_a_section_for_each_part(report: tuple[dict[str, Any], Acco
     assert "                   resident  slack  paused  backup  damaged\n" in text
     assert "  tag a, device 0       0.0    0.0     4.0     4.0      0.0\n" in text
     assert "  requested      600.0 MiB (629145600 bytes)\n" in text
+    assert ", which empty_cache() releases, but not of pools in use\n" in text
     assert "  pause " in text.split("Latest events")[1]
     assert not any(line != line.rstrip() for line in text.splitlines())
 
