@@ -249,7 +249,8 @@ def test_memory_kept_by_a_pool_in_use_is_named(tag: str, large: int) -> None:
     other = empty(large)
     with pytest.raises(errors.OutOfMemoryError) as caught:
         saver.resume(tag)
-    assert "still caches 20 MiB, in pools that are in use" in str(caught.value)
+    cached = re.search(r"still caches (\d+) MiB, in pools that are in use", str(caught.value))
+    assert cached is not None and int(cached[1]) >= 20  # and what other tests have left in pools
     assert "another thread" not in str(caught.value)
     del other, pool
     assert saver.resume(tag).allocations == 1
