@@ -211,8 +211,7 @@ def register(
                 raise InvalidArgumentError(f"{type(when).__qualname__} overrides none of before, after and cancelled")
             for method in methods:
                 check_callback("a method of the hook", method)
-            hook = _Registered(tags, type(when).__qualname__, when.before, when.after, when.cancelled)
-            return _add(operation, hook, "around")
+            return _add(operation, _Registered(tags, type(when).__qualname__, *methods), "around")
         if not isinstance(when, str) or when not in _WHEN:
             raise InvalidArgumentError(f'when must be "before", "after" or a Hook, not {when!r}')
         check_callback("callback", callback)
