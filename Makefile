@@ -120,6 +120,7 @@ torch-matrix: ## the same with several releases of PyTorch, each in an environme
 .PHONY: gpu-test
 gpu-test: build ## the GPU tests on the GPUs of this machine, in both hook modes
 	$(IN_TREE) -m pytest --gpu tests/gpu $(PYTEST_ARGUMENTS)
+	$(IN_TREE) -m torch_memory_saver run --preload -- $(PYTHON) -m pytest --gpu tests/gpu $(PYTEST_ARGUMENTS)
 
 RECORD ?= h100
 .PHONY: conformance

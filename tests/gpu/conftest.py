@@ -1,14 +1,12 @@
 """Fixtures and rules of the GPU tests.
 
-The files of this folder run twice: in the pytest that was started, without LD_PRELOAD (hook mode "torch"), and in the pytest
-that test_preload_mode.py starts with our library preloaded (hook mode "preload"). On the simulated GPU the second is a run
-of its own, under `simulate --preload`. Tests that start processes for both modes themselves are marked `outer` and run in
-the first only.
+The files of this folder run twice: in a pytest without LD_PRELOAD (hook mode "torch"), and in one with our library
+preloaded (hook mode "preload"), which `run --preload` or `simulate --preload` has started. Tests that start processes for
+both modes themselves are marked `outer` and run in the first only.
 """
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import shutil
@@ -26,7 +24,6 @@ from not_imported import NotImported
 sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
 
 from gpu_support import (
-    INNER,
     MIB,
     SIMULATED,
     STARTED_PRELOADED,
@@ -81,51 +78,6 @@ EITHER_MODE = frozenset(
         "vllm_loader",
     )
 )
-#: Files whose tests compare the free memory of the device, or fill it. With -n they have it for themselves.
-ALONE = frozenset(
-    f"test_{name}.py"
-    for name in (
-        "backup",
-        "changes",
-        "check_fresh",
-        "cycles",
-        "events",
-        "examples_memory",
-        "expandable",
-        "failures",
-        "graph_report",
-        "graphs",
-        "guard",
-        "held_memory",
-        "idle_memory",
-        "in_flight",
-        "ledger",
-        "live_bytes",
-        "manage",
-        "manage_optimizers",
-        "manage_wrappers",
-        "memory",
-        "memory_history",
-        "memory_log",
-        "memory_release",
-        "memory_views",
-        "multi_gpu",
-        "oom_report",
-        "other_allocator",
-        "out_of_memory",
-        "paused_default_pool",
-        "preload_mode",
-        "region_pools",
-        "shared_page",
-        "sharing_pauses",
-        "sharing_permissions",
-        "silent_mistakes",
-        "slack",
-        "stats",
-        "tags",
-        "vllm",
-    )
-)
 #: Seconds after which a test of this folder counts as hung.
 TEST_TIMEOUT_S = 120
 
@@ -141,8 +93,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "either_mode: says the same in both hook modes (EITHER_MODE of tests/gpu/conftest.py)"
     )
     config.addinivalue_line("markers", "timeout: of pytest-timeout, where it is installed")
-    missing = [name for name in sorted(EITHER_MODE | ALONE) if not (Path(__file__).parent / name).is_file()]
-    assert missing == [], "files of EITHER_MODE or ALONE that are not there"
+    if not SIMULATED and (worker := os.environ.get("PYTEST_XDIST_WORKER")):
+        os.environ["CUDA_VISIBLE_DEVICES"] = worker.removeprefix("gw")  # with -n each process has a GPU of its own
+    missing = [name for name in sorted(EITHER_MODE) if not (Path(__file__).parent / name).is_file()]
+    assert missing == [], "files of EITHER_MODE that are not there"
     if file := os.environ.pop(tested_versions.VARIABLE, None):  # not for a pytest that a test starts
         tested_versions.refuse_a_part(config)
         recorder = tested_versions.Recorder(Path(file).resolve(), "preload" if STARTED_PRELOADED else "torch")
@@ -164,7 +118,7 @@ def _reason_to_skip(item: pytest.Item) -> str | None:
         return "needs a GPU, and torch sees none"
     if SIMULATED and (marker := item.get_closest_marker("real_gpu")) is not None:
         return f"needs a real GPU: {marker.args[0]}"
-    if SIMULATED and STARTED_PRELOADED and item.get_closest_marker("outer") is not None:
+    if STARTED_PRELOADED and item.get_closest_marker("outer") is not None:
         return "only in hook mode torch: starts processes for both hook modes itself"
     if item.get_closest_marker("multigpu") is not None and devices < 2:
         return f"needs two GPUs, and torch sees {devices}"
@@ -173,8 +127,6 @@ def _reason_to_skip(item: pytest.Item) -> str | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).resolve().parent
-    inner = os.environ.get(INNER) == "1"
-    kept, dropped = [], []
     for item in items:
         if here in item.path.parents:
             if item.get_closest_marker("multigpu") is None:
@@ -186,13 +138,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             reason = _reason_to_skip(item)
             if reason is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
-            if inner and item.get_closest_marker("outer") is not None:
-                dropped.append(item)
-                continue
-        kept.append(item)
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True)
@@ -233,19 +178,8 @@ def warm_gpu() -> None:
     gc.freeze()  # the modules' objects stay
 
 
-@pytest.fixture
-def turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """With ``-n`` (pytest-xdist) several processes use the device, and one of them while it runs a test of ALONE."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        yield
-        return
-    with (tmp_path_factory.getbasetemp().parent / "device").open("w") as file:  # the folder of all workers
-        fcntl.flock(file, fcntl.LOCK_EX if request.path.name in ALONE else fcntl.LOCK_SH)
-        yield
-
-
 @pytest.fixture(autouse=True)
-def clean_gpu(request: pytest.FixtureRequest, turn: None) -> Iterator[None]:
+def clean_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test starts with nothing managed and nothing recorded, and a passing test leaves it so."""
     if request.node.get_closest_marker("outer") is not None:
         yield

@@ -89,7 +89,7 @@ BUILD_VARIABLES = ("TMS_WERROR", "TMS_PINNED_VERSION", "TMS_SYMBOLS")
 #: the demo.
 _OTHER_VARIABLES = {
     "TMS_DEMO_CHILD",
-    *(f"TMS_GPU_{word}" for word in ("INNER", "NCCL", "RECORD", "SEED")),
+    *(f"TMS_GPU_{word}" for word in ("NCCL", "RECORD", "SEED")),
     *(f"TMS_SIMULATED_{word}" for word in ("BANDWIDTH", "DEVICES", "FAULT", "MEMORY", "NCCL_MEMORY", "PEERS", "POISON")),
     *(f"TMS_SIMULATED_{word}" for word in ("REPORT", "SHARED", "TRACE", "VISIBLE")),
 }

@@ -30,14 +30,12 @@ GRANULARITY = 2 * MIB
 HERE = Path(__file__).resolve().parent.parent
 PROGRAMS = HERE / "programs"
 REPOSITORY = HERE.parent.parent
-#: Set in the pytest that tests/gpu/test_preload_mode.py starts, which must not start another.
-INNER = "TMS_GPU_INNER"
 HOOK = "hook_mode_preload"
+#: Whether this process was started with our library preloaded, by `run --preload` or `simulate --preload`.
+STARTED_PRELOADED = HOOK in os.environ.get("LD_PRELOAD", "")
 #: How many operations a random run of them does: fewer on the simulated GPU, whose kernels the host computes, and in the
-#: pytest inside the pytest.
-RANDOM_OPERATIONS = 400 if SIMULATED else 3_000 if os.environ.get(INNER) == "1" else 10_000
-#: Whether this process was started with our library preloaded: by test_preload_mode.py, or by `simulate --preload`.
-STARTED_PRELOADED = os.environ.get(INNER) == "1" or (SIMULATED and HOOK in os.environ.get("LD_PRELOAD", ""))
+#: second hook mode.
+RANDOM_OPERATIONS = 400 if SIMULATED else 3_000 if STARTED_PRELOADED else 10_000
 
 
 class _Lazy:
