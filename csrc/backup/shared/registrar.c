@@ -21,6 +21,14 @@ static tms_shared_object_t *find_work(const tms_shared_store_t *store) {
     return object;
 }
 
+/* Waits with a registration until other replicas have released their memory. Called and returns with the lock held. */
+static tms_shared_object_t *next_work(tms_shared_store_t *store) {
+    tms_shared_object_t *object = find_work(store);
+    while (object && !object->registered && tms_wait_until(&store->changed, &store->lock, store->quiet_until))
+        object = find_work(store);
+    return object;
+}
+
 static tms_status_t change(const tms_shared_store_t *store, const tms_shared_object_t *object, tms_error_t *error) {
     const tms_error_context_t context = {.operation = object->registered ? "end a registration" : "register",
                                          .device = object->device,
@@ -66,7 +74,7 @@ static void *run(void *argument) {
     tms_shared_store_t *store = argument;
     pthread_detach(pthread_self());
     pthread_mutex_lock(&store->lock);
-    for (tms_shared_object_t *object; (object = find_work(store));) work(store, object);
+    for (tms_shared_object_t *object; (object = next_work(store));) work(store, object);
     store->registrar_runs = false;
     pthread_cond_broadcast(&store->changed);
     pthread_mutex_unlock(&store->lock);
@@ -93,22 +101,24 @@ void tms_shared_registrar_start(tms_shared_store_t *store) {
         strerror(os_error));
 }
 
-static void set_in_call(tms_shared_store_t *store, bool in_call) {
+void tms_shared_registrar_hold(tms_shared_store_t *store) {
     pthread_mutex_lock(&store->lock);
-    store->in_call = in_call;
+    store->in_call = true;
     pthread_mutex_unlock(&store->lock);
 }
 
-void tms_shared_registrar_hold(tms_shared_store_t *store) { set_in_call(store, true); }
-
 void tms_shared_registrar_let_go(tms_shared_store_t *store) {
-    set_in_call(store, false);
+    pthread_mutex_lock(&store->lock);
+    store->in_call = false;
+    store->quiet_until = tms_wait_now() + TMS_SHARED_QUIET_SECONDS;
+    pthread_mutex_unlock(&store->lock);
     tms_shared_registrar_start(store);
 }
 
 void tms_shared_registrar_close(tms_shared_store_t *store, double deadline) {
     pthread_mutex_lock(&store->lock);
     store->closing = true;
+    pthread_cond_broadcast(&store->changed);
     while (store->registrar_runs && tms_wait_until(&store->changed, &store->lock, deadline)) {
     }
     pthread_mutex_unlock(&store->lock);

@@ -3,8 +3,10 @@
  *
  * A copy from memory that is not registered yet goes through the ring, so no call waits for this thread. While a call has
  * the turn, this thread begins no driver call, because a registration takes what the call needs: the driver's locks, which
- * are not fair, and those of the address space. Ending one waits for the device and blocks launches of other threads until
- * then; an object is small enough for that to be short.
+ * are not fair, and those of the address space. It begins no registration for TMS_SHARED_QUIET_SECONDS after a call, because
+ * it would hold up the other replicas, which pause at the same time and release their memory (measured,
+ * benchmarks/h200_shared.md). Ending one waits for the device and blocks launches of other threads until then; an object is
+ * small enough for that to be short.
  *
  * If the driver fails to register an object, no other one is tried until the next pause, and a warning is logged once. If it
  * fails to end a registration, the memory stays mapped and registered, and the next call tries again.

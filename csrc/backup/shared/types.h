@@ -43,6 +43,9 @@ enum { TMS_SHARED_BUCKETS = 1024 };
 /* A process that makes no progress for so long with an object that it writes is stopped, or as good as that. */
 #define TMS_SHARED_PATIENCE_SECONDS 1.0
 
+/* The registrar begins no registration for so long after a call. */
+#define TMS_SHARED_QUIET_SECONDS 0.25
+
 typedef struct tms_shared_store {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* the registrar has ended, or an object is no longer being made */
@@ -59,6 +62,7 @@ typedef struct tms_shared_store {
     bool left_links; /* an unlink has failed, or may have: the holder may have a link that belongs to no object here */
     bool registrar_runs;
     bool in_call;                /* a call has the turn, so the registrar begins no driver call */
+    double quiet_until;          /* the registrar begins no registration before (tms_wait_now) */
     bool refuses;                /* the driver has failed to register an object since the last pause */
     bool closing;                /* at exit: no driver call may begin any more, and no object is linked or claimed */
     _Atomic uint64_t held_bytes; /* of all objects that this process has and uses */

@@ -123,12 +123,37 @@ static void the_registrar_gives_up_when_a_resume_begins(void **state) {
     assert_int_equal(sem_destroy(&may_register), 0);
 }
 
+static _Atomic unsigned too_early; /* registrations that began within the quiet time */
+
+static CUresult register_and_look(void *memory, size_t bytes, unsigned int flags) {
+    pthread_mutex_lock(&store_of(competing)->lock);
+    const bool early = tms_wait_now() < store_of(competing)->quiet_until;
+    pthread_mutex_unlock(&store_of(competing)->lock);
+    if (flags & CU_MEMHOSTREGISTER_READ_ONLY) atomic_fetch_add(early ? &too_early : &registrations, 1);
+    return registers(memory, bytes, flags);
+}
+
+static void no_registration_holds_up_other_replicas(void **state) {
+    fixture_t *f = competing = *state;
+    for (uint32_t i = 0; i < 3; i++) allocate_filled(f, "a", KEPT, BYTES, i);
+    registers = f->cuda->cuMemHostRegister;
+    atomic_store(&registrations, 0);
+    writable(f)->cuMemHostRegister = register_and_look;
+    const double before = tms_wait_now();
+    pause_copying(f, 3 * BYTES, 0);
+    while (registrar_runs(f)) sched_yield();
+    assert_int_equal(registrations, 3);
+    assert_int_equal(too_early, 0);
+    assert_true(store_of(f)->quiet_until >= before + TMS_SHARED_QUIET_SECONDS);
+    resume(f);
+    settle(f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(objects_larger_than_a_piece_of_pinned_memory),
-        TEST(a_private_block_before_an_object),
-        TEST(memory_is_filled_before_contents_are_copied),
-        TEST(the_registrar_gives_up_when_a_resume_begins),
+        TEST(objects_larger_than_a_piece_of_pinned_memory), TEST(a_private_block_before_an_object),
+        TEST(memory_is_filled_before_contents_are_copied),  TEST(the_registrar_gives_up_when_a_resume_begins),
+        TEST(no_registration_holds_up_other_replicas),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
