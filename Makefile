@@ -49,8 +49,8 @@ slow: build ## the Python tests that plain pytest has no time for: more failures
 	$(IN_TREE) -m pytest -m slow $(PYTEST_ARGUMENTS)
 
 .PHONY: faults
-faults: build ## every call of the driver and the C library fails, in every way that is known, on the simulated GPU (half an hour)
-	$(IN_TREE) -m pytest -m faults tests/fault_injection $(PYTEST_ARGUMENTS)
+faults: build ## every call of the driver and the C library fails in every way that is known, and a signal comes at every bytecode (half an hour)
+	$(IN_TREE) -m pytest -m faults tests/fault_injection tests/unit/python/torch/test_interrupted_regions.py $(PYTEST_ARGUMENTS)
 
 MUTANTS_ARGUMENTS ?=
 .PHONY: mutants
@@ -301,8 +301,10 @@ sanitize-c: ## the C tests and the corpus of the fuzz targets, with ASan and UBS
 
 # Threads of the library itself run in most programs. Left out is what another process orders, which TSan does not see, what
 # makes the calls of other programs once more for a minute, what needs as many mappings as the system allows, and what only
-# computes.
-NOT_TSAN := $(addprefix tests/unit/,simulator/test_ipc.c core/test_driver_calls.c core/test_scale_runs.c simulator/test_fingerprint.c)
+# computes or works with files on one thread.
+NOT_TSAN := $(addprefix tests/unit/,abi/test_shared_kills.c core/test_driver_calls.c core/test_scale_runs.c \
+	backup/host/test_gaps.c simulator/test_fingerprint.c simulator/test_ipc.c $(addprefix backup/shared/,test_clean_up.c test_entry.c \
+	test_folder.c test_full.c test_key.c test_kills.c test_names.c test_processes.c test_published.c))
 sanitize-threads: ## the C tests with TSan
 	TMS_TEST_CYCLES=100 TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) $(MAKE) ctest VARIANT=tsan C_TESTS="$(filter-out $(NOT_TSAN),$(ALL_C_TESTS))"
 

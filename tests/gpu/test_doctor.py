@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch_memory_saver._text import binary_size
 pytestmark = pytest.mark.outer
 
 
+@functools.cache
 def rows(preload: bool) -> dict[str, dict[str, Any]]:
     """What the doctor's checks find, by their names. Those of the machine may fail."""
     done = subprocess_run(["-m", "torch_memory_saver", "doctor", "--json"], preload=preload)

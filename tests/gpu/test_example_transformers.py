@@ -30,7 +30,9 @@ def needs(module: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"needs {module}")
 
 
-both_modes = pytest.mark.parametrize("preload", [False, True], ids=["torch", "preload"])
+both_modes = pytest.mark.parametrize(
+    "preload", [pytest.param(False, id="torch"), pytest.param(True, id="preload", marks=pytest.mark.slow)]
+)
 
 
 class Row(NamedTuple):
@@ -71,9 +73,7 @@ def kept() -> list[Row]:
 
 
 @needs("trl")
-@pytest.mark.parametrize(
-    "preload", [pytest.param(False, id="torch"), pytest.param(True, id="preload", marks=pytest.mark.slow)]
-)
+@both_modes
 def test_a_training_is_that_of_the_run_that_keeps_everything(kept: list[Row], preload: bool) -> None:
     managed = run(MANAGED, preload)
     assert [row[:4] for row in managed] == [row[:4] for row in kept]

@@ -62,33 +62,33 @@ class Checks:
         self._saver.pause("a")
 
 
-#: From one interruption to the next, in places, where not every bytecode is interrupted.
-STEP = 17
+#: From one interruption to the next, in places: of ordinary runs, and of the variant that `make faults` runs with each.
+STEP, SHORT_STEP = 17, 5
 
 
 @pytest.fixture(
     params=[
         pytest.param(((2, 14), STEP), id="torch-2.14"),
-        pytest.param(((2, 14), 1), id="torch-2.14, every bytecode", marks=pytest.mark.slow),
+        pytest.param(((2, 14), None), id="torch-2.14, more bytecodes", marks=[pytest.mark.slow, pytest.mark.faults]),
         pytest.param(((2, 11), STEP), id="torch-2.11", marks=pytest.mark.slow),
         pytest.param(((2, 8), STEP), id="torch-2.8", marks=pytest.mark.slow),
     ]
 )
-def variant(request: pytest.FixtureRequest) -> tuple[tuple[int, int], int]:
+def variant(request: pytest.FixtureRequest) -> tuple[tuple[int, int], int | None]:
     """A release of PyTorch, and the places from one interruption to the next."""
-    variant: tuple[tuple[int, int], int] = request.param
+    variant: tuple[tuple[int, int], int | None] = request.param
     return variant
 
 
 @pytest.fixture
-def release(variant: tuple[tuple[int, int], int]) -> tuple[int, int]:
+def release(variant: tuple[tuple[int, int], int | None]) -> tuple[int, int]:
     """In place of conftest.py's."""
     return variant[0]
 
 
 @pytest.fixture
-def step(variant: tuple[tuple[int, int], int]) -> int:
-    return variant[1]
+def step(variant: tuple[tuple[int, int], int | None], full: bool) -> int:
+    return variant[1] or (1 if full else SHORT_STEP)
 
 
 @pytest.fixture
