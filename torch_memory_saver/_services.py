@@ -23,6 +23,7 @@ from torch_memory_saver._torch.binding.history import (
     stop_history,
 )
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda, devices_in_use
+from torch_memory_saver._torch.binding.torch_module import import_torch
 from torch_memory_saver._torch.distributed import nccl_communicators
 from torch_memory_saver._torch.distributed.process_groups import GroupOfRanks, group_of_ranks
 from torch_memory_saver._torch.memory.ordinary_memory import DeviceMemory, OrdinaryMemory, device_memory, ordinary_memory
@@ -49,6 +50,7 @@ __all__ = [
     "devices_in_use",
     "driver_library",
     "group_of_ranks",
+    "import_torch",
     "is_recording",
     "layer",
     "may_have_native_frames",

@@ -131,6 +131,8 @@ class Run:
 
 #: Variants of scenarios that only `make faults` has the time for.
 ONLY_FULL_ALONE = {
+    "adopt_on_two_devices",
+    "adopt_with_little_device_memory",
     "end_capture_with_deferred_frees_in_runs",
     "pause_exported_run",
     "pause_saving_live_bytes_to_retained_backup",

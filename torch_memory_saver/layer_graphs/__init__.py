@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torch_memory_saver._services import layer
+from torch_memory_saver._services import import_torch
 
 from . import plan
 
@@ -55,5 +55,5 @@ _NEED_TORCH = {
 def __getattr__(name: str) -> Any:
     if name not in _NEED_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    layer.import_torch()
+    import_torch()
     return getattr(importlib.import_module(f".{_NEED_TORCH[name]}", __name__), name)

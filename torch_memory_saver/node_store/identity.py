@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch_memory_saver._interface import __version__
-from torch_memory_saver._services import layer
+from torch_memory_saver._services import import_torch
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["identity_of"]
@@ -46,7 +46,7 @@ def identity_of(files: Iterable[str | os.PathLike[str]], **facts: Any) -> str:
     paths = sorted({os.path.realpath(path) for path in files})
     if not paths:
         raise _invalid("needs at least one weight file")
-    torch = layer.import_torch()
+    torch = import_torch()
     known = {
         "files": [[path, *_state_of(path)] for path in paths],
         "gpus": sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}),

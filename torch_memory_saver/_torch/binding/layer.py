@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import importlib
 import os
 import sys
 import threading
@@ -24,8 +23,8 @@ from torch_memory_saver._patches import replace
 from torch_memory_saver._torch.base.steps import OneUse, call_each
 from torch_memory_saver._torch.binding.captures import watch_captures
 from torch_memory_saver._torch.binding.expandable_segments import cut
-from torch_memory_saver._torch.binding.no_device import WITHOUT_A_GPU, why_no_device
 from torch_memory_saver._torch.binding.releases import OLDEST, is_too_old, version_of, warn_if_untested
+from torch_memory_saver._torch.binding.torch_module import import_with_device, is_in_bad_fork
 from torch_memory_saver.errors import ForkedProcessError, InvalidStateError, TorchMemorySaverError, TorchUnavailableError
 
 __all__ = [
@@ -475,7 +474,7 @@ def require() -> TorchCuda:
     """
     if _torch_cuda is not None:
         return _torch_cuda
-    return _initialize(_with_device(import_torch(', or use the preload library (hook mode "preload")')))
+    return _initialize(import_with_device(', or use the preload library (hook mode "preload")'))
 
 
 def require_module() -> Any:
@@ -485,38 +484,8 @@ def require_module() -> Any:
         TorchUnavailableError: torch is not installed, or finds no CUDA device.
         ForkedProcessError: This process was forked from one that used CUDA.
     """
-    torch = _with_device(import_torch())
+    torch = import_with_device()
     _initialize_cuda(torch)
-    return torch
-
-
-def import_torch(or_else: str = "") -> Any:
-    """Return the module torch, imported if necessary. `or_else` is what helps where it is not installed.
-
-    Raises:
-        TorchUnavailableError: torch is not installed, or cannot be imported.
-    """
-    try:
-        return importlib.import_module("torch")
-    except ModuleNotFoundError as error:
-        raise TorchUnavailableError(
-            f"this needs PyTorch, which is not installed ({error}): install it{or_else}", operation="initialize"
-        ) from error
-    except (ImportError, OSError) as error:  # a library that it is linked with is missing
-        raise TorchUnavailableError(
-            f"this needs PyTorch, whose import failed: {error}. Install what is missing; {WITHOUT_A_GPU}",
-            operation="initialize",
-        ) from error
-
-
-def _with_device(torch: Any) -> Any:
-    """Return `torch`, which must find a CUDA device."""
-    if not torch.cuda.is_available() and not _is_in_bad_fork(torch):
-        raise TorchUnavailableError(
-            f"PyTorch {torch.__version__} has no usable CUDA device: "
-            + (why_no_device() if torch.version.cuda else "it is a build without CUDA"),
-            operation="initialize",
-        )
     return torch
 
 
@@ -537,13 +506,8 @@ def _initialize_cuda(torch: Any) -> None:
     try:
         torch.cuda.init()
     except RuntimeError as error:
-        kind = ForkedProcessError if _is_in_bad_fork(torch) else TorchUnavailableError
+        kind = ForkedProcessError if is_in_bad_fork(torch) else TorchUnavailableError
         raise kind(f"PyTorch could not initialise CUDA: {error}", operation="initialize") from error
-
-
-def _is_in_bad_fork(torch: Any) -> bool:
-    """Whether this process was forked from one that used CUDA."""
-    return bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)())
 
 
 def after_fork_in_child() -> None:

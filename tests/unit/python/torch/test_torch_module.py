@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_memory_saver._torch.binding.no_device import why_no_device
+from torch_memory_saver._torch.binding.torch_module import why_no_device
 
 _DOCTOR = "check the driver by `doctor`; on a machine without a GPU, run the program by `python -m torch_memory_saver"
 
