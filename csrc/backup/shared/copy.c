@@ -43,7 +43,7 @@ static tms_status_t attempt(relay_t *relay, tms_shared_job_t *job, tms_error_t *
     if (status != TMS_OK) return status;
     job->claimed = found.state == TMS_SHARED_CLAIMED;
     job->done = found.state == TMS_SHARED_HELD;
-    if (here || job->since == 0 || job->seen != found.written) job->since = tms_wait_now();
+    job->looks = here || job->seen != found.written ? 0 : job->looks + 1;
     job->seen = found.written;
     return TMS_OK;
 }
@@ -73,9 +73,9 @@ static tms_status_t keep_alone(relay_t *relay, tms_shared_job_t *job, tms_error_
     const tms_backup_content_t content = {.kind = TMS_BACKUP_PINNED, .bytes = part->bytes};
     tms_log_once(
         relay->store->copying->log, &relay->store->warned_stuck, TMS_LOG_WARNING,
-        "another process has been writing the object %s of '%s' for %.0f s without progress, so this process keeps a "
-        "private copy of it. If that process is stopped, let it continue or end it.",
-        part->object->name.text, relay->store->folder.path, relay->store->patience_seconds);
+        "another process has been writing the object %s of '%s' for about a second without progress, so this process "
+        "keeps a private copy of it. If that process is stopped, let it continue or end it.",
+        part->object->name.text, relay->store->folder.path);
     tms_status_t status = tms_host_batch_create(&batch, relay->store->host, &job->context, error);
     if (status == TMS_OK) status = tms_host_batch_add(batch, &wanted, &part->alone, &job->context, error);
     if (status == TMS_OK) status = tms_host_batch_start(batch, &job->context, error);
@@ -98,7 +98,7 @@ static tms_status_t look(relay_t *relay, size_t *left, bool *claimed, tms_error_
         tms_shared_job_t *job = &relay->jobs.list[i];
         if (job->done) continue;
         status = attempt(relay, job, error);
-        if (status == TMS_OK && !job->done && !job->claimed && tms_wait_now() - job->since > relay->store->patience_seconds)
+        if (status == TMS_OK && !job->done && !job->claimed && job->looks >= relay->store->patience)
             status = keep_alone(relay, job, error);
         *left += !job->done;
         *claimed |= job->claimed;

@@ -11,7 +11,7 @@ typedef struct tms_shared_job {
     bool done;
     bool claimed;  /* this process has to write it */
     uint64_t seen; /* bytes that its other writer had when it was looked at last */
-    double since;  /* when they had become as many; 0: it was not looked at */
+    int looks;     /* in a row that found as many */
 } tms_shared_job_t;
 
 /* Zeros: none. */

@@ -156,7 +156,7 @@ static tms_status_t init(void *opaque, const tms_backup_setup_t *setup, tms_erro
                                   .copying = setup->copying,
                                   .host = setup->host,
                                   .fingerprinter = setup->fingerprinter,
-                                  .patience_seconds = TMS_SHARED_PATIENCE_SECONDS,
+                                  .patience = TMS_SHARED_PATIENCE,
                                   .folder = {.root = -1}};
     pthread_mutex_init(&store->lock, NULL);
     tms_wait_condition_init(&store->changed);

@@ -40,8 +40,9 @@ typedef struct tms_shared_object {
 
 enum { TMS_SHARED_BUCKETS = 1024 };
 
-/* A process that makes no progress for so long with an object that it writes is stopped, or as good as that. */
-#define TMS_SHARED_PATIENCE_SECONDS 1.0
+/* A process that makes no progress with an object that it writes, at so many looks in a row, a millisecond apart, is
+ * stopped, or as good as that. Looks are counted and no time, so that a stall of the whole machine does not count. */
+enum { TMS_SHARED_PATIENCE = 1000 };
 
 /* The registrar begins no registration for so long after a call. */
 #define TMS_SHARED_QUIET_SECONDS 0.25
@@ -58,7 +59,7 @@ typedef struct tms_shared_store {
     tms_shared_object_t *objects;
     struct tms_shared_contents *kept; /* contents of no segment (store.h) */
     _Atomic bool committed;           /* a pause has kept something in the store, and has not ended */
-    double patience_seconds;          /* TMS_SHARED_PATIENCE_SECONDS; tests use less */
+    int patience;                     /* TMS_SHARED_PATIENCE; tests use others */
     bool left_links; /* an unlink has failed, or may have: the holder may have a link that belongs to no object here */
     bool registrar_runs;
     bool in_call;                /* a call has the turn, so the registrar begins no driver call */

@@ -325,11 +325,11 @@ static void an_object_of_a_stopped_writer_is_not_published(void **state) {
     ASSERT_OK(tms_shared_folder_open(&other, folder, &f->log, &nowhere, &error), error);
     ASSERT_OK(tms_shared_entry_try(&other, &again, BYTES, true, &claim, &nowhere, &error), error);
     assert_int_equal(claim.state, TMS_SHARED_CLAIMED);
-    store_of(f)->patience_seconds = 600;
+    store_of(f)->patience = INT_MAX;
     const tms_selection_t cancelled = {.interrupted = stop};
     assert_int_equal(tms_transition_publish(&f->saver, &cancelled, &piece, 1, "name", contents, &written, &error),
                      TMS_INTERRUPTED);
-    store_of(f)->patience_seconds = 0;
+    store_of(f)->patience = 0;
     assert_int_equal(publish(f, "name", &piece, 1, &written, &error), TMS_BACKUP_IO);
     assert_non_null(strstr(error.message, again.text));
     assert_int_equal(list("names").count, 0);

@@ -335,7 +335,7 @@ static void what_another_process_finishes_is_linked(void **state) {
     fixture_t *f = *state;
     other_t other = {.does = FINISHES};
     const uint64_t address = begin_other(f, &other), written = counters_of(f).shared_file_nanoseconds_total;
-    store_of(f)->patience_seconds = 600;
+    store_of(f)->patience = INT_MAX;
     pause_beside(f, &other, 0);
     assert_true(other.asked > 0);
     assert_true(counters_of(f).shared_wait_nanoseconds_total > 0);
@@ -352,7 +352,7 @@ static void what_a_dead_process_has_begun_is_written(void **state) {
     fixture_t *f = *state;
     other_t other = {.does = DIES};
     const uint64_t address = begin_other(f, &other);
-    store_of(f)->patience_seconds = 600;
+    store_of(f)->patience = INT_MAX;
     pause_beside(f, &other, BYTES);
     assert_true(other.asked > 0);
     assert_int_equal(made(f), BYTES);
@@ -367,7 +367,7 @@ static void a_writer_without_progress_is_not_waited_for(void **state) {
     char text[TEXT_BYTES];
     other_t other = {.does = GROWS};
     const uint64_t address = begin_other(f, &other);
-    store_of(f)->patience_seconds = 0.05;
+    store_of(f)->patience = 50;
     f->log.level = TMS_LOG_WARNING;
     const captured_stderr_t captured = capture_begin();
     pause_beside(f, &other, BYTES);
@@ -392,7 +392,7 @@ static void a_cancelled_pause_leaves_nothing(void **state) {
     other_t other = {.does = CANCELS};
     const uint64_t waits = begin_other(f, &other), own = allocate_filled(f, "b", KEPT, BYTES, 2);
     const tms_selection_t selection = {.interrupted = act, .interrupt_context = &other};
-    store_of(f)->patience_seconds = 600;
+    store_of(f)->patience = INT_MAX;
     assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
     assert_int_equal(state_of(f, waits), TMS_SEGMENT_ACTIVE);
     assert_int_equal(state_of(f, own), TMS_SEGMENT_ACTIVE);
