@@ -4,6 +4,7 @@ are the same after a sleep, and a training has the losses of the same run that k
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -59,7 +60,8 @@ def test_the_engine_answers_the_same_after_a_sleep(preload: bool) -> None:
 def run(program: Path, preload: bool) -> list[Row]:
     command = [str(program), "--steps", str(STEPS), "--kv-mib", str(KV_MIB)]
     # TRL refuses to train in one process where several devices are visible.
-    done = subprocess_run(command, {"CUDA_VISIBLE_DEVICES": "0"}, preload, timeout=280).check()
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    done = subprocess_run(command, {"CUDA_VISIBLE_DEVICES": first}, preload, timeout=280).check()
     print(done.output)
     found = [match.groups() for line in done.output.splitlines() if (match := ROW.fullmatch(line))]
     rows = [Row(*values[:4], *map(int, values[4:])) for values in found]
