@@ -38,6 +38,8 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 #: Permissions with which other users can change a file or a folder.
 _OTHERS_WRITE = 0o022
 
+#: Name of the package's own folder for most files.
+_OWN = "torch_memory_saver"
 #: Shared folders of which the log has a warning.
 _warned: set[Path] = set()
 
@@ -153,7 +155,9 @@ def opened_folder(path: str | os.PathLike[str], *, mode: int = 0, exact: bool = 
 
 
 @contextlib.contextmanager
-def private_directory(path: str | os.PathLike[str], *, mode: int = 0, may_be_of_user: bool = False) -> Iterator[Folder]:
+def private_directory(
+    path: str | os.PathLike[str], *, mode: int = 0, may_be_of_user: bool = False, own: str = _OWN
+) -> Iterator[Folder]:
     """Open a folder whose files this process or other processes trust.
 
     Args:
@@ -161,12 +165,13 @@ def private_directory(path: str | os.PathLike[str], *, mode: int = 0, may_be_of_
         mode: See :func:`opened_folder`.
         may_be_of_user: Whether to accept a folder of another user, to which only that user can write. Nothing in it may be
             trusted then.
+        own: Name of the package's own folder in a folder such as ``/tmp``, without the uid.
 
     Raises:
         PermissionError: The folder belongs to another user, or others can write to it.
         OSError: The folder cannot be used.
     """
-    with contextlib.closing(_open(path, mode, False)) as folder:
+    with contextlib.closing(_open(path, mode, False, own)) as folder:
         if folder.shared and not (may_be_of_user and not is_changed_by_others(os.fstat(folder.descriptor))):
             raise _refused(folder)
         yield folder
@@ -194,8 +199,8 @@ def chosen_folder(path: str | os.PathLike[str]) -> Path:
         return Path(error.filename)
 
 
-def _open(path: str | os.PathLike[str], mode: int, exact: bool) -> Folder:
-    descriptor, name, shared = _core.open_directory(os.path.abspath(path), mode, exact)
+def _open(path: str | os.PathLike[str], mode: int, exact: bool, own: str = _OWN) -> Folder:
+    descriptor, name, shared = _core.open_directory(os.path.abspath(path), mode, exact, own)
     return Folder(descriptor, Path(name), shared)
 
 

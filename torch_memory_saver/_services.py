@@ -9,6 +9,7 @@ from torch_memory_saver._engine.engine import check_pause, check_resume
 from torch_memory_saver._engine.graph_pool import GraphPool
 from torch_memory_saver._engine.hooks import HookCall
 from torch_memory_saver._engine.hooks import register as register_hook
+from torch_memory_saver._engine.native_log import log_info
 from torch_memory_saver._engine.process import count_idle_bytes
 from torch_memory_saver._engine.tensors import storages_of
 from torch_memory_saver._engine.variables import driver_library, path_at_import
@@ -53,6 +54,7 @@ __all__ = [
     "import_torch",
     "is_recording",
     "layer",
+    "log_info",
     "may_have_native_frames",
     "nccl_communicators",
     "ordinary_memory",

@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 VARIABLE = "TMS_SHARED_DIR"
+_OWN = "torch_memory_saver-store"
 OBJECTS, HOLDERS, NAMES = "objects", "holders", "names"
 #: The file of a holder that its process keeps locked.
 LOCK = "lock"
@@ -48,7 +49,7 @@ def store_path(chosen: str | None = None) -> Path:
     configured = os.environ.get(VARIABLE, "")
     if configured and not os.path.isabs(configured):
         raise OSError(errno.EINVAL, f"{VARIABLE} must be an absolute path", configured)
-    return Path(configured or f"/dev/shm/torch_memory_saver-store-{os.geteuid()}")
+    return Path(configured or f"/dev/shm/{_OWN}-{os.geteuid()}")
 
 
 @contextlib.contextmanager
@@ -59,7 +60,7 @@ def opened_store(path: Path) -> Iterator[Folder]:
         PermissionError: The folder belongs to another user, is a link, or others can write to it.
         OSError: The folder cannot be used.
     """
-    with private_directory(path) as folder:
+    with private_directory(path, own=_OWN) as folder:
         if folder.path.is_symlink():
             raise PermissionError(errno.EPERM, "it is a symbolic link: name the folder itself", os.fspath(folder.path))
         if folder.owner != os.geteuid():

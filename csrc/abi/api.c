@@ -332,7 +332,9 @@ tms_log_line_t *tms_api_close_log(void) {
 }
 
 void tms_api_write_log(int32_t level, const char *text) {
-    if (level >= TMS_LOG_ERROR && level <= TMS_LOG_DEBUG) tms_log_write_stderr((tms_log_level_t)level, text);
+    const tms_state_t *state = tms_state(NULL);
+    if (level < TMS_LOG_ERROR || level > TMS_LOG_DEBUG) return;
+    if (!state || tms_log_enabled(&state->log, (tms_log_level_t)level)) tms_log_write_stderr((tms_log_level_t)level, text);
 }
 
 int32_t tms_api_in_transition(void) { return tms_turn_is_inside(); }

@@ -45,7 +45,7 @@ typedef struct tms_config {
     char *shared_directory; /* TMS_SHARED_DIR: the folder in memory (tmpfs) in which the processes of one user share
                                the contents of backups. It is created if it is missing, but its parents are not.
                                Unset means `/dev/shm/torch_memory_saver-store-<uid>`. No other user may be able to
-                               write to it */
+                               write to it. In `/dev/shm` or `/tmp`, `torch_memory_saver-store-<uid>` is used */
     char *lock_directory;   /* TMS_LOCK_DIR: the directory in which `resume(exclusive=True)` keeps lock files of
                                GPUs and of waiting calls. Unset means `/tmp/torch_memory_saver-<uid>`. All
                                processes that take turns use the same directory and belong to the same user. No
@@ -65,8 +65,8 @@ typedef struct tms_config {
                                     it. In `/dev/shm` or `/tmp`, `torch_memory_saver-<uid>` is used */
     char *driver_path;     /* TMS_CUDA_DRIVER: names the CUDA driver library that is loaded. A relative path is refused */
     int log_level;         /* TMS_LOG_LEVEL: the level of the native log, written in upper or lower case. `info` adds
-                              a line for each pause and resume. `debug` also logs messages that recur, which are
-                              otherwise logged once and then counted. Lines go to Python's logger
+                              a line for each pause, resume, publish and adopt. `debug` also logs messages that recur,
+                              which are otherwise logged once and then counted. Lines go to Python's logger
                               `torch_memory_saver` or to stderr */
     tms_error_t malformed; /* TMS_INVALID_ARGUMENT about the first malformed limit; TMS_OK if there is none */
 } tms_config_t;

@@ -31,12 +31,13 @@ static bool needs_own(const char *path) {
 /* Writes the path. *own: it is a directory of the package's own. */
 static bool choose_path(const tms_directory_choice_t *choice, char path[PATH_MAX], bool *own) {
     bool is_configured = choice->configured && choice->configured[0];
+    const char *name = choice->own ? choice->own : "torch_memory_saver";
     int length = snprintf(path, PATH_MAX, "%s", is_configured ? choice->configured : choice->parent);
     if (length < 0 || length >= PATH_MAX) return false;
     while (length > 1 && path[length - 1] == '/') path[--length] = '\0';
     *own = !is_configured || (!choice->exact && needs_own(path));
     if (!*own) return true;
-    int added = snprintf(path + length, (size_t)(PATH_MAX - length), "%storch_memory_saver-%lu", length > 1 ? "/" : "",
+    int added = snprintf(path + length, (size_t)(PATH_MAX - length), "%s%s-%lu", length > 1 ? "/" : "", name,
                          (unsigned long)geteuid());
     return added >= 0 && added < PATH_MAX - length;
 }

@@ -2,7 +2,8 @@
  *
  * - A directory is *private* if it belongs to this user or to root, and no other user can write to it.
  * - In a sticky directory of root that others can write to, such as /tmp, the package uses the directory
- *   torch_memory_saver-<uid>, which must belong to this user and be closed to others. It is made with mode 0700.
+ *   torch_memory_saver-<uid>, or `own`-<uid>, which must belong to this user and be closed to others. It is made with mode
+ *   0700.
  * - Any other directory is *shared*: its owner or others can remove, replace and add files.
  *
  * Locks, shared pages and libraries need a private directory. Other files may lie in a shared one, because they are made
@@ -16,9 +17,10 @@
 #include "base/path_walk.h"
 
 typedef struct tms_directory_choice {
-    const char *configured; /* the configured path; NULL or "" selects torch_memory_saver-<uid> below `parent` */
+    const char *configured; /* the configured path; NULL or "" selects the package's own directory below `parent` */
     const char *parent;
-    bool exact; /* a sticky directory is used itself, because the caller's files have given paths. It is not shared. */
+    const char *own; /* the name of the package's own directory, without -<uid>; NULL: torch_memory_saver */
+    bool exact;      /* a sticky directory is used itself, because the caller's files have given paths. It is not shared. */
     tms_path_walk_t walk;
 } tms_directory_choice_t;
 

@@ -22,7 +22,7 @@ static PyObject *raise_unusable(const tms_directory_t *found, const tms_director
 }
 
 PyObject *tms_py_open_directory(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
-    static const tms_py_signature_t signature = {"open_directory", 1, 3, {"path", "mode", "exact"}};
+    static const tms_py_signature_t signature = {"open_directory", 1, 4, {"path", "mode", "exact", "own"}};
     tms_directory_choice_t choice = {.parent = "", .walk = {.parents = true}};
     tms_directory_failure_t failure;
     tms_directory_t found;
@@ -33,7 +33,8 @@ PyObject *tms_py_open_directory(PyObject *module, PyObject *const *arguments, Py
 
     (void)module;
     if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 1, &mode) ||
-        !tms_py_get_bool(&call, 2, &choice.exact) || !PyUnicode_FSConverter(call.values[0], &path))
+        !tms_py_get_bool(&call, 2, &choice.exact) || (call.values[3] && !tms_py_get_tag(&call, 3, &choice.own)) ||
+        !PyUnicode_FSConverter(call.values[0], &path))
         return NULL;
     choice.configured = PyBytes_AsString(path);
     choice.walk.mode = (mode_t)mode;

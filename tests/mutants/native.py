@@ -367,6 +367,13 @@ _LOG = (
         ("tests/unit/python/engine/test_native_log.py::test_what_is_left_at_exit_is_written",),
     ),
     Mutant(
+        "lines-of-python-code-ignore-the-variable",
+        "csrc/abi/api.c",
+        "if (!state || tms_log_enabled(&state->log, (tms_log_level_t)level)) tms",
+        "tms",
+        ("tests/unit/python/engine/test_native_log.py::test_lines_of_python_code_follow_the_variable",),
+    ),
+    Mutant(
         "lines-that-a-variable-asks-for-are-dropped-by-logging",
         "torch_memory_saver/_engine/native_log.py",
         "    elif enabled or _LEVELS[level] < logging.WARNING:",

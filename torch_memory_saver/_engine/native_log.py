@@ -19,11 +19,12 @@ from typing import ParamSpec, TypeVar
 
 from torch_memory_saver import _core
 
-__all__ = ["passes_log_on"]
+__all__ = ["log_info", "passes_log_on"]
 
 logger = logging.getLogger("torch_memory_saver")
 
-_LEVELS = {1: logging.ERROR, 2: logging.WARNING, 3: logging.INFO, 4: logging.DEBUG}
+_INFO = 3
+_LEVELS = {1: logging.ERROR, 2: logging.WARNING, _INFO: logging.INFO, 4: logging.DEBUG}
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -42,6 +43,11 @@ def passes_log_on(function: Callable[_Arguments, _Result]) -> Callable[_Argument
                 _pass_on(level, text)
 
     return call
+
+
+def log_info(text: str) -> None:
+    """Log a line of Python code like one of the core: ``TMS_LOG_LEVEL=info`` shows it without a set-up of logging."""
+    _pass_on(_INFO, text)
 
 
 def _pass_on(level: int, text: str) -> None:

@@ -23,6 +23,7 @@ enum {
     NOT_OPEN = -1
 };
 
+#define OWN     "torch_memory_saver-store" /* not the name for locks and pages, which can have the same parent */
 #define OBJECTS "objects"
 #define HOLDERS "holders"
 #define LOCK    "lock"
@@ -37,8 +38,10 @@ static void close_file(int fd) {
 
 /* The choice of the folder; `standard` is storage for the path of the usual one. */
 static tms_directory_choice_t choose(const char *configured, char standard[PATH_BYTES]) {
-    snprintf(standard, PATH_BYTES, "/dev/shm/torch_memory_saver-store-%lu", (unsigned long)geteuid());
-    return tms_private_directory(configured && configured[0] ? configured : standard, "/dev/shm");
+    snprintf(standard, PATH_BYTES, "/dev/shm/" OWN "-%lu", (unsigned long)geteuid());
+    tms_directory_choice_t choice = tms_private_directory(configured && configured[0] ? configured : standard, "/dev/shm");
+    choice.own = OWN;
+    return choice;
 }
 
 static tms_status_t fail(const tms_shared_folder_t *folder, const char *call, int os_error, const char *name,

@@ -111,6 +111,12 @@ static void in_a_sticky_one_of_root_it_makes_its_own(void **state) {
     assert_string_equal(opened.path, sticky);
     assert_null(opened.shared);
     close(opened.fd);
+    tms_directory_choice_t named = tms_private_directory(sticky, "/");
+    named.own = "store";
+    snprintf(own, sizeof own, "%s/store-0", sticky);
+    assert_true(tms_directory_open(&named, &opened, &failure));
+    assert_string_equal(opened.path, own);
+    close(opened.fd);
     make_in(sticky, "of another", 01777, OTHER_USER);
     assert_refused(sticky, EPERM);
 }

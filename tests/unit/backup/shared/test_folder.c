@@ -62,6 +62,22 @@ static void the_usual_folder_is_of_the_user(void **state) {
     assert_exits(open_as_new_user);
 }
 
+static void in_a_sticky_folder_of_root_it_has_the_usual_name(void **state) {
+    (void)state;
+    char sticky[TEMPORARY_BYTES];
+    if (geteuid() != 0) skip();
+    snprintf(sticky, sizeof sticky, "%s", root);
+    assert_int_equal(mkdir(sticky, 0700), 0);
+    assert_int_equal(chmod(sticky, 01777), 0);
+    snprintf(root, sizeof root, "%.200s/torch_memory_saver-store-0", sticky);
+    tms_shared_folder_t folder;
+    assert_int_equal(tms_shared_folder_open(&folder, sticky, &quiet, &context, &error), TMS_OK);
+    assert_string_equal(folder.path, root);
+    assert_true(tms_shared_folder_is_current(&folder, sticky));
+    tms_shared_folder_close(&folder, &quiet);
+    assert_nothing_left();
+}
+
 static void a_folder_that_others_can_write_to(void **state) {
     (void)state;
     assert_int_equal(mkdir(root, 0700), 0);
@@ -271,6 +287,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         FOLDER_TEST(a_new_folder),
         FOLDER_TEST(the_usual_folder_is_of_the_user),
+        FOLDER_TEST(in_a_sticky_folder_of_root_it_has_the_usual_name),
         FOLDER_TEST(a_folder_that_others_can_write_to),
         FOLDER_TEST(a_folder_that_is_a_link),
         FOLDER_TEST(a_folder_that_is_a_file),

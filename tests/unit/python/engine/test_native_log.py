@@ -147,6 +147,13 @@ def test_lines_that_a_variable_asks_for(program: Program, setup: str, native: in
     assert (done.stdout + done.stderr).count("INFO:torch_memory_saver:") == records
 
 
+@pytest.mark.parametrize(("level", "lines"), [("info", ["published 'ä'"]), ("warning", [])])
+def test_lines_of_python_code_follow_the_variable(program: Program, level: str, lines: list[str]) -> None:
+    text = "from torch_memory_saver._engine.native_log import log_info; log_info(\"published 'ä'\")"
+    done = program(text, TMS_LOG_LEVEL=level)
+    assert [line.split("] info: ")[1] for line in done.stderr.splitlines()] == lines
+
+
 def test_what_is_left_at_exit_is_written(program: Program) -> None:
     """A thread is still inside a call when the process exits."""
     done = program(
