@@ -32,7 +32,11 @@ class Store(Command):
             help="the folder (default: TMS_SHARED_DIR, or /dev/shm/torch_memory_saver-store-<uid>)",
         )
         parser.add_argument(
-            "--remove", metavar="NAME", help="first remove published weights (torch_memory_saver.node_store)"
+            "--remove",
+            metavar="NAME",
+            action="append",
+            default=[],
+            help="first remove published weights (torch_memory_saver.node_store); can be repeated",
         )
         parser.add_argument("--clean", action="store_true", help="first remove what dead processes have left")
 
@@ -40,23 +44,27 @@ class Store(Command):
         """Print the contents of the folder. The status is 1 if something could not be removed.
 
         Raises:
-            InvalidArgumentError: `--dir` names no folder, or `--remove` no published weights.
+            InvalidArgumentError: `--dir` names no folder or no store, or `--remove` no published weights.
             OSError: The folder is refused or cannot be read.
         """
         from torch_memory_saver._published import remove_published
-        from torch_memory_saver._shared_folder import store_path
+        from torch_memory_saver._shared_folder import OBJECTS, opened_store, store_path
         from torch_memory_saver.observe._store.cleaning import clean_store
         from torch_memory_saver.observe._store.contents import read_store
 
         failures: list[str] = []
         path = store_path(arguments.dir)
         try:
-            if arguments.remove is not None:
-                if not remove_published(path, arguments.remove):
+            with opened_store(path) as folder:
+                if arguments.dir and not (folder.path / OBJECTS).is_dir():
                     raise InvalidArgumentError(
-                        f"store: nothing is published as '{printable(arguments.remove)}'", operation="store"
+                        f"store: {printable(str(folder.path))} is no shared store: it has no folder '{OBJECTS}'",
+                        operation="store",
                     )
-                write_line(f"removed the published weights '{printable(arguments.remove)}'")
+            for name in arguments.remove:
+                if not remove_published(path, name):
+                    raise InvalidArgumentError(f"store: nothing is published as {name!r}", operation="store")
+                write_line(f"removed the published weights {name!r}")
             if arguments.clean:
                 removed = clean_store(path)
                 failures = removed.failures
@@ -75,11 +83,11 @@ class Store(Command):
 def sentence_of(removed: Removed) -> str:
     """Return what a clean-up has removed."""
     parts = [
-        counted(removed.holders, "holder"),
+        _dead(removed.holders),
         counted(removed.unfinished, "unfinished object"),
         counted(removed.objects, "object"),
     ]
-    return f"removed {parts[0]} of dead processes, {parts[1]} and {parts[2]}: {binary_size(removed.bytes)}"
+    return f"removed {parts[0]}, {parts[1]} and {parts[2]}: {binary_size(removed.bytes)}"
 
 
 def lines_of(contents: Contents) -> list[str]:
@@ -91,7 +99,7 @@ def lines_of(contents: Contents) -> list[str]:
         rows = [(each.name, binary_size(each.bytes), str(each.holders)) for each in contents.objects]
         lines += ["", *table([("OBJECT", "SIZE", "HOLDERS"), *rows])]
     if contents.names:
-        names = [(printable(each.name), binary_size(each.bytes), str(each.objects)) for each in contents.names]
+        names = [(_shown(each.name), binary_size(each.bytes), str(each.objects)) for each in contents.names]
         lines += ["", *table([("PUBLISHED NAME", "SIZE", "OBJECTS"), *names])]
     remarks = list(_remarks(contents))
     return [*lines, "", *remarks] if remarks else lines
@@ -102,6 +110,17 @@ def _remarks(contents: Contents) -> Iterator[str]:
         yield f"{counted(contents.unfinished, 'unfinished object')}: {binary_size(contents.unfinished_bytes)}"
     lost = sum(not each.listed for each in contents.objects)
     if lost:
-        yield f"{counted(lost, 'object')} can be found by no other process, and will be released with the last holder"
+        found = f"{counted(lost, 'object')} can be found by no other process"
+        yield f"{found}, and will be released with the last holder or name"
     if contents.dead:
-        yield f"{counted(contents.dead, 'holder')} of dead processes: the next pause of any process removes them, or --clean"
+        them = "it" if contents.dead == 1 else "them"
+        yield f"{_dead(contents.dead)}: the next pause of any process removes {them}, or --clean"
+
+
+def _dead(holders: int) -> str:
+    return "1 holder of a dead process" if holders == 1 else f"{holders} holders of dead processes"
+
+
+def _shown(name: str) -> str:
+    """Return a name, or its text in Python if a terminal would obey or cannot show it."""
+    return name if name.isprintable() else repr(name)

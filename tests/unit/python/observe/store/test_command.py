@@ -42,24 +42,25 @@ def test_everything_that_can_be_on_it() -> None:
         "OBJECT                             SIZE  HOLDERS",
         "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa  1 MiB        1",
         "",
-        "PUBLISHED NAME   SIZE  OBJECTS",
-        "red?[31m/rank0  5 MiB        7",
+        "PUBLISHED NAME        SIZE  OBJECTS",
+        "'red\\x1b[31m/rank0'  5 MiB        7",
         "",
         "3 unfinished objects: 4 MiB",
-        "1 object can be found by no other process, and will be released with the last holder",
+        "1 object can be found by no other process, and will be released with the last holder or name",
         "2 holders of dead processes: the next pause of any process removes them, or --clean",
     ]
     assert (
-        sentence_of(Removed(1, 2, 3, MIB)) == "removed 1 holder of dead processes, 3 unfinished objects and 2 objects: 1 MiB"
+        sentence_of(Removed(1, 2, 3, MIB)) == "removed 1 holder of a dead process, 3 unfinished objects and 2 objects: 1 MiB"
     )
 
 
 def test_cleaning(made: MadeStore, command: Program) -> None:
     made.object("a", MIB, made.holder("1", alive=False))
     made.object("b", MIB, made.holder("2"))
-    assert "1 holder of dead processes" in command("store", TMS_SHARED_DIR=str(made.path)).stdout
+    found = command("store", TMS_SHARED_DIR=str(made.path)).stdout
+    assert "1 holder of a dead process: the next pause of any process removes it, or --clean" in found
     lines = command("store", "--clean", TMS_SHARED_DIR=str(made.path)).stdout.splitlines()
-    assert lines[0] == "removed 1 holder of dead processes, 0 unfinished objects and 1 object: 1 MiB"
+    assert lines[0] == "removed 1 holder of a dead process, 0 unfinished objects and 1 object: 1 MiB"
     assert lines[1] == f"{made.path}: 1 MiB in 1 object; 1 process uses the store"
     assert len(lines) == 5
 
@@ -74,6 +75,34 @@ def test_removing_published_weights(made: MadeStore, command: Program) -> None:
     ]
     done = command("store", "--remove", "qwen/rank0", "--dir", str(made.path), status=2)
     assert "nothing is published as 'qwen/rank0'" in done.stderr
+
+
+def test_several_names_are_removed(made: MadeStore, command: Program) -> None:
+    for name in ("a", "b", "c"):
+        made.object(name, MIB, made.published(name))
+    done = command("store", "--remove", "a", "--remove", "c", TMS_SHARED_DIR=str(made.path))
+    assert done.stdout.startswith("removed the published weights 'a'\nremoved the published weights 'c'\n")
+    assert sorted(os.listdir(made.path / "names")) == ["b"]
+    done = command("store", "--remove", "b", "--remove", "a\nb", TMS_SHARED_DIR=str(made.path), status=2)
+    assert "nothing is published as 'a\\nb'" in done.stderr
+    assert os.listdir(made.path / "names") == []
+
+
+@pytest.mark.parametrize("options", [(), ("--clean",), ("--remove", "a")])
+def test_a_folder_that_is_no_store(memory: Path, command: Program, options: tuple[str, ...]) -> None:
+    done = command("store", *options, "--dir", str(memory), status=2)
+    text = f"store: {memory} is no shared store: it has no folder 'objects'"
+    assert done.stderr == f"python -m torch_memory_saver: {text}\n" and done.stdout == ""
+
+
+def test_in_a_sticky_folder_of_root_the_store_has_the_usual_name(memory: Path, command: Program) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make such a folder")
+    own = MadeStore(memory / "torch_memory_saver-store-0")
+    own.object("a", MIB, own.published("weights"))
+    memory.chmod(0o1777)
+    done = command("store", "--dir", str(memory))
+    assert done.stdout.startswith(f"{own.path}: 1 MiB in 1 object")
 
 
 def test_what_cannot_be_removed_is_a_failure(made: MadeStore, command: Program) -> None:
