@@ -20,6 +20,7 @@ __all__ = ["MANIFEST", "file_name", "published_directories", "published_names", 
 #: The manifest, which is the first file that is removed.
 MANIFEST = "manifest.json"
 _NAME_BYTES_MOST = 255  # of a file on tmpfs
+_SHOWN = 40
 
 
 def file_name(name: str, operation: str = "") -> str:
@@ -29,19 +30,21 @@ def file_name(name: str, operation: str = "") -> str:
         InvalidArgumentError: The name is no text, is empty, or is too long.
     """
     if not isinstance(name, str) or not name:
-        raise InvalidArgumentError(f"a published name must be a str that is not empty, not {name!r}", operation=operation)
+        raise _refused(operation, f"a published name must be a str that is not empty, not {name!r}")
     try:
         encoded = quote(name, safe="")
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"the name {name!r} is not valid Unicode: {error}", operation=operation) from error
+        raise _refused(operation, f"the name {name!r} is not valid Unicode: {error}") from error
     if encoded.startswith("."):
         encoded = f"%2E{encoded[1:]}"
     if len(encoded) > _NAME_BYTES_MOST:
-        raise InvalidArgumentError(
-            f"the name {name!r} is too long: its file name {encoded!r} may have {_NAME_BYTES_MOST} bytes",
-            operation=operation,
-        )
+        size = f"percent-encoded it has {len(encoded)} bytes, and may have {_NAME_BYTES_MOST}"
+        raise _refused(operation, f"the name {name[:_SHOWN]!r}... is too long: {size}")
     return encoded
+
+
+def _refused(operation: str, reason: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{operation}: {reason}" if operation else reason, operation=operation)
 
 
 def published_directories(root: int) -> Iterator[tuple[str, int]]:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 from second_process import SecondProcess
 
+from torch_memory_saver._text import binary_size
+
 #: The bytes of the model: the embedding, which the head shares; up, down, odd; their biases and the buffer.
 EMBEDDING, LINEAR, ODD = 1000 * 512 * 4, 512 * 1024 * 4, 100_003 * 4
 SMALL = (1024 + 512 + 3) * 4
@@ -332,6 +334,11 @@ def test_a_load_that_sets_tensors_is_published(change: str, folder: Path, weight
         ("module", "replaced 'down'"),
         ("shape", "changed the shape of 'odd' from (100003,) to (5,)"),
         ("half", "changed the dtype of 'down.bias' from torch.float32 to torch.float16"),
+        ("frozen", "changed 'up.weight.requires_grad'"),
+        ("hook", "added 'odd._backward_hooks."),
+        ("more", "added 'more'"),
+        ("tied", "tied 'up.weight' to 'down.weight'"),
+        ("class", "changed 'up.__class__'"),
         ("eval", "changed 'training', which adopting would not: call eval() after adopt_or_load()"),
     ],
 )
@@ -343,6 +350,19 @@ def test_a_load_that_sets_more_is_named_and_not_published(change: str, text: str
         (warning,) = found.warnings
         assert f"'a' is not published: loading has {text}" in warning and "after adopt_or_load()" in warning
         assert json.loads(process.ask("names")) == []
+
+
+def test_the_log_says_what_was_published_and_adopted(folder: Path, weights: Path) -> None:
+    with restarted(folder) as process:
+        process.do("save", weights, 1)
+        process.do("verbose")
+        missed, published = Adopted(*json.loads(process.ask("either", "a", "nothing", weights))).warnings
+        assert missed == "nothing is published as 'a'"
+        size, written = binary_size(TOTAL), binary_size(OBJECTS + 256 * 1024)
+        begin = f"published 'a': {size} in 8 tensors, of which {written} had to be written, in "
+        assert published.startswith(begin) and published.endswith("s")
+        (adopted,) = Adopted(*json.loads(process.ask("either", "a", "nothing", weights))).warnings
+        assert adopted.startswith(f"adopted {size} of 'a' in ") and adopted.endswith("s")
 
 
 def test_a_model_without_tensors_is_refused(folder: Path) -> None:

@@ -22,6 +22,13 @@ MUTANTS = (
         (_TEST_NODE,),
     ),
     Mutant(
+        "the-store-has-the-folder-of-locks-and-pages",
+        "csrc/backup/shared/folder.c",
+        "    choice.own = OWN;\n",
+        "",
+        ("tests/unit/backup/shared/test_folder.c",),
+    ),
+    Mutant(
         "a-damaged-object-keeps-its-name",
         "csrc/backup/shared/entry.c",
         "if (named && unlinkat(folder->objects,",
@@ -130,6 +137,13 @@ MUTANTS = (
         "torch_memory_saver/node_store/loading.py",
         'for name, value in vars(module).items() if name != "_buffers"}',
         'for name, value in vars(module).items() if name not in ("_buffers", "_parameters")}',
+        (_PYTHON + "test_loading.py",),
+    ),
+    Mutant(
+        "a-load-that-freezes-weights-is-no-change",
+        "torch_memory_saver/node_store/loading.py",
+        '{"requires_grad": tensor.requires_grad, **vars(tensor), **hooks}',
+        "{**vars(tensor), **hooks}",
         (_PYTHON + "test_loading.py",),
     ),
     Mutant(

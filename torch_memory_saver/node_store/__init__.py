@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 from torch_memory_saver import _core
 from torch_memory_saver._published import file_name, published_names, read_manifest, remove_published
-from torch_memory_saver._services import layer
+from torch_memory_saver._services import layer, log_info
 from torch_memory_saver._shared_folder import store_path
-from torch_memory_saver._text import binary_size, counted
+from torch_memory_saver._text import binary_size, counted, duration, printable
 from torch_memory_saver.errors import (
     BackupIOError,
     DeviceLostError,
@@ -63,6 +64,9 @@ class Adoption:
     def __bool__(self) -> bool:
         return self.adopted
 
+    def __str__(self) -> str:
+        return f"adopted {binary_size(self.bytes)}" if self.adopted else f"adopted nothing: {self.reason}"
+
 
 def publish(name: str, model: Any, *, identity: str, extra: Any = None) -> None:
     """Publish the parameters and buffers of a module, so that later processes can adopt them.
@@ -91,7 +95,7 @@ def publish(name: str, model: Any, *, identity: str, extra: Any = None) -> None:
         BackupIOError: The folder of the store is refused, is full, or cannot be written.
         DriverError: The fingerprints could not be computed, or a copy failed.
     """
-    encoded = _checked(name, identity, "publish")
+    encoded, began = _checked(name, identity, "publish"), time.monotonic()
     if _core.get_disabled():
         return
     torch = layer.require_module()
@@ -100,14 +104,9 @@ def publish(name: str, model: Any, *, identity: str, extra: Any = None) -> None:
         raise InvalidArgumentError("publish: the model has no parameters and no buffers", operation="publish")
     text = manifest.contents_of(identity, found, extra)
     written = contents.publish(torch, found, plan(found.shapes), encoded, text)
-    total = sum(shape.bytes for shape in found.shapes)
-    logger.info(
-        "published '%s': %s in %s, of which %s had to be written",
-        name,
-        binary_size(total),
-        counted(len(found.tensors), "tensor"),
-        binary_size(written),
-    )
+    size, seconds = binary_size(sum(shape.bytes for shape in found.shapes)), duration(time.monotonic() - began)
+    tensors, new = counted(len(found.tensors), "tensor"), binary_size(written)
+    log_info(f"published '{printable(name)}': {size} in {tensors}, of which {new} had to be written, in {seconds}")
 
 
 def adopt(name: str, model: Any, *, identity: str) -> Adoption:
@@ -138,6 +137,7 @@ def adopt(name: str, model: Any, *, identity: str) -> Adoption:
         InvalidStateError: A tensor is paused.
     """
     _checked(name, identity, "adopt")
+    began = time.monotonic()
     if _core.get_disabled():
         return Adoption(False, reason="TMS_DISABLE is set")
     torch = layer.require_module()
@@ -145,7 +145,7 @@ def adopt(name: str, model: Any, *, identity: str) -> Adoption:
     try:
         text = read_manifest(store_path(), name)
         if text is None:
-            logger.info("nothing is published as '%s'", name)
+            log_info(f"nothing is published as '{printable(name)}'")
             return Adoption(False, reason="nothing is published under this name")
         kept = manifest.read(text)
         reason = kept.difference(identity, found) or _fill(torch, found, kept)
@@ -158,16 +158,20 @@ def adopt(name: str, model: Any, *, identity: str) -> Adoption:
     if reason:
         logger.warning("'%s' is not adopted: %s", name, reason)
         return Adoption(False, reason=reason)
-    return Adoption(True, sum(shape.bytes for shape in found.shapes), kept.extra)
+    adoption = Adoption(True, sum(shape.bytes for shape in found.shapes), kept.extra)
+    log_info(f"{adoption} of '{printable(name)}' in {duration(time.monotonic() - began)}")
+    return adoption
 
 
 def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity: str) -> bool:
     """Adopt the weights of a module, or load them and publish them.
 
     Nothing that goes wrong in the store keeps the weights from being loaded: it is one warning. Weights are published only
-    if an adopter would have everything that the load has set. So a load that replaces a parameter or a submodule, or changes
-    an attribute of one, is named in a warning, and nothing is published. Call `eval()` and convert the dtype afterwards.
-    Changes inside other objects are not noticed.
+    if an adopter would have everything that the load has set. Otherwise a warning names what the load has changed, and
+    nothing is published. These are compared before and after the load: names, dtypes, shapes, strides, storages and ties of
+    tensors; their `requires_grad`, attributes and hooks; which objects the parameters and submodules are; classes,
+    attributes and hooks of modules. Changes inside other objects are not noticed. So call `eval()` and `requires_grad_()`
+    afterwards, and convert the dtype afterwards.
 
     Weights of this name that cannot be adopted are removed before the load. So their memory is free for the new ones, and
     damaged objects are written again.
@@ -188,12 +192,17 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
         Whether the weights were adopted.
 
     Raises:
-        InvalidArgumentError: The name, the identity or `load` cannot be used.
+        InvalidArgumentError: The name, the model, the identity or `load` cannot be used.
         Exception: Whatever `load` raises.
     """
     _checked(name, identity, "adopt_or_load")
     if not callable(load):
         raise InvalidArgumentError(f"adopt_or_load: load must be a function, not {load!r}", operation="adopt_or_load")
+    if not callable(getattr(model, "named_modules", None)):
+        raise InvalidArgumentError(
+            f"adopt_or_load: model must be a module, not {type(model).__name__}. Use adopt() and publish() for a mapping",
+            operation="adopt_or_load",
+        )
     if _core.get_disabled():
         load()
         return False

@@ -59,7 +59,12 @@ def identity_of(files: Iterable[str | os.PathLike[str]], **facts: Any) -> str:
 
 
 def _state_of(path: str) -> tuple[int, int, int]:
-    found = os.stat(path)
+    try:
+        found = os.stat(path)
+    except FileNotFoundError as error:
+        if any(character in path for character in "*?["):
+            error.strerror = f"{error.strerror} (patterns are not expanded: pass paths, such as those of glob.glob())"
+        raise
     if not stat.S_ISREG(found.st_mode):  # that of a folder does not change with its files
         raise _invalid(f"'{path}' is no file: of a folder pass its weight files")
     return found.st_size, found.st_mtime_ns, found.st_ino
@@ -69,7 +74,7 @@ def _fact(name: str, value: Any) -> Any:
     try:
         json.dumps(value, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _invalid(f"the fact {name} is no JSON value: {error}") from error
+        raise _invalid(f"the fact {name} is no JSON value: {error}. Pass a text, such as str({name})") from error
     return value
 
 

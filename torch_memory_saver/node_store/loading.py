@@ -1,8 +1,9 @@
 """What loading weights has changed besides the bytes of tensors, because a process that adopts them would lack it.
 
-A model is described before and after the load: the shapes and the storages of its tensors, which objects its parameters and
-submodules are, and the attributes of both. Elements of containers are compared as well, one level deep. Changes inside
-other objects are not noticed. A description keeps no tensor and no module in memory.
+A model is described before and after the load: the shapes, storages and ties of its tensors, which objects its parameters
+and submodules are, the classes of modules, and the attributes and hooks of tensors and modules. Elements of containers are
+compared as well, one level deep. Changes inside other objects are not noticed. A description keeps no tensor and no module
+in memory.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ __all__ = ["changed", "describe"]
 _VALUES = (int, float, complex, str, bytes, types.MethodType)
 #: The place of a fact about a tensor is its name and the fact. Other places have three parts.
 _PARTS_OF_TENSOR = 2
+#: The fact about a tensor that names the first tensor with its storage.
+_TIE = "tie"
+#: The hooks of a tensor, which vars() does not have. Without hooks they are None or empty.
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _MISSING = object()
 
 
@@ -32,18 +37,20 @@ def describe(torch: Any, model: Any, operation: str) -> dict[tuple[Any, ...], An
     """
     found = find(torch, model, operation)
     made: dict[tuple[Any, ...], Any] = {}
+    first: dict[int, str] = {}
     for name, tensor in found.tensors.items():
         storage = found.shapes[tensor.storage]
         for fact in ("dtype", "shape", "strides"):
             made[name, fact] = str(getattr(tensor, fact))
-        made[name, "storage"] = (
-            f"number {tensor.storage}, element {tensor.offset}, {storage.bytes} bytes, device {storage.device}"
-        )
+        made[name, "storage"] = f"element {tensor.offset}, {storage.bytes} bytes, device {found.devices[storage.device]}"
+        made[name, _TIE] = first.setdefault(tensor.storage, name)
     for path, module in model.named_modules():
         attributes = {name: value for name, value in vars(module).items() if name != "_buffers"}
-        made.update(_places(torch, path, attributes))
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        made.update(_places(torch, name, vars(parameter)))
+        made.update(_places(torch, path, {"__class__": type(module), **attributes}))
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            hooks = {attribute: getattr(tensor, attribute) or () for attribute in _HOOKS}
+            made.update(_places(torch, name, {"requires_grad": tensor.requires_grad, **vars(tensor), **hooks}))
     return made
 
 
@@ -79,6 +86,8 @@ def _difference(place: tuple[Any, ...], one: Any, other: Any) -> str:
     name = ".".join(part for part in map(str, parts) if part not in ("", "_parameters", "_modules"))
     if one is _MISSING or other is _MISSING:
         return f"{'added' if one is _MISSING else 'removed'} '{name}'"
+    if place[1] == _TIE:
+        return f"untied '{name}' from '{one}'" if other == name else f"tied '{name}' to '{other}'"
     if is_of_tensor:
         return f"changed the {place[1]} of '{name}' from {one} to {other}"
     return f"{'replaced' if isinstance(one, weakref.ref) else 'changed'} '{name}'"

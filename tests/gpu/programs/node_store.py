@@ -13,6 +13,7 @@ zero                       overwrites the weights with zeros
 change NAME                adds one to the first element of a parameter
 pause, resume              pause answers: bytes copied, bytes unchanged
 numbers                    answers: bytes of the shared objects held, bytes of them made here
+verbose                    the lines of level info count as warnings as well
 names, remove NAME         answers: the names; whether there was one
 refuse WHAT                publishes a model with a tensor that cannot be published
 save FILE SEED             makes a file for load
@@ -124,6 +125,10 @@ class Weight(torch.nn.Parameter):
     """As engines have them."""
 
 
+class OtherLinear(torch.nn.Linear):
+    """What a layer becomes."""
+
+
 def _element() -> None:
     State.model.table["scale"] = 2
 
@@ -150,6 +155,11 @@ CHANGES = {
     "shape": _resize,
     "half": lambda: State.model.half(),
     "eval": lambda: State.model.eval(),
+    "frozen": lambda: State.model.up.requires_grad_(False),
+    "hook": lambda: State.model.odd.register_hook(print),
+    "more": lambda: State.model.register_buffer("more", torch.zeros(3, device="cuda")),
+    "tied": lambda: setattr(State.model.down.weight, "data", State.model.up.weight.data.view(WIDTH, 2 * WIDTH)),
+    "class": lambda: setattr(State.model.up, "__class__", OtherLinear),
 }
 
 
@@ -189,6 +199,11 @@ def numbers() -> str:
     return f" {counters['shared_backup_bytes']} {counters['shared_made_bytes']}"
 
 
+def verbose() -> str:
+    logging.getLogger("torch_memory_saver").setLevel(logging.INFO)
+    return ""
+
+
 def names() -> str:
     return " " + json.dumps(node_store.names())
 
@@ -224,10 +239,10 @@ def refuse(what: str) -> str:
     return " " + json.dumps(messages)
 
 
-logging.getLogger("torch_memory_saver").addHandler(Warnings(logging.WARNING))
+logging.getLogger("torch_memory_saver").addHandler(Warnings())
 serve(
     (
         *(make, load, save, publish, publish_nothing, adopt, either, logits, zero, change, pause, resume),
-        *(numbers, names, remove, refuse, identity),
+        *(numbers, verbose, names, remove, refuse, identity),
     )
 )

@@ -73,7 +73,7 @@ def test_arguments_that_cannot_be(files_of: list[str], facts: dict[str, Any], tm
 
 
 def test_the_fact_that_cannot_be_is_named() -> None:
-    with pytest.raises(InvalidArgumentError, match="the fact dtype is no JSON value"):
+    with pytest.raises(InvalidArgumentError, match=r"the fact dtype is no JSON value: .* such as str\(dtype\)$"):
         identity_of([__file__], rank=0, dtype=object())
 
 
@@ -98,3 +98,8 @@ def test_without_pytorch_the_error_says_so(files: list[Path], monkeypatch: pytes
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         identity_of([tmp_path / "missing"])
+
+
+def test_a_pattern_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"patterns are not expanded: pass paths, such as those of glob.glob\(\)"):
+        identity_of([tmp_path / "*.safetensors"])

@@ -14,7 +14,11 @@ from torch_memory_saver.node_store.tensors import Found, StorageShape, TensorSha
 
 
 class Tensor:
-    """A tensor, which may have attributes."""
+    """A tensor, which may have attributes and hooks. Those of PyTorch are no entries of vars()."""
+
+    _backward_hooks: Any = None
+    _post_accumulate_grad_hooks: Any = None
+    requires_grad = False
 
 
 class Module:
@@ -31,12 +35,22 @@ class Module:
         return [(prefix.rstrip("."), self), *below]
 
     def named_parameters(self, remove_duplicate: bool) -> list[tuple[str, Tensor]]:
+        return self._named("_parameters", remove_duplicate)
+
+    def named_buffers(self, remove_duplicate: bool) -> list[tuple[str, Tensor]]:
+        return self._named("_buffers", remove_duplicate)
+
+    def _named(self, kind: str, remove_duplicate: bool) -> list[tuple[str, Tensor]]:
         assert not remove_duplicate
         return [
-            (f"{path}.{name}".lstrip("."), parameter)
+            (f"{path}.{name}".lstrip("."), tensor)
             for path, module in self.named_modules()
-            for name, parameter in module._parameters.items()
+            for name, tensor in getattr(module, kind).items()
         ]
+
+
+class OtherModule(Module):
+    """What a module becomes."""
 
 
 TORCH = SimpleNamespace(Tensor=Tensor, nn=SimpleNamespace(Module=Module))
@@ -44,7 +58,7 @@ SHAPE = TensorShape("torch.float32", (5,), (1,), 0, 0)
 
 
 class Model(Module):
-    """A model with one layer. `shape` is what find() says of its parameter."""
+    """A model with one layer. `shape` is what find() says of its parameter, and `storages` where its other tensors lie."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,6 +67,7 @@ class Model(Module):
         self.number, self.name, self.call = 10**9, "".join(["na", "me"]), self.named_modules
         self.table, self.pair, self.kinds = {"a": 1}, (1, "x"), {"x"}
         self.shape, self.bytes = SHAPE, 20
+        self.storages = {"scale": 1}
 
     def has(self, **facts: Any) -> None:
         self.shape = dataclasses.replace(SHAPE, **facts)
@@ -67,7 +82,9 @@ def find(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensors are on no GPU."""
 
     def found(torch: Any, model: Model, operation: str) -> Found:
-        return Found({"up.weight": model.shape}, [StorageShape(model.bytes, True, 0)], [None], [0])
+        others = {name: dataclasses.replace(SHAPE, storage=storage) for name, storage in model.storages.items()}
+        shapes = [StorageShape(model.bytes, True, 0)] * 3
+        return Found({**others, "up.weight": model.shape}, shapes, [None] * 3, [0])
 
     monkeypatch.setattr(loading, "find", found)
 
@@ -108,12 +125,33 @@ def test_equal_values_and_empty_containers_are_no_change() -> None:
         ),
         (lambda model: model.has(shape=(4,)), "changed the shape of 'up.weight' from (5,) to (4,)"),
         (lambda model: model.has(strides=(2,)), "changed the strides of 'up.weight' from (1,) to (2,)"),
-        (lambda model: setattr(model, "bytes", 40), "changed the storage of 'up.weight' from"),
+        (lambda model: setattr(model, "bytes", 40), "changed the storage of 'scale' from element 0, 20 bytes, device 0 to"),
+        (lambda model: model.has(storage=1), "tied 'up.weight' to 'scale'"),
+        (lambda model: model.storages.update(scale=0), "tied 'up.weight' to 'scale'"),
+        (lambda model: model.storages.update(a=2), "added 'a'"),
+        (lambda model: setattr(model.weight, "requires_grad", True), "changed 'up.weight.requires_grad'"),
+        (lambda model: setattr(model._buffers["scale"], "requires_grad", True), "changed 'scale.requires_grad'"),
+        (lambda model: setattr(model._buffers["scale"], "block", 128), "added 'scale.block'"),
+        (lambda model: setattr(model.weight, "_backward_hooks", {5: print}), "added 'up.weight._backward_hooks.5'"),
+        (
+            lambda model: setattr(model.weight, "_post_accumulate_grad_hooks", {5: print}),
+            "added 'up.weight._post_accumulate_grad_hooks.5'",
+        ),
+        (lambda model: setattr(model._modules["up"], "__class__", OtherModule), "changed 'up.__class__'"),
     ],
 )
 def test_everything_else_is_named(load: Callable[[Any], Any], text: str) -> None:
     found = change(load)
     assert found.startswith(text) and found.endswith(", which adopting would not: do that after adopt_or_load()")
+
+
+def test_weights_that_loading_separates_are_named() -> None:
+    model = Model()
+    model.storages = {"scale": 0}
+    before = loading.describe(TORCH, model, "test")
+    model.storages = {"scale": 1}
+    after = loading.describe(TORCH, model, "test")
+    assert loading.changed(before, after).startswith("untied 'up.weight' from 'scale', which")
 
 
 @pytest.mark.parametrize(("mode", "call"), [(False, "eval()"), (True, "train()")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,24 @@ def test_an_identity_is_a_text(identity: object) -> None:
 def test_a_load_is_a_function() -> None:
     with pytest.raises(InvalidArgumentError, match="load must be a function, not 3"):
         node_store.adopt_or_load("name", {}, 3, identity="x")  # type: ignore[arg-type]
+
+
+def test_only_a_module_can_be_adopted_or_loaded() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"model must be a module, not dict\. Use adopt"):
+        node_store.adopt_or_load("name", {}, print, identity="x")
+
+
+def test_errors_of_names_name_the_call_and_are_short() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^remove: a published name must be a str that is not empty, not 5$"):
+        node_store.remove(5)  # type: ignore[arg-type]
+    text = f"publish: the name '{'a' * 40}'... is too long: percent-encoded it has 5000 bytes, and may have 255"
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}$"):
+        node_store.publish("a" * 5000, {}, identity="x")
+
+
+def test_adoptions_are_printed_as_sentences() -> None:
+    assert str(node_store.Adoption(True, 61 << 30)) == "adopted 61 GiB"
+    assert str(node_store.Adoption(False, reason="it is gone")) == "adopted nothing: it is gone"
 
 
 def test_a_removal_releases_what_nothing_else_links(made: MadeStore) -> None:
