@@ -26,6 +26,8 @@ _NO_LIMIT = 1 << 62
 _LITTLE_SPACE = 1 << 30
 #: A smaller shared store has room for no model. Docker's /dev/shm has 64 MiB.
 _SMALL_STORE = 1 << 30
+#: With fewer free inodes, a pause soon fails: each object takes one, and its holders one each.
+_FEW_INODES = 100
 _IN_MEMORY = ("tmpfs", "ramfs")
 _DEFAULT_DIRECTORY = "/tmp"
 
@@ -256,6 +258,9 @@ def shared_store() -> Finding:
     if 0 < size < _SMALL_STORE:
         larger = f"start the container with a larger --shm-size, or set {VARIABLE} to a folder on a larger tmpfs"
         return warn(f"{found}; shared backups need more", larger, [_pages_of(mount)])
+    if space.f_files and space.f_favail < _FEW_INODES:
+        larger = f"mount the tmpfs with a larger nr_inodes, or set {VARIABLE} to a folder on another tmpfs"
+        return warn(f"{found}; shared backups need more inodes", larger, [_pages_of(mount)])
     return ok(found, [_pages_of(mount)])
 
 

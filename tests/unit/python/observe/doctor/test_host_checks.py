@@ -258,6 +258,14 @@ def test_a_shared_store_without_limits(shared: Path, monkeypatch: pytest.MonkeyP
     assert finding.found.endswith(" on tmpfs, any number of bytes and any number of inodes free")
 
 
+def test_a_shared_store_with_few_inodes(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_shared(monkeypatch, 2 * GIB, 7)
+    finding = host_checks.shared_store()
+    assert_complete(finding, Status.WARN)
+    assert finding.found.endswith(" 6 of 7 inodes free; shared backups need more inodes")
+    assert "nr_inodes" in finding.advice
+
+
 def test_a_small_shared_store(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill_shared(monkeypatch, 64 << 20)
     finding = host_checks.shared_store()
