@@ -10,7 +10,6 @@ import inspect
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast, overload
 
@@ -119,14 +118,6 @@ class TorchMemorySaver:
             settable = [key for key, kind in vars(TorchMemorySaver).items() if isinstance(kind, property) and kind.fset]
             raise AttributeError(f"torch_memory_saver has no setting {name!r}{suggestion(name, settable)}")
         super().__setattr__(name, value)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            """Raise AttributeError for an unknown name. It says how a submodule is imported."""
-            is_module = not name.startswith("_") and find_spec(f"{__package__}.{name}") is not None
-            advice = f": use 'from {__package__} import {name}'" if is_module else ""
-            raise AttributeError(f"torch_memory_saver has no attribute {name!r}{advice}", name=name, obj=self)
 
     def _ensure_initialized(self) -> None:
         """Create the implementation at the first use."""

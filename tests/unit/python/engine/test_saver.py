@@ -33,13 +33,6 @@ def test_the_module_has_the_singleton_and_its_methods() -> None:
     assert module.torch_memory_saver.enabled is True
 
 
-def test_an_unknown_attribute_that_is_a_module_says_how_it_is_imported() -> None:
-    with pytest.raises(AttributeError, match=r"'node_store': use 'from torch_memory_saver import node_store'$"):
-        module.torch_memory_saver.node_store  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match=r"has no attribute 'pauze'$"):
-        module.torch_memory_saver.pauze  # type: ignore[attr-defined]  # noqa: B018
-
-
 def test_import_changes_nothing(program: Program) -> None:
     text = """
 import os, sys, threading
