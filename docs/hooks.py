@@ -7,8 +7,10 @@ admonitions. A page that stands for a file of the repository has a link to the f
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +29,20 @@ _PAGES = {
     "README.md": "index.md",
 }
 
-#: Words that people search for, and the page that they should find first.
-_SEARCHED = {
-    "guides/engines.md": ["sleep", "wake up", "kv cache", "huggingface"],
-    "guides/out-of-memory.md": ["OOM", "out of memory"],
-    "guides/pytest.md": ["simulated"],
-    "guides/shared-backups.md": ["restart"],
-    "guides/training-and-rollout.md": ["optimizer state"],
-    "quickstart.md": ["pause", "resume", "release", "free", "offload", "Ctrl-C"],
-    "reference/api/regions.md": ["manage"],
-    "simulated-gpu.md": ["simulated"],
-    "troubleshooting.md": ["shm", "ENOSPC", "space"],
+#: How much the sections of a page count in the search, if not 1. The first pattern that fits decides.
+_BOOSTS = {
+    "quickstart.md": 3,
+    "troubleshooting.md": 2,  # a search that describes a symptom finds this page first
+    "reference/api/*": 0.6,
+    "reference/errors.md": 0.6,
+    "architecture*": 0.1,
+    "contributing.md": 0.1,
 }
+
+#: A heading, and the comment below it with words that readers search for, as in ``<!-- search: ENOSPC, disk is full -->``.
+_WORDS = re.compile(r'<h[1-6] id="([^"]+)"|<!-- search: (.*?) -->')
+#: The words of the sections, by their locations.
+_words: dict[str, str] = {}
 
 
 def _include(name: str, link: Callable[[str], str | None]) -> str:
@@ -73,9 +77,8 @@ def admonitions(markdown: str) -> str:
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     """Called by MkDocs for each page."""
     up = "../" * page.file.src_uri.count("/")
-    page.meta["tags"] = _SEARCHED.get(page.file.src_uri)  # the search ranks tags before titles, and titles before texts
-    if page.file.src_uri == "troubleshooting.md":
-        page.meta["search"] = {"boost": 2}  # a search that describes a symptom finds this page first
+    boost = next((boost for pattern, boost in _BOOSTS.items() if fnmatch(page.file.src_uri, pattern)), 1)
+    page.meta["search"] = {"boost": boost}
 
     def link(target: str) -> str | None:
         path, mark, anchor = target.partition("#")
@@ -86,3 +89,27 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         return None
 
     return admonitions(expand(markdown, link))
+
+
+def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> None:
+    """Called by MkDocs for each page, as HTML. Collects the words of its sections."""
+    location = page.url  # that of the first heading, the page's title
+    for number, (anchor, words) in enumerate(_WORDS.findall(html)):
+        if words:
+            _words[location] = words
+        elif number:
+            location = f"{page.url}#{anchor}"
+
+
+def on_post_build(*, config: Any) -> None:
+    """Called by MkDocs after the search has written its index, and before the plug-in `offline` copies it.
+
+    Adds the words of the sections to the index, as a field that is not shown. Removes the sections of the changelog, because
+    they mention everything.
+    """
+    path = Path(config.site_dir) / "search" / "search_index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    index["docs"] = [entry for entry in index["docs"] if not entry["location"].startswith("changelog.html#")]
+    for entry in index["docs"]:
+        entry["words"] = _words.get(entry["location"], "")
+    path.write_text(json.dumps(index), encoding="utf-8")

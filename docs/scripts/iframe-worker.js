@@ -20,10 +20,3 @@ if (location.protocol === "file:") {
     }
   };
 }
-
-// A search for `--shm-size` finds `shm-size`: the search takes a dash before a word as an operator, and two as an error.
-const post = Worker.prototype.postMessage;
-Worker.prototype.postMessage = function (message) {
-  const words = message.data.replace?.(/(^|\s)--+/g, "$1");
-  post.call(this, words === undefined ? message : { ...message, data: words });
-};

@@ -1,8 +1,9 @@
-"""Guards that the site of `make docs` can be searched when it is opened as files, and that the right page is found first."""
+"""Guards that the site of `make docs` can be searched when it is opened as files, and that it finds the right section."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -18,6 +19,74 @@ if importlib.util.find_spec("material") is None:
 
 _BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom")
+_needs_browser = pytest.mark.skipif(_BROWSER is None, reason="needs Chromium, to run the page's script")
+
+_FOLDER = "troubleshooting#the-folder-of-shared-backups-cannot-be-used"
+_PUBLISHED = "guides/shared-backups#weights-that-outlive-their-process"
+_TURNS = "guides/several-gpus-and-processes#processes-that-share-a-gpu"
+
+#: What people search for, and where the first result leads: a page, or a section of it.
+_SEARCHED = {
+    "kv cache": "guides/engines",
+    "pause": "quickstart",
+    "release memory": "quickstart",
+    "out of memory": "guides/out-of-memory",
+    "out of host memory": "troubleshooting#out-of-host-memory-or-memory-that-is-not-pinned",
+    "host memory for backups": "guides/host-memory",
+    "gpu memory not released": "troubleshooting#gpu-memory-is-not-released-after-a-pause",
+    "pause does nothing": "troubleshooting#gpu-memory-is-not-released-after-a-pause",
+    "memory does not decrease": "troubleshooting#memory-does-not-decrease-after-a-tensor-was-deleted",
+    "memory grows every step": "troubleshooting#memory-grows-with-each-step",
+    "nan after resume": "troubleshooting#contents-are-wrong-after-a-resume",
+    "resume fails": "troubleshooting#a-resume-is-out-of-memory",
+    "cudaErrorIllegalAddress": "troubleshooting#an-illegal-memory-access-or-invalid-argument",
+    "deadlock": "troubleshooting#a-call-or-the-exit-hangs",
+    "operation not permitted": "troubleshooting#a-receiver-cannot-open-a-tensor",
+    "libcudnn.so.9 cannot open shared object file": "quickstart#without-a-gpu",
+    "--shm-size": _FOLDER,
+    "no space left on device": _FOLDER,
+    "/dev/shm full": _FOLDER,
+    "kubernetes": "guides/shared-backups#containers",
+    "hugepages": "guides/shared-backups#huge-pages",
+    "restart engine without loading weights": _PUBLISHED,
+    "wrong identity": _PUBLISHED,
+    "torch.cuda.mem_get_info": "guides/memory-views",
+    "device_memory": "guides/pytest",
+    "node_store": "reference/api/node-store",
+    "node_store.publish": "reference/api/node-store",
+    "ranks.pause": "guides/several-gpus-and-processes#all-ranks-or-none",
+    "exclusive": _TURNS,
+    "two engines on one GPU": _TURNS,
+    "tensor parallel": "guides/several-gpus-and-processes",
+    "cuda ipc": "guides/several-gpus-and-processes#sending-tensors-to-other-processes",
+    "--enable-memory-saver": "guides/engines#sglang",
+    "enable_memory_saver": "guides/engines#sglang",
+    "optimizer state offload": "guides/training-and-rollout",
+    "disk backup": "guides/backups",
+    "finding leaks": "guides/finding-leaks",
+    "expandable_segments": "limits#expandable-segments",
+    "AMD ROCm": "limits#requirements",
+    "grafana": "guides/events#metrics",
+    "changelog": "changelog",
+}
+
+#: A page that sends each query to the site's search, as the pages of the site do, and shows where the first results lead.
+_ASKING = """<!doctype html><meta charset="utf-8"><body>
+<script src="scripts/iframe-worker.js"></script>
+<script src="scripts/search-query.js"></script>
+<script src="search/search_index.js"></script>
+<script>
+const queries = QUERIES;
+const found = [];
+const search = new Worker("SCRIPT");
+search.addEventListener("message", ({ data }) => {
+  if (data.data) found.push(data.data.items[0]?.[0].location ?? "nothing");
+  if (found.length < queries.length) search.postMessage({ type: 2, data: queries[found.length] });
+  else document.body.textContent = "found " + JSON.stringify(found);
+});
+search.postMessage({ type: 0, data: { ...__index, options: {} } });
+</script>
+"""
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +97,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _opened(address: str, profile: Path) -> str:
+    """The page after its scripts have run."""
+    command = [str(_BROWSER), *_FLAGS, f"--user-data-dir={profile}", address]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+
+
 def test_no_page_loads_a_script_from_elsewhere(site: Path) -> None:
     loaded = [
         re.findall(r'<(?:script|link)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text()) for page in site.rglob("*.html")
@@ -35,28 +110,44 @@ def test_no_page_loads_a_script_from_elsewhere(site: Path) -> None:
     assert len(loaded) > 20 and not any(loaded)
 
 
-@pytest.mark.skipif(_BROWSER is None, reason="needs Chromium, to run the page's script")
+def test_each_comment_with_words_is_in_the_index(site: Path) -> None:
+    written = [
+        words
+        for page in (REPOSITORY / "docs").rglob("*.md")
+        for words in re.findall(r"^<!-- search: (.*) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    assert len(written) > 60
+    assert sorted(entry["words"] for entry in entries if entry["words"]) == sorted(written)
+    location = _FOLDER.replace("#", ".html#")
+    assert any("ENOSPC" in entry["words"] for entry in entries if entry["location"] == location)
+
+
+@_needs_browser
+def test_a_search_finds_the_right_section_first(site: Path, tmp_path: Path) -> None:
+    (script,) = (site / "assets" / "javascripts" / "workers").glob("search.*.js")
+    page = site / "asking.html"
+    page.write_text(
+        _ASKING.replace("QUERIES", json.dumps(list(_SEARCHED))).replace("SCRIPT", script.relative_to(site).as_posix())
+    )
+    answer = re.search(r"found (\[.*?\])", _opened(page.as_uri(), tmp_path))
+    assert answer is not None
+    found = {query: place.replace(".html", "") for query, place in zip(_SEARCHED, json.loads(answer[1]), strict=True)}
+    wrong = {
+        query: found[query]
+        for query, wanted in _SEARCHED.items()
+        if found[query] != wanted and ("#" in wanted or found[query].partition("#")[0] != wanted)
+    }
+    assert wrong == {}
+
+
+@_needs_browser
 @pytest.mark.parametrize(
-    ("words", "page"),
-    [
-        ("kv cache", "guides/engines.html"),
-        ("release memory", "quickstart.html"),
-        ("out of memory", "guides/out-of-memory.html"),
-        ("host memory for backups", "guides/host-memory.html"),
-        ("gpu memory not released", "troubleshooting.html"),
-        ("memory does not decrease", "troubleshooting.html"),
-        ("torch.cuda.mem_get_info", "guides/memory-views.html"),
-        ("device_memory", "guides/pytest.html"),
-        ("node_store.publish", "reference/api/node-store.html"),
-        ("--shm-size", "troubleshooting.html"),
-        ("restart engine without loading weights", "guides/shared-backups.html"),
-        ("optimizer state offload", "guides/training-and-rollout.html"),
-        ("AMD ROCm", "limits.html"),
-    ],
+    ("words", "first"), [("--shm-size", _FOLDER), ("unheardof expandable_segments", "limits#expandable-segments")]
 )
-def test_a_search_in_files_finds_the_right_page_first(site: Path, tmp_path: Path, words: str, page: str) -> None:
-    address = f"{(site / 'index.html').as_uri()}?q={quote(words)}"
-    command = [str(_BROWSER), *_FLAGS, f"--user-data-dir={tmp_path}", address]
-    opened = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+def test_the_box_of_a_page_shows_the_first_result(site: Path, tmp_path: Path, words: str, first: str) -> None:
+    """Without a network. If no section has all words, those that have some are shown."""
+    opened = _opened(f"{(site / 'index.html').as_uri()}?q={quote(words)}", tmp_path)
     found = re.findall(r'href="([^"]*)" class="md-search-result__link"', opened)
-    assert found and found[0] == (site / page).as_uri(), found
+    page, _, anchor = first.partition("#")
+    assert found[:2] == [(site / f"{page}.html").as_uri(), f"{(site / f'{page}.html').as_uri()}#{anchor}"]
