@@ -17,6 +17,7 @@ window.Worker = class extends window.Worker {
       if (event.data.type !== RESULT) return;
       const fallback = this.fallbacks.shift();
       if (fallback === undefined || event.data.data.items.length) return;
+      if (this.fallbacks.length) return; // a newer query is under way, and its results are to be shown last
       event.stopImmediatePropagation();
       this.ask(fallback);
     });

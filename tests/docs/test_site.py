@@ -78,11 +78,12 @@ _ASKING = """<!doctype html><meta charset="utf-8"><body>
 <script>
 const queries = QUERIES;
 const found = [];
+let sent = 0;
 const search = new Worker("SCRIPT");
 search.addEventListener("message", ({ data }) => {
   if (data.data) found.push(data.data.items[0]?.[0].location ?? "nothing");
-  if (found.length < queries.length) search.postMessage({ type: 2, data: queries[found.length] });
-  else document.body.textContent = "found " + JSON.stringify(found);
+  while (sent < Math.min(found.length + AT_ONCE, queries.length)) search.postMessage({ type: 2, data: queries[sent++] });
+  if (found.length === queries.length) document.body.textContent = "found " + JSON.stringify(found);
 });
 search.postMessage({ type: 0, data: { ...__index, options: {} } });
 </script>
@@ -123,22 +124,32 @@ def test_each_comment_with_words_is_in_the_index(site: Path) -> None:
     assert any("ENOSPC" in entry["words"] for entry in entries if entry["location"] == location)
 
 
-@_needs_browser
-def test_a_search_finds_the_right_section_first(site: Path, tmp_path: Path) -> None:
+def _ask(site: Path, profile: Path, queries: list[str], at_once: int = 1) -> list[str]:
+    """Where the first result of each query leads, in the order of the answers. `at_once`: queries that are under way."""
     (script,) = (site / "assets" / "javascripts" / "workers").glob("search.*.js")
     page = site / "asking.html"
-    page.write_text(
-        _ASKING.replace("QUERIES", json.dumps(list(_SEARCHED))).replace("SCRIPT", script.relative_to(site).as_posix())
-    )
-    answer = re.search(r"found (\[.*?\])", _opened(page.as_uri(), tmp_path))
+    filled = {"QUERIES": json.dumps(queries), "SCRIPT": script.relative_to(site).as_posix(), "AT_ONCE": str(at_once)}
+    page.write_text(re.sub("|".join(filled), lambda found: filled[found[0]], _ASKING))
+    answer = re.search(r"found (\[.*?\])", _opened(page.as_uri(), profile))
     assert answer is not None
-    found = {query: place.replace(".html", "") for query, place in zip(_SEARCHED, json.loads(answer[1]), strict=True)}
+    return [place.replace(".html", "") for place in json.loads(answer[1])]
+
+
+@_needs_browser
+def test_a_search_finds_the_right_section_first(site: Path, tmp_path: Path) -> None:
+    found = dict(zip(_SEARCHED, _ask(site, tmp_path, list(_SEARCHED)), strict=True))
     wrong = {
         query: found[query]
         for query, wanted in _SEARCHED.items()
         if found[query] != wanted and ("#" in wanted or found[query].partition("#")[0] != wanted)
     }
     assert wrong == {}
+
+
+@_needs_browser
+def test_results_of_an_older_query_are_not_shown_last(site: Path, tmp_path: Path) -> None:
+    found = _ask(site, tmp_path, ["unheardof expandable_segments", "enable_memory_saver"], at_once=2)
+    assert found == ["nothing", "guides/engines#sglang"]
 
 
 @_needs_browser
