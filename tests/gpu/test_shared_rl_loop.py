@@ -92,5 +92,5 @@ def test_killed_engines_leave_no_object(folder: Path, tmp_path: Path) -> None:
     left = objects(folder)
     assert sum(left.values()) == OBJECTS and holders(folder) == 1
     done = subprocess_run(["-m", "torch_memory_saver", "store", "--clean", "--dir", str(folder)]).check()
-    assert f"removed 1 holder of dead processes, 0 unfinished objects and {len(left)} objects" in done.output
+    assert f"removed 1 holder of a dead process, 0 unfinished objects and {len(left)} objects" in done.output
     assert objects(folder) == {} and holders(folder) == 0
