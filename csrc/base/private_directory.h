@@ -19,7 +19,7 @@
 typedef struct tms_directory_choice {
     const char *configured; /* the configured path; NULL or "" selects the package's own directory below `parent` */
     const char *parent;
-    const char *own; /* the name of the package's own directory, without -<uid>; NULL: torch_memory_saver */
+    const char *own; /* names the package's own directory, without -<uid>; NULL: torch_memory_saver */
     bool exact;      /* a sticky directory is used itself, because the caller's files have given paths. It is not shared. */
     tms_path_walk_t walk;
 } tms_directory_choice_t;

@@ -7,24 +7,21 @@ the registry once: a hook that is registered later applies from the next call on
 **One call**, on the caller's thread, with no lock held:
 
 1. It takes its turn. Two calls whose tags overlap run one after the other, with all their callbacks. Otherwise two threads
-   that pause the same tag would both find it resident and call every callback twice; and a resume that begins during the
-   before-callbacks of a pause would find nothing to do, and then resume without callbacks the memory that the pause has
-   paused by then. A turn is not a lock: only pauses and resumes wait for it, never a callback, an allocation or a free. A
-   resume that may wait for other processes gives its turn back after its before-callbacks, because it may wait for a pause
-   of another thread. A callback that waits for another thread's pause or resume of the same tags waits for ever.
+   that pause the same tag would both call every callback, and a resume that begins during the before-callbacks of a pause
+   would resume its memory without callbacks. A turn is not a lock: only pauses and resumes wait for it, never a callback,
+   an allocation or a free. A resume that may wait for other processes gives its turn back after its before-callbacks: it may
+   wait for a pause of another thread. A callback that waits for another thread's call on the same tags waits for ever.
 2. It finds the allocations that it will change. A hook is called only if one of them has one of its tags, so a pause of
    memory that is already paused calls no hook.
-3. `check` raises an error if the call is certain to fail, for example because of a visible capture. No hook has been called
-   by then.
+3. `check` raises an error if the call is certain to fail, as in a visible capture. No hook has been called by then.
 4. The before-callbacks are called in the order of registration.
 5. `perform` runs the operation, including its attempts within a timeout.
 6. In reverse order the after-callbacks are called, or ``cancelled`` where the call has failed.
 
 The callback that follows a failure is chosen for each hook by the state of its allocations, since an operation may raise
-after it has changed them (the driver failed to release a part, or a signal arrived late). ``after`` is called with the error
-if any of them has changed; otherwise ``cancelled`` is called if ``before`` had returned. So each ``before`` is followed by
-exactly one of the two. All of them are called, even if one raises. The call raises the first exception; one that ends the
-program, such as KeyboardInterrupt, is raised in place of an ordinary one. The others are logged.
+after it has changed them. ``after`` is called with the error if any of them has changed; otherwise ``cancelled`` is called
+if ``before`` had returned. So each ``before`` is followed by exactly one of the two. All of them are called, even if one
+raises. The call raises the first exception; KeyboardInterrupt and the like take its place. The others are logged.
 
 A resume in the background takes the first four steps in the call that begins it, and the last in ``PendingResume.wait()`` or
 in a later call that finds it ended (pending.py). In a process without hooks only `perform` is called, at once.

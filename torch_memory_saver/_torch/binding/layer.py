@@ -1,6 +1,6 @@
-"""The functions of PyTorch that this package uses: finding it, and its CUDA allocator.
+"""The functions of PyTorch that this package uses: whether it is in use, and its CUDA allocator.
 
-Only :func:`require` imports torch. :func:`loaded` is for processes that may run without torch.
+:func:`require` and :func:`require_module` import torch. :func:`loaded` is for processes that may run without torch.
 
 :func:`eager` marks functions that ``torch.compile`` does not trace. Dynamo would otherwise trace into this package and warn
 about the native core, which it cannot trace. The mark is that of ``torch.compiler.disable``; the decorator itself would
