@@ -16,7 +16,7 @@ Everything else is replaced when the first worker of the process selects our bac
   if the newest worker that can sleep selects our backend. In every other case it calls vLLM's own function.
 - The property of the configuration that says whether sleeping releases the memory of CUDA graphs, because vLLM decides that
   by the name of its own backend. So ``sleep_mode_offload_cudagraph`` works with our backend as well. vLLM has read the
-  property when it checked the environment for NCCL, so the worker has it checked again. The property stays as it is if
+  property when it kept NCCL from registering graphs, so the worker does that. The property stays as it is if
   vLLM's own allocator has methods for pools of graphs that ours lacks. They are compared when the backend is selected,
   because the module of that allocator loads a library.
 
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -44,8 +45,9 @@ logger = logging.getLogger("torch_memory_saver")
 BACKEND = "torch_memory_saver"
 _VLLMS_OWN = "cumem"
 _GRAPH_POOL = "use_cumem_cudagraph_pool"
-#: vLLM's method that keeps NCCL from registering the memory of graphs that sleeping releases. Older releases lack it.
-_CHECK_NCCL = "_verify_cumem_cudagraph_pool_env"
+#: NCCL's variable. The memory of graphs that NCCL has registered stays on the GPU when it is released, and collectives in
+#: these graphs use it after a resume.
+_NCCL_REGISTERS = "NCCL_GRAPH_REGISTER"
 
 
 class _State:
@@ -149,11 +151,22 @@ def _watch_workers(worker_class: Any, find_allocator: Any, config_class: Any) ->
                 _state.was_selected = True
                 _replace_allocator(find_allocator)
                 _release_graphs(config_class)
-            if _state.is_selected:
-                getattr(vllm_config, _CHECK_NCCL, lambda: None)()
+            if _state.is_selected and getattr(vllm_config, _GRAPH_POOL, False):
+                _leave_graphs_unregistered()
         construct(self, vllm_config, *arguments, **keywords)
 
     replace("vllm.v1.worker.worker_base.WorkerBase.__init__", worker_class, "__init__", __init__)
+
+
+def _leave_graphs_unregistered() -> None:
+    """Keep NCCL, which this process initialises later, from registering the memory of graphs."""
+    setting = os.environ.setdefault(_NCCL_REGISTERS, "0")
+    if setting != "0":
+        logger.warning(
+            "%s=%s: NCCL registers the memory of CUDA graphs, which a sleep cannot release then. Set it to 0.",
+            _NCCL_REGISTERS,
+            setting,
+        )
 
 
 def _replace_allocator(original: Any) -> None:

@@ -62,12 +62,8 @@ class VllmConfig:
     parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
 
     def __post_init__(self) -> None:
-        self._verify_cumem_cudagraph_pool_env()
-
-    def _verify_cumem_cudagraph_pool_env(self) -> None:
-        """NCCL must not register memory that sleeping releases."""
-        if self.use_cumem_cudagraph_pool and os.environ.setdefault("NCCL_GRAPH_REGISTER", "0") != "0":
-            raise ValueError("NCCL_GRAPH_REGISTER must be 0")
+        if self.use_cumem_cudagraph_pool:
+            os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
 
     @property
     def use_cumem_cudagraph_pool(self) -> bool:
