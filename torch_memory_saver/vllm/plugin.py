@@ -126,7 +126,7 @@ def _register_loader() -> None:
         import_module(f"{__package__}.loader")
     except (ImportError, AttributeError) as error:
         logger.warning(
-            "vLLM %s does not get the load format %r, which was written for vLLM 0.26.0: %s",
+            "vLLM %s does not get the load format %r, which was run with vLLM 0.26.0: %s",
             getattr(sys.modules.get("vllm"), "__version__", "(unknown release)"),
             BACKEND,
             error,
