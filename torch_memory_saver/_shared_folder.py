@@ -10,7 +10,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from torch_memory_saver import _core
 from torch_memory_saver._folders import Folder, private_directory
+from torch_memory_saver.errors import BackupIOError
 
 __all__ = [
     "HOLDERS",
@@ -22,6 +24,7 @@ __all__ = [
     "files_in",
     "is_object",
     "is_part",
+    "key_problem",
     "opened",
     "opened_store",
     "remove_unlinked",
@@ -67,6 +70,16 @@ def opened_store(path: Path) -> Iterator[Folder]:
             reason = f"it belongs to uid {folder.owner}: run this command as that user, or choose a folder of this user"
             raise PermissionError(errno.EPERM, reason, os.fspath(folder.path))
         yield folder
+
+
+def key_problem(folder: Folder) -> str:
+    """Return why no process can use an open store: its key is damaged, of another release, or readable by others. Return ""
+    if the key is good, or missing: the next process makes it."""
+    try:
+        _core.check_store_key(folder.descriptor, os.fspath(folder.path))
+    except BackupIOError as error:
+        return str(error)
+    return ""
 
 
 @contextlib.contextmanager

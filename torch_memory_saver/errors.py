@@ -115,7 +115,7 @@ class OutOfHostMemoryError(TorchMemorySaverError, MemoryError):
 
 
 class BackupIOError(TorchMemorySaverError, OSError):
-    """A backup file or its directory could not be created, written or read.
+    """A file or folder of backups could not be created, written or read.
 
     ``errno`` is the system's error number.
     """

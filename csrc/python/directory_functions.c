@@ -1,11 +1,13 @@
-/* The directories in which the package keeps files (base/private_directory.h). Needs no state. A call may wait for the file
- * system. */
+/* The directories in which the package keeps files (base/private_directory.h), and the key of the shared store. Needs no
+ * state. A call may wait for the file system. */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "backup/shared/key.h"
 #include "base/private_directory.h"
 #include "convert.h"
+#include "errors.h"
 #include "functions.h"
 
 static PyObject *raise_unusable(const tms_directory_t *found, const tms_directory_failure_t *failure) {
@@ -50,4 +52,33 @@ PyObject *tms_py_open_directory(PyObject *module, PyObject *const *arguments, Py
     }
     Py_DECREF(path);
     return result;
+}
+
+PyObject *tms_py_check_store_key(PyObject *module, PyObject *const *arguments, Py_ssize_t positional, PyObject *keywords) {
+    static const tms_py_signature_t signature = {"check_store_key", 2, 2, {"descriptor", "path"}};
+    static const tms_error_context_t context = {.operation = "", .device = TMS_NO_DEVICE};
+    tms_status_t status;
+    tms_error_t error;
+    tms_py_call_t call;
+    tms_shared_key_t *key;
+    PyObject *path = NULL;
+    bool found;
+    int32_t descriptor = 0;
+
+    (void)module;
+    if (!tms_py_bind(&call, &signature, arguments, positional, keywords) || !tms_py_get_i32(&call, 0, &descriptor) ||
+        !PyUnicode_FSConverter(call.values[1], &path))
+        return NULL;
+    key = PyMem_Malloc(sizeof(*key));
+    if (!key) {
+        Py_DECREF(path);
+        return PyErr_NoMemory();
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    status = tms_shared_key_read(descriptor, PyBytes_AsString(path), key, &found, &context, &error);
+    Py_END_ALLOW_THREADS;
+    PyMem_Free(key);
+    Py_DECREF(path);
+    if (status != TMS_OK) return tms_py_raise(&error);
+    Py_RETURN_NONE;
 }

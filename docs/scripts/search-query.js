@@ -1,5 +1,6 @@
 // Asks the search for the sections that have all words of a query, and only if there are none, for those that have some of them. The
-// search itself takes every word as optional, also "not" and "the", and a dash before a word as an operator.
+// search itself takes every word as optional, also "not" and "the", and a dash before a word as an operator. A section that has a word
+// itself precedes those that have only its beginning.
 const QUERY = 2;
 const RESULT = 3;
 const SMALL = new Set(
@@ -37,6 +38,6 @@ window.Worker = class extends window.Worker {
     const all = message.data.replace(/[+*~^]/g, " ").split(this.separator).filter(Boolean);
     const large = all.filter((word) => !SMALL.has(word.toLowerCase()));
     const words = large.length ? large : all;
-    this.ask(words.map((word) => `+${word}*`).join(" "), words.join(" "));
+    this.ask(words.map((word) => `+${word}* ${word}^9`).join(" "), words.join(" "));
   }
 };

@@ -68,6 +68,8 @@ _SEARCHED = {
     "AMD ROCm": "limits#requirements",
     "grafana": "guides/events#metrics",
     "changelog": "changelog",
+    "license": "index",
+    "manage": "guides/training-and-rollout#manage-the-memory-in-which-a-trainer-computes",
 }
 
 #: A page that sends each query to the site's search, as the pages of the site do, and shows where the first results lead.

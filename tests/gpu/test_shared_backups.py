@@ -100,7 +100,9 @@ def test_a_damaged_object_is_found_and_everything_stays_paused(folder: Path) -> 
             file.write(bytes([byte[0] ^ 1]))
             file.flush()
             for command in ("resume", "resume_later"):
-                assert name in replica.refuses("BackupIOError", command)
+                message = replica.refuses("BackupIOError", command)
+                assert "resume: a backup is damaged: " in message
+                assert f"{name}' of the shared store is damaged." in message
             file.seek(0)
             file.write(byte)
         replica.do("resume")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 import traceback
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 
 from torch_memory_saver import __version__
 from torch_memory_saver._additions import added
+from torch_memory_saver._text import suggestion
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
 __all__ = ["MODULE", "SCRIPT", "main"]
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
             parser = _parser(program, words)
             _, unknown = parser.parse_known_args(words or ["--help"], arguments)
             if unknown:
-                arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+                meant = suggestion(unknown[0].partition("=")[0], arguments.parser._option_string_actions)
+                arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
             status: int = arguments.run(arguments)
         finally:
             _flush_output()
@@ -62,18 +63,18 @@ def _parser(program: str, words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program, description="Pause and resume the GPU memory of tensors without changing their addresses."
     )
-    parser.add_argument("--version", action="version", version=f"torch_memory_saver {__version__}")
+    parser.set_defaults(parser=parser, run=lambda _: parser.error("the following arguments are required: command"))
+    parser.add_argument("-v", "--version", action="version", version=f"torch_memory_saver {__version__}")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     # The option is accepted after the name of the command as well. Its absence there does not change the value.
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    subparsers = parser.add_subparsers(title="commands", metavar="command", required=True)
+    subparsers = parser.add_subparsers(title="commands", metavar="command")
     commands = added("command")
     name = next((word for word in words if not word.startswith("-")), None)
     if name is not None and name not in commands:
-        like = difflib.get_close_matches(name, commands, 1)
-        advice = f"did you mean {like[0]!r}?" if like else f"there are {', '.join(commands)}"
-        parser.error(f"there is no command {name!r}: {advice}")
+        advice = suggestion(name, commands) or f"; there are {', '.join(commands)}"
+        parser.error(f"there is no command {name!r}{advice}")
     for command in (make() for make in (commands.values() if name is None else [commands[name]])):
         subparser = subparsers.add_parser(command.name, help=command.help, description=command.help, parents=[shared])
         command.add_arguments(subparser)

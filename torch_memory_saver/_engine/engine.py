@@ -301,7 +301,9 @@ class Engine:
         finally:
             after_call.run()
         unknown = warn_of_unknown_tags("pause", options.tags) if done.unknown_tags else ""
-        report = pause_report(done, unknown, reusable, shared, left)
+        discards = not done.allocations and options.backup == _core.BACKUP_NONE
+        notes = [unknown, "memory that was paused already has no backup any more" if discards else ""]
+        report = pause_report(done, "; ".join(filter(None, notes)), reusable, shared, left)
         _warn_after_pause(torch, report)
         return report
 

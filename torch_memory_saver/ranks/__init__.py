@@ -228,7 +228,7 @@ class _Call:
             if self._move.is_begun:
                 first += " Other ranks may have completed the call."
         else:
-            reasons = {failed: reason.partition("\n")[0] for failed, reason in sorted(decision.failures.items())}
+            reasons = {failed: _quoted(reason, failed == rank) for failed, reason in sorted(decision.failures.items())}
             if len(reasons) == 1:
                 first = "".join(f"{operation} failed on rank {failed}: {reason}" for failed, reason in reasons.items())
             else:
@@ -257,6 +257,13 @@ def _on_all_ranks(group: Any, timeout: object, move: Pause | Resume) -> Any:
 
 def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _quoted(reason: str, of_this_rank: bool) -> str:
+    """Return the first line of a reason. "This process" in the error of another rank means that rank's process."""
+    line = reason.partition("\n")[0]
+    is_error = line.partition(":")[0].isidentifier()  # and not what the vote says of a rank
+    return f"it reported {line}" if is_error and not of_this_rank else line
 
 
 def _check_timeout(operation: str, timeout: object) -> float:

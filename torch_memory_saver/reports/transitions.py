@@ -33,6 +33,7 @@ class TransitionReport:
 
     #: What is printed: the verb, and the texts for sizes that only one kind of report has. Sizes of 0 are not printed.
     _verb: ClassVar[str] = "changed"
+    _nothing: ClassVar[str] = "nothing"
     _remarks: ClassVar[Mapping[str, str]] = {}
 
     allocations: int = 0
@@ -41,7 +42,7 @@ class TransitionReport:
     unknown_tags: int = 0
     seconds: float = 0.0
     bytes_by_tag: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
-    #: Text about the unknown tags, for printing.
+    #: Text about unknown tags and discarded backups, for printing.
     _unknown: str = field(default="", repr=False, compare=False, kw_only=True)
 
     def __str__(self) -> str:
@@ -50,7 +51,8 @@ class TransitionReport:
         copied = binary_size(self.copied_bytes) if self.copied_bytes else "nothing"
         moved = f"{binary_size(self.bytes)}{tags} in {duration(self.seconds)}, {copied} copied"
         remarks = [f"{binary_size(size)} {what}" for name, what in self._remarks.items() if (size := getattr(self, name))]
-        sizes = ", ".join([f"{self._verb} {moved if self.allocations else 'nothing'}", *remarks])
+        nothing = "nothing" if self._unknown else self._nothing
+        sizes = ", ".join([f"{self._verb} {moved if self.allocations else nothing}", *remarks])
         return f"{sizes}; {self._unknown}" if self._unknown else sizes
 
 
@@ -77,6 +79,7 @@ class PauseReport(TransitionReport):
     """
 
     _verb = "paused"
+    _nothing = "nothing, because none of this memory was resident"
     _remarks: ClassVar[Mapping[str, str]] = {
         "unchanged_bytes": "unchanged",
         "reusable_bytes": "that new tensors could use before the resume",
@@ -95,6 +98,7 @@ class ResumeReport(TransitionReport):
     """The effect that one resume had."""
 
     _verb = "resumed"
+    _nothing = "nothing, because none of this memory was paused"
 
 
 def pause_report(

@@ -118,7 +118,8 @@ static void reject(void *opaque, const tms_backup_t *backup, const tms_backup_sl
     for (size_t i = 0; kept && i < kept->part_count; i++) {
         const tms_shared_part_t *part = &kept->parts[i];
         if (!part->object || offset < part->offset || offset - part->offset >= part->bytes) continue;
-        tms_error_append(error, " The object '%s/objects/%s' is damaged.", store->folder.path, part->object->name.text);
+        tms_error_append(error, " The object '%s/objects/%s' of the shared store is damaged.", store->folder.path,
+                         part->object->name.text);
         tms_shared_object_reject(store, part->object, error);
     }
 }

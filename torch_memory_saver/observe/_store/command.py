@@ -41,14 +41,15 @@ class Store(Command):
         parser.add_argument("--clean", action="store_true", help="first remove what dead processes have left")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the contents of the folder. The status is 1 if something could not be removed.
+        """Print the contents of the folder. The status is 1 if something could not be removed, or if no process can
+        use the store because of its key.
 
         Raises:
             InvalidArgumentError: `--dir` names no folder or no store, or `--remove` no published weights.
             OSError: The folder is refused or cannot be read.
         """
         from torch_memory_saver._published import remove_published
-        from torch_memory_saver._shared_folder import OBJECTS, opened_store, store_path
+        from torch_memory_saver._shared_folder import OBJECTS, key_problem, opened_store, store_path
         from torch_memory_saver.observe._store.cleaning import clean_store
         from torch_memory_saver.observe._store.contents import read_store
 
@@ -61,13 +62,14 @@ class Store(Command):
                         f"store: {printable(str(folder.path))} is no shared store: it has no folder '{OBJECTS}'",
                         operation="store",
                     )
+                failures = [problem] if (problem := key_problem(folder)) else []
             for name in arguments.remove:
                 if not remove_published(path, name):
                     raise InvalidArgumentError(f"store: nothing is published as {name!r}", operation="store")
                 write_line(f"removed the published weights {name!r}")
             if arguments.clean:
                 removed = clean_store(path)
-                failures = removed.failures
+                failures += removed.failures
                 write_line(sentence_of(removed))
             write_line("\n".join(lines_of(read_store(path))))
         except FileNotFoundError as error:

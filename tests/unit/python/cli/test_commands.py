@@ -44,7 +44,7 @@ def test_help_and_version(command: Program, capsys: Capture) -> None:
     assert capsys.readouterr().out == text, "no command is a request for help"
     assert run_here("demo", "--help") == 0
     assert "--device" in capsys.readouterr().out
-    assert command("--version").stdout == f"torch_memory_saver {torch_memory_saver.__version__}\n"
+    assert command("-v").stdout == command("--version").stdout == f"torch_memory_saver {torch_memory_saver.__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [[], *([name] for name in added("command"))])
@@ -62,12 +62,34 @@ def test_help_fits_on_a_terminal(arguments: list[str], capsys: Capture, monkeypa
 def test_bad_commands(capsys: Capture) -> None:
     assert run_here("doctr") == run_here("--debug", "nonsense") == run_here("demo", "--device", "other") == 2
     error = capsys.readouterr().err
-    assert "there is no command 'doctr': did you mean 'doctor'?\n" in error
-    assert "there is no command 'nonsense': there are demo, doctor," in error
+    assert "there is no command 'doctr'; did you mean doctor?\n" in error
+    assert "there is no command 'nonsense'; there are demo, doctor," in error
     assert run_here("store", "list") == 2
     error = capsys.readouterr().err
     assert "store [-h] [--dir PATH]" in error, "the usage is that of the command"
     assert error.endswith("store: error: unrecognized arguments: list\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parser", "meant"),
+    [
+        (["doctor", "--jsn"], "doctor", "--json"),
+        (["store", "--dri=/x"], "store", "--dir"),
+        (["--verson"], "", "--version"),
+        (["--dbug", "doctor"], "doctor", "--debug"),
+        (["doctor", "--xyz"], "doctor", None),
+    ],
+)
+def test_a_misspelled_option(arguments: list[str], parser: str, meant: str | None, capsys: Capture) -> None:
+    assert run_here(*arguments) == 2
+    wrong = next(word for word in arguments if word.startswith("--"))
+    text = f"{parser}: error: unrecognized arguments: {wrong}" + (f"; did you mean {meant}?" if meant else "")
+    assert capsys.readouterr().err.endswith(f"{text}\n")
+
+
+def test_options_without_a_command(capsys: Capture) -> None:
+    assert run_here("--debug") == 2
+    assert capsys.readouterr().err.endswith(": error: the following arguments are required: command\n")
 
 
 def test_every_command_has_a_class() -> None:

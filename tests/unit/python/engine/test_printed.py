@@ -26,7 +26,8 @@ def of(text: object) -> str:
 @pytest.mark.parametrize(
     ("report", "text"),
     [
-        (PauseReport(), "paused nothing"),
+        (PauseReport(), "paused nothing, because none of this memory was resident"),
+        (ResumeReport(), "resumed nothing, because none of this memory was paused"),
         (
             PauseReport(2, 70 * MIB, 0, 0, 0.0078, bytes_by_tag=TAGS),
             "paused 70 MiB of kv_cache and weights in 7.8 ms, nothing copied",
@@ -57,8 +58,13 @@ def test_tags_are_those_that_changed(saver: TorchMemorySaver, fake_torch: FakeTo
     assert of(report) == "paused 4 MiB of a and b in ? ms, 2 MiB copied"
     assert report == dataclasses.replace(report, bytes_by_tag={})
     assert of(saver.pause(["b", "c"])) == "paused 2 MiB of c in ? ms, nothing copied"
+    assert str(saver.pause("a")) == "paused nothing, because none of this memory was resident"
     saver.pause()
     assert of(saver.resume("a")) == "resumed 2 MiB of a in ? ms, 2 MiB copied"
+    saver.pause("a")
+    gone = "memory that was paused already has no backup any more"
+    assert str(saver.pause("a", backup="discard")) == f"paused nothing; {gone}"
+    saver.resume("a")
     report = saver.resume(wait=False).wait()
     assert (len(report.bytes_by_tag), report.bytes) == (4, 10 * MIB)
     assert of(report) == "resumed 10 MiB of b, c, d, e and others in ? ms, nothing copied"

@@ -156,7 +156,7 @@ def test_a_pause_is_undone_with_contents(world: World, tag: str) -> None:
     assert error.failures == {7: REASON}
     assert error.not_undone == ()
     assert str(error) == (
-        "ranks.pause failed on rank 7: OutOfMemoryError: device 1 has too little\n"
+        "ranks.pause failed on rank 7: it reported OutOfMemoryError: device 1 has too little\n"
         f"- This rank, 0, has undone its part: '{tag}'\n"
         f"- This was call 1 of the process group 'group 3': rank 0 made this call, ranks.pause of '{tag}', and agreed to "
         "it; rank 7 made no call of this group."

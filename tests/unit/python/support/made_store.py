@@ -38,7 +38,6 @@ class MadeStore:
         path.mkdir(mode=0o700)
         for name in ("objects", "holders", "names"):
             (path / name).mkdir(mode=0o700)
-        (path / "key").write_bytes(b"secret")
         self._locks: list[int] = []
 
     def holder(self, name: str, *, alive: bool = True) -> Path:

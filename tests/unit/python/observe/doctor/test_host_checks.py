@@ -314,3 +314,12 @@ def test_a_shared_store_that_cannot_be_used(shared: Path, monkeypatch: pytest.Mo
         finding = host_checks.shared_store()
         assert_complete(finding, Status.FAIL)
         assert why in finding.found
+
+
+def test_a_shared_store_with_a_damaged_key(shared: Path) -> None:
+    shared.mkdir(mode=0o700)
+    (shared / "key").write_bytes(b"")
+    (shared / "key").chmod(0o400)
+    finding = host_checks.shared_store()
+    assert_complete(finding, Status.FAIL)
+    assert f"could not be used: the key '{shared}/key' is no key of this package" in finding.found

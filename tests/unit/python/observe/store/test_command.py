@@ -131,3 +131,23 @@ def test_a_folder_that_is_refused(made: MadeStore, command: Program) -> None:
     )
     done = command("store", TMS_SHARED_DIR="relative", status=1)
     assert done.stderr == "python -m torch_memory_saver: relative: TMS_SHARED_DIR must be an absolute path\n"
+
+
+@pytest.mark.parametrize(
+    ("contents", "mode", "why"),
+    [
+        (b"secret", 0o400, "is no key of this package"),
+        (b"TMSSTORE" + (2).to_bytes(4, "little") + bytes(12), 0o400, "has format 2, and this release needs format 1"),
+        (b"secret", 0o444, "is no file that only this user can use"),
+    ],
+)
+def test_a_key_that_no_process_can_use(made: MadeStore, command: Program, contents: bytes, mode: int, why: str) -> None:
+    made.object("a", MIB, made.holder("1", alive=False))
+    (made.path / "key").write_bytes(contents)
+    (made.path / "key").chmod(mode)
+    done = command("store", "--clean", TMS_SHARED_DIR=str(made.path), status=1)
+    assert done.stdout.splitlines()[1] == f"{made.path}: 0 B in 0 objects; 0 processes use the store"
+    assert done.stderr == (
+        f"the shared store (TMS_SHARED_DIR) could not be used: the key '{made.path}/key' {why}. Remove the folder when no "
+        "process uses it, or set TMS_SHARED_DIR to another.\n"
+    )
