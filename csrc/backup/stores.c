@@ -250,9 +250,7 @@ tms_status_t tms_backup_verify(tms_backup_t *backup, const tms_backup_stores_t *
     const bool damaged = entry && tms_fingerprints_are_comparable(&backup->fingerprints) && finds_damage(backup, &place);
     tms_fingerprints_cancel(&backup->fingerprints);
     if (!damaged) return TMS_OK;
-    tms_error_context_t here = *context;
-    here.backup_io_text = "a backup is damaged";
-    tms_status_t status = tms_error_set(error, TMS_BACKUP_IO, &here,
+    tms_status_t status = tms_error_set(error, TMS_BACKUP_IO, context,
                                         "what was restored from byte %llu of the allocation on is not what was paused",
                                         (unsigned long long)place);
     CALL(entry, reject, entry->store, backup, &backup->slots[entry - stores->list], place, error);

@@ -198,18 +198,16 @@ void tms_error_append_undoing(tms_error_t *error, const tms_error_t *undoing) {
 
 /* Fills the fields, and "<operation>: <what>" of the message. */
 static void begin(tms_error_t *error, tms_status_t status, const tms_error_context_t *context) {
-    const char *text = tms_status_text(status);
     tms_error_clear(error);
     error->status = status;
     if (context) {
-        if (status == TMS_BACKUP_IO && context->backup_io_text) text = context->backup_io_text;
         error->device = context->device;
         error->bytes = context->bytes;
         error->address = context->address;
         copy_text(error->operation, context->operation);
         copy_text(error->tag, context->tag);
     }
-    tms_error_append(error, "%s%s%s", error->operation, error->operation[0] ? ": " : "", text);
+    tms_error_append(error, "%s%s%s", error->operation, error->operation[0] ? ": " : "", tms_status_text(status));
 }
 
 /* Appends ": <size>, device <d>, ..." for the known fields; returns the separator before a detail. */

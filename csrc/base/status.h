@@ -17,7 +17,6 @@ typedef struct tms_error_context {
     uint64_t bytes;
     uint64_t address;
     const char *tag;
-    const char *backup_io_text; /* what failed, instead of the text of TMS_BACKUP_IO; or NULL */
 } tms_error_context_t;
 
 const char *tms_status_name(tms_status_t status); /* "OUT_OF_DEVICE_MEMORY"; "UNKNOWN" for other numbers */

@@ -27,7 +27,7 @@
     X(NOT_MANAGED, 3, "the address is not managed by this library")                                                         \
     X(OUT_OF_DEVICE_MEMORY, 4, "the device has too little free memory")                                                     \
     X(OUT_OF_HOST_MEMORY, 5, "the host has too little memory")                                                              \
-    X(BACKUP_IO, 6, "a backup file or its directory could not be used")                                                     \
+    X(BACKUP_IO, 6, "a backup could not be used")                                                                           \
     X(DRIVER, 7, "a CUDA driver call failed")                                                                               \
     X(DRIVER_UNAVAILABLE, 8, "there is no usable CUDA driver or device")                                                    \
     X(DEVICE_LOST, 9, "the device's context is in a sticky error; the process must restart to use it again")                \

@@ -101,7 +101,7 @@ def test_a_damaged_object_is_found_and_everything_stays_paused(folder: Path) -> 
             file.flush()
             for command in ("resume", "resume_later"):
                 message = replica.refuses("BackupIOError", command)
-                assert "resume: a backup is damaged: " in message
+                assert "resume: a backup could not be used: " in message
                 assert f"{name}' of the shared store is damaged." in message
             file.seek(0)
             file.write(byte)

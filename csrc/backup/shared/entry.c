@@ -40,13 +40,12 @@ static tms_status_t fail(const entry_t *entry, const char *call, int os_error, c
 
 /* Checks the open object that the holder links. *lost: it has no other link. */
 static tms_status_t check(const entry_t *entry, int fd, uint64_t bytes, bool *lost, tms_error_t *error) {
-    const tms_error_context_t here = tms_shared_context(entry->context);
     struct stat found;
     if (fd < 0) return fail(entry, "openat", errno, entry->name, error);
     if (fstat(fd, &found) != 0) return fail(entry, "fstat", errno, entry->name, error);
     *lost = found.st_nlink == 1;
     if (S_ISREG(found.st_mode) && (uint64_t)found.st_size == bytes) return TMS_OK;
-    return tms_error_set(error, TMS_BACKUP_IO, &here,
+    return tms_error_set(error, TMS_BACKUP_IO, entry->context,
                          "the object '%s/objects/%s' is damaged: it has %lld bytes instead of %llu. Remove the file",
                          entry->folder->path, entry->name, (long long)found.st_size, (unsigned long long)bytes);
 }

@@ -105,19 +105,12 @@ bool tms_shared_remove_directory(int directory, int objects, int parent, const c
     return remove_files(directory, objects) && (unlinkat(parent, name, AT_REMOVEDIR) == 0 || errno == ENOENT);
 }
 
-tms_error_context_t tms_shared_context(const tms_error_context_t *context) {
-    tms_error_context_t here = *context;
-    here.backup_io_text = "the shared store (TMS_SHARED_DIR) could not be used";
-    return here;
-}
-
 tms_status_t tms_shared_fail(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,
                              const char *path, const char *name) {
-    const tms_error_context_t here = tms_shared_context(context);
     char whole[PATH_MAX + NAME_MAX];
     struct stat found;
     snprintf(whole, sizeof(whole), "%s%s%s", path, name ? "/" : "", name ? name : "");
-    tms_status_t status = tms_error_set_os(error, &here, call, os_error, whole);
+    tms_status_t status = tms_error_set_os(error, context, call, os_error, whole);
     if (os_error == ENOSPC) tms_error_append_free_space(error, path);
     if (os_error == ENOSPC || os_error == EDQUOT)
         tms_error_append(error,

@@ -45,8 +45,6 @@ bool tms_shared_remove_link(int holder, int objects, const char *name);
  * is that of another directory now, which is not empty. Returns false, with errno set, if something is still there. */
 bool tms_shared_remove_directory(int directory, int objects, int parent, const char *name);
 
-/* Returns the context of an error of which TMS_BACKUP_IO names the shared store. */
-tms_error_context_t tms_shared_context(const tms_error_context_t *context);
 /* Fills *error for a call that failed on a file of the folder `path`, or on the folder itself if `name` is NULL. A full
  * folder and RLIMIT_FSIZE are explained. */
 tms_status_t tms_shared_fail(tms_error_t *error, const tms_error_context_t *context, const char *call, int os_error,

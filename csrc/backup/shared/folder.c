@@ -56,14 +56,13 @@ static tms_status_t open_root(tms_shared_folder_t *folder, const char *configure
     struct statfs system;
     struct stat found;
     const tms_directory_choice_t choice = choose(configured, standard);
-    const tms_error_context_t here = tms_shared_context(context);
     folder->root = tms_private_directory_open(&choice, folder->path, &failure);
     if (folder->root < 0) return fail(folder, failure.call, failure.os_error, NULL, context, error);
     if (fstat(folder->root, &found) != 0) return fail(folder, "fstat", errno, NULL, context, error);
     if (found.st_uid != geteuid()) return fail(folder, "the check that it is this user's", EPERM, NULL, context, error);
     if (fstatfs(folder->root, &system) != 0) return fail(folder, "fstatfs", errno, NULL, context, error);
     if ((uint64_t)system.f_type != TMPFS_MAGIC)
-        return tms_error_set(error, TMS_BACKUP_IO, &here,
+        return tms_error_set(error, TMS_BACKUP_IO, context,
                              "'%s' is not on tmpfs, and the shared store keeps its objects in memory. Set TMS_SHARED_DIR to "
                              "a folder below /dev/shm",
                              folder->path);

@@ -62,7 +62,6 @@ static const char *read_file(int fd, tms_shared_key_t *key, char reason[REASON_B
 
 tms_status_t tms_shared_key_read(int root, const char *path, tms_shared_key_t *key, bool *found,
                                  const tms_error_context_t *context, tms_error_t *error) {
-    const tms_error_context_t here = tms_shared_context(context);
     char reason[REASON_BYTES] = "";
     int fd = tms_shared_open(root, KEY, O_RDONLY);
     bool exists = fd >= 0 || errno != ENOENT;
@@ -73,7 +72,7 @@ tms_status_t tms_shared_key_read(int root, const char *path, tms_shared_key_t *k
         close(fd);
         if (failed) return tms_shared_fail(error, context, failed, os_error, path, KEY);
         if (reason[0])
-            return tms_error_set(error, TMS_BACKUP_IO, &here,
+            return tms_error_set(error, TMS_BACKUP_IO, context,
                                  "the key '%s/" KEY "' %s. Remove the folder when no process uses it, or set "
                                  "TMS_SHARED_DIR to another",
                                  path, reason);

@@ -8,7 +8,6 @@
 #include "backup/host/room.h"
 #include "backup/pass.h"
 #include "backup/shared/copy.h"
-#include "backup/shared/files.h"
 #include "backup/shared/published.h"
 #include "backup/shared/store.h"
 #include "core/transition/devices.h"
@@ -46,11 +45,10 @@ static tms_shared_store_t *store_of(const node_call_t *call) { return &call->t.s
 static bool publishes(const node_call_t *call) { return call->name != NULL; }
 
 static tms_error_context_t context_of(const node_call_t *call, const part_t *part) {
-    const tms_error_context_t context = {.operation = call->t.asked.operation,
-                                         .device = (int)part->piece->device,
-                                         .bytes = part->piece->bytes,
-                                         .address = part->piece->address};
-    return tms_shared_context(&context);
+    return (tms_error_context_t){.operation = call->t.asked.operation,
+                                 .device = (int)part->piece->device,
+                                 .bytes = part->piece->bytes,
+                                 .address = part->piece->address};
 }
 
 /* ---- the pieces ---- */
@@ -189,8 +187,7 @@ static tms_status_t link_existing(node_call_t *call, tms_error_t *error) {
 static tms_status_t check_room(node_call_t *call, tms_error_t *error) {
     const tms_shared_folder_t *folder = &store_of(call)->folder;
     tms_host_store_t *host = &call->t.saver->stores.host;
-    const tms_error_context_t plain = tms_transition_context(&call->t, TMS_NO_DEVICE);
-    tms_error_context_t context = tms_shared_context(&plain);
+    tms_error_context_t context = tms_transition_context(&call->t, TMS_NO_DEVICE);
     struct statvfs system;
     context.bytes = call->written;
     if (call->written == 0) return TMS_OK;
@@ -228,7 +225,7 @@ static tms_status_t write_objects(tms_transition_t *t, int device, tms_wait_t *w
 /* Gives the objects their common name. A piece without an object is one whose writer makes no progress. */
 static tms_status_t give_name(const node_call_t *call, tms_error_t *error) {
     tms_shared_store_t *store = store_of(call);
-    const tms_error_context_t plain = tms_transition_context(&call->t, TMS_NO_DEVICE), context = tms_shared_context(&plain);
+    const tms_error_context_t context = tms_transition_context(&call->t, TMS_NO_DEVICE);
     tms_shared_name_t *objects = calloc(call->count + 1, sizeof *objects);
     tms_status_t status = objects ? TMS_OK : tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     for (size_t i = 0; status == TMS_OK && i < call->count; i++) {

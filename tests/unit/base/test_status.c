@@ -127,17 +127,6 @@ static void test_unknown_details_are_omitted(void **state) {
     assert_string_equal(error.message, "an argument has a value that the operation does not take: the size is -1.");
 }
 
-static void test_a_context_says_which_backup_failed(void **state) {
-    (void)state;
-    const tms_error_context_t context = {.operation = "pause", .device = TMS_NO_DEVICE, .backup_io_text = "the shelf broke"};
-    tms_error_t error;
-    tms_error_set_os(&error, &context, "open", EACCES, "/shelf");
-    assert_string_equal(error.message,
-                        "pause: the shelf broke; open failed with errno 13 (Permission denied) for '/shelf'.");
-    tms_error_set(&error, TMS_DRIVER, &context, NULL);
-    assert_string_equal(error.message, "pause: a CUDA driver call failed.");
-}
-
 static void test_sizes_are_readable(void **state) {
     (void)state;
     static const struct {
@@ -235,7 +224,6 @@ int main(void) {
         cmocka_unit_test(test_clear),
         cmocka_unit_test(test_a_driver_error_names_every_detail),
         cmocka_unit_test(test_unknown_details_are_omitted),
-        cmocka_unit_test(test_a_context_says_which_backup_failed),
         cmocka_unit_test(test_sizes_are_readable),
         cmocka_unit_test(test_each_status_names_a_remedy),
         cmocka_unit_test(test_system_errors),

@@ -129,7 +129,7 @@ static void an_object_of_another_size(void **state) {
         tms_shared_attempt_t attempt;
         assert_int_equal(try_object(mine, 1, claim, &attempt), TMS_BACKUP_IO);
         assert_non_null(strstr(error.message, object_path(1, "")));
-        assert_non_null(strstr(error.message, "pause: the shared store (TMS_SHARED_DIR) could not be used: "));
+        assert_non_null(strstr(error.message, "pause: a backup could not be used: "));
         assert_non_null(strstr(error.message, "it has 5 bytes instead of 10000"));
         assert_string_equal(error.tag, "weights");
         assert_int_equal(links_of(object_path(1, "")), 1);

@@ -109,7 +109,7 @@ static inline void assert_refused(const char *configured, const char *text) {
     tms_shared_folder_t folder;
     assert_int_equal(tms_shared_folder_open(&folder, configured, &quiet, &context, &error), TMS_BACKUP_IO);
     if (!strstr(error.message, text)) fail_msg("no '%s' in: %s", text, error.message);
-    assert_non_null(strstr(error.message, "pause: the shared store (TMS_SHARED_DIR) could not be used"));
+    assert_non_null(strstr(error.message, "pause: a backup could not be used"));
     assert_non_null(strstr(error.message, configured));
     assert_string_equal(error.operation, "pause");
     assert_int_equal(folder.root, -1);

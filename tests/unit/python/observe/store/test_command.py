@@ -148,6 +148,6 @@ def test_a_key_that_no_process_can_use(made: MadeStore, command: Program, conten
     done = command("store", "--clean", TMS_SHARED_DIR=str(made.path), status=1)
     assert done.stdout.splitlines()[1] == f"{made.path}: 0 B in 0 objects; 0 processes use the store"
     assert done.stderr == (
-        f"the shared store (TMS_SHARED_DIR) could not be used: the key '{made.path}/key' {why}. Remove the folder when no "
+        f"a backup could not be used: the key '{made.path}/key' {why}. Remove the folder when no "
         "process uses it, or set TMS_SHARED_DIR to another.\n"
     )
