@@ -174,8 +174,9 @@ EMULATOR :=
 NOT_EMULATED :=
 C_BUILD := build/c/$(VARIANT)
 C_FLAGS_plain := -O1
-C_FLAGS_asan := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-C_FLAGS_tsan := -O1 -fno-omit-frame-pointer -fsanitize=thread
+# Reports of the sanitizers need lines, but no variables: -g1 compiles faster.
+C_FLAGS_asan := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+C_FLAGS_tsan := -O1 -g1 -fno-omit-frame-pointer -fsanitize=thread
 C_FLAGS_aarch64 := -O1
 C_FLAGS_coverage := -O0 --coverage -fprofile-update=atomic
 # Not fortified, although a distribution's compiler may do it by default: the sanitizers look at the plain calls.

@@ -21,9 +21,13 @@ DEVICES, DEVICE_MEMORY = 2, 512 << 20
 GRANULARITY = GUARD_PAGE = 2 << 20  # of the simulated GPU
 
 
+#: A prime: no chunk of a copy has the same bytes as another one.
+_PERIOD = 65_537
+
+
 @functools.lru_cache(maxsize=64)
 def pattern(seed: int, size: int) -> bytes:
-    return random.Random(seed).randbytes(size)
+    return (random.Random(seed).randbytes(_PERIOD) * (size // _PERIOD + 1))[:size]
 
 
 @dataclass

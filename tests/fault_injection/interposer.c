@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { WATCHED_MOST = 8, TRACE_MOST = 1 << 16, LIVE_SLOTS = 1 << 16, MAPPED_MOST = 1 << 12, NAME_BYTES = 32 };
@@ -58,8 +59,9 @@ static struct {
     uint64_t blocks;
     mapped_t mapped[MAPPED_MOST];
     size_t mapped_count;
-    atomic_uint_least64_t threads;
-} it = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    int threads;
+    pthread_cond_t no_threads;
+} it = {.lock = PTHREAD_MUTEX_INITIALIZER, .no_threads = PTHREAD_COND_INITIALIZER};
 
 static bool in_watched_text(uintptr_t address) {
     int count = atomic_load_explicit(&it.watched_count, memory_order_acquire);
@@ -190,7 +192,12 @@ void forget_mapped(uintptr_t begin, uintptr_t end) {
     pthread_mutex_unlock(&it.lock);
 }
 
-void count_thread(int change) { atomic_fetch_add(&it.threads, (uint_least64_t)change); }
+void count_thread(int change) {
+    pthread_mutex_lock(&it.lock);
+    it.threads += change;
+    if (it.threads == 0) pthread_cond_broadcast(&it.no_threads);
+    pthread_mutex_unlock(&it.lock);
+}
 
 /* ---- control ---- */
 
@@ -254,17 +261,40 @@ EXPORT uint64_t tms_fault_mapped_bytes(void) {
     for (size_t i = 0; i < it.mapped_count; i++) bytes += it.mapped[i].end - it.mapped[i].begin;
     return bytes;
 }
+/* The bytes of the resident ones of `pages` pages. */
+static uint64_t resident_bytes(uintptr_t begin, size_t pages, size_t page) {
+    enum { PAGES_MOST = 1 << 12 };
+    unsigned char resident[PAGES_MOST];
+    /* mincore fails if one of the pages is not mapped. */
+    if (pages > PAGES_MOST || mincore((void *)begin, pages * page, resident) != 0) {
+        if (pages <= 1) return 0;
+        size_t half = pages / 2;
+        return resident_bytes(begin, half, page) + resident_bytes(begin + half * page, pages - half, page);
+    }
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < pages; i++) bytes += resident[i] & 1 ? page : 0;
+    return bytes;
+}
+
 /* The part of it that is resident, without mapped files: the system evicts their pages when it lacks memory. */
 EXPORT uint64_t tms_fault_resident_bytes(void) {
     uint64_t bytes = 0;
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     for (size_t i = 0; i < it.mapped_count; i++) {
-        if (!it.mapped[i].anonymous) continue;
-        for (uintptr_t at = it.mapped[i].begin; at < it.mapped[i].end; at += page) {
-            unsigned char resident = 0;
-            if (mincore((void *)at, page, &resident) == 0 && resident & 1) bytes += page;
-        }
+        mapped_t one = it.mapped[i];
+        if (one.anonymous) bytes += resident_bytes(one.begin, (one.end - one.begin + page - 1) / page, page);
     }
     return bytes;
 }
-EXPORT uint64_t tms_fault_threads(void) { return it.threads; }
+
+/* Waits until the watched objects have no thread, but no longer than `seconds`. Returns how many there are. */
+EXPORT int tms_fault_wait_for_threads(int seconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += seconds;
+    pthread_mutex_lock(&it.lock);
+    while (it.threads > 0 && pthread_cond_timedwait(&it.no_threads, &it.lock, &until) == 0) continue;
+    int threads = it.threads;
+    pthread_mutex_unlock(&it.lock);
+    return threads;
+}

@@ -6,7 +6,6 @@ import ctypes
 import errno
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,7 +138,7 @@ class Machine:
         ]
         self.driver.cuDevicePrimaryCtxRetain.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int]
         self.driver.cuCtxPushCurrent_v2.argtypes = [ctypes.c_void_p]
-        for name in ("fired", "blocks", "mapped_bytes", "resident_bytes", "threads", "trace_stamp"):
+        for name in ("fired", "blocks", "mapped_bytes", "resident_bytes", "trace_stamp"):
             getattr(self.libc, f"tms_fault_{name}").restype = ctypes.c_uint64
         self.libc.tms_fault_trace_length.restype = ctypes.c_size_t
         self.libc.tms_fault_trace_name.restype = ctypes.c_char_p
@@ -215,9 +214,7 @@ class Machine:
     def settle(self) -> None:
         """Waits for the library's background work, on threads that end when it is done. A thread that does not end is
         reported among what is held."""
-        give_up = time.monotonic() + SETTLE_SECONDS
-        while self.libc.tms_fault_threads() and time.monotonic() < give_up:
-            time.sleep(0)
+        self.libc.tms_fault_wait_for_threads(SETTLE_SECONDS)
 
     def holds(self, address: int, data: bytes) -> bool:
         return bool(self.libc.memcmp(address, data, len(data)) == 0)
@@ -254,7 +251,7 @@ class Machine:
         # The shared page is made once, and stays open until the process ends.
         opened = map(self._target, os.listdir("/proc/self/fd"))
         held["open files"] = sorted(target for target in opened if not target.endswith(".page"))
-        held["threads of the library"] = self.libc.tms_fault_threads()
+        held["threads of the library"] = self.libc.tms_fault_wait_for_threads(0)
         return held
 
     @staticmethod

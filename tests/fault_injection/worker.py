@@ -42,26 +42,23 @@ class Worker:
     def __init__(self, name: str, directory: Path, full: bool) -> None:
         from all_scenarios import SCENARIOS
         from machine import Machine
+        from steps import Steps
 
         from torch_memory_saver import _core
 
         self.name, self.directory, self.full = name, directory, full
         self.scenario = SCENARIOS[name]
+        self.new_world = Steps
         self.machine = Machine(os.environ["TMS_CUDA_DRIVER"], [os.path.basename(_core.library_path)])
         #: What is held at rest: after the first run, which creates everything that is created once.
         self.baseline: dict[str, Any] = {}
-
-    def world(self) -> Any:
-        from steps import Steps
-
-        return Steps(self.machine, self.directory)
 
     # ---- one injection ----
 
     def inject(self, faults: list[Any], again: bool) -> dict[str, Any]:
         """Runs the scenario with the faults. `again`: if the next call of the same function was not reached, it fails in a
         retry of the caller's."""
-        world = self.world()
+        world = self.new_world(self.machine, self.directory)
         step = self.scenario.prepare(world)
         step.keeps |= self.scenario.fresh
         outcome = world.attempt(step.run, step, faults)
@@ -162,6 +159,8 @@ class Worker:
 
         if not self.scenario.fresh:
             self.start()
+        gc.collect()
+        gc.freeze()  # each injection collects, and need not look at all modules every time
         runs = [self.one([]) for _ in range(3)]
         if not self.scenario.fresh:
             self.baseline = {}
@@ -186,7 +185,6 @@ class Worker:
         assert errors.make_error
         self.machine.push(self.machine.retain(0))
         self.machine.retain(1)
-        gc.freeze()  # each injection collects, and need not look at all modules every time
 
     def plan(self, points: list[Any]) -> Iterator[tuple[str, list[Any], bool]]:
         from machine import Fault

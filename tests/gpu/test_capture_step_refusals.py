@@ -26,7 +26,7 @@ from step_runs import (
 def assert_nothing_left() -> None:
     """No capture, and the next one works."""
     assert not torch.cuda.is_current_stream_capturing() and core.counters()["visible_captures"] == 0
-    model = model_of()
+    model = linear()
     assert_like_eager(captured(model), model)
 
 

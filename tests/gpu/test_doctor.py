@@ -24,7 +24,7 @@ def rows(preload: bool) -> dict[str, dict[str, Any]]:
 
 
 def test_the_gpus_are_those_of_pytorch() -> None:
-    found = rows(preload=False)
+    found = rows(False)
     for name in ("PyTorch", "libcudart", "driver", "CUDA versions", "GPUs", "virtual memory", "pause"):
         assert found[name]["status"] == "ok", found[name]
     assert str(torch.__version__) in found["PyTorch"]["found"]

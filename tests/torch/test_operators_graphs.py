@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from warm_programs import run
 
 import torch_memory_saver
 from torch_memory_saver import torch_memory_saver as saver
@@ -178,9 +177,7 @@ assert {function} is not None  # the device goes on
 def test_value_dependent_operators_are_refused_in_a_capture(function: str) -> None:
     """In a process of its own: after a capture whose end has failed, PyTorch's allocator believes for ever that it is in
     flight."""
-    command = [sys.executable, "-c", REFUSED_IN_A_CAPTURE.format(function=function)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run(REFUSED_IN_A_CAPTURE.format(function=function))
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import warm_programs
 
 from torch_memory_saver import torch_memory_saver as saver
 from torch_memory_saver._simulate.operators.device_process import Memory
@@ -40,15 +41,7 @@ def start(program: str) -> subprocess.Popen[str]:
 
 
 def run(program: str, status: int = 0) -> tuple[str, str]:
-    """What a program in a process of its own writes to stdout and stderr. It fails if it does not end."""
-    with start(program) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            pytest.fail(f"it hangs: {process.communicate()}")
-    assert process.returncode == status, stderr
-    return stdout, stderr
+    return warm_programs.run(PRELUDE + textwrap.dedent(program), status)
 
 
 @pytest.fixture

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
-
-TIMEOUT_S = 120
-
-
-def run(program: str, **variables: str) -> tuple[str, str]:
-    """What a program writes to stdout and stderr. It fails if it does not end, or not well."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+from warm_programs import run
 
 
 def test_an_unknown_release_is_refused_at_its_import() -> None:
     """Another interpreter than the one that ``simulate`` was started for may have another PyTorch."""
-    stdout, stderr = run(
-        """
+    program = """
         import sys
         import types
         from torch_memory_saver._simulate.operators import install
@@ -39,10 +22,10 @@ def test_an_unknown_release_is_refused_at_its_import() -> None:
             install.install()
         except TorchUnavailableError as error:
             print(error)
-        """
-    )
-    assert stdout == "the simulated GPU does not support PyTorch 2.99.0: install one of the releases 2.8 to 2.15\n"
-    assert stderr == ""
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    assert done.stdout == "the simulated GPU does not support PyTorch 2.99.0: install one of the releases 2.8 to 2.15\n"
+    assert done.stderr == ""
 
 
 def test_kernels_of_the_program_fail_and_are_named() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from warm_programs import run
 
 import torch_memory_saver
 from torch_memory_saver import torch_memory_saver as saver
@@ -91,9 +92,8 @@ def test_visible_devices(visible: str, places: list[int]) -> None:
         "tensors = [torch.ones(3, device=device) for device in range(torch.cuda.device_count())]\n"
         "print([tensor.sum().item() for tensor in tensors])\n"
     )
-    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
-    done = subprocess.run([sys.executable, "-c", text], env=variables, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"{places} {bool(places)}", str([3.0] * len(places))]
+    output, _ = run(text, CUDA_VISIBLE_DEVICES=visible)
+    assert output.splitlines() == [f"{places} {bool(places)}", str([3.0] * len(places))]
 
 
 #: Prints free memory, in MiB less than before: during the region, paused, and after everything has been released.
@@ -129,10 +129,9 @@ print(taken(), saver.hook_mode)
 def test_allocations_of_another_thread_during_a_region() -> None:
     """It is not paused, and it is freed. In a process of its own, because PyTorch 2.6 and 2.7 keep a pool in which another
     thread's memory lies, unless the preload library frees it."""
-    done = subprocess.run([sys.executable, "-c", OTHER_THREAD], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    output, _ = run(OTHER_THREAD)
     kept = 64 if hasattr(torch._C, "_MemPoolContext") and saver.hook_mode == "torch" else 0
-    assert done.stdout.split() == ["64", "32", str(kept), saver.hook_mode]
+    assert output.split() == ["64", "32", str(kept), saver.hook_mode]
 
 
 def test_child_processes_are_simulated_too() -> None:
