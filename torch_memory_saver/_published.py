@@ -12,7 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from torch_memory_saver._shared_folder import NAMES, OBJECTS, directories_in, files_in, opened, opened_store, remove_unlinked
+from torch_memory_saver._shared_folder import (
+    NAMES,
+    OBJECTS,
+    check_memory,
+    directories_in,
+    files_in,
+    opened,
+    opened_store,
+    remove_unlinked,
+)
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["MANIFEST", "file_name", "published_directories", "published_names", "read_manifest", "remove_published"]
@@ -58,9 +67,10 @@ def published_names(path: Path) -> list[str]:
     """Return the published names, sorted. There are none if the folder does not exist.
 
     Raises:
-        OSError: The folder is refused (see ``opened_store``), or cannot be read.
+        OSError: The folder is refused (see ``opened_store``), is not on tmpfs, or cannot be read.
     """
     with contextlib.suppress(FileNotFoundError), opened_store(path) as folder:
+        check_memory(folder)
         return sorted(name for name, _ in published_directories(folder.descriptor))
     return []
 

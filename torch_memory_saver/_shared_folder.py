@@ -18,6 +18,7 @@ __all__ = [
     "NAMES",
     "OBJECTS",
     "VARIABLE",
+    "check_memory",
     "directories_in",
     "files_in",
     "is_object",
@@ -67,6 +68,21 @@ def opened_store(path: Path) -> Iterator[Folder]:
             reason = f"it belongs to uid {folder.owner}: run this command as that user, or choose a folder of this user"
             raise PermissionError(errno.EPERM, reason, os.fspath(folder.path))
         yield folder
+
+
+def check_memory(folder: Folder) -> None:
+    """Check that the folder is on tmpfs, as the store itself demands it. A file system that is unknown is accepted.
+
+    Raises:
+        OSError: It is on another file system.
+    """
+    mount = re.search(r"^mnt_id:\s*(\d+)$", Path(f"/proc/self/fdinfo/{folder.descriptor}").read_text(), re.MULTILINE)
+    lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    for line in lines:
+        fields = line.split()
+        if mount and fields[0] == mount[1] and (kind := fields[fields.index("-") + 1]) != "tmpfs":
+            reason = f"it is on {kind}, and the shared store keeps its objects in memory: choose a folder below /dev/shm"
+            raise OSError(errno.EINVAL, reason, os.fspath(folder.path))
 
 
 @contextlib.contextmanager

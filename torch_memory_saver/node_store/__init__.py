@@ -30,6 +30,7 @@ from torch_memory_saver.errors import (
     DeviceLostError,
     DriverError,
     InvalidArgumentError,
+    InvalidStateError,
     OutOfHostMemoryError,
     OutOfMemoryError,
 )
@@ -193,6 +194,7 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
 
     Raises:
         InvalidArgumentError: The name, the model, the identity or `load` cannot be used.
+        InvalidStateError: A tensor is paused. Nothing was loaded.
         Exception: Whatever `load` raises.
     """
     _checked(name, identity, "adopt_or_load")
@@ -214,6 +216,8 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
         if adopt(name, model, identity=identity):
             return True
         remove(name)
+    except InvalidStateError:  # a load would write to paused memory
+        raise
     except Exception as error:
         logger.warning("'%s' is loaded and not published: %s", name, error)
         before = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from torch_memory_saver.observe._store.contents import Contents
 
 __all__ = ["Store", "lines_of", "sentence_of"]
+
+#: The most characters in a row, unless a name is longer.
+_WIDTH = 80
 
 
 class Store(Command):
@@ -99,13 +103,25 @@ def lines_of(contents: Contents) -> list[str]:
         rows = [(each.name, binary_size(each.bytes), str(each.holders)) for each in contents.objects]
         lines += ["", *table([("OBJECT", "SIZE", "HOLDERS"), *rows])]
     if contents.names:
-        names = [(_shown(each.name), binary_size(each.bytes), str(each.objects)) for each in contents.names]
-        lines += ["", *table([("PUBLISHED NAME", "SIZE", "OBJECTS"), *names])]
+        names = [
+            (_shown(each.name), binary_size(each.bytes), str(each.objects), _minute(each.published))
+            for each in contents.names
+        ]
+        shown = table([("PUBLISHED NAME", "SIZE", "OBJECTS", "PUBLISHED".ljust(16)), *names])
+        width = max(map(len, shown))
+        room = max(_WIDTH - width - 2, len("IDENTITY"))
+        identities = ["IDENTITY", *(_shortened(_shown(each.identity), room) for each in contents.names)]
+        lines += ["", *(f"{row.ljust(width)}  {identity}".rstrip() for row, identity in zip(shown, identities, strict=True))]
     remarks = list(_remarks(contents))
     return [*lines, "", *remarks] if remarks else lines
 
 
 def _remarks(contents: Contents) -> Iterator[str]:
+    if contents.refused:
+        yield f"processes refuse this folder: {contents.refused}"
+    for each in contents.names:
+        if each.damage:
+            yield f"{_shown(each.name)} cannot be adopted: {each.damage}. Publish it again, or remove it with --remove"
     if contents.unfinished:
         yield f"{counted(contents.unfinished, 'unfinished object')}: {binary_size(contents.unfinished_bytes)}"
     lost = sum(not each.listed for each in contents.objects)
@@ -119,6 +135,15 @@ def _remarks(contents: Contents) -> Iterator[str]:
 
 def _dead(holders: int) -> str:
     return "1 holder of a dead process" if holders == 1 else f"{holders} holders of dead processes"
+
+
+def _minute(seconds: float) -> str:
+    """Return a local time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _shown(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,9 @@ MIB = 1 << 20
 )
 def test_the_file_name_of_a_name(name: str, expected: str, made: MadeStore) -> None:
     assert file_name(name) == expected
-    made.published(expected)
+    folder = made.published(expected)
     assert node_store.names() == [name]
-    assert read_manifest(made.path, name) == b"{}"
+    assert read_manifest(made.path, name) == (folder / "manifest.json").read_bytes()
     assert node_store.remove(name) and node_store.names() == []
 
 
@@ -115,6 +116,13 @@ def test_without_a_folder_there_are_no_names(memory: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TMS_SHARED_DIR", str(memory / "none"))
     assert node_store.names() == [] and not node_store.remove("one")
     assert not (memory / "none").exists()
+
+
+def test_a_folder_on_another_file_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as other:
+        monkeypatch.setenv("TMS_SHARED_DIR", other)
+        with pytest.raises(BackupIOError, match=f"^names: .* it is on .*, and the shared store keeps.*'{other}'$"):
+            node_store.names()
 
 
 def test_a_folder_that_is_refused_is_an_error(made: MadeStore) -> None:

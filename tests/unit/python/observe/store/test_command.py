@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,15 @@ from torch_memory_saver.observe._store.command import lines_of, sentence_of
 from torch_memory_saver.observe._store.contents import Contents, PublishedName, StoredObject
 
 MIB = 1 << 20
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_the_listing(made: MadeStore, command: Program) -> None:
@@ -32,19 +44,27 @@ def test_the_listing(made: MadeStore, command: Program) -> None:
     assert command("store", "--dir", str(made.path)).stdout == done.stdout
 
 
-def test_everything_that_can_be_on_it() -> None:
+def test_everything_that_can_be_on_it(utc: None) -> None:
     objects = (StoredObject("a" * 32, MIB, holders=1, listed=False),)
-    names = (PublishedName("red\x1b[31m/rank0", 5 * MIB, 7),)
-    contents = Contents(Path("/memory"), objects, names, holders=1, dead=2, unfinished=3, unfinished_bytes=4 * MIB)
+    names = (
+        PublishedName("red\x1b[31m/rank0", 5 * MIB, 7, 0, "files=qwen@0123456789abcdef rank=0", ""),
+        PublishedName("b", 0, 0, 60, "", "it is damaged"),
+    )
+    contents = Contents(
+        Path("/memory"), objects, names, holders=1, dead=2, unfinished=3, unfinished_bytes=4 * MIB, refused="it is disk"
+    )
     assert lines_of(contents) == [
         "/memory: 5 MiB in 1 object; 1 process uses the store",
         "",
         "OBJECT                             SIZE  HOLDERS",
         "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa  1 MiB        1",
         "",
-        "PUBLISHED NAME        SIZE  OBJECTS",
-        "'red\\x1b[31m/rank0'  5 MiB        7",
+        "PUBLISHED NAME        SIZE  OBJECTS  PUBLISHED         IDENTITY",
+        "'red\\x1b[31m/rank0'  5 MiB        7  1970-01-01 00:00  files=qwen@0123456789a...",
+        "b                      0 B        0  1970-01-01 00:01",
         "",
+        "processes refuse this folder: it is disk",
+        "b cannot be adopted: it is damaged. Publish it again, or remove it with --remove",
         "3 unfinished objects: 4 MiB",
         "1 object can be found by no other process, and will be released with the last holder or name",
         "2 holders of dead processes: the next pause of any process removes them, or --clean",
@@ -63,6 +83,24 @@ def test_cleaning(made: MadeStore, command: Program) -> None:
     assert lines[0] == "removed 1 holder of a dead process, 0 unfinished objects and 1 object: 1 MiB"
     assert lines[1] == f"{made.path}: 1 MiB in 1 object; 1 process uses the store"
     assert len(lines) == 5
+
+
+def test_damage_is_named(made: MadeStore, command: Program) -> None:
+    made.object("a", MIB, made.published("lacking", "a" * 32, "b" * 32))
+    (made.published("torn") / "manifest.json").write_text("{")
+    lines = command("store", TMS_SHARED_DIR=str(made.path)).stdout.splitlines()
+    assert lines[-2] == (
+        "lacking cannot be adopted: of its 2 objects 1 is missing. Publish it again, or remove it with --remove"
+    )
+    assert lines[-1].startswith("torn cannot be adopted: its manifest is damaged (JSONDecodeError: ")
+
+
+def test_a_folder_on_another_file_system(command: Program) -> None:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as other:
+        (Path(other) / "objects").mkdir()
+        lines = command("store", "--dir", other).stdout.splitlines()
+    assert lines[0].startswith(f"{other}: 0 B") and lines[1] == ""
+    assert lines[2].startswith("processes refuse this folder: it is on ") and len(lines) == 3
 
 
 def test_removing_published_weights(made: MadeStore, command: Program) -> None:
