@@ -22,6 +22,7 @@ from torch_memory_saver._shared_folder import (
     opened_store,
     remove_unlinked,
 )
+from torch_memory_saver._text import described
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["MANIFEST", "file_name", "published_directories", "published_names", "read_manifest", "remove_published"]
@@ -39,7 +40,7 @@ def file_name(name: str, operation: str = "") -> str:
         InvalidArgumentError: The name is no text, is empty, or is too long.
     """
     if not isinstance(name, str) or not name:
-        raise _refused(operation, f"a published name must be a str that is not empty, not {name!r}")
+        raise _refused(operation, f"the first argument, the name, must be a str that is not empty, not {described(name)}")
     try:
         encoded = quote(name, safe="")
     except UnicodeEncodeError as error:

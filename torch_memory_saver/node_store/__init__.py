@@ -24,7 +24,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._published import file_name, published_names, read_manifest, remove_published
 from torch_memory_saver._services import layer, log_info
 from torch_memory_saver._shared_folder import store_path
-from torch_memory_saver._text import binary_size, counted, duration, printable
+from torch_memory_saver._text import binary_size, counted, described, duration, printable
 from torch_memory_saver.errors import (
     BackupIOError,
     DeviceLostError,
@@ -199,7 +199,9 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
     """
     _checked(name, identity, "adopt_or_load")
     if not callable(load):
-        raise InvalidArgumentError(f"adopt_or_load: load must be a function, not {load!r}", operation="adopt_or_load")
+        raise InvalidArgumentError(
+            f"adopt_or_load: load must be a function, not {described(load)}", operation="adopt_or_load"
+        )
     if not callable(getattr(model, "named_modules", None)):
         raise InvalidArgumentError(
             f"adopt_or_load: model must be a module, not {type(model).__name__}. Use adopt() and publish() for a mapping",
@@ -280,7 +282,7 @@ def _checked(name: str, identity: str, operation: str) -> str:
     """Return the file name of a name."""
     if not isinstance(identity, str) or not identity:
         raise InvalidArgumentError(
-            f"{operation}: identity must be a str that is not empty, not {identity!r}", operation=operation
+            f"{operation}: identity must be a str that is not empty, not {described(identity)}", operation=operation
         )
     return file_name(name, operation)
 

@@ -75,9 +75,10 @@ def _shown(text: str) -> str:
 def _state_of(path: str) -> tuple[int, int, int]:
     try:
         found = os.stat(path)
-    except FileNotFoundError as error:
+    except OSError as error:
+        error.strerror = f"identity_of(): {error.strerror}"
         if any(character in path for character in "*?["):
-            error.strerror = f"{error.strerror} (patterns are not expanded: pass paths, such as those of glob.glob())"
+            error.strerror += " (patterns are not expanded: pass paths, such as those of glob.glob())"
         raise
     if not stat.S_ISREG(found.st_mode):  # that of a folder does not change with its files
         raise _invalid(f"'{path}' is no file: of a folder pass its weight files")

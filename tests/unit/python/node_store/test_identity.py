@@ -106,7 +106,7 @@ def test_without_pytorch_the_error_says_so(files: list[Path], monkeypatch: pytes
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"identity_of\(\): No such file or directory: '.*/missing'"):
         identity_of([tmp_path / "missing"])
 
 

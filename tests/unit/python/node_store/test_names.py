@@ -65,9 +65,13 @@ def test_only_a_module_can_be_adopted_or_loaded() -> None:
         node_store.adopt_or_load("name", {}, print, identity="x")
 
 
-def test_errors_of_names_name_the_call_and_are_short() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^remove: a published name must be a str that is not empty, not 5$"):
+def test_errors_of_names_name_the_call_and_are_short(made: MadeStore) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"^remove: the first argument, the name, must be a str that is not empty, not 5$"
+    ):
         node_store.remove(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"^publish: the first argument, the name, .*, not a MadeStore$"):
+        node_store.publish(made, "a", identity="x")  # type: ignore[arg-type]
     text = f"publish: the name '{'a' * 40}'... is too long: percent-encoded it has 5000 bytes, and may have 255"
     with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}$"):
         node_store.publish("a" * 5000, {}, identity="x")
