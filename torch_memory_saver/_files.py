@@ -79,6 +79,8 @@ _PICKLE_PROTOCOL = 4
 #: How often a folder is made again that another process removes before the file is in it.
 _ATTEMPTS = 5
 _RANDOM_BYTES = 8
+#: Errors of a full file system or quota.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_file(snapshot: dict[str, Any], target: Path, aside: Path) -> None:
@@ -183,9 +185,10 @@ def _write(
                     os.unlink(hidden, dir_fd=folder.descriptor)
                 raise
     except OSError as error:
+        advice = "make room or choose another folder" if error.errno in _FULL else "choose another folder"
         raise OSError(
             error.errno,
-            f"{operation}: {error.strerror}: {what} not written; make room or choose another folder",
+            f"{operation}: {error.strerror}: {what} not written; {advice}",
             os.fspath(target),
         ) from error
 

@@ -7,12 +7,23 @@ core publishes; this module lists, reads and removes. It makes no folder. Any th
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from torch_memory_saver._shared_folder import NAMES, OBJECTS, directories_in, files_in, opened, opened_store, remove_unlinked
+from torch_memory_saver._shared_folder import (
+    NAMES,
+    OBJECTS,
+    directories_in,
+    files_in,
+    opened,
+    opened_store,
+    problem_of,
+    remove_unlinked,
+)
+from torch_memory_saver._text import described
 from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["MANIFEST", "file_name", "published_directories", "published_names", "read_manifest", "remove_published"]
@@ -30,7 +41,7 @@ def file_name(name: str, operation: str = "") -> str:
         InvalidArgumentError: The name is no text, is empty, or is too long.
     """
     if not isinstance(name, str) or not name:
-        raise _refused(operation, f"a published name must be a str that is not empty, not {name!r}")
+        raise _refused(operation, f"the first argument, the name, must be a str that is not empty, not {described(name)}")
     try:
         encoded = quote(name, safe="")
     except UnicodeEncodeError as error:
@@ -58,9 +69,11 @@ def published_names(path: Path) -> list[str]:
     """Return the published names, sorted. There are none if the folder does not exist.
 
     Raises:
-        OSError: The folder is refused (see ``opened_store``), or cannot be read.
+        OSError: The folder is refused (see ``opened_store`` and ``problem_of``), or cannot be read.
     """
     with contextlib.suppress(FileNotFoundError), opened_store(path) as folder:
+        if problem := problem_of(folder):
+            raise OSError(errno.EINVAL, problem, os.fspath(folder.path))
         return sorted(name for name, _ in published_directories(folder.descriptor))
     return []
 

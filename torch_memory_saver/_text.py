@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 __all__ = [
     "binary_size",
     "counted",
+    "described",
     "duration",
     "forget_warnings",
     "joined",
@@ -126,6 +127,12 @@ def wrapped(text: str, width: int = _WIDTH, indent: str = "", first: str = "") -
     return textwrap.wrap(
         text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+
+
+def described(value: object) -> str:
+    """Return a plain value, or the type of another object, whose text may have many lines."""
+    is_plain = value is None or isinstance(value, (bool, int, float, str, bytes))
+    return repr(value) if is_plain else f"a {type(value).__name__}"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -150,8 +150,12 @@ def choose_backup(backup: object) -> int:
     if backup is None:
         return _core.BACKUP_NONE
     if not isinstance(backup, str) or backup not in BACKUPS:
-        raise InvalidArgumentError(f"backup must be None, {_one_of(BACKUPS)}, not {backup!r}")
+        raise InvalidArgumentError(f"backup must be None, {_one_of(BACKUPS)}, not {backup!r}{_meant(backup)}")
     return BACKUPS[backup]
+
+
+def _meant(backup: object) -> str:
+    return '; did you mean "host"?' if backup == "cpu" else ""
 
 
 def backup_of_aliases(enable_cpu_backup: object, enable_disk_backup: object, cpu_backup_backend: object) -> str | None:
@@ -191,7 +195,7 @@ def choose_pause_backup(backup: object) -> int | None:
     if backup is None:
         return None
     if not isinstance(backup, str) or backup not in _PAUSE_BACKUPS:
-        raise InvalidArgumentError(f"backup must be None, {_one_of(_PAUSE_BACKUPS)}, not {backup!r}")
+        raise InvalidArgumentError(f"backup must be None, {_one_of(_PAUSE_BACKUPS)}, not {backup!r}{_meant(backup)}")
     return _PAUSE_BACKUPS[backup]
 
 

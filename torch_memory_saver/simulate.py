@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch_memory_saver import _startup
+from torch_memory_saver._folders import PRIVATE_FOLDER
 from torch_memory_saver._interface import __version__
 from torch_memory_saver._replace import replace_process
 from torch_memory_saver._services import preload
@@ -96,7 +97,7 @@ def environment(
         bandwidth: Bytes per second of copies in flight, in the same form. None: as fast as the host copies.
         preload_hook: Whether the hook library is preloaded as well (hook mode "preload").
         report: Whether each process prints at its end what it still holds on the devices.
-        trace: A file to which every call of the driver, the runtime and NCCL is appended.
+        trace: A file to which every call of the driver, the runtime and NCCL is appended. A missing folder is created.
         base: The environment to start from, by default this process's. Its entries of LD_PRELOAD and LD_LIBRARY_PATH are
             kept. Its TMS_SIMULATED_* variables are kept unless an argument sets them. Its CUDA_VISIBLE_DEVICES chooses among
             the simulated devices.
@@ -245,12 +246,16 @@ def memory_of_a_device(memory: int | str) -> int:
 
 
 def _writable(trace: str | os.PathLike[str]) -> str:
-    """Return the absolute path of the trace file, which the programs create.
+    """Return the absolute path of the trace file, which the programs create. Its missing folders are created.
 
     Raises:
         InvalidArgumentError: The file cannot be written.
     """
     path = os.path.abspath(trace)
+    try:
+        os.makedirs(os.path.dirname(path), PRIVATE_FOLDER, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(f"the trace cannot be written to {path}: {error.strerror}") from error
     exists = os.path.exists(path)
     if os.path.isdir(path) or not os.access(path if exists else os.path.dirname(path), os.W_OK):
         reason = (

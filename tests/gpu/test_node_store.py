@@ -387,6 +387,7 @@ def test_paused_tensors_are_refused(folder: Path, weights: Path) -> None:
         process.ask("pause")
         assert "paused" in process.refuses("InvalidStateError", "publish", "other", "one")
         assert "paused" in process.refuses("InvalidStateError", "adopt", "qwen/rank0", "one")
+        assert "paused" in process.refuses("InvalidStateError", "either", "qwen/rank0", "nothing", weights)
         process.do("resume")
         assert process.adopt("qwen/rank0", "one").adopted
 

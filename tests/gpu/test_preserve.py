@@ -324,7 +324,10 @@ def test_a_module_without_buffers_on_a_gpu_is_said_to_preserve_nothing(caplog: p
         assert len(saver.preserve(module, parameters=True).blocks) == 2
         assert not caplog.records
         assert saver.preserve(module).blocks == ()
-    assert caplog.text.count("nothing to preserve of it") == 1 and "with parameters=True also for" in caplog.text
+    assert caplog.text.count("nothing to preserve. A module") == 1 and "with parameters=True also for" in caplog.text
+    with caplog.at_level(logging.WARNING, "torch_memory_saver"):
+        saver.preserve()
+    assert "preserve: nothing was passed, so there is nothing to preserve. " in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [3, "weights", {"a": 1}, [None]])

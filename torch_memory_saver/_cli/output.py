@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from torch_memory_saver._text import binary_size
+from torch_memory_saver.errors import InvalidArgumentError
 
-__all__ = ["can_draw_blocks", "draw", "progress_bar", "width", "write_line", "write_path"]
+__all__ = ["can_draw_blocks", "draw", "progress_bar", "width", "write_line", "write_path", "writing"]
 
 #: The width of a table that goes to a file or a pipe.
 _WIDTH_WITHOUT_TERMINAL = 100
@@ -47,6 +48,20 @@ def write_path(path: str | os.PathLike[str]) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(os.fsencode(path) + b"\n")
     sys.stdout.buffer.flush()
+
+
+@contextlib.contextmanager
+def writing(command: str, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise what keeps a file from being written as a wrong use of the command. ``_files.py`` has raised it.
+
+    Raises:
+        InvalidArgumentError: The file cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = str(error.strerror).partition(": ")[2]  # without the name of the function
+        raise InvalidArgumentError(f"{command}: {os.fspath(path)}: {reason}", operation=command) from error
 
 
 def can_draw_blocks(stream: TextIO) -> bool:

@@ -221,8 +221,9 @@ class Preserved:
             )
         if not storages:
             logger.warning(
-                "preserve: what was passed has no tensors on a GPU now, so there is nothing to preserve of it. A module "
-                "stands for its buffers, and with parameters=True also for its parameters."
+                "preserve: %s, so there is nothing to preserve. A module stands for its buffers, and with parameters=True "
+                "also for its parameters.",
+                "what was passed has no tensors on a GPU now" if objects else "nothing was passed",
             )
         return PreserveHandle(_blocks({tag: storages}, None), partial(self._objects.remove, added, tag))
 

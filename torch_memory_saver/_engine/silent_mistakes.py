@@ -54,7 +54,8 @@ def warn_of_unknown_tags(operation: str, tags: Tags) -> str:
             _listed(known),
             similar or ".",
         )
-    return f"no memory has tag {_listed(unknown)}; tags are: {_listed(known)}" if unknown else ""
+    meant = next((text for tag in unknown if (text := suggestion(tag, known))), "")
+    return f"no memory has tag {_listed(unknown)}; tags are: {_listed(known)}{meant}" if unknown else ""
 
 
 def _listed(tags: list[str]) -> str:

@@ -24,12 +24,13 @@ from torch_memory_saver import _core
 from torch_memory_saver._published import file_name, published_names, read_manifest, remove_published
 from torch_memory_saver._services import layer, log_info
 from torch_memory_saver._shared_folder import store_path
-from torch_memory_saver._text import binary_size, counted, duration, printable
+from torch_memory_saver._text import binary_size, counted, described, duration, printable
 from torch_memory_saver.errors import (
     BackupIOError,
     DeviceLostError,
     DriverError,
     InvalidArgumentError,
+    InvalidStateError,
     OutOfHostMemoryError,
     OutOfMemoryError,
 )
@@ -193,11 +194,14 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
 
     Raises:
         InvalidArgumentError: The name, the model, the identity or `load` cannot be used.
+        InvalidStateError: A tensor is paused. Nothing was loaded.
         Exception: Whatever `load` raises.
     """
     _checked(name, identity, "adopt_or_load")
     if not callable(load):
-        raise InvalidArgumentError(f"adopt_or_load: load must be a function, not {load!r}", operation="adopt_or_load")
+        raise InvalidArgumentError(
+            f"adopt_or_load: load must be a function, not {described(load)}", operation="adopt_or_load"
+        )
     if not callable(getattr(model, "named_modules", None)):
         raise InvalidArgumentError(
             f"adopt_or_load: model must be a module, not {type(model).__name__}. Use adopt() and publish() for a mapping",
@@ -214,6 +218,8 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
         if adopt(name, model, identity=identity):
             return True
         remove(name)
+    except InvalidStateError:  # a load would write to paused memory
+        raise
     except Exception as error:
         logger.warning("'%s' is loaded and not published: %s", name, error)
         before = None
@@ -276,7 +282,7 @@ def _checked(name: str, identity: str, operation: str) -> str:
     """Return the file name of a name."""
     if not isinstance(identity, str) or not identity:
         raise InvalidArgumentError(
-            f"{operation}: identity must be a str that is not empty, not {identity!r}", operation=operation
+            f"{operation}: identity must be a str that is not empty, not {described(identity)}", operation=operation
         )
     return file_name(name, operation)
 

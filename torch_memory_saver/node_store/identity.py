@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +16,9 @@ from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["identity_of"]
 
-_DIGITS = 32
+_DIGITS = 16
+#: A value that is shown. Others are hashed, so that an identity is one line of words.
+_SHOWN = re.compile(r"[!-&(-~]{1,64}")
 
 
 def identity_of(files: Iterable[str | os.PathLike[str]], **facts: Any) -> str:
@@ -33,7 +36,9 @@ def identity_of(files: Iterable[str | os.PathLike[str]], **facts: Any) -> str:
         **facts: Further facts, as JSON values.
 
     Returns:
-        The name of the folder of the first file, "@" and a hash: a text without spaces that can be read in a log.
+        One line of words such as ``files=qwen@5c79a1f2 torch=2.11.0 gpus=9.0 rank=0``: the name of the folder of the first
+        file with a hash of the files, the versions, the GPUs, and a word for each fact. Long values are hashed. A miss
+        names the words that differ.
 
     Raises:
         InvalidArgumentError: `files` is one path, is empty or names something else than a file, such as the folder of a
@@ -47,35 +52,45 @@ def identity_of(files: Iterable[str | os.PathLike[str]], **facts: Any) -> str:
     if not paths:
         raise _invalid("needs at least one weight file")
     torch = import_torch()
+    states = _hash_of(json.dumps([[path, *_state_of(path)] for path in paths]))
+    capabilities = sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())})
     known = {
-        "files": [[path, *_state_of(path)] for path in paths],
-        "gpus": sorted({torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}),
-        "torch": torch.__version__,
+        "files": f"{os.path.basename(os.path.dirname(paths[0]))}@{states}",
+        "torch": str(torch.__version__),
         "torch_memory_saver": __version__,
-        "facts": {name: _fact(name, value) for name, value in facts.items()},
+        "gpus": ",".join(f"{major}.{minor}" for major, minor in capabilities),
     }
-    folder = os.path.basename(os.path.dirname(paths[0]))
-    return f"{folder}@{hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:_DIGITS]}"
+    words = [*known.items(), *sorted(facts.items())]
+    return " ".join(f"{_shown(name)}={_shown(_fact(name, value))}" for name, value in words)
+
+
+def _hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _shown(text: str) -> str:
+    return text if _SHOWN.fullmatch(text) else f"@{_hash_of(text)}"
 
 
 def _state_of(path: str) -> tuple[int, int, int]:
     try:
         found = os.stat(path)
-    except FileNotFoundError as error:
+    except OSError as error:
+        error.strerror = f"identity_of(): {error.strerror}"
         if any(character in path for character in "*?["):
-            error.strerror = f"{error.strerror} (patterns are not expanded: pass paths, such as those of glob.glob())"
+            error.strerror += " (patterns are not expanded: pass paths, such as those of glob.glob())"
         raise
     if not stat.S_ISREG(found.st_mode):  # that of a folder does not change with its files
         raise _invalid(f"'{path}' is no file: of a folder pass its weight files")
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def _fact(name: str, value: Any) -> Any:
+def _fact(name: str, value: Any) -> str:
     try:
-        json.dumps(value, sort_keys=True, allow_nan=False)
+        text = json.dumps(value, sort_keys=True, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise _invalid(f"the fact {name} is no JSON value: {error}. Pass a text, such as str({name})") from error
-    return value
+    return text[1:-1] if isinstance(value, str) else text
 
 
 def _invalid(what: str) -> InvalidArgumentError:

@@ -49,8 +49,18 @@ class Manifest:
     def difference(self, identity: str, found: Found) -> str:
         """Return a sentence about the first thing in which a model differs from what was published, or ""."""
         if self.identity != identity:
-            return f"it was published with the identity '{self.identity}', and this call has '{identity}'"
+            return _other_identity(self.identity, identity)
         return next(_differences(self, found), "")
+
+
+def _other_identity(there: str, here: str) -> str:
+    """Return a sentence about two identities: about the words that differ, if both are words such as `name=value`."""
+    words, own = there.split(" "), here.split(" ")
+    if all("=" in word for word in (*words, *own)) and {*words} != {*own}:
+        lacking = [word for word in words if word not in own], [word for word in own if word not in words]
+        one, other = (" ".join(each) or "nothing else" for each in lacking)
+        return f"its identity has {one}, and that of this call has {other}"
+    return f"it was published with the identity '{there}', and this call has '{here}'"
 
 
 def _differences(manifest: Manifest, found: Found) -> Iterator[str]:

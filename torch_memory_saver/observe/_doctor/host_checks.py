@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torch_memory_saver._folders import why_not_writable
-from torch_memory_saver._shared_folder import VARIABLE, key_problem, opened_store, store_path
+from torch_memory_saver._shared_folder import VARIABLE, opened_store, problem_of, store_path
 from torch_memory_saver._text import binary_size
 from torch_memory_saver.observe._doctor.check import Check, Finding, driver_facts, fail, ok, skip, warn
 from torch_memory_saver.observe._doctor.gpu_checks import network_cards
@@ -237,14 +237,14 @@ def shared_store() -> Finding:
     try:
         with opened_store(store_path()) as folder:
             path = existing = folder.path
-            unusable = key_problem(folder)
+            unusable = problem_of(folder)
     except FileNotFoundError as error:  # no process has used it yet
         path = Path(error.filename)
         existing = path.parent
     except OSError as error:
         return fail(f"{error.filename}{origin} is refused: {error.strerror}", choose)
     if unusable:
-        return fail(unusable.removesuffix("."), choose)
+        return fail(unusable, choose)
     # The core creates the folder, but not those above it.
     if not existing.is_dir():
         return fail(f"{path}{origin} cannot be created, because there is no {existing}", choose)

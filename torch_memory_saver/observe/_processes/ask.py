@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_memory_saver._cli.output import writing
 from torch_memory_saver.observe._processes.requests import request_file
 
 __all__ = ["Answer"]
@@ -71,10 +72,12 @@ class Answer:
             from torch_memory_saver.observe.events import load_events, write_chrome_trace
 
             target = self.output or taken.with_name(f"{taken.name.partition('.')[0]}{_TRACE_SUFFIX}")
-            write_chrome_trace(target, log=load_events(taken))
+            with writing("ask", target):
+                write_chrome_trace(target, log=load_events(taken))
             return target
         from torch_memory_saver._files import copy_file
 
         assert self.output is not None
-        copy_file(taken, self.output, "ask", "the file was")
+        with writing("ask", self.output):
+            copy_file(taken, self.output, "ask", "the file was")
         return self.output

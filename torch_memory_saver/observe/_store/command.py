@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from torch_memory_saver.observe._store.contents import Contents
 
 __all__ = ["Store", "lines_of", "sentence_of"]
+
+#: The most characters in a row, unless a name is longer.
+_WIDTH = 80
 
 
 class Store(Command):
@@ -41,15 +45,15 @@ class Store(Command):
         parser.add_argument("--clean", action="store_true", help="first remove what dead processes have left")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Print the contents of the folder. The status is 1 if something could not be removed, or if no process can
-        use the store because of its key.
+        """Print the contents of the folder. The status is 1 if something could not be removed, or if no process can use
+        the store.
 
         Raises:
             InvalidArgumentError: `--dir` names no folder or no store, or `--remove` no published weights.
             OSError: The folder is refused or cannot be read.
         """
         from torch_memory_saver._published import remove_published
-        from torch_memory_saver._shared_folder import OBJECTS, key_problem, opened_store, store_path
+        from torch_memory_saver._shared_folder import OBJECTS, opened_store, store_path
         from torch_memory_saver.observe._store.cleaning import clean_store
         from torch_memory_saver.observe._store.contents import read_store
 
@@ -62,16 +66,18 @@ class Store(Command):
                         f"store: {printable(str(folder.path))} is no shared store: it has no folder '{OBJECTS}'",
                         operation="store",
                     )
-                failures = [problem] if (problem := key_problem(folder)) else []
             for name in arguments.remove:
                 if not remove_published(path, name):
                     raise InvalidArgumentError(f"store: nothing is published as {name!r}", operation="store")
                 write_line(f"removed the published weights {name!r}")
             if arguments.clean:
                 removed = clean_store(path)
-                failures += removed.failures
+                failures = removed.failures
                 write_line(sentence_of(removed))
-            write_line("\n".join(lines_of(read_store(path))))
+            contents = read_store(path)
+            write_line("\n".join(lines_of(contents)))
+            if contents.problem:
+                failures = [*failures, f"no process can use this store: {contents.problem}"]
         except FileNotFoundError as error:
             missing = printable(str(error.filename or path))
             if arguments.dir:
@@ -101,13 +107,23 @@ def lines_of(contents: Contents) -> list[str]:
         rows = [(each.name, binary_size(each.bytes), str(each.holders)) for each in contents.objects]
         lines += ["", *table([("OBJECT", "SIZE", "HOLDERS"), *rows])]
     if contents.names:
-        names = [(_shown(each.name), binary_size(each.bytes), str(each.objects)) for each in contents.names]
-        lines += ["", *table([("PUBLISHED NAME", "SIZE", "OBJECTS"), *names])]
+        names = [
+            (_shown(each.name), binary_size(each.bytes), str(each.objects), _minute(each.published))
+            for each in contents.names
+        ]
+        shown = table([("PUBLISHED NAME", "SIZE", "OBJECTS", "PUBLISHED".ljust(16)), *names])
+        width = max(map(len, shown))
+        room = max(_WIDTH - width - 2, len("IDENTITY"))
+        identities = ["IDENTITY", *(_shortened(_shown(each.identity), room) for each in contents.names)]
+        lines += ["", *(f"{row.ljust(width)}  {identity}".rstrip() for row, identity in zip(shown, identities, strict=True))]
     remarks = list(_remarks(contents))
     return [*lines, "", *remarks] if remarks else lines
 
 
 def _remarks(contents: Contents) -> Iterator[str]:
+    for each in contents.names:
+        if each.damage:
+            yield f"{_shown(each.name)} cannot be adopted: {each.damage}. Publish it again, or remove it with --remove"
     if contents.unfinished:
         yield f"{counted(contents.unfinished, 'unfinished object')}: {binary_size(contents.unfinished_bytes)}"
     lost = sum(not each.listed for each in contents.objects)
@@ -121,6 +137,15 @@ def _remarks(contents: Contents) -> Iterator[str]:
 
 def _dead(holders: int) -> str:
     return "1 holder of a dead process" if holders == 1 else f"{holders} holders of dead processes"
+
+
+def _minute(seconds: float) -> str:
+    """Return a local time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _shown(name: str) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_memory_saver._files import can_lock
-from torch_memory_saver._published import published_directories
+from torch_memory_saver._folders import Folder
+from torch_memory_saver._published import MANIFEST, published_directories
 from torch_memory_saver._shared_folder import (
     HOLDERS,
     LOCK,
@@ -20,7 +21,10 @@ from torch_memory_saver._shared_folder import (
     is_part,
     opened,
     opened_store,
+    problem_of,
 )
+from torch_memory_saver._text import counted
+from torch_memory_saver.node_store import manifest
 
 __all__ = ["Contents", "PublishedName", "StoredObject", "read_store"]
 
@@ -48,11 +52,23 @@ class StoredObject:
 
 @dataclass(frozen=True)
 class PublishedName:
-    """Weights that are published under a name. `bytes` are those of its objects, which processes may hold as well."""
+    """Weights that are published under a name.
+
+    Attributes:
+        name: The name.
+        bytes: Bytes of its objects, which processes may hold as well.
+        objects: Number of its objects.
+        published: Time at which the manifest was written, in seconds since 1970.
+        identity: Text that says from what the weights were made; "" if the manifest is damaged.
+        damage: Reason why no process can adopt the weights, or "".
+    """
 
     name: str
     bytes: int
     objects: int
+    published: float
+    identity: str
+    damage: str
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,7 @@ class Contents:
         dead: Number of holders that dead processes have left.
         unfinished: Number of objects that have been begun and have no name yet.
         unfinished_bytes: Bytes of these files.
+        problem: Reason why no process can use the store, or "".
     """
 
     path: Path
@@ -75,6 +92,7 @@ class Contents:
     dead: int
     unfinished: int
     unfinished_bytes: int
+    problem: str = ""
 
     @property
     def bytes(self) -> int:
@@ -110,12 +128,28 @@ def read_store(path: Path) -> Contents:
                 each.holders += alive
         names = []
         for name, links in published_directories(folder.descriptor):
-            sizes = [each.bytes for each in _linked(found, links)]
-            names.append(PublishedName(name, sum(sizes), len(sizes)))
+            with contextlib.suppress(FileNotFoundError):  # it is removed meanwhile
+                names.append(_published(found, name, links))
         # A writer gives an object its name before it removes the name of the unfinished file.
         unfinished = [size for identity, size in parts.items() if identity not in found]
         objects = tuple(StoredObject(**vars(each)) for each in sorted(found.values(), key=lambda each: each.name))
-        return Contents(folder.path, objects, tuple(names), live, dead, len(unfinished), sum(unfinished))
+        return Contents(folder.path, objects, tuple(names), live, dead, len(unfinished), sum(unfinished), problem_of(folder))
+
+
+def _published(found: dict[_Identity, _Counted], name: str, directory: int) -> PublishedName:
+    links = list(_linked(found, directory))
+    with opened(directory, MANIFEST, os.O_RDONLY) as file, open(file, "rb", closefd=False) as text:
+        published, identity, damage = os.fstat(file).st_mtime, "", ""
+        try:
+            kept = manifest.read(text.read())
+        except manifest.ManifestError as error:
+            damage = str(error)
+        else:
+            identity, objects = kept.identity, {*kept.objects}
+            missing = len(objects - {each.name for each in links})
+            if missing:
+                damage = f"of its {counted(len(objects), 'object')} {missing} {'is' if missing == 1 else 'are'} missing"
+    return PublishedName(name, sum(each.bytes for each in links), len(links), published, identity, damage)
 
 
 def _read_objects(root: int) -> tuple[dict[_Identity, _Counted], dict[_Identity, int]]:

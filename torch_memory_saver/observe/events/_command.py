@@ -6,7 +6,6 @@ import argparse
 
 from torch_memory_saver._cli import output
 from torch_memory_saver._cli.commands import Command
-from torch_memory_saver.errors import InvalidArgumentError
 
 __all__ = ["Timeline"]
 
@@ -38,10 +37,8 @@ class Timeline(Command):
         from torch_memory_saver.observe.events.timeline import read_logs, write_timeline
 
         logs = read_logs(arguments.files)
-        try:
+        with output.writing(self.name, arguments.output):
             path = write_timeline(arguments.output, logs=logs)
-        except OSError as error:
-            raise InvalidArgumentError(f"timeline: {arguments.output}: {error.strerror}", operation="timeline") from error
         events = sum(len(log.events) for log in logs)
         output.write_line(f"{path}: {events} events of {len(logs)} process{'es' * (len(logs) != 1)}")
         return 0

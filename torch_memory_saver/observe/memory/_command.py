@@ -55,13 +55,8 @@ class Compare(Command):
                 operation="compare",
             )
         if arguments.output:
-            try:
+            with output.writing(self.name, arguments.output):
                 write_text_file(comparison.html(), Path(arguments.output), "compare", "the page was")
-            except OSError as error:
-                raise InvalidArgumentError(
-                    f"compare: {arguments.output} cannot be written: {error.strerror}: choose another file.",
-                    operation="compare",
-                ) from error
         if arguments.json:
             print(json.dumps(comparison.as_dict(arguments.top), indent=2))
         else:

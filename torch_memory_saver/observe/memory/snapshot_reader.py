@@ -73,8 +73,8 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         with open(name, "rb") as file:
             content = _unpickle(file)
     except OSError as error:
-        advice = "check the path: `run --record snapshots` makes a snapshot before each pause of the program"
-        raise _error(name, f"cannot be read: {error.strerror}: {advice}") from error
+        advice = "Check the path; `run --record snapshots` makes a snapshot before each pause of the program"
+        raise _error(name, f"cannot be read ({error.strerror}). {advice}") from error
     except _RefusedGlobal as error:
         advice = "a snapshot needs none, so the file is not loaded: do not use a file from a source that you do not trust"
         raise _error(name, f"names {error}, a class or a function: {advice}") from error
@@ -86,7 +86,7 @@ def load_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         # The C unpickler calls a cut in the middle of a value "truncated".
         if "truncated" in str(error):
             raise _error(name, "is cut off: its process may have ended while writing; take the snapshot again") from error
-        raise _error(name, f"is no pickle ({error}): {_WANTED}") from error
+        raise _error(name, f"is no snapshot, because it is no pickle of plain values: {_WANTED}") from error
     if not isinstance(content, dict) or not isinstance(content.get("segments"), list):
         raise _error(name, f'is a pickle, but no snapshot (it has no list "segments"): {_WANTED}')
     try:

@@ -47,6 +47,9 @@ def test_bad_selections_are_refused(tags: object) -> None:
 
 def test_pause_backup_choices() -> None:
     assert options.choose_pause_backup(None) is None
+    for choose in (options.choose_backup, options.choose_pause_backup):
+        with pytest.raises(errors.InvalidArgumentError, match=r"""not 'cpu'; did you mean "host"\?$"""):
+            choose("cpu")
     assert options.choose_pause_backup("host") == _core.BACKUP_PINNED
     assert options.choose_pause_backup("mmap") == _core.BACKUP_MMAP
     assert options.choose_pause_backup("disk") == _core.BACKUP_DISK

@@ -156,13 +156,13 @@ def test_a_call_before_the_first_allocation_does_not_use_the_warning_up(
 
 def test_each_report_prints_its_unknown_tags(saver: TorchMemorySaver, fake_torch: FakeTorch) -> None:
     managed(saver, fake_torch, "kv_cache")
-    unknown = "no memory has tag 'kv_cahce'; tags are: 'kv_cache'"
+    unknown = "no memory has tag 'kv_cahce'; tags are: 'kv_cache'; did you mean kv_cache?"
     for _ in range(2):
         assert str(saver.pause("kv_cahce")) == f"paused nothing; {unknown}"
         assert str(saver.resume("kv_cahce")) == f"resumed nothing; {unknown}"
         assert str(saver.resume("kv_cahce", wait=False).wait()) == f"resumed nothing; {unknown}"
     report = saver.pause(["kv_cahce", "kv_cache", "kv_cahce*"])
-    assert str(report).endswith("; no memory has tag 'kv_cahce', 'kv_cahce*'; tags are: 'kv_cache'")
+    assert str(report).endswith("; no memory has tag 'kv_cahce', 'kv_cahce*'; tags are: 'kv_cache'; did you mean kv_cache?")
     saver.resume()
     assert "kv_cahce" not in repr(saver.pause("kv_cahce"))
 

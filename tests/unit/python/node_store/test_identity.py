@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from torch_memory_saver import __version__
 from torch_memory_saver.errors import InvalidArgumentError, TorchUnavailableError
 from torch_memory_saver.node_store import identity_of
 
@@ -36,13 +38,21 @@ def files(tmp_path: Path) -> list[Path]:
 
 def test_equal_facts_have_one_identity(files: list[Path], tmp_path: Path) -> None:
     first = identity_of(files, rank=0, quantisation=None)
-    assert first.startswith("Qwen2-7B@") and len(first) == len("Qwen2-7B@") + 32
     assert identity_of(reversed(files), quantisation=None, rank=0) == first
     assert identity_of([str(path) for path in [*files, files[0]]], rank=0, quantisation=None) == first
     (tmp_path / "link").symlink_to(files[0].parent)
     assert identity_of([tmp_path / "link" / path.name for path in files], rank=0, quantisation=None) == first
     files[0].read_bytes()
     assert identity_of(files, rank=0, quantisation=None) == first
+
+
+def test_it_has_a_word_for_each_fact(files: list[Path]) -> None:
+    sizes = {"sizes": [1, None, True], "text": "a b", "long": "x" * 65, "dtype": "bfloat16", "rank": 0}
+    found = re.sub("@[0-9a-f]{16}( |$)", r"@HASH\1", identity_of(files, **sizes))
+    assert found == (
+        f"files=Qwen2-7B@HASH torch=2.11.0 torch_memory_saver={__version__} gpus=9.0 dtype=bfloat16 long=@HASH rank=0 "
+        "sizes=[1,null,true] text=@HASH"
+    )
 
 
 def test_everything_that_changes_weights_changes_it(files: list[Path], torch: Any) -> None:
@@ -96,7 +106,7 @@ def test_without_pytorch_the_error_says_so(files: list[Path], monkeypatch: pytes
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"identity_of\(\): No such file or directory: '.*/missing'"):
         identity_of([tmp_path / "missing"])
 
 

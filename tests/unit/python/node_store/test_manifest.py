@@ -101,6 +101,19 @@ def test_another_identity_and_the_alignment() -> None:
     assert found.difference("key", dataclasses.replace(MODEL, shapes=unaligned)) == ""  # the publisher's counts
 
 
+@pytest.mark.parametrize(
+    ("here", "text"),
+    [
+        ("files=a@1 rank=1 dtype=half", "its identity has rank=0, and that of this call has rank=1 dtype=half"),
+        ("files=a@1", "its identity has rank=0, and that of this call has nothing else"),
+        ("rank=0 files=a@1", "it was published with the identity 'files=a@1 rank=0', and this call has 'rank=0 files=a@1'"),
+        ("mine", "it was published with the identity 'files=a@1 rank=0', and this call has 'mine'"),
+    ],
+)
+def test_the_words_in_which_identities_differ(here: str, text: str) -> None:
+    assert read(written(identity="files=a@1 rank=0")).difference(here, MODEL) == text
+
+
 @pytest.mark.parametrize("extra", [object(), float("nan"), {1: {2}}, "x" * EXTRA_BYTES_MOST])
 def test_extra_must_be_a_small_json_value(extra: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="extra"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,9 @@ MIB = 1 << 20
 )
 def test_the_file_name_of_a_name(name: str, expected: str, made: MadeStore) -> None:
     assert file_name(name) == expected
-    made.published(expected)
+    folder = made.published(expected)
     assert node_store.names() == [name]
-    assert read_manifest(made.path, name) == b"{}"
+    assert read_manifest(made.path, name) == (folder / "manifest.json").read_bytes()
     assert node_store.remove(name) and node_store.names() == []
 
 
@@ -64,9 +65,13 @@ def test_only_a_module_can_be_adopted_or_loaded() -> None:
         node_store.adopt_or_load("name", {}, print, identity="x")
 
 
-def test_errors_of_names_name_the_call_and_are_short() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^remove: a published name must be a str that is not empty, not 5$"):
+def test_errors_of_names_name_the_call_and_are_short(made: MadeStore) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"^remove: the first argument, the name, must be a str that is not empty, not 5$"
+    ):
         node_store.remove(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"^publish: the first argument, the name, .*, not a MadeStore$"):
+        node_store.publish(made, "a", identity="x")  # type: ignore[arg-type]
     text = f"publish: the name '{'a' * 40}'... is too long: percent-encoded it has 5000 bytes, and may have 255"
     with pytest.raises(InvalidArgumentError, match=f"^{re.escape(text)}$"):
         node_store.publish("a" * 5000, {}, identity="x")
@@ -115,6 +120,13 @@ def test_without_a_folder_there_are_no_names(memory: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TMS_SHARED_DIR", str(memory / "none"))
     assert node_store.names() == [] and not node_store.remove("one")
     assert not (memory / "none").exists()
+
+
+def test_a_folder_on_another_file_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as other:
+        monkeypatch.setenv("TMS_SHARED_DIR", other)
+        with pytest.raises(BackupIOError, match=f"^names: .* it is on .*, and the shared store keeps.*'{other}'$"):
+            node_store.names()
 
 
 def test_a_folder_that_is_refused_is_an_error(made: MadeStore) -> None:

@@ -224,8 +224,8 @@ def test_memory_in_use_at_the_end_is_reported_on_request(run_simulate: Program) 
 
 def test_calls_are_traced_on_request(run_simulate: Program, tmp_path: Path) -> None:
     text = "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"
-    run_simulate("--trace", str(tmp_path / "trace"), "--", "python", "-c", text)
-    assert "cuInit" in (tmp_path / "trace").read_text()
+    run_simulate("--trace", str(tmp_path / "new" / "trace"), "--", "python", "-c", text)
+    assert "cuInit" in (tmp_path / "new" / "trace").read_text()
 
 
 def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -241,7 +241,8 @@ def test_a_script_is_no_program(run_simulate: Program) -> None:
 
 
 def test_a_trace_that_cannot_be_written(run_simulate: Program, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "no" / "such"):
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "such"):
         done = run_simulate("--trace", str(path), "--", "python", "-c", "print('started')", status=2)
         assert_one_sentence(done, f"the trace cannot be written to {path}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch_memory_saver.observe.events.timeline.merge import hosts_of, same_proc
 
 __all__ = ["read_logs", "write_timeline"]
 
+logger = logging.getLogger("torch_memory_saver")
+
 
 def read_logs(paths: Iterable[str | os.PathLike[str]]) -> list[EventLog]:
     """Return the logs of event files, one for each process.
@@ -23,19 +26,22 @@ def read_logs(paths: Iterable[str | os.PathLike[str]]) -> list[EventLog]:
 
     Args:
         paths: Files of :func:`write_events`, and folders of ``TMS_DEBUG=events``, or ``TMS_DEBUG_DIR``, of which every
-            ``.json`` file is read.
+            ``.json`` file is read. The log has a warning of each that is no event file.
 
     Raises:
         InvalidArgumentError: A file cannot be read or is no event file, a folder has none, or no file has an event. The
             message names it.
     """
     logs: list[EventLog] = []
-    for path in _files(paths):
+    for path, is_named in _files(paths):
         try:
             log = load_events(path)
         except InvalidArgumentError as error:
             rename_operation(error, "timeline")
-            raise
+            if is_named:
+                raise
+            logger.warning("%s. It is skipped", str(error).removesuffix("."))
+            continue
         except OSError as error:
             raise InvalidArgumentError(f"timeline: {path} cannot be read: {error.strerror}") from error
         earlier = next((number for number, one in enumerate(logs) if same_process(one, log)), None)
@@ -48,18 +54,19 @@ def read_logs(paths: Iterable[str | os.PathLike[str]]) -> list[EventLog]:
     return logs
 
 
-def _files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    files: list[Path] = []
+def _files(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[Path, bool]]:
+    """Return the files, each with whether its own path was given."""
+    files: list[tuple[Path, bool]] = []
     for path in map(Path, paths):
         if not path.is_dir():
-            files.append(path)
+            files.append((path, True))
             continue
         found = _in_folder(path) or _in_folder(path / "events")  # the folder of `run --record`
         if not found:
             raise InvalidArgumentError(
                 f"timeline: {path} has no event file (*.json): name the folder events of TMS_DEBUG_DIR"
             )
-        files += found
+        files += [(file, False) for file in found]
     return files
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,15 @@ from torch_memory_saver.observe._store.command import lines_of, sentence_of
 from torch_memory_saver.observe._store.contents import Contents, PublishedName, StoredObject
 
 MIB = 1 << 20
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_the_listing(made: MadeStore, command: Program) -> None:
@@ -32,9 +44,12 @@ def test_the_listing(made: MadeStore, command: Program) -> None:
     assert command("store", "--dir", str(made.path)).stdout == done.stdout
 
 
-def test_everything_that_can_be_on_it() -> None:
+def test_everything_that_can_be_on_it(utc: None) -> None:
     objects = (StoredObject("a" * 32, MIB, holders=1, listed=False),)
-    names = (PublishedName("red\x1b[31m/rank0", 5 * MIB, 7),)
+    names = (
+        PublishedName("red\x1b[31m/rank0", 5 * MIB, 7, 0, "files=qwen@0123456789abcdef rank=0", ""),
+        PublishedName("b", 0, 0, 60, "", "it is damaged"),
+    )
     contents = Contents(Path("/memory"), objects, names, holders=1, dead=2, unfinished=3, unfinished_bytes=4 * MIB)
     assert lines_of(contents) == [
         "/memory: 5 MiB in 1 object; 1 process uses the store",
@@ -42,9 +57,11 @@ def test_everything_that_can_be_on_it() -> None:
         "OBJECT                             SIZE  HOLDERS",
         "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa  1 MiB        1",
         "",
-        "PUBLISHED NAME        SIZE  OBJECTS",
-        "'red\\x1b[31m/rank0'  5 MiB        7",
+        "PUBLISHED NAME        SIZE  OBJECTS  PUBLISHED         IDENTITY",
+        "'red\\x1b[31m/rank0'  5 MiB        7  1970-01-01 00:00  files=qwen@0123456789a...",
+        "b                      0 B        0  1970-01-01 00:01",
         "",
+        "b cannot be adopted: it is damaged. Publish it again, or remove it with --remove",
         "3 unfinished objects: 4 MiB",
         "1 object can be found by no other process, and will be released with the last holder or name",
         "2 holders of dead processes: the next pause of any process removes them, or --clean",
@@ -63,6 +80,24 @@ def test_cleaning(made: MadeStore, command: Program) -> None:
     assert lines[0] == "removed 1 holder of a dead process, 0 unfinished objects and 1 object: 1 MiB"
     assert lines[1] == f"{made.path}: 1 MiB in 1 object; 1 process uses the store"
     assert len(lines) == 5
+
+
+def test_damage_is_named(made: MadeStore, command: Program) -> None:
+    made.object("a", MIB, made.published("lacking", "a" * 32, "b" * 32))
+    (made.published("torn") / "manifest.json").write_text("{")
+    lines = command("store", TMS_SHARED_DIR=str(made.path)).stdout.splitlines()
+    assert lines[-2] == (
+        "lacking cannot be adopted: of its 2 objects 1 is missing. Publish it again, or remove it with --remove"
+    )
+    assert lines[-1].startswith("torn cannot be adopted: its manifest is damaged (JSONDecodeError: ")
+
+
+def test_a_folder_on_another_file_system(command: Program) -> None:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as other:
+        (Path(other) / "objects").mkdir()
+        done = command("store", "--dir", other, status=1)
+    assert done.stdout.startswith(f"{other}: 0 B")
+    assert done.stderr.startswith("no process can use this store: it is on ")
 
 
 def test_removing_published_weights(made: MadeStore, command: Program) -> None:
@@ -148,6 +183,6 @@ def test_a_key_that_no_process_can_use(made: MadeStore, command: Program, conten
     done = command("store", "--clean", TMS_SHARED_DIR=str(made.path), status=1)
     assert done.stdout.splitlines()[1] == f"{made.path}: 0 B in 0 objects; 0 processes use the store"
     assert done.stderr == (
-        f"a backup could not be used: the key '{made.path}/key' {why}. Remove the folder when no "
-        "process uses it, or set TMS_SHARED_DIR to another.\n"
+        f"no process can use this store: a backup could not be used: the key '{made.path}/key' {why}. Remove the folder when no "
+        "process uses it, or set TMS_SHARED_DIR to another\n"
     )

@@ -55,7 +55,7 @@ def test_published_names(made: MadeStore) -> None:
     made.object("b", MIB, published)
     (made.published("removed") / "manifest.json").unlink()
     contents = read_store(made.path)
-    assert contents.names == (PublishedName("qwen", 3 * MIB, 2),)
+    assert contents.names == (PublishedName("qwen", 3 * MIB, 2, 0, "files=made rank=0", ""),)
     assert [each.holders for each in contents.objects] == [1, 0]
     assert contents.bytes == 3 * MIB, "what is published and held is there once"
 

@@ -98,12 +98,21 @@ def test_what_cannot_be_drawn_is_one_sentence(
     assert not page.exists()
 
 
+def test_a_foreign_file_in_a_folder_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    event_file(tmp_path / "events.json")
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["timeline", str(tmp_path), "-o", str(tmp_path / "out.html")]) == 0
+    (record,) = caplog.records
+    assert f"{tmp_path}/config.json is not a file of write_events" in record.getMessage()
+    assert record.getMessage().endswith(". It is skipped")
+
+
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = event_file(tmp_path / "events.json")
     for page in (path / "new" / "out.html", tmp_path):
         assert main(["timeline", str(path), "-o", str(page)]) == 2
         captured = capsys.readouterr()
-        assert f"{page}: " in captured.err
+        assert f": timeline: {page}: " in captured.err and "the page was not written; choose another folder" in captured.err
         assert captured.err.count("\n") == 1
     assert sorted(each.name for each in tmp_path.iterdir()) == ["events.json"]
 
