@@ -192,10 +192,14 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
         error,
         ".\n- Everything stays paused, and resume() can be called again.\n- If this process holds the memory, "
         "pause other tags, delete tensors and empty the framework's cache.\n- If other processes hold the memory, "
-        "pause or end them; resume(timeout=seconds) waits for them.\n- %s failed with %s (%d) for ",
+        "pause or end them; resume(timeout=seconds) waits for them.\n- %s failed with %s (%d)",
         error->call, error->result_name, (int)error->driver_result);
-    tms_error_append_bytes(error, error->bytes);
-    tms_error_append(error, " of tag '%s'.", error->tag);
+    if (error->bytes) {
+        tms_error_append(error, " for ");
+        tms_error_append_bytes(error, error->bytes);
+    }
+    if (error->tag[0]) tms_error_append(error, " of tag '%s'", error->tag);
+    tms_error_append(error, ".");
 }
 
 /* Returns a seed that is not 0 and differs in two processes that begin at the same time. */
