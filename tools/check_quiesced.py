@@ -33,6 +33,7 @@ UNWAITED = {
     ("core/allocation/free.c", "tms_saver_retire", "tms_quiesced_by_program"): "the program has unmapped it",
     ("core/allocation/handles.c", "tms_handles_unmap", "tms_quiesced_by_program"): "the program unmaps it",
     ("core/allocation/handles.c", "make_segment", "tms_quiesced_never_handed_out"): "the allocation has failed",
+    ("core/allocation/handles.c", "map_own", "tms_quiesced_never_handed_out"): "the map before has failed",
     ("core/allocation/handles.c", "tms_handles_map", "tms_quiesced_never_handed_out"): "it was never mapped",
     ("core/allocation/handles.c", "tms_handles_release", "tms_quiesced_never_handed_out"): "it was never mapped",
 }

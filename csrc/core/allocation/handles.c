@@ -155,6 +155,10 @@ static tms_status_t map_own(tms_saver_t *saver, tms_handle_t *handle, uint64_t a
     tms_device_mask_t peers = 0;
     tms_status_t status = tms_devices_peers(saver->devices, segment->device, &peers, context, error);
     if (status != TMS_OK) return status;
+    if (run->mapped) { /* a map before has failed, and so has undoing it */
+        status = tms_run_depopulate(run, tms_quiesced_never_handed_out(), driver, context, error);
+        if (status != TMS_OK) return status;
+    }
     run->begin = address;
     run->end = address + bytes;
     status = run->has_handle ? tms_run_map(run, driver, peers, context, error)
