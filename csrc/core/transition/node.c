@@ -62,7 +62,7 @@ static bool is_usable(const node_call_t *call, const tms_shared_piece_t *piece) 
 
 /* Under the lock. Returns a segment in the piece that is not active, or NULL. */
 static const tms_segment_t *find_inactive(const tms_saver_t *saver, const tms_shared_piece_t *piece) {
-    for (uint64_t at = piece->address; at < piece->address + piece->bytes;) {
+    for (uint64_t at = piece->address; at - piece->address < piece->bytes;) {
         tms_registry_node_t *node = tms_registry_find(&saver->registry, at);
         if (!node) return NULL; /* not managed */
         const tms_segment_t *segment = tms_segment_of(node);
