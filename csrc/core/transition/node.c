@@ -386,7 +386,8 @@ typedef struct group {
 
 #define FOR_EACH_PART(part, group)                                                                                          \
     for (part_t *part = (group)->call->parts + (group)->first; part < (group)->call->parts + (group)->end; part++)          \
-        if (part->piece->device == (uint64_t)(group)->device)
+        if (part->piece->device != (uint64_t)(group)->device) {                                                             \
+        } else
 
 /* Places as many parts as fit in the scratch memory. */
 static void extend(group_t *group) {
