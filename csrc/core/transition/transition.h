@@ -24,7 +24,7 @@
  * undoes everything if it is cancelled.
  *
  * Any thread, but not from inside another of these calls on the same thread (`interrupted`, a signal handler, a finaliser).
- * Takes the saver's lock to change states only. This header declares the common part, for pause.c, resume.c and restore.c.
+ * Takes the saver's lock to change states only. This header declares the part that the modules of a call share.
  */
 #ifndef TMS_TRANSITION_H
 #define TMS_TRANSITION_H
