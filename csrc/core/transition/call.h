@@ -34,7 +34,7 @@ typedef struct tms_transition_planned {
     tms_segment_t *first, **end;   /* in order of allocation; a resume sorts them */
     tms_device_mask_t collectable; /* only segments of these devices are selected */
     tms_device_mask_t owners;      /* devices that own a segment on the list */
-    tms_device_mask_t affected;    /* devices that have access to such a segment */
+    tms_device_mask_t affected;    /* devices that have access to such a segment; with `any_memory`, that have the memory */
     tms_device_mask_t peers_seen;  /* saver->peers.seen when the list was built */
     bool incomplete;               /* the list lacks selected segments that are damaged */
     size_t given_up;               /* segments whose backups the call gives up */
