@@ -41,7 +41,7 @@ _TRANSITIONS = (
         "    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);\n"
         "    if (status == TMS_OK) status = save(t, error);",
         "    tms_status_t status = TMS_OK;\n"
-        "    quiesced = tms_quiesced_never_handed_out();\n"
+        "    quiesced = tms_quiesced_without_users();\n"
         "    if (keeps_contents(t)) status = tms_transition_quiesce(t, &quiesced, error);\n"
         "    if (status == TMS_OK) status = save(t, error);",
         (

@@ -110,7 +110,7 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
         status = populate(saver, segment, driver, devices, context, error);
     }
     if (status != TMS_OK) {
-        (void)tms_saver_release_segment(saver, segment, tms_quiesced_never_handed_out());
+        (void)tms_saver_release_segment(saver, segment, tms_quiesced_without_users());
         return status;
     }
     *made = segment;

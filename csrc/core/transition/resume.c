@@ -67,7 +67,7 @@ static void undo_run(tms_transition_t *t, tms_run_t *run) {
         t->done.damaged = true;
         return;
     }
-    if (tms_run_depopulate(run, tms_quiesced_never_handed_out(), t->driver, &context, &reason) == TMS_OK) return;
+    if (tms_run_depopulate(run, tms_quiesced_without_users(), t->driver, &context, &reason) == TMS_OK) return;
     t->done.damaged = true;
     tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
                       "This call was part of undoing a failed resume. The memory is damaged: it stays allocated, and later "
