@@ -123,6 +123,11 @@ tms_status_t tms_devices_load(tms_devices_t *devices, const tms_driver_table_t *
     return TMS_OK;
 }
 
+tms_status_t tms_devices_check(const tms_device_table_t *table, const tms_error_context_t *context, tms_error_t *error) {
+    if (context->device >= 0 && context->device < table->count) return TMS_OK;
+    return tms_error_set(error, TMS_INVALID_ARGUMENT, context, "devices 0 to %d exist", table->count - 1);
+}
+
 static bool is_active(const tms_driver_table_t *driver, CUdevice device, tms_status_t *status,
                       const tms_error_context_t *context, tms_error_t *error) {
     unsigned int flags = 0;
