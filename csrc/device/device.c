@@ -225,9 +225,6 @@ static _Thread_local struct {
     unsigned count;
 } pushed;
 
-/* A call that undoes a change is retried at once: it may report the asynchronous error of an earlier call. */
-enum { UNDO_ATTEMPTS = 3 };
-
 static void settle_stack(const tms_driver_table_t *driver) {
     while (pushed.count > 0) {
         CUcontext current = NULL;
@@ -269,7 +266,7 @@ static void pop(const tms_devices_t *devices, const tms_driver_table_t *driver, 
         note_unpopped(left, below);
         return;
     }
-    for (int i = 0; i < UNDO_ATTEMPTS && status != TMS_OK; i++) {
+    for (int i = 0; i < TMS_UNDO_ATTEMPTS && status != TMS_OK; i++) {
         CUcontext popped = NULL;
         status = TMS_DRIVER_CALL(driver, context, &reason, cuCtxPopCurrent, &popped);
         if (status != TMS_OK && tms_driver_is_gone(&reason)) return;

@@ -86,11 +86,7 @@ static inline tms_error_context_t tms_transition_context(const tms_transition_t 
     return (tms_error_context_t){.operation = t->asked.operation, .device = device};
 }
 static inline tms_error_context_t tms_transition_context_of(const tms_transition_t *t, const tms_segment_t *segment) {
-    return (tms_error_context_t){.operation = t->asked.operation,
-                                 .device = segment->device,
-                                 .bytes = tms_segment_reserved(segment),
-                                 .address = tms_segment_address(segment),
-                                 .tag = segment->tag->name};
+    return tms_saver_context(t->asked.operation, segment);
 }
 static inline tms_error_context_t tms_transition_context_of_run(const tms_transition_t *t, const tms_run_t *run) {
     return (tms_error_context_t){.operation = t->asked.operation,

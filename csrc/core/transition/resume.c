@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/random.h"
 #include "base/thread.h"
 #include "core/allocation/free.h"
 #include "core/allocation/reclaim.h"
@@ -210,11 +211,7 @@ static uint32_t seed(const tms_transition_t *t) {
 }
 
 static double next_delay(patience_t *patience) {
-    enum { SHIFT_A = 13, SHIFT_B = 17, SHIFT_C = 5 }; /* of Marsaglia's xorshift */
-    patience->random ^= patience->random << SHIFT_A;
-    patience->random ^= patience->random >> SHIFT_B;
-    patience->random ^= patience->random << SHIFT_C;
-    double delay = patience->delay * (0.5 + 0.5 * (double)patience->random / (double)UINT32_MAX);
+    double delay = patience->delay * (0.5 + 0.5 * (double)tms_random_next(&patience->random) / (double)UINT32_MAX);
     patience->delay = patience->delay * 2 < MOST_DELAY_SECONDS ? patience->delay * 2 : MOST_DELAY_SECONDS;
     return delay;
 }
