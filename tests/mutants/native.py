@@ -402,8 +402,8 @@ _WAITS = (
     Mutant(
         "a-forked-child-waits-for-a-resume-of-its-parent",
         _PENDING,
-        "    if (pending->process != getpid())\n        return tms_error_set(",
-        "    if (pending->process == -1)\n        return tms_error_set(",
+        "if (pending->process != getpid()) return tms_wait_fail_forked(",
+        "if (pending->process == -1) return tms_wait_fail_forked(",
         (_TEST_PENDING,),
     ),
     Mutant(

@@ -244,8 +244,7 @@ static tms_status_t await(tms_pending_t *pending, bool (*holds)(const tms_pendin
     const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
     tms_wait_t wait;
     tms_wait_begin(&wait, interrupted, interrupt_context, INFINITY);
-    if (pending->process != getpid())
-        return tms_error_set(error, TMS_FORKED, &context, "the call began in the parent process, which owns the memory");
+    if (pending->process != getpid()) return tms_wait_fail_forked(&context, error);
     pthread_mutex_lock(&pending->lock);
     while (!holds(pending)) {
         tms_wait_on_condition(&wait, &pending->changed, &pending->lock);
