@@ -2,8 +2,8 @@
 
 core/model/quiesced.c makes such values in four functions (core/model/quiesced.h). Elsewhere in csrc a value is only
 declared, passed and assigned as a whole. The check fails on every other way to make one: an initialiser, a compound
-literal or a cast, a field, `memset` and the like. It fails on a call of `tms_quiesced_never_handed_out`,
-`tms_quiesced_by_program` or `tms_quiesced_devices_lost` from a function that is not listed here with its reason, and on a
+literal or a cast, a field, `memset` and the like. It fails on a call of `tms_quiesced_without_users`,
+`tms_quiesced_by_program` or `tms_quiesced_at_rest_or_lost` from a function that is not listed here with its reason, and on a
 listed function that makes none any more. It also fails on `cuMemUnmap` outside of the functions listed for it; the
 interposers only pass on what the program itself unmaps."""
 
@@ -18,23 +18,24 @@ HOME = {"core/model/quiesced.c", "core/model/quiesced.h"}
 
 #: The callers that may state without waiting that memory is quiesced, as (file, function, maker), and the reason.
 UNWAITED = {
-    ("core/model/run.c", "tms_run_map", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
-    ("core/model/guard.c", "tms_guard_map", "tms_quiesced_never_handed_out"): "it undoes its own mapping",
-    ("core/transition/guard_mode.c", "make_page", "tms_quiesced_never_handed_out"): "making the page has failed",
-    ("core/allocation/free.c", "tms_saver_drop_guard", "tms_quiesced_never_handed_out"): "the page itself is ours",
-    ("core/allocation/allocation.c", "make_segment", "tms_quiesced_never_handed_out"): "the allocation has failed",
+    ("core/model/run.c", "tms_run_map", "tms_quiesced_without_users"): "it undoes its own mapping",
+    ("core/model/guard.c", "tms_guard_map", "tms_quiesced_without_users"): "it undoes its own mapping",
+    ("core/transition/guard_mode.c", "make_page", "tms_quiesced_without_users"): "making the page has failed",
+    ("core/allocation/free.c", "tms_saver_drop_guard", "tms_quiesced_without_users"): "the page itself is ours",
+    ("core/allocation/allocation.c", "make_segment", "tms_quiesced_without_users"): "the allocation has failed",
     (
         "core/transition/resume.c",
         "undo_run",
-        "tms_quiesced_never_handed_out",
+        "tms_quiesced_without_users",
     ): "a failed resume, which has waited for its copies",
-    ("core/allocation/free.c", "tms_saver_await_users", "tms_quiesced_never_handed_out"): "no device has access",
-    ("core/allocation/free.c", "tms_saver_await_users", "tms_quiesced_devices_lost"): "waiting has found them lost",
+    ("core/allocation/free.c", "tms_saver_await_users", "tms_quiesced_without_users"): "no device has access",
+    ("core/allocation/free.c", "tms_saver_await_users", "tms_quiesced_at_rest_or_lost"): "waiting has found them lost",
     ("core/allocation/free.c", "tms_saver_retire", "tms_quiesced_by_program"): "the program has unmapped it",
     ("core/allocation/handles.c", "tms_handles_unmap", "tms_quiesced_by_program"): "the program unmaps it",
-    ("core/allocation/handles.c", "make_segment", "tms_quiesced_never_handed_out"): "the allocation has failed",
-    ("core/allocation/handles.c", "tms_handles_map", "tms_quiesced_never_handed_out"): "it was never mapped",
-    ("core/allocation/handles.c", "tms_handles_release", "tms_quiesced_never_handed_out"): "it was never mapped",
+    ("core/allocation/handles.c", "make_segment", "tms_quiesced_without_users"): "the allocation has failed",
+    ("core/allocation/handles.c", "map_own", "tms_quiesced_without_users"): "the map before has failed",
+    ("core/allocation/handles.c", "tms_handles_map", "tms_quiesced_without_users"): "it was never mapped",
+    ("core/allocation/handles.c", "tms_handles_release", "tms_quiesced_without_users"): "it was never mapped",
 }
 
 #: The functions that unmap, as (file, function): they refuse to without a value that covers every device with access.
@@ -50,7 +51,7 @@ _FORBIDDEN = {
     "the raw memory of one": re.compile(r"\bmem(?:set|cpy|move)\([^;]*\bquiesced\b"),
     "a designated initialiser": re.compile(r"\.quiesced\s*=\s*\{"),
 }
-_MAKER = re.compile(r"\b(tms_quiesced_(?:never_handed_out|by_program|devices_lost))\(")
+_MAKER = re.compile(r"\b(tms_quiesced_(?:without_users|by_program|at_rest_or_lost))\(")
 _FUNCTION = re.compile(r"^\w[^;{}()]*?\b(\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
 
 

@@ -158,11 +158,10 @@ tms_status_t tms_api_reserve_host_memory(uint64_t bytes, int32_t device, tms_err
     tms_status_t status = tms_saver_check_process(&state->saver, &context, error);
     if (status == TMS_OK) status = tms_saver_check_settings(&state->saver, error);
     if (status == TMS_OK) status = tms_devices_load(&state->devices, NULL, &devices, &context, error);
-    if (status == TMS_OK && device == TMS_NO_DEVICE) status = tms_devices_current(&state->devices, &device, &context, error);
-    if (status != TMS_OK) return status;
-    if (device < 0 || device >= devices->count)
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "devices 0 to %d exist", devices->count - 1);
-    return tms_host_store_reserve(&state->saver.stores.host, device, bytes, error);
+    if (status == TMS_OK && device == TMS_NO_DEVICE)
+        status = tms_devices_current(&state->devices, &context.device, &context, error);
+    if (status == TMS_OK) status = tms_devices_check(devices, &context, error);
+    return status == TMS_OK ? tms_host_store_reserve(&state->saver.stores.host, context.device, bytes, error) : status;
 }
 
 void tms_api_release_host_memory(void) {
@@ -288,9 +287,7 @@ tms_status_t tms_api_active_devices(uint64_t *mask, tms_error_t *error) {
 static tms_status_t load_device(const tms_error_context_t *context, tms_state_t **made, const tms_driver_table_t **driver,
                                 const tms_device_table_t **devices, tms_error_t *error) {
     tms_status_t status = load_devices(context, made, driver, devices, error);
-    if (status == TMS_OK && (context->device < 0 || context->device >= (*devices)->count))
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, context, "devices 0 to %d exist", (*devices)->count - 1);
-    return status;
+    return status == TMS_OK ? tms_devices_check(*devices, context, error) : status;
 }
 
 tms_status_t tms_api_device_info(int32_t device, tms_device_info_t *info, tms_error_t *error) {

@@ -16,10 +16,8 @@ tms_status_t tms_ordinary_allocate(tms_state_t *state, uint64_t bytes, int devic
     CUdeviceptr made = 0;
     tms_status_t status = tms_saver_check_process(&state->saver, &context, error);
     if (status == TMS_OK) status = tms_devices_load(&state->devices, &driver, &devices, &context, error);
-    if (status != TMS_OK) return status;
-    if (device < 0 || device >= devices->count)
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "devices 0 to %d exist", devices->count - 1);
-    status = tms_devices_enter(&state->devices, device, &context, error);
+    if (status == TMS_OK) status = tms_devices_check(devices, &context, error);
+    if (status == TMS_OK) status = tms_devices_enter(&state->devices, device, &context, error);
     if (status != TMS_OK) return status;
     status = TMS_DRIVER_CALL(driver, &context, error, cuMemAlloc, &made, bytes);
     tms_devices_leave(&state->devices, device);

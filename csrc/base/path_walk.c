@@ -24,12 +24,15 @@ static int fail(tms_directory_failure_t *failure, const char *call, int os_error
     return NOT_OPEN;
 }
 
-/* Opening may wait on network file systems and be interrupted. */
-static int open_at(int directory, const char *name, int flags) {
+int tms_open_at(int directory, const char *name, int flags, mode_t mode) {
     int fd;
-    do fd = openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC | flags);
+    do fd = openat(directory, name, flags | O_CLOEXEC, mode);
     while (fd < 0 && errno == EINTR);
     return fd;
+}
+
+static int open_at(int directory, const char *name, int flags) {
+    return tms_open_at(directory, name, O_PATH | O_NOFOLLOW | flags, 0);
 }
 
 /* Takes the first component off the path. False: none is left. */

@@ -1,21 +1,13 @@
 #include "base/registry.h"
 
+#include "base/random.h"
+
 /* Every walk is a loop over links (addresses of the pointers to nodes), so a degenerate tree costs time but no stack. The
  * expected depth is logarithmic. */
 
 enum { RANDOM_SEED = 0x9E3779B9 & 0x7FFFFFFF }; /* any value but 0 */
 
 void tms_registry_init(tms_registry_t *registry) { *registry = (tms_registry_t){.random = RANDOM_SEED}; }
-
-/* xorshift32, which never leaves a non-zero state. */
-static uint32_t next_priority(tms_registry_t *registry) {
-    uint32_t state = registry->random;
-    state ^= state << 13;
-    state ^= state >> 17;
-    state ^= state << 5;
-    registry->random = state;
-    return state;
-}
 
 /* Splits a tree into the nodes before and from `key` on. */
 static void split(tms_registry_node_t *tree, uint64_t key, tms_registry_node_t **before, tms_registry_node_t **after) {
@@ -51,7 +43,7 @@ static void join(tms_registry_node_t **link, tms_registry_node_t *left, tms_regi
 }
 
 void tms_registry_insert(tms_registry_t *registry, tms_registry_node_t *node) {
-    node->priority = next_priority(registry);
+    node->priority = tms_random_next(&registry->random);
     tms_registry_node_t **link = &registry->root;
     while (*link && (*link)->priority >= node->priority) {
         link = node->begin < (*link)->begin ? &(*link)->left : &(*link)->right;

@@ -7,9 +7,6 @@ static _Thread_local struct {
     CUstreamCaptureMode before; /* the former mode, if `changed` */
 } own;
 
-/* A call that undoes a change is retried at once: it may report the asynchronous error of an earlier call. */
-enum { UNDO_ATTEMPTS = 3 };
-
 static const tms_error_context_t context = {.operation = "change the thread's capture mode", .device = TMS_NO_DEVICE};
 
 void tms_capture_mode_relax(const tms_driver_table_t *driver, tms_log_t *log) {
@@ -35,7 +32,7 @@ static bool restore(const tms_driver_table_t *driver, tms_error_t *reason) {
 void tms_capture_mode_restore(const tms_driver_table_t *driver, tms_log_t *log) {
     tms_error_t reason;
     if (--own.depth > 0 || !own.changed) return;
-    for (int i = 0; i < UNDO_ATTEMPTS; i++) {
+    for (int i = 0; i < TMS_UNDO_ATTEMPTS; i++) {
         if (restore(driver, &reason)) return;
     }
     tms_log_write(log, TMS_LOG_ERROR, "%s This thread's capture mode stays relaxed until a later call can restore it.",

@@ -7,10 +7,6 @@ uintptr_t tms_capture_key(void *stream) {
     return stream == (void *)CU_STREAM_PER_THREAD ? (uintptr_t)&own_stream : (uintptr_t)stream;
 }
 
-static bool is_default(void *stream) {
-    return !stream || stream == (void *)CU_STREAM_LEGACY || stream == (void *)CU_STREAM_PER_THREAD;
-}
-
 /* Gets the identifier of the device's primary context. Returns false if there is no such context or its identifier is
  * unknown. */
 static bool find_primary(tms_devices_t *devices, const tms_driver_table_t *driver, int device,
@@ -28,7 +24,7 @@ tms_capture_stream_t tms_capture_locate(tms_devices_t *devices, void *stream) {
     CUcontext context = NULL;
     unsigned long long primary = 0;
     tms_device_mask_t active = 0;
-    if (!driver || !table || is_default(stream) || !driver->cuStreamIsCapturing || !driver->cuStreamGetCtx ||
+    if (!driver || !table || tms_is_default_stream(stream) || !driver->cuStreamIsCapturing || !driver->cuStreamGetCtx ||
         !driver->cuCtxGetId || driver->cuStreamGetCtx(stream, &context) != CUDA_SUCCESS ||
         driver->cuCtxGetId(context, &where.context) != CUDA_SUCCESS ||
         tms_devices_active(devices, &active, &asking, NULL) != TMS_OK)

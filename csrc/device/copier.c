@@ -22,14 +22,6 @@ struct tms_copier_holdings {
     tms_copier_relay_t *relays; /* in the order of adding */
 };
 
-/* Whether no retry is needed: the driver released the object, or has shut down and released everything. */
-static bool is_gone(CUresult result) {
-    return result == CUDA_SUCCESS || tms_status_from_driver(result) == TMS_DRIVER_UNAVAILABLE;
-}
-
-/* Whether the driver released an object. A driver that lacks the call counts as one that fails it. */
-#define RELEASED(driver, name, held) ((driver)->name && is_gone((driver)->name(held)))
-
 static void release_host_memory(struct tms_copier_holdings *held, const tms_driver_table_t *driver, const tms_wait_t *wait) {
     while (held->relays) {
         tms_copier_relay_t *relay = held->relays;
@@ -58,9 +50,9 @@ static tms_quarantine_mask_t release_holdings(struct tms_copier_holdings *held, 
         return TMS_QUARANTINE_BIT(OTHER) | (held->memory_count > 0 || held->relays ? TMS_QUARANTINE_BIT(HOST) : 0);
     release_host_memory(held, driver, wait);
     for (int i = 0; i < TMS_COPIER_EVENTS; i++) {
-        if (held->events[i] && RELEASED(driver, cuEventDestroy, held->events[i])) held->events[i] = NULL;
+        if (held->events[i] && TMS_RELEASED(driver, cuEventDestroy, held->events[i])) held->events[i] = NULL;
     }
-    if (held->stream && RELEASED(driver, cuStreamDestroy, held->stream)) held->stream = NULL;
+    if (held->stream && TMS_RELEASED(driver, cuStreamDestroy, held->stream)) held->stream = NULL;
     bool other = held->stream || held->events[0] || held->events[1];
     return other ? TMS_QUARANTINE_BIT(OTHER) : 0;
 }

@@ -123,6 +123,11 @@ tms_status_t tms_devices_load(tms_devices_t *devices, const tms_driver_table_t *
     return TMS_OK;
 }
 
+tms_status_t tms_devices_check(const tms_device_table_t *table, const tms_error_context_t *context, tms_error_t *error) {
+    if (context->device >= 0 && context->device < table->count) return TMS_OK;
+    return tms_error_set(error, TMS_INVALID_ARGUMENT, context, "devices 0 to %d exist", table->count - 1);
+}
+
 static bool is_active(const tms_driver_table_t *driver, CUdevice device, tms_status_t *status,
                       const tms_error_context_t *context, tms_error_t *error) {
     unsigned int flags = 0;
@@ -220,9 +225,6 @@ static _Thread_local struct {
     unsigned count;
 } pushed;
 
-/* A call that undoes a change is retried at once: it may report the asynchronous error of an earlier call. */
-enum { UNDO_ATTEMPTS = 3 };
-
 static void settle_stack(const tms_driver_table_t *driver) {
     while (pushed.count > 0) {
         CUcontext current = NULL;
@@ -264,7 +266,7 @@ static void pop(const tms_devices_t *devices, const tms_driver_table_t *driver, 
         note_unpopped(left, below);
         return;
     }
-    for (int i = 0; i < UNDO_ATTEMPTS && status != TMS_OK; i++) {
+    for (int i = 0; i < TMS_UNDO_ATTEMPTS && status != TMS_OK; i++) {
         CUcontext popped = NULL;
         status = TMS_DRIVER_CALL(driver, context, &reason, cuCtxPopCurrent, &popped);
         if (status != TMS_OK && tms_driver_is_gone(&reason)) return;

@@ -45,6 +45,9 @@ void tms_devices_release(tms_devices_t *devices); /* waits for the helpers of ca
 tms_status_t tms_devices_load(tms_devices_t *devices, const tms_driver_table_t **driver, const tms_device_table_t **table,
                               const tms_error_context_t *context, tms_error_t *error);
 
+/* TMS_INVALID_ARGUMENT if the device of the context does not exist. */
+tms_status_t tms_devices_check(const tms_device_table_t *table, const tms_error_context_t *context, tms_error_t *error);
+
 /* The devices whose primary context is active. Costs one cheap driver call for each device. */
 tms_status_t tms_devices_active(tms_devices_t *devices, tms_device_mask_t *mask, const tms_error_context_t *context,
                                 tms_error_t *error);

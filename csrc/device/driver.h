@@ -129,6 +129,21 @@ static inline bool tms_driver_is_gone(const tms_error_t *error) {
     return error->driver_result == CUDA_ERROR_DEINITIALIZED || error->driver_result == CUDA_ERROR_NOT_INITIALIZED;
 }
 
+/* Whether the driver released an object, or has shut down and released everything, so that no retry is needed. A driver that
+ * lacks the call counts as one that fails it. */
+#define TMS_RELEASED(table, name, held) ((table)->name && tms_driver_has_released((table)->name(held)))
+
+static inline bool tms_driver_has_released(CUresult result) {
+    return result == CUDA_SUCCESS || tms_status_from_driver(result) == TMS_DRIVER_UNAVAILABLE;
+}
+
+/* A call that undoes a change is retried at once: it may report the asynchronous error of an earlier call. */
+enum { TMS_UNDO_ATTEMPTS = 3 };
+
+static inline bool tms_is_default_stream(const void *stream) {
+    return !stream || stream == (void *)CU_STREAM_LEGACY || stream == (void *)CU_STREAM_PER_THREAD;
+}
+
 /* Calls an entry point; evaluates to a status and fills *error on failure. `table->name` may be missing. */
 #define TMS_DRIVER_CALL(table, context, error, name, ...)                                                                   \
     tms_driver_check((table), (context), #name, (table)->name ? (table)->name(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND, (error))

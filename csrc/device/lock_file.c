@@ -11,7 +11,8 @@
 
 enum {
     FILE_MODE = 0600,
-    OTHERS = 077, /* permissions that a file must not have */
+    INTERRUPTED_ATTEMPTS = 100, /* of flock; a file system that interrupts all of them counts as one without locks */
+    OTHERS = 077,               /* permissions that a file must not have */
     NOT_OPEN = -1
 };
 
@@ -59,11 +60,10 @@ int tms_lock_file_open(int directory, const char *name, int flags, tms_lock_fail
 }
 
 int tms_lock_file_try(int fd) {
-    int result;
-    do {
-        result = flock(fd, LOCK_EX | LOCK_NB);
-    } while (result != 0 && errno == EINTR);
-    return result == 0 ? 0 : errno;
+    for (int attempt = 1; flock(fd, LOCK_EX | LOCK_NB) != 0; attempt++) {
+        if (errno != EINTR || attempt == INTERRUPTED_ATTEMPTS) return errno;
+    }
+    return 0;
 }
 
 bool tms_lock_file_find_current(int fd, bool *current, tms_lock_failure_t *failure) {

@@ -45,7 +45,7 @@ void tms_lock_append_name(tms_lock_failure_t *failure, const char *name);
 /* Opens and checks a file. `flags` is O_CREAT or 0. Returns its descriptor, or -1 and the failure with the path
  * of the directory. */
 int tms_lock_file_open(int directory, const char *name, int flags, tms_lock_failure_t *failure);
-/* Locks an open file without waiting. Returns 0 or an errno: EWOULDBLOCK if it is locked already. */
+/* Locks any open file without waiting. Returns 0 or an errno: EWOULDBLOCK if it is locked already. */
 int tms_lock_file_try(int fd);
 /* Whether an open file is still the one at the path in the failure. */
 bool tms_lock_file_find_current(int fd, bool *current, tms_lock_failure_t *failure);

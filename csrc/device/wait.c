@@ -47,10 +47,13 @@ bool tms_wait_interrupted(tms_wait_t *wait) {
     return wait->cancelled;
 }
 
+tms_status_t tms_wait_fail_forked(const tms_error_context_t *context, tms_error_t *error) {
+    return tms_error_set(error, TMS_FORKED, context, "the call began in the parent process, which owns the memory");
+}
+
 tms_status_t tms_wait_check(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
     if (!tms_wait_interrupted(wait)) return TMS_OK;
-    if (getpid() != wait->process)
-        return tms_error_set(error, TMS_FORKED, context, "the call began in the parent process, which owns the memory");
+    if (getpid() != wait->process) return tms_wait_fail_forked(context, error);
     tms_error_context_t call = {.operation = context->operation, .device = TMS_NO_DEVICE};
     return tms_error_set(error, TMS_INTERRUPTED, &call, NULL);
 }

@@ -54,6 +54,9 @@ bool tms_wait_interrupted(tms_wait_t *wait);
  * `interrupted` forked. */
 tms_status_t tms_wait_check(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error);
 
+/* Fills *error for a call that continues in a forked child. Returns TMS_FORKED. */
+tms_status_t tms_wait_fail_forked(const tms_error_context_t *context, tms_error_t *error);
+
 /* Calls `interrupted` at once, and otherwise does what tms_wait_check does. */
 tms_status_t tms_wait_ask(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error);
 

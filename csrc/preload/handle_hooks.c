@@ -17,15 +17,9 @@ enum { FABRIC = 8 }; /* CU_MEM_HANDLE_TYPE_FABRIC of newer headers */
 /* How long a map waits for a resume that fills the memory at its addresses. */
 enum { MAP_SECONDS = 60, MAP_POLL_MILLISECONDS = 1 };
 
-static const char allocator_prefix[] = "libc10_cuda.so";
+static const char *const allocator_prefixes[] = {"libc10_cuda.so", NULL};
 
 /* ---- callers ---- */
-
-static bool is_allocator(const tms_caller_object_t *object) {
-    const char *slash = strrchr(object->path, '/');
-    const char *base = slash ? slash + 1 : object->path;
-    return strncmp(base, allocator_prefix, sizeof allocator_prefix - 1) == 0;
-}
 
 /* Whether code of PyTorch's allocator, which has looked up these functions, is calling. */
 static bool called_by_allocator(const tms_state_t *state, const void *caller) {
@@ -45,12 +39,6 @@ static CUresult result_of(tms_state_t *state, tms_status_t status, const tms_err
 }
 
 /* ---- memory ---- */
-
-/* Whether a failure to create managed memory is the program's. Otherwise the driver creates memory that is not managed. */
-static bool is_final(tms_status_t status) {
-    return status == TMS_OUT_OF_DEVICE_MEMORY || status == TMS_OUT_OF_HOST_MEMORY || status == TMS_DRIVER ||
-           status == TMS_DEVICE_LOST || status == TMS_CAPTURE_IN_PROGRESS;
-}
 
 /* At its first allocation PyTorch asks for memory with fabric handles, and keeps to them if it gets some. Managed memory has
  * file descriptors, for which PyTorch asks next. */
@@ -76,7 +64,7 @@ static CUresult create(CUmemGenericAllocationHandle *handle, size_t bytes, const
         tms_interpreter_prepare_sharing(state);
         return CUDA_SUCCESS;
     }
-    if (is_final(status)) return fail(state, status, &error);
+    if (tms_hook_is_final(status)) return fail(state, status, &error);
     tms_log_once(&state->log, &state->warned_not_managed, TMS_LOG_WARNING,
                  "an allocation in a region is not managed and cannot be paused: %s", error.message);
     return tms_counted_create(CALLER, handle, bytes, properties, flags);
@@ -215,7 +203,7 @@ void *tms_handle_hooks_replace(tms_state_t *state, const void *caller, const cha
         if (strcmp(symbol, replacements[i].symbol) != 0) continue;
         tms_caller_object_t object;
         tms_caller_find((uintptr_t)caller, &object);
-        if (!is_allocator(&object)) return found;
+        if (!tms_hook_is_named(object.path, allocator_prefixes)) return found;
         atomic_store_explicit(&state->allocator_begin, object.begin, memory_order_relaxed);
         atomic_store_explicit(&state->allocator_end, object.end, memory_order_relaxed);
         return replacements[i].function;

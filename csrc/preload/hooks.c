@@ -31,13 +31,6 @@ static tms_status_t ensure_context(tms_state_t *state, tms_error_t *error) {
     return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, &context, "the CUDA runtime did not initialise");
 }
 
-/* Whether to return the failure to the program. Otherwise the real function is called: it returns the program's usual error,
- * or an ordinary allocation if only a managed one is impossible. */
-static bool is_final(tms_status_t status) {
-    return status == TMS_OUT_OF_DEVICE_MEMORY || status == TMS_OUT_OF_HOST_MEMORY || status == TMS_DRIVER ||
-           status == TMS_DEVICE_LOST || status == TMS_CAPTURE_IN_PROGRESS;
-}
-
 static tms_cuda_error_t allocate_ordinary(const tms_count_t *count, void **address, size_t bytes) {
     tms_cuda_error_t result;
     TMS_CALL_REAL(result, count->state, cudaMalloc, address, bytes);
@@ -57,7 +50,7 @@ static tms_cuda_error_t allocate_managed(const tms_count_t *count, const tms_reg
         tms_interpreter_prepare_sharing(state);
         return TMS_CUDA_SUCCESS;
     }
-    if (is_final(status)) {
+    if (tms_hook_is_final(status)) {
         /* Programs expect and handle a lack of device memory. */
         tms_log_level_t level = status == TMS_OUT_OF_DEVICE_MEMORY ? TMS_LOG_INFO : TMS_LOG_WARNING;
         tms_log_write(&state->log, level, "%s", error.message);

@@ -21,6 +21,13 @@ TMS_RUNTIME_HOOKS(TMS_HOOK_DECLARE)
 TMS_DRIVER_HOOKS(TMS_HOOK_DECLARE)
 #undef TMS_HOOK_DECLARE
 
+/* Whether to return a failure to make managed memory to the program. Otherwise the real function is called: it returns the
+ * program's usual error, or memory that is not managed if only managed memory is impossible. */
+static inline bool tms_hook_is_final(tms_status_t status) {
+    return status == TMS_OUT_OF_DEVICE_MEMORY || status == TMS_OUT_OF_HOST_MEMORY || status == TMS_DRIVER ||
+           status == TMS_DEVICE_LOST || status == TMS_CAPTURE_IN_PROGRESS;
+}
+
 /* cuMemCreate, called by the code at `caller`. Host memory is not counted. */
 CUresult tms_counted_create(const void *caller, CUmemGenericAllocationHandle *handle, size_t bytes,
                             const CUmemAllocationProp *properties, unsigned long long flags);

@@ -41,7 +41,7 @@ typedef struct library_search {
     char path[PATH_MAX];
 } library_search_t;
 
-static bool is_named(const char *path, const char *const *prefixes) {
+bool tms_hook_is_named(const char *path, const char *const *prefixes) {
     const char *slash = strrchr(path, '/');
     const char *base = slash ? slash + 1 : path;
     for (; *prefixes; prefixes++) {
@@ -54,7 +54,7 @@ static bool is_named(const char *path, const char *const *prefixes) {
 static int visit(struct dl_phdr_info *info, size_t size, void *data) {
     (void)size;
     library_search_t *search = data;
-    if (!info->dlpi_name || !is_named(info->dlpi_name, search->prefixes)) return 0;
+    if (!info->dlpi_name || !tms_hook_is_named(info->dlpi_name, search->prefixes)) return 0;
     if (search->remaining-- > 0) return 0;
     int length = snprintf(search->path, sizeof(search->path), "%s", info->dlpi_name);
     if (length < 0 || (size_t)length >= sizeof(search->path)) search->path[0] = '\0';

@@ -116,6 +116,8 @@ typedef void (*tms_hook_function_t)(void);
 
 const char *tms_hook_name(tms_hook_t hook);
 static inline bool tms_hook_is_of_driver(tms_hook_t hook) { return hook >= TMS_HOOK_cuCtxGetDevice; }
+/* Whether the file name in a path begins with one of the prefixes. NULL ends the list. */
+bool tms_hook_is_named(const char *path, const char *const *prefixes);
 
 /* Returns the state for an interposer. NULL if there is none, because memory is short, or if TMS_DISABLE is set: the
  * interposer then only calls the real function. */

@@ -231,8 +231,8 @@ _FRESH = (
     Mutant(
         "a-sample-does-not-wait-for-the-device",
         _PEEK,
-        "tms_quiesce(&t->wait, t->saver->devices, t->planned.affected,",
-        "tms_quiesce(&t->wait, t->saver->devices, 0 * t->planned.affected,",
+        "    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);",
+        "    t->planned.affected = 0;\n    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);",
         (_PEEK_TESTS,),
     ),
     Mutant(

@@ -41,7 +41,7 @@ _TRANSITIONS = (
         "    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);\n"
         "    if (status == TMS_OK) status = save(t, error);",
         "    tms_status_t status = TMS_OK;\n"
-        "    quiesced = tms_quiesced_never_handed_out();\n"
+        "    quiesced = tms_quiesced_without_users();\n"
         "    if (keeps_contents(t)) status = tms_transition_quiesce(t, &quiesced, error);\n"
         "    if (status == TMS_OK) status = save(t, error);",
         (
@@ -402,8 +402,8 @@ _WAITS = (
     Mutant(
         "a-forked-child-waits-for-a-resume-of-its-parent",
         _PENDING,
-        "    if (pending->process != getpid())\n        return tms_error_set(",
-        "    if (pending->process == -1)\n        return tms_error_set(",
+        "if (pending->process != getpid()) return tms_wait_fail_forked(",
+        "if (pending->process == -1) return tms_wait_fail_forked(",
         (_TEST_PENDING,),
     ),
     Mutant(

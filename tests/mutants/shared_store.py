@@ -60,9 +60,9 @@ MUTANTS = (
     ),
     Mutant(
         "a-program-that-is-executed-keeps-the-lock",
-        _FILES,
-        "O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC",
-        "O_NOFOLLOW | O_NONBLOCK",
+        "csrc/base/path_walk.c",
+        "flags | O_CLOEXEC",
+        "flags",
         (_TEST_FOLDER, _TEST_ENTRY, _TEST_PROCESSES),
     ),
     Mutant(

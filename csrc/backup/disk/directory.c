@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
@@ -19,6 +18,7 @@
 
 #include "backup/disk/domain.h"
 #include "base/random.h"
+#include "device/lock_file.h"
 
 enum {
     DIRECTORY_MODE = 0700,
@@ -28,7 +28,6 @@ enum {
     NAME_BYTES = 80,    /* "tms-<domain>-<pid>-<random>.unlocked" and its NUL */
     RANDOM_DIGITS = 16, /* of 64 bits in hexadecimal */
     NAME_ATTEMPTS = 8,
-    INTERRUPTED_ATTEMPTS = 100, /* of flock; a file system that interrupts all of them counts as one without locks */
     NEW_SECONDS = 60 /* age after which a lock file without its final name is stale; renaming takes microseconds */
 };
 
@@ -50,16 +49,8 @@ char *tms_disk_absolute_path(const char *path) {
     return absolute;
 }
 
-/* openat may block on network file systems and be interrupted. */
-static int open_again(int directory, const char *name, int flags, mode_t mode) {
-    int fd;
-    do fd = openat(directory, name, flags | O_CLOEXEC, mode);
-    while (fd < 0 && errno == EINTR);
-    return fd;
-}
-
 int tms_disk_open_at(int directory, const char *name, int flags) {
-    return open_again(directory, name, flags | O_NOFOLLOW, FILE_MODE);
+    return tms_open_at(directory, name, flags | O_NOFOLLOW, FILE_MODE);
 }
 
 /* Returns the beginning of the advice about the directory of the backups, or NULL if another directory would not help. */
@@ -133,19 +124,11 @@ bool tms_disk_is_same(const struct stat *found, const tms_disk_identity_t *ident
     return !identity->known || (found->st_dev == identity->device && found->st_ino == identity->number);
 }
 
-/* Returns 0 or errno. */
-static int try_flock(int fd) {
-    for (int attempt = 1; flock(fd, LOCK_EX | LOCK_NB) != 0; attempt++) {
-        if (errno != EINTR || attempt == INTERRUPTED_ATTEMPTS) return errno;
-    }
-    return 0;
-}
-
 /* Locks a new lock file. Returns NULL, or the name of the failed call with errno set: EWOULDBLOCK if the clean-up of another
  * process, whose clock is far ahead, has removed the file or is about to. *locked is false if the file system has no
  * locks. */
 static const char *lock_new_file(int fd, const char *path, bool *locked, const tms_log_t *log) {
-    int os_error = try_flock(fd);
+    int os_error = tms_lock_file_try(fd);
     *locked = os_error == 0;
     errno = os_error;
     if (os_error == EWOULDBLOCK) return "flock";
@@ -310,14 +293,14 @@ static int seize_lock(int directory, const char *name) {
     /* O_RDWR: NFS requires it for a lock. O_NONBLOCK: the name may be a FIFO or a device. */
     int fd = tms_disk_open_at(directory, name, O_RDWR | O_NONBLOCK);
     if (fd < 0) return -1;
-    if (fstat(fd, &found) == 0 && is_own_file(&found) && try_flock(fd) == 0) return fd;
+    if (fstat(fd, &found) == 0 && is_own_file(&found) && tms_lock_file_try(fd) == 0) return fd;
     close(fd);
     return -1;
 }
 
 /* Opens a new stream over a directory, with its own position. */
 static DIR *list_directory(int directory) {
-    int fd = open_again(directory, ".", O_RDONLY | O_DIRECTORY, 0);
+    int fd = tms_open_at(directory, ".", O_RDONLY | O_DIRECTORY, 0);
     DIR *stream = fd < 0 ? NULL : fdopendir(fd);
     if (fd >= 0 && !stream) close(fd);
     return stream;

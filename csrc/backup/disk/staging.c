@@ -71,14 +71,6 @@ tms_status_t tms_disk_staging_grow(tms_disk_staging_t *staging, tms_host_store_t
 
 /* ---- releasing ---- */
 
-/* Whether no retry is needed: the driver released the object, or has shut down and released everything. */
-static bool is_gone(CUresult result) {
-    return result == CUDA_SUCCESS || tms_status_from_driver(result) == TMS_DRIVER_UNAVAILABLE;
-}
-
-/* Whether the driver released an object. A driver that lacks the call counts as one that fails it. */
-#define RELEASED(driver, name, held) ((driver)->name && is_gone((driver)->name(held)))
-
 static bool release_block(tms_disk_staging_block_t *block, const tms_driver_table_t *driver) {
     if (block->pinned) {
         CUresult result = driver->cuMemHostUnregister ? driver->cuMemHostUnregister(block->memory) : CUDA_ERROR_UNKNOWN;
@@ -97,7 +89,7 @@ static tms_quarantine_mask_t release_all(tms_disk_staging_t *staging, const tms_
     for (int i = 0; i < TMS_DISK_BUFFERS_MOST; i++) {
         tms_disk_staging_block_t *block = &staging->blocks[i];
         if (block->memory && !(keep_pinned && block->pinned) && release_block(block, driver)) block->memory = NULL;
-        if (staging->events[i] && RELEASED(driver, cuEventDestroy, staging->events[i])) staging->events[i] = NULL;
+        if (staging->events[i] && TMS_RELEASED(driver, cuEventDestroy, staging->events[i])) staging->events[i] = NULL;
         if (block->memory) left |= TMS_QUARANTINE_BIT(HOST);
         if (staging->events[i]) left |= TMS_QUARANTINE_BIT(OTHER);
     }

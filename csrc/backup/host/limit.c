@@ -120,12 +120,13 @@ static bool find_path(const char *text, bool second, char path[PATH_MAX]) {
 
 /* Decodes the octal escapes of blanks in a path. */
 static void unescape(char *text) {
+    enum { DIGITS = 3 };
     char *to = text;
     for (const char *from = text; *from; to++) {
         unsigned value = 0;
-        if (from[0] == '\\' && sscanf(from + 1, "%3o", &value) == 1) {
+        if (from[0] == '\\' && strspn(from + 1, "01234567") >= DIGITS && sscanf(from + 1, "%3o", &value) == 1) {
             *to = (char)value;
-            from += 4;
+            from += 1 + DIGITS;
         } else {
             *to = *from++;
         }

@@ -142,9 +142,8 @@ tms_status_t tms_host_store_reserve(tms_host_store_t *store, int device, uint64_
     const tms_device_table_t *table = NULL;
     struct tms_host_batch *batch = NULL;
     tms_status_t status = tms_devices_load(store->devices, NULL, &table, &context, error);
+    if (status == TMS_OK) status = tms_devices_check(table, &context, error);
     if (status != TMS_OK) return status;
-    if (device < 0 || device >= table->count)
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "devices 0 to %d exist", table->count - 1);
     uint64_t missing = missing_in_pool(store, bytes);
     if (missing > 0) {
         status = tms_host_batch_create(&batch, store, &context, error);

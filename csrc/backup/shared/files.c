@@ -5,19 +5,17 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/path_walk.h"
 #include "base/size_limit.h"
+#include "device/lock_file.h"
 
 enum { FILE_MODE = 0600 };
 
 int tms_shared_open(int directory, const char *name, int flags) {
-    int fd;
-    do fd = openat(directory, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, FILE_MODE);
-    while (fd < 0 && errno == EINTR);
-    return fd;
+    return tms_open_at(directory, name, flags | O_NOFOLLOW | O_NONBLOCK, FILE_MODE);
 }
 
 DIR *tms_shared_list(int directory) {
@@ -45,9 +43,8 @@ bool tms_shared_is_named(int fd, int directory, const char *name) {
 }
 
 int tms_shared_lock(int fd, int directory, const char *name) {
-    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EINTR) return errno;
-    }
+    int os_error = tms_lock_file_try(fd);
+    if (os_error != 0) return os_error;
     return tms_shared_is_named(fd, directory, name) ? 0 : ENOENT;
 }
 

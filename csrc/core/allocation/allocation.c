@@ -16,8 +16,8 @@ static const double mib = 1 << 20;
 
 static tms_status_t check_size(const tms_device_table_t *devices, uint64_t bytes, uint64_t *reserved,
                                const tms_error_context_t *context, tms_error_t *error) {
-    if (context->device < 0 || context->device >= devices->count)
-        return tms_error_set(error, TMS_INVALID_ARGUMENT, context, "devices 0 to %d exist", devices->count - 1);
+    tms_status_t status = tms_devices_check(devices, context, error);
+    if (status != TMS_OK) return status;
     const tms_device_t *device = &devices->device[context->device];
     if (device->granularity == 0)
         return tms_error_set(error, TMS_DRIVER_UNAVAILABLE, context,
@@ -110,7 +110,7 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
         status = populate(saver, segment, driver, devices, context, error);
     }
     if (status != TMS_OK) {
-        (void)tms_saver_release_segment(saver, segment, tms_quiesced_never_handed_out());
+        (void)tms_saver_release_segment(saver, segment, tms_quiesced_without_users());
         return status;
     }
     *made = segment;

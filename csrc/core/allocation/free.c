@@ -14,7 +14,7 @@ void tms_saver_drop_guard(tms_saver_t *saver, int device) {
     pthread_mutex_lock(&saver->lock);
     tms_segment_t *page = tms_guard_drop(&saver->guard, device);
     pthread_mutex_unlock(&saver->lock);
-    if (page) (void)tms_saver_release_segment(saver, page, tms_quiesced_never_handed_out());
+    if (page) (void)tms_saver_release_segment(saver, page, tms_quiesced_without_users());
 }
 
 tms_status_t tms_saver_unguard(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced,
@@ -188,7 +188,7 @@ tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment
                                 tms_quiesced_t *quiesced, tms_error_t *reason) {
     tms_error_context_t context = tms_saver_context("free", segment);
     if (users == 0) {
-        *quiesced = tms_quiesced_never_handed_out();
+        *quiesced = tms_quiesced_without_users();
         return TMS_UNUSED;
     }
     if (tms_saver_captures(saver) > 0) return TMS_USED_UNTIL_CAPTURE_ENDS;
@@ -203,7 +203,7 @@ tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment
         if (none_runs)
             tms_log_recurring(saver->log, TMS_LOG_FREED_ON_LOST_DEVICE, TMS_LOG_WARNING, reason,
                               "The memory is freed nevertheless.");
-        *quiesced = tms_quiesced_devices_lost(users);
+        *quiesced = tms_quiesced_at_rest_or_lost(users);
         return TMS_UNUSED;
     }
     tms_log_recurring(saver->log, TMS_LOG_FREE_DEFERRED, status == TMS_CAPTURE_IN_PROGRESS ? TMS_LOG_INFO : TMS_LOG_WARNING,

@@ -61,7 +61,7 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
     if (status == TMS_OK)
         *made = segment;
     else
-        (void)tms_saver_release_segment(saver, segment, tms_quiesced_never_handed_out());
+        (void)tms_saver_release_segment(saver, segment, tms_quiesced_without_users());
     return status;
 }
 
@@ -155,6 +155,10 @@ static tms_status_t map_own(tms_saver_t *saver, tms_handle_t *handle, uint64_t a
     tms_device_mask_t peers = 0;
     tms_status_t status = tms_devices_peers(saver->devices, segment->device, &peers, context, error);
     if (status != TMS_OK) return status;
+    if (run->mapped) { /* a map before has failed, and so has undoing it */
+        status = tms_run_depopulate(run, tms_quiesced_without_users(), driver, context, error);
+        if (status != TMS_OK) return status;
+    }
     run->begin = address;
     run->end = address + bytes;
     status = run->has_handle ? tms_run_map(run, driver, peers, context, error)
@@ -206,7 +210,7 @@ tms_status_t tms_handles_map(tms_saver_t *saver, uint64_t address, uint64_t byte
     if (!own) return status;
     switch (place) {
     case FREE: break;
-    case TAKEN_OVER: tms_saver_release_run(saver, spare, tms_quiesced_never_handed_out()); return TMS_OK;
+    case TAKEN_OVER: tms_saver_release_run(saver, spare, tms_quiesced_without_users()); return TMS_OK;
     case BUSY:
         *busy = true;
         return tms_error_set(error, TMS_INVALID_STATE, &context, "a pause or resume still uses the addresses");
@@ -286,7 +290,7 @@ tms_status_t tms_handles_release(tms_saver_t *saver, uint64_t number, tms_error_
     }
     pthread_mutex_unlock(&saver->lock);
     if (!handle) return fail_unknown(&context, number, error);
-    if (released) (void)tms_saver_release_segment(saver, released, tms_quiesced_never_handed_out());
+    if (released) (void)tms_saver_release_segment(saver, released, tms_quiesced_without_users());
     free(last);
     return TMS_OK;
 }

@@ -40,7 +40,7 @@ tms_status_t tms_guard_map(tms_segment_t *segment, CUmemGenericAllocationHandle 
         return TMS_OK;
     }
     /* No device has access yet. If undoing fails too, `guarded` records what is left. */
-    if (tms_guard_unmap(segment, tms_quiesced_never_handed_out(), driver, context, &undoing) != TMS_OK)
+    if (tms_guard_unmap(segment, tms_quiesced_without_users(), driver, context, &undoing) != TMS_OK)
         tms_error_append_undoing(error, &undoing);
     return status;
 }

@@ -10,11 +10,11 @@ tms_status_t tms_quiesce(tms_wait_t *wait, tms_devices_t *devices, tms_device_ma
     return status;
 }
 
-tms_quiesced_t tms_quiesced_never_handed_out(void) { return make(~(tms_device_mask_t)0); }
+tms_quiesced_t tms_quiesced_without_users(void) { return make(~(tms_device_mask_t)0); }
 
 tms_quiesced_t tms_quiesced_by_program(void) { return make(~(tms_device_mask_t)0); }
 
-tms_quiesced_t tms_quiesced_devices_lost(tms_device_mask_t devices) { return make(devices); }
+tms_quiesced_t tms_quiesced_at_rest_or_lost(tms_device_mask_t devices) { return make(devices); }
 
 bool tms_quiesced_covers(tms_quiesced_t quiesced, tms_device_mask_t devices) {
     return (devices & ~quiesced.quiesced_devices) == 0;

@@ -20,15 +20,15 @@ typedef struct tms_quiesced {
 tms_status_t tms_quiesce(tms_wait_t *wait, tms_devices_t *devices, tms_device_mask_t mask, tms_quiesced_t *quiesced,
                          tms_device_mask_t *at_rest, const tms_log_t *log, const tms_error_context_t *context,
                          tms_error_t *error);
-/* Makes a value for memory that was never handed out, or that is not mapped, so that a call can undo its work or retry. The
- * call's own work on the memory (copies of a resume) has finished. */
-tms_quiesced_t tms_quiesced_never_handed_out(void);
+/* Makes a value for memory that no device can use: it was never handed out, no device has access to it, or it is not mapped.
+ * The call's own work on the memory (copies of a resume) has finished. */
+tms_quiesced_t tms_quiesced_without_users(void);
 /* Makes a value for memory that the program unmaps with the driver's function, which waits for nothing: the program has
  * waited. */
 tms_quiesced_t tms_quiesced_by_program(void);
 /* Makes a value for devices that are at rest or lost. A lost device runs nothing. If the driver has shut down, all devices
  * are lost. */
-tms_quiesced_t tms_quiesced_devices_lost(tms_device_mask_t devices);
+tms_quiesced_t tms_quiesced_at_rest_or_lost(tms_device_mask_t devices);
 
 /* Whether all of these devices are quiesced. */
 bool tms_quiesced_covers(tms_quiesced_t quiesced, tms_device_mask_t devices);

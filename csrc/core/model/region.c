@@ -89,6 +89,10 @@ tms_status_t tms_region_from_settings(tms_region_defaults_t *defaults, const tms
     return TMS_OK;
 }
 
+static uint64_t new_number(tms_region_defaults_t *defaults) {
+    return atomic_fetch_add_explicit(&defaults->last_id, 1, memory_order_relaxed) + 1;
+}
+
 tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, bool follows,
                               uint64_t *id, tms_error_t *error) {
     region_stack_t *stack = stack_of_thread(defaults);
@@ -100,7 +104,7 @@ tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_
     tms_status_t status = tms_region_from_settings(defaults, settings, &region, error);
     if (status != TMS_OK) return status;
     stack->entry[++stack->depth] = region;
-    *id = stack->id[stack->depth] = atomic_fetch_add_explicit(&defaults->last_id, 1, memory_order_relaxed) + 1;
+    *id = stack->id[stack->depth] = new_number(defaults);
     stack->since[stack->depth] = follows ? *id : UINT64_MAX;
     return TMS_OK;
 }
@@ -129,7 +133,7 @@ void tms_region_end_following(tms_region_defaults_t *defaults, const char *name)
     tms_tag_t *tag = tms_tag_find(&defaults->tags, name);
     if (!tag) return;
     region_stack_t *stack = stack_of_thread(defaults);
-    const uint64_t now = atomic_fetch_add_explicit(&defaults->last_id, 1, memory_order_relaxed) + 1;
+    const uint64_t now = new_number(defaults);
     for (int at = 1; at <= stack->depth; at++) {
         if (stack->entry[at].tag == tag && stack->since[at] < now && !has_ended(stack, at)) stack->since[at] = now + 1;
     }
@@ -147,5 +151,9 @@ tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth) {
 
 tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error) {
     region_stack_t *stack = stack_of_thread(defaults);
-    return tms_region_from_settings(defaults, settings, &stack->entry[stack->depth], error);
+    const int at = stack->depth;
+    tms_status_t status = tms_region_from_settings(defaults, settings, &stack->entry[at], error);
+    /* Whatever has ended regions that follow, the new settings are in force. */
+    if (status == TMS_OK && stack->since[at] != UINT64_MAX) stack->since[at] = new_number(defaults);
+    return status;
 }

@@ -43,7 +43,8 @@ int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id);
 void tms_region_end_following(tms_region_defaults_t *defaults, const char *tag);
 /* The innermost settings in force. *depth also counts regions that were ended and not left. */
 tms_region_t tms_region_current(tms_region_defaults_t *defaults, int *depth); /* `depth` may be NULL */
-/* Replaces the innermost settings. At depth 0 that replaces the initial settings, for this thread only. */
+/* Replaces the innermost settings, also those of a region that was ended, and puts them in force. At depth 0 that replaces
+ * the initial settings, for this thread only. */
 tms_status_t tms_region_set(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, tms_error_t *error);
 
 /* Checks a caller's settings and interns their tag. */

@@ -47,7 +47,7 @@ tms_status_t tms_run_map(tms_run_t *run, const tms_driver_table_t *driver, tms_d
 
 undo:
     /* Reports the first failure. If undoing fails too, the run's flags record what is left. */
-    if (tms_run_depopulate(run, tms_quiesced_never_handed_out(), driver, context, &undoing) != TMS_OK)
+    if (tms_run_depopulate(run, tms_quiesced_without_users(), driver, context, &undoing) != TMS_OK)
         tms_error_append_undoing(error, &undoing);
     return status;
 }

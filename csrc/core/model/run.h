@@ -14,9 +14,9 @@
  * would leave an owned run waits, and the owner retires it. So the memory of a run is released once: by its owner, or with
  * its last segment.
  *
- * The driver calls each do one step, undo it on failure, and change only the run, so that they need no lock. They may be
- * called by the thread whose segment alone refers to the run, and by the call that owns its segments. The functions that say
- * so need the saver's lock. */
+ * The functions that call the driver take one step each, which they undo if it fails. They change only the run, so they need
+ * no lock. The thread whose segment alone refers to the run may call them, and the call that owns its segments. The
+ * functions that say so need the saver's lock. */
 #ifndef TMS_RUN_H
 #define TMS_RUN_H
 

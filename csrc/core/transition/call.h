@@ -34,7 +34,7 @@ typedef struct tms_transition_planned {
     tms_segment_t *first, **end;   /* in order of allocation; a resume sorts them */
     tms_device_mask_t collectable; /* only segments of these devices are selected */
     tms_device_mask_t owners;      /* devices that own a segment on the list */
-    tms_device_mask_t affected;    /* devices that have access to such a segment */
+    tms_device_mask_t affected;    /* devices that have access to such a segment; with `any_memory`, that have the memory */
     tms_device_mask_t peers_seen;  /* saver->peers.seen when the list was built */
     bool incomplete;               /* the list lacks selected segments that are damaged */
     size_t given_up;               /* segments whose backups the call gives up */
@@ -86,11 +86,7 @@ static inline tms_error_context_t tms_transition_context(const tms_transition_t 
     return (tms_error_context_t){.operation = t->asked.operation, .device = device};
 }
 static inline tms_error_context_t tms_transition_context_of(const tms_transition_t *t, const tms_segment_t *segment) {
-    return (tms_error_context_t){.operation = t->asked.operation,
-                                 .device = segment->device,
-                                 .bytes = tms_segment_reserved(segment),
-                                 .address = tms_segment_address(segment),
-                                 .tag = segment->tag->name};
+    return tms_saver_context(t->asked.operation, segment);
 }
 static inline tms_error_context_t tms_transition_context_of_run(const tms_transition_t *t, const tms_run_t *run) {
     return (tms_error_context_t){.operation = t->asked.operation,

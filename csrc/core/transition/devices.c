@@ -115,8 +115,7 @@ static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_er
     }
     tms_status_t status = TMS_OK;
     if (!is_forked(crew)) status = await_threads(crew, &context, error);
-    if (is_forked(crew))
-        return tms_error_set(error, TMS_FORKED, &context, "the call began in the parent process, which owns the memory");
+    if (is_forked(crew)) return tms_wait_fail_forked(&context, error);
     for (int i = 0; i < count; i++) {
         if (parts[i].has_thread) pthread_join(parts[i].thread, NULL);
     }

@@ -40,7 +40,7 @@ static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, t
     if (status == TMS_OK)
         *made = page;
     else if (at_rest)
-        (void)tms_saver_release_segment(t->saver, page, tms_quiesced_never_handed_out());
+        (void)tms_saver_release_segment(t->saver, page, tms_quiesced_without_users());
     else
         tms_saver_retire(t->saver, page, NULL);
     return status;

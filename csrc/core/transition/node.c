@@ -32,7 +32,6 @@ typedef struct node_call {
     const tms_shared_piece_t *pieces;
     size_t count;
     part_t *parts;
-    tms_device_mask_t devices;
     /* publish */
     const char *name, *contents;
     uint64_t written;
@@ -62,7 +61,7 @@ static bool is_usable(const node_call_t *call, const tms_shared_piece_t *piece) 
 
 /* Under the lock. Returns a segment in the piece that is not active, or NULL. */
 static const tms_segment_t *find_inactive(const tms_saver_t *saver, const tms_shared_piece_t *piece) {
-    for (uint64_t at = piece->address; at < piece->address + piece->bytes;) {
+    for (uint64_t at = piece->address; at - piece->address < piece->bytes;) {
         tms_registry_node_t *node = tms_registry_find(&saver->registry, at);
         if (!node) return NULL; /* not managed */
         const tms_segment_t *segment = tms_segment_of(node);
@@ -100,14 +99,14 @@ static tms_status_t prepare(node_call_t *call, tms_error_t *error) {
         status = check_piece(call, part, error);
         if (status != TMS_OK) return status;
         const tms_error_context_t here = context_of(call, part);
-        call->devices |= (tms_device_mask_t)1 << part->piece->device;
+        t->planned.affected |= (tms_device_mask_t)1 << part->piece->device;
         t->planned.total_bytes += part->piece->bytes;
         status = tms_backup_content_choose(&part->backup.planned, TMS_BACKUP_SHARED, NULL, part->piece->address,
                                            part->piece->bytes, &here, error);
     }
     if (status == TMS_OK) status = tms_shared_store_open(store_of(call), &context, error);
     if (status != TMS_OK) return status;
-    return tms_quiesce(&t->wait, t->saver->devices, call->devices, &quiesced, NULL, t->saver->log, &context, error);
+    return tms_transition_quiesce(t, &quiesced, error);
 }
 
 /* Gives the contents to the store after a success, or drops them. */
@@ -255,7 +254,8 @@ static tms_status_t publish(tms_transition_t *t, tms_error_t *error) {
     if (status == TMS_OK) status = link_existing(call, error);
     t->planned.total_bytes = call->written;
     if (status == TMS_OK) status = check_room(call, error);
-    if (status == TMS_OK && call->written > 0) status = tms_transition_on_devices(t, call->devices, write_objects, error);
+    if (status == TMS_OK && call->written > 0)
+        status = tms_transition_on_devices(t, t->planned.affected, write_objects, error);
     if (status == TMS_FORKED) return status; /* in a forked child: everything belongs to the parent */
     if (status == TMS_OK) status = give_name(call, error);
     finish(call, status == TMS_OK);
@@ -386,7 +386,8 @@ typedef struct group {
 
 #define FOR_EACH_PART(part, group)                                                                                          \
     for (part_t *part = (group)->call->parts + (group)->first; part < (group)->call->parts + (group)->end; part++)          \
-        if (part->piece->device == (uint64_t)(group)->device)
+        if (part->piece->device != (uint64_t)(group)->device) {                                                             \
+        } else
 
 /* Places as many parts as fit in the scratch memory. */
 static void extend(group_t *group) {
@@ -475,7 +476,7 @@ static tms_status_t adopt(tms_transition_t *t, tms_error_t *error) {
     tms_status_t status = prepare(call, error);
     if (status == TMS_OK) status = link_all(call, error);
     const bool complete = status == TMS_OK && call->missing == call->count;
-    if (complete) status = tms_transition_on_devices(t, call->devices, fill_pieces, error);
+    if (complete) status = tms_transition_on_devices(t, t->planned.affected, fill_pieces, error);
     if (status == TMS_FORKED) return status; /* in a forked child: everything belongs to the parent */
     finish(call, complete && status == TMS_OK);
     return status;

@@ -115,9 +115,7 @@ static tms_status_t copy_and_count(sample_t *sample, tms_error_t *error) {
 
 static tms_status_t sample_all(tms_transition_t *t, tms_error_t *error) {
     tms_quiesced_t quiesced;
-    tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    tms_status_t status =
-        tms_quiesce(&t->wait, t->saver->devices, t->planned.affected, &quiesced, NULL, t->saver->log, &context, error);
+    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);
     if (status == TMS_OK) status = copy_and_count((sample_t *)t, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
     tms_transition_finish(t, false);

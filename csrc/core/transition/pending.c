@@ -244,8 +244,7 @@ static tms_status_t await(tms_pending_t *pending, bool (*holds)(const tms_pendin
     const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
     tms_wait_t wait;
     tms_wait_begin(&wait, interrupted, interrupt_context, INFINITY);
-    if (pending->process != getpid())
-        return tms_error_set(error, TMS_FORKED, &context, "the call began in the parent process, which owns the memory");
+    if (pending->process != getpid()) return tms_wait_fail_forked(&context, error);
     pthread_mutex_lock(&pending->lock);
     while (!holds(pending)) {
         tms_wait_on_condition(&wait, &pending->changed, &pending->lock);
@@ -283,10 +282,6 @@ tms_status_t tms_pending_await(tms_pending_t *pending, int32_t (*interrupted)(vo
 
 /* ---- streams ---- */
 
-static bool is_default_stream(const void *stream) {
-    return !stream || stream == (void *)CU_STREAM_LEGACY || stream == (void *)CU_STREAM_PER_THREAD;
-}
-
 /* Enters a context for the calls on the stream if the thread has none; *entered is its device, else TMS_NO_DEVICE. The
  * default streams are then those of device 0, as in the CUDA runtime. */
 static tms_status_t enter_if_outside(const tms_pending_t *pending, const void *stream, int *entered,
@@ -295,7 +290,7 @@ static tms_status_t enter_if_outside(const tms_pending_t *pending, const void *s
     const tms_driver_table_t *driver = atomic_load(&devices->driver->table);
     tms_device_mask_t active = 0;
     CUdevice current;
-    bool by_default = is_default_stream(stream);
+    bool by_default = tms_is_default_stream(stream);
     int device = by_default ? 0 : __builtin_ctzll(pending->recorded);
     *entered = TMS_NO_DEVICE;
     CUresult result = driver->cuCtxGetDevice ? driver->cuCtxGetDevice(&current) : CUDA_SUCCESS;

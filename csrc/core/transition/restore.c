@@ -27,21 +27,22 @@ static tms_segment_t *merge(tms_segment_t *one, tms_segment_t *other) {
 }
 
 void tms_restore_sort(tms_transition_t *t) {
-    enum { RUNS = 8 * sizeof(size_t) };
-    tms_segment_t *runs[RUNS] = {NULL}; /* run i is empty or has 2^i segments, which precede those of lower runs */
+    enum { SEQUENCES = 8 * sizeof(size_t) };
+    /* Sequence i is empty or has 2^i segments, which precede those of lower sequences. */
+    tms_segment_t *sequences[SEQUENCES] = {NULL};
     tms_segment_t *segment = t->planned.first, *all = NULL;
     while (segment) {
-        tms_segment_t *run = segment;
+        tms_segment_t *sequence = segment;
         segment = segment->next_in_transition;
-        run->next_in_transition = NULL;
+        sequence->next_in_transition = NULL;
         int i = 0;
-        for (; runs[i]; i++) {
-            run = merge(runs[i], run);
-            runs[i] = NULL;
+        for (; sequences[i]; i++) {
+            sequence = merge(sequences[i], sequence);
+            sequences[i] = NULL;
         }
-        runs[i] = run;
+        sequences[i] = sequence;
     }
-    for (int i = 0; i < RUNS; i++) all = merge(runs[i], all);
+    for (int i = 0; i < SEQUENCES; i++) all = merge(sequences[i], all);
     t->planned.first = all;
     t->planned.end = NULL; /* nothing is appended any more */
 }

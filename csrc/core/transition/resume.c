@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/random.h"
 #include "base/thread.h"
 #include "core/allocation/free.h"
 #include "core/allocation/reclaim.h"
@@ -67,7 +68,7 @@ static void undo_run(tms_transition_t *t, tms_run_t *run) {
         t->done.damaged = true;
         return;
     }
-    if (tms_run_depopulate(run, tms_quiesced_never_handed_out(), t->driver, &context, &reason) == TMS_OK) return;
+    if (tms_run_depopulate(run, tms_quiesced_without_users(), t->driver, &context, &reason) == TMS_OK) return;
     t->done.damaged = true;
     tms_log_recurring(t->saver->log, TMS_LOG_DAMAGED, TMS_LOG_ERROR, &reason,
                       "This call was part of undoing a failed resume. The memory is damaged: it stays allocated, and later "
@@ -192,10 +193,14 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
         error,
         ".\n- Everything stays paused, and resume() can be called again.\n- If this process holds the memory, "
         "pause other tags, delete tensors and empty the framework's cache.\n- If other processes hold the memory, "
-        "pause or end them; resume(timeout=seconds) waits for them.\n- %s failed with %s (%d) for ",
+        "pause or end them; resume(timeout=seconds) waits for them.\n- %s failed with %s (%d)",
         error->call, error->result_name, (int)error->driver_result);
-    tms_error_append_bytes(error, error->bytes);
-    tms_error_append(error, " of tag '%s'.", error->tag);
+    if (error->bytes) {
+        tms_error_append(error, " for ");
+        tms_error_append_bytes(error, error->bytes);
+    }
+    if (error->tag[0]) tms_error_append(error, " of tag '%s'", error->tag);
+    tms_error_append(error, ".");
 }
 
 /* Returns a seed that is not 0 and differs in two processes that begin at the same time. */
@@ -206,11 +211,7 @@ static uint32_t seed(const tms_transition_t *t) {
 }
 
 static double next_delay(patience_t *patience) {
-    enum { SHIFT_A = 13, SHIFT_B = 17, SHIFT_C = 5 }; /* of Marsaglia's xorshift */
-    patience->random ^= patience->random << SHIFT_A;
-    patience->random ^= patience->random >> SHIFT_B;
-    patience->random ^= patience->random << SHIFT_C;
-    double delay = patience->delay * (0.5 + 0.5 * (double)patience->random / (double)UINT32_MAX);
+    double delay = patience->delay * (0.5 + 0.5 * (double)tms_random_next(&patience->random) / (double)UINT32_MAX);
     patience->delay = patience->delay * 2 < MOST_DELAY_SECONDS ? patience->delay * 2 : MOST_DELAY_SECONDS;
     return delay;
 }

@@ -24,7 +24,7 @@
  * undoes everything if it is cancelled.
  *
  * Any thread, but not from inside another of these calls on the same thread (`interrupted`, a signal handler, a finaliser).
- * Takes the saver's lock to change states only. This header declares the common part, for pause.c, resume.c and restore.c.
+ * Takes the saver's lock to change states only. This header declares the part that the modules of a call share.
  */
 #ifndef TMS_TRANSITION_H
 #define TMS_TRANSITION_H
@@ -49,7 +49,7 @@ bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t
  */
 bool tms_transition_gives_up(const tms_transition_t *t, const tms_segment_t *segment);
 
-/* Waits for all devices that have access to a segment on the list, as a phase of the call. */
+/* Waits for all devices of `planned.affected`, as a phase of the call. */
 tms_status_t tms_transition_quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error);
 /* Returns a new number for the `mark` of runs, for a walk over the call's segments that visits each run once. Takes the
  * lock. */

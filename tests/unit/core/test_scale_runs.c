@@ -42,7 +42,7 @@ static uint64_t compared_pieces(const fixture_t *f) {
 /* ---- addresses ---- */
 
 static void dispose_of_all(fixture_t *f, tms_segment_t **segments) {
-    for (int i = 0; i < MANY; i++) (void)tms_saver_release_segment(&f->saver, segments[i], tms_quiesced_never_handed_out());
+    for (int i = 0; i < MANY; i++) (void)tms_saver_release_segment(&f->saver, segments[i], tms_quiesced_without_users());
     assert_int_equal(reserved_bytes(f), 0);
     assert_int_equal(simulator()->calls("cuMemAddressFree"), simulator()->calls("cuMemAddressReserve"));
 }

@@ -36,8 +36,8 @@ def test_the_sources_are_in_order(tool: ModuleType, capsys: pytest.CaptureFixtur
         "memset(&quiesced, 0, sizeof quiesced);",
         "quiesced->quiesced_devices |= 1;",
         "tms_segment_t other = {.quiesced = {0}};",
-        "unmap(tms_quiesced_never_handed_out());",
-        "unmap(tms_quiesced_devices_lost(1));",
+        "unmap(tms_quiesced_without_users());",
+        "unmap(tms_quiesced_at_rest_or_lost(1));",
         "driver->cuMemUnmap(address, size);",
         "TMS_DRIVER_CALL(driver, context, error, cuMemUnmap, address, size);",
     ],
@@ -63,7 +63,7 @@ def test_code_that_passes_a_value_on_is_accepted(tool: ModuleType, line: str) ->
 
 
 def test_a_named_function_may(tool: ModuleType) -> None:
-    source = "static void undo_run(tms_transition_t *t) {\n    unmap(tms_quiesced_never_handed_out());\n}\n"
+    source = "static void undo_run(tms_transition_t *t) {\n    unmap(tms_quiesced_without_users());\n}\n"
     assert tool.check("core/transition/resume.c", source) == []
     assert len(tool.check("core/transition/resume.c", source.replace("undo_run", "redo_run"))) == 1
 
@@ -78,6 +78,6 @@ def test_two_functions_unmap(tool: ModuleType) -> None:
 def test_a_named_function_must(tool: ModuleType) -> None:
     sources = {str(path.relative_to(ROOT / "csrc")): path.read_text() for path in (ROOT / "csrc").rglob("*.c")}
     assert tool.stale(sources) == []
-    sources["core/model/run.c"] = sources["core/model/run.c"].replace("tms_quiesced_never_handed_out", "other")
+    sources["core/model/run.c"] = sources["core/model/run.c"].replace("tms_quiesced_without_users", "other")
     (problem,) = tool.stale(sources)
     assert problem.startswith("csrc/core/model/run.c: tms_run_map ")

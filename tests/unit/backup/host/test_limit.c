@@ -223,6 +223,9 @@ static void blanks_in_a_path_are_read(void **state) {
     put("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/c\\040group rw - cgroup2 cgroup rw\n");
     put_second("/sys/fs/c group", 2 * GIB, GIB, 0);
     assert_room(headroom(UINT64_MAX, 0), GIB - 256 * MIB, 2 * GIB, "/sys/fs/c group/memory.max");
+    put("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup\\04 rw - cgroup2 cgroup rw\n"); /* no escape: three digits */
+    put_second("/sys/fs/cgroup\\04", 3 * GIB, GIB, 0);
+    assert_room(headroom(UINT64_MAX, 0), 2 * GIB - 256 * MIB, 3 * GIB, "/sys/fs/cgroup\\04/memory.max");
 }
 
 /* ---- version 1, and both ---- */

@@ -324,6 +324,28 @@ static void a_failed_call_loses_nothing(void **state) {
     }
 }
 
+/* The driver can neither give access nor undo the mapping, which the next map undoes. */
+static void a_mapping_that_was_left_is_undone_by_the_next(void **state) {
+    fixture_t *f = *state;
+    program_t program = reserve(f);
+    const uint64_t number = create(&program, TMS_BACKUP_PINNED);
+    tms_error_t error;
+    bool busy = false;
+    simulator()->fail_after("cuMemSetAccess", 0, 1, CUDA_ERROR_UNKNOWN);
+    simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
+    assert_int_equal(tms_handles_map(&f->saver, place(&program, 0), PIECE_BYTES, number, &busy, &error), TMS_DRIVER);
+    assert_string_equal(error.call, "cuMemSetAccess");
+    assert_int_equal(tms_handles_map(&f->saver, place(&program, 1), PIECE_BYTES, number, &busy, &error), TMS_DRIVER);
+    assert_string_equal(error.call, "cuMemUnmap");
+    map_handle(&program, 1, number);
+    fill(place(&program, 1), PIECE_BYTES, 1);
+    assert_int_equal(used(), PIECE_BYTES);
+    map(&program, 0, TMS_BACKUP_NONE); /* nothing is left there */
+    assert_filled(place(&program, 1), PIECE_BYTES, 1);
+    end(&program);
+    assert_int_equal(used(), 0);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup_one_device, teardown)
     const struct CMUnitTest tests[] = {
@@ -341,6 +363,7 @@ int main(void) {
         TEST(a_handle_that_was_unmapped_cannot_be_mapped_again),
         TEST(a_forked_child_changes_nothing),
         TEST(a_failed_call_loses_nothing),
+        TEST(a_mapping_that_was_left_is_undone_by_the_next),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

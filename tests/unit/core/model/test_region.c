@@ -180,17 +180,37 @@ static void *end_following_b(void *unused) {
     return unused;
 }
 
+static void end_b_on_another_thread(void) {
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, end_following_b, NULL), 0);
+    pthread_join(thread, NULL);
+}
+
 static void test_a_thread_that_ended_others_is_ended_as_well(void **state) {
     (void)state;
-    pthread_t thread;
     uint64_t own = follow("b");
     tms_region_end_following(&defaults, "b");
     assert_region("b", TMS_BACKUP_PINNED, MANAGED, 1);
-    assert_int_equal(pthread_create(&thread, NULL, end_following_b, NULL), 0);
-    pthread_join(thread, NULL);
+    end_b_on_another_thread();
     assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 1);
     tms_region_end_following(&defaults, "b"); /* does not bring it back */
     assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 1);
+    assert_int_equal(tms_region_leave(&defaults, own), 0);
+}
+
+static void test_set_puts_settings_in_force_in_a_region_that_follows(void **state) {
+    (void)state;
+    const tms_region_settings_t b = settings_of("b", TMS_BACKUP_MMAP, MANAGED);
+    assert_int_equal(tms_region_leave(&defaults, follow("b")), 0); /* so that the tag exists */
+    uint64_t own = follow("a");
+    end_b_on_another_thread();
+    assert_region("a", TMS_BACKUP_PINNED, MANAGED, 1);
+    for (int time = 0; time < 2; time++) { /* in a region that was not ended, and in one that was */
+        assert_int_equal(tms_region_set(&defaults, &b, &error), TMS_OK);
+        assert_region("b", TMS_BACKUP_MMAP, MANAGED, 1);
+        end_b_on_another_thread();
+        assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 1);
+    }
     assert_int_equal(tms_region_leave(&defaults, own), 0);
 }
 
@@ -365,6 +385,7 @@ int main(void) {
         REGION_TEST(test_a_level_belongs_to_its_thread),
         REGION_TEST(test_a_region_that_follows_is_ended_by_another_thread),
         REGION_TEST(test_a_thread_that_ended_others_is_ended_as_well),
+        REGION_TEST(test_set_puts_settings_in_force_in_a_region_that_follows),
         REGION_TEST(test_depth_is_bounded),
         REGION_TEST(test_bad_settings_change_nothing),
         REGION_TEST(test_set_replaces_the_innermost_level),

@@ -29,7 +29,7 @@ static void a_run_goes_through_its_life_cycle(void **state) {
         assert_int_equal(run.accessible, 1);
         fill(address, 4 * MIB, cycle);
         assert_filled(address, 4 * MIB, cycle);
-        ASSERT_OK(tms_run_depopulate(&run, tms_quiesced_never_handed_out(), f->cuda, &CONTEXT, &error), error);
+        ASSERT_OK(tms_run_depopulate(&run, tms_quiesced_without_users(), f->cuda, &CONTEXT, &error), error);
         assert_false(run.mapped || run.has_handle);
         assert_int_equal(physical_bytes(0), 0);
     }
@@ -64,9 +64,9 @@ static void flags_report_what_undo_could_not_do(void **state) {
     assert_non_null(strstr(error.message, " Undoing it failed, too: cuMemUnmap failed with CUDA_ERROR_INVALID_VALUE (1)."));
     assert_true(run.mapped && run.has_handle);
     simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_INVALID_VALUE);
-    assert_int_equal(tms_run_depopulate(&run, tms_quiesced_never_handed_out(), f->cuda, &CONTEXT, &error), TMS_DRIVER);
+    assert_int_equal(tms_run_depopulate(&run, tms_quiesced_without_users(), f->cuda, &CONTEXT, &error), TMS_DRIVER);
     assert_true(!run.mapped && run.has_handle);
-    ASSERT_OK(tms_run_depopulate(&run, tms_quiesced_never_handed_out(), f->cuda, &CONTEXT, &error), error);
+    ASSERT_OK(tms_run_depopulate(&run, tms_quiesced_without_users(), f->cuda, &CONTEXT, &error), error);
     assert_false(run.has_handle);
     unreserve(f, &run);
 }
@@ -82,7 +82,7 @@ static void sharing_requests_only_missing_access(void **state) {
     ASSERT_OK(tms_run_share(&run, f->cuda, 2, &CONTEXT, &error), error);
     assert_int_equal(simulator()->calls("cuMemSetAccess"), 1);
     assert_int_equal(run.accessible, 3);
-    ASSERT_OK(tms_run_depopulate(&run, tms_quiesced_never_handed_out(), f->cuda, &CONTEXT, &error), error);
+    ASSERT_OK(tms_run_depopulate(&run, tms_quiesced_without_users(), f->cuda, &CONTEXT, &error), error);
     assert_int_equal(run.accessible, 0);
     unreserve(f, &run);
 }
@@ -94,11 +94,11 @@ static void a_run_that_is_not_quiesced_stays_mapped(void **state) {
     reserve(f, &run, 2 * MIB);
     ASSERT_OK(tms_run_populate(&run, f->cuda, f->topology, 2, &CONTEXT, &error), error);
     simulator()->clear_counts();
-    assert_int_equal(tms_run_depopulate(&run, tms_quiesced_devices_lost(1), f->cuda, &CONTEXT, &error),
+    assert_int_equal(tms_run_depopulate(&run, tms_quiesced_at_rest_or_lost(1), f->cuda, &CONTEXT, &error),
                      TMS_INVALID_STATE); /* device 1 has access */
     assert_true(run.mapped && run.has_handle);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
-    ASSERT_OK(tms_run_depopulate(&run, tms_quiesced_devices_lost(3), f->cuda, &CONTEXT, &error), error);
+    ASSERT_OK(tms_run_depopulate(&run, tms_quiesced_at_rest_or_lost(3), f->cuda, &CONTEXT, &error), error);
     unreserve(f, &run);
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/model/inspect.h"
+#include "core/transition/peek.h"
 #include "support.h"
 
 enum { ROOM = 128, GATE = 1, LONG_SECONDS = 600 };
@@ -163,6 +164,19 @@ static void phases_name_their_device(void **state) {
     }
 }
 
+static void the_wait_of_a_count_is_a_phase(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t count = 0;
+    const uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 2 * MIB);
+    const tms_selection_t selection = {0};
+    const tms_live_range_t range = {address, address + MIB};
+    (void)new_events(f);
+    ASSERT_OK(tms_transition_count_guard_bytes(&f->saver, &selection, &range, 1, &count, &error), error);
+    assert_int_not_equal(count, TMS_NOT_RESIDENT);
+    assert_string_equal(told(f), "begin turn synchronize end");
+}
+
 /* ---- failures ---- */
 
 static void failures_are_events(void **state) {
@@ -299,6 +313,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(plain_calls, one_device, teardown),
         cmocka_unit_test_setup_teardown(contents_are_copied, one_device, teardown),
         cmocka_unit_test_setup_teardown(phases_name_their_device, two_devices, teardown),
+        cmocka_unit_test_setup_teardown(the_wait_of_a_count_is_a_phase, one_device, teardown),
         cmocka_unit_test_setup_teardown(failures_are_events, one_device, teardown),
         cmocka_unit_test_setup_teardown(damage_and_repair, one_device, teardown),
         cmocka_unit_test_setup_teardown(a_wait_for_memory_is_a_phase, one_device, teardown),

@@ -67,6 +67,22 @@ static void a_timeout_reports_the_missing_memory(void **state) {
     }
 }
 
+/* The driver has no memory for a stream, which belongs to no allocation. */
+static void a_refused_stream_has_neither_bytes_nor_a_tag(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
+    fill(address, 2 * MIB, 1);
+    ASSERT_OK(pause_all(f, &error), error);
+    simulator()->fail_after("cuStreamCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    const char *last = strrchr(error.message, '\n');
+    assert_non_null(last);
+    assert_string_equal(last, "\n- cuStreamCreate failed with CUDA_ERROR_OUT_OF_MEMORY (2).");
+    ASSERT_OK(resume_all(f, &error), error);
+    assert_filled(address, 2 * MIB, 1);
+}
+
 static void memory_freed_meanwhile_is_no_longer_needed(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -185,6 +201,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         ONE(it_continues_when_the_memory_is_free),
         ONE(a_timeout_reports_the_missing_memory),
+        ONE(a_refused_stream_has_neither_bytes_nor_a_tag),
         ONE(memory_freed_meanwhile_is_no_longer_needed),
         ONE(a_refusal_without_a_shortage_is_retried),
         ONE(failed_frees_are_retried_during_the_wait),
