@@ -34,9 +34,8 @@ def refuse_unrun(result: type) -> None:
     """Refuse the type of a callback's result if it shows that the body has not run: only a call shows it of a lambda or a
     decorated function."""
     if result in (CoroutineType, GeneratorType, AsyncGeneratorType):
-        raise InvalidArgumentError(
-            f"a callback has returned a {result.__name__.replace('_', ' ')}, whose body has not run: pass an ordinary function"
-        )
+        kind = result.__name__.replace("_", " ")
+        raise InvalidArgumentError(f"a callback has returned a {kind}, whose body has not run: pass an ordinary function")
 
 
 def warn_of_unknown_tags(operation: str, tags: Tags) -> str:
