@@ -379,8 +379,8 @@ _TORCH_LAYER = (
     Mutant(
         "a-failed-entry-leaves-its-settings",
         _SOURCES + "_engine/region.py",
-        "            region_settings.leave_region(frame.ids)",
-        "            pass",
+        "        region_settings.leave_region(frame.ids)\n",
+        "",
         (_TESTS + "torch/test_pools.py::test_a_failed_entry_restores_everything",),
     ),
     Mutant(

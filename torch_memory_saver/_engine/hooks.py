@@ -35,7 +35,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import operator
 import os
 import threading
 import time
@@ -45,7 +44,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.silent_mistakes import warn_of_unknown_tags
+from torch_memory_saver._engine.silent_mistakes import refuse_unrun, warn_of_unknown_tags
 from torch_memory_saver._text import joined
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError, add_note
@@ -481,7 +480,7 @@ class _Around:
             else:
                 warn_of_unknown_tags(f"on_{operation}", names)
         self._begun: list[_Concerned] = []
-        self._returned: list[bool] = []
+        self._returned: list[type] = []
         self._all_begun = False
 
     @property
@@ -504,7 +503,8 @@ class _Around:
     def _record(self, concerned: _Concerned) -> None:
         # One call of C code: a signal handler that raises cannot come between the callback's return and its record. The
         # result is not kept: it may be a tensor that the pause is to find freed.
-        self._returned.extend(map(operator.is_, map(concerned.hook.before, (concerned.call,)), (None,)))
+        self._returned.extend(map(type, map(concerned.hook.before, (concerned.call,))))
+        refuse_unrun(self._returned[-1])
 
     def call_after(self, report: PauseReport | ResumeReport | None, error: BaseException | None) -> BaseException | None:
         """Call the after-callbacks in reverse order, or ``cancelled`` where `error` has prevented the change.
@@ -562,7 +562,7 @@ def _call(callback: Callable[[], object], concerned: _Concerned, when: str) -> N
     outside = _thread.inside
     try:
         _thread.inside = True
-        callback()
+        refuse_unrun(type(callback()))
     except BaseException as raised:
         call, name = concerned.call, concerned.hook.name
         add_note(raised, f"the {when}-callback {name} raised this, in a {call.operation} of {joined(call.tags)}")

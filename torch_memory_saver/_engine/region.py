@@ -85,8 +85,7 @@ class Region(_core.Scope, FunctionDecorator):
     def _leave(self, frame: Frame) -> None:
         if not frame.used:
             frame.used = tuple(frame.pools)
-        if frame.stack is self._store.regions.stack():
-            region_settings.leave_region(frame.ids)
+        region_settings.leave_region(frame.ids)
         self._store.regions.leave(frame)
         if frame in self._frames:
             self._frames.remove(frame)
@@ -111,9 +110,8 @@ class Region(_core.Scope, FunctionDecorator):
                 note_left(frame)
             else:
                 warn(
-                    f"{frame} is left on another thread than it was entered on. PyTorch's allocations are no longer "
-                    "managed by it. In preload mode, allocations of other libraries on the thread that entered it are "
-                    "still managed. Leave a region on the thread that entered it.",
+                    f"{frame} is left on another thread than it was entered on. Leave a region on the thread that entered "
+                    "it.",
                     frames_up=2,
                 )
         except RuntimeWarning:  # warnings are errors in this program

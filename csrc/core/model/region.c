@@ -37,6 +37,8 @@ tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t
                                        .own_handles = defaults->own_handles,
                                        .managed = config->init_enable};
     atomic_init(&defaults->last_id, 0);
+    atomic_init(&defaults->left_elsewhere_count, 0);
+    for (int at = 0; at < TMS_REGION_LEFT_ELSEWHERE; at++) atomic_init(&defaults->left_elsewhere[at], 0);
     return TMS_OK;
 }
 
@@ -45,6 +47,15 @@ void tms_region_release(tms_region_defaults_t *defaults) {
     tms_tag_table_release(&defaults->tags);
 }
 
+static bool was_left_elsewhere(const tms_region_defaults_t *defaults, uint64_t id) {
+    const uint64_t count = atomic_load_explicit(&defaults->left_elsewhere_count, memory_order_acquire);
+    for (uint64_t at = 0; at < count && at < TMS_REGION_LEFT_ELSEWHERE; at++) {
+        if (atomic_load(&defaults->left_elsewhere[at]) == id) return true;
+    }
+    return false;
+}
+
+/* Innermost regions that another thread has left are removed. Ones below a region of this thread are, once that is left. */
 static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
     region_stack_t *stack = &thread_stack;
     if (__builtin_expect(stack->owner != defaults, 0)) {
@@ -54,6 +65,7 @@ static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
         stack->id[0] = 0;
         stack->since[0] = UINT64_MAX;
     }
+    while (stack->depth > 0 && was_left_elsewhere(defaults, stack->id[stack->depth])) stack->depth--;
     return stack;
 }
 
@@ -113,7 +125,11 @@ int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id) {
     region_stack_t *stack = stack_of_thread(defaults);
     int at = stack->depth;
     while (at > 0 && stack->id[at] != id) at--;
-    if (at == 0) return TMS_NO_SUCH_REGION;
+    if (at == 0) {
+        const uint64_t next = atomic_fetch_add(&defaults->left_elsewhere_count, 1);
+        atomic_store(&defaults->left_elsewhere[next % TMS_REGION_LEFT_ELSEWHERE], id);
+        return TMS_NO_SUCH_REGION;
+    }
     int later = stack->depth - at;
     memmove(&stack->entry[at], &stack->entry[at + 1], (size_t)later * sizeof(stack->entry[0]));
     memmove(&stack->id[at], &stack->id[at + 1], (size_t)later * sizeof(stack->id[0]));

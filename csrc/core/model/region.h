@@ -17,7 +17,7 @@
 #include "base/settings.h"
 #include "base/tag.h"
 
-enum { TMS_REGION_MAX_DEPTH = 64 };
+enum { TMS_REGION_MAX_DEPTH = 64, TMS_REGION_LEFT_ELSEWHERE = 64 };
 #define TMS_DEFAULT_TAG "default"
 
 typedef struct tms_region_defaults {
@@ -26,6 +26,9 @@ typedef struct tms_region_defaults {
     bool disabled;            /* no settings are managed (TMS_DISABLE) */
     bool own_handles;         /* every allocation has a handle of its own (TMS_RUNS=0) */
     _Atomic uint64_t last_id; /* of the last region entered, on any thread */
+    /* The latest ids that were left on a thread without this region: the thread that has it finds that it has ended. */
+    _Atomic uint64_t left_elsewhere[TMS_REGION_LEFT_ELSEWHERE];
+    _Atomic uint64_t left_elsewhere_count;
 } tms_region_defaults_t;
 
 /* TMS_OUT_OF_HOST_MEMORY if the default tag cannot be created. */
@@ -37,7 +40,7 @@ void tms_region_release(tms_region_defaults_t *defaults);
 tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_settings_t *settings, bool follows,
                               uint64_t *id, tms_error_t *error);
 /* Leaves that region only. Returns the number of later regions that stay, or TMS_NO_SUCH_REGION if this thread is in no
- * region with that id. */
+ * region with that id. If another thread is in it, it ends there, or as soon as that thread has left the regions inside. */
 int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id);
 /* Ends the regions of a tag that follow another thread's, on all threads but the calling one. */
 void tms_region_end_following(tms_region_defaults_t *defaults, const char *tag);

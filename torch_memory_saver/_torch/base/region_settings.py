@@ -36,7 +36,7 @@ def enter_region(ids: list[int], options: RegionOptions, follows: bool = False) 
 
 
 def leave_region(ids: list[int]) -> None:
-    """Leave the regions of this thread whose ids :func:`enter_region` has appended. May be repeated."""
+    """Leave the regions whose ids :func:`enter_region` has appended, on any thread. May be repeated."""
     for region in ids:
         _core.region_leave(region)
 

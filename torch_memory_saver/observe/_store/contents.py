@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_memory_saver._files import can_lock
-from torch_memory_saver._folders import Folder
 from torch_memory_saver._published import MANIFEST, published_directories
 from torch_memory_saver._shared_folder import (
     HOLDERS,

@@ -105,7 +105,7 @@ static void *leave_a_region_of_another_thread(void *argument) {
     return (void *)(intptr_t)(left == TMS_NO_SUCH_REGION && tms_region_leave(&defaults, own) == 0);
 }
 
-static void test_a_level_belongs_to_its_thread(void **state) {
+static void test_a_level_ends_if_another_thread_leaves_it(void **state) {
     (void)state;
     pthread_t thread;
     void *as_expected = NULL;
@@ -113,7 +113,10 @@ static void test_a_level_belongs_to_its_thread(void **state) {
     assert_int_equal(pthread_create(&thread, NULL, leave_a_region_of_another_thread, &id), 0);
     pthread_join(thread, &as_expected);
     assert_non_null(as_expected);
-    assert_region("a", TMS_BACKUP_PINNED, MANAGED, 1);
+    assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 0);
+    uint64_t next = enter("b", TMS_BACKUP_PINNED, MANAGED);
+    assert_int_equal(tms_region_leave(&defaults, id), TMS_NO_SUCH_REGION);
+    assert_int_equal(tms_region_leave(&defaults, next), 0);
 }
 
 /* A thread in regions that follow another's: of "a", of "b" inside, and an own one of "a" inside that. It goes on by one
@@ -382,7 +385,7 @@ int main(void) {
         REGION_TEST(test_nesting),
         REGION_TEST(test_levels_are_left_in_any_order),
         REGION_TEST(test_a_left_level_makes_room_for_another),
-        REGION_TEST(test_a_level_belongs_to_its_thread),
+        REGION_TEST(test_a_level_ends_if_another_thread_leaves_it),
         REGION_TEST(test_a_region_that_follows_is_ended_by_another_thread),
         REGION_TEST(test_a_thread_that_ended_others_is_ended_as_well),
         REGION_TEST(test_set_puts_settings_in_force_in_a_region_that_follows),

@@ -334,6 +334,28 @@ def test_regions_nest_and_belong_to_their_thread() -> None:
     assert outside.depth == 0
 
 
+def test_a_region_that_another_thread_leaves_ends_on_its_own() -> None:
+    outside = _core.region_current()
+    elsewhere: list[int] = []
+
+    def leave(region: int) -> None:
+        thread = threading.Thread(target=lambda: elsewhere.append(_core.region_leave(region)))
+        thread.start()
+        thread.join()
+
+    for _ in range(100):  # more than are remembered
+        leave(_core.region_enter("left", _core.BACKUP_NONE, True))
+        assert _core.region_current() == outside
+    outer, inner = (_core.region_enter(tag, _core.BACKUP_NONE, True) for tag in ("outer", "inner"))
+    leave(outer)
+    assert _core.region_current().tag == "inner"
+    leave(inner)
+    assert _core.region_current() == outside
+    assert set(elsewhere) == {-1}
+    assert [_core.region_leave(region) for region in (inner, outer)] == [-1, -1]
+    assert _core.region_leave(_core.region_enter("left", _core.BACKUP_NONE, True)) == 0
+
+
 def test_regions_are_left_in_any_order_on_their_thread() -> None:
     outside = _core.region_current()
     outer = _core.region_enter("outer", _core.BACKUP_MMAP, True)

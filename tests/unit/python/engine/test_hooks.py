@@ -362,6 +362,23 @@ def test_callbacks_whose_body_never_runs_are_refused(saver: TorchMemorySaver, fu
     assert hooks_module._hooks_of("pause") == hooks_module._hooks_of("resume") == ()
 
 
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@pytest.mark.parametrize("function", DEFERRED)
+def test_callbacks_whose_result_shows_that_no_body_ran_are_refused(hooks: Recorder, function: Any) -> None:
+    hooks.allocate("a")
+    hidden = functools.wraps(function, updated=())(lambda *arguments: function(*arguments))
+    before = hooks.saver.on_pause(None, "before", hidden)
+    with pytest.raises(InvalidArgumentError, match=r"a callback has returned a .+, whose body has not run"):
+        hooks.saver.pause()
+    assert hooks.states() == {_core.STATE_ACTIVE}
+    before.remove()
+    after = hooks.saver.on_pause(None, "after", hidden)
+    with pytest.raises(InvalidArgumentError, match="whose body has not run"):
+        hooks.saver.pause()
+    assert hooks.states() == {_core.STATE_PAUSED}
+    after.remove()
+
+
 def test_cancelled_belongs_to_before(saver: TorchMemorySaver) -> None:
     with pytest.raises(InvalidArgumentError, match="undoes what a before-callback did"):
         saver.on_pause(None, "after", print, cancelled=print)
