@@ -24,6 +24,7 @@ __all__ = [
     "files_in",
     "is_object",
     "is_part",
+    "key_problem",
     "opened",
     "opened_store",
     "problem_of",
@@ -73,13 +74,19 @@ def opened_store(path: Path) -> Iterator[Folder]:
 
 
 def problem_of(folder: Folder) -> str:
-    """Return why no process can use an open store, or "": it is not on tmpfs, or its key is damaged, of another release, or
-    readable by others. A file system that is unknown is accepted. A missing key is made by the next process."""
+    """Return why no process can use an open store, or "": it is not on tmpfs, or see :func:`key_problem`. A file system that
+    is unknown is accepted."""
     mount = re.search(r"^mnt_id:\s*(\d+)$", Path(f"/proc/self/fdinfo/{folder.descriptor}").read_text(), re.MULTILINE)
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         fields = line.split()
         if mount and fields[0] == mount[1] and (kind := fields[fields.index("-") + 1]) != "tmpfs":
             return f"it is on {kind}, and the shared store keeps its objects in memory: choose a folder below /dev/shm"
+    return key_problem(folder)
+
+
+def key_problem(folder: Folder) -> str:
+    """Return why no process can use the key of an open store: it is damaged, of another release, or readable by others.
+    Return "" if it is good, or missing: the next process makes it."""
     try:
         _core.check_store_key(folder.descriptor, os.fspath(folder.path))
     except BackupIOError as error:

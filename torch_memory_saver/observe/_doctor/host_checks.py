@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torch_memory_saver._folders import why_not_writable
-from torch_memory_saver._shared_folder import VARIABLE, opened_store, problem_of, store_path
+from torch_memory_saver._shared_folder import VARIABLE, key_problem, opened_store, store_path
 from torch_memory_saver._text import binary_size
 from torch_memory_saver.observe._doctor.check import Check, Finding, driver_facts, fail, ok, skip, warn
 from torch_memory_saver.observe._doctor.gpu_checks import network_cards
@@ -237,7 +237,7 @@ def shared_store() -> Finding:
     try:
         with opened_store(store_path()) as folder:
             path = existing = folder.path
-            unusable = problem_of(folder)
+            unusable = key_problem(folder)
     except FileNotFoundError as error:  # no process has used it yet
         path = Path(error.filename)
         existing = path.parent
