@@ -252,7 +252,9 @@ def test_nccl_does_not_register_graphs_that_sleeping_releases(
     os.environ["NCCL_GRAPH_REGISTER"] = "1"
     make_worker(**settings)
     assert os.environ["NCCL_GRAPH_REGISTER"] == "1"
-    warning = "NCCL_GRAPH_REGISTER=1: NCCL registers the memory of CUDA graphs, which a sleep cannot release then. Set it to 0."
+    warning = (
+        "NCCL_GRAPH_REGISTER=1: NCCL registers the memory of CUDA graphs, which a sleep cannot release then. Set it to 0."
+    )
     assert caplog.messages == ([] if expected is None else [warning])
 
 
