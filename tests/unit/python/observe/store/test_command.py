@@ -183,6 +183,6 @@ def test_a_key_that_no_process_can_use(made: MadeStore, command: Program, conten
     done = command("store", "--clean", TMS_SHARED_DIR=str(made.path), status=1)
     assert done.stdout.splitlines()[1] == f"{made.path}: 0 B in 0 objects; 0 processes use the store"
     assert done.stderr == (
-        f"no process can use this store: a backup could not be used: the key '{made.path}/key' {why}. Remove the folder when no "
-        "process uses it, or set TMS_SHARED_DIR to another\n"
+        f"no process can use this store: a backup could not be used: the key '{made.path}/key' {why}. "
+        "Remove the folder when no process uses it, or set TMS_SHARED_DIR to another\n"
     )
