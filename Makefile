@@ -113,7 +113,7 @@ operator-speed: build ## what computing on the simulated GPU costs, beside the C
 	$(SIMULATE) -- python tools/operator_speed.py $(OPERATOR_SPEED_ARGUMENTS)
 
 .PHONY: torch-matrix
-torch-matrix: ## the same with several releases of PyTorch, each in an environment of its own that is removed
+torch-matrix: ## the tests with PyTorch with several of its releases, each in an environment of its own that is removed
 	$(PYTHON) tools/torch_matrix.py
 
 ##@ On real GPUs
