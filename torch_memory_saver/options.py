@@ -155,7 +155,7 @@ def choose_backup(backup: object) -> int:
 
 
 def _meant(backup: object) -> str:
-    return '; did you mean "host"?' if backup == "cpu" else ""
+    return '; did you mean "host"?' if isinstance(backup, str) and backup == "cpu" else ""
 
 
 def backup_of_aliases(enable_cpu_backup: object, enable_disk_backup: object, cpu_backup_backend: object) -> str | None:

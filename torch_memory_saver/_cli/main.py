@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
             parser = _parser(program, words)
             _, unknown = parser.parse_known_args(words or ["--help"], arguments)
             if unknown:
-                meant = suggestion(unknown[0].partition("=")[0], arguments.parser._option_string_actions)
+                option, known = unknown[0].partition("=")[0], arguments.parser._option_string_actions
+                meant = "; write it after the command" if option in known else suggestion(option, known)
                 arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
             status: int = arguments.run(arguments)
         finally:
@@ -61,7 +62,9 @@ def _parser(program: str, words: Sequence[str]) -> argparse.ArgumentParser:
     that name, and name one that is like it. No option of the parser takes a value, so the first other word is the command.
     """
     parser = argparse.ArgumentParser(
-        prog=program, description="Pause and resume the GPU memory of tensors without changing their addresses."
+        prog=program,
+        description="Pause and resume the GPU memory of tensors without changing their addresses.",
+        allow_abbrev=False,
     )
     parser.set_defaults(parser=parser, run=lambda _: parser.error("the following arguments are required: command"))
     parser.add_argument("-v", "--version", action="version", version=f"torch_memory_saver {__version__}")
@@ -76,7 +79,9 @@ def _parser(program: str, words: Sequence[str]) -> argparse.ArgumentParser:
         advice = suggestion(name, commands) or f"; there are {', '.join(commands)}"
         parser.error(f"there is no command {name!r}{advice}")
     for command in (make() for make in (commands.values() if name is None else [commands[name]])):
-        subparser = subparsers.add_parser(command.name, help=command.help, description=command.help, parents=[shared])
+        subparser = subparsers.add_parser(
+            command.name, help=command.help, description=command.help, parents=[shared], allow_abbrev=False
+        )
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run, parser=subparser)
     return parser

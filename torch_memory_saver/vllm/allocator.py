@@ -3,8 +3,8 @@
 The methods are those that vLLM's worker, its backends and its captures call. vLLM requires no base class.
 
 Weights rarely change between two sleeps. So their host copy stays after a wake-up, and the next sleep copies only what has
-changed. ``VLLM_SLEEP_MODE_RELEASE_HOST_MEMORY=1`` releases it, as it makes vLLM's own allocator release its pinned memory. A
-sleep that drops contents also releases their host copy.
+changed. ``VLLM_SLEEP_MODE_RELEASE_HOST_MEMORY=1`` releases it. vLLM's pull request 55206 has this variable for the pinned
+memory of its own allocator. A sleep that drops contents also releases their host copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["GRAPHS", "KV_CACHE", "WEIGHTS", "SleepAllocator", "allocator"]
 
 #: Tags of vLLM. A wake-up may leave memory of the first two asleep.
 WEIGHTS, KV_CACHE, GRAPHS = "weights", "kv_cache", "cudagraph"
-#: vLLM's variable that releases the host memory of a sleep when it ends.
+#: The variable that releases the host memory of a sleep when it ends.
 _RELEASE = "VLLM_SLEEP_MODE_RELEASE_HOST_MEMORY"
 
 

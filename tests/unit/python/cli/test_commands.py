@@ -87,6 +87,17 @@ def test_a_misspelled_option(arguments: list[str], parser: str, meant: str | Non
     assert capsys.readouterr().err.endswith(f"{text}\n")
 
 
+def test_an_option_before_its_command(capsys: Capture) -> None:
+    assert run_here("--json", "doctor") == 2
+    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --json; write it after the command\n")
+
+
+@pytest.mark.parametrize("arguments", [["store", "--remov", "name"], ["--debu", "doctor"]])
+def test_a_part_of_an_option_is_none(arguments: list[str], capsys: Capture) -> None:
+    assert run_here(*arguments) == 2
+    assert "unrecognized arguments: --" in capsys.readouterr().err
+
+
 def test_options_without_a_command(capsys: Capture) -> None:
     assert run_here("--debug") == 2
     assert capsys.readouterr().err.endswith(": error: the following arguments are required: command\n")

@@ -151,7 +151,7 @@ def test_a_disk_directory_that_cannot_be_made(saver: TorchMemorySaver, tmp_path:
 
 def test_a_disk_directory_without_its_parent_is_not_made(saver: TorchMemorySaver, tmp_path: Path) -> None:
     path = tmp_path / "misspelled" / "backups"
-    text = f"directory could not be used: '{path}' has no parent directory .*: create its parent directories first"
+    text = f"a backup could not be used: '{path}' has no parent directory .*: create its parent directories first"
     with pytest.raises(errors.BackupIOError, match=text) as caught:
         saver.set_disk_backup_dir(path)
     assert (caught.value.errno, caught.value.driver_call) == (errno.ENOENT, "mkdirat")
