@@ -107,7 +107,7 @@ def publish(name: str, model: Any, *, identity: str, extra: Any = None) -> None:
     written = contents.publish(torch, found, plan(found.shapes), encoded, text)
     size, seconds = binary_size(sum(shape.bytes for shape in found.shapes)), duration(time.monotonic() - began)
     tensors, new = counted(len(found.tensors), "tensor"), binary_size(written)
-    log_info(f"published '{printable(name)}': {size} in {tensors}, of which {new} had to be written, in {seconds}")
+    log_info(f"published '{printable(name)}': {size} in {tensors}, {new} of objects written, in {seconds}")
 
 
 def adopt(name: str, model: Any, *, identity: str) -> Adoption:
