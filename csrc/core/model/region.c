@@ -121,13 +121,19 @@ tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_
     return TMS_OK;
 }
 
+/* An id that no region has had yet is a mistake of the caller's: the region that will have it has not ended. */
+static void note_left_elsewhere(tms_region_defaults_t *defaults, uint64_t id) {
+    if (id == 0 || id > atomic_load_explicit(&defaults->last_id, memory_order_relaxed)) return;
+    const uint64_t next = atomic_fetch_add(&defaults->left_elsewhere_count, 1);
+    atomic_store(&defaults->left_elsewhere[next % TMS_REGION_LEFT_ELSEWHERE], id);
+}
+
 int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id) {
     region_stack_t *stack = stack_of_thread(defaults);
     int at = stack->depth;
     while (at > 0 && stack->id[at] != id) at--;
     if (at == 0) {
-        const uint64_t next = atomic_fetch_add(&defaults->left_elsewhere_count, 1);
-        atomic_store(&defaults->left_elsewhere[next % TMS_REGION_LEFT_ELSEWHERE], id);
+        note_left_elsewhere(defaults, id);
         return TMS_NO_SUCH_REGION;
     }
     int later = stack->depth - at;

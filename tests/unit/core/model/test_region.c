@@ -114,7 +114,10 @@ static void test_a_level_ends_if_another_thread_leaves_it(void **state) {
     pthread_join(thread, &as_expected);
     assert_non_null(as_expected);
     assert_region(TMS_DEFAULT_TAG, TMS_BACKUP_NONE, UNMANAGED, 0);
+    assert_int_equal(tms_region_leave(&defaults, id + 2), TMS_NO_SUCH_REGION); /* nobody has entered it yet */
     uint64_t next = enter("b", TMS_BACKUP_PINNED, MANAGED);
+    assert_int_equal(next, id + 2);
+    assert_region("b", TMS_BACKUP_PINNED, MANAGED, 1);
     assert_int_equal(tms_region_leave(&defaults, id), TMS_NO_SUCH_REGION);
     assert_int_equal(tms_region_leave(&defaults, next), 0);
 }
