@@ -27,11 +27,11 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-#: What the names of the variables begin with that are read after the import of torch, but for those that the package's
-#: sitecustomize looks at.
 #: PyTorch reads these at its first allocation.
 _OF_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
+#: What the names of the variables begin with that are read after the import of torch, but for those that the package's
+#: sitecustomize looks at.
 _READ_LATE = ("TMS_", "CUDA_VISIBLE_DEVICES", "NCCL_", "TORCH_NCCL_", "PYTEST_", *_OF_ALLOCATOR, *_OF_RANKS)
 _READ_EARLY = ("TMS_DEBUG", "TMS_METRICS_FILE", "TMS_RELEASE_CACHED")
 #: A request: arguments and environment.

@@ -302,8 +302,8 @@ class Engine:
             after_call.run()
         unknown = warn_of_unknown_tags("pause", options.tags) if done.unknown_tags else ""
         discards = not done.allocations and options.backup == _core.BACKUP_NONE
-        notes = [unknown, "memory that was paused already has no backup any more" if discards else ""]
-        report = pause_report(done, "; ".join(filter(None, notes)), reusable, shared, left)
+        note = unknown or ("memory that was paused already has no backup any more" if discards else "")
+        report = pause_report(done, note, reusable, shared, left)
         _warn_after_pause(torch, report)
         return report
 

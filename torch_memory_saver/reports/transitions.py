@@ -42,8 +42,8 @@ class TransitionReport:
     unknown_tags: int = 0
     seconds: float = 0.0
     bytes_by_tag: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
-    #: Text about unknown tags and discarded backups, for printing.
-    _unknown: str = field(default="", repr=False, compare=False, kw_only=True)
+    #: Text about unknown tags, or about discarded backups, for printing.
+    _note: str = field(default="", repr=False, compare=False, kw_only=True)
 
     def __str__(self) -> str:
         names = sorted(self.bytes_by_tag) + ["others"] * (0 < sum(self.bytes_by_tag.values()) < self.bytes)
@@ -51,9 +51,9 @@ class TransitionReport:
         copied = binary_size(self.copied_bytes) if self.copied_bytes else "nothing"
         moved = f"{binary_size(self.bytes)}{tags} in {duration(self.seconds)}, {copied} copied"
         remarks = [f"{binary_size(size)} {what}" for name, what in self._remarks.items() if (size := getattr(self, name))]
-        nothing = "nothing" if self._unknown else self._nothing
+        nothing = "nothing" if self._note else self._nothing
         sizes = ", ".join([f"{self._verb} {moved if self.allocations else nothing}", *remarks])
-        return f"{sizes}; {self._unknown}" if self._unknown else sizes
+        return f"{sizes}; {self._note}" if self._note else sizes
 
 
 @dataclass(frozen=True)
@@ -125,5 +125,5 @@ def resume_report(done: _core.Report, unknown: str) -> ResumeReport:
 
 def _common(done: _core.Report, unknown: str) -> dict[str, Any]:
     """Return the fields that both reports have, by name."""
-    names = [field.name for field in fields(TransitionReport) if field.name != "_unknown"]
-    return {"_unknown": unknown, **{name: getattr(done, name) for name in names}}
+    names = [field.name for field in fields(TransitionReport) if field.name != "_note"]
+    return {"_note": unknown, **{name: getattr(done, name) for name in names}}

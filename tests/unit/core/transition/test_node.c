@@ -340,14 +340,27 @@ static void an_object_of_a_stopped_writer_is_not_published(void **state) {
 
 /* ---- adopt ---- */
 
+/* The events of waits for the devices. */
+static size_t waits_of(fixture_t *f, const char *operation) {
+    tms_event_t events[64];
+    tms_events_copy_t copy = {.events = events, .event_room = 64};
+    size_t waits = 0;
+    tms_saver_copy_events(&f->saver, &copy);
+    for (size_t i = 0; i < copy.event_count; i++)
+        waits += events[i].phase == TMS_PHASE_SYNCHRONIZE && strcmp(events[i].operation, operation) == 0;
+    return waits;
+}
+
 static void adopted_memory_has_the_contents(void **state) {
     fixture_t *f = *state;
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
     publish_one(f, "name", address, BYTES);
+    assert_int_equal(waits_of(f, "publish"), 1);
     restart(f);
     fill(address, BYTES, 2);
     const tms_shared_piece_t piece = piece_at(address, BYTES);
     adopt_all(f, &piece, 1, objects_of("name"));
+    assert_int_equal(waits_of(f, "adopt"), 1);
     assert_filled(address, BYTES, 1);
     assert_int_equal(held(f), BYTES);
     assert_int_equal(made(f), 0);
@@ -358,27 +371,6 @@ static void adopted_memory_has_the_contents(void **state) {
     assert_int_equal(held(f), BYTES);
     resume(f);
     assert_filled(address, BYTES, 1);
-}
-
-static size_t waits_of(fixture_t *f, const char *operation) {
-    enum { ROOM = 64 };
-    tms_event_t events[ROOM];
-    tms_events_copy_t copy = {.events = events, .event_room = ROOM};
-    size_t waits = 0;
-    tms_saver_copy_events(&f->saver, &copy);
-    for (size_t i = 0; i < copy.event_count; i++)
-        waits += events[i].phase == TMS_PHASE_SYNCHRONIZE && strcmp(events[i].operation, operation) == 0;
-    return waits;
-}
-
-static void the_wait_for_the_devices_is_a_phase(void **state) {
-    fixture_t *f = *state;
-    const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
-    publish_one(f, "name", address, BYTES);
-    assert_int_equal(waits_of(f, "publish"), 1);
-    const tms_shared_piece_t piece = piece_at(address, BYTES);
-    adopt_all(f, &piece, 1, objects_of("name"));
-    assert_int_equal(waits_of(f, "adopt"), 1);
 }
 
 static void a_pause_that_does_not_use_the_store_leaves_the_links(void **state) {
@@ -594,7 +586,6 @@ int main(void) {
         TEST(a_failed_copy_publishes_nothing),
         TEST(an_object_of_a_stopped_writer_is_not_published),
         TEST(adopted_memory_has_the_contents),
-        TEST(the_wait_for_the_devices_is_a_phase),
         TEST(a_pause_that_does_not_use_the_store_leaves_the_links),
         TEST(a_missing_object_is_a_miss),
         TEST(a_damaged_object_reaches_no_piece),
