@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from warm_python import torch_programs
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -113,10 +115,10 @@ def test_the_program(tmp_path: Path) -> None:
 
 def result_of(program: str, *arguments: str) -> dict[str, Any]:
     """Run a program of benchmarks/ at its small size and return the JSON object that it prints."""
-    command = [sys.executable, str(BENCHMARKS / program), "--small", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    process = torch_programs.start([str(BENCHMARKS / program), "--small", *arguments], os.environ, BENCHMARKS)
+    output, error = process.communicate(300)
+    assert process.returncode == 0, error
+    result: dict[str, Any] = json.loads(output)
     return result
 
 
