@@ -231,15 +231,15 @@ _FRESH = (
     Mutant(
         "a-sample-does-not-wait-for-the-device",
         _PEEK,
-        "    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);",
-        "    t->planned.affected = 0;\n    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);",
+        "    tms_status_t status = tms_steps_quiesce(t, &quiesced, error);",
+        "    t->planned.affected = 0;\n    tms_status_t status = tms_steps_quiesce(t, &quiesced, error);",
         (_PEEK_TESTS,),
     ),
     Mutant(
         "a-sample-moves-what-it-looks-at",
         _PEEK,
-        "belong to the parent */\n    tms_transition_finish(t, false);",
-        "belong to the parent */\n    tms_transition_finish(t, true);",
+        "belong to the parent */\n    tms_completion_finish(t, false);",
+        "belong to the parent */\n    tms_completion_finish(t, true);",
         (_PEEK_TESTS,),
     ),
     Mutant(

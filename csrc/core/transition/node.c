@@ -10,8 +10,8 @@
 #include "backup/shared/copy.h"
 #include "backup/shared/published.h"
 #include "backup/shared/store.h"
-#include "core/transition/devices.h"
-#include "core/transition/transition.h"
+#include "core/transition/crew.h"
+#include "core/transition/steps.h"
 
 /* Scratch memory of a device: room for an object for each thread of a ring. Less is tried if that does not fit. */
 #define SCRATCH_BYTES_MOST ((uint64_t)1 << 30)
@@ -106,7 +106,7 @@ static tms_status_t prepare(node_call_t *call, tms_error_t *error) {
     }
     if (status == TMS_OK) status = tms_shared_store_open(store_of(call), &context, error);
     if (status != TMS_OK) return status;
-    return tms_transition_quiesce(t, &quiesced, error);
+    return tms_steps_quiesce(t, &quiesced, error);
 }
 
 /* Gives the contents to the store after a success, or drops them. */
@@ -149,7 +149,7 @@ static tms_status_t run(node_call_t *call, tms_saver_t *saver, const tms_selecti
                                            .to = TMS_SEGMENT_ACTIVE,
                                            .any_memory = true},
                                  .act = act};
-    const tms_status_t status = tms_transition_run(&call->t, error);
+    const tms_status_t status = tms_steps_run(&call->t, error);
     tms_backup_stores_after_resume(&saver->stores);
     return status;
 }
@@ -254,17 +254,15 @@ static tms_status_t publish(tms_transition_t *t, tms_error_t *error) {
     if (status == TMS_OK) status = link_existing(call, error);
     t->planned.total_bytes = call->written;
     if (status == TMS_OK) status = check_room(call, error);
-    if (status == TMS_OK && call->written > 0)
-        status = tms_transition_on_devices(t, t->planned.affected, write_objects, error);
+    if (status == TMS_OK && call->written > 0) status = tms_crew_perform(t, t->planned.affected, write_objects, error);
     if (status == TMS_FORKED) return status; /* in a forked child: everything belongs to the parent */
     if (status == TMS_OK) status = give_name(call, error);
     finish(call, status == TMS_OK);
     return status;
 }
 
-tms_status_t tms_transition_publish(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
-                                    size_t count, const char *name, const char *contents, uint64_t *written,
-                                    tms_error_t *error) {
+tms_status_t tms_publish_run(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
+                             size_t count, const char *name, const char *contents, uint64_t *written, tms_error_t *error) {
     node_call_t call = {.pieces = pieces, .count = count, .name = name, .contents = contents};
     const tms_status_t status = run(&call, saver, selection, "publish", publish, error);
     *written = call.written;
@@ -476,14 +474,14 @@ static tms_status_t adopt(tms_transition_t *t, tms_error_t *error) {
     tms_status_t status = prepare(call, error);
     if (status == TMS_OK) status = link_all(call, error);
     const bool complete = status == TMS_OK && call->missing == call->count;
-    if (complete) status = tms_transition_on_devices(t, t->planned.affected, fill_pieces, error);
+    if (complete) status = tms_crew_perform(t, t->planned.affected, fill_pieces, error);
     if (status == TMS_FORKED) return status; /* in a forked child: everything belongs to the parent */
     finish(call, complete && status == TMS_OK);
     return status;
 }
 
-tms_status_t tms_transition_adopt(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
-                                  size_t count, const char *names, size_t *missing, tms_error_t *error) {
+tms_status_t tms_adopt_run(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
+                           size_t count, const char *names, size_t *missing, tms_error_t *error) {
     node_call_t call = {.pieces = pieces, .count = count, .names = names};
     const tms_status_t status = run(&call, saver, selection, "adopt", adopt, error);
     *missing = call.missing;

@@ -3,7 +3,7 @@
  * Each is a pause or a resume that never commits. It takes the turn, so that no other call pauses or resumes the allocations
  * until it ends. Segments that are freed during the call are disposed of at its end. A failure changes nothing.
  *
- * Any thread that is not inside a pause or resume. Locks as in transition.h. */
+ * Any thread that is not inside a pause or resume. Locks as in steps.h. */
 #ifndef TMS_PEEK_H
 #define TMS_PEEK_H
 
@@ -15,13 +15,12 @@
  * Set PAUSING -> synchronise every affected device -> copy the ranges to host memory, all devices at once -> set ACTIVE.
  * Kernels that other threads launch after the wait may still write to the memory. The copies are backups that belong to the
  * call. The backups of the segments, including retained ones, do not change. */
-tms_status_t tms_transition_count_guard_bytes(tms_saver_t *saver, const tms_selection_t *selection,
-                                              const tms_live_range_t *ranges, size_t range_count, uint64_t *counts,
-                                              tms_error_t *error);
+tms_status_t tms_guard_bytes_count(tms_saver_t *saver, const tms_selection_t *selection, const tms_live_range_t *ranges,
+                                   size_t range_count, uint64_t *counts, tms_error_t *error);
 
 /* tms_api_t.read_backup: reads contents of a paused allocation from a backup that is not in host memory, such as a file.
  * Set RESUMING -> read -> set PAUSED. No device is used. */
-tms_status_t tms_transition_read_backup(tms_saver_t *saver, const tms_selection_t *selection, uint64_t address,
-                                        uint64_t bytes, void *destination, int32_t *found, tms_error_t *error);
+tms_status_t tms_read_backup_run(tms_saver_t *saver, const tms_selection_t *selection, uint64_t address, uint64_t bytes,
+                                 void *destination, int32_t *found, tms_error_t *error);
 
 #endif

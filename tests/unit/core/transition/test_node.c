@@ -32,7 +32,7 @@ static tms_shared_piece_t piece_at(uint64_t address, uint64_t bytes) {
 static tms_status_t publish(fixture_t *f, const char *name, const tms_shared_piece_t *pieces, size_t count,
                             uint64_t *written, tms_error_t *error) {
     const tms_selection_t selection = {0};
-    return tms_transition_publish(&f->saver, &selection, pieces, count, name, contents, written, error);
+    return tms_publish_run(&f->saver, &selection, pieces, count, name, contents, written, error);
 }
 
 static void publish_one(fixture_t *f, const char *name, uint64_t address, uint64_t expected) {
@@ -46,7 +46,7 @@ static void publish_one(fixture_t *f, const char *name, uint64_t address, uint64
 static tms_status_t adopt(fixture_t *f, const tms_shared_piece_t *pieces, size_t count, const char *names, size_t *missing,
                           tms_error_t *error) {
     const tms_selection_t selection = {0};
-    return tms_transition_adopt(&f->saver, &selection, pieces, count, names, missing, error);
+    return tms_adopt_run(&f->saver, &selection, pieces, count, names, missing, error);
 }
 
 static void adopt_all(fixture_t *f, const tms_shared_piece_t *pieces, size_t count, const char *names) {
@@ -327,8 +327,7 @@ static void an_object_of_a_stopped_writer_is_not_published(void **state) {
     assert_int_equal(claim.state, TMS_SHARED_CLAIMED);
     store_of(f)->patience = INT_MAX;
     const tms_selection_t cancelled = {.interrupted = stop};
-    assert_int_equal(tms_transition_publish(&f->saver, &cancelled, &piece, 1, "name", contents, &written, &error),
-                     TMS_INTERRUPTED);
+    assert_int_equal(tms_publish_run(&f->saver, &cancelled, &piece, 1, "name", contents, &written, &error), TMS_INTERRUPTED);
     store_of(f)->patience = 0;
     assert_int_equal(publish(f, "name", &piece, 1, &written, &error), TMS_BACKUP_IO);
     assert_non_null(strstr(error.message, again.text));
@@ -345,7 +344,7 @@ static size_t waits_of(fixture_t *f, const char *operation) {
     tms_event_t events[64];
     tms_events_copy_t copy = {.events = events, .event_room = 64};
     size_t waits = 0;
-    tms_saver_copy_events(&f->saver, &copy);
+    tms_inspect_copy_events(&f->saver, &copy);
     for (size_t i = 0; i < copy.event_count; i++)
         waits += events[i].phase == TMS_PHASE_SYNCHRONIZE && strcmp(events[i].operation, operation) == 0;
     return waits;
@@ -508,9 +507,9 @@ static void scratch_memory_that_cannot_be_released_is_released_later(void **stat
     adopt_all(f, &piece, 1, objects_of("name"));
     assert_filled(address, BYTES, 1);
     assert_int_equal(tms_quarantine_held(&f->saver.quarantine, TMS_QUARANTINE_HANDLE), 1);
-    tms_saver_reclaim(&f->saver); /* the second failure */
+    tms_reclaim_all(&f->saver); /* the second failure */
     assert_int_equal(unmanaged(), 1);
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_int_equal(unmanaged(), 0);
     assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
 }
