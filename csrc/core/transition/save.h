@@ -1,4 +1,4 @@
-/* Saving contents of the segments on a call's list: into their own backups (a pause), or into others (peek.h,
+/* Saving contents of the segments on a call's list: into their own backups (a pause), or into others (guard_bytes.h,
  * verification.h).
  *
  * The choices and the plans are made on the thread of the call, the copies on the threads of the devices' parts. The call

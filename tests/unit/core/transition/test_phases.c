@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "core/model/inspect.h"
-#include "core/transition/peek.h"
+#include "core/transition/guard_bytes.h"
 #include "support.h"
 
 enum { ROOM = 128, GATE = 1, LONG_SECONDS = 600 };

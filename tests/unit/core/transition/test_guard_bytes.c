@@ -1,6 +1,6 @@
 /* Guards the count of guard bytes: what it counts, where the contents of allocations are from, and that it changes nothing.
  */
-#include "core/transition/peek.h"
+#include "core/transition/guard_bytes.h"
 #include "support/guard_fixture.h"
 
 #include <stdlib.h>
