@@ -11,8 +11,9 @@
 #include "abi/start.h"
 #include "core/model/export.h"
 #include "core/model/inspect.h"
+#include "core/transition/adopt.h"
 #include "core/transition/guard_bytes.h"
-#include "core/transition/node.h"
+#include "core/transition/publish.h"
 #include "core/transition/read_backup.h"
 
 size_t tms_api_segments(tms_segment_info_t *rows, size_t capacity) {

@@ -26,7 +26,7 @@ typedef struct tms_transition_asked {
     uint64_t address; /* 0, or selects only the allocation that it lies in, unless that is damaged */
     bool guards;      /* guard mode is on */
     bool gives_up;    /* a pause that gives up the backups of paused allocations, too */
-    bool any_memory;  /* the call uses memory that need not be managed, and selects no allocation (node.h) */
+    bool any_memory;  /* the call uses memory that need not be managed, and selects no allocation (pieces.h) */
 } tms_transition_asked_t;
 
 /* The plan of one attempt. Each attempt resets it, except for `collectable`. */

@@ -5,7 +5,8 @@
 #include <errno.h>
 
 #include "captured_stderr.h"
-#include "core/transition/node.h"
+#include "core/transition/adopt.h"
+#include "core/transition/publish.h"
 
 static int refused_descriptor = -1; /* names of this directory cannot be removed */
 static bool refuses_directories;    /* no directory can be removed */
