@@ -8,6 +8,13 @@ __all__ = ["MUTANTS"]
 
 _TRANSITIONS = (
     Mutant(
+        "the-rest-of-a-log-line-is-lost",
+        "csrc/base/log.c",
+        "            length -= (size_t)written;",
+        "            length = 0;",
+        ("tests/unit/base/test_log.c",),
+    ),
+    Mutant(
         "a-pending-resume-undoes-a-later-pause",
         "csrc/core/transition/steps.c",
         "    if (t->pending && segment->paused_by > tms_pending_begun(t->pending)) return false;\n",
