@@ -2,7 +2,7 @@
  * else to stderr: "torch_memory_saver[pid] level: text", written with one write(2) if the system takes all of it at once.
  *
  * Owns the level and the counts of recurring causes. May be called on any thread, with any lock held, in a forked child and
- * at exit. A line that is not queued waits for the reader of stderr, and so does whoever wants a lock of the caller.
+ * at exit. A line that is not queued is written at once, so the locks of the caller stay locked until stderr takes it.
  */
 #ifndef TMS_LOG_H
 #define TMS_LOG_H

@@ -1,11 +1,11 @@
 /* The pieces of device memory that a publish or an adopt names as objects of the shared store
  * (docs/architecture-shared-store.md). The memory need not be managed.
  *
- * Such a call pauses and resumes nothing. It takes the turn and waits for the devices of the memory. Until it returns, the
+ * Both calls pause and resume nothing. They take the turn and wait for the devices of the memory. Until they return, the
  * caller keeps the memory allocated, and nothing writes to it. Memory that is paused, or damaged, is TMS_INVALID_STATE.
- * Objects that the call has used stay linked until a pause that uses the store has ended (backup/shared/store.h).
+ * Objects that the calls have used stay linked until a pause that uses the store has ended (backup/shared/store.h).
  *
- * The call reads only `interrupted`, `on_progress`, `stream` and their contexts of the selection. Any thread that is not
+ * The calls read only `interrupted`, `on_progress`, `stream` and their contexts of the selection. Any thread that is not
  * inside a pause or resume. Locks as in steps.h. */
 #ifndef TMS_PIECES_H
 #define TMS_PIECES_H
