@@ -21,12 +21,12 @@ tms_status_t tms_api_allocate(uint64_t bytes, int32_t device, uint64_t *address,
     tms_state_t *state = tms_state(error);
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
     tms_region_t region = tms_saver_settings(&state->saver);
-    return tms_saver_allocate(&state->saver, &region, bytes, device, address, error);
+    return tms_allocation_create(&state->saver, &region, bytes, device, address, error);
 }
 
 tms_status_t tms_api_free(uint64_t address, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_saver_free(&state->saver, address, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_free_address(&state->saver, address, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 tms_status_t tms_api_region_enter(const tms_region_settings_t *settings, int32_t follows, uint64_t *region,
@@ -68,29 +68,29 @@ tms_status_t tms_api_region_set(const tms_region_settings_t *settings, tms_error
 
 tms_status_t tms_api_pause(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_transition_pause(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_pause_run(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 tms_status_t tms_api_check_pause(const tms_selection_t *selection, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_transition_check_pause(&state->saver, selection, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_pause_check(&state->saver, selection, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 tms_status_t tms_api_resume(const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_transition_resume(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_resume_run(&state->saver, selection, report, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 tms_status_t tms_api_host_backup(uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer, void **host,
                                  tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_saver_host_backup(&state->saver, address, bytes, buffer, host, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_inspect_host_backup(&state->saver, address, bytes, buffer, host, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 tms_status_t tms_api_read_only_backup(uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer, void **host,
                                       tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_saver_read_only_backup(&state->saver, address, bytes, buffer, host, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_inspect_read_only_backup(&state->saver, address, bytes, buffer, host, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 void tms_api_host_buffer_release(tms_host_buffer_t *buffer) { tms_host_buffer_drop(buffer); }
@@ -178,7 +178,7 @@ void tms_api_close(void) {
 
 tms_status_t tms_api_resume_begin(const tms_selection_t *selection, tms_pending_t **pending, tms_error_t *error) {
     tms_state_t *state = tms_state(error);
-    return state ? tms_transition_resume_begin(&state->saver, selection, pending, error) : TMS_OUT_OF_HOST_MEMORY;
+    return state ? tms_resume_begin(&state->saver, selection, pending, error) : TMS_OUT_OF_HOST_MEMORY;
 }
 
 int32_t tms_api_pending_done(tms_pending_t *pending) { return tms_pending_done(pending); }
@@ -210,7 +210,7 @@ tms_status_t tms_api_capture_begin(const tms_region_settings_t *settings, uint64
     tms_region_t region;
     tms_status_t status = state ? tms_saver_check_settings(&state->saver, error) : TMS_OUT_OF_HOST_MEMORY;
     if (status == TMS_OK && settings) status = tms_region_from_settings(&state->regions, settings, &region, error);
-    if (status == TMS_OK) status = tms_saver_capture_begin(&state->saver, settings ? &region : NULL, identity, error);
+    if (status == TMS_OK) status = tms_captures_begin(&state->saver, settings ? &region : NULL, identity, error);
     return status;
 }
 
@@ -218,7 +218,7 @@ tms_status_t tms_api_capture_begin_on(void *stream, uint64_t *identity, tms_erro
     tms_state_t *state = tms_state(error);
     tms_capture_begun_t begun;
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
-    tms_status_t status = tms_saver_capture_begin_on(&state->saver, stream, &begun, error);
+    tms_status_t status = tms_captures_begin_on(&state->saver, stream, &begun, error);
     if (status == TMS_INVALID_STATE && !begun.must_not_begin) {
         tms_state_warn_too_many_captures(state);
         status = TMS_OK;
@@ -230,22 +230,22 @@ tms_status_t tms_api_capture_begin_on(void *stream, uint64_t *identity, tms_erro
 int32_t tms_api_capture_end(uint64_t identity, int32_t unless_it_goes_on) {
     tms_state_t *state = tms_state_if_made();
     if (!state) return 0;
-    if (identity && unless_it_goes_on && tms_saver_capture_goes_on(&state->saver, identity)) {
-        tms_saver_capture_begun(&state->saver, identity);
+    if (identity && unless_it_goes_on && tms_captures_goes_on(&state->saver, identity)) {
+        tms_captures_begun(&state->saver, identity);
         return 0;
     }
-    return tms_saver_capture_end(&state->saver, identity);
+    return tms_capture_end_of(&state->saver, identity);
 }
 
 void tms_api_capture_begun(uint64_t identity) {
     tms_state_t *state = tms_state_if_made();
-    if (state) tms_saver_capture_begun(&state->saver, identity);
+    if (state) tms_captures_begun(&state->saver, identity);
 }
 
 tms_status_t tms_api_refresh_peers(tms_error_t *error) {
     tms_state_t *state = tms_state(error);
     if (!state) return TMS_OUT_OF_HOST_MEMORY;
-    return tms_saver_explain_loss(&state->saver, tms_saver_refresh_peers(&state->saver, error), error);
+    return tms_inspect_explain_loss(&state->saver, tms_peers_refresh(&state->saver, error), error);
 }
 
 tms_status_t tms_api_listen_devices(tms_device_listener_t listener, void *context, uint64_t mask, tms_error_t *error) {
@@ -280,7 +280,7 @@ tms_status_t tms_api_active_devices(uint64_t *mask, tms_error_t *error) {
     tms_state_t *state = NULL;
     tms_status_t status = load_devices(&context, &state, NULL, NULL, error);
     if (status != TMS_OK) return status;
-    return tms_saver_explain_loss(&state->saver, tms_devices_active(&state->devices, mask, &context, error), error);
+    return tms_inspect_explain_loss(&state->saver, tms_devices_active(&state->devices, mask, &context, error), error);
 }
 
 /* load_devices for a query about one device, `context->device`. */
@@ -313,7 +313,7 @@ tms_status_t tms_api_device_memory(int32_t device, uint64_t *free_bytes, uint64_
     tms_status_t status = load_device(&context, &state, &driver, &devices, error);
     if (status != TMS_OK) return status;
     status = tms_devices_memory(&state->devices, device, free_bytes, total_bytes, &context, error);
-    return tms_saver_explain_loss(&state->saver, status, error);
+    return tms_inspect_explain_loss(&state->saver, status, error);
 }
 
 void tms_api_open_log(void) {

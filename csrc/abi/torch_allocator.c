@@ -43,7 +43,7 @@ static void warn_outside_regions(tms_state_t *state, const tms_region_t *region,
 static void *allocate_managed(tms_state_t *state, const tms_region_t *region, ssize_t size, int device) {
     uint64_t address = 0;
     tms_error_t error;
-    tms_status_t status = tms_saver_allocate(&state->saver, region, (uint64_t)size, device, &address, &error);
+    tms_status_t status = tms_allocation_create(&state->saver, region, (uint64_t)size, device, &address, &error);
     if (status == TMS_OK) return (void *)(uintptr_t)address;
     report_failure(state, status, &error);
     return NULL;
@@ -83,7 +83,7 @@ void tms_torch_free(void *address, ssize_t size, int device, void *stream) {
         tms_torch_default_free(address, size, device, stream);
         return;
     }
-    tms_status_t status = tms_saver_free(&state->saver, (uintptr_t)address, &error);
+    tms_status_t status = tms_free_address(&state->saver, (uintptr_t)address, &error);
     if (status == TMS_NOT_MANAGED)
         tms_log_write(&state->log, TMS_LOG_WARNING, "free: address %p is not managed and is ignored", address);
     else if (status != TMS_OK)
@@ -115,7 +115,7 @@ void tms_torch_default_free(void *address, ssize_t size, int device, void *strea
     tms_error_t error;
     tms_state_t *state = address ? tms_state(NULL) : NULL;
     if (!state) return;
-    tms_status_t status = tms_saver_free(&state->saver, (uintptr_t)address, &error);
+    tms_status_t status = tms_free_address(&state->saver, (uintptr_t)address, &error);
     if (status == TMS_NOT_MANAGED) status = tms_ordinary_free(state, (uintptr_t)address, device, &error);
     if (status != TMS_OK) report_failure(state, status, &error);
 }

@@ -43,7 +43,11 @@ static void write_line(const char *line, size_t length) {
     ssize_t written;
     do {
         written = write(STDERR_FILENO, line, length);
-    } while (written < 0 && errno == EINTR);
+        if (written > 0) {
+            line += written;
+            length -= (size_t)written;
+        }
+    } while (length > 0 && (written > 0 || (written < 0 && errno == EINTR)));
     if (written < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE)) {
         while (sigtimedwait(&broken_pipe, NULL, &at_once) < 0 && errno == EINTR) {
         }

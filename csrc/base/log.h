@@ -1,8 +1,8 @@
 /* The log, which has one line for each message. A line goes to the queue while a caller has opened the queue (log_queue.h),
- * else to stderr: "torch_memory_saver[pid] level: text", written with one write(2).
+ * else to stderr: "torch_memory_saver[pid] level: text", written with one write(2) if the system takes all of it at once.
  *
  * Owns the level and the counts of recurring causes. May be called on any thread, with any lock held, in a forked child and
- * at exit.
+ * at exit. A line that is not queued is written at once, so the locks of the caller stay locked until stderr takes it.
  */
 #ifndef TMS_LOG_H
 #define TMS_LOG_H

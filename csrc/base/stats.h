@@ -1,5 +1,5 @@
 /* Counters. Each is updated with relaxed atomics when the counted event happens, and may be read at any time on any thread.
- * Derived numbers (damaged, quarantined, deferred) are computed by tms_saver_counters.
+ * Derived numbers (damaged, quarantined, deferred) are computed by tms_inspect_counters.
  *
  * A gauge has one writer at a time, which its owner ensures by a lock.
  */

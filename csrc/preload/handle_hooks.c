@@ -134,7 +134,7 @@ static CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessD
         any = any || found;
         done = found ? end : all;
     }
-    if (any && tms_saver_refresh_peers(&state->saver, &error) != TMS_OK)
+    if (any && tms_peers_refresh(&state->saver, &error) != TMS_OK)
         tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
     return result;
 }

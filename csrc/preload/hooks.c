@@ -44,7 +44,7 @@ static tms_cuda_error_t allocate_managed(const tms_count_t *count, const tms_reg
     uint64_t managed = 0;
     tms_error_t error;
     tms_status_t status = ensure_context(state, &error);
-    if (status == TMS_OK) status = tms_saver_allocate(&state->saver, region, bytes, TMS_NO_DEVICE, &managed, &error);
+    if (status == TMS_OK) status = tms_allocation_create(&state->saver, region, bytes, TMS_NO_DEVICE, &managed, &error);
     if (status == TMS_OK) {
         *address = (void *)(uintptr_t)managed;
         tms_interpreter_prepare_sharing(state);
@@ -85,7 +85,7 @@ tms_cuda_error_t cudaFree(void *address) {
     tms_state_t *state = tms_hook_state();
     tms_error_t error;
     if (address && state) {
-        tms_status_t status = tms_saver_free(&state->saver, (uintptr_t)address, &error);
+        tms_status_t status = tms_free_address(&state->saver, (uintptr_t)address, &error);
         if (status == TMS_OK) return TMS_CUDA_SUCCESS;
         if (status != TMS_NOT_MANAGED) {
             tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
@@ -108,8 +108,7 @@ tms_cuda_error_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
     TMS_CALL_REAL(result, state, cudaDeviceEnablePeerAccess, peer, flags);
     bool enabled = result == TMS_CUDA_SUCCESS || result == TMS_CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
     if (!enabled || !state || !tms_saver_has_segments(&state->saver)) return result;
-    if (tms_saver_refresh_peers(&state->saver, &error) != TMS_OK)
-        tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
+    if (tms_peers_refresh(&state->saver, &error) != TMS_OK) tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
     return result;
 }
 
@@ -119,7 +118,7 @@ tms_cuda_error_t cudaIpcGetMemHandle(void *handle, void *address) {
     tms_segment_info_t row;
     tms_cuda_error_t result;
     TMS_CALL_REAL(result, state, cudaIpcGetMemHandle, handle, address);
-    if (result == TMS_CUDA_SUCCESS || !state || tms_saver_find(&state->saver, (uintptr_t)address, &row) != TMS_OK)
+    if (result == TMS_CUDA_SUCCESS || !state || tms_inspect_find(&state->saver, (uintptr_t)address, &row) != TMS_OK)
         return result;
     tms_log_once(
         &state->log, &state->warned_no_ipc, TMS_LOG_WARNING,
@@ -143,7 +142,7 @@ static void *resolve_stream(void *stream, bool per_thread) {
  * not begin. */
 static bool announce(tms_state_t *state, void *stream, tms_capture_begun_t *begun) {
     tms_error_t error;
-    tms_status_t status = tms_saver_capture_begin_on(&state->saver, stream, begun, &error);
+    tms_status_t status = tms_captures_begin_on(&state->saver, stream, begun, &error);
     if (status == TMS_OK || status == TMS_FORKED) return true; /* in a forked child captures fail anyway */
     if (begun->must_not_begin)
         tms_log_write(&state->log, TMS_LOG_WARNING, "%s", error.message);
@@ -164,9 +163,9 @@ static bool goes_on(const tms_state_t *state, void *stream) {
 static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bool failed) {
     if (begun->identity == 0) return;
     if (failed && !begun->known)
-        (void)tms_saver_capture_end(&state->saver, begun->identity);
+        (void)tms_capture_end_of(&state->saver, begun->identity);
     else
-        tms_saver_capture_begun(&state->saver, begun->identity);
+        tms_captures_begun(&state->saver, begun->identity);
 }
 
 /* Announces the capture, and begins it with the real function. */
@@ -189,8 +188,7 @@ static void after_begin(tms_state_t *state, const tms_capture_begun_t *begun, bo
         void *target = resolve_stream((stream), (per_thread));                                                              \
         tms_cuda_error_t result;                                                                                            \
         TMS_CALL_REAL(result, state, name, __VA_ARGS__);                                                                    \
-        if (state && (result == TMS_CUDA_SUCCESS || !goes_on(state, target)))                                               \
-            tms_saver_capture_end_on(&state->saver, target);                                                                \
+        if (state && (result == TMS_CUDA_SUCCESS || !goes_on(state, target))) tms_capture_end_on(&state->saver, target);    \
         return result;                                                                                                      \
     } while (0)
 
@@ -225,9 +223,9 @@ tms_cuda_error_t cudaStreamDestroy(void *stream) {
     tms_state_t *state = tms_state_if_made(); /* without a state no capture was announced */
     tms_capture_stream_t taken[TMS_CAPTURE_MAX_NESTED];
     tms_cuda_error_t result;
-    size_t count = state && stream ? tms_saver_capture_take(&state->saver, stream, TMS_NO_DEVICE, taken) : 0;
+    size_t count = state && stream ? tms_capture_end_take(&state->saver, stream, TMS_NO_DEVICE, taken) : 0;
     TMS_CALL_REAL(result, state, cudaStreamDestroy, stream);
-    if (count > 0) tms_saver_capture_taken(&state->saver, taken, count, result == TMS_CUDA_SUCCESS);
+    if (count > 0) tms_capture_end_taken(&state->saver, taken, count, result == TMS_CUDA_SUCCESS);
     return result;
 }
 
@@ -241,10 +239,10 @@ tms_cuda_error_t cudaDeviceReset(void) {
     int device = TMS_NO_DEVICE;
     if (state && tms_capture_visible(&state->saver.capture) > 0 &&
         tms_devices_current(&state->devices, &device, &context, NULL) == TMS_OK)
-        count = tms_saver_capture_take(&state->saver, NULL, device, taken);
+        count = tms_capture_end_take(&state->saver, NULL, device, taken);
     int counted = tms_count_device(state, TMS_HOOK_cudaDeviceReset);
     TMS_CALL_REAL(result, state, cudaDeviceReset);
     if (state && result == TMS_CUDA_SUCCESS) tms_ledger_clear_device(&state->ledger, counted);
-    if (count > 0) tms_saver_capture_taken(&state->saver, taken, count, result == TMS_CUDA_SUCCESS);
+    if (count > 0) tms_capture_end_taken(&state->saver, taken, count, result == TMS_CUDA_SUCCESS);
     return result;
 }

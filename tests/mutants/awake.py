@@ -63,8 +63,8 @@ _SAMPLING_TESTS = "tests/unit/python/engine/test_guard_sampling.py"
 _TENSOR_TESTS = "tests/unit/python/engine/test_found_tensors.py"
 _BLOCK_TESTS = "tests/unit/python/torch/test_live.py"
 _ON_GPU = "torch:tests/gpu/test_check_fresh.py"
-_PEEK = "csrc/core/transition/peek.c"
-_PEEK_TESTS = "tests/unit/core/transition/test_peek.c"
+_GUARD_BYTES = "csrc/core/transition/guard_bytes.c"
+_GUARD_BYTES_TESTS = "tests/unit/core/transition/test_guard_bytes.c"
 
 _FRESH = (
     Mutant(
@@ -223,52 +223,52 @@ _FRESH = (
     ),
     Mutant(
         "ranges-count-from-the-first-of-the-segment",
-        _PEEK,
+        _GUARD_BYTES,
         "            bytes += size;",
         "            bytes += 0 * size;",
-        (_PEEK_TESTS,),
+        (_GUARD_BYTES_TESTS,),
     ),
     Mutant(
         "a-sample-does-not-wait-for-the-device",
-        _PEEK,
-        "    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);",
-        "    t->planned.affected = 0;\n    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);",
-        (_PEEK_TESTS,),
+        _GUARD_BYTES,
+        "    tms_status_t status = tms_steps_quiesce(t, &quiesced, error);",
+        "    t->planned.affected = 0;\n    tms_status_t status = tms_steps_quiesce(t, &quiesced, error);",
+        (_GUARD_BYTES_TESTS,),
     ),
     Mutant(
         "a-sample-moves-what-it-looks-at",
-        _PEEK,
-        "belong to the parent */\n    tms_transition_finish(t, false);",
-        "belong to the parent */\n    tms_transition_finish(t, true);",
-        (_PEEK_TESTS,),
+        _GUARD_BYTES,
+        "belong to the parent */\n    tms_completion_finish(t, false);",
+        "belong to the parent */\n    tms_completion_finish(t, true);",
+        (_GUARD_BYTES_TESTS,),
     ),
     Mutant(
         "a-sample-keeps-its-copies",
-        _PEEK,
+        _GUARD_BYTES,
         "    release_all(sample);\n    return status;",
         "    if (status == TMS_OK) release_all(sample);\n    return status;",
-        (_PEEK_TESTS,),
+        (_GUARD_BYTES_TESTS,),
     ),
     Mutant(
         "a-range-beyond-its-allocation-is-read",
-        _PEEK,
+        _GUARD_BYTES,
         "range->end <= begin + segment->bytes;",
         "range->begin < begin + segment->bytes;",
-        (_PEEK_TESTS,),
+        (_GUARD_BYTES_TESTS,),
     ),
     Mutant(
         "preserved-blocks-are-all-that-was-live",
         "csrc/core/model/segment.h",
         "    if (segment->backup.saved && !segment->only_preserved) return false;",
         "    if (segment->backup.saved) return false;",
-        (_PEEK_TESTS, _ON_GPU),
+        (_GUARD_BYTES_TESTS, _ON_GPU),
     ),
     Mutant(
         "zeroed-memory-seems-guarded",
         "csrc/core/transition/resume.c",
         "    if (t->asked.selection->zero) return TMS_CONTENTS_ZEROED;",
         "",
-        (_PEEK_TESTS, _FRESH_TESTS),
+        (_GUARD_BYTES_TESTS, _FRESH_TESTS),
     ),
 )
 

@@ -20,7 +20,7 @@ MUTANTS = (
     Mutant(
         "late-reads-are-not-waited-for",
         "csrc/core/transition/resume.c",
-        "    tms_status_t status = t->planned.affected ? tms_transition_quiesce(t, &t->done.quiesced, error) : TMS_OK;",
+        "    tms_status_t status = t->planned.affected ? tms_steps_quiesce(t, &t->done.quiesced, error) : TMS_OK;",
         "    tms_status_t status = TMS_OK;\n    t->done.quiesced = tms_quiesced_without_users();",
         (_FAILED,),
     ),
@@ -41,8 +41,8 @@ MUTANTS = (
     Mutant(
         "the-page-stays-when-nothing-is-guarded",
         "csrc/core/allocation/free.c",
-        "    if (page) (void)tms_saver_release_segment(saver, page, tms_quiesced_without_users());",
-        "    if (page && saver->log == NULL) (void)tms_saver_release_segment(saver, page, tms_quiesced_without_users());",
+        "    if (page) (void)tms_free_release_segment(saver, page, tms_quiesced_without_users());",
+        "    if (page && saver->log == NULL) (void)tms_free_release_segment(saver, page, tms_quiesced_without_users());",
         (_BYTES, _FAILED),
     ),
     Mutant(

@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         "a-handle-reclaims-no-memory",
         _HANDLES,
-        "    tms_saver_reclaim(saver);\n    return tms_run_create(run, driver, devices, context, error);",
+        "    tms_reclaim_all(saver);\n    return tms_run_create(run, driver, devices, context, error);",
         "    return status;",
         (_TEST,),
     ),

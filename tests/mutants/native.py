@@ -8,8 +8,15 @@ __all__ = ["MUTANTS"]
 
 _TRANSITIONS = (
     Mutant(
+        "the-rest-of-a-log-line-is-lost",
+        "csrc/base/log.c",
+        "            length -= (size_t)written;",
+        "            length = 0;",
+        ("tests/unit/base/test_log.c",),
+    ),
+    Mutant(
         "a-pending-resume-undoes-a-later-pause",
-        "csrc/core/transition/transition.c",
+        "csrc/core/transition/steps.c",
         "    if (t->pending && segment->paused_by > tms_pending_begun(t->pending)) return false;\n",
         "",
         ("tests/unit/core/transition/test_pending.c",),
@@ -18,14 +25,14 @@ _TRANSITIONS = (
         "a-pause-unlocks-the-device-before-the-memory-is-back",
         "csrc/core/transition/pause.c",
         "status = release(t, quiesced, error);",
-        "TMS_FOR_EACH(segment, t) tms_saver_release_lock(t->saver, segment);\nstatus = release(t, quiesced, error);",
+        "TMS_FOR_EACH(segment, t) tms_free_release_lock(t->saver, segment);\nstatus = release(t, quiesced, error);",
         ("tests/unit/core/transition/test_resume_exclusive.c",),
     ),
     Mutant(
         "a-free-unlocks-the-device-before-the-memory-is-back",
         "csrc/core/allocation/free.c",
         "    leaving_t leaving = leave_run(",
-        "    tms_saver_release_lock(saver, segment);\n    leaving_t leaving = leave_run(",
+        "    tms_free_release_lock(saver, segment);\n    leaving_t leaving = leave_run(",
         ("tests/unit/core/transition/test_resume_exclusive.c",),
     ),
     Mutant(
@@ -38,11 +45,11 @@ _TRANSITIONS = (
     Mutant(
         "what-is-dropped-is-not-waited-for",
         "csrc/core/transition/pause.c",
-        "    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);\n"
+        "    tms_status_t status = tms_steps_quiesce(t, &quiesced, error);\n"
         "    if (status == TMS_OK) status = save(t, error);",
         "    tms_status_t status = TMS_OK;\n"
         "    quiesced = tms_quiesced_without_users();\n"
-        "    if (keeps_contents(t)) status = tms_transition_quiesce(t, &quiesced, error);\n"
+        "    if (keeps_contents(t)) status = tms_steps_quiesce(t, &quiesced, error);\n"
         "    if (status == TMS_OK) status = save(t, error);",
         (
             "tests/unit/core/transition/test_transition.c",
@@ -52,14 +59,14 @@ _TRANSITIONS = (
     ),
     Mutant(
         "only-owners-are-waited-for",
-        "csrc/core/transition/transition.c",
+        "csrc/core/transition/steps.c",
         "        t->planned.affected |= tms_segment_accessible(segment);",
         "        t->planned.affected |= (tms_device_mask_t)1 << segment->device;",
         ("tests/unit/core/transition/test_transition.c",),
     ),
     Mutant(
         "no-second-look-for-captures",
-        "csrc/core/transition/transition.c",
+        "csrc/core/transition/steps.c",
         "    if (t->devices) status = check_visible_captures(t, error);",
         "    if (t->devices && t->perform) status = check_visible_captures(t, error);",
         ("tests/unit/core/transition/test_capture_turn.c",),
@@ -88,7 +95,7 @@ _TRANSITIONS = (
     Mutant(
         "a-resume-forgets-what-waits-when-memory-is-missing",
         "csrc/core/transition/resume.c",
-        "        tms_saver_reclaim_within(t->saver, &t->wait); /* it may release",
+        "        tms_reclaim_within(t->saver, &t->wait); /* it may release",
         "        /* it may release",
         ("tests/unit/core/transition/test_resume_wait.c",),
     ),
@@ -115,14 +122,14 @@ _TRANSITIONS = (
     ),
     Mutant(
         "a-device-that-was-stopped-hides-the-failure",
-        "csrc/core/transition/devices.c",
+        "csrc/core/transition/crew.c",
         "if (!failed || failed->status == TMS_INTERRUPTED) failed = &parts[i];",
         "if (!failed) failed = &parts[i];",
         ("tests/unit/core/transition/test_interrupt.c",),
     ),
     Mutant(
         "a-failure-stops-no-other-device",
-        "csrc/core/transition/devices.c",
+        "csrc/core/transition/crew.c",
         "    if (part->status != TMS_OK) stop(part->crew, wait);",
         "",
         ("tests/unit/core/transition/test_interrupt.c",),
@@ -143,7 +150,7 @@ _TRANSITIONS = (
     ),
     Mutant(
         "a-cancelled-call-waits-to-unpin-on-the-other-devices",
-        "csrc/core/transition/devices.c",
+        "csrc/core/transition/crew.c",
         "    if (tms_wait_ends_call(wait)) atomic_store(&crew->call_cancelled, true);\n",
         "    (void)wait;\n",
         ("tests/unit/core/transition/test_interrupt.c",),
@@ -285,15 +292,15 @@ _CAPTURES = (
     ),
     Mutant(
         "a-call-that-waits-for-its-turn-hides-a-callback",
-        "csrc/core/transition/transition.c",
+        "csrc/core/transition/steps.c",
         "if (t->has_turn) tms_turn_callback_end(t->saver);",
         "tms_turn_callback_end(t->saver);",
         ("tests/unit/core/transition/test_capture_turn.c",),
     ),
     Mutant(
         "captures-that-have-ended-unseen-count",
-        "csrc/core/transition/transition.c",
-        "return tms_saver_captures(t->saver) == 0",
+        "csrc/core/transition/steps.c",
+        "return tms_captures_count(t->saver) == 0",
         "return tms_capture_visible(&t->saver->capture) == 0",
         ("tests/unit/device/test_capture_ended.c",),
     ),

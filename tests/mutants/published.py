@@ -7,19 +7,22 @@ from mutant import Mutant
 __all__ = ["MUTANTS"]
 
 _PUBLISHED = "csrc/backup/shared/published.c"
-_NODE = "csrc/core/transition/node.c"
+_ADOPT = "csrc/core/transition/adopt.c"
+_PIECES = "csrc/core/transition/pieces.c"
+_PUBLISH = "csrc/core/transition/publish.c"
 _TEST_PUBLISHED = "tests/unit/backup/shared/test_published.c"
-_TEST_NODE = "tests/unit/core/transition/test_node.c"
+_TEST_ADOPT = "tests/unit/core/transition/test_adopt.c"
+_TEST_PUBLISH = "tests/unit/core/transition/test_publish.c"
 _TEST_LINKS = "tests/unit/core/transition/test_shared_links.c"
 _PYTHON = "tests/unit/python/node_store/"
 
 MUTANTS = (
     Mutant(
         "a-damaged-object-is-adopted",
-        _NODE,
-        "memcmp(&found, &part->name, sizeof found) != 0",
-        "memcmp(&found, &part->name, 0) != 0",
-        (_TEST_NODE,),
+        _ADOPT,
+        "memcmp(&found, &piece->name, sizeof found) != 0",
+        "memcmp(&found, &piece->name, 0) != 0",
+        (_TEST_ADOPT,),
     ),
     Mutant(
         "the-store-has-the-folder-of-locks-and-pages",
@@ -33,7 +36,7 @@ MUTANTS = (
         "csrc/backup/shared/entry.c",
         "if (named && unlinkat(folder->objects,",
         "if (named && !named && unlinkat(folder->objects,",
-        (_TEST_NODE,),
+        (_TEST_ADOPT,),
     ),
     Mutant(
         "who-rejects-an-object-finds-it-again",
@@ -44,38 +47,38 @@ MUTANTS = (
     ),
     Mutant(
         "equal-pieces-need-room-twice",
-        _NODE,
+        _PUBLISH,
         "status == TMS_OK && tms_shared_object_is_new(",
         "status == TMS_OK && !tms_shared_object_is_here(",
-        (_TEST_NODE,),
+        (_TEST_PUBLISH,),
     ),
     Mutant(
         "paused-memory-is-published",
-        _NODE,
+        _PIECES,
         "if (segment->state != TMS_SEGMENT_ACTIVE) return segment;",
         "if (segment->state == TMS_SEGMENT_DAMAGED) return segment;",
-        (_TEST_NODE,),
+        (_TEST_PUBLISH,),
     ),
     Mutant(
         "what-does-not-fit-is-written",
-        _NODE,
+        _PUBLISH,
         "    if (status == TMS_OK) status = check_room(call, error);\n",
         "    (void)check_room;\n",
-        (_TEST_NODE,),
+        (_TEST_PUBLISH,),
     ),
     Mutant(
         "adopted-objects-are-not-linked",
-        _NODE,
-        "finish(call, complete && status == TMS_OK);",
-        "finish(call, false);",
-        (_TEST_NODE,),
+        _ADOPT,
+        "finish(&call->pieces, complete && status == TMS_OK);",
+        "finish(&call->pieces, false);",
+        (_TEST_ADOPT,),
     ),
     Mutant(
         "the-links-of-adopted-objects-stay-for-ever",
         "csrc/backup/shared/operations.c",
         "    tms_shared_store_drop_kept(store);\n    tms_shared_registrar_start(store); /*",
         "    tms_shared_registrar_start(store); /*",
-        (_TEST_NODE,),
+        (_TEST_ADOPT,),
     ),
     Mutant(
         "a-name-exists-before-it-is-whole",
@@ -169,9 +172,9 @@ MUTANTS = (
     ),
     Mutant(
         "scratch-memory-that-stays-is-forgotten",
-        _NODE,
+        _ADOPT,
         "    tms_quarantine_add(&saver->quarantine, &memory->quarantined);\n",
         "",
-        (_TEST_NODE,),
+        (_TEST_ADOPT,),
     ),
 )

@@ -189,8 +189,8 @@ _ROOM = (
     Mutant(
         "a-check-keeps-the-room-that-it-has-found",
         _CHECK,
-        "    cancel(t);\n    tms_transition_finish(t, false);",
-        "    tms_transition_finish(t, false);",
+        "    cancel(t);\n    tms_completion_finish(t, false);",
+        "    tms_completion_finish(t, false);",
         (_CHECK_TESTS,),
     ),
     Mutant(

@@ -252,7 +252,7 @@ MUTANTS = (
     ),
     Mutant(
         "objects-are-registered-while-a-resume-begins",
-        "csrc/core/transition/transition.c",
+        "csrc/core/transition/steps.c",
         "    tms_backup_stores_enter_call(&t->saver->stores);\n",
         "",
         (_TEST_COPIES,),

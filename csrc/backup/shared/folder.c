@@ -36,7 +36,8 @@ static void close_file(int fd) {
 
 /* ---- opening ---- */
 
-/* The choice of the folder; `standard` is storage for the path of the usual one. */
+/* The choice of the folder; `standard` is storage for the path of the usual one, which counts as configured: a directory of
+ * the package's own (base/private_directory.h) could not have the mode 0755, with which a user may have made the folder. */
 static tms_directory_choice_t choose(const char *configured, char standard[PATH_BYTES]) {
     snprintf(standard, PATH_BYTES, "/dev/shm/" OWN "-%lu", (unsigned long)geteuid());
     tms_directory_choice_t choice = tms_private_directory(configured && configured[0] ? configured : standard, "/dev/shm");

@@ -105,12 +105,12 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
         return status;
     }
     status = populate(saver, segment, driver, devices, context, error);
-    if (status == TMS_OUT_OF_DEVICE_MEMORY && !tms_segment_has_memory(segment) && tms_saver_has_reclaimable(saver)) {
-        tms_saver_reclaim(saver);
+    if (status == TMS_OUT_OF_DEVICE_MEMORY && !tms_segment_has_memory(segment) && tms_reclaim_is_needed(saver)) {
+        tms_reclaim_all(saver);
         status = populate(saver, segment, driver, devices, context, error);
     }
     if (status != TMS_OK) {
-        (void)tms_saver_release_segment(saver, segment, tms_quiesced_without_users());
+        (void)tms_free_release_segment(saver, segment, tms_quiesced_without_users());
         return status;
     }
     *made = segment;
@@ -167,8 +167,8 @@ tms_status_t tms_allocation_prepare(tms_saver_t *saver, uint64_t bytes, const tm
     return status == TMS_OK ? check_size(*devices, bytes, reserved, context, error) : status;
 }
 
-tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device,
-                                uint64_t *address, tms_error_t *error) {
+tms_status_t tms_allocation_create(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device,
+                                   uint64_t *address, tms_error_t *error) {
     tms_error_context_t context = {.operation = "allocate", .device = device, .bytes = bytes, .tag = region->tag->name};
     const tms_driver_table_t *driver = NULL;
     const tms_device_table_t *devices = NULL;
@@ -185,7 +185,7 @@ tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, 
         status = allocate_new(saver, region, bytes, reserved, driver, devices, address, &context, error);
     if (status != TMS_OK) {
         tms_allocation_fail(saver, region->tag, status, &context, error);
-        return tms_saver_explain_loss(saver, status, error);
+        return tms_inspect_explain_loss(saver, status, error);
     }
     /* Devices that came into use since the last look get access to earlier allocations, and to slack that was reused. */
     if (devices->count > 1) tms_peers_refresh_after_allocation(saver);

@@ -9,8 +9,8 @@
 
 /* tms_api_t.allocate, with the given settings. An allocation takes slack of its kind (kinds.h) if some fits. One that finds
  * too little memory first reclaims deferred and quarantined memory (reclaim.h). */
-tms_status_t tms_saver_allocate(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device,
-                                uint64_t *address, tms_error_t *error);
+tms_status_t tms_allocation_create(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device,
+                                   uint64_t *address, tms_error_t *error);
 
 /* The steps of an allocation, which handles.c takes one by one. */
 

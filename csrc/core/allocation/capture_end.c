@@ -5,10 +5,10 @@
 
 /* The end of the last capture runs the frees that were deferred until then. */
 static void after_end(tms_saver_t *saver, bool ended) {
-    if (ended && !tms_capture_visible(&saver->capture) && !atomic_load(&saver->forked)) tms_saver_reclaim(saver);
+    if (ended && !tms_capture_visible(&saver->capture) && !atomic_load(&saver->forked)) tms_reclaim_all(saver);
 }
 
-bool tms_saver_capture_end(tms_saver_t *saver, uint64_t identity) {
+bool tms_capture_end_of(tms_saver_t *saver, uint64_t identity) {
     pthread_mutex_lock(&saver->lock);
     bool ended = identity ? tms_capture_end(&saver->capture, identity) : tms_capture_end_last(&saver->capture);
     pthread_mutex_unlock(&saver->lock);
@@ -16,7 +16,7 @@ bool tms_saver_capture_end(tms_saver_t *saver, uint64_t identity) {
     return ended;
 }
 
-void tms_saver_capture_end_on(tms_saver_t *saver, void *stream) {
+void tms_capture_end_on(tms_saver_t *saver, void *stream) {
     pthread_mutex_lock(&saver->lock);
     bool ended = tms_capture_end(&saver->capture, tms_capture_find(&saver->capture, tms_capture_key(stream)));
     pthread_mutex_unlock(&saver->lock);
@@ -25,7 +25,7 @@ void tms_saver_capture_end_on(tms_saver_t *saver, void *stream) {
 
 /* ---- destroyed streams ---- */
 
-size_t tms_saver_capture_take(tms_saver_t *saver, void *stream, int device, tms_capture_stream_t *taken) {
+size_t tms_capture_end_take(tms_saver_t *saver, void *stream, int device, tms_capture_stream_t *taken) {
     uintptr_t key = stream ? tms_capture_key(stream) : 0;
     size_t count = 0;
     pthread_mutex_lock(&saver->lock);
@@ -40,7 +40,7 @@ size_t tms_saver_capture_take(tms_saver_t *saver, void *stream, int device, tms_
     return count;
 }
 
-void tms_saver_capture_taken(tms_saver_t *saver, const tms_capture_stream_t *taken, size_t count, bool gone) {
+void tms_capture_end_taken(tms_saver_t *saver, const tms_capture_stream_t *taken, size_t count, bool gone) {
     const tms_error_context_t context = {.operation = "capture_begin", .device = TMS_NO_DEVICE};
     uint64_t identity;
     bool known;

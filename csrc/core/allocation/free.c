@@ -10,33 +10,33 @@
 
 /* ---- guard pages ---- */
 
-void tms_saver_drop_guard(tms_saver_t *saver, int device) {
+void tms_free_drop_guard(tms_saver_t *saver, int device) {
     pthread_mutex_lock(&saver->lock);
     tms_segment_t *page = tms_guard_drop(&saver->guard, device);
     pthread_mutex_unlock(&saver->lock);
-    if (page) (void)tms_saver_release_segment(saver, page, tms_quiesced_without_users());
+    if (page) (void)tms_free_release_segment(saver, page, tms_quiesced_without_users());
 }
 
-tms_status_t tms_saver_unguard(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced,
-                               const tms_error_context_t *context, tms_error_t *error) {
+tms_status_t tms_free_unguard(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced,
+                              const tms_error_context_t *context, tms_error_t *error) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     uint64_t bytes = segment->guarded;
     tms_status_t status = tms_guard_unmap(segment, quiesced, driver, context, error);
     if (status != TMS_OK || bytes == 0) return status;
     tms_stats_subtract(&saver->stats.guarded_bytes, bytes);
-    tms_saver_drop_guard(saver, segment->device);
+    tms_free_drop_guard(saver, segment->device);
     return TMS_OK;
 }
 
 /* ---- the devices' locks ---- */
 
-void tms_saver_retain_lock(tms_saver_t *saver, tms_segment_t *segment) {
+void tms_free_retain_lock(tms_saver_t *saver, tms_segment_t *segment) {
     if (segment->exclusive) return;
     tms_device_locks_retain(&saver->device_locks, segment->device);
     segment->exclusive = true;
 }
 
-void tms_saver_release_lock(tms_saver_t *saver, tms_segment_t *segment) {
+void tms_free_release_lock(tms_saver_t *saver, tms_segment_t *segment) {
     if (!segment->exclusive) return;
     segment->exclusive = false;
     tms_device_locks_release(&saver->device_locks, (tms_device_mask_t)1 << segment->device);
@@ -79,7 +79,7 @@ static tms_quarantine_mask_t retry_run(tms_quarantined_t *node) {
     return holds;
 }
 
-void tms_saver_release_run(tms_saver_t *saver, tms_run_t *run, tms_quiesced_t quiesced) {
+void tms_free_release_run(tms_saver_t *saver, tms_run_t *run, tms_quiesced_t quiesced) {
     tms_error_t reason;
     run->quiesced = quiesced;
     tms_quarantine_mask_t holds = release_run(saver, run, &reason);
@@ -128,11 +128,11 @@ static leaving_t leave_run(tms_saver_t *saver, tms_segment_t *segment, tms_quies
     tms_shared_page_publish(&saver->shared_page);
     pthread_mutex_unlock(&saver->lock);
     tms_ranges_free(saver, range);
-    if (last_of) tms_saver_release_run(saver, last_of, quiesced);
+    if (last_of) tms_free_release_run(saver, last_of, quiesced);
     return leaving;
 }
 
-void tms_saver_disown_runs(tms_saver_t *saver, tms_run_t *runs, bool damages, tms_segment_t **freed) {
+void tms_free_disown_runs(tms_saver_t *saver, tms_run_t *runs, bool damages, tms_segment_t **freed) {
     for (tms_run_t *next, *run = runs; run; run = next) {
         next = run->next_in_call;
         const bool has_memory = tms_run_has_memory(run);
@@ -149,7 +149,7 @@ static tms_quarantine_mask_t retry_segment(tms_quarantined_t *node) {
     tms_saver_t *saver = node->context;
     tms_error_context_t context = tms_saver_context("free", segment);
     tms_error_t reason;
-    tms_status_t status = tms_saver_unguard(saver, segment, segment->quiesced, &context, &reason);
+    tms_status_t status = tms_free_unguard(saver, segment, segment->quiesced, &context, &reason);
     if (status != TMS_OK && !tms_driver_is_gone(&reason)) {
         tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_WARNING, &reason,
                           "The addresses are still reserved; later calls try again.");
@@ -160,38 +160,38 @@ static tms_quarantine_mask_t retry_segment(tms_quarantined_t *node) {
     return 0;
 }
 
-bool tms_saver_release_segment(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
+bool tms_free_release_segment(tms_saver_t *saver, tms_segment_t *segment, tms_quiesced_t quiesced) {
     tms_error_context_t context = tms_saver_context("free", segment);
     tms_error_t reason;
     tms_backup_destroy(&segment->backup, &saver->stores);
-    tms_status_t status = tms_saver_unguard(saver, segment, quiesced, &context, &reason);
+    tms_status_t status = tms_free_unguard(saver, segment, quiesced, &context, &reason);
     if (status != TMS_OK && !tms_driver_is_gone(&reason)) {
         tms_log_recurring(saver->log, TMS_LOG_QUARANTINED, TMS_LOG_ERROR, &reason,
                           "The addresses stay reserved; later calls try again to release them.");
         segment->quiesced = quiesced;
         segment->quarantined =
             (tms_quarantined_t){.retry = retry_segment, .context = saver, .holds = TMS_QUARANTINE_BIT(RANGE)};
-        tms_saver_release_lock(saver, segment);
+        tms_free_release_lock(saver, segment);
         tms_quarantine_add(&saver->quarantine, &segment->quarantined);
         return true;
     }
     leaving_t leaving = leave_run(saver, segment, quiesced);
     if (leaving != LEFT) return leaving == OWNER_RETIRES;
-    tms_saver_release_lock(saver, segment);
+    tms_free_release_lock(saver, segment);
     free(segment);
     return true;
 }
 
 /* ---- retire ---- */
 
-tms_use_t tms_saver_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_device_mask_t users, tms_wait_t *wait,
-                                tms_quiesced_t *quiesced, tms_error_t *reason) {
+tms_use_t tms_free_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_device_mask_t users, tms_wait_t *wait,
+                               tms_quiesced_t *quiesced, tms_error_t *reason) {
     tms_error_context_t context = tms_saver_context("free", segment);
     if (users == 0) {
         *quiesced = tms_quiesced_without_users();
         return TMS_UNUSED;
     }
-    if (tms_saver_captures(saver) > 0) return TMS_USED_UNTIL_CAPTURE_ENDS;
+    if (tms_captures_count(saver) > 0) return TMS_USED_UNTIL_CAPTURE_ENDS;
     if (wait && wait->cancelled) return TMS_PERHAPS_IN_USE;
     tms_device_mask_t at_rest = 0;
     tms_status_t status = tms_quiesce(wait, saver->devices, users, quiesced, &at_rest, saver->log, &context, reason);
@@ -233,26 +233,26 @@ static bool find_users(tms_saver_t *saver, tms_segment_t *segment, tms_device_ma
     return !left;
 }
 
-void tms_saver_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {
+void tms_free_retire(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {
     tms_device_mask_t users = 0;
     tms_quiesced_t quiesced;
     tms_error_t reason;
     tms_use_t use;
     if (tms_segment_is_of_program(segment)) {
-        (void)tms_saver_release_segment(saver, segment, tms_quiesced_by_program());
+        (void)tms_free_release_segment(saver, segment, tms_quiesced_by_program());
         tms_orphans_end(saver);
         return;
     }
     do {
         if (!find_users(saver, segment, &users)) return;
-        use = tms_saver_await_users(saver, segment, users, wait, &quiesced, &reason);
-        if (use == TMS_UNUSED && tms_saver_release_segment(saver, segment, quiesced)) return;
+        use = tms_free_await_users(saver, segment, users, wait, &quiesced, &reason);
+        if (use == TMS_UNUSED && tms_free_release_segment(saver, segment, quiesced)) return;
     } while (use == TMS_UNUSED || !defer(saver, segment, use));
 }
 
 /* ---- free ---- */
 
-tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *error) {
+tms_status_t tms_free_address(tms_saver_t *saver, uint64_t address, tms_error_t *error) {
     tms_segment_t *retired = NULL;
     pthread_mutex_lock(&saver->lock);
     tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
@@ -286,6 +286,6 @@ tms_status_t tms_saver_free(tms_saver_t *saver, uint64_t address, tms_error_t *e
                              "address 0x%llx lies inside an allocation that starts at 0x%llx", (unsigned long long)address,
                              (unsigned long long)context.address);
     if (freed_before) return tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "the allocation has been freed already");
-    if (retired) tms_saver_retire(saver, retired, NULL);
+    if (retired) tms_free_retire(saver, retired, NULL);
     return TMS_OK;
 }

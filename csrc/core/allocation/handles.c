@@ -40,8 +40,8 @@ static tms_status_t create_memory(tms_saver_t *saver, tms_segment_t *segment, co
                                   tms_error_t *error) {
     tms_run_t *run = segment->run;
     tms_status_t status = tms_run_create(run, driver, devices, context, error);
-    if (status != TMS_OUT_OF_DEVICE_MEMORY || !tms_saver_has_reclaimable(saver)) return status;
-    tms_saver_reclaim(saver);
+    if (status != TMS_OUT_OF_DEVICE_MEMORY || !tms_reclaim_is_needed(saver)) return status;
+    tms_reclaim_all(saver);
     return tms_run_create(run, driver, devices, context, error);
 }
 
@@ -61,7 +61,7 @@ static tms_status_t make_segment(tms_saver_t *saver, const tms_region_t *region,
     if (status == TMS_OK)
         *made = segment;
     else
-        (void)tms_saver_release_segment(saver, segment, tms_quiesced_without_users());
+        (void)tms_free_release_segment(saver, segment, tms_quiesced_without_users());
     return status;
 }
 
@@ -89,7 +89,7 @@ tms_status_t tms_handles_create(tms_saver_t *saver, const tms_region_t *region, 
     if (!handle || status != TMS_OK) {
         free(handle);
         tms_allocation_fail(saver, region->tag, status, &context, error);
-        return tms_saver_explain_loss(saver, status, error);
+        return tms_inspect_explain_loss(saver, status, error);
     }
     handle->references = 1;
     pthread_mutex_lock(&saver->lock);
@@ -210,7 +210,7 @@ tms_status_t tms_handles_map(tms_saver_t *saver, uint64_t address, uint64_t byte
     if (!own) return status;
     switch (place) {
     case FREE: break;
-    case TAKEN_OVER: tms_saver_release_run(saver, spare, tms_quiesced_without_users()); return TMS_OK;
+    case TAKEN_OVER: tms_free_release_run(saver, spare, tms_quiesced_without_users()); return TMS_OK;
     case BUSY:
         *busy = true;
         return tms_error_set(error, TMS_INVALID_STATE, &context, "a pause or resume still uses the addresses");
@@ -268,7 +268,7 @@ tms_status_t tms_handles_unmap(tms_saver_t *saver, uint64_t address, uint64_t by
     }
     pthread_mutex_unlock(&saver->lock);
     free(last);
-    if (unmapped) (void)tms_saver_release_segment(saver, unmapped, tms_quiesced_by_program());
+    if (unmapped) (void)tms_free_release_segment(saver, unmapped, tms_quiesced_by_program());
     return status;
 }
 
@@ -290,7 +290,7 @@ tms_status_t tms_handles_release(tms_saver_t *saver, uint64_t number, tms_error_
     }
     pthread_mutex_unlock(&saver->lock);
     if (!handle) return fail_unknown(&context, number, error);
-    if (released) (void)tms_saver_release_segment(saver, released, tms_quiesced_without_users());
+    if (released) (void)tms_free_release_segment(saver, released, tms_quiesced_without_users());
     free(last);
     return TMS_OK;
 }

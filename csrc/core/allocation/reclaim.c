@@ -15,7 +15,7 @@ static void retry_deferred(tms_saver_t *saver, tms_wait_t *wait) {
     pthread_mutex_unlock(&saver->lock);
     while (segment) {
         tms_segment_t *next = segment->next_in_transition;
-        tms_saver_retire(saver, segment, wait);
+        tms_free_retire(saver, segment, wait);
         segment = next;
     }
 }
@@ -56,7 +56,7 @@ static void try_release(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *
     tms_error_clear(&reason);
     context.address = run->begin;
     context.bytes = tms_run_bytes(run);
-    bool unused = tms_saver_await_users(saver, segment, run->accessible, wait, &quiesced, &reason) == TMS_UNUSED;
+    bool unused = tms_free_await_users(saver, segment, run->accessible, wait, &quiesced, &reason) == TMS_UNUSED;
     bool whole = unused && tms_run_depopulate(run, quiesced, driver, &context, &reason) == TMS_OK;
     if (unused && !whole)
         tms_log_recurring(saver->log, TMS_LOG_DAMAGED, TMS_LOG_WARNING, &reason,
@@ -94,7 +94,7 @@ static tms_segment_t *publish(tms_saver_t *saver, damaged_t *taken, tms_tag_byte
             tms_tag_bytes_add(repaired, segment->tag, tms_segment_reserved(segment));
         }
     }
-    tms_saver_disown_runs(saver, taken->runs, true, &freed);
+    tms_free_disown_runs(saver, taken->runs, true, &freed);
     tms_shared_page_publish(&saver->shared_page);
     pthread_mutex_unlock(&saver->lock);
     return freed;
@@ -120,14 +120,14 @@ static void repair_damaged(tms_saver_t *saver, tms_wait_t *wait) {
     tms_segment_t *freed = publish(saver, &taken, &repaired);
     for (tms_segment_t *next, *segment = freed; segment; segment = next) {
         next = segment->next_in_transition;
-        tms_saver_retire(saver, segment, wait);
+        tms_free_retire(saver, segment, wait);
     }
     log_repaired(saver, &repaired);
 }
 
 /* ---- everything ---- */
 
-bool tms_saver_has_reclaimable(tms_saver_t *saver) {
+bool tms_reclaim_is_needed(tms_saver_t *saver) {
     if (!tms_quarantine_is_empty(&saver->quarantine) || tms_devices_unreleased(saver->devices) > 0) return true;
     pthread_mutex_lock(&saver->lock);
     bool any = saver->deferred || saver->account.damaged;
@@ -135,10 +135,10 @@ bool tms_saver_has_reclaimable(tms_saver_t *saver) {
     return any;
 }
 
-void tms_saver_reclaim_within(tms_saver_t *saver, tms_wait_t *wait) {
+void tms_reclaim_within(tms_saver_t *saver, tms_wait_t *wait) {
     tms_devices_settle(saver->devices);
     /* Most of the retries would wait for the device, which would invalidate a capture. */
-    if (!tms_saver_has_reclaimable(saver) || tms_saver_captures(saver) > 0) return;
+    if (!tms_reclaim_is_needed(saver) || tms_captures_count(saver) > 0) return;
     tms_devices_reclaim(saver->devices);
     tms_quarantine_retry_part(&saver->quarantine, false);
     tms_backup_stores_retry(&saver->stores);
@@ -146,4 +146,4 @@ void tms_saver_reclaim_within(tms_saver_t *saver, tms_wait_t *wait) {
     repair_damaged(saver, wait);
 }
 
-void tms_saver_reclaim(tms_saver_t *saver) { tms_saver_reclaim_within(saver, NULL); }
+void tms_reclaim_all(tms_saver_t *saver) { tms_reclaim_within(saver, NULL); }

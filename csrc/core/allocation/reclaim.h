@@ -11,10 +11,10 @@
 
 /* Makes all these retries. A damaged segment becomes PAUSED when its memory can be released. During the attempt it is
  * REPAIRING and belongs to this thread. Host memory is retried on a background thread, for which no call waits. */
-void tms_saver_reclaim(tms_saver_t *saver);
+void tms_reclaim_all(tms_saver_t *saver);
 /* Reclaims on behalf of a call that can be cancelled, even while it waits for devices here. The caller checks `wait`
  * afterwards. */
-void tms_saver_reclaim_within(tms_saver_t *saver, tms_wait_t *wait);
-bool tms_saver_has_reclaimable(tms_saver_t *saver);
+void tms_reclaim_within(tms_saver_t *saver, tms_wait_t *wait);
+bool tms_reclaim_is_needed(tms_saver_t *saver);
 
 #endif

@@ -13,8 +13,7 @@ static tms_status_t check_begin(tms_saver_t *saver, const tms_error_context_t *c
                          "capture in signal handlers, callbacks or finalisers");
 }
 
-tms_status_t tms_saver_capture_begin(tms_saver_t *saver, const tms_region_t *region, uint64_t *identity,
-                                     tms_error_t *error) {
+tms_status_t tms_captures_begin(tms_saver_t *saver, const tms_region_t *region, uint64_t *identity, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "capture_begin", .device = TMS_NO_DEVICE};
     uint64_t unwanted = 0;
     tms_status_t status = check_begin(saver, &context, error);
@@ -27,7 +26,7 @@ tms_status_t tms_saver_capture_begin(tms_saver_t *saver, const tms_region_t *reg
     return status;
 }
 
-tms_status_t tms_saver_capture_begin_on(tms_saver_t *saver, void *stream, tms_capture_begun_t *begun, tms_error_t *error) {
+tms_status_t tms_captures_begin_on(tms_saver_t *saver, void *stream, tms_capture_begun_t *begun, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "capture_begin", .device = TMS_NO_DEVICE};
     *begun = (tms_capture_begun_t){.identity = 0};
     tms_status_t status = check_begin(saver, &context, error);
@@ -43,7 +42,7 @@ tms_status_t tms_saver_capture_begin_on(tms_saver_t *saver, void *stream, tms_ca
     return status;
 }
 
-void tms_saver_capture_begun(tms_saver_t *saver, uint64_t identity) {
+void tms_captures_begun(tms_saver_t *saver, uint64_t identity) {
     pthread_mutex_lock(&saver->lock);
     tms_capture_begun(&saver->capture, identity);
     pthread_mutex_unlock(&saver->lock);
@@ -53,7 +52,7 @@ void tms_saver_capture_begun(tms_saver_t *saver, uint64_t identity) {
 
 static bool has_ended(void *context, const tms_capture_stream_t *where) { return tms_capture_has_ended(context, where); }
 
-bool tms_saver_capture_goes_on(tms_saver_t *saver, uint64_t identity) {
+bool tms_captures_goes_on(tms_saver_t *saver, uint64_t identity) {
     bool goes_on = false;
     pthread_mutex_lock(&saver->lock);
     for (int i = tms_capture_visible(&saver->capture); i-- > 0;) {
@@ -65,7 +64,7 @@ bool tms_saver_capture_goes_on(tms_saver_t *saver, uint64_t identity) {
     return goes_on;
 }
 
-int tms_saver_captures(tms_saver_t *saver) {
+int tms_captures_count(tms_saver_t *saver) {
     if (tms_capture_visible(&saver->capture) == 0 || atomic_load(&saver->forked))
         return tms_capture_visible(&saver->capture);
     pthread_mutex_lock(&saver->lock);

@@ -38,7 +38,7 @@ static tms_status_t find_export(tms_saver_t *saver, tms_segment_t *segment, tms_
     return TMS_OK;
 }
 
-tms_status_t tms_saver_export(tms_saver_t *saver, uint64_t address, tms_export_t *exported, tms_error_t *error) {
+tms_status_t tms_export_memory(tms_saver_t *saver, uint64_t address, tms_export_t *exported, tms_error_t *error) {
     const tms_error_context_t context = {.operation = "share", .device = TMS_NO_DEVICE, .address = address};
     tms_status_t status = tms_saver_check_process(saver, &context, error);
     if (status != TMS_OK) return status;

@@ -11,6 +11,6 @@
 #include "core/model/saver.h"
 
 /* tms_api_t.export_memory. */
-tms_status_t tms_saver_export(tms_saver_t *saver, uint64_t address, tms_export_t *exported, tms_error_t *error);
+tms_status_t tms_export_memory(tms_saver_t *saver, uint64_t address, tms_export_t *exported, tms_error_t *error);
 
 #endif

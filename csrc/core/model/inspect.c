@@ -55,13 +55,13 @@ static tms_status_t find_backup(tms_saver_t *saver, uint64_t address, uint64_t b
     return TMS_OK;
 }
 
-tms_status_t tms_saver_host_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
-                                   void **host, tms_error_t *error) {
+tms_status_t tms_inspect_host_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
+                                     void **host, tms_error_t *error) {
     return find_backup(saver, address, bytes, true, buffer, host, error);
 }
 
-tms_status_t tms_saver_read_only_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
-                                        void **host, tms_error_t *error) {
+tms_status_t tms_inspect_read_only_backup(tms_saver_t *saver, uint64_t address, uint64_t bytes, tms_host_buffer_t **buffer,
+                                          void **host, tms_error_t *error) {
     return find_backup(saver, address, bytes, false, buffer, host, error);
 }
 
@@ -87,7 +87,7 @@ static tms_segment_info_t describe(const tms_saver_t *saver, const tms_segment_t
     };
 }
 
-size_t tms_saver_segments(tms_saver_t *saver, tms_segment_info_t *rows, size_t capacity) {
+size_t tms_inspect_segments(tms_saver_t *saver, tms_segment_info_t *rows, size_t capacity) {
     size_t written = 0;
     pthread_mutex_lock(&saver->lock);
     for (tms_registry_node_t *node = saver->registry.first; node && written < capacity; node = node->next)
@@ -141,7 +141,7 @@ static bool is_of(const tms_segment_t *segment, const tms_tag_t *tag, int device
     return (!tag || segment->tag == tag) && (device == TMS_NO_DEVICE || segment->device == device);
 }
 
-size_t tms_saver_usage(tms_saver_t *saver, const char *tag, int device, tms_usage_info_t *rows, size_t capacity) {
+size_t tms_inspect_usage(tms_saver_t *saver, const char *tag, int device, tms_usage_info_t *rows, size_t capacity) {
     tms_usage_info_t by_device[TMS_MAX_DEVICES] = {{0}};
     const tms_tag_t *only = tag ? tms_tag_find(&saver->regions->tags, tag) : NULL;
     size_t count = 0;
@@ -176,14 +176,14 @@ size_t tms_saver_usage(tms_saver_t *saver, const char *tag, int device, tms_usag
     return count;
 }
 
-void tms_saver_reset_peaks(tms_saver_t *saver) {
+void tms_inspect_reset_peaks(tms_saver_t *saver) {
     pthread_mutex_lock(&saver->lock);
     tms_account_reset_peaks(&saver->account);
     tms_tag_reset_peaks(&saver->regions->tags);
     pthread_mutex_unlock(&saver->lock);
 }
 
-tms_status_t tms_saver_find(tms_saver_t *saver, uint64_t address, tms_segment_info_t *row) {
+tms_status_t tms_inspect_find(tms_saver_t *saver, uint64_t address, tms_segment_info_t *row) {
     pthread_mutex_lock(&saver->lock);
     tms_registry_node_t *node = tms_registry_find(&saver->registry, address);
     if (node) *row = describe(saver, tms_segment_of(node));
@@ -210,7 +210,7 @@ static uint64_t slack_bytes(const tms_saver_t *saver) {
     return bytes;
 }
 
-void tms_saver_counters(tms_saver_t *saver, tms_counters_t *counters) {
+void tms_inspect_counters(tms_saver_t *saver, tms_counters_t *counters) {
     const tms_calls_t *pauses = &saver->stats.pauses, *resumes = &saver->stats.resumes;
     uint64_t failed_pauses = tms_stats_read(&pauses->failures), failed_resumes = tms_stats_read(&resumes->failures);
     uint64_t failed_allocations = tms_stats_read(&saver->stats.failed_allocations);
@@ -273,7 +273,7 @@ static void add_level(tms_events_copy_t *copy, const tms_segment_t *segment, con
     for (int i = 0; i < TMS_BACKUP_STORES_MOST; i++) holds->backup_bytes += segment->counted.backup_bytes[i];
 }
 
-void tms_saver_copy_events(tms_saver_t *saver, tms_events_copy_t *copy) {
+void tms_inspect_copy_events(tms_saver_t *saver, tms_events_copy_t *copy) {
     const tms_tag_t *tag = NULL;
     int device = TMS_NO_DEVICE;
     copy->level_count = 0;
@@ -289,7 +289,7 @@ void tms_saver_copy_events(tms_saver_t *saver, tms_events_copy_t *copy) {
 
 /* ---- memory that was paused when a device was lost ---- */
 
-tms_status_t tms_saver_explain_loss(tms_saver_t *saver, tms_status_t status, tms_error_t *error) {
+tms_status_t tms_inspect_explain_loss(tms_saver_t *saver, tms_status_t status, tms_error_t *error) {
     tms_tag_bytes_t paused = {.named = 0};
     if (status != TMS_DEVICE_LOST || !error) return status;
     pthread_mutex_lock(&saver->lock);

@@ -80,7 +80,7 @@ static tms_status_t refresh(tms_saver_t *saver, bool after_allocation, tms_error
     return status;
 }
 
-tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error) { return refresh(saver, false, error); }
+tms_status_t tms_peers_refresh(tms_saver_t *saver, tms_error_t *error) { return refresh(saver, false, error); }
 
 void tms_peers_refresh_after_allocation(tms_saver_t *saver) {
     tms_error_t reason;

@@ -7,7 +7,7 @@
 #include "core/model/saver.h"
 
 /* tms_api_t.refresh_peers: grants access to devices that have come into use. */
-tms_status_t tms_saver_refresh_peers(tms_saver_t *saver, tms_error_t *error);
+tms_status_t tms_peers_refresh(tms_saver_t *saver, tms_error_t *error);
 /* Grants this access after an allocation. The allocation succeeds in any case, and a failure to grant access is logged.
  * After each failed look 1, 2, 4, ... allocations skip the look. The next pause, resume or explicit call, and every device
  * that comes into use, reset that. */

@@ -7,7 +7,7 @@
  * of physical memory. Any thread. Callers may hold torch's allocator mutex and the GIL; no thread may acquire either while
  * it holds `lock`.
  *
- * A segment in PAUSING, RESUMING (transition.h) or REPAIRING (reclaim.h) belongs to the call that put it there, which uses
+ * A segment in PAUSING, RESUMING (steps.h) or REPAIRING (reclaim.h) belongs to the call that put it there, which uses
  * it without the lock. A free of such a segment only sets `free_requested`.
  *
  * The modules above this one operate on it: the rest of model/, allocation/ and transition/. */

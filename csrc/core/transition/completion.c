@@ -50,7 +50,7 @@ static void note_resumed(const tms_transition_t *t) {
     TMS_FOR_EACH(segment, t) tms_kind_note_resumed(segment);
 }
 
-void tms_transition_finish(tms_transition_t *t, bool moved) {
+void tms_completion_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
     tms_account_moves_t moves = {
         .account = &t->saver->account, .call = t->call, .operation = t->asked.operation, .now = tms_wait_now()};
@@ -68,7 +68,7 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
         segment->next_in_transition = freed;
         freed = segment;
     }
-    tms_saver_disown_runs(t->saver, t->planned.runs, moved == (t->asked.from == TMS_SEGMENT_ACTIVE), &freed);
+    tms_free_disown_runs(t->saver, t->planned.runs, moved == (t->asked.from == TMS_SEGMENT_ACTIVE), &freed);
     t->planned.runs = NULL;
     tms_account_record_moves(&moves);
     tms_observers_notify(t, TMS_MOVES_END);
@@ -80,10 +80,10 @@ void tms_transition_finish(tms_transition_t *t, bool moved) {
     tms_wait_t *wait = t->wait.cancelled ? &t->wait : NULL;
     for (tms_segment_t *next, *segment = freed; segment; segment = next) {
         next = segment->next_in_transition;
-        tms_saver_retire(t->saver, segment, wait);
+        tms_free_retire(t->saver, segment, wait);
     }
     if (skipped) {
         tms_error_t reason;
-        tms_saver_note(t->saver, tms_saver_refresh_peers(t->saver, &reason), &reason);
+        tms_saver_note(t->saver, tms_peers_refresh(t->saver, &reason), &reason);
     }
 }

@@ -2,13 +2,13 @@
  * and updates their kinds (model/kinds.h) and the shared page.
  *
  * On the thread of the call, with no lock held; takes the saver's lock for the states. */
-#ifndef TMS_TRANSITION_COMPLETION_H
-#define TMS_TRANSITION_COMPLETION_H
+#ifndef TMS_COMPLETION_H
+#define TMS_COMPLETION_H
 
-#include "core/transition/call.h"
+#include "core/transition/transition.h"
 
 /* Publishes every segment's new state (`moved`: the call has succeeded) and finishes the frees that arrived during the call.
  * The list is empty afterwards. */
-void tms_transition_finish(tms_transition_t *t, bool moved);
+void tms_completion_finish(tms_transition_t *t, bool moved);
 
 #endif

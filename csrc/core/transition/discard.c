@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "core/model/account.h"
-#include "core/transition/transition.h"
+#include "core/transition/steps.h"
 
 tms_status_t tms_discard_prepare(const tms_transition_t *t, tms_discard_t *discard, tms_error_t *error) {
     const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
@@ -28,10 +28,10 @@ static void take(tms_discard_t *discard, tms_segment_t *segment) {
 static void take_all(tms_transition_t *t, tms_discard_t *discard, tms_tag_bytes_t *contents) {
     tms_account_moves_t moves = {.account = &t->saver->account, .call = t->call, .operation = t->asked.operation};
     pthread_mutex_lock(&t->saver->lock);
-    tms_transition_begin_look(t);
+    tms_steps_begin_look(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
-        if (!tms_transition_gives_up(t, segment) || discard->count == discard->most) continue;
+        if (!tms_steps_gives_up(t, segment) || discard->count == discard->most) continue;
         tms_tag_bytes_add(contents, segment->tag, tms_backup_held_bytes(&segment->backup));
         take(discard, segment);
         tms_account_recount(&moves, segment);

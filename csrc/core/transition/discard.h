@@ -10,7 +10,7 @@
 #ifndef TMS_TRANSITION_DISCARD_H
 #define TMS_TRANSITION_DISCARD_H
 
-#include "core/transition/call.h"
+#include "core/transition/transition.h"
 
 typedef struct tms_discard {
     tms_backup_t *backups; /* taken from their segments; room for `most` of them. NULL: there is nothing to give up */

@@ -40,9 +40,9 @@ static tms_status_t make_page(tms_transition_t *t, int device, tms_tag_t *tag, t
     if (status == TMS_OK)
         *made = page;
     else if (at_rest)
-        (void)tms_saver_release_segment(t->saver, page, tms_quiesced_without_users());
+        (void)tms_free_release_segment(t->saver, page, tms_quiesced_without_users());
     else
-        tms_saver_retire(t->saver, page, NULL);
+        tms_free_retire(t->saver, page, NULL);
     return status;
 }
 
@@ -95,7 +95,7 @@ void tms_guard_mode_cover(tms_transition_t *t, tms_segment_t *segment, tms_devic
 
 void tms_guard_mode_end(tms_transition_t *t) {
     for (int device = 0; device < t->devices->count; device++) {
-        if (t->done.guard_pages >> device & 1) tms_saver_drop_guard(t->saver, device);
+        if (t->done.guard_pages >> device & 1) tms_free_drop_guard(t->saver, device);
     }
     t->done.guard_pages = 0;
 }
@@ -105,7 +105,7 @@ tms_status_t tms_guard_mode_lift(tms_transition_t *t, int device, tms_error_t *e
     TMS_FOR_EACH(segment, t) {
         tms_error_context_t context = tms_transition_context_of(t, segment);
         if (status == TMS_OK && segment->device == device)
-            status = tms_saver_unguard(t->saver, segment, t->done.quiesced, &context, error);
+            status = tms_free_unguard(t->saver, segment, t->done.quiesced, &context, error);
     }
     return status;
 }

@@ -6,7 +6,7 @@
 #ifndef TMS_GUARD_MODE_H
 #define TMS_GUARD_MODE_H
 
-#include "core/transition/call.h"
+#include "core/transition/transition.h"
 
 /* Maps the guard page over a segment without memory, for these devices. Does nothing if guard mode is off, or if the segment
  * is guarded. On the thread of the call. */

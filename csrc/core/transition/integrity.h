@@ -6,7 +6,7 @@
 #ifndef TMS_INTEGRITY_H
 #define TMS_INTEGRITY_H
 
-#include "core/transition/call.h"
+#include "core/transition/transition.h"
 
 /* Waits for the copies of the copier and checks the segments of its device, if there are segments to check. Otherwise it
  * makes no driver call. TMS_BACKUP_IO if contents differ. If the kernel cannot run, this is logged and nothing is checked.

@@ -7,7 +7,7 @@
 #ifndef TMS_LAYOUT_H
 #define TMS_LAYOUT_H
 
-#include "core/transition/call.h"
+#include "core/transition/transition.h"
 
 /* Places every segment on the list. On the thread of the call; takes the saver's lock. */
 void tms_layout_plan(tms_transition_t *t);

@@ -3,13 +3,14 @@
  * something.
  *
  * Amounts of memory are not observed here: core/model/account.h adds them to all totals at once. A call gathers the other
- * facts in `done` (call.h), and the observers read them there, so that nothing of the list runs once for each allocation.
+ * facts in `done` (transition.h), and the observers read them there, so that nothing of the list runs once for each
+ * allocation.
  *
  * On the thread of the call or of a device's part, with no lock held, unless a comment says otherwise. */
 #ifndef TMS_OBSERVERS_H
 #define TMS_OBSERVERS_H
 
-#include "core/transition/call.h"
+#include "core/transition/transition.h"
 
 typedef enum tms_moment {
     TMS_CALL_BEGINS,

@@ -4,12 +4,12 @@
 #include "core/allocation/free.h"
 #include "core/model/turn.h"
 #include "core/transition/completion.h"
-#include "core/transition/devices.h"
+#include "core/transition/crew.h"
 #include "core/transition/discard.h"
 #include "core/transition/guard_mode.h"
 #include "core/transition/observers.h"
 #include "core/transition/save.h"
-#include "core/transition/transition.h"
+#include "core/transition/steps.h"
 #include "core/transition/verification.h"
 
 /* ---- contents ---- */
@@ -156,7 +156,7 @@ static tms_status_t plan(tms_transition_t *t, tms_pass_t *pass, tms_live_t *live
 
 static tms_status_t copy(tms_transition_t *t, tms_pass_t *pass, tms_device_mask_t copying, tms_error_t *error) {
     begin_fingerprints(t, pass);
-    tms_status_t status = tms_transition_on_devices(t, copying, save_device, error);
+    tms_status_t status = tms_crew_perform(t, copying, save_device, error);
     return finish(pass, status, error);
 }
 
@@ -187,7 +187,7 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
         t->done.report.copied_bytes = copied;
         t->done.report.unchanged_bytes = t->planned.unchanged_bytes + t->planned.total_bytes - copied;
         t->planned.total_bytes = copied;
-        tms_transition_report_progress(t);
+        tms_steps_report_progress(t);
     }
     return status;
 }
@@ -235,7 +235,7 @@ static void report_refused(const refused_t *refused, tms_error_t *error) {
 /* Releases the memory, after the commit point. It continues after a failure, and reports the first one. */
 static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_error_t *error) {
     refused_t refused = {.status = TMS_OK};
-    const uint64_t mark = tms_transition_mark(t);
+    const uint64_t mark = tms_steps_mark(t);
     TMS_FOR_EACH(segment, t) {
         tms_run_t *run = segment->run;
         if (!run->leaving) continue;
@@ -256,7 +256,7 @@ static tms_status_t release(tms_transition_t *t, tms_quiesced_t quiesced, tms_er
     }
     tms_guard_mode_end(t);
     TMS_FOR_EACH(segment, t) {
-        if (segment->run->leaving) tms_saver_release_lock(t->saver, segment);
+        if (segment->run->leaving) tms_free_release_lock(t->saver, segment);
     }
     report_refused(&refused, error);
     return refused.status;
@@ -268,7 +268,7 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     tms_quiesced_t quiesced;
     /* Waiting is the first step, although host memory could be prepared during the wait: a cancelled call would have to
      * unpin that memory, which waits for the device and blocks launches of all threads until then. */
-    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);
+    tms_status_t status = tms_steps_quiesce(t, &quiesced, error);
     if (status == TMS_OK) status = save(t, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
     bool committed = status == TMS_OK;
@@ -280,7 +280,7 @@ static tms_status_t pause_all(tms_transition_t *t, tms_error_t *error) {
     } else {
         cancel(t);
     }
-    tms_transition_finish(t, committed);
+    tms_completion_finish(t, committed);
     return status;
 }
 
@@ -289,7 +289,7 @@ static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
     tms_discard_t discard;
     tms_status_t status = tms_discard_prepare(t, &discard, error);
     if (status != TMS_OK) {
-        tms_transition_finish(t, false);
+        tms_completion_finish(t, false);
         return status;
     }
     if (t->planned.first) status = pause_all(t, error);
@@ -297,8 +297,7 @@ static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
     return status;
 }
 
-tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
-                                  tms_error_t *error) {
+tms_status_t tms_pause_run(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     const bool gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE;
     tms_transition_t t = {.saver = saver,
                           .asked = {.selection = selection,
@@ -310,7 +309,7 @@ tms_status_t tms_transition_pause(tms_saver_t *saver, const tms_selection_t *sel
                           .act = gives_up ? pause_and_give_up : pause_all,
                           .calls = &saver->stats.pauses,
                           .report = report};
-    const tms_status_t status = tms_transition_run(&t, error);
+    const tms_status_t status = tms_steps_run(&t, error);
     tms_backup_stores_after_pause(&saver->stores);
     return status;
 }
@@ -325,18 +324,18 @@ static tms_status_t plan_and_cancel(tms_transition_t *t, tms_error_t *error) {
     const tms_live_t *known = NULL;
     tms_pass_t pass = {.stores = &t->saver->stores, .wait = &t->wait, .operation = t->asked.operation};
     tms_quiesced_t quiesced;
-    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);
+    tms_status_t status = tms_steps_quiesce(t, &quiesced, error);
     if (status == TMS_OK) status = find_live(t, &live, &known, error);
     if (status == TMS_OK) status = plan_all(t, &pass, known, &copying, error);
     if (status == TMS_OK) status = tms_backup_batch_check_room(&t->saver->stores, &t->planned.batch, &context, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
     cancel(t);
-    tms_transition_finish(t, false);
+    tms_completion_finish(t, false);
     return status;
 }
 
-tms_status_t tms_transition_check_pause(tms_saver_t *saver, const tms_selection_t *selection, tms_error_t *error) {
+tms_status_t tms_pause_check(tms_saver_t *saver, const tms_selection_t *selection, tms_error_t *error) {
     tms_transition_t t = {.saver = saver,
                           .asked = {.selection = selection,
                                     .operation = "check_pause",
@@ -344,7 +343,7 @@ tms_status_t tms_transition_check_pause(tms_saver_t *saver, const tms_selection_
                                     .through = TMS_SEGMENT_PAUSING,
                                     .to = TMS_SEGMENT_ACTIVE},
                           .act = plan_and_cancel};
-    const tms_status_t status = tms_transition_run(&t, error);
+    const tms_status_t status = tms_steps_run(&t, error);
     tms_backup_stores_after_pause(&saver->stores);
     return status;
 }

@@ -3,7 +3,7 @@
 #ifndef TMS_RESTORE_H
 #define TMS_RESTORE_H
 
-#include "core/transition/call.h"
+#include "core/transition/transition.h"
 
 /* Sorts the list by bytes to copy, the largest number first; segments with equal numbers keep their order. While the bus is
  * busy with the first segments, memory of the rest is mapped, which has a fixed cost for each segment. */

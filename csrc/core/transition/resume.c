@@ -11,13 +11,13 @@
 #include "core/model/peers.h"
 #include "core/model/turn.h"
 #include "core/transition/completion.h"
-#include "core/transition/devices.h"
+#include "core/transition/crew.h"
 #include "core/transition/guard_mode.h"
 #include "core/transition/layout.h"
 #include "core/transition/observers.h"
 #include "core/transition/pending.h"
 #include "core/transition/restore.h"
-#include "core/transition/transition.h"
+#include "core/transition/steps.h"
 
 /* The delay before another attempt, doubled from the first to the maximum, with jitter, so that two processes that fail
  * together do not retry together. */
@@ -76,7 +76,7 @@ static void undo_run(tms_transition_t *t, tms_run_t *run) {
 }
 
 static void undo(tms_transition_t *t) {
-    const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_UNMAP), mark = tms_transition_mark(t);
+    const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_UNMAP), mark = tms_steps_mark(t);
     TMS_FOR_EACH(segment, t) {
         if (segment->run && segment->run->mark != mark) {
             segment->run->mark = mark;
@@ -101,7 +101,7 @@ static void commit(tms_transition_t *t) {
         segment->contents = contents_of(t, segment);
         tms_host_policy_t policy = asked != TMS_HOST_DEFAULT ? asked : segment->backup.policy;
         tms_backup_discard(&segment->backup, &t->saver->stores, tms_saver_host_policy(t->saver, policy));
-        if (t->asked.selection->exclusive) tms_saver_retain_lock(t->saver, segment);
+        if (t->asked.selection->exclusive) tms_free_retain_lock(t->saver, segment);
     }
     tms_observers_end_phase(t, TMS_PHASE_DISCARD, began, TMS_OK);
 }
@@ -112,12 +112,12 @@ static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
     tms_layout_plan(t);
     tms_restore_sort(t);
     /* Late reads of guarded memory may be in flight. Without guarded memory there is nothing to wait for. */
-    tms_status_t status = t->planned.affected ? tms_transition_quiesce(t, &t->done.quiesced, error) : TMS_OK;
-    if (status == TMS_OK) status = tms_transition_on_devices(t, t->planned.owners, tms_restore_device, error);
+    tms_status_t status = t->planned.affected ? tms_steps_quiesce(t, &t->done.quiesced, error) : TMS_OK;
+    if (status == TMS_OK) status = tms_crew_perform(t, t->planned.owners, tms_restore_device, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
     if (status == TMS_OK) {
         t->done.report.copied_bytes = t->planned.total_bytes;
-        tms_transition_report_progress(t);
+        tms_steps_report_progress(t);
         commit(t);
     } else if (tms_pending_may_undo(t->pending)) {
         undo(t);
@@ -125,7 +125,7 @@ static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
         /* Kernels of the program may use the memory. The segments become damaged, with their memory and backups. */
         t->done.damaged = true;
     }
-    tms_transition_finish(t, status == TMS_OK);
+    tms_completion_finish(t, status == TMS_OK);
     return status;
 }
 
@@ -134,11 +134,11 @@ static tms_status_t resume_all(tms_transition_t *t, tms_error_t *error) {
 static demand_t measure_demand(tms_transition_t *t) {
     demand_t demand = {0};
     pthread_mutex_lock(&t->saver->lock);
-    tms_transition_begin_look(t);
+    tms_steps_begin_look(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         const tms_segment_t *segment = tms_segment_of(node);
-        bool selected = tms_transition_selects(t, segment);
-        if (selected || tms_transition_skips_damaged(t, segment)) demand.owners |= (tms_device_mask_t)1 << segment->device;
+        bool selected = tms_steps_selects(t, segment);
+        if (selected || tms_steps_skips_damaged(t, segment)) demand.owners |= (tms_device_mask_t)1 << segment->device;
         if (selected) demand.bytes[segment->device] += tms_segment_reserved(segment);
         if (selected && segment->guarded > 0) demand.guarded[segment->device]++;
     }
@@ -225,7 +225,7 @@ static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_
         if (tms_wait_remaining(&t->wait) <= 0) return TMS_OUT_OF_DEVICE_MEMORY;
         tms_status_t status = tms_wait_sleep(&t->wait, next_delay(patience), &context, error);
         if (status != TMS_OK) return status;
-        tms_saver_reclaim_within(t->saver, &t->wait); /* it may release the missing memory */
+        tms_reclaim_within(t->saver, &t->wait); /* it may release the missing memory */
         status = tms_wait_check(&t->wait, &context, error);
         if (status == TMS_OK) status = find_shortage(t, &shortage, error);
         if (status != TMS_OK) return status;
@@ -236,7 +236,7 @@ static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_
 static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error_t *error) {
     patience_t patience = {.delay = FIRST_DELAY_SECONDS, .random = seed(t)};
     for (;;) {
-        tms_status_t status = tms_transition_attempt(t, error);
+        tms_status_t status = tms_steps_attempt(t, error);
         /* Another attempt would skip damaged segments, and so succeed with the rest. */
         if (status == TMS_OUT_OF_DEVICE_MEMORY && !t->done.damaged) {
             const bool waits = tms_wait_remaining(&t->wait) > 0;
@@ -257,7 +257,7 @@ static tms_status_t perform(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     if (!t->asked.selection->exclusive || !t->devices) return attempt_until_memory_suffices(t, error);
     tms_device_locks_t *locks = &t->saver->device_locks;
-    tms_saver_reclaim_within(t->saver, &t->wait); /* repaired segments are resumed as well, so their devices are concerned */
+    tms_reclaim_within(t->saver, &t->wait); /* repaired segments are resumed as well, so their devices are concerned */
     tms_status_t status = tms_wait_check(&t->wait, &context, error);
     if (status != TMS_OK) return status;
     tms_device_mask_t concerned = measure_demand(t).owners;
@@ -282,7 +282,7 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
                           .perform = perform,
                           .calls = &saver->stats.resumes,
                           .report = report};
-    tms_status_t status = tms_transition_run(&t, error);
+    tms_status_t status = tms_steps_run(&t, error);
     if (status == TMS_BACKUP_IO && error)
         tms_error_append(error, " If these contents are lost, pause(tag, backup=\"discard\") gives them up, and resume(tag) "
                                 "then brings the memory back without them.");
@@ -291,18 +291,16 @@ static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection,
     if (t.done.report.allocations > 0 && t.devices->count > 1) {
         /* A device may have come into use while the memory was being mapped. A failure does not fail the resume. */
         tms_error_t reason;
-        tms_saver_note(saver, tms_saver_refresh_peers(saver, &reason), &reason);
+        tms_saver_note(saver, tms_peers_refresh(saver, &reason), &reason);
     }
     return status;
 }
 
-tms_status_t tms_transition_resume(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report,
-                                   tms_error_t *error) {
+tms_status_t tms_resume_run(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     return resume(saver, selection, NULL, report, error);
 }
 
-tms_status_t tms_transition_resume_pending(tms_saver_t *saver, tms_pending_t *pending, tms_report_t *report,
-                                           tms_error_t *error) {
+tms_status_t tms_resume_run_pending(tms_saver_t *saver, tms_pending_t *pending, tms_report_t *report, tms_error_t *error) {
     return resume(saver, tms_pending_selection(pending), pending, report, error);
 }
 
@@ -315,14 +313,14 @@ static void *run(void *argument) {
     tms_report_t report = {0};
     tms_error_t error;
     tms_error_clear(&error);
-    tms_status_t status = tms_transition_resume_pending(saver, pending, &report, &error);
+    tms_status_t status = tms_resume_run_pending(saver, pending, &report, &error);
     tms_pending_end(pending, status, &report, &error);
     tms_pending_resumes_count(&saver->pending_resumes, -1);
     return NULL;
 }
 
-tms_status_t tms_transition_resume_begin(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t **pending,
-                                         tms_error_t *error) {
+tms_status_t tms_resume_begin(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t **pending,
+                              tms_error_t *error) {
     const tms_error_context_t context = {.operation = "resume", .device = TMS_NO_DEVICE};
     tms_pending_t *made = NULL;
     pthread_t thread;

@@ -1,4 +1,4 @@
-/* Saving contents of the segments on a call's list: into their own backups (a pause), or into others (peek.h,
+/* Saving contents of the segments on a call's list: into their own backups (a pause), or into others (guard_bytes.h,
  * verification.h).
  *
  * The choices and the plans are made on the thread of the call, the copies on the threads of the devices' parts. The call
@@ -7,7 +7,7 @@
 #ifndef TMS_SAVE_H
 #define TMS_SAVE_H
 
-#include "core/transition/call.h"
+#include "core/transition/transition.h"
 
 /* Chooses the segment's contents that are saved in `backup`. `live` NULL: all of them. */
 tms_status_t tms_save_choose(tms_transition_t *t, tms_segment_t *segment, tms_backup_t *backup, tms_backup_kind_t kind,

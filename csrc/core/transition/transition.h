@@ -1,61 +1,99 @@
-/* pause and resume: one call moves all selected segments, or none.
+/* One call of pause or resume, shared by the modules that perform it (steps.h).
  *
- * pause:  take the turn; set PAUSING -> synchronise every affected device -> ask what is live -> plan every backup -> save
- *         every backup, all devices at once -- commit point -- -> unmap and release each -> set PAUSED.
- * resume: (take the devices' locks;) take the turn; set RESUMING -> on all devices at once, those with most to copy first:
- *         create, map and give access to runs of neighbours (layout.h), load each backup, and wait -- commit point -- ->
- * set ACTIVE, discard the backups.
- *
- * A pause with backup="discard" also gives up the backups of selected segments that are PAUSED already (discard.h).
- *
- * A failure before the commit point undoes this call's work and leaves every segment unchanged, except in a pending resume
- * that a stream already waits for (pending.h). After it, pause continues with the rest, sets segments that the driver
- * failed to release DAMAGED, and reports them. Segments freed during the call are disposed of at the end.
- *
- * A failed call waits for its copies before it undoes anything. If a device cannot be synchronized, memory that it may still
- * be copying to stays mapped, DAMAGED and with its backup, and host memory that it may still be writing to is quarantined. A
- * lost device copies nothing any more.
- *
- * Selected segments that are DAMAGED and that the driver fails again to release are skipped. A resume then fails with the
- * driver's error after it has resumed the rest; a pause logs the error.
- *
- * A resume with a timeout that finds too little memory undoes everything, releases the turn, and retries from the beginning
- * once enough memory is free. Until its commit point a call polls the caller's `interrupted` wherever it waits (wait.h), and
- * undoes everything if it is cancelled.
- *
- * Any thread, but not from inside another of these calls on the same thread (`interrupted`, a signal handler, a finaliser).
- * Takes the saver's lock to change states only. This header declares the part that the modules of a call share.
- */
+ * The call owns the segments on its list: they are PAUSING or RESUMING, and no other call uses them. Used on the thread of
+ * the call, except where a comment says otherwise. */
 #ifndef TMS_TRANSITION_H
 #define TMS_TRANSITION_H
 
-#include "core/transition/call.h"
+#include "core/model/saver.h"
+#include "core/model/tag_bytes.h"
+#include "device/wait.h"
 
-/* Runs a call, with everything that each call does before and after its work: the checks, the turn, the list and the
- * observers (observers.h). */
-tms_status_t tms_transition_run(tms_transition_t *t, tms_error_t *error);
-/* One attempt: takes the turn, collects the list, acts, and releases the turn. */
-tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error);
+/* The facts for the log line of a successful call. */
+typedef struct tms_transition_notes {
+    tms_tag_bytes_t moved;                       /* released or mapped */
+    uint64_t kept_bytes[TMS_BACKUP_STORES_MOST]; /* a pause: bytes saved, by store */
+    uint64_t dropped_bytes;
+} tms_transition_notes_t;
 
-/* Under the lock, before a walk over all segments: marks the selected tags, so that the check of a segment needs no search.
- * The mark is valid until the lock is released. */
-void tms_transition_begin_look(tms_transition_t *t);
-/* During such a walk: whether the call selects the segment. */
-bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment);
-/* During such a walk: whether the segment has a selected tag but is damaged, so that the call skips it. */
-bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment);
+/* The request: constant during the call. */
+typedef struct tms_transition_asked {
+    const tms_selection_t *selection;
+    const char *operation;
+    tms_segment_state_t from, through, to;
+    tms_tag_t **tags; /* the tags of the selection that exist; NULL: all */
+    size_t tag_count;
+    uint64_t address; /* 0, or selects only the allocation that it lies in, unless that is damaged */
+    bool guards;      /* guard mode is on */
+    bool gives_up;    /* a pause that gives up the backups of paused allocations, too */
+    bool any_memory;  /* the call uses memory that need not be managed, and selects no allocation (pieces.h) */
+} tms_transition_asked_t;
 
-/* During such a walk: whether the call gives up the backup of the segment, which is paused and has contents (discard.h).
- */
-bool tms_transition_gives_up(const tms_transition_t *t, const tms_segment_t *segment);
+/* The plan of one attempt. Each attempt resets it, except for `collectable`. */
+typedef struct tms_transition_planned {
+    tms_segment_t *first, **end;   /* in order of allocation; a resume sorts them */
+    tms_device_mask_t collectable; /* only segments of these devices are selected */
+    tms_device_mask_t owners;      /* devices that own a segment on the list */
+    tms_device_mask_t affected;    /* devices that have access to such a segment; with `any_memory`, that have the memory */
+    tms_device_mask_t peers_seen;  /* saver->peers.seen when the list was built */
+    bool incomplete;               /* the list lacks selected segments that are damaged */
+    size_t given_up;               /* segments whose backups the call gives up */
+    tms_run_t *runs;               /* the runs of its segments, which the call owns; a resume adds the runs that it makes */
+    tms_backup_batch_t batch;      /* the batches of a pause in the stores */
+    uint64_t total_bytes;          /* number of bytes to be copied */
+    uint64_t unchanged_bytes;      /* a pause: number of bytes that the retained backups have already */
+} tms_transition_planned_t;
 
-/* Waits for all devices of `planned.affected`, as a phase of the call. */
-tms_status_t tms_transition_quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error);
-/* Returns a new number for the `mark` of runs, for a walk over the call's segments that visits each run once. Takes the
- * lock. */
-uint64_t tms_transition_mark(tms_transition_t *t);
+/* The results of an attempt. The devices' parts write the atomics concurrently. */
+typedef struct tms_transition_done {
+    _Atomic uint64_t copied_bytes;  /* completed part of `total_bytes` */
+    _Atomic tms_device_mask_t busy; /* devices that may still be copying after a failure */
+    tms_device_mask_t guard_pages;  /* devices to whose guard page the call holds a reference */
+    tms_quiesced_t quiesced;        /* a resume: the devices that may have read the guarded segments on its list */
+    bool damaged;                   /* an attempt has left a segment damaged, which another attempt would skip */
+    tms_report_t report;
+    tms_transition_notes_t notes;
+    /* These are written when the whole call has ended. */
+    tms_status_t status;
+    int driver_result; /* 0 after a success */
+} tms_transition_done_t;
 
-/* Reports the progress of the copies to on_progress, if set. On the thread of the call. */
-void tms_transition_report_progress(tms_transition_t *t);
+typedef struct tms_transition {
+    tms_saver_t *saver;
+    tms_transition_asked_t asked;
+    tms_transition_planned_t planned;
+    tms_transition_done_t done;
+    /* Moves the segments on the list, or undoes its work, and publishes their states (tms_completion_finish). */
+    tms_status_t (*act)(struct tms_transition *t, tms_error_t *error);
+    /* NULL, or performs all attempts of a call that may make several. */
+    tms_status_t (*perform)(struct tms_transition *t, tms_error_t *error);
+    tms_pending_t *pending; /* NULL, or the handle of a resume(wait=False) */
+    tms_wait_t wait;
+    tms_calls_t *calls;   /* the counters of such calls; NULL: the call is not counted */
+    tms_report_t *report; /* NULL, or the caller's, written on success */
+    uint64_t call, began; /* its number and its begin in the events (observers.h) */
+    tms_nvtx_t *nvtx;     /* NULL: no tool was attached when it began */
+    bool has_turn;
+    uint64_t mark; /* the mark of the current walk on the selected tags; under the lock */
+    const tms_driver_table_t *driver;
+    const tms_device_table_t *devices; /* NULL: nothing to act on, and the driver was not loaded */
+} tms_transition_t;
+
+#define TMS_FOR_EACH(segment, t)                                                                                            \
+    for (tms_segment_t *segment = (t)->planned.first; segment; segment = segment->next_in_transition)
+
+static inline tms_error_context_t tms_transition_context(const tms_transition_t *t, int device) {
+    return (tms_error_context_t){.operation = t->asked.operation, .device = device};
+}
+static inline tms_error_context_t tms_transition_context_of(const tms_transition_t *t, const tms_segment_t *segment) {
+    return tms_saver_context(t->asked.operation, segment);
+}
+static inline tms_error_context_t tms_transition_context_of_run(const tms_transition_t *t, const tms_run_t *run) {
+    return (tms_error_context_t){.operation = t->asked.operation,
+                                 .device = run->device,
+                                 .bytes = tms_run_bytes(run),
+                                 .address = run->begin,
+                                 .tag = run->tag->name};
+}
 
 #endif

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "core/transition/devices.h"
+#include "core/transition/crew.h"
 #include "core/transition/save.h"
 
 /* Whether the backup was copied in part, and is compared here. Each resume compares the contents of a store that plans
@@ -92,11 +92,11 @@ tms_status_t tms_verification_check(tms_transition_t *t, const tms_live_t *live,
     tms_backup_t *copies = calloc(count + 1, sizeof *copies);
     if (!copies) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     tms_status_t status = plan_all(t, copies, live, &copying, error);
-    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, tms_save_copy, error);
+    if (status == TMS_OK) status = tms_crew_perform(t, copying, tms_save_copy, error);
     if (status == TMS_FORKED) goto forget; /* in a forked child: the copies belong to the parent */
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
     if (status == TMS_OK) status = compare_all(t, copies, &damaged, error);
-    if (status == TMS_OK) status = tms_transition_on_devices(t, damaged, tms_save_copy, error);
+    if (status == TMS_OK) status = tms_crew_perform(t, damaged, tms_save_copy, error);
     if (status == TMS_FORKED) goto forget;
     atomic_fetch_add(&t->done.copied_bytes, t->planned.total_bytes - total);
     for (size_t i = 0; i < count; i++) tms_backup_destroy(&copies[i], &t->saver->stores);

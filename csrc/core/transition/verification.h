@@ -6,7 +6,7 @@
 #ifndef TMS_VERIFICATION_H
 #define TMS_VERIFICATION_H
 
-#include "core/transition/call.h"
+#include "core/transition/transition.h"
 
 /* `live` is what the plan of the pause was made with. TMS_INVALID_STATE if bytes differ: then the backup has no contents. */
 tms_status_t tms_verification_check(tms_transition_t *t, const tms_live_t *live, tms_error_t *error);

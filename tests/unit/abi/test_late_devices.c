@@ -169,7 +169,7 @@ static void every_failing_call_leaks_nothing(void **state) {
             tms_torch_default_free(address, (ssize_t)MIB, LATE, NULL);
             fired = simulator()->failures_fired() > before;
             simulator()->fail_after(calls[i], 0, 0, 0);
-            tms_saver_reclaim(&tms_state(NULL)->saver);
+            tms_reclaim_all(&tms_state(NULL)->saver);
             assert_int_equal(physical_bytes(LATE), 0);
             assert_true(tms_quarantine_is_empty(&tms_state(NULL)->saver.quarantine));
             assert_int_equal(tms_devices_unreleased(&tms_state(NULL)->devices), 0);

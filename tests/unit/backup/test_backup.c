@@ -277,7 +277,7 @@ static void resources_that_a_copier_cannot_release_are_quarantined(void **state)
         simulator()->fail_after(points[i].call, 0, 1, CUDA_ERROR_UNKNOWN);
         tms_copier_close(&copier);
         assert_int_equal(tms_quarantine_held(&f->saver.quarantine, points[i].kind), 1);
-        tms_saver_reclaim(&f->saver);
+        tms_reclaim_all(&f->saver);
         settle_host_memory(&f->saver);
         assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
         simulator()->usage(0, &usage);
@@ -285,7 +285,7 @@ static void resources_that_a_copier_cannot_release_are_quarantined(void **state)
         tms_backup_destroy(&host, &f->saver.stores);
         tms_backup_destroy(&disk, &f->saver.stores);
         assert_int_equal(pinned_bytes(f), 0);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     }
 }
 
@@ -316,7 +316,7 @@ static void a_closed_copier_copies_no_more(void **state) {
         tms_copier_close(&copier);
         assert_filled((uint64_t)host_buffer_of(f, &backup)->memory, 2 * MIB, 1);
         tms_backup_destroy(&backup, &f->saver.stores);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     }
 }
 

@@ -36,7 +36,7 @@ static void end(fixture_t *f, contents_t *contents, unsigned with_fingerprints) 
     for (int device = 0; device < DEVICES; device++) {
         assert_int_equal(contents->backups[device].fingerprints.fresh != NULL, with_fingerprints >> device & 1);
         tms_fingerprints_forget(&contents->backups[device].fingerprints);
-        ASSERT_OK(tms_saver_free(&f->saver, contents->address[device], &error), error);
+        ASSERT_OK(tms_free_address(&f->saver, contents->address[device], &error), error);
     }
 }
 

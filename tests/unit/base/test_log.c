@@ -1,4 +1,5 @@
 /* Guards log.c: levels, the format of a line, and that logging does not disturb the program. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -18,6 +19,15 @@
 #include "own_process.h"
 
 static char output[1 << 16];
+
+static size_t most_written; /* a write to stderr takes so many bytes at most; 0: all of them */
+
+ssize_t write(int fd, const void *data, size_t bytes) {
+    ssize_t (*real)(int, const void *, size_t) =
+        (ssize_t (*)(int, const void *, size_t))(uintptr_t)dlsym(RTLD_NEXT, "write");
+    if (fd == STDERR_FILENO && most_written > 0 && bytes > most_written) bytes = most_written;
+    return real(fd, data, bytes);
+}
 
 static void test_levels(void **state) {
     (void)state;
@@ -165,6 +175,20 @@ static void test_an_empty_message_is_a_line(void **state) {
     tms_log_write(&log, TMS_LOG_ERROR, "%s", "");
     capture_end(captured, output, sizeof(output));
     snprintf(expected, sizeof(expected), "torch_memory_saver[%ld] error: \n", (long)getpid());
+    assert_string_equal(output, expected);
+}
+
+static void test_a_partial_write_is_continued(void **state) {
+    char expected[64];
+    tms_log_t log;
+    (void)state;
+    tms_log_init(&log, TMS_LOG_ERROR);
+    captured_stderr_t captured = capture_begin();
+    most_written = 7;
+    tms_log_write(&log, TMS_LOG_ERROR, "all of it");
+    most_written = 0;
+    capture_end(captured, output, sizeof(output));
+    snprintf(expected, sizeof(expected), "torch_memory_saver[%ld] error: all of it\n", (long)getpid());
     assert_string_equal(output, expected);
 }
 
@@ -323,6 +347,7 @@ int main(void) {
         cmocka_unit_test(test_a_broken_pipe_is_survived),
         cmocka_unit_test(test_the_programs_own_signals_are_kept),
         cmocka_unit_test(test_an_empty_message_is_a_line),
+        cmocka_unit_test(test_a_partial_write_is_continued),
         cmocka_unit_test(test_once),
         cmocka_unit_test(test_threads_do_not_mix_lines),
         cmocka_unit_test(test_a_cause_is_logged_once_and_then_counted),

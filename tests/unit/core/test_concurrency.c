@@ -66,7 +66,7 @@ static uint64_t allocate_any(worker_t *worker) {
     note(worker->shared, status, &error);
     if (status != TMS_OK) return 0;
     tms_region_t region = tms_saver_settings(&f->saver);
-    status = tms_saver_allocate(&f->saver, &region, bytes, choose(worker, 2), &address, &error);
+    status = tms_allocation_create(&f->saver, &region, bytes, choose(worker, 2), &address, &error);
     note(worker->shared, status, &error);
     (void)tms_region_leave(&f->regions, level);
     return status == TMS_OK ? address : 0;
@@ -79,14 +79,14 @@ static void *allocate_and_free(void *argument) {
     for (int i = 0; i < ALLOCATIONS || !have_met(worker->shared); i++) {
         uint64_t *place = &held[choose(worker, HELD)];
         if (*place) {
-            note(worker->shared, tms_saver_free(&worker->shared->f->saver, *place, &error), &error);
+            note(worker->shared, tms_free_address(&worker->shared->f->saver, *place, &error), &error);
             *place = 0;
         } else {
             *place = allocate_any(worker);
         }
     }
     for (int i = 0; i < HELD; i++) {
-        if (held[i]) note(worker->shared, tms_saver_free(&worker->shared->f->saver, held[i], &error), &error);
+        if (held[i]) note(worker->shared, tms_free_address(&worker->shared->f->saver, held[i], &error), &error);
     }
     return NULL;
 }
@@ -98,7 +98,7 @@ static int32_t stop_sometimes(void *context) { return choose(context, 50) == 0; 
 static tms_status_t resume_behind(worker_t *worker, const tms_selection_t *selection, tms_report_t *report,
                                   tms_error_t *error) {
     tms_pending_t *pending = NULL;
-    tms_status_t status = tms_transition_resume_begin(&worker->shared->f->saver, selection, &pending, error);
+    tms_status_t status = tms_resume_begin(&worker->shared->f->saver, selection, &pending, error);
     if (status != TMS_OK) return status;
     if (choose(worker, 2)) status = tms_pending_wait(pending, NULL, NULL, report, error);
     (void)tms_pending_done(pending);
@@ -123,12 +123,12 @@ static tms_status_t move_any(worker_t *worker, tms_report_t *report, tms_error_t
     if (way < 2) {
         selection.has_backup = choose(worker, 3) == 0;
         selection.backup = selection.has_backup ? choices[choose(worker, 3)] : TMS_BACKUP_NONE;
-        return tms_transition_pause(saver, &selection, report, error);
+        return tms_pause_run(saver, &selection, report, error);
     }
     selection.host_policy = choose(worker, TMS_HOST_RETAIN + 1);
     if (way == 2) return resume_behind(worker, &selection, report, error);
     selection.exclusive = choose(worker, 2);
-    return tms_transition_resume(saver, &selection, report, error);
+    return tms_resume_run(saver, &selection, report, error);
 }
 
 static void *pause_and_resume(void *argument) {
@@ -150,8 +150,8 @@ static void look_at(worker_t *worker, const tms_segment_info_t *row) {
     tms_host_buffer_t *buffer = NULL;
     void *host = NULL;
     tms_error_t error;
-    (void)tms_saver_find(saver, row->address + row->bytes / 2, &again); /* it may have been freed */
-    if (tms_saver_host_backup(saver, row->address, row->bytes, &buffer, &host, &error) != TMS_OK || !buffer) return;
+    (void)tms_inspect_find(saver, row->address + row->bytes / 2, &again); /* it may have been freed */
+    if (tms_inspect_host_backup(saver, row->address, row->bytes, &buffer, &host, &error) != TMS_OK || !buffer) return;
     (void)*(volatile char *)host;
     tms_host_buffer_drop(buffer);
 }
@@ -167,13 +167,13 @@ static void do_something_else(worker_t *worker) {
     case 0: status = tms_host_store_reserve(&f->saver.stores.host, 0, 8 * MIB, &error); break;
     case 1: tms_host_store_trim(&f->saver.stores.host); break;
     case 2:
-        status = tms_saver_capture_begin(&f->saver, &region, &capture, &error);
-        if (status == TMS_OK) (void)tms_saver_capture_end(&f->saver, capture);
+        status = tms_captures_begin(&f->saver, &region, &capture, &error);
+        if (status == TMS_OK) (void)tms_capture_end_of(&f->saver, capture);
         break;
     case 3:
         status = tms_disk_set_directory(&f->saver.stores.disk, worker->shared->directories[choose(worker, 2)], &error);
         break;
-    case 4: status = tms_saver_refresh_peers(&f->saver, &error); break;
+    case 4: status = tms_peers_refresh(&f->saver, &error); break;
     case 5: status = tms_devices_memory(&f->devices, 0, &free_bytes, &total_bytes, &context, &error); break;
     default: return;
     }
@@ -186,8 +186,8 @@ static void *look(void *argument) {
     for (int i = 0; i < LOOKS || !have_met(worker->shared); i++) {
         tms_segment_info_t rows[ROWS];
         tms_counters_t counters;
-        size_t count = tms_saver_segments(saver, rows, ROWS);
-        tms_saver_counters(saver, &counters);
+        size_t count = tms_inspect_segments(saver, rows, ROWS);
+        tms_inspect_counters(saver, &counters);
         if (count > ROWS) count = ROWS;
         atomic_fetch_add(&worker->shared->seen, count);
         if (count > 0) look_at(worker, &rows[choose(worker, (int)count)]);
@@ -219,8 +219,8 @@ static void threads_do_everything_at_once(void **state) {
     if (shared.unexpected[0]) fail_msg("%s", shared.unexpected);
     tms_counters_t counters;
     ASSERT_OK(resume_all(shared.f, &error), error);
-    tms_saver_reclaim(saver);
-    tms_saver_counters(saver, &counters);
+    tms_reclaim_all(saver);
+    tms_inspect_counters(saver, &counters);
     assert_int_equal(counters.allocations, 0); /* each thread has freed its own, also during a transition */
     assert_int_equal(counters.resident_bytes, 0);
     assert_int_equal(counters.paused_bytes, 0);

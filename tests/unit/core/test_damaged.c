@@ -40,7 +40,7 @@ static void a_resume_that_skips_damaged_segments_fails(void **state) {
     uint64_t whole = allocate_filled(f, "a", 3), damaged[2];
     ASSERT_OK(pause_all(f, &error), error);
     allocate_damaged(f, (const char *[]){"a", "a"}, damaged);
-    tms_saver_counters(&f->saver, &before);
+    tms_inspect_counters(&f->saver, &before);
     simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
     assert_int_equal(resume_tag(f, "a", &error), TMS_DRIVER);
     assert_string_equal(error.operation, "resume");
@@ -53,7 +53,7 @@ static void a_resume_that_skips_damaged_segments_fails(void **state) {
     assert_int_equal(state_of(f, whole), TMS_SEGMENT_ACTIVE);
     assert_filled(whole, 2 * MIB, 3);
     for (int i = 0; i < 2; i++) assert_int_equal(state_of(f, damaged[i]), TMS_SEGMENT_DAMAGED);
-    tms_saver_counters(&f->saver, &after);
+    tms_inspect_counters(&f->saver, &after);
     assert_int_equal(after.failures_total, before.failures_total + 1);
     assert_int_equal(after.resumes_total, before.resumes_total);
     assert_int_equal(after.damaged, 2);
@@ -160,7 +160,7 @@ static tms_event_t last_repair(fixture_t *f) {
 
 static tms_segment_info_t row_of(fixture_t *f, uint64_t address) {
     tms_segment_info_t row;
-    assert_int_equal(tms_saver_find(&f->saver, address, &row), TMS_OK);
+    assert_int_equal(tms_inspect_find(&f->saver, address, &row), TMS_OK);
     return row;
 }
 
@@ -168,21 +168,21 @@ static void a_repair_is_recorded_and_counted(void **state) {
     fixture_t *f = *state;
     tms_counters_t counters;
     uint64_t damaged = allocate_one_damaged(f);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.resident_bytes, 2 * MIB); /* it is still mapped */
     double changed_at = row_of(f, damaged).changed_at;
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_INVALID_VALUE);
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_int_equal(last_repair(f).status, TMS_DRIVER);
     assert_int_equal(last_repair(f).driver_result, CUDA_ERROR_INVALID_VALUE);
     assert_true(row_of(f, damaged).changed_at > changed_at);
     changed_at = row_of(f, damaged).changed_at;
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_int_equal(state_of(f, damaged), TMS_SEGMENT_PAUSED);
     assert_int_equal(last_repair(f).status, TMS_OK);
     assert_int_equal(last_repair(f).driver_result, 0);
     assert_true(row_of(f, damaged).changed_at > changed_at);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.resident_bytes, 0);
 }
 

@@ -66,7 +66,7 @@ static void look(life_t *life) {
     for (int i = 0; i < SEGMENTS; i++) {
         tms_segment_info_t row;
         if (!life->address[i]) continue;
-        assert_int_equal(tms_saver_find(&life->fixture.saver, life->address[i], &row), TMS_OK);
+        assert_int_equal(tms_inspect_find(&life->fixture.saver, life->address[i], &row), TMS_OK);
         assert_true(row.state == TMS_SEGMENT_ACTIVE || row.state == TMS_SEGMENT_PAUSED ||
                     (row.state == TMS_SEGMENT_DAMAGED && can_be_damaged(life->call)));
         if (row.state == TMS_SEGMENT_ACTIVE && WANTED[i].backup != TMS_BACKUP_NONE)
@@ -85,7 +85,7 @@ static void allocate_all(life_t *life) {
         tms_region_t region = life->fixture.regions.initial;
         region.backup = WANTED[i].backup;
         tms_status_t status =
-            tms_saver_allocate(&life->fixture.saver, &region, BYTES, WANTED[i].device, &life->address[i], &error);
+            tms_allocation_create(&life->fixture.saver, &region, BYTES, WANTED[i].device, &life->address[i], &error);
         if (succeeds(life, status, &error))
             write_to(life, i, (uint32_t)i);
         else
@@ -97,7 +97,7 @@ static void free_all(life_t *life) {
     for (int i = 0; i < SEGMENTS; i++) {
         tms_error_t error;
         if (!life->address[i]) continue;
-        (void)succeeds(life, tms_saver_free(&life->fixture.saver, life->address[i], &error), &error);
+        (void)succeeds(life, tms_free_address(&life->fixture.saver, life->address[i], &error), &error);
         life->address[i] = 0;
     }
 }
@@ -107,7 +107,7 @@ static void export_all(life_t *life) {
         tms_error_t error;
         tms_export_t exported = {.descriptor = 0};
         if (!life->address[i]) continue;
-        tms_status_t status = tms_saver_export(&life->fixture.saver, life->address[i], &exported, &error);
+        tms_status_t status = tms_export_memory(&life->fixture.saver, life->address[i], &exported, &error);
         assert_true(succeeds(life, status, &error) == (exported.descriptor > 0));
     }
 }
@@ -122,9 +122,9 @@ static void pause_and_resume(life_t *life) {
     tms_report_t report;
     /* Cancellable: the wait is on another thread, and copies are in chunks with events between them. */
     const tms_selection_t all = {.exclusive = 1, .interrupted = never};
-    (void)succeeds(life, tms_transition_pause(&life->fixture.saver, &all, &report, &error), &error);
+    (void)succeeds(life, tms_pause_run(&life->fixture.saver, &all, &report, &error), &error);
     look(life);
-    (void)succeeds(life, tms_transition_resume(&life->fixture.saver, &all, &report, &error), &error);
+    (void)succeeds(life, tms_resume_run(&life->fixture.saver, &all, &report, &error), &error);
     look(life);
 }
 
@@ -133,7 +133,7 @@ static void pause_what_has_changed(life_t *life) {
     tms_segment_info_t row;
     atomic_store(&life->fixture.saver.host_policy, TMS_HOST_RETAIN);
     pause_and_resume(life);
-    if (life->address[0] && tms_saver_find(&life->fixture.saver, life->address[0], &row) == TMS_OK &&
+    if (life->address[0] && tms_inspect_find(&life->fixture.saver, life->address[0], &row) == TMS_OK &&
         row.state == TMS_SEGMENT_ACTIVE)
         write_to(life, 0, SEGMENTS);
     pause_and_resume(life);
@@ -145,7 +145,7 @@ static void live(life_t *life) {
     tms_device_mask_t active = 0;
     (void)succeeds(life, tms_devices_active(&life->fixture.devices, &active, &CONTEXT, &error), &error);
     allocate_all(life);
-    (void)succeeds(life, tms_saver_refresh_peers(&life->fixture.saver, &error), &error);
+    (void)succeeds(life, tms_peers_refresh(&life->fixture.saver, &error), &error);
     export_all(life);
     pause_and_resume(life);
     pause_what_has_changed(life);
@@ -158,7 +158,7 @@ static void live_again(life_t *life) {
     live(life);
     assert_int_equal(life->failures, 0);
     tms_counters_t counters;
-    tms_saver_counters(&life->fixture.saver, &counters);
+    tms_inspect_counters(&life->fixture.saver, &counters);
     assert_int_equal(counters.resident_bytes, 0);
     assert_int_equal(counters.paused_bytes, 0);
     assert_nothing_waits(&life->fixture.saver);

@@ -75,7 +75,7 @@ static void an_invalid_granularity_is_refused(void **state) {
 static void assert_no_free(fixture_t *f, uint64_t address, tms_status_t status, const char *text) {
     tms_error_t error;
     tms_stats_t before = f->saver.stats;
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), status);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), status);
     assert_int_equal(error.status, status);
     if (!strstr(error.message, text)) fail_msg("'%s' does not say '%s'", error.message, text);
     assert_memory_equal(&before, &f->saver.stats, sizeof before);
@@ -88,7 +88,7 @@ static void only_our_addresses_are_freed_and_only_once(void **state) {
     uint64_t reserved = 4 * MIB;
     int local = 0;
     fill(kept, 3 * MIB, 1);
-    ASSERT_OK(tms_saver_free(&f->saver, gone, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, gone, &error), error);
     for (int paused = 0; paused < 2; paused++) {
         simulator()->clear_counts();
         assert_no_free(f, gone, TMS_NOT_MANAGED, "");              /* twice */
@@ -129,7 +129,7 @@ static void run(const char *format, const char *path, const char *other) {
 
 static int teardown_disk(void **state) {
     fixture_t *f = *state;
-    while (f->saver.registry.first) (void)tms_saver_free(&f->saver, f->saver.registry.first->begin, NULL);
+    while (f->saver.registry.first) (void)tms_free_address(&f->saver, f->saver.registry.first->begin, NULL);
     assert_int_equal(atomic_load(&f->saver.stores.disk.total), 0);
     int result = teardown(state);
     return remove_temporary_directory(base) == 0 ? result : -1;
@@ -223,7 +223,7 @@ static void files_missing_while_paused_are_an_error_until_restored(void **state)
     ASSERT_OK(pause_all(f, &error), error);
     run("rm -rf '%s'%s", directory, "");
     assert_resume_refused(f, address, ENOENT, file_of(f, address));
-    ASSERT_OK(tms_saver_free(&f->saver, address, &error), error); /* lost, but nothing else is */
+    ASSERT_OK(tms_free_address(&f->saver, address, &error), error); /* lost, but nothing else is */
 }
 
 static void a_directory_removed_between_two_pauses_is_recreated(void **state) {
@@ -256,7 +256,7 @@ static void a_file_that_replaced_a_backup_is_left_alone(void **state) {
     ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, BYTES, 7);
     run("test \"$(cat '%s')\" = precious%s", path, "");
-    ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, address, &error), error);
     run("test \"$(cat '%s')\" = precious%s", path, "");
 }
 

@@ -47,7 +47,7 @@ typedef struct free_call {
 static void *run_free(void *argument) {
     free_call_t *call = argument;
     tms_error_t error;
-    return (void *)(uintptr_t)tms_saver_free(call->saver, call->address, &error);
+    return (void *)(uintptr_t)tms_free_address(call->saver, call->address, &error);
 }
 
 /* ---- waiting ---- */
@@ -128,7 +128,7 @@ static void a_free_waits_for_a_device_although_another_is_lost(void **state) {
     free_call_t call = {.saver = &f->saver, .address = allocate_shared(f, TMS_BACKUP_NONE)};
     simulator()->lose_device(0, LOST);
     simulator()->clear_counts();
-    assert_int_equal(tms_saver_free(&f->saver, idle, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, idle, &error), TMS_OK);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 1);
     launch_on(f, 1, call.address);
@@ -151,11 +151,11 @@ static void a_free_is_deferred_if_one_device_is_lost_and_another_wait_fails(void
     simulator()->lose_device(0, LOST);
     simulator()->clear_counts();
     simulator()->fail_after("cuCtxSynchronize", 1, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.deferred_frees, 1);
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 1);
     assert_nothing_waits(&f->saver);
 }
@@ -170,11 +170,11 @@ static void only_its_own_context_proves_that_a_device_is_lost(void **state) {
         uint64_t address = allocate_shared(f, TMS_BACKUP_NONE);
         simulator()->clear_counts();
         simulator()->fail_after(calls[i], 1, 1, LOST); /* for device 1 */
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.deferred_frees, 1);
-        tms_saver_reclaim(&f->saver);
+        tms_reclaim_all(&f->saver);
         assert_nothing_waits(&f->saver);
     }
 }
@@ -191,7 +191,7 @@ static void many_frees_on_a_lost_device_log_a_line_and_a_summary(void **state) {
     (void)allocate(f, "kept", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->lose_device(0, LOST);
     captured_stderr_t captured = capture_begin();
-    for (int i = 0; i < FREES; i++) assert_int_equal(tms_saver_free(&f->saver, addresses[i], &error), TMS_OK);
+    for (int i = 0; i < FREES; i++) assert_int_equal(tms_free_address(&f->saver, addresses[i], &error), TMS_OK);
     capture_end(captured, text, sizeof text);
     assert_int_equal(physical_bytes(0), 2 * MIB);
     assert_int_equal(count_lines(text), 1);
@@ -218,12 +218,12 @@ static void repeatedly_deferred_frees_do_not_flood_the_log(void **state) {
     for (int i = 0; i < FREES; i++) addresses[i] = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuCtxSynchronize", 0, 3 * FREES, CUDA_ERROR_UNKNOWN);
     captured_stderr_t captured = capture_begin();
-    for (int i = 0; i < FREES; i++) assert_int_equal(tms_saver_free(&f->saver, addresses[i], &error), TMS_OK);
+    for (int i = 0; i < FREES; i++) assert_int_equal(tms_free_address(&f->saver, addresses[i], &error), TMS_OK);
     ASSERT_OK(pause_all(f, &error), error); /* the first summary */
     ASSERT_OK(pause_all(f, &error), error); /* and too few more for another one */
     capture_end(captured, text, sizeof text);
     assert_int_equal(count_lines(text), 2);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.deferred_frees, FREES);
     ASSERT_OK(pause_all(f, &error), error);
     assert_nothing_waits(&f->saver);

@@ -41,7 +41,7 @@ static void *run(void *argument) {
     call_t *call = argument;
     tms_error_t error;
     assert_int_equal(call->fixture->cuda->cuCtxPushCurrent(call->current), CUDA_SUCCESS);
-    call->status = call->address ? tms_saver_free(&call->fixture->saver, call->address, &error)
+    call->status = call->address ? tms_free_address(&call->fixture->saver, call->address, &error)
                                  : pause_selected(call->fixture, &call->selection, &error);
     return NULL;
 }
@@ -104,7 +104,7 @@ static void a_free_waits_for_the_current_context(void **state) {
     uint64_t idle = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     call.address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->clear_counts();
-    ASSERT_OK(tms_saver_free(&f->saver, idle, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, idle, &error), error);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 2);
     assert_waits_for_a_kernel(&call, call.address);
 }

@@ -124,11 +124,11 @@ static void a_segment_that_cannot_be_shared_is_retried_less_and_less(void **stat
     assert_int_equal(looks_of(f, 1), 1);
     assert_int_equal(looks_of(f, ALLOCATIONS), LOOKS);
     /* An explicit request reports the failure each time, and resets the interval. */
-    for (int i = 0; i < 2; i++) assert_int_equal(tms_saver_refresh_peers(&f->saver, &error), TMS_DRIVER);
+    for (int i = 0; i < 2; i++) assert_int_equal(tms_peers_refresh(&f->saver, &error), TMS_DRIVER);
     assert_int_equal(error.address, refused);
     assert_int_equal(looks_of(f, 2), 1);
     restore_mapping(f, refused);
-    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
+    ASSERT_OK(tms_peers_refresh(&f->saver, &error), error);
     assert_int_equal(tms_segment_accessible(segment_of(f, refused)), 3);
     assert_int_equal(looks_of(f, 2), 0); /* nothing is new */
 }
@@ -191,7 +191,7 @@ static void a_search_queries_each_owner_once(void **state) {
         f->saver.peers = (tms_peer_looks_t){0}; /* a search of everything */
         use_device(f, 1);
         simulator()->clear_counts();
-        ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
+        ASSERT_OK(tms_peers_refresh(&f->saver, &error), error);
         calls[i] = simulator()->calls("cuDevicePrimaryCtxGetState");
     }
     assert_int_equal(calls[0], calls[1]);

@@ -42,7 +42,7 @@ static uint64_t compared_pieces(const fixture_t *f) {
 /* ---- addresses ---- */
 
 static void dispose_of_all(fixture_t *f, tms_segment_t **segments) {
-    for (int i = 0; i < MANY; i++) (void)tms_saver_release_segment(&f->saver, segments[i], tms_quiesced_without_users());
+    for (int i = 0; i < MANY; i++) (void)tms_free_release_segment(&f->saver, segments[i], tms_quiesced_without_users());
     assert_int_equal(reserved_bytes(f), 0);
     assert_int_equal(simulator()->calls("cuMemAddressFree"), simulator()->calls("cuMemAddressReserve"));
 }
@@ -119,7 +119,7 @@ static void runs_cost_as_much_as_their_number(void **state) {
     for (tms_registry_node_t *node = f->saver.registry.first; node; node = node->next) addresses[count++] = node->begin;
     assert_int_equal(count, MANY);
     for (int first = 0; first < 2; first++) {
-        for (int i = first; i < MANY; i += 2) ASSERT_OK(tms_saver_free(&f->saver, addresses[i], &error), error);
+        for (int i = first; i < MANY; i += 2) ASSERT_OK(tms_free_address(&f->saver, addresses[i], &error), error);
         /* The first range has one segment, whose run went back with it. */
         if (first == 0) assert_int_equal(physical_bytes(0), (MANY - 1) * SMALL);
     }

@@ -28,10 +28,10 @@ static void leave(void) {
 static uint64_t begin(fixture_t *f, CUstream stream) {
     tms_capture_begun_t begun;
     tms_error_t error;
-    ASSERT_OK(tms_saver_capture_begin_on(&f->saver, stream, &begun, &error), error);
+    ASSERT_OK(tms_captures_begin_on(&f->saver, stream, &begun, &error), error);
     assert_false(begun.must_not_begin);
     ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-    tms_saver_capture_begun(&f->saver, begun.identity);
+    tms_captures_begun(&f->saver, begun.identity);
     return begun.identity;
 }
 
@@ -53,7 +53,7 @@ static void an_end_through_the_driver_is_detected(void **state) {
     assert_int_equal(tms_capture_visible(&f->saver.capture), 1);
     ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
-    assert_false(tms_saver_capture_end(&f->saver, identity)); /* a late end ends no other capture */
+    assert_false(tms_capture_end_of(&f->saver, identity)); /* a late end ends no other capture */
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
     leave();
 }
@@ -71,7 +71,7 @@ static void each_stream_is_queried(void **state) {
     assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(tms_capture_visible(&f->saver.capture), 1);
     end_by_driver(other);
-    assert_true(tms_saver_capture_end(&f->saver, identity));
+    assert_true(tms_capture_end_of(&f->saver, identity));
     ASSERT_OK(pause_all(f, &error), error);
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, one));
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, other));
@@ -88,7 +88,7 @@ typedef struct beside {
 static void *free_and_pause(void *argument) {
     beside_t *beside = argument;
     tms_error_t error;
-    beside->status = tms_saver_free(&beside->fixture->saver, beside->freed, &error);
+    beside->status = tms_free_address(&beside->fixture->saver, beside->freed, &error);
     if (beside->status == TMS_OK) beside->status = pause_all(beside->fixture, &error);
     return NULL;
 }
@@ -108,13 +108,13 @@ static void a_stream_is_not_queried_before_its_capture_has_begun(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = enter();
     for (int again = 0; again < 2; again++) { /* the second time the end of the first was not seen */
-        ASSERT_OK(tms_saver_capture_begin_on(&f->saver, stream, &begun, &error), error);
+        ASSERT_OK(tms_captures_begin_on(&f->saver, stream, &begun, &error), error);
         assert_int_equal(begun.known, again);
         assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
         assert_int_equal(tms_capture_visible(&f->saver.capture), 1);
         ASSERT_CUDA(CALL(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED));
         assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
-        tms_saver_capture_begun(&f->saver, begun.identity);
+        tms_captures_begun(&f->saver, begun.identity);
         assert_int_equal(free_and_pause_on_another_thread(f), TMS_CAPTURE_IN_PROGRESS);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
         end_by_driver(stream);
@@ -132,7 +132,7 @@ static void an_abandoned_begin_is_detected_by_its_thread(void **state) {
     tms_capture_begun_t begun;
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = enter();
-    ASSERT_OK(tms_saver_capture_begin_on(&f->saver, stream, &begun, &error), error);
+    ASSERT_OK(tms_captures_begin_on(&f->saver, stream, &begun, &error), error);
     ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
@@ -145,10 +145,10 @@ static void a_deferred_free_need_not_wait_for_it(void **state) {
     uint64_t first = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), second = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = enter();
     begin(f, stream);
-    assert_int_equal(tms_saver_free(&f->saver, first, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, first, &error), TMS_OK);
     assert_int_equal(physical_bytes(0), 4 * MIB);
     end_by_driver(stream);
-    assert_int_equal(tms_saver_free(&f->saver, second, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, second, &error), TMS_OK);
     assert_int_equal(physical_bytes(0), 2 * MIB);
     ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(physical_bytes(0), 0);
@@ -169,7 +169,7 @@ static void a_stream_destroyed_with_its_context_is_not_queried(void **state) {
         ASSERT_OK(pause_all(f, &error), error);
         assert_int_equal(simulator()->calls("cuStreamIsCapturing"), 0);
         assert_int_equal(tms_capture_visible(&f->saver.capture), 0);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         if (again) leave();
         CUcontext context = NULL;
         ASSERT_CUDA(CALL(cuCtxPopCurrent_v2, &context));
@@ -184,15 +184,15 @@ static void a_stream_that_is_being_destroyed_is_not_queried(void **state) {
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = enter();
     uint64_t identity = begin(f, stream);
-    assert_int_equal(tms_saver_capture_take(&f->saver, stream, TMS_NO_DEVICE, taken), 1);
-    assert_int_equal(tms_saver_captures(&f->saver), 0);
-    tms_saver_capture_taken(&f->saver, taken, 1, STILL_THERE);
+    assert_int_equal(tms_capture_end_take(&f->saver, stream, TMS_NO_DEVICE, taken), 1);
+    assert_int_equal(tms_captures_count(&f->saver), 0);
+    tms_capture_end_taken(&f->saver, taken, 1, STILL_THERE);
     assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
-    assert_false(tms_saver_capture_end(&f->saver, identity));
-    assert_int_equal(tms_saver_capture_take(&f->saver, NULL, 1, taken), 0); /* of another device */
-    assert_int_equal(tms_saver_capture_take(&f->saver, NULL, 0, taken), 1);
+    assert_false(tms_capture_end_of(&f->saver, identity));
+    assert_int_equal(tms_capture_end_take(&f->saver, NULL, 1, taken), 0); /* of another device */
+    assert_int_equal(tms_capture_end_take(&f->saver, NULL, 0, taken), 1);
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
-    tms_saver_capture_taken(&f->saver, taken, 1, GONE);
+    tms_capture_end_taken(&f->saver, taken, 1, GONE);
     ASSERT_OK(pause_all(f, &error), error);
     leave();
 }
@@ -209,7 +209,7 @@ static void a_capture_that_cannot_be_queried_counts(void **state) {
         uint64_t identity = begin(f, stream);
         end_by_driver(stream);
         assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
-        assert_true(tms_saver_capture_end(&f->saver, identity));
+        assert_true(tms_capture_end_of(&f->saver, identity));
         ASSERT_OK(pause_all(f, &error), error);
         ASSERT_OK(resume_all(f, &error), error);
     }
@@ -232,7 +232,7 @@ static void a_stream_whose_query_fails_counts(void **state) {
         assert_int_equal(simulator()->failures_fired(), i + 1);
     }
     end_by_driver(stream);
-    assert_true(tms_saver_capture_end(&f->saver, identity));
+    assert_true(tms_capture_end_of(&f->saver, identity));
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
     leave();
 }
@@ -242,11 +242,11 @@ static void a_failed_end_is_verified(void **state) {
     CUstream stream = enter();
     allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     uint64_t identity = begin(f, stream);
-    assert_true(tms_saver_capture_goes_on(&f->saver, identity));
+    assert_true(tms_captures_goes_on(&f->saver, identity));
     end_by_driver(stream);
-    assert_false(tms_saver_capture_goes_on(&f->saver, identity));
-    assert_true(tms_saver_capture_end(&f->saver, identity));
-    assert_false(tms_saver_capture_goes_on(&f->saver, identity));
+    assert_false(tms_captures_goes_on(&f->saver, identity));
+    assert_true(tms_capture_end_of(&f->saver, identity));
+    assert_false(tms_captures_goes_on(&f->saver, identity));
     ASSERT_CUDA(CALL(cuStreamDestroy_v2, stream));
     leave();
 }

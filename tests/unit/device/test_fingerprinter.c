@@ -37,7 +37,7 @@ static tms_fingerprint_t launch(fixture_t *f, tms_fingerprinter_t *fingerprinter
     assert_int_equal(f->cuda->cuMemHostUnregister(pinned), CUDA_SUCCESS);
     assert_int_equal(f->cuda->cuStreamDestroy(stream), CUDA_SUCCESS);
     tms_devices_leave(&f->devices, device);
-    ASSERT_OK(tms_saver_free(&f->saver, memory, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, memory, &error), error);
     free(pinned);
     return result;
 }

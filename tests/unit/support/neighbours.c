@@ -29,11 +29,11 @@ tms_run_t *run_at(fixture_t *fixture, uint64_t address) {
 
 uint64_t slack_bytes(fixture_t *fixture) {
     tms_counters_t counters;
-    tms_saver_counters(&fixture->saver, &counters);
+    tms_inspect_counters(&fixture->saver, &counters);
     return counters.slack_bytes;
 }
 
 void free_at(fixture_t *fixture, uint64_t address) {
     tms_error_t error;
-    ASSERT_OK(tms_saver_free(&fixture->saver, address, &error), error);
+    ASSERT_OK(tms_free_address(&fixture->saver, address, &error), error);
 }

@@ -46,7 +46,7 @@ void fixture_begin(fixture_t *fixture, int devices) {
 static void free_segment(tms_saver_t *saver, const tms_segment_t *segment) {
     const uint64_t address = segment->node.begin;
     if (!tms_segment_is_of_program(segment)) {
-        (void)tms_saver_free(saver, address, NULL);
+        (void)tms_free_address(saver, address, NULL);
         return;
     }
     uint64_t number = 0;
@@ -58,9 +58,9 @@ static void free_segment(tms_saver_t *saver, const tms_segment_t *segment) {
 /* Frees every segment. No other thread may be in the saver. */
 static void free_everything(tms_saver_t *saver) {
     tms_pending_resumes_close(&saver->pending_resumes, INFINITY);
-    while (tms_saver_capture_end(saver, 0)) continue;
+    while (tms_capture_end_of(saver, 0)) continue;
     while (saver->registry.first) free_segment(saver, tms_segment_of(saver->registry.first));
-    tms_saver_reclaim(saver);
+    tms_reclaim_all(saver);
 }
 
 void fixture_end(fixture_t *fixture, int devices) {
@@ -132,7 +132,7 @@ void settle_host_memory(tms_saver_t *saver) {
 void assert_nothing_waits(tms_saver_t *saver) {
     tms_counters_t counters;
     settle_host_memory(saver);
-    tms_saver_counters(saver, &counters);
+    tms_inspect_counters(saver, &counters);
     assert_int_equal(counters.damaged, 0);
     assert_int_equal(counters.deferred_frees, 0);
     assert_int_equal(counters.quarantined_handles, 0);
@@ -140,7 +140,7 @@ void assert_nothing_waits(tms_saver_t *saver) {
     assert_int_equal(counters.quarantined_host, 0);
     assert_int_equal(counters.quarantined_other, 0);
     assert_int_equal(saver->quarantined_ranges.count, 0);
-    assert_false(tms_saver_has_reclaimable(saver));
+    assert_false(tms_reclaim_is_needed(saver));
 }
 
 void assert_ok(tms_status_t status, const tms_error_t *error, const char *file, int line) {
@@ -156,7 +156,7 @@ uint64_t allocate_on(fixture_t *fixture, int device, const char *tag, tms_backup
     uint64_t address = 0;
     ASSERT_OK(tms_tag_intern(&fixture->regions.tags, tag, &interned, &error), error);
     tms_region_t region = {.tag = interned, .backup = backup, .managed = true};
-    ASSERT_OK(tms_saver_allocate(&fixture->saver, &region, bytes, device, &address, &error), error);
+    ASSERT_OK(tms_allocation_create(&fixture->saver, &region, bytes, device, &address, &error), error);
     return address;
 }
 
@@ -170,22 +170,22 @@ static tms_selection_t selection_of(const char **tag) {
 
 tms_status_t pause_with_report(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error) {
     tms_selection_t selection = selection_of(&tag);
-    return tms_transition_pause(&fixture->saver, &selection, report, error);
+    return tms_pause_run(&fixture->saver, &selection, report, error);
 }
 
 tms_status_t resume_with_report(fixture_t *fixture, const char *tag, tms_report_t *report, tms_error_t *error) {
     tms_selection_t selection = selection_of(&tag);
-    return tms_transition_resume(&fixture->saver, &selection, report, error);
+    return tms_resume_run(&fixture->saver, &selection, report, error);
 }
 
 tms_status_t pause_selected_with_report(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report,
                                         tms_error_t *error) {
-    return tms_transition_pause(&fixture->saver, selection, report, error);
+    return tms_pause_run(&fixture->saver, selection, report, error);
 }
 
 tms_status_t resume_selected_with_report(fixture_t *fixture, const tms_selection_t *selection, tms_report_t *report,
                                          tms_error_t *error) {
-    return tms_transition_resume(&fixture->saver, selection, report, error);
+    return tms_resume_run(&fixture->saver, selection, report, error);
 }
 
 tms_status_t pause_tag(fixture_t *fixture, const char *tag, tms_error_t *error) {
@@ -288,7 +288,7 @@ static void *found_in_slot(fixture_t *f, const tms_backup_t *backup, tms_backup_
 view_t view_of(fixture_t *fixture, uint64_t address, uint64_t bytes) {
     tms_error_t error;
     view_t view = {NULL, NULL};
-    ASSERT_OK(tms_saver_host_backup(&fixture->saver, address, bytes, &view.buffer, &view.host, &error), error);
+    ASSERT_OK(tms_inspect_host_backup(&fixture->saver, address, bytes, &view.buffer, &view.host, &error), error);
     return view;
 }
 
@@ -306,6 +306,6 @@ uint64_t physical_bytes(int device) {
 
 tms_segment_state_t state_of(fixture_t *fixture, uint64_t address) {
     tms_segment_info_t row;
-    assert_int_equal(tms_saver_find(&fixture->saver, address, &row), TMS_OK);
+    assert_int_equal(tms_inspect_find(&fixture->saver, address, &row), TMS_OK);
     return (tms_segment_state_t)row.state;
 }

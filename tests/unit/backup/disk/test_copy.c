@@ -71,7 +71,7 @@ static void round_trip(fixture_t *f, way_t way, uint64_t bytes, uint64_t chunk) 
     assert_filled(address, bytes, seed);
     assert_nothing_held();
     tms_backup_destroy(&backup, &f->saver.stores);
-    ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, address, &error), error);
 }
 
 static void contents_of_every_size_round_trip(void **state) {
@@ -191,7 +191,7 @@ static void many_files_share_one_ring(void **state) {
         for (uint32_t i = 0; i < FILES; i++) {
             assert_filled(addresses[i], backups[i].bytes, i);
             tms_backup_destroy(&backups[i], &f->saver.stores);
-            ASSERT_OK(tms_saver_free(&f->saver, addresses[i], &error), error);
+            ASSERT_OK(tms_free_address(&f->saver, addresses[i], &error), error);
         }
     }
 }

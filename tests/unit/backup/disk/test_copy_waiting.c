@@ -190,7 +190,7 @@ static void a_call_is_cancelled_while_the_disk_is_stalled(void **state) {
             fault.pipe_end = -1;
             /* Unpinning would wait for all work on the device. */
             assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
-            tms_saver_reclaim(&f->saver);
+            tms_reclaim_all(&f->saver);
             settle_host_memory(&f->saver);
             assert_nothing_held();
             if (ends[0] >= 0) close(ends[0]), close(ends[1]);

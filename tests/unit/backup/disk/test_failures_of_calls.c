@@ -253,7 +253,7 @@ static void buffers_and_events_that_cannot_be_released_are_quarantined(void **st
         save_one(f, &backup, address);
         assert_int_equal(tms_quarantine_held(&f->saver.quarantine, points[i].kind), 1);
         assert_null(ring_entries());
-        tms_saver_reclaim(&f->saver);
+        tms_reclaim_all(&f->saver);
         settle_host_memory(&f->saver);
         assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
         simulator()->usage(0, &usage);

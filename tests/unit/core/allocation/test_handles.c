@@ -75,7 +75,7 @@ static CUresult use_second_device(CUdeviceptr address, size_t bytes, size_t offs
     tms_error_t error;
     ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
     tms_devices_leave(&f->devices, 1);
-    if (coming.looks) ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
+    if (coming.looks) ASSERT_OK(tms_peers_refresh(&f->saver, &error), error);
     return coming.map(address, bytes, offset, handle, flags);
 }
 
@@ -177,7 +177,7 @@ static void a_part_cannot_be_mapped_or_unmapped(void **state) {
     assert_int_equal(tms_handles_unmap(saver, place(&program, 3), PIECE_BYTES, &error), TMS_NOT_MANAGED);
     const uint64_t other = create(&program, TMS_BACKUP_NONE);
     assert_int_equal(tms_handles_map(saver, program.base, PIECE_BYTES, other, &busy, &error), TMS_INVALID_ARGUMENT);
-    assert_int_equal(tms_saver_free(saver, program.base, &error), TMS_NOT_MANAGED);
+    assert_int_equal(tms_free_address(saver, program.base, &error), TMS_NOT_MANAGED);
     ASSERT_OK(tms_handles_release(saver, other, &error), error);
     end(&program);
 }
@@ -317,7 +317,7 @@ static void a_failed_call_loses_nothing(void **state) {
             }
             fired = simulator()->failures_fired() > before;
             simulator()->fail_after(calls[call], 0, 0, 0);
-            tms_saver_reclaim(&f->saver);
+            tms_reclaim_all(&f->saver);
             assert_int_equal(used(), 0);
             end(&program);
         }

@@ -9,7 +9,7 @@
 
 static tms_status_t try_allocate(fixture_t *f, uint64_t bytes, int device, uint64_t *address, tms_error_t *error) {
     tms_region_t region = tms_saver_settings(&f->saver);
-    return tms_saver_allocate(&f->saver, &region, bytes, device, address, error);
+    return tms_allocation_create(&f->saver, &region, bytes, device, address, error);
 }
 
 static void memory_that_the_driver_fails_to_release_is_quarantined_and_retried(void **state) {
@@ -20,11 +20,11 @@ static void memory_that_the_driver_fails_to_release_is_quarantined_and_retried(v
         tms_counters_t counters;
         uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
         simulator()->fail_after(calls[i], 0, 1, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
-        tms_saver_counters(&f->saver, &counters);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.quarantined_ranges, i != 1); /* addresses where nothing is mapped go back */
         assert_int_equal(counters.quarantined_handles, i < 2);
-        tms_saver_reclaim(&f->saver);
+        tms_reclaim_all(&f->saver);
         assert_int_equal(physical_bytes(0), 0);
         assert_nothing_waits(&f->saver);
     }
@@ -37,16 +37,16 @@ static void memory_refused_again_stays_quarantined(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemRelease", 0, 2, CUDA_ERROR_UNKNOWN);
     simulator()->fail_after("cuMemAddressFree", 0, 2, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     ASSERT_OK(pause_all(f, &error), error);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_handles, 1);
     assert_int_equal(counters.quarantined_ranges, 1);
     ASSERT_OK(pause_all(f, &error), error);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_handles, 0);
     assert_int_equal(counters.quarantined_ranges, 0);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_NOT_MANAGED); /* no longer has an owner */
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_NOT_MANAGED); /* no longer has an owner */
     ASSERT_OK(resume_all(f, &error), error);
     assert_nothing_waits(&f->saver);
 }
@@ -60,15 +60,15 @@ static void a_free_is_deferred_while_the_device_wait_fails(void **state) {
         uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB), fired = simulator()->failures_fired();
         simulator()->clear_counts();
         simulator()->fail_after(calls[i], 0, 2, CUDA_ERROR_UNKNOWN);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
-        tms_saver_reclaim(&f->saver);
+        tms_reclaim_all(&f->saver);
         assert_int_equal(simulator()->failures_fired(), fired + 2);
         assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
         assert_int_equal(physical_bytes(0), 2 * MIB);
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.deferred_frees, 1);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_NOT_MANAGED);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_NOT_MANAGED);
         ASSERT_OK(pause_all(f, &error), error);
         assert_int_equal(physical_bytes(0), 0);
         assert_nothing_waits(&f->saver);
@@ -80,12 +80,12 @@ static void a_capture_prevents_retries(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
-    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, NULL, &error), error);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
+    ASSERT_OK(tms_captures_begin(&f->saver, NULL, NULL, &error), error);
     simulator()->clear_counts();
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_int_equal(simulator()->calls("cuMemRelease"), 0);
-    (void)tms_saver_capture_end(&f->saver, 0);
+    (void)tms_capture_end_of(&f->saver, 0);
     assert_int_equal(simulator()->calls("cuMemRelease"), 1);
     assert_nothing_waits(&f->saver);
 }
@@ -97,11 +97,11 @@ static void a_context_left_on_the_stack_is_popped_although_nothing_else_waits(vo
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     assert_int_equal(f->cuda->cuCtxGetCurrent(&before), CUDA_SUCCESS);
     simulator()->fail_after("cuCtxPopCurrent", 0, 4, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
     assert_ptr_not_equal(now, before);
     assert_nothing_waits(&f->saver);
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_int_equal(f->cuda->cuCtxGetCurrent(&now), CUDA_SUCCESS);
     assert_ptr_equal(now, before);
 }
@@ -116,14 +116,14 @@ static void a_damaged_segment_can_be_freed(void **state) {
         simulator()->fail_after(calls[i], 0, 2, CUDA_ERROR_UNKNOWN);
         assert_int_equal(pause_all(f, &error), TMS_DRIVER);
         assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
-        tms_saver_counters(&f->saver, &counters);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.damaged, 0);
         assert_int_equal(counters.quarantined_handles, 1);
         assert_int_equal(counters.resident_bytes, 0);
         assert_int_equal(counters.paused_bytes, 0);
         assert_int_equal(counters.host_backup_bytes, 0);
-        tms_saver_reclaim(&f->saver);
+        tms_reclaim_all(&f->saver);
         assert_int_equal(physical_bytes(0), 0);
         assert_nothing_waits(&f->saver);
     }
@@ -143,7 +143,7 @@ static CUresult unmap_while_watching(CUdeviceptr address, size_t bytes) {
     assert_int_equal(pthread_mutex_trylock(&watched.fixture->saver.lock), 0);
     pthread_mutex_unlock(&watched.fixture->saver.lock);
     assert_int_equal(state_of(watched.fixture, watched.address), TMS_SEGMENT_REPAIRING);
-    if (watched.frees) assert_int_equal(tms_saver_free(&watched.fixture->saver, watched.address, NULL), TMS_OK);
+    if (watched.frees) assert_int_equal(tms_free_address(&watched.fixture->saver, watched.address, NULL), TMS_OK);
     return watched.unmap(address, bytes);
 }
 
@@ -161,7 +161,7 @@ static void a_damaged_segment_is_repaired_without_the_lock_and_may_be_freed_mean
         watched.frees = freeing;
         watched.calls = 0;
         writable(f)->cuMemUnmap = unmap_while_watching;
-        tms_saver_reclaim(&f->saver);
+        tms_reclaim_all(&f->saver);
         writable(f)->cuMemUnmap = watched.unmap;
         assert_int_equal(watched.calls, 1);
         assert_int_equal(physical_bytes(0), 0);
@@ -171,7 +171,7 @@ static void a_damaged_segment_is_repaired_without_the_lock_and_may_be_freed_mean
         assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
         ASSERT_OK(resume_all(f, &error), error);
         assert_filled(address, 2 * MIB, 7);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     }
 }
 
@@ -181,14 +181,14 @@ static void an_allocation_that_cannot_be_undone_is_not_repeated(void **state) {
     tms_counters_t counters;
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemAddressFree", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK); /* something to reclaim */
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK); /* something to reclaim */
     simulator()->clear_counts();
     simulator()->fail_after("cuMemSetAccess", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
     simulator()->fail_after("cuMemUnmap", 0, 2, CUDA_ERROR_UNKNOWN);
     assert_int_equal(try_allocate(f, 4 * MIB, 0, &address, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_string_equal(error.call, "cuMemSetAccess");
     assert_int_equal(simulator()->calls("cuMemCreate"), 1);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_handles, 1);
     assert_int_equal(counters.quarantined_ranges, 2);
     ASSERT_OK(pause_all(f, &error), error);
@@ -232,7 +232,7 @@ static void a_range_released_in_spite_of_an_error_is_dropped(void **state) {
     lying.again = address;
     lying.frees = 0;
     writable(f)->cuMemAddressFree = free_and_deny;
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     writable(f)->cuMemAddressFree = lying.free;
     writable(f)->cuMemAddressReserve = reserve_again;
     ASSERT_OK(try_allocate(f, 2 * MIB, 0, &second, &error), error);
@@ -241,11 +241,11 @@ static void a_range_released_in_spite_of_an_error_is_dropped(void **state) {
     assert_int_equal(lying.frees, 1);
     fill(second, 2 * MIB, 3);
     simulator()->clear_counts();
-    tms_saver_reclaim(&f->saver); /* must not take the range from its new owner */
+    tms_reclaim_all(&f->saver); /* must not take the range from its new owner */
     assert_int_equal(simulator()->calls("cuMemUnmap") + simulator()->calls("cuMemAddressFree"), 0);
     assert_nothing_waits(&f->saver);
     assert_filled(second, 2 * MIB, 3);
-    assert_int_equal(tms_saver_free(&f->saver, second, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, second, &error), TMS_OK);
 }
 
 static CUresult free_deny_and_allocate(CUdeviceptr address, size_t bytes) {
@@ -270,19 +270,19 @@ static void a_range_reused_by_another_owner_is_dropped(void **state) {
         lying.frees = 0;
         if (retried) {
             simulator()->fail_after("cuMemAddressFree", 0, 1, CUDA_ERROR_UNKNOWN);
-            assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+            assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         }
         writable(f)->cuMemAddressFree = free_deny_and_allocate;
         if (retried)
-            tms_saver_reclaim(&f->saver);
+            tms_reclaim_all(&f->saver);
         else
-            assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+            assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         writable(f)->cuMemAddressFree = lying.free;
         assert_int_equal(lying.frees, 1);
         assert_int_equal(watched.address, address);
         assert_nothing_waits(&f->saver);
         fill(address, 2 * MIB, 3); /* the new owner's */
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         watched.address = 0;
     }
 }
@@ -314,9 +314,9 @@ static void a_free_releases_the_devices_lock(void **state) {
     ASSERT_OK(tms_device_locks_acquire(&f->saver.device_locks, 1, NULL, &context, &error), error);
     tms_segment_of(tms_registry_find(&f->saver.registry, address))->exclusive = true;
     simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN); /* also if the driver keeps the memory */
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     assert_int_equal(f->saver.device_locks.device[0].count, 0);
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_nothing_waits(&f->saver);
     assert_int_equal(remove_temporary_directory(directory), 0);
 }
@@ -329,10 +329,10 @@ static void references_to_contexts_are_released_later(void **state) {
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
     tms_devices_leave(&f->devices, 0);
     assert_int_equal(tms_devices_unreleased(&f->devices), 1);
-    assert_true(tms_saver_has_reclaimable(&f->saver));
-    tms_saver_reclaim(&f->saver);
+    assert_true(tms_reclaim_is_needed(&f->saver));
+    tms_reclaim_all(&f->saver);
     assert_int_equal(tms_devices_unreleased(&f->devices), 0);
-    assert_false(tms_saver_has_reclaimable(&f->saver));
+    assert_false(tms_reclaim_is_needed(&f->saver));
 }
 
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)

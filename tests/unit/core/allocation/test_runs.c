@@ -27,10 +27,10 @@ static void a_free_in_a_run_leaves_slack(void **state) {
     assert_int_equal(calls_of_memory(), 0);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 1); /* no allocation gets the memory before that */
     assert_int_equal(physical_bytes(0), NEIGHBOURS * NEIGHBOUR_BYTES);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.slack_bytes, NEIGHBOUR_BYTES);
     assert_int_equal(counters.resident_bytes, (NEIGHBOURS - 1) * NEIGHBOUR_BYTES);
-    assert_int_equal(tms_saver_usage(&f->saver, NULL, TMS_NO_DEVICE, rows, 2), 2);
+    assert_int_equal(tms_inspect_usage(&f->saver, NULL, TMS_NO_DEVICE, rows, 2), 2);
     assert_int_equal(rows[0].slack_bytes, NEIGHBOUR_BYTES);
     assert_int_equal(rows[1].slack_bytes, NEIGHBOUR_BYTES);
     assert_int_equal(rows[0].resident_bytes, (NEIGHBOURS - 1) * NEIGHBOUR_BYTES);
@@ -68,7 +68,7 @@ static void an_allocation_with_a_handle_of_its_own_gets_no_slack(void **state) {
     make_run(f, "a", TMS_BACKUP_NONE, at);
     free_at(f, at[1]);
     tms_region_t region = {.tag = tms_tag_find(&f->regions.tags, "a"), .managed = true, .own_handles = true};
-    ASSERT_OK(tms_saver_allocate(&f->saver, &region, NEIGHBOUR_BYTES, 0, &address, &error), error);
+    ASSERT_OK(tms_allocation_create(&f->saver, &region, NEIGHBOUR_BYTES, 0, &address, &error), error);
     assert_true(address != at[1]);
     assert_int_equal(slack_bytes(f), NEIGHBOUR_BYTES);
 }
@@ -148,11 +148,11 @@ static void memory_freed_during_a_capture_is_no_slack_before_its_end(void **stat
     tms_error_t error;
     uint64_t at[NEIGHBOURS], identity = 0;
     make_run(f, "a", TMS_BACKUP_NONE, at);
-    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &identity, &error), error);
+    ASSERT_OK(tms_captures_begin(&f->saver, NULL, &identity, &error), error);
     free_at(f, at[1]);
     assert_int_equal(slack_bytes(f), 0);
     assert_true(allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES) != at[1]);
-    assert_true(tms_saver_capture_end(&f->saver, identity));
+    assert_true(tms_capture_end_of(&f->saver, identity));
     assert_int_equal(slack_bytes(f), NEIGHBOUR_BYTES);
     assert_int_equal(allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES), at[1]);
 }
@@ -200,7 +200,7 @@ static int32_t reclaim_meanwhile(void *context, tms_live_t *live) {
     (void)live;
     meanwhile->done = true;
     const uint64_t waits = simulator()->calls("cuCtxSynchronize");
-    tms_saver_reclaim(&meanwhile->fixture->saver);
+    tms_reclaim_all(&meanwhile->fixture->saver);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), waits); /* the owner has waited */
     return 1;
 }
@@ -217,14 +217,14 @@ static void the_owner_of_a_run_ends_frees(void **state) {
         simulator()->fail_after("cuCtxSynchronize", 0, 4, CUDA_ERROR_UNKNOWN);
         free_at(f, at[1]);
         free_at(f, at[3]);
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.deferred_frees, 2);
         meanwhile_t meanwhile = {.fixture = f};
         const tms_selection_t selection = {.find_live = reclaim_meanwhile, .live_context = &meanwhile};
         if (fails) simulator()->fail_after("cuMemcpyDtoHAsync", 0, 1, CUDA_ERROR_UNKNOWN);
         assert_int_equal(pause_selected(f, &selection, &error), fails ? TMS_DRIVER : TMS_OK);
         assert_true(meanwhile.done);
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.deferred_frees, 0);
         assert_int_equal(slack_bytes(f), fails ? 2 * NEIGHBOUR_BYTES : 0);
         assert_int_equal(physical_bytes(0), fails ? NEIGHBOURS * NEIGHBOUR_BYTES : 0);
@@ -247,13 +247,13 @@ static void a_run_that_is_not_released_is_quarantined_once(void **state) {
         make_run(f, "a", TMS_BACKUP_NONE, at);
         simulator()->fail_after(calls[i], 0, 1, CUDA_ERROR_UNKNOWN);
         for (int k = 0; k < NEIGHBOURS; k++) free_at(f, at[k]);
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.quarantined_handles, 1);
         assert_int_equal(counters.slack_bytes, 0);
         assert_int_equal(physical_bytes(0), NEIGHBOURS * NEIGHBOUR_BYTES);
         uint64_t next = allocate(f, "a", TMS_BACKUP_NONE, NEIGHBOUR_BYTES);
         if (i == 0) assert_true(next < at[0] || next > at[NEIGHBOURS - 1]); /* something is mapped there */
-        tms_saver_reclaim(&f->saver);
+        tms_reclaim_all(&f->saver);
         assert_nothing_waits(&f->saver);
         assert_int_equal(physical_bytes(0), NEIGHBOUR_BYTES);
         free_at(f, next);
@@ -269,7 +269,7 @@ static void a_driver_that_has_shut_down_leaves_no_run_to_release(void **state) {
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_DEINITIALIZED);
     simulator()->fail_after("cuMemAddressFree", 0, 1, CUDA_ERROR_DEINITIALIZED);
     free_at(f, address);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_handles, 0);
     assert_int_equal(counters.quarantined_ranges, 0);
     /* The simulated driver goes on, and has released nothing. */
@@ -291,7 +291,7 @@ static void damage_is_of_a_run_and_so_is_its_repair(void **state) {
     assert_non_null(strstr(error.message, "3 allocations (6.0 MiB) could not be released"));
     assert_int_equal(simulator()->calls("cuMemUnmap"), 1);
     for (int i = 1; i < NEIGHBOURS; i++) assert_int_equal(state_of(f, at[i]), TMS_SEGMENT_DAMAGED);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.damaged, 3);
     assert_int_equal(counters.quarantined_handles, 1);
     assert_int_equal(counters.slack_bytes, NEIGHBOUR_BYTES); /* it is still mapped */
@@ -299,10 +299,10 @@ static void damage_is_of_a_run_and_so_is_its_repair(void **state) {
     free_at(f, at[1]); /* of a damaged run */
     assert_int_equal(slack_bytes(f), 2 * NEIGHBOUR_BYTES);
     assert_true(allocate(f, "a", TMS_BACKUP_PINNED, NEIGHBOUR_BYTES) != at[1]);
-    tms_saver_reclaim(&f->saver); /* refused again */
+    tms_reclaim_all(&f->saver); /* refused again */
     assert_int_equal(simulator()->calls("cuMemUnmap"), 2);
     assert_int_equal(state_of(f, at[2]), TMS_SEGMENT_DAMAGED);
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_int_equal(simulator()->calls("cuMemUnmap"), 3);
     assert_int_equal(state_of(f, at[2]), TMS_SEGMENT_PAUSED);
     assert_int_equal(state_of(f, at[3]), TMS_SEGMENT_PAUSED);
@@ -339,9 +339,9 @@ static void free_all_but_leave_slack(fixture_t *f, const uint64_t *at) {
     tms_error_t error;
     simulator()->fail_after("cuCtxSynchronize", 0, NEIGHBOURS, CUDA_ERROR_UNKNOWN);
     for (int i = 0; i < NEIGHBOURS; i++) free_at(f, at[i]);
-    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error); /* a look at no segment */
+    ASSERT_OK(tms_peers_refresh(&f->saver, &error), error); /* a look at no segment */
     simulator()->fail_after("cuCtxSynchronize", 1, NEIGHBOURS - 1, CUDA_ERROR_UNKNOWN);
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_int_equal(slack_bytes(f), NEIGHBOUR_BYTES);
 }
 
@@ -386,7 +386,7 @@ static void a_look_gives_access_to_a_run_once(void **state) {
     CUcontext context;
     assert_int_equal(f->cuda->cuDevicePrimaryCtxRetain(&context, 1), CUDA_SUCCESS);
     simulator()->clear_counts();
-    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
+    ASSERT_OK(tms_peers_refresh(&f->saver, &error), error);
     assert_int_equal(simulator()->calls("cuMemSetAccess"), 1);
     assert_int_equal(run_at(f, at[0])->accessible, 3);
     /* Slack comes with the access of its run. */
@@ -404,8 +404,8 @@ static void a_description_is_of_a_run(void **state) {
     uint64_t at[NEIGHBOURS];
     make_run(f, "a", TMS_BACKUP_NONE, at);
     simulator()->clear_counts();
-    ASSERT_OK(tms_saver_export(&f->saver, at[1], &one, &error), error);
-    ASSERT_OK(tms_saver_export(&f->saver, at[2] + MIB, &other, &error), error);
+    ASSERT_OK(tms_export_memory(&f->saver, at[1], &one, &error), error);
+    ASSERT_OK(tms_export_memory(&f->saver, at[2] + MIB, &other, &error), error);
     assert_int_equal(simulator()->calls("cuMemExportToShareableHandle"), 1);
     assert_int_equal(one.address, at[0]);
     assert_int_equal(one.bytes, NEIGHBOURS * NEIGHBOUR_BYTES);

@@ -98,7 +98,7 @@ static CUstream work_on_device_1(fixture_t *f, uint64_t address) {
     const tms_error_context_t context = {.operation = "test", .device = 1};
     CUstream stream = NULL;
     ASSERT_OK(tms_devices_enter(&f->devices, 1, &context, &error), error);
-    ASSERT_OK(tms_saver_refresh_peers(&f->saver, &error), error);
+    ASSERT_OK(tms_peers_refresh(&f->saver, &error), error);
     assert_int_equal(f->cuda->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     assert_int_equal(simulator()->launch_add(stream, address, MIB, 1, OTHER_GATE), CUDA_SUCCESS);
     f->last_gate = OTHER_GATE;

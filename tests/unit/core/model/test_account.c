@@ -35,7 +35,7 @@ static tms_event_level_t levels[LEVELS];
 
 static tms_events_copy_t copy_all(fixture_t *f) {
     tms_events_copy_t copy = {.events = events, .event_room = ROOM, .levels = levels, .level_room = LEVELS};
-    tms_saver_copy_events(&f->saver, &copy);
+    tms_inspect_copy_events(&f->saver, &copy);
     assert_true(copy.level_count <= LEVELS);
     return copy;
 }
@@ -59,7 +59,7 @@ static held_t held_before(const tms_events_copy_t *copy) {
 static held_t held_now(fixture_t *f) {
     static tms_segment_info_t rows[SEGMENTS + 1];
     held_t held = {0};
-    size_t count = tms_saver_segments(&f->saver, rows, SEGMENTS + 1);
+    size_t count = tms_inspect_segments(&f->saver, rows, SEGMENTS + 1);
     for (size_t i = 0; i < count; i++) {
         bool active = rows[i].state == TMS_SEGMENT_ACTIVE;
         add(&held, rows[i].tag, rows[i].device,
@@ -115,7 +115,7 @@ static void damage_is_told(void **state) {
     assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     tms_events_copy_t copy = copy_all(f);
     held_t held = held_after(&copy), nothing = {0}, before = held_before(&copy);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.resident_bytes, 2 * MIB);
     assert_int_equal(held.of[0][0].resident_bytes, 2 * MIB);
     assert_int_equal(held.of[0][0].paused_bytes, 0);
@@ -146,11 +146,11 @@ static void many_tags_are_all_told(void **state) {
         tms_region_t region = {.managed = true};
         uint64_t address = 0;
         ASSERT_OK(tms_tag_intern(&f->regions.tags, name, &region.tag, &error), error);
-        ASSERT_OK(tms_saver_allocate(&f->saver, &region, 1, 0, &address, &error), error);
+        ASSERT_OK(tms_allocation_create(&f->saver, &region, 1, 0, &address, &error), error);
     }
     ASSERT_OK(pause_all(f, &error), error);
     tms_events_copy_t copy = {.events = many, .event_room = 8 * MANY, .levels = levels, .level_room = LEVELS};
-    tms_saver_copy_events(&f->saver, &copy);
+    tms_inspect_copy_events(&f->saver, &copy);
     for (size_t i = 0; i < copy.event_count; i++) {
         if (many[i].kind != TMS_EVENT_MOVE) continue;
         rows++;
@@ -161,14 +161,14 @@ static void many_tags_are_all_told(void **state) {
     assert_in_range(rows, MANY, 2 * MANY);
     /* 3 tags of 30 segments each in turn are 3 events. */
     ASSERT_OK(resume_all(f, &error), error);
-    while (f->saver.registry.first) ASSERT_OK(tms_saver_free(&f->saver, f->saver.registry.first->begin, &error), error);
+    while (f->saver.registry.first) ASSERT_OK(tms_free_address(&f->saver, f->saver.registry.first->begin, &error), error);
     for (int i = 0; i < 90; i++) (void)allocate(f, tags[i % TAGS], TMS_BACKUP_NONE, 1);
     uint64_t begin = f->saver.events.recorded;
     ASSERT_OK(pause_all(f, &error), error);
     assert_int_equal(f->saver.events.recorded - begin, 6 + TAGS);
     copy.level_room = 1; /* too few: the number says so */
     copy.levels = levels;
-    tms_saver_copy_events(&f->saver, &copy);
+    tms_inspect_copy_events(&f->saver, &copy);
     assert_int_equal(copy.level_count, 90);
 }
 

@@ -45,7 +45,7 @@ static bool is_open(int descriptor) { return fcntl(descriptor, F_GETFD) >= 0; }
 static tms_export_t export(fixture_t *f, uint64_t address) {
     tms_export_t exported = {.descriptor = -1};
     tms_error_t error;
-    ASSERT_OK(tms_saver_export(&f->saver, address, &exported, &error), error);
+    ASSERT_OK(tms_export_memory(&f->saver, address, &exported, &error), error);
     return exported;
 }
 
@@ -66,7 +66,7 @@ static void memory_is_exported_once(void **state) {
     tms_export_t another = export(f, other);
     assert_int_not_equal(another.descriptor, first.descriptor);
     assert_int_not_equal(another.generation, first.generation);
-    assert_int_equal(tms_saver_free(&f->saver, address, NULL), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, address, NULL), TMS_OK);
     assert_false(is_open(first.descriptor));
     assert_true(is_open(another.descriptor));
     assert_int_equal(physical_bytes(0), 2 * MIB);
@@ -125,18 +125,18 @@ static void memory_that_is_not_resident_is_refused(void **state) {
     tms_export_t exported = {.descriptor = 77};
     tms_error_t error;
     uint64_t address = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
-    assert_int_equal(tms_saver_export(&f->saver, 77, &exported, &error), TMS_NOT_MANAGED);
+    assert_int_equal(tms_export_memory(&f->saver, 77, &exported, &error), TMS_NOT_MANAGED);
 
     CUstream stream = launch_behind_gate(f, 1, address);
     held_pause_t held;
     begin_pause(&held, f, "weights");
-    assert_int_equal(tms_saver_export(&f->saver, address, &exported, &error), TMS_INVALID_STATE);
+    assert_int_equal(tms_export_memory(&f->saver, address, &exported, &error), TMS_INVALID_STATE);
     assert_non_null(strstr(error.message, "this memory is being paused, resumed or repaired"));
     simulator()->open_gate(1);
     join_pause(&held);
     destroy_stream(f, stream);
 
-    assert_int_equal(tms_saver_export(&f->saver, address, &exported, &error), TMS_INVALID_STATE);
+    assert_int_equal(tms_export_memory(&f->saver, address, &exported, &error), TMS_INVALID_STATE);
     assert_non_null(strstr(error.message, "this memory is paused. Share it after its resume"));
     assert_non_null(strstr(error.message, "tag 'weights'"));
     assert_int_equal(exported.descriptor, 77);
@@ -152,9 +152,9 @@ static void memory_that_stays_damaged_is_refused(void **state) {
     assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_DAMAGED);
     assert_false(is_open(descriptor)); /* the pause was committed */
-    assert_int_equal(tms_saver_export(&f->saver, address, &exported, &error), TMS_INVALID_STATE);
+    assert_int_equal(tms_export_memory(&f->saver, address, &exported, &error), TMS_INVALID_STATE);
     assert_non_null(strstr(error.message, "this memory is damaged"));
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
 }
 
@@ -176,7 +176,7 @@ static void a_failed_export_leaves_nothing(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemExportToShareableHandle", 0, 1, CUDA_ERROR_OPERATING_SYSTEM);
-    assert_int_equal(tms_saver_export(&f->saver, address, &exported, &error), TMS_DRIVER);
+    assert_int_equal(tms_export_memory(&f->saver, address, &exported, &error), TMS_DRIVER);
     assert_string_equal(error.call, "cuMemExportToShareableHandle");
     assert_int_equal(exported.descriptor, 77);
     for (size_t i = 0; i < sizeof f->saver.descriptors.open / sizeof(uint64_t); i++)
@@ -192,7 +192,7 @@ static void a_device_that_cannot_export_is_named(void **state) {
     devices.device[0].exportable = false;
     atomic_store(&f->devices.table, &devices);
     uint64_t address = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
-    assert_int_equal(tms_saver_export(&f->saver, address, &exported, &error), TMS_INVALID_STATE);
+    assert_int_equal(tms_export_memory(&f->saver, address, &exported, &error), TMS_INVALID_STATE);
     assert_non_null(strstr(error.message, "cannot export this device's memory as a file descriptor"));
     assert_non_null(strstr(error.message, "tensor.cpu()"));
     assert_int_equal(simulator()->calls("cuMemExportToShareableHandle"), 0);
@@ -205,7 +205,7 @@ static void a_forked_child_exports_nothing(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
     atomic_store(&f->saver.forked, true);
-    assert_int_equal(tms_saver_export(&f->saver, address, &exported, &error), TMS_FORKED);
+    assert_int_equal(tms_export_memory(&f->saver, address, &exported, &error), TMS_FORKED);
     atomic_store(&f->saver.forked, false);
 }
 

@@ -52,10 +52,10 @@ static void an_allocation_names_the_paused_memory(void **state) {
     tms_region_t region = tms_saver_settings(&f->saver);
     allocate_tags(f, (const char *[]){"kv_cache"}, 1, 1);
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_ILLEGAL_ADDRESS);
-    assert_int_equal(tms_saver_allocate(&f->saver, &region, MIB, 0, &address, &error), TMS_DEVICE_LOST);
+    assert_int_equal(tms_allocation_create(&f->saver, &region, MIB, 0, &address, &error), TMS_DEVICE_LOST);
     assert_ends_with(&error, "'kv_cache' 2.0 MiB.");
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_saver_allocate(&f->saver, &region, MIB, 0, &address, &error), TMS_DRIVER);
+    assert_int_equal(tms_allocation_create(&f->saver, &region, MIB, 0, &address, &error), TMS_DRIVER);
     assert_null(strstr(error.message, "were paused")); /* the device is not lost */
 }
 
@@ -67,7 +67,7 @@ static void a_pending_resume_names_the_paused_memory(void **state) {
     const tms_selection_t all = {.zero = 1};
     allocate_tags(f, (const char *[]){"kv_cache"}, 1, 1);
     lose_the_device();
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &all, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &all, &pending, &error), error);
     assert_int_equal(tms_pending_wait(pending, NULL, NULL, &report, &error), TMS_DEVICE_LOST);
     assert_ends_with(&error, "'kv_cache' 2.0 MiB.");
     tms_pending_release(pending);

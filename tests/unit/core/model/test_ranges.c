@@ -52,7 +52,7 @@ static void a_range_that_is_not_needed_any_more_goes_back(void **state) {
     give_addresses(f, segments[FIRST + 1], &late);
     assert_ptr_equal(segments[FIRST + 1]->piece->range, segments[FIRST]->piece->range);
     assert_int_equal(f->saver.kinds->space.reserved_bytes, SEGMENTS * SMALL);
-    for (int i = 0; i < SEGMENTS; i++) (void)tms_saver_release_segment(&f->saver, segments[i], tms_quiesced_without_users());
+    for (int i = 0; i < SEGMENTS; i++) (void)tms_free_release_segment(&f->saver, segments[i], tms_quiesced_without_users());
     assert_int_equal(simulator()->calls("cuMemAddressFree"), simulator()->calls("cuMemAddressReserve"));
 }
 
@@ -67,7 +67,7 @@ static void a_refused_range_is_tried_with_the_size_of_the_segment(void **state) 
     give_addresses(f, segments[FIRST], f->cuda);
     assert_int_equal(simulator()->failures_fired(), 1);
     assert_int_equal(f->saver.kinds->space.reserved_bytes, (FIRST + 1) * SMALL);
-    for (int i = 0; i <= FIRST; i++) (void)tms_saver_release_segment(&f->saver, segments[i], tms_quiesced_without_users());
+    for (int i = 0; i <= FIRST; i++) (void)tms_free_release_segment(&f->saver, segments[i], tms_quiesced_without_users());
 }
 
 int main(void) {

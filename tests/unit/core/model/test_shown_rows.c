@@ -110,7 +110,7 @@ static uint64_t compare(fixture_t *f) {
     static tms_segment_info_t rows[SEGMENTS + 1];
     uint64_t slack = 0;
     const tms_shared_page_contents_t page = look(f);
-    size_t count = tms_saver_segments(&f->saver, rows, SEGMENTS + 1);
+    size_t count = tms_inspect_segments(&f->saver, rows, SEGMENTS + 1);
     for (int t = 0; t < TAGS; t++) {
         for (int device = 0; device < DEVICES; device++) {
             tms_shared_page_row_t sum = {0};
@@ -222,7 +222,7 @@ typedef struct held_free {
 
 static void *run_free(void *argument) {
     held_free_t *held = argument;
-    held->status = tms_saver_free(&held->fixture->saver, held->address, NULL);
+    held->status = tms_free_address(&held->fixture->saver, held->address, NULL);
     return NULL;
 }
 
@@ -255,7 +255,7 @@ static void it_counts_failures(void **state) {
     allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
     ASSERT_OK(tms_tag_intern(&f->regions.tags, "kv_cache", &tag, &error), error);
     const tms_region_t region = {.tag = tag, .managed = true};
-    assert_int_equal(tms_saver_allocate(&f->saver, &region, 4 * GIB, 1, &address, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(tms_allocation_create(&f->saver, &region, 4 * GIB, 1, &address, &error), TMS_OUT_OF_DEVICE_MEMORY);
     ASSERT_OK(pause_all(f, &error), error);
     simulator()->fail_after("cuMemCreate", 0, 1, CUDA_ERROR_OUT_OF_MEMORY);
     assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
@@ -275,7 +275,7 @@ static void it_shows_damaged_allocations(void **state) {
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_not_equal(pause_all(f, &error), TMS_OK);
     assert_int_equal(look(f).rows[0].damaged, 1);
-    tms_saver_reclaim(&f->saver); /* repairs it: it is paused */
+    tms_reclaim_all(&f->saver); /* repairs it: it is paused */
     assert_int_equal(look(f).rows[0].damaged, 0);
     (void)compare(f);
 }

@@ -8,14 +8,14 @@ enum { ROWS = 16 };
 
 static uint64_t peak_of_tag(fixture_t *f, const char *tag) {
     tms_usage_info_t rows[ROWS];
-    assert_int_equal(tms_saver_usage(&f->saver, tag, TMS_NO_DEVICE, rows, ROWS), 2);
+    assert_int_equal(tms_inspect_usage(&f->saver, tag, TMS_NO_DEVICE, rows, ROWS), 2);
     assert_string_equal(rows[0].tag, tag);
     return rows[0].resident_peak_bytes;
 }
 
 static uint64_t peak_of_all(fixture_t *f) {
     tms_counters_t counters;
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     return counters.resident_peak_bytes;
 }
 
@@ -31,9 +31,9 @@ static void a_peak_is_the_most_that_was_mapped_at_once(void **state) {
     assert_int_equal(peak_of_tag(f, "b"), 4 * MIB);
     assert_int_equal(resume_tag(f, "a", NULL), TMS_OK);
     assert_int_equal(peak_of_all(f), 8 * MIB);
-    assert_int_equal(tms_saver_free(&f->saver, first, NULL), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, first, NULL), TMS_OK);
     assert_int_equal(peak_of_all(f), 8 * MIB);
-    tms_saver_reset_peaks(&f->saver);
+    tms_inspect_reset_peaks(&f->saver);
     assert_int_equal(peak_of_all(f), 4 * MIB);
     assert_int_equal(peak_of_tag(f, "b"), 4 * MIB);
     (void)allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB); /* which had no memory when the peaks were reset */
@@ -44,7 +44,7 @@ static void a_resume_that_is_undone_raises_no_peak(void **state) {
     fixture_t *f = *state;
     (void)allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB);
     assert_int_equal(pause_all(f, NULL), TMS_OK);
-    tms_saver_reset_peaks(&f->saver);
+    tms_inspect_reset_peaks(&f->saver);
     simulator()->fail_after("cuMemSetAccess", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(resume_all(f, NULL), TMS_DRIVER);
     assert_int_equal(peak_of_all(f), 0);
@@ -68,7 +68,7 @@ static void rows_are_tags_and_then_devices(void **state) {
     (void)allocate_on(f, 1, "a", TMS_BACKUP_NONE, 2 * MIB);
     (void)allocate_on(f, 0, "b", TMS_BACKUP_NONE, 2 * MIB);
     assert_int_equal(pause_tag(f, "a", NULL), TMS_OK);
-    assert_int_equal(tms_saver_usage(&f->saver, NULL, TMS_NO_DEVICE, rows, ROWS), 4);
+    assert_int_equal(tms_inspect_usage(&f->saver, NULL, TMS_NO_DEVICE, rows, ROWS), 4);
     assert_string_equal(rows[0].tag, "a");
     assert_int_equal(rows[0].allocations, 2);
     assert_int_equal(rows[0].bytes, 5 * MIB);
@@ -93,14 +93,14 @@ static void a_tag_or_a_device_can_be_selected(void **state) {
     (void)allocate_on(f, 0, "a", TMS_BACKUP_NONE, 4 * MIB);
     (void)allocate_on(f, 1, "a", TMS_BACKUP_NONE, 2 * MIB);
     (void)allocate_on(f, 1, "b", TMS_BACKUP_NONE, 2 * MIB);
-    assert_int_equal(tms_saver_usage(&f->saver, "a", 1, rows, ROWS), 2);
+    assert_int_equal(tms_inspect_usage(&f->saver, "a", 1, rows, ROWS), 2);
     assert_string_equal(rows[0].tag, "a");
     assert_int_equal(rows[0].resident_bytes, 2 * MIB);
     assert_int_equal(rows[1].device, 1);
     assert_int_equal(rows[1].allocations, 1);
-    assert_int_equal(tms_saver_usage(&f->saver, NULL, 0, rows, ROWS), 2);
+    assert_int_equal(tms_inspect_usage(&f->saver, NULL, 0, rows, ROWS), 2);
     assert_int_equal(rows[0].allocations, 1);
-    assert_int_equal(tms_saver_usage(&f->saver, "never", TMS_NO_DEVICE, rows, ROWS), 0);
+    assert_int_equal(tms_inspect_usage(&f->saver, "never", TMS_NO_DEVICE, rows, ROWS), 0);
 }
 
 static void rows_beyond_the_capacity_are_counted_and_not_written(void **state) {
@@ -111,8 +111,8 @@ static void rows_beyond_the_capacity_are_counted_and_not_written(void **state) {
         (void)allocate(f, tag, TMS_BACKUP_NONE, 2 * MIB);
         (void)allocate(f, tag, TMS_BACKUP_NONE, 2 * MIB);
     }
-    assert_int_equal(tms_saver_usage(&f->saver, NULL, TMS_NO_DEVICE, NULL, 0), 4);
-    assert_int_equal(tms_saver_usage(&f->saver, NULL, TMS_NO_DEVICE, rows, 1), 4);
+    assert_int_equal(tms_inspect_usage(&f->saver, NULL, TMS_NO_DEVICE, NULL, 0), 4);
+    assert_int_equal(tms_inspect_usage(&f->saver, NULL, TMS_NO_DEVICE, rows, 1), 4);
     assert_int_equal(rows[0].allocations, 2);
     assert_int_equal(rows[1].allocations, 77);
 }
@@ -123,7 +123,7 @@ static void damaged_memory_is_neither_resident_nor_paused(void **state) {
     (void)allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(pause_all(f, NULL), TMS_DRIVER);
-    assert_int_equal(tms_saver_usage(&f->saver, NULL, TMS_NO_DEVICE, rows, ROWS), 2);
+    assert_int_equal(tms_inspect_usage(&f->saver, NULL, TMS_NO_DEVICE, rows, ROWS), 2);
     assert_int_equal(rows[0].damaged_bytes, 2 * MIB);
     assert_int_equal(rows[0].resident_bytes + rows[0].paused_bytes, 0);
 }
@@ -141,8 +141,8 @@ static void calls_are_summed_up(void **state) {
     simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_not_equal(pause_all(f, &error), TMS_OK);
     tms_region_t region = tms_saver_settings(&f->saver);
-    assert_int_not_equal(tms_saver_allocate(&f->saver, &region, UINT64_MAX, 0, &address, &error), TMS_OK);
-    tms_saver_counters(&f->saver, &counters);
+    assert_int_not_equal(tms_allocation_create(&f->saver, &region, UINT64_MAX, 0, &address, &error), TMS_OK);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.pauses_total, 2);
     assert_int_equal(counters.pause_bytes_total, 8 * MIB);
     assert_int_equal(counters.pause_copied_bytes_total, 8 * MIB);
@@ -157,7 +157,7 @@ static void calls_are_summed_up(void **state) {
 
 static tms_usage_info_t row_of(fixture_t *f, const char *tag, int device, size_t index) {
     tms_usage_info_t rows[ROWS];
-    assert_true(tms_saver_usage(&f->saver, tag, device, rows, ROWS) > index);
+    assert_true(tms_inspect_usage(&f->saver, tag, device, rows, ROWS) > index);
     return rows[index];
 }
 
@@ -171,10 +171,10 @@ static void memory_of_deferred_frees_is_counted(void **state) {
     uint64_t paused = allocate(f, "paused", TMS_BACKUP_NONE, 2 * MIB);
     (void)allocate(f, "b", TMS_BACKUP_NONE, 8 * MIB);
     ASSERT_OK(pause_tag(f, "paused", &error), error);
-    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &capture, &error), error);
-    for (size_t i = 0; i < 3; i++) ASSERT_OK(tms_saver_free(&f->saver, freed[i], &error), error);
-    ASSERT_OK(tms_saver_free(&f->saver, paused, &error), error); /* holds no memory */
-    tms_saver_counters(&f->saver, &counters);
+    ASSERT_OK(tms_captures_begin(&f->saver, NULL, &capture, &error), error);
+    for (size_t i = 0; i < 3; i++) ASSERT_OK(tms_free_address(&f->saver, freed[i], &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, paused, &error), error); /* holds no memory */
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.deferred_frees, 3);
     assert_int_equal(counters.deferred_bytes, 12 * MIB);
     assert_int_equal(counters.resident_bytes, 8 * MIB);
@@ -185,8 +185,8 @@ static void memory_of_deferred_frees_is_counted(void **state) {
     assert_int_equal(row_of(f, "b", TMS_NO_DEVICE, 0).deferred_bytes, 6 * MIB);
     assert_int_equal(row_of(f, "b", TMS_NO_DEVICE, 0).resident_bytes, 8 * MIB);
     assert_int_equal(row_of(f, NULL, 1, 1).deferred_bytes, 4 * MIB); /* the device */
-    (void)tms_saver_capture_end(&f->saver, capture);
-    tms_saver_counters(&f->saver, &counters);
+    (void)tms_capture_end_of(&f->saver, capture);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.deferred_bytes, 0);
     assert_int_equal(physical_bytes(0) + physical_bytes(1), 8 * MIB);
     assert_int_equal(row_of(f, "b", TMS_NO_DEVICE, 0).deferred_bytes, 0);

@@ -58,7 +58,7 @@ static void every_operation_of_a_pause_may_fail(void **state) {
         assert_int_equal(report.copied_bytes, 4 * BYTES);
         for (uint32_t k = 0; k < 2; k++) assert_filled(others[k], BYTES, 1 + k);
         for (uint32_t k = 0; k < 2; k++) assert_filled(own[k], BYTES, 3 + k);
-        assert_int_equal(tms_saver_free(&f->saver, others[1], &error), TMS_OK); /* and its file, which would stay */
+        assert_int_equal(tms_free_address(&f->saver, others[1], &error), TMS_OK); /* and its file, which would stay */
         others[1] = allocate_filled(f, "a", TMS_BACKUP_DISK, 2);
     }
 }
@@ -98,18 +98,18 @@ static void resources_that_a_store_cannot_release_are_quarantined(void **state) 
             if (end == 3) atomic_store(&f->saver.host_policy, TMS_HOST_RETAIN);
             ASSERT_OK(pause_all(f, &error), error);
             if (end != 2) ASSERT_OK(resume_all(f, &error), error); /* discard, unless it is retained */
-            if (end == 2) assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK); /* destroy */
-            if (end == 3) ASSERT_OK(pause_selected(f, &to_host, &error), error);                /* commit */
+            if (end == 2) assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK); /* destroy */
+            if (end == 3) ASSERT_OK(pause_selected(f, &to_host, &error), error);                  /* commit */
         }
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.quarantined_other, 1);
         assert_int_equal(atomic_load(&f->heap.blocks), 1);
-        tms_saver_reclaim(&f->saver);
+        tms_reclaim_all(&f->saver);
         assert_at_rest(f, 0);
         atomic_store(&f->saver.host_policy, TMS_HOST_RELEASE);
         if (end == 3) ASSERT_OK(resume_all(f, &error), error);
         if (end != 2) assert_filled(address, BYTES, 1);
-        if (end != 2) assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        if (end != 2) assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     }
 }
 
@@ -119,7 +119,7 @@ static void a_free_of_paused_memory_releases_its_backup(void **state) {
     uint64_t first = allocate_filled(f, "a", HEAP_BACKUP, 1), second = allocate_filled(f, "a", HEAP_BACKUP, 2);
     ASSERT_OK(pause_all(f, &error), error);
     assert_at_rest(f, 2);
-    assert_int_equal(tms_saver_free(&f->saver, first, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, first, &error), TMS_OK);
     assert_at_rest(f, 1);
     ASSERT_OK(resume_all(f, &error), error);
     assert_filled(second, BYTES, 2);
@@ -134,7 +134,7 @@ static void a_free_during_a_pause_is_carried_out_at_its_end(void **state) {
     uint64_t busy = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     CUstream stream = launch_behind_gate(f, 1, busy);
     begin_pause(&held, f, "a");
-    assert_int_equal(tms_saver_free(&f->saver, freed, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, freed, &error), TMS_OK);
     simulator()->open_gate(1);
     join_pause(&held);
     assert_at_rest(f, 1);

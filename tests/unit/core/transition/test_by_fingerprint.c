@@ -150,7 +150,7 @@ static void all_devices_are_read_in_one_pass(void **state) {
     assert_int_equal(named.count, 1);
     resume(f);
     for (int device = 0; device < 2; device++) assert_filled(address[device], BYTES, 7);
-    for (int device = 0; device < 2; device++) ASSERT_OK(tms_saver_free(&f->saver, address[device], &error), error);
+    for (int device = 0; device < 2; device++) ASSERT_OK(tms_free_address(&f->saver, address[device], &error), error);
 }
 
 /* A check of a pause plans as the pause would. */
@@ -161,14 +161,14 @@ static void a_check_computes_fingerprints_and_keeps_nothing(void **state) {
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_SHARED, BYTES, 1);
     uint64_t other = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
     simulator()->clear_counts();
-    ASSERT_OK(tms_transition_check_pause(&f->saver, &all, &error), error);
+    ASSERT_OK(tms_pause_check(&f->saver, &all, &error), error);
     assert_int_equal(launches(), 1);
     assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), 0);
     assert_planned(1, 1);
     assert_null(copy_of(f, address));
     assert_int_equal(named.count, 0);
     cycle_copying(f, 2 * BYTES, 0);
-    ASSERT_OK(tms_transition_check_pause(&f->saver, &all, &error), error);
+    ASSERT_OK(tms_pause_check(&f->saver, &all, &error), error);
     assert_filled(address, BYTES, 1);
     assert_filled(other, BYTES, 1);
     assert_nothing_waits(&f->saver);
@@ -316,7 +316,7 @@ static void each_device_checks_its_own_segments(void **state) {
     }
     resume(f);
     for (int device = 0; device < 2; device++) assert_filled(address[device], BYTES, (uint32_t)device);
-    for (int device = 0; device < 2; device++) ASSERT_OK(tms_saver_free(&f->saver, address[device], &error), error);
+    for (int device = 0; device < 2; device++) ASSERT_OK(tms_free_address(&f->saver, address[device], &error), error);
 }
 
 /* No stream may rely on the memory before it is checked, so the resume can be undone. */
@@ -328,12 +328,12 @@ static void a_resume_in_the_background_checks_before_it_is_ready(void **state) {
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_SHARED, BYTES, 1);
     pause_copying(f, BYTES, 0);
     damage(f, address, 1);
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &all, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &all, &pending, &error), error);
     assert_int_equal(tms_pending_wait(pending, NULL, NULL, NULL, &error), TMS_BACKUP_IO);
     tms_pending_release(pending);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
     damage(f, address, 1);
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &all, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &all, &pending, &error), error);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
     tms_pending_release(pending);
     assert_filled(address, BYTES, 1);
@@ -385,7 +385,7 @@ static void other_stores_pay_nothing(void **state) {
     tms_error_t error;
     uint64_t shared = allocate_filled(f, "a", TMS_BACKUP_SHARED, BYTES, 1);
     cycle_copying(f, BYTES, 0); /* the key is set */
-    ASSERT_OK(tms_saver_free(&f->saver, shared, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, shared, &error), error);
     retain(f);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         uint64_t address = allocate_filled(f, "a", kinds[i], BYTES, 1);
@@ -395,7 +395,7 @@ static void other_stores_pay_nothing(void **state) {
             assert_int_equal(simulator()->calls("cuStreamSynchronize"), 1);
             assert_int_equal(simulator()->calls("cuStreamCreate"), 1);
         }
-        ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+        ASSERT_OK(tms_free_address(&f->saver, address, &error), error);
     }
 }
 

@@ -41,7 +41,7 @@ static void a_capture_waits_for_the_call_in_flight(void **state) {
     ASSERT_OK(script.capture.status, script.capture.error);
     assert_int_equal(script.capture.state, TMS_SEGMENT_PAUSED); /* and not still PAUSING */
     assert_int_equal(resume_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
-    (void)tms_saver_capture_end(&f->saver, 0);
+    (void)tms_capture_end_of(&f->saver, 0);
     ASSERT_OK(resume_all(f, &error), error);
     destroy_stream(f, stream);
 }
@@ -66,7 +66,7 @@ static void a_waiting_capture_does_not_hold_the_turn(void **state) {
     bool paused = script.pause.status == TMS_OK;
     if (!paused) assert_int_equal(script.pause.status, TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(state_of(f, other), paused ? TMS_SEGMENT_PAUSED : TMS_SEGMENT_ACTIVE);
-    (void)tms_saver_capture_end(&f->saver, 0);
+    (void)tms_capture_end_of(&f->saver, 0);
     ASSERT_OK(pause_all(f, &error), error);
     destroy_stream(f, stream);
 }
@@ -82,7 +82,7 @@ static void *begin_capture_on(void *argument) {
     other_t *other = argument;
     int stream = 0; /* any unique address serves as a stream */
     tms_capture_begun_t begun;
-    other->status = tms_saver_capture_begin_on(&other->fixture->saver, &stream, &begun, &other->error);
+    other->status = tms_captures_begin_on(&other->fixture->saver, &stream, &begun, &other->error);
     other->must_not_begin = begun.must_not_begin;
     return NULL;
 }
@@ -141,7 +141,7 @@ static void a_capture_does_not_wait_for_a_callback_that_waits_for_it(void **stat
 
 static int32_t begin_inside(void *context) {
     other_t *other = context;
-    other->status = tms_saver_capture_begin(&other->fixture->saver, NULL, NULL, &other->error);
+    other->status = tms_captures_begin(&other->fixture->saver, NULL, NULL, &other->error);
     simulator()->open_gate(GATE);
     return 0;
 }
@@ -186,7 +186,7 @@ static void a_capture_while_a_resume_waits_for_memory(void **state) {
     assert_int_equal(resume_selected(f, &selection, &error), TMS_CAPTURE_IN_PROGRESS);
     ASSERT_OK(script.capture.status, script.capture.error);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);
-    (void)tms_saver_capture_end(&f->saver, 0);
+    (void)tms_capture_end_of(&f->saver, 0);
     ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, 40 * MIB, 1);
 }

@@ -13,7 +13,7 @@ typedef struct late {
     tms_error_t error;
 } late_t;
 
-/* Announced directly: tms_saver_capture_begin would wait for the call that holds the turn. */
+/* Announced directly: tms_captures_begin would wait for the call that holds the turn. */
 static int32_t capture_and_end_the_other(void *context) {
     late_t *late = context;
     if (late->asked++ > 0) return 0;
@@ -57,7 +57,7 @@ static void a_capture_that_began_while_a_pause_waited_for_its_turn(void **state)
     assert_int_equal(late.capture_status, TMS_OK);
     assert_int_equal(late.pause_status, TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
-    (void)tms_saver_capture_end(&f->saver, 0);
+    (void)tms_capture_end_of(&f->saver, 0);
     destroy_stream(f, stream);
 }
 
@@ -179,7 +179,7 @@ static void the_callers_stream_is_queried_even_if_only_a_free_waits(void **state
     tms_driver_table_t *driver = (tms_driver_table_t *)(uintptr_t)f->cuda; /* the next setup loads another */
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     assert_false(tms_saver_has_segments(&f->saver));
     simulator()->clear_counts();
     driver->cuStreamIsCapturing = say_capturing;

@@ -48,7 +48,7 @@ static void what_has_not_changed_is_not_copied(void **state) {
             resume(f);
             assert_filled(address, BYTES, 1);
         }
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     }
 }
 
@@ -121,7 +121,7 @@ static void each_device_has_its_own_kernel(void **state) {
     resume(f);
     subtract_one(address[1]);
     for (int device = 0; device < 2; device++) assert_filled(address[device], BYTES, (uint32_t)device);
-    for (int device = 0; device < 2; device++) ASSERT_OK(tms_saver_free(&f->saver, address[device], &error), error);
+    for (int device = 0; device < 2; device++) ASSERT_OK(tms_free_address(&f->saver, address[device], &error), error);
 }
 
 /* A module ends with its context. The next one has another key, so that all fingerprints differ. */
@@ -313,7 +313,7 @@ static void a_copy_that_was_only_read_is_not_copied_again(void **state) {
     retain(f);
     uint64_t address = allocate_filled(f, "a", TMS_BACKUP_PINNED, BYTES, 1);
     cycle_copying(f, BYTES, 0);
-    ASSERT_OK(tms_saver_read_only_backup(&f->saver, address, BYTES, &buffer, &host, &error), error);
+    ASSERT_OK(tms_inspect_read_only_backup(&f->saver, address, BYTES, &buffer, &host, &error), error);
     assert_non_null(host);
     tms_host_buffer_drop(buffer);
     cycle_copying(f, 0, BYTES);
@@ -378,7 +378,7 @@ static void without_the_kernel_everything_is_copied(void **state) {
         resume(f);
         cycle_copying(f, 0, BYTES);
         assert_filled(address, BYTES, 1);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     }
 }
 

@@ -8,12 +8,12 @@ static const uint64_t BYTES = 4 * MIB;
 
 static tms_status_t check(fixture_t *f, tms_error_t *error) {
     const tms_selection_t all = {.tags = NULL};
-    return tms_transition_check_pause(&f->saver, &all, error);
+    return tms_pause_check(&f->saver, &all, error);
 }
 
 static tms_counters_t counters_of(fixture_t *f) {
     tms_counters_t counters = {0};
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     return counters;
 }
 
@@ -103,11 +103,11 @@ static void only_what_the_pause_keeps_needs_room(void **state) {
     const uint64_t before = *cap;
     *cap = BYTES / 2;
     ASSERT_OK(check(f, &error), error);
-    ASSERT_OK(tms_transition_check_pause(&f->saver, &known, &error), error);
-    ASSERT_OK(tms_transition_check_pause(&f->saver, &preserving, &error), error);
-    assert_int_equal(tms_transition_check_pause(&f->saver, &whole, &error), TMS_OUT_OF_HOST_MEMORY);
+    ASSERT_OK(tms_pause_check(&f->saver, &known, &error), error);
+    ASSERT_OK(tms_pause_check(&f->saver, &preserving, &error), error);
+    assert_int_equal(tms_pause_check(&f->saver, &whole, &error), TMS_OUT_OF_HOST_MEMORY);
     *cap = BYTES / 4;
-    assert_int_equal(tms_transition_check_pause(&f->saver, &preserving, &error), TMS_OUT_OF_HOST_MEMORY);
+    assert_int_equal(tms_pause_check(&f->saver, &preserving, &error), TMS_OUT_OF_HOST_MEMORY);
     *cap = before;
     assert_nothing_is_kept(f);
 }
@@ -132,7 +132,7 @@ static void retained_backups_are_their_own_room(void **state) {
         assert_int_equal(report.unchanged_bytes, BYTES);
         ASSERT_OK(resume_all(f, &error), error);
         assert_filled(address, BYTES, 1);
-        ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+        ASSERT_OK(tms_free_address(&f->saver, address, &error), error);
     }
 }
 
@@ -145,7 +145,7 @@ static int32_t free_and_tell_nothing(void *context, tms_live_t *live) {
     const to_free_t *what = context;
     tms_error_t error;
     (void)live;
-    ASSERT_OK(tms_saver_free(&what->fixture->saver, what->address, &error), error);
+    ASSERT_OK(tms_free_address(&what->fixture->saver, what->address, &error), error);
     return 1;
 }
 
@@ -154,7 +154,7 @@ static void memory_that_is_freed_meanwhile_is_free_afterwards(void **state) {
     tms_error_t error;
     to_free_t what = {.fixture = f, .address = allocate(f, "a", TMS_BACKUP_PINNED, BYTES)};
     const tms_selection_t freeing = {.find_live = free_and_tell_nothing, .live_context = &what};
-    ASSERT_OK(tms_transition_check_pause(&f->saver, &freeing, &error), error);
+    ASSERT_OK(tms_pause_check(&f->saver, &freeing, &error), error);
     assert_int_equal(counters_of(f).allocations, 0);
     assert_nothing_is_kept(f);
 }

@@ -22,7 +22,7 @@ static void a_pause_may_choose_another_place(void **state) {
             assert_int_equal(atomic_load(&f->saver.stores.disk.total) > 0, choices[k] == TMS_BACKUP_DISK);
             assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes) > 0,
                              choices[k] == TMS_BACKUP_PINNED || choices[k] == TMS_BACKUP_MMAP);
-            ASSERT_OK(tms_saver_find(&f->saver, address, &row), error);
+            ASSERT_OK(tms_inspect_find(&f->saver, address, &row), error);
             assert_int_equal(row.backup, regions[i]); /* the region's setting stays */
             ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
             if (kept)
@@ -38,7 +38,7 @@ static void a_pause_may_choose_another_place(void **state) {
             assert_int_equal(report.copied_bytes, regions[i] == TMS_BACKUP_NONE ? 0 : 2 * MIB);
             ASSERT_OK(resume_all(f, &error), error);
             if (regions[i] != TMS_BACKUP_NONE) assert_filled(address, 2 * MIB, 50 + i);
-            assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+            assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
             assert_int_equal(counters_of(f).disk_backup_bytes, 0);
         }
     }
@@ -67,7 +67,7 @@ static void a_discarded_pause_drops_retained_backups(void **state) {
     uint64_t address = allocate_retained(f, 1);
     assert_int_equal(counters_of(f).host_backup_bytes, 2 * MIB);
     ASSERT_OK(pause_selected(f, &discard, &error), error);
-    ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
+    ASSERT_OK(tms_inspect_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
     assert_null(host);
     assert_int_equal(counters_of(f).host_resident_bytes, FINGERPRINTS);
     assert_int_equal(counters_of(f).host_pooled_bytes, FINGERPRINTS);
@@ -86,7 +86,7 @@ static void a_failed_pause_keeps_retained_backups(void **state) {
     simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(pause_selected(f, &to_disk, &error), TMS_DRIVER);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
-    ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
+    ASSERT_OK(tms_inspect_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
     assert_filled((uint64_t)host, 2 * MIB, 1);
     tms_host_buffer_drop(buffer);
     assert_int_equal(counters_of(f).disk_backup_bytes, 0);
@@ -146,7 +146,7 @@ static void the_narrowest_policy_counts(void **state) {
         uint64_t address = 0;
         atomic_store(&f->saver.host_policy, cases[i].process);
         ASSERT_OK(tms_region_from_settings(&f->regions, &settings, &region, &error), error);
-        ASSERT_OK(tms_saver_allocate(&f->saver, &region, 2 * MIB, 0, &address, &error), error);
+        ASSERT_OK(tms_allocation_create(&f->saver, &region, 2 * MIB, 0, &address, &error), error);
         fill(address, 2 * MIB, 1);
         ASSERT_OK(pause_all(f, &error), error);
         ASSERT_OK(resume_selected(f, &selection, &error), error);
@@ -155,7 +155,7 @@ static void the_narrowest_policy_counts(void **state) {
         assert_int_equal(counters.host_backup_bytes, cases[i].backup);
         assert_int_equal(counters.host_pooled_bytes, cases[i].pooled);
         assert_int_equal(counters.host_resident_bytes, cases[i].backup + cases[i].pooled);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         tms_host_store_set_pool_limit(&f->saver.stores.host, 0); /* empties it */
         assert_int_equal(counters_of(f).host_resident_bytes, 0);
         tms_host_store_set_pool_limit(&f->saver.stores.host, UINT64_MAX);
@@ -237,7 +237,7 @@ static void a_failure_on_one_device_fails_the_call_on_all(void **state) {
             ASSERT_OK(resume_all(f, &error), error);
             for (uint32_t k = 0; k < 2; k++) {
                 assert_filled(addresses[k], 2 * MIB, k);
-                assert_int_equal(tms_saver_free(&f->saver, addresses[k], &error), TMS_OK);
+                assert_int_equal(tms_free_address(&f->saver, addresses[k], &error), TMS_OK);
             }
         }
     }

@@ -46,11 +46,11 @@ static void only_live_bytes_are_kept(void **state) {
         ASSERT_OK(pause_knowing(f, &knowledge, &report, &error), error);
         assert_int_equal(knowledge.waits, 1); /* called after the wait for the devices */
         assert_int_equal(report.copied_bytes, kept + bytes);
-        ASSERT_OK(tms_saver_host_backup(&f->saver, thinned + 100, 128 * KIB - 100, &buffer, &host, &error), error);
+        ASSERT_OK(tms_inspect_host_backup(&f->saver, thinned + 100, 128 * KIB - 100, &buffer, &host, &error), error);
         assert_non_null(host);
         assert_memory_equal(host, (uint8_t *)buffer->memory + 100, 1);
         tms_host_buffer_drop(buffer);
-        ASSERT_OK(tms_saver_host_backup(&f->saver, thinned + 100, 128 * KIB, &buffer, &host, &error), error);
+        ASSERT_OK(tms_inspect_host_backup(&f->saver, thinned + 100, 128 * KIB, &buffer, &host, &error), error);
         assert_null(host); /* not kept whole */
         ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
         assert_int_equal(report.copied_bytes, kept + bytes);
@@ -128,7 +128,7 @@ static void ranges_are_cut_to_the_segment(void **state) {
         assert_filled_part(address, 0, MIB, 1);
         assert_poisoned(address + MIB, 2 * MIB);
         assert_filled_part(address, 3 * MIB, MIB, 1);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     }
 }
 

@@ -40,7 +40,7 @@ static void a_resume_keeps_the_targets_of_copies_in_flight_mapped(void **state) 
     assert_int_equal(state_of(f, first), TMS_SEGMENT_DAMAGED);
     assert_int_equal(state_of(f, second), TMS_SEGMENT_DAMAGED);
     assert_int_equal(physical_bytes(0), 2 * BYTES);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.damaged, 2);
     assert_int_equal(counters.host_backup_bytes, 2 * BYTES); /* nothing is lost */
     assert_int_equal(counters.quarantined_other, 1);         /* the stream */
@@ -139,22 +139,22 @@ static void a_pause_keeps_host_memory_with_copies_in_flight(void **state) {
         assert_int_equal(pause_all(f, &error), TMS_DRIVER);
         assert_int_equal(state_of(f, first), TMS_SEGMENT_ACTIVE);
         assert_filled(second, BYTES, 2);
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_true(counters.host_backup_bytes >= BYTES);
         assert_int_equal(counters.host_pooled_bytes, 0);
         assert_int_equal(counters.quarantined_host, 1);
         assert_int_equal(counters.quarantined_other, 1);
         release_copies();
-        tms_saver_reclaim(&f->saver);
+        tms_reclaim_all(&f->saver);
         assert_nothing_waits(&f->saver);
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.host_backup_bytes, 0);
         ASSERT_OK(pause_all(f, &error), error);
         ASSERT_OK(resume_all(f, &error), error);
         assert_filled(first, BYTES, 1);
         assert_filled(second, BYTES, 2);
-        assert_int_equal(tms_saver_free(&f->saver, first, &error), TMS_OK);
-        assert_int_equal(tms_saver_free(&f->saver, second, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, first, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, second, &error), TMS_OK);
         tms_host_store_set_pool_limit(&f->saver.stores.host, 0);
         tms_host_store_settle(&f->saver.stores.host);
     }
@@ -180,16 +180,16 @@ static void memory_of_any_store_stays_while_copies_are_in_flight(void **state) {
         assert_int_equal(atomic_load(&f->heap.blocks), 2);
         assert_int_equal(atomic_load(&f->heap.relays), 1);
         assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.quarantined_other, 1); /* the stream, and what the copier holds */
         assert_int_equal(counters.quarantined_host, 1);
         if (tries > 0) break;
         simulator()->fail_after("cuStreamSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-        tms_saver_reclaim(&f->saver);
+        tms_reclaim_all(&f->saver);
         settle_host_memory(&f->saver);
     }
     release_copies();
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_nothing_waits(&f->saver);
     assert_int_equal(atomic_load(&f->heap.blocks), 0);
     assert_int_equal(atomic_load(&f->heap.relays), 0);
@@ -216,19 +216,19 @@ static void the_disks_staging_buffers_stay_while_they_are_in_use(void **state) {
     assert_int_equal(pause_all(f, &error), TMS_DRIVER);
     assert_int_equal(simulator()->calls("cuMemHostUnregister"), 0);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_host, 1);
     simulator()->usage(0, &usage);
     assert_true(usage.host_bytes > 0);
     release_copies();
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_nothing_waits(&f->saver);
     simulator()->usage(0, &usage);
     assert_int_equal(usage.host_bytes, 0);
     ASSERT_OK(pause_all(f, &error), error);
     ASSERT_OK(resume_all(f, &error), error);
     assert_filled(address, BYTES, 1);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     assert_int_equal(remove_temporary_directory(directory), 0);
 }
 

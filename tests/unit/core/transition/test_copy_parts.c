@@ -258,7 +258,7 @@ static void the_mark_of_a_pending_resume_is_behind_all_parts(void **state) {
     ASSERT_OK(pause_thinned(&world, &error), error);
     simulator()->trace(ON);
     simulator()->clear_counts();
-    ASSERT_OK(tms_transition_resume_begin(&world.fixture->saver, &everything, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&world.fixture->saver, &everything, &pending, &error), error);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
     read_steps(steps);
     simulator()->trace(OFF);

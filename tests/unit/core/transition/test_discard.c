@@ -34,7 +34,7 @@ static uint64_t allocate_paused(fixture_t *f, const char *tag, tms_backup_kind_t
 
 static void assert_no_backups(fixture_t *f) {
     tms_counters_t counters;
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.host_backup_bytes, 0);
     assert_int_equal(counters.disk_backup_bytes, 0);
 }
@@ -48,7 +48,7 @@ static void assert_given_up(fixture_t *f, uint64_t address) {
     ASSERT_OK(resume_with_report(f, ALL_TAGS, &report, &error), error);
     assert_int_equal(report.copied_bytes, 0);
     assert_poisoned(address, BYTES);
-    assert_int_equal(tms_saver_find(&f->saver, address, &info), TMS_OK);
+    assert_int_equal(tms_inspect_find(&f->saver, address, &info), TMS_OK);
     assert_int_equal(info.contents, TMS_CONTENTS_UNDEFINED);
 }
 
@@ -70,7 +70,7 @@ static void every_kind_of_backup_is_given_up(void **state) {
         ASSERT_OK(pause_tag(f, "a", &error), error);
         ASSERT_OK(resume_tag(f, "a", &error), error);
         assert_filled(address, BYTES, 2);
-        ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+        ASSERT_OK(tms_free_address(&f->saver, address, &error), error);
     }
 }
 
@@ -92,7 +92,7 @@ static void a_lost_file_is_given_up(void **state) {
         ASSERT_OK(discard(f, "a", &error), error);
         assert_no_backups(f);
         assert_given_up(f, address);
-        ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+        ASSERT_OK(tms_free_address(&f->saver, address, &error), error);
     }
 }
 
@@ -102,7 +102,7 @@ static void the_memory_may_be_zeroed_or_freed(void **state) {
     const tms_selection_t zeroing = {.zero = 1};
     uint64_t freed = allocate_paused(f, "a", TMS_BACKUP_PINNED, 1), kept = allocate_paused(f, "a", TMS_BACKUP_DISK, 2);
     ASSERT_OK(discard(f, ALL_TAGS, &error), error);
-    ASSERT_OK(tms_saver_free(&f->saver, freed, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, freed, &error), error);
     ASSERT_OK(resume_selected(f, &zeroing, &error), error);
     for (uint64_t i = 0; i < BYTES; i++) assert_int_equal(((const unsigned char *)kept)[i], 0);
 }
@@ -153,12 +153,12 @@ static void a_retained_copy_is_given_up(void **state) {
     uint64_t address = allocate_paused(f, "a", TMS_BACKUP_PINNED, 1);
     ASSERT_OK(resume_all(f, &error), error);
     ASSERT_OK(pause_all(f, &error), error);
-    ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &buffer, &host, &error), error);
+    ASSERT_OK(tms_inspect_host_backup(&f->saver, address, BYTES, &buffer, &host, &error), error);
     assert_non_null(host);
     ASSERT_OK(discard(f, ALL_TAGS, &error), error);
     assert_filled((uint64_t)host, BYTES, 1);
     tms_host_buffer_drop(buffer);
-    ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &buffer, &host, &error), error);
+    ASSERT_OK(tms_inspect_host_backup(&f->saver, address, BYTES, &buffer, &host, &error), error);
     assert_null(host);
     assert_no_backups(f);
     assert_given_up(f, address);
@@ -197,9 +197,9 @@ static void a_failed_pause_gives_nothing_up(void **state) {
     assert_filled(resident, BYTES, 2);
     uint64_t capture = 0;
     ASSERT_OK(pause_all(f, &error), error);
-    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &capture, &error), error);
+    ASSERT_OK(tms_captures_begin(&f->saver, NULL, &capture, &error), error);
     assert_int_equal(discard(f, ALL_TAGS, &error), TMS_CAPTURE_IN_PROGRESS);
-    (void)tms_saver_capture_end(&f->saver, capture);
+    (void)tms_capture_end_of(&f->saver, capture);
     ASSERT_OK(resume_all(f, &error), error);
     assert_filled(paused, BYTES, 1);
 }

@@ -119,7 +119,7 @@ static void what_is_not_kept_comes_back_as_the_guard_byte(void **state) {
         assert_guard_bytes(address + 2 * MIB, MIB);
         assert_filled_part(address, 3 * MIB, MIB + 512, 1);
         assert_guard_bytes(address + 4 * MIB + 512, 2 * MIB - 512);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     }
 }
 
@@ -140,7 +140,7 @@ static void a_resume_in_the_background_fills_before_streams_go_on(void **state) 
     const tms_selection_t all = {.tags = NULL};
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, 4 * MIB);
     ASSERT_OK(pause_all(f, &error), error);
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &all, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &all, &pending, &error), error);
     ASSERT_OK(tms_pending_wait_stream(pending, NULL, NULL, NULL, &error), error);
     const tms_error_context_t context = {.operation = "test", .device = 0};
     ASSERT_OK(tms_devices_enter(&f->devices, 0, &context, &error), error);
@@ -200,11 +200,11 @@ static void the_page_lives_as_long_as_something_is_guarded(void **state) {
     ASSERT_OK(resume_tag(f, "b", &error), error);
     assert_guard_bytes(a, 4 * MIB);
     simulator()->clear_counts();
-    assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, a, &error), TMS_OK);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 1); /* for late reads */
     assert_int_equal(simulator()->calls("cuMemUnmap"), 1);
     assert_guard_bytes(c, 2 * MIB);
-    assert_int_equal(tms_saver_free(&f->saver, c, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, c, &error), TMS_OK);
     assert_int_equal(physical_bytes(0), 2 * MIB);
     assert_null(f->saver.guard.of[0].page);
     ASSERT_OK(pause_all(f, &error), error); /* a new one */

@@ -20,7 +20,7 @@ static void allocate_both(fixture_t *f, uint64_t *addresses) {
 
 static void free_both(fixture_t *f, const uint64_t *addresses) {
     tms_error_t error;
-    for (int i = 0; i < SEGMENTS; i++) assert_int_equal(tms_saver_free(&f->saver, addresses[i], &error), TMS_OK);
+    for (int i = 0; i < SEGMENTS; i++) assert_int_equal(tms_free_address(&f->saver, addresses[i], &error), TMS_OK);
     assert_int_equal(physical_bytes(0), 0);
     assert_int_equal(counters_of(f).guarded_bytes, 0);
     assert_nothing_waits(&f->saver);
@@ -89,7 +89,7 @@ static void a_part_that_could_not_be_undone_is_unmapped_later(void **state) {
         assert_int_equal(counters_of(f).guarded_bytes, PAGE);
         if (!freed) ASSERT_OK(resume_all(f, &error), error);
         if (!freed) assert_guard_bytes(address, BYTES);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         assert_int_equal(physical_bytes(0), 0);
         assert_int_equal(counters_of(f).guarded_bytes, 0);
         assert_nothing_waits(&f->saver);
@@ -174,10 +174,10 @@ static void a_free_that_cannot_unmap_the_page_is_retried(void **state) {
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES);
     ASSERT_OK(pause_all(f, &error), error);
     simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     assert_int_equal(counters_of(f).quarantined_ranges, 1);
     assert_int_equal(counters_of(f).guarded_bytes, BYTES);
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_int_equal(counters_of(f).guarded_bytes, 0);
     assert_int_equal(physical_bytes(0), 0);
     assert_nothing_waits(&f->saver);
@@ -189,11 +189,11 @@ static void a_free_during_a_capture_is_deferred(void **state) {
     tms_error_t error;
     uint64_t identity = 0, address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES);
     ASSERT_OK(pause_all(f, &error), error);
-    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &identity, &error), error);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    ASSERT_OK(tms_captures_begin(&f->saver, NULL, &identity, &error), error);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     assert_int_equal(counters_of(f).deferred_frees, 1);
     assert_guard_bytes(address, BYTES);
-    assert_true(tms_saver_capture_end(&f->saver, identity));
+    assert_true(tms_capture_end_of(&f->saver, identity));
     assert_int_equal(counters_of(f).guarded_bytes, 0);
     assert_nothing_waits(&f->saver);
 }

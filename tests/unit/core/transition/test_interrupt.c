@@ -93,7 +93,7 @@ static void a_free_from_a_callback_is_finished_at_the_end(void **state) {
         asker.stop = false;
         ASSERT_OK(pause_selected(f, &selection, &error), error);
         assert_int_equal(physical_bytes(0), 0);
-        assert_int_equal(tms_saver_free(&f->saver, kept, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, kept, &error), TMS_OK);
         destroy_stream(f, stream);
     }
 }
@@ -159,7 +159,7 @@ static void a_copy_is_cancelled_between_chunks(void **state) {
         asker.stop = false;
         ASSERT_OK(resume_selected(f, &selection, &error), error);
         assert_filled(address, COPIED * MIB + 5, i);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     }
 }
 

@@ -14,7 +14,7 @@ static void a_free_does_not_delay_cancellation(void **state) {
         asker_t asker = {.fixture = f, .address = call == 0 ? freed : 0, .stop = true};
         tms_selection_t selection = asking(&asker);
         assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.deferred_frees, 1);
         assert_int_equal(state_of(f, kept), TMS_SEGMENT_ACTIVE);
         assert_int_equal(physical_bytes(0), 4 * MIB);
@@ -43,7 +43,7 @@ static void quarantined_host_memory_does_not_delay_cancellation(void **state) {
     asker_t asker = {.stop = true};
     tms_selection_t selection = asking(&asker);
     assert_int_equal(pause_selected(f, &selection, &error), TMS_INTERRUPTED);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.quarantined_host, 1); /* a thread waits with it */
     ASSERT_OK(resume_tag(f, "b", &error), error);   /* needs no resource of the device */
     assert_int_equal(state_of(f, other), TMS_SEGMENT_ACTIVE);
@@ -77,7 +77,7 @@ static void staging_memory_does_not_delay_cancellation(void **state) {
     release_copies();
     ASSERT_OK(resume_tag(f, "a", &error), error);
     assert_filled(address, COPIED * MIB, 1);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK); /* its file stays until then */
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK); /* its file stays until then */
     assert_nothing_held(f);
     destroy_stream(f, stream);
 }
@@ -148,7 +148,7 @@ static int32_t use_second_device(void *context) {
     if (!begins(asker) || asker->asked > 1) return false;
     asker->results[0] =
         (tms_status_t)asker->fixture->cuda->cuDevicePrimaryCtxRetain(&primary, asker->fixture->topology->device[1].handle);
-    asker->results[1] = tms_saver_refresh_peers(&asker->fixture->saver, &asker->error);
+    asker->results[1] = tms_peers_refresh(&asker->fixture->saver, &asker->error);
     return asker->stop;
 }
 

@@ -123,10 +123,10 @@ static void a_kind_that_was_sent_gets_no_runs(void **state) {
     uint64_t at[NEIGHBOURS], other[NEIGHBOURS];
     make_run(f, "a", TMS_BACKUP_NONE, at);
     make_run(f, "b", TMS_BACKUP_NONE, other);
-    ASSERT_OK(tms_saver_export(&f->saver, at[1], &exported, &error), error);
+    ASSERT_OK(tms_export_memory(&f->saver, at[1], &exported, &error), error);
     assert_int_equal(exported.bytes, NEIGHBOURS * NEIGHBOUR_BYTES); /* it lies in that run already */
     for (int i = 0; i < 2; i++) assert_int_equal(handles_of_cycle(f), NEIGHBOURS + 1);
-    ASSERT_OK(tms_saver_export(&f->saver, at[1], &exported, &error), error);
+    ASSERT_OK(tms_export_memory(&f->saver, at[1], &exported, &error), error);
     assert_int_equal(exported.address, at[1]);
     assert_int_equal(exported.bytes, NEIGHBOUR_BYTES);
 }
@@ -308,13 +308,13 @@ static void an_allocation_names_the_slack_of_others(void **state) {
     ASSERT_OK(tms_tag_intern(&f->regions.tags, "b", &tag, &error), error);
     const tms_region_t region = {.tag = tag, .managed = true};
     const uint64_t room = 256 * MIB - physical_bytes(0);
-    assert_int_equal(tms_saver_allocate(&f->saver, &region, room + NEIGHBOUR_BYTES, 0, &address, &error),
+    assert_int_equal(tms_allocation_create(&f->saver, &region, room + NEIGHBOUR_BYTES, 0, &address, &error),
                      TMS_OUT_OF_DEVICE_MEMORY);
     assert_non_null(strstr(error.message, "4.0 MiB are slack"));
     assert_non_null(strstr(error.message, "'a' 4.0 MiB"));
     assert_non_null(strstr(error.message, "pause(tag, backup=\"host\") and resume(tag)"));
     assert_int_equal(handles_of_cycle(f), 2);
-    ASSERT_OK(tms_saver_allocate(&f->saver, &region, room + NEIGHBOUR_BYTES, 0, &address, &error), error);
+    ASSERT_OK(tms_allocation_create(&f->saver, &region, room + NEIGHBOUR_BYTES, 0, &address, &error), error);
 }
 
 static void a_resume_names_the_slack_of_others(void **state) {
@@ -354,7 +354,7 @@ static void a_resume_that_leaves_damage_names_slack(void **state) {
     assert_int_equal(state_of(f, large), TMS_SEGMENT_PAUSED);
     assert_non_null(strstr(error.message, "2.0 MiB are slack"));
     assert_int_equal(simulator()->take_memory(0, -taken), 0);
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
 }
 
 #define ONE_DEVICE(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)

@@ -51,7 +51,7 @@ static void no_progress_is_reported_in_the_background(void **state) {
     tms_pending_t *pending = NULL;
     const tms_selection_t selection = {.on_progress = count_calls, .on_progress_context = &calls};
     uint64_t address = paused(f, "a", TMS_BACKUP_PINNED, 20);
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &selection, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &selection, &pending, &error), error);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
     assert_int_equal(calls, 0);
     assert_filled(address, BYTES, 20);
@@ -115,7 +115,7 @@ static void a_later_pause_is_left_alone(void **state) {
     uint64_t before = paused(f, "b", TMS_BACKUP_NONE, 1);
     ASSERT_OK(tms_pending_create(&f->saver, &selection, &pending, &context, &error), error);
     uint64_t later = paused(f, "a", TMS_BACKUP_NONE, 2);
-    ASSERT_OK(tms_transition_resume_pending(&f->saver, pending, &report, &error), error);
+    ASSERT_OK(tms_resume_run_pending(&f->saver, pending, &report, &error), error);
     assert_int_equal(report.allocations, 1);
     assert_int_equal(state_of(f, before), TMS_SEGMENT_ACTIVE);
     assert_int_equal(state_of(f, later), TMS_SEGMENT_PAUSED);
@@ -180,7 +180,7 @@ static void a_failure_is_reported_by_wait_and_undone(void **state) {
         assert_int_equal(physical_bytes(0), 0);
         ASSERT_OK(resume_tag(f, "a", &error), error);
         assert_filled(address, BYTES, 4);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     }
 }
 
@@ -251,7 +251,7 @@ static void a_stream_waits_for_memory_without_contents(void **state) {
     const tms_selection_t patient = {.timeout_seconds = 3600};
     CUstream stream = enter_and_make_stream(f);
     hoard_t hoard = pause_many(f, 0, addresses);
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &patient, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &patient, &pending, &error), error);
     ASSERT_OK(tms_pending_wait_stream(pending, stream, give_it_back, &hoard, &error), error);
     for (int i = 0; i < MANY; i++) assert_int_equal(simulator()->launch_add(stream, addresses[i], MIB, 1, 0), 0);
     assert_int_equal(f->cuda->cuStreamSynchronize(stream), CUDA_SUCCESS);
@@ -272,7 +272,7 @@ static void several_streams_wait_for_zeros(void **state) {
     const tms_selection_t zeroing = {.zero = 1};
     for (int i = 0; i < STREAMS; i++) streams[i] = enter_and_make_stream(f);
     hold_copies();
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &zeroing, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &zeroing, &pending, &error), error);
     simulator()->clear_counts();
     for (int i = 0; i < STREAMS; i++) {
         ASSERT_OK(tms_pending_wait_stream(pending, streams[i], NULL, NULL, &error), error);
@@ -298,7 +298,7 @@ static void a_stream_waits_for_every_device(void **state) {
     simulator()->set_poison_limit(MANY * BYTES); /* a resume may back all of them by one run */
     CUstream stream = enter_and_make_stream(f);
     hoard_t hoard = pause_many(f, 1, empty);
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &patient, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &patient, &pending, &error), error);
     ASSERT_OK(tms_pending_wait_stream(pending, stream, give_it_back, &hoard, &error), error);
     assert_int_equal(physical_bytes(1), MANY * BYTES);
     ASSERT_OK(tms_pending_wait(pending, NULL, NULL, NULL, &error), error);
@@ -334,7 +334,7 @@ static void out_of_memory_is_undone_although_a_stream_is_to_wait(void **state) {
     rest_t rest = {.bytes = (MANY - 1) * BYTES}; /* none is left for the last allocation */
     hold_copies();
     simulator()->clear_counts();
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &all, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &all, &pending, &error), error);
     tms_status_t status = tms_pending_wait_stream(pending, stream, release_after_the_rest, &rest, &error);
     release_copies();
     assert_int_equal(status, TMS_OUT_OF_DEVICE_MEMORY);
@@ -364,7 +364,7 @@ static void a_stream_cannot_wait_for_an_incomplete_resume(void **state) {
     const tms_selection_t all = {0};
     tms_pending_t *pending = NULL;
     rest_t rest = {.bytes = 0};
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &all, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &all, &pending, &error), error);
     tms_status_t status = tms_pending_wait_stream(pending, stream, release_after_the_rest, &rest, &error);
     release_copies();
     assert_int_equal(status, TMS_DRIVER);

@@ -24,7 +24,7 @@ static void events_that_cannot_be_destroyed_are_quarantined(void **state) {
     simulator()->fail_after("cuEventDestroy", 0, 1, CUDA_ERROR_UNKNOWN);
     tms_pending_release(pending);
     assert_int_equal(tms_quarantine_held(&f->saver.quarantine, TMS_QUARANTINE_OTHER), 1);
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
 }
 
@@ -37,7 +37,7 @@ static void the_end_of_the_process_cancels_it(void **state) {
     simulator()->take_memory(0, (int64_t)(256 * MIB)); /* it waits for memory that is never freed */
     const tms_selection_t selection = {.timeout_seconds = 3600};
     tms_pending_t *pending = NULL;
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &selection, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &selection, &pending, &error), error);
     tms_pending_resumes_close(&f->saver.pending_resumes, INFINITY);
     assert_int_equal(tms_pending_wait(pending, NULL, NULL, NULL, &error), TMS_INTERRUPTED);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSED);

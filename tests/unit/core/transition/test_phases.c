@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "core/model/inspect.h"
-#include "core/transition/peek.h"
+#include "core/transition/guard_bytes.h"
 #include "support.h"
 
 enum { ROOM = 128, GATE = 1, LONG_SECONDS = 600 };
@@ -25,7 +25,7 @@ static int two_devices(void **state) {
 /* The events since the last call of this function, in `events`; returns their number. */
 static size_t new_events(fixture_t *f) {
     tms_events_copy_t copy = {.events = events, .event_room = ROOM};
-    tms_saver_copy_events(&f->saver, &copy);
+    tms_inspect_copy_events(&f->saver, &copy);
     size_t count = (size_t)(copy.recorded - seen);
     assert_true(count <= copy.event_count);
     memmove(events, events + copy.event_count - count, count * sizeof *events);
@@ -104,7 +104,7 @@ static void plain_calls(void **state) {
     assert_int_equal(events[6].call, 2);
     ASSERT_OK(resume_tag(f, "kv", &error), error); /* nothing to do */
     assert_string_equal(told(f), "begin turn end");
-    ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, address, &error), error);
     assert_string_equal(told(f), "free:kv@0");
     assert_int_equal(events[0].address, address);
     assert_true(events[0].change.resident_bytes == 0 - 4 * MIB);
@@ -172,7 +172,7 @@ static void the_wait_of_a_count_is_a_phase(void **state) {
     const tms_selection_t selection = {0};
     const tms_live_range_t range = {address, address + MIB};
     (void)new_events(f);
-    ASSERT_OK(tms_transition_count_guard_bytes(&f->saver, &selection, &range, 1, &count, &error), error);
+    ASSERT_OK(tms_guard_bytes_count(&f->saver, &selection, &range, 1, &count, &error), error);
     assert_int_not_equal(count, TMS_NOT_RESIDENT);
     assert_string_equal(told(f), "begin turn synchronize end");
 }
@@ -187,7 +187,7 @@ static void failures_are_events(void **state) {
     ASSERT_OK(tms_tag_intern(&f->regions.tags, "large", &region.tag, &error), error);
     (void)allocate(f, "kv", TMS_BACKUP_NONE, 2 * MIB);
     (void)new_events(f);
-    assert_int_equal(tms_saver_allocate(&f->saver, &region, GIB, 0, &none, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    assert_int_equal(tms_allocation_create(&f->saver, &region, GIB, 0, &none, &error), TMS_OUT_OF_DEVICE_MEMORY);
     assert_string_equal(told(f), "allocate:large@0!4");
     assert_int_equal(events[0].bytes, GIB);
     assert_int_equal(events[0].change.resident_bytes, 0);
@@ -262,7 +262,7 @@ static void events_are_read_during_a_pause(void **state) {
     begin_pause(&held, f, "kv");
     assert_string_equal(told(f), "begin turn");
     tms_error_t error;
-    ASSERT_OK(tms_saver_free(&f->saver, address, &error), error); /* the pause finishes it */
+    ASSERT_OK(tms_free_address(&f->saver, address, &error), error); /* the pause finishes it */
     simulator()->open_gate(GATE);
     join_pause(&held);
     assert_string_equal(told(f), "synchronize plan unmap move:kv@0 free:kv@0 end");
@@ -279,8 +279,8 @@ static void cycle(fixture_t *f) {
     uint64_t kept = allocate(f, "weights", TMS_BACKUP_PINNED, 2 * MIB), dropped = allocate(f, "kv", TMS_BACKUP_NONE, MIB);
     ASSERT_OK(pause_all(f, &error), error);
     ASSERT_OK(resume_all(f, &error), error);
-    ASSERT_OK(tms_saver_free(&f->saver, kept, &error), error);
-    ASSERT_OK(tms_saver_free(&f->saver, dropped, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, kept, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, dropped, &error), error);
     settle_host_memory(&f->saver);
 }
 

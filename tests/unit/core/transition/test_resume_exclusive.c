@@ -76,7 +76,7 @@ static void the_lock_is_released_with_the_last_resumed_segment(void **state) {
     ASSERT_OK(pause_all(f, &error), error);
     tms_selection_t selection = {.exclusive = 1};
     ASSERT_OK(resume_selected(f, &selection, &error), error);
-    assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, a, &error), TMS_OK);
     assert_int_equal(try_lock(&other), TMS_DEVICE_LOCKED);
     ASSERT_OK(pause_tag(f, "b", &error), error);
     assert_int_equal(try_lock(&other), TMS_OK);
@@ -97,7 +97,7 @@ static void the_lock_is_released_after_the_memory(void **state) {
         unlocking.held_bytes = 0;
         unlocking.watched = true;
         if (!is_free) ASSERT_OK(pause_all(f, &error), error);
-        for (size_t i = 0; i < 2; i++) assert_int_equal(tms_saver_free(&f->saver, addresses[i], &error), TMS_OK);
+        for (size_t i = 0; i < 2; i++) assert_int_equal(tms_free_address(&f->saver, addresses[i], &error), TMS_OK);
         unlocking.watched = false;
         assert_int_equal(unlocking.count, 1);
         assert_int_equal(unlocking.held_bytes, 0);
@@ -153,7 +153,7 @@ static void a_failed_resume_keeps_no_lock(void **state) {
     assert_int_equal(try_lock(&other), TMS_OK);
     tms_device_locks_release(&other, 1);
     ASSERT_OK(resume_selected(f, &selection, &error), error);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     assert_int_equal(try_lock(&other), TMS_OK);
     tms_device_locks_release(&other, 1);
     ASSERT_OK(resume_selected(f, &selection, &error), error); /* nothing to resume: no lock is taken */
@@ -187,7 +187,7 @@ static void a_segment_has_one_share_at_most(void **state) {
     assert_shares(f, 1);
     ASSERT_OK(resume_selected(f, &selection, &error), error);
     assert_shares(f, 2);
-    tms_saver_retain_lock(&f->saver, tms_segment_of(tms_registry_find(&f->saver.registry, a)));
+    tms_free_retain_lock(&f->saver, tms_segment_of(tms_registry_find(&f->saver.registry, a)));
     assert_shares(f, 2);
     ASSERT_OK(pause_all(f, &error), error);
     assert_shares(f, 0);

@@ -32,7 +32,7 @@ static void it_continues_when_the_memory_is_free(void **state) {
     assert_filled(a, 40 * MIB, 1);
     assert_filled(b, 40 * MIB, 2);
     tms_counters_t counters;
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.failures_total, 0);
     assert_int_equal(counters.resumes_total, 1);
 }
@@ -62,8 +62,8 @@ static void a_timeout_reports_the_missing_memory(void **state) {
         assert_int_equal(simulator()->take_memory(0, -(int64_t)(TAKEN * MIB)), 0);
         ASSERT_OK(resume_all(f, &error), error);
         assert_filled(a, 40 * MIB, 1);
-        assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
-        assert_int_equal(tms_saver_free(&f->saver, b, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, a, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, b, &error), TMS_OK);
     }
 }
 
@@ -123,7 +123,7 @@ static int32_t free_and_be_refused(void *context) {
     if (simulator()->calls("cuMemGetInfo") == 0) return 0;
     if (others->asked++ > 0) return others->asked > ENOUGH_QUESTIONS;
     simulator()->fail_after("cuCtxSynchronize", 0, 1, CUDA_ERROR_UNKNOWN);
-    assert_int_equal(tms_saver_free(&others->fixture->saver, others->free_address, NULL), TMS_OK);
+    assert_int_equal(tms_free_address(&others->fixture->saver, others->free_address, NULL), TMS_OK);
     return 0;
 }
 

@@ -65,7 +65,7 @@ static void a_pause_that_fails_before_it_copies_keeps_the_contents(void **state)
         }
         assert_renewed(f, address, view.host, 3);
         tms_host_buffer_drop(view.buffer);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         assert_int_equal(buffer_bytes(f), 0);
     }
 }
@@ -216,7 +216,7 @@ static void memory_without_contents_is_released_with_its_policy_or_its_allocatio
             assert_filled(address, BYTES, 2);
             assert_int_equal(buffer_bytes(f), 0);
         }
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         assert_int_equal(buffer_bytes(f), 0);
     }
 }
@@ -240,7 +240,7 @@ static void memory_without_contents_is_released_when_a_pause_saves_elsewhere(voi
         assert_int_equal(buffer_bytes(f), 0);
         ASSERT_OK(resume_all(f, &error), error);
         if (choices[i] == TMS_BACKUP_DISK) assert_filled(address, BYTES, 2);
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     }
     assert_int_equal(remove_temporary_directory(directory), 0);
 }

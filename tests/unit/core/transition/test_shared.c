@@ -106,9 +106,9 @@ static void a_free_gives_up_the_object(void **state) {
     const uint64_t one = allocate_filled(f, "a", KEPT, BYTES, 1), two = allocate_filled(f, "a", KEPT, BYTES, 1);
     pause_copying(f, BYTES, BYTES);
     settle(f); /* it is registered */
-    ASSERT_OK(tms_saver_free(&f->saver, one, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, one, &error), error);
     assert_objects(1);
-    ASSERT_OK(tms_saver_free(&f->saver, two, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, two, &error), error);
     assert_objects(0);
     settle(f);
     assert_int_equal(held(f), 0);
@@ -172,7 +172,7 @@ static void a_registration_that_could_not_be_ended_is_ended_later(void **state) 
     settle(f);
     assert_int_equal(simulator()->failures_fired(), 1);
     simulator()->fail_after("cuMemHostUnregister", 0, 1, CUDA_ERROR_UNKNOWN);
-    ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, address, &error), error);
     settle(f);
     assert_int_equal(simulator()->failures_fired(), 2);
     assert_objects(0);
@@ -237,7 +237,7 @@ static void a_damaged_object_fails_the_resume(void **state) {
         assert_string_equal(only_object().text, name.text);
         ASSERT_OK(resume_tag(f, "b", &error), error);
         assert_filled(other, BYTES, 1);
-        ASSERT_OK(tms_saver_free(&f->saver, other, &error), error);
+        ASSERT_OK(tms_free_address(&f->saver, other, &error), error);
         assert_objects(0);
         flip("../again"); /* the damage is undone */
         assert_int_equal(unlink(again), 0);
@@ -295,7 +295,7 @@ static uint64_t begin_other(fixture_t *f, other_t *other) {
     const uint64_t address = allocate_filled(f, "a", KEPT, BYTES, 1);
     cycle_copying(f, BYTES, 0);
     other->name = only_object();
-    ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, address, &error), error);
     settle(f);
     assert_objects(0);
     ASSERT_OK(tms_shared_folder_open(&other->folder, folder, &f->log, &nowhere, &error), error);
@@ -455,10 +455,10 @@ static void a_check_of_a_pause_changes_nothing(void **state) {
     tms_error_t error;
     const tms_selection_t all = {0};
     allocate_filled(f, "a", KEPT, BYTES, 1);
-    ASSERT_OK(tms_transition_check_pause(&f->saver, &all, &error), error);
+    ASSERT_OK(tms_pause_check(&f->saver, &all, &error), error);
     assert_objects(0);
     cycle_copying(f, BYTES, 0);
-    ASSERT_OK(tms_transition_check_pause(&f->saver, &all, &error), error);
+    ASSERT_OK(tms_pause_check(&f->saver, &all, &error), error);
     assert_objects(1);
     cycle_copying(f, 0, BYTES);
 }

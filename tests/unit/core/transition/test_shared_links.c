@@ -5,7 +5,8 @@
 #include <errno.h>
 
 #include "captured_stderr.h"
-#include "core/transition/node.h"
+#include "core/transition/adopt.h"
+#include "core/transition/publish.h"
 
 static int refused_descriptor = -1; /* names of this directory cannot be removed */
 static bool refuses_directories;    /* no directory can be removed */
@@ -39,8 +40,8 @@ static const char *give_up_two(fixture_t *f, const int *directory, tms_shared_na
     f->log.level = TMS_LOG_WARNING;
     const captured_stderr_t captured = capture_begin();
     refused_descriptor = *directory;
-    ASSERT_OK(tms_saver_free(&f->saver, one, &error), error);
-    ASSERT_OK(tms_saver_free(&f->saver, two, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, one, &error), error);
+    ASSERT_OK(tms_free_address(&f->saver, two, &error), error);
     refused_descriptor = -1;
     assert_true(capture_end(captured, text, sizeof text) > 0);
     assert_objects(3);
@@ -98,7 +99,7 @@ static void publish(fixture_t *f, uint64_t address) {
     const tms_shared_piece_t piece = {.address = address, .bytes = BYTES};
     tms_error_t error;
     uint64_t written;
-    ASSERT_OK(tms_transition_publish(&f->saver, &selection, &piece, 1, "name", "{}", &written, &error), error);
+    ASSERT_OK(tms_publish_run(&f->saver, &selection, &piece, 1, "name", "{}", &written, &error), error);
 }
 
 /* The one that a publication has replaced. */

@@ -52,7 +52,7 @@ static void contents_survive_in_every_backup(void **state) {
             assert_filled(address, bytes, i * 10 + cycle);
         }
         assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes), 0); /* host memory does not outlive the resume */
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         assert_int_equal(atomic_load(&f->saver.stores.disk.total), 0);
     }
 }
@@ -141,12 +141,12 @@ static void a_selection_of_several_tags(void **state) {
     uint64_t c = allocate(f, "c", TMS_BACKUP_NONE, 2 * MIB);
     const char *tags[] = {"a", "c"};
     tms_selection_t selection = {.tags = tags, .tag_count = 2};
-    ASSERT_OK(tms_transition_pause(&f->saver, &selection, &report, &error), error);
+    ASSERT_OK(tms_pause_run(&f->saver, &selection, &report, &error), error);
     assert_int_equal(state_of(f, a), TMS_SEGMENT_PAUSED);
     assert_int_equal(state_of(f, b), TMS_SEGMENT_ACTIVE);
     assert_int_equal(state_of(f, c), TMS_SEGMENT_PAUSED);
     selection.tag_count = 0; /* an empty selection is not "all" */
-    ASSERT_OK(tms_transition_resume(&f->saver, &selection, &report, &error), error);
+    ASSERT_OK(tms_resume_run(&f->saver, &selection, &report, &error), error);
     assert_int_equal(report.allocations, 0);
 }
 
@@ -157,16 +157,16 @@ static void counters_and_tags_report_what_is_paused(void **state) {
     uint64_t a = allocate(f, "a", TMS_BACKUP_PINNED, 3 * MIB);
     allocate(f, "b", TMS_BACKUP_NONE, 2 * MIB);
     ASSERT_OK(pause_tag(f, "a", &error), error);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.resident_bytes, 2 * MIB);
     assert_int_equal(counters.paused_bytes, 4 * MIB);
     assert_int_equal(counters.host_backup_bytes, 3 * MIB);
     tms_tag_t *tag = tms_tag_find(&f->regions.tags, "a");
     assert_int_equal(tag->paused, 1);
     assert_int_equal(tag->pause_epoch, 1);
-    assert_int_equal(tms_saver_free(&f->saver, a, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, a, &error), TMS_OK);
     assert_int_equal(tag->paused, 0);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.paused_bytes, 0);
     assert_int_equal(counters.host_backup_bytes, 0);
 }
@@ -202,8 +202,8 @@ static void a_pause_in_flight_blocks_no_other_thread(void **state) {
     /* The pause owns its segments now and waits for the device. Other threads allocate, query and free unaffected. */
     assert_int_equal(state_of(f, kept), TMS_SEGMENT_PAUSING);
     uint64_t other = allocate(f, "weights", TMS_BACKUP_NONE, 2 * MIB);
-    assert_int_equal(tms_saver_free(&f->saver, freed, &error), TMS_OK);
-    assert_int_equal(tms_saver_free(&f->saver, freed, &error), TMS_INVALID_ARGUMENT); /* a second free is an error */
+    assert_int_equal(tms_free_address(&f->saver, freed, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, freed, &error), TMS_INVALID_ARGUMENT); /* a second free is an error */
     assert_int_equal(physical_bytes(0), 6 * MIB); /* the queued free has not happened yet */
 
     simulator()->open_gate(1);
@@ -227,7 +227,7 @@ static void retained_backups_keep_their_address_and_are_renewed(void **state) {
         fill(address, 2 * MIB, cycle);
         ASSERT_OK(pause_all(f, &error), error);
         ASSERT_OK(resume_all(f, &error), error);
-        ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
+        ASSERT_OK(tms_inspect_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
         assert_non_null(host);
         if (!first) first = host;
         assert_ptr_equal(host, first);
@@ -247,14 +247,15 @@ static void a_view_of_a_backup_outlives_the_resume(void **state) {
     void *host = NULL;
     uint64_t address = allocate(f, "weights", TMS_BACKUP_MMAP, 2 * MIB);
     fill(address, 2 * MIB, 7);
-    ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
+    ASSERT_OK(tms_inspect_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
     assert_null(buffer); /* active and never paused: there is none */
     ASSERT_OK(pause_all(f, &error), error);
-    assert_int_equal(tms_saver_host_backup(&f->saver, address + MIB, 2 * MIB, &buffer, &host, &error), TMS_INVALID_ARGUMENT);
-    assert_int_equal(tms_saver_host_backup(&f->saver, 4096, 1, &buffer, &host, &error), TMS_NOT_MANAGED);
-    ASSERT_OK(tms_saver_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
+    assert_int_equal(tms_inspect_host_backup(&f->saver, address + MIB, 2 * MIB, &buffer, &host, &error),
+                     TMS_INVALID_ARGUMENT);
+    assert_int_equal(tms_inspect_host_backup(&f->saver, 4096, 1, &buffer, &host, &error), TMS_NOT_MANAGED);
+    ASSERT_OK(tms_inspect_host_backup(&f->saver, address, 2 * MIB, &buffer, &host, &error), error);
     ASSERT_OK(resume_all(f, &error), error);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
     assert_filled((uint64_t)host, 2 * MIB, 7);
     tms_host_buffer_drop(buffer);
     assert_int_equal(atomic_load(&f->saver.stores.host.buffer_bytes), 0);
@@ -268,7 +269,7 @@ static void frees_of_paused_memory_use_no_device(void **state) {
         uint64_t address = allocate(f, "a", kinds[i], 2 * MIB);
         ASSERT_OK(pause_all(f, &error), error);
         simulator()->clear_counts();
-        assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
         assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
         assert_int_equal(simulator()->calls("cuMemUnmap"), 0);
         assert_int_equal(simulator()->calls("cuMemAddressFree"), 1);

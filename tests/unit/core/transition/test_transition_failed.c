@@ -11,10 +11,10 @@ static void a_capture_forbids_both_before_anything_changes(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "a", TMS_BACKUP_PINNED, 2 * MIB);
     simulator()->clear_counts();
-    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, NULL, &error), error);
+    ASSERT_OK(tms_captures_begin(&f->saver, NULL, NULL, &error), error);
     assert_int_equal(pause_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_int_equal(resume_all(f, &error), TMS_CAPTURE_IN_PROGRESS);
-    (void)tms_saver_capture_end(&f->saver, 0);
+    (void)tms_capture_end_of(&f->saver, 0);
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
     assert_int_equal(simulator()->calls("cuMemHostRegister"), 0);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
@@ -74,7 +74,7 @@ static void a_failed_resume_changes_nothing(void **state) {
     for (uint32_t i = 0; i < 4; i++) fill(addresses[i], 2 * MIB, i);
     const char *tags[] = {"a", "b", "c", "d"};
     tms_selection_t selection = {.tags = tags, .tag_count = 4};
-    ASSERT_OK(tms_transition_pause(&f->saver, &selection, NULL, &error), error);
+    ASSERT_OK(tms_pause_run(&f->saver, &selection, NULL, &error), error);
     fill(active, 2 * MIB, 99);
     const struct {
         const char *call;
@@ -128,16 +128,16 @@ static void a_refused_release_damages_one_and_heals(void **state) {
         assert_int_equal(state_of(f, addresses[0]), TMS_SEGMENT_PAUSED);
         assert_int_equal(state_of(f, addresses[1]), TMS_SEGMENT_DAMAGED);
         assert_int_equal(state_of(f, addresses[2]), TMS_SEGMENT_PAUSED);
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.damaged, 1);
         assert_int_equal(counters.resident_bytes, i == 0 ? 2 * MIB : 0);
         /* The next call retries. The segment is PAUSED then, so the same call resumes it with its contents. */
         ASSERT_OK(resume_all(f, &error), error);
         for (uint32_t k = 0; k < 3; k++) {
             assert_filled(addresses[k], 2 * MIB, k);
-            assert_int_equal(tms_saver_free(&f->saver, addresses[k], &error), TMS_OK);
+            assert_int_equal(tms_free_address(&f->saver, addresses[k], &error), TMS_OK);
         }
-        tms_saver_counters(&f->saver, &counters);
+        tms_inspect_counters(&f->saver, &counters);
         assert_int_equal(counters.damaged, 0);
         assert_int_equal(counters.resident_bytes, 0);
         assert_int_equal(counters.paused_bytes, 0);
@@ -151,8 +151,8 @@ static void a_damaged_segment_can_be_freed(void **state) {
     uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 2 * MIB);
     simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN);
     assert_int_equal(pause_all(f, &error), TMS_DRIVER);
-    assert_int_equal(tms_saver_free(&f->saver, address, &error), TMS_OK);
-    tms_saver_counters(&f->saver, &counters);
+    assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
+    tms_inspect_counters(&f->saver, &counters);
     assert_int_equal(counters.damaged, 0);
     assert_int_equal(counters.quarantined_handles, 0);
     assert_int_equal(physical_bytes(0), 0);

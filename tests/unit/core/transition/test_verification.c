@@ -93,7 +93,7 @@ static void a_verified_pause_compares_to_the_end(void **state) {
             assert_int_equal(pause_all(f, &error), TMS_INVALID_STATE);
             assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
         }
-        ASSERT_OK(tms_saver_free(&f->saver, address, &error), error);
+        ASSERT_OK(tms_free_address(&f->saver, address, &error), error);
     }
     assert_int_equal(remove_temporary_directory(directory), 0);
 }

@@ -240,7 +240,7 @@ static inline int setup_disk_copies(void **state) {
 static inline int teardown_disk_copies(void **state) {
     fixture_t *f = *state;
     reset_faults();
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     assert_true(tms_quarantine_is_empty(&f->saver.quarantine));
     assert_int_equal(atomic_load(&f->saver.stores.disk.total), 0);
     int result = teardown(state);

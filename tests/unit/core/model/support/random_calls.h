@@ -27,7 +27,7 @@ static void act(fixture_t *f, uint32_t *random, uint64_t *addresses) {
         const tms_selection_t selection = {.tags = tag ? &tag : NULL, .tag_count = tag != NULL, .has_backup = 1};
         ASSERT_OK(pause_selected(f, &selection, &error), error); /* gives up the backups of what is paused */
     } else if (addresses[slot]) {
-        ASSERT_OK(tms_saver_free(&f->saver, addresses[slot], &error), error);
+        ASSERT_OK(tms_free_address(&f->saver, addresses[slot], &error), error);
         addresses[slot] = 0;
     } else {
         addresses[slot] = allocate_on(f, (int)(next_random(random) % DEVICES), tags[slot % TAGS], backups[slot % 4],

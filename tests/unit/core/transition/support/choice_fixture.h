@@ -9,7 +9,7 @@
 static tms_counters_t counters_of(fixture_t *f) {
     tms_counters_t counters;
     tms_host_store_settle(&f->saver.stores.host);
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     return counters;
 }
 

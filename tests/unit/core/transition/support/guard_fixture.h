@@ -13,7 +13,7 @@ static inline void turn_guard_off(fixture_t *f) { atomic_store(&f->saver.guard.o
 
 static tms_counters_t counters_of(fixture_t *f) {
     tms_counters_t counters;
-    tms_saver_counters(&f->saver, &counters);
+    tms_inspect_counters(&f->saver, &counters);
     return counters;
 }
 

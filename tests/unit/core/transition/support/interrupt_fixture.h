@@ -43,7 +43,7 @@ static int32_t ask(void *context) {
         asker->results[1] = resume_all(asker->fixture, &asker->error);
     }
     if (asker->address && asker->asked == 1)
-        asker->results[0] = tms_saver_free(&asker->fixture->saver, asker->address, NULL);
+        asker->results[0] = tms_free_address(&asker->fixture->saver, asker->address, NULL);
     if (asker->gate) simulator()->open_gate(asker->gate);
     return asker->stop;
 }
@@ -53,7 +53,7 @@ static tms_selection_t asking(asker_t *asker) { return (tms_selection_t){.interr
 /* The next call releases what a cancelled call has left until the device is idle. */
 static void assert_nothing_held(fixture_t *f) {
     tms_sim_usage_t usage;
-    tms_saver_reclaim(&f->saver);
+    tms_reclaim_all(&f->saver);
     settle_host_memory(&f->saver);
     tms_host_store_settle(&f->saver.stores.host);
     simulator()->usage(0, &usage);

@@ -23,7 +23,7 @@ static tms_pending_t *begin(fixture_t *f, const char *tag) {
     tms_error_t error;
     tms_pending_t *pending = NULL;
     const tms_selection_t selection = {.tags = &tag, .tag_count = 1};
-    ASSERT_OK(tms_transition_resume_begin(&f->saver, &selection, &pending, &error), error);
+    ASSERT_OK(tms_resume_begin(&f->saver, &selection, &pending, &error), error);
     return pending;
 }
 

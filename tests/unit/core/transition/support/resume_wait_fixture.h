@@ -23,7 +23,8 @@ static int32_t ask(void *context) {
     if (others->asked++ > 0) return 0;
     others->creates_when_asked = simulator()->calls("cuMemCreate");
     if (others->give_back) assert_int_equal(simulator()->take_memory(0, -(int64_t)others->give_back), 0);
-    if (others->free_address) assert_int_equal(tms_saver_free(&others->fixture->saver, others->free_address, NULL), TMS_OK);
+    if (others->free_address)
+        assert_int_equal(tms_free_address(&others->fixture->saver, others->free_address, NULL), TMS_OK);
     if (others->let_go) tms_device_locks_release(others->let_go, 1);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* Guards the count of guard bytes: what it counts, where the contents of allocations are from, and that it changes nothing.
  */
-#include "core/transition/peek.h"
+#include "core/transition/guard_bytes.h"
 #include "support/guard_fixture.h"
 
 #include <stdlib.h>
@@ -10,12 +10,12 @@ enum { GATE = 1, PART = 64, BYTES = 4 << 20 };
 static tms_status_t sample(fixture_t *f, const char *tag, const tms_live_range_t *ranges, size_t count, uint64_t *counts,
                            tms_error_t *error) {
     const tms_selection_t selection = {.tags = tag ? &tag : NULL, .tag_count = tag != NULL};
-    return tms_transition_count_guard_bytes(&f->saver, &selection, ranges, count, counts, error);
+    return tms_guard_bytes_count(&f->saver, &selection, ranges, count, counts, error);
 }
 
 static tms_contents_t contents_of(fixture_t *f, uint64_t address) {
     tms_segment_info_t row;
-    assert_int_equal(tms_saver_find(&f->saver, address, &row), TMS_OK);
+    assert_int_equal(tms_inspect_find(&f->saver, address, &row), TMS_OK);
     return (tms_contents_t)row.contents;
 }
 
@@ -61,7 +61,7 @@ static void what_is_not_resident_is_said(void **state) {
     uint64_t addresses[SEGMENTS] = {active, other, paused, freed}, counts[2 * SEGMENTS];
     tms_live_range_t ranges[2 * SEGMENTS];
     memset((void *)active, TMS_GUARD_BYTE, 2 * MIB);
-    assert_int_equal(tms_saver_free(&f->saver, freed, &error), TMS_OK);
+    assert_int_equal(tms_free_address(&f->saver, freed, &error), TMS_OK);
     qsort(addresses, SEGMENTS, sizeof *addresses, by_address);
     for (int i = 0; i < SEGMENTS; i++) {
         ranges[2 * i] = part(addresses[i], 0, PART);
@@ -143,7 +143,7 @@ static void work_in_flight_is_waited_for(void **state) {
     simulator()->wait_until_synchronizing();
     assert_int_equal(state_of(f, address), TMS_SEGMENT_PAUSING);
     assert_int_equal(contents_of(f, address), TMS_CONTENTS_GUARD);
-    assert_int_equal(tms_saver_free(&f->saver, doomed, &error), TMS_OK); /* carried out by the call */
+    assert_int_equal(tms_free_address(&f->saver, doomed, &error), TMS_OK); /* carried out by the call */
     simulator()->open_gate(GATE);
     assert_int_equal(pthread_join(thread, NULL), 0);
     ASSERT_OK(sampling.status, sampling.error);
@@ -165,13 +165,13 @@ static void retained_backups_are_left_alone(void **state) {
     fill(address, BYTES, 1);
     ASSERT_OK(pause_all(f, &error), error);
     ASSERT_OK(resume_all(f, &error), error);
-    ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &buffer, &before, &error), error);
+    ASSERT_OK(tms_inspect_host_backup(&f->saver, address, BYTES, &buffer, &before, &error), error);
     memset((void *)address, TMS_GUARD_BYTE, BYTES);
     const tms_live_range_t whole = part(address, 0, BYTES);
     ASSERT_OK(sample(f, ALL_TAGS, &whole, 1, &count, &error), error);
     assert_int_equal(count, BYTES);
     tms_host_buffer_drop(buffer);
-    ASSERT_OK(tms_saver_host_backup(&f->saver, address, BYTES, &buffer, &after, &error), error);
+    ASSERT_OK(tms_inspect_host_backup(&f->saver, address, BYTES, &buffer, &after, &error), error);
     assert_ptr_equal(before, after);
     assert_filled((uint64_t)after, BYTES, 1);
     tms_host_buffer_drop(buffer);
@@ -182,12 +182,12 @@ static void a_capture_is_said_before_anything_happens(void **state) {
     tms_error_t error;
     uint64_t address = allocate(f, "kv", TMS_BACKUP_NONE, BYTES), identity = 0, count = 5;
     const tms_live_range_t range = part(address, 0, PART);
-    ASSERT_OK(tms_saver_capture_begin(&f->saver, NULL, &identity, &error), error);
+    ASSERT_OK(tms_captures_begin(&f->saver, NULL, &identity, &error), error);
     simulator()->clear_counts();
     assert_int_equal(sample(f, ALL_TAGS, &range, 1, &count, &error), TMS_CAPTURE_IN_PROGRESS);
     assert_string_equal(error.operation, "check_fresh");
     assert_int_equal(simulator()->calls("cuCtxSynchronize"), 0);
-    assert_true(tms_saver_capture_end(&f->saver, identity));
+    assert_true(tms_capture_end_of(&f->saver, identity));
     ASSERT_OK(sample(f, ALL_TAGS, &range, 1, &count, &error), error);
     assert_int_equal(count, 0);
 }
@@ -204,7 +204,7 @@ static void a_cancelled_call_changes_nothing(void **state) {
     const tms_live_range_t range = part(address, 0, PART);
     const tms_selection_t selection = {.interrupted = stop};
     CUstream stream = launch_behind_gate(f, GATE, address);
-    assert_int_equal(tms_transition_count_guard_bytes(&f->saver, &selection, &range, 1, &count, &error), TMS_INTERRUPTED);
+    assert_int_equal(tms_guard_bytes_count(&f->saver, &selection, &range, 1, &count, &error), TMS_INTERRUPTED);
     assert_int_equal(state_of(f, address), TMS_SEGMENT_ACTIVE);
     simulator()->open_gate(GATE);
     destroy_stream(f, stream);

@@ -1,4 +1,4 @@
-#include "core/transition/transition.h"
+#include "core/transition/steps.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 /* Nothing may synchronise during a capture, so a capture is reported before anything changes. */
 static tms_status_t check_visible_captures(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    return tms_saver_captures(t->saver) == 0 ? TMS_OK : tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, NULL);
+    return tms_captures_count(t->saver) == 0 ? TMS_OK : tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, NULL);
 }
 
 static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
@@ -52,7 +52,7 @@ static tms_status_t find_tags(tms_transition_t *t, tms_error_t *error) {
     return TMS_OK;
 }
 
-void tms_transition_begin_look(tms_transition_t *t) {
+void tms_steps_begin_look(tms_transition_t *t) {
     t->mark = ++t->saver->marks;
     for (size_t i = 0; i < t->asked.tag_count; i++) t->asked.tags[i]->mark = t->mark;
     t->saver->steps += t->asked.tag_count;
@@ -67,26 +67,26 @@ static bool is_at(const tms_segment_t *segment, uint64_t address) {
     return address >= tms_segment_address(segment) && address - tms_segment_address(segment) < tms_segment_reserved(segment);
 }
 
-bool tms_transition_selects(const tms_transition_t *t, const tms_segment_t *segment) {
+bool tms_steps_selects(const tms_transition_t *t, const tms_segment_t *segment) {
     if (t->asked.address != 0 && !is_at(segment, t->asked.address)) return false;
     if (t->pending && segment->paused_by > tms_pending_begun(t->pending)) return false;
     return segment->state == t->asked.from && (t->planned.collectable >> segment->device & 1) &&
            has_selected_tag(t, segment);
 }
 
-bool tms_transition_gives_up(const tms_transition_t *t, const tms_segment_t *segment) {
+bool tms_steps_gives_up(const tms_transition_t *t, const tms_segment_t *segment) {
     bool paused = segment->state == TMS_SEGMENT_PAUSED || segment->state == TMS_SEGMENT_DAMAGED ||
                   segment->state == TMS_SEGMENT_REPAIRING;
     return t->asked.gives_up && paused && segment->backup.saved && has_selected_tag(t, segment);
 }
 
-bool tms_transition_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment) {
+bool tms_steps_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment) {
     /* REPAIRING: another thread is trying to repair it and may fail. */
     bool damaged = segment->state == TMS_SEGMENT_DAMAGED || segment->state == TMS_SEGMENT_REPAIRING;
     return damaged && t->asked.address == 0 && has_selected_tag(t, segment);
 }
 
-tms_status_t tms_transition_quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error) {
+tms_status_t tms_steps_quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_SYNCHRONIZE);
     tms_status_t status =
@@ -95,7 +95,7 @@ tms_status_t tms_transition_quiesce(tms_transition_t *t, tms_quiesced_t *quiesce
     return status;
 }
 
-uint64_t tms_transition_mark(tms_transition_t *t) {
+uint64_t tms_steps_mark(tms_transition_t *t) {
     pthread_mutex_lock(&t->saver->lock);
     const uint64_t mark = ++t->saver->marks;
     pthread_mutex_unlock(&t->saver->lock);
@@ -110,13 +110,13 @@ static void collect(tms_transition_t *t) {
     t->planned.given_up = 0;
     t->planned.runs = NULL;
     pthread_mutex_lock(&t->saver->lock);
-    tms_transition_begin_look(t);
+    tms_steps_begin_look(t);
     t->planned.peers_seen = t->saver->peers.seen;
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         tms_segment_t *segment = tms_segment_of(node);
-        if (tms_transition_skips_damaged(t, segment)) t->planned.incomplete = true;
-        t->planned.given_up += tms_transition_gives_up(t, segment);
-        if (!tms_transition_selects(t, segment)) continue;
+        if (tms_steps_skips_damaged(t, segment)) t->planned.incomplete = true;
+        t->planned.given_up += tms_steps_gives_up(t, segment);
+        if (!tms_steps_selects(t, segment)) continue;
         tms_account_own(segment, t->asked.through);
         if (t->asked.to == TMS_SEGMENT_PAUSED) segment->paused_by = t->mark;
         segment->next_in_transition = NULL;
@@ -144,12 +144,11 @@ typedef struct skipped {
 static skipped_t find_skipped(tms_transition_t *t) {
     skipped_t found = {.allocations = 0};
     pthread_mutex_lock(&t->saver->lock);
-    tms_transition_begin_look(t);
+    tms_steps_begin_look(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         const tms_segment_t *segment = tms_segment_of(node);
         /* PAUSED after a resume: another thread has just repaired it. */
-        if (!tms_transition_skips_damaged(t, segment) &&
-            !(t->asked.from == TMS_SEGMENT_PAUSED && tms_transition_selects(t, segment)))
+        if (!tms_steps_skips_damaged(t, segment) && !(t->asked.from == TMS_SEGMENT_PAUSED && tms_steps_selects(t, segment)))
             continue;
         if (found.allocations++ == 0) {
             found.context = tms_transition_context_of(t, segment);
@@ -198,12 +197,12 @@ static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
     if (status != TMS_OK) return status;
     /* Succeeds on a machine without a driver if there is nothing to do. Reclaiming may wait for a device, which a capture
      * forbids. */
-    if (!t->asked.any_memory && !tms_saver_has_segments(t->saver) && !tms_saver_has_reclaimable(t->saver)) return TMS_OK;
+    if (!t->asked.any_memory && !tms_saver_has_segments(t->saver) && !tms_reclaim_is_needed(t->saver)) return TMS_OK;
     status = tms_devices_load(t->saver->devices, &t->driver, &t->devices, &context, error);
     return status == TMS_OK ? check_capture(t, error) : status;
 }
 
-tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
+tms_status_t tms_steps_attempt(tms_transition_t *t, tms_error_t *error) {
     uint64_t unknown_tags = t->done.report.unknown_tags;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     const uint64_t asked = tms_observers_begin_phase(t, TMS_PHASE_TURN);
@@ -219,7 +218,7 @@ tms_status_t tms_transition_attempt(tms_transition_t *t, tms_error_t *error) {
     /* Checked again: a capture may have begun while this call waited for its turn or for memory. */
     if (t->devices) status = check_visible_captures(t, error);
     if (status == TMS_OK) {
-        tms_saver_reclaim_within(t->saver, &t->wait);
+        tms_reclaim_within(t->saver, &t->wait);
         status = tms_wait_check(&t->wait, &context, error);
     }
     if (status == TMS_OK && t->devices) collect(t);
@@ -245,7 +244,7 @@ static void end_callback(const tms_transition_t *t) {
     if (t->has_turn) tms_turn_callback_end(t->saver);
 }
 
-void tms_transition_report_progress(tms_transition_t *t) {
+void tms_steps_report_progress(tms_transition_t *t) {
     const tms_selection_t *selection = t->asked.selection;
     if (!selection->on_progress || t->planned.total_bytes == 0) return;
     begin_callback(t);
@@ -256,7 +255,7 @@ void tms_transition_report_progress(tms_transition_t *t) {
 /* `interrupted` of the call's tms_wait_t: reports progress and polls for cancellation. */
 static int32_t poll(void *context) {
     tms_transition_t *t = context;
-    tms_transition_report_progress(t);
+    tms_steps_report_progress(t);
     if (!t->asked.selection->interrupted) return 0;
     begin_callback(t);
     int32_t stop = t->asked.selection->interrupted(t->asked.selection->interrupt_context);
@@ -277,7 +276,7 @@ static tms_status_t check_selection(const tms_transition_t *t, tms_error_t *erro
     return TMS_OK;
 }
 
-tms_status_t tms_transition_run(tms_transition_t *t, tms_error_t *error) {
+tms_status_t tms_steps_run(tms_transition_t *t, tms_error_t *error) {
     const tms_selection_t *selection = t->asked.selection;
     bool asks = selection->interrupted || selection->on_progress;
     tms_wait_begin(&t->wait, asks ? poll : NULL, t, selection->timeout_seconds);
@@ -290,7 +289,7 @@ tms_status_t tms_transition_run(tms_transition_t *t, tms_error_t *error) {
         status = check_selection(t, error);
         if (status == TMS_OK) status = check(t, error);
         if (status == TMS_OK) status = find_tags(t, error);
-        if (status == TMS_OK) status = t->perform ? t->perform(t, error) : tms_transition_attempt(t, error);
+        if (status == TMS_OK) status = t->perform ? t->perform(t, error) : tms_steps_attempt(t, error);
         tms_turn_leave();
         free(t->asked.tags);
     }
@@ -298,5 +297,5 @@ tms_status_t tms_transition_run(tms_transition_t *t, tms_error_t *error) {
     t->done.status = status;
     t->done.driver_result = status != TMS_OK && error ? error->driver_result : 0;
     tms_observers_notify(t, TMS_CALL_ENDS);
-    return tms_saver_explain_loss(t->saver, status, error);
+    return tms_inspect_explain_loss(t->saver, status, error);
 }

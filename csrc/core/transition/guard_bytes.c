@@ -1,14 +1,12 @@
-#include "core/transition/peek.h"
+#include "core/transition/guard_bytes.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 #include "core/transition/completion.h"
-#include "core/transition/devices.h"
+#include "core/transition/crew.h"
 #include "core/transition/save.h"
-#include "core/transition/transition.h"
-
-/* ---- the count of guard bytes ---- */
+#include "core/transition/steps.h"
 
 typedef struct sample {
     tms_transition_t t; /* first */
@@ -105,7 +103,7 @@ static tms_status_t copy_and_count(sample_t *sample, tms_error_t *error) {
     sample->copies = calloc(count + 1, sizeof *sample->copies);
     if (!sample->copies) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     tms_status_t status = plan_all(sample, &copying, error);
-    if (status == TMS_OK) status = tms_transition_on_devices(t, copying, tms_save_copy, error);
+    if (status == TMS_OK) status = tms_crew_perform(t, copying, tms_save_copy, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the copies belong to the parent */
     tms_backup_batch_end(&t->saver->stores, &t->planned.batch);
     if (status == TMS_OK) count_all(sample);
@@ -115,16 +113,15 @@ static tms_status_t copy_and_count(sample_t *sample, tms_error_t *error) {
 
 static tms_status_t sample_all(tms_transition_t *t, tms_error_t *error) {
     tms_quiesced_t quiesced;
-    tms_status_t status = tms_transition_quiesce(t, &quiesced, error);
+    tms_status_t status = tms_steps_quiesce(t, &quiesced, error);
     if (status == TMS_OK) status = copy_and_count((sample_t *)t, error);
     if (status == TMS_FORKED) return status; /* in a forked child: the segments on the list belong to the parent */
-    tms_transition_finish(t, false);
+    tms_completion_finish(t, false);
     return status;
 }
 
-tms_status_t tms_transition_count_guard_bytes(tms_saver_t *saver, const tms_selection_t *selection,
-                                              const tms_live_range_t *ranges, size_t range_count, uint64_t *counts,
-                                              tms_error_t *error) {
+tms_status_t tms_guard_bytes_count(tms_saver_t *saver, const tms_selection_t *selection, const tms_live_range_t *ranges,
+                                   size_t range_count, uint64_t *counts, tms_error_t *error) {
     sample_t sample = {.t = {.saver = saver,
                              .asked = {.selection = selection,
                                        .operation = "check_fresh",
@@ -136,51 +133,7 @@ tms_status_t tms_transition_count_guard_bytes(tms_saver_t *saver, const tms_sele
                        .range_count = range_count,
                        .counts = counts};
     for (size_t i = 0; i < range_count; i++) counts[i] = TMS_NOT_RESIDENT;
-    tms_status_t status = tms_transition_run(&sample.t, error);
+    tms_status_t status = tms_steps_run(&sample.t, error);
     tms_backup_stores_after_resume(&saver->stores);
-    return status;
-}
-
-/* ---- the contents of a backup ---- */
-
-typedef struct request {
-    tms_transition_t t; /* first */
-    uint64_t address, bytes;
-    void *destination;
-    bool found;
-} request_t;
-
-static tms_status_t read_it(tms_transition_t *t, tms_error_t *error) {
-    request_t *request = (request_t *)t;
-    tms_segment_t *segment = t->planned.first; /* the only one: the call selects by address */
-    const uint64_t offset = request->address - tms_segment_address(segment);
-    tms_error_context_t context = tms_transition_context_of(t, segment);
-    context.bytes = request->bytes;
-    tms_status_t status = TMS_OK;
-    if (request->bytes > segment->bytes || offset > segment->bytes - request->bytes)
-        status = tms_error_set(error, TMS_INVALID_ARGUMENT, &context, "the range goes beyond its allocation of %llu bytes",
-                               (unsigned long long)segment->bytes);
-    else
-        status = tms_backup_read(&segment->backup, &t->saver->stores, offset, request->bytes, request->destination,
-                                 &request->found, &t->wait, &context, error);
-    tms_transition_finish(t, false);
-    return status;
-}
-
-tms_status_t tms_transition_read_backup(tms_saver_t *saver, const tms_selection_t *selection, uint64_t address,
-                                        uint64_t bytes, void *destination, int32_t *found, tms_error_t *error) {
-    request_t request = {.t = {.saver = saver,
-                               .asked = {.selection = selection,
-                                         .operation = "get_cpu_backup",
-                                         .from = TMS_SEGMENT_PAUSED,
-                                         .through = TMS_SEGMENT_RESUMING,
-                                         .to = TMS_SEGMENT_PAUSED,
-                                         .address = address},
-                               .act = read_it},
-                         .address = address,
-                         .bytes = bytes,
-                         .destination = destination};
-    tms_status_t status = tms_transition_run(&request.t, error);
-    if (status == TMS_OK) *found = request.found;
     return status;
 }

@@ -1,4 +1,4 @@
-#include "core/transition/devices.h"
+#include "core/transition/crew.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -11,7 +11,7 @@
 /* The shared state of the parts, on the stack of the call, which waits for all of them. */
 typedef struct crew {
     tms_transition_t *t;
-    tms_device_work_t work;
+    tms_crew_work_t work;
     pthread_mutex_t lock;
     pthread_cond_t ended; /* a thread has finished its part */
     int running;
@@ -126,8 +126,7 @@ static tms_status_t perform_parts(crew_t *crew, part_t *parts, int count, tms_er
     return failed->status;
 }
 
-tms_status_t tms_transition_on_devices(tms_transition_t *t, tms_device_mask_t devices, tms_device_work_t work,
-                                       tms_error_t *error) {
+tms_status_t tms_crew_perform(tms_transition_t *t, tms_device_mask_t devices, tms_crew_work_t work, tms_error_t *error) {
     const tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     crew_t crew = {.t = t, .work = work};
     int count = 0;

@@ -1,0 +1,133 @@
+#include "core/transition/publish.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/statvfs.h>
+
+#include "backup/host/room.h"
+#include "backup/pass.h"
+#include "backup/shared/copy.h"
+#include "backup/shared/published.h"
+#include "core/transition/crew.h"
+#include "core/transition/pieces.h"
+
+typedef struct publish {
+    tms_pieces_t pieces; /* first */
+    const char *name, *contents;
+    uint64_t written;
+} publish_t;
+
+static tms_status_t find_fingerprints(publish_t *call, tms_error_t *error) {
+    tms_transition_t *t = &call->pieces.t;
+    tms_pass_t pass = {.stores = &t->saver->stores, .wait = &t->wait, .operation = t->asked.operation, .mapped = true};
+    for (size_t i = 0; i < call->pieces.count; i++) {
+        tms_named_piece_t *piece = &call->pieces.list[i];
+        tms_pass_add(&pass, &piece->backup, &piece->backup.planned, piece->memory->address, (int)piece->memory->device);
+    }
+    return tms_pass_run(&pass, error);
+}
+
+/* Links the objects that exist, and counts the bytes of the others, each once. */
+static tms_status_t link_existing(publish_t *call, tms_error_t *error) {
+    tms_status_t status = TMS_OK;
+    for (size_t i = 0; status == TMS_OK && i < call->pieces.count; i++) {
+        tms_named_piece_t *piece = &call->pieces.list[i];
+        const tms_error_context_t context = tms_pieces_context(&call->pieces, piece);
+        status = tms_pieces_name(&call->pieces, piece, &piece->name, error);
+        if (status == TMS_OK)
+            status = tms_shared_contents_make(tms_pieces_store(&call->pieces), &piece->backup.planned,
+                                              piece->backup.fingerprints.fresh, (int)piece->memory->device, &piece->contents,
+                                              &context, error);
+        if (status == TMS_OK && tms_shared_object_is_new(tms_pieces_store(&call->pieces), piece->contents->parts->object))
+            call->written += piece->memory->bytes;
+    }
+    return status;
+}
+
+/* Whether there is room for what is missing. */
+static tms_status_t check_room(publish_t *call, tms_error_t *error) {
+    const tms_shared_folder_t *folder = &tms_pieces_store(&call->pieces)->folder;
+    tms_host_store_t *host = &call->pieces.t.saver->stores.host;
+    tms_error_context_t context = tms_transition_context(&call->pieces.t, TMS_NO_DEVICE);
+    struct statvfs system;
+    context.bytes = call->written;
+    if (call->written == 0) return TMS_OK;
+    tms_status_t status = tms_host_store_claim(host, call->written, &context, error);
+    if (status != TMS_OK) return status;
+    tms_host_store_claim_used(host, call->written);
+    tms_host_store_disclaim(host, call->written);
+    if (fstatvfs(folder->root, &system) != 0) return tms_error_set_os(error, &context, "fstatvfs", errno, folder->path);
+    if (system.f_blocks == 0 || system.f_bavail * system.f_frsize >= call->written) return TMS_OK;
+    tms_error_set_os(error, &context, "the check for room", ENOSPC, folder->path);
+    tms_error_append(error, " Nothing was written: set TMS_SHARED_DIR to a folder on a larger tmpfs. In a container, "
+                            "--shm-size sets the size of /dev/shm.");
+    return TMS_BACKUP_IO;
+}
+
+/* Writes the objects of one device that do not exist. */
+static tms_status_t write_objects(tms_transition_t *t, int device, tms_wait_t *wait, tms_error_t *error) {
+    publish_t *call = (publish_t *)t;
+    const tms_error_context_t context = tms_transition_context(t, device);
+    tms_copier_t copier = {.open = false};
+    tms_status_t status = tms_copier_open(&copier, &t->saver->stores.copying, device, wait, &context, error);
+    copier.done = &t->done.copied_bytes;
+    for (size_t i = 0; status == TMS_OK && i < call->pieces.count; i++) {
+        const tms_named_piece_t *piece = &call->pieces.list[i];
+        const tms_error_context_t here = tms_pieces_context(&call->pieces, piece);
+        if (piece->memory->device == (uint64_t)device)
+            status = tms_shared_copy_save(tms_pieces_store(&call->pieces), piece->contents, &copier, piece->memory->address,
+                                          &here, error);
+    }
+    if (status == TMS_OK) status = tms_copier_wait(&copier, &context, error);
+    if (status == TMS_FORKED) return status; /* in a forked child: the stream and its context belong to the parent */
+    (void)tms_copier_close(&copier);
+    return status;
+}
+
+/* Gives the objects their common name. A piece without an object is one whose writer makes no progress. */
+static tms_status_t give_name(const publish_t *call, tms_error_t *error) {
+    tms_shared_store_t *store = tms_pieces_store(&call->pieces);
+    const tms_error_context_t context = tms_transition_context(&call->pieces.t, TMS_NO_DEVICE);
+    tms_shared_name_t *objects = calloc(call->pieces.count + 1, sizeof *objects);
+    tms_status_t status = objects ? TMS_OK : tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+    for (size_t i = 0; status == TMS_OK && i < call->pieces.count; i++) {
+        objects[i] = call->pieces.list[i].name;
+        if (!call->pieces.list[i].contents->parts->object)
+            status = tms_error_set(error, TMS_BACKUP_IO, &context,
+                                   "another process has begun to write the object %s and makes no progress. If it is "
+                                   "stopped, let it continue or end it, and publish again",
+                                   objects[i].text);
+    }
+    if (status == TMS_OK) {
+        pthread_mutex_lock(&store->lock);
+        bool left = false;
+        status = tms_shared_publish(&store->folder, call->name, objects, call->pieces.count, call->contents, &left, &context,
+                                    error);
+        store->left_links |= left;
+        pthread_mutex_unlock(&store->lock);
+    }
+    free(objects);
+    return status;
+}
+
+static tms_status_t publish(tms_transition_t *t, tms_error_t *error) {
+    publish_t *call = (publish_t *)t;
+    tms_status_t status = tms_pieces_prepare(&call->pieces, error);
+    if (status == TMS_OK) status = find_fingerprints(call, error);
+    if (status == TMS_OK) status = link_existing(call, error);
+    t->planned.total_bytes = call->written;
+    if (status == TMS_OK) status = check_room(call, error);
+    if (status == TMS_OK && call->written > 0) status = tms_crew_perform(t, t->planned.affected, write_objects, error);
+    if (status == TMS_FORKED) return status; /* in a forked child: everything belongs to the parent */
+    if (status == TMS_OK) status = give_name(call, error);
+    tms_pieces_finish(&call->pieces, status == TMS_OK);
+    return status;
+}
+
+tms_status_t tms_publish_run(tms_saver_t *saver, const tms_selection_t *selection, const tms_shared_piece_t *pieces,
+                             size_t count, const char *name, const char *contents, uint64_t *written, tms_error_t *error) {
+    publish_t call = {.pieces = {.memory = pieces, .count = count, .aligned = true}, .name = name, .contents = contents};
+    const tms_status_t status = tms_pieces_run(&call.pieces, saver, selection, "publish", publish, error);
+    *written = call.written;
+    return status;
+}
