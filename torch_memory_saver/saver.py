@@ -438,7 +438,7 @@ class TorchMemorySaver:
                 exceptions on.
 
         Raises:
-            InvalidArgumentError: `function` is not a callable.
+            InvalidArgumentError: `function` is not a callable. The wrapper raises it if `function` returns a coroutine.
             TypeError: `function` is a coroutine function or a generator function, whose body runs after the call has
                 returned.
         """
