@@ -534,10 +534,7 @@ _MISTAKES = (
         _SOURCES + "options.py",
         'refuse_unrun("progress", type(progress(done_bytes, total_bytes)))',
         "progress(done_bytes, total_bytes)",
-        (
-            "tests/unit/python/engine/test_arguments.py::"
-            "test_a_progress_whose_result_shows_that_no_body_ran_ends_the_call",
-        ),
+        ("tests/unit/python/engine/test_arguments.py::test_a_progress_whose_result_shows_that_no_body_ran_ends_the_call",),
     ),
     Mutant(
         "a-task-binds-another-task-s-region",
