@@ -7,11 +7,11 @@ value and what is allowed. The options of a pause and a resume, with their defau
 The engine's methods create the object first. The saver passes keywords to these methods, because the engine may be a
 registered implementation: that is the contract of ``register_hook_mode``.
 
-Every call that selects memory by tags takes patterns, as in ``pause("engine0/*")``: those of the shell, with upper and
-lower case told apart. A region takes names only, and any name. A tag that looks like a pattern is meant by that name, as
-soon as a region or an allocation has had it. A pattern stands for the tags that allocations have had when the call
-begins. It is replaced by them once, before anything else looks at the selection, so that all parts of a call select the
-same memory. A tag that appears afterwards is not selected, as an allocation that appears during a pause by name is not.
+Every call that selects memory by tags takes patterns, as in ``pause("engine0/*")``: those of the shell, case-sensitive.
+A region takes any name and no pattern. Once a region or an allocation has had a tag that looks like a pattern, the text
+means that tag. A pattern stands for the tags that allocations have had when the call begins. The tags replace it once,
+before anything else reads the selection, so all parts of a call select the same memory. A tag that appears afterwards is not
+selected.
 
 Any thread; no lock. A selection of names only is not looked up at all.
 """
