@@ -1,7 +1,8 @@
-# Everything a developer runs, by name. `make` alone lists it.
+# Everything a developer runs, by name. `make` and `make help` list the targets; CONTRIBUTING.md describes them.
 #
-# PYTHON is the interpreter to build for and to run the tools with; it needs setuptools, and for `test` and `lint` what the
-# extras `test` and `dev` of pyproject.toml name. CC is the compiler.
+# PYTHON  the interpreter to build for and to run the tools with. It needs setuptools, and the extras `test` and `dev` of
+#         pyproject.toml for `test` and `lint`.
+# CC      the compiler
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -12,7 +13,8 @@ CLANG_FORMAT ?= clang-format
 PYTEST_ARGUMENTS ?=
 
 # Asked once, and only by what needs it: setup.py knows where cuda.h is, and nvtx3 if it is there.
-CUDA_INCLUDES = $(eval CUDA_INCLUDES := $$(shell $(PYTHON) -c 'import setup; print(*setup.include_options())'))$(CUDA_INCLUDES)
+CUDA_INCLUDES = $(eval CUDA_INCLUDES := \
+	$$(shell $(PYTHON) -c 'import setup; print(*setup.include_options())'))$(CUDA_INCLUDES)
 INTERFACE = $(shell $(PYTHON) -c 'import setup; print(setup.interface())')
 PYTHON_INCLUDE = $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')
 IN_TREE = PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
@@ -23,7 +25,7 @@ PYTHON_FILES = setup.py torch_memory_saver_pytest.py $(wildcard torch_memory_sav
 .PHONY: help
 help: ## this list
 	@echo "make <target>, where <target> is one of"
-	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 20
+	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 24
 
 ##@ Build
 
@@ -45,42 +47,42 @@ test: build ## the Python tests on the simulated GPU, with the package of the so
 	$(IN_TREE) -m pytest $(PYTEST_ARGUMENTS)
 
 .PHONY: slow
-slow: build ## the Python tests that plain pytest has no time for: more failures, the demo, random operations
+slow: build ## the Python tests that plain pytest leaves out: more failures, the demo, random operations
 	$(IN_TREE) -m pytest -m slow $(PYTEST_ARGUMENTS)
 
 .PHONY: faults
-faults: build ## every call of the driver and the C library fails in every way that is known, and a signal comes at every bytecode (half an hour)
+faults: build ## every call of the driver and the C library fails in every known way, a signal at every bytecode (30 min)
 	$(IN_TREE) -m pytest -m faults tests/fault_injection tests/unit/python/torch/test_interrupted_regions.py $(PYTEST_ARGUMENTS)
 
 MUTANTS_ARGUMENTS ?=
 .PHONY: mutants
-mutants: ## plants one bug at a time in a copy of the sources, and expects the tests named for it to fail (MUTANTS_ARGUMENTS=NAME for some)
+mutants: ## plants one bug at a time; the tests named for it must fail (MUTANTS_ARGUMENTS=NAME for some)
 	$(PYTHON) -u tools/mutants.py $(MUTANTS_ARGUMENTS)
 
 SIMULATE = $(IN_TREE) -m torch_memory_saver simulate --devices 2 --memory 8GiB
-# Side by side, because one leaves half of two cores idle; what each prints is shown when it has ended.
+# The two run side by side, because one leaves half of two cores idle. Their output is shown when they end.
 .PHONY: torch-test torch-test-torch torch-test-preload
 torch-test: build ## PyTorch on the simulated GPU, in both hook modes; PYTHON has PyTorch's CUDA build
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going torch-test-torch torch-test-preload
-torch-test-torch:
+torch-test-torch: ## torch-test in hook mode torch alone
 	$(SIMULATE) -- python -m pytest --gpu tests/torch tests/gpu $(PYTEST_ARGUMENTS)
-torch-test-preload:
+torch-test-preload: ## torch-test in hook mode preload alone
 	$(SIMULATE) --preload -- python -m pytest --gpu tests/torch tests/gpu $(PYTEST_ARGUMENTS)
 
 .PHONY: record-versions
-record-versions: build ## tests/gpu on the simulated GPU in both hook modes, with its results in tests/versions.json and docs/tested-versions.md
+record-versions: build ## tests/gpu in both hook modes, recorded in tests/versions.json and docs/tested-versions.md
 	-TMS_GPU_RECORD=tests/versions.json $(SIMULATE) -- python -m pytest --gpu tests/gpu
 	-TMS_GPU_RECORD=tests/versions.json $(SIMULATE) --preload -- python -m pytest --gpu tests/gpu
 	$(PYTHON) docs/generated.py
 
 .PHONY: torch-slow
-torch-slow: build ## the tests with PyTorch that CI does without: large examples, models of 32B in small (15 GiB of memory)
+torch-slow: build ## the tests with PyTorch that CI leaves out: large examples, 32B models in small (15 GiB)
 	$(SIMULATE) -- python -m pytest --gpu -m slow tests/torch tests/gpu $(PYTEST_ARGUMENTS)
 
 SOAK_SECONDS ?= 3600
 SOAK_ARGUMENTS ?=
 .PHONY: soak
-soak: build ## random operations against a model, every byte compared, for SOAK_SECONDS (3600); SOAK_ARGUMENTS="--seed N"
+soak: build ## random operations against a model for SOAK_SECONDS (3600); SOAK_ARGUMENTS="--seed N"
 	$(IN_TREE) tools/soak.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 
 .PHONY: torch-soak
@@ -88,24 +90,25 @@ torch-soak: build ## the same with tensors, through PyTorch on the simulated GPU
 	$(SIMULATE) -- python tests/torch/model_torch.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 	$(SIMULATE) --preload -- python tests/torch/model_torch.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 
-# Everything that records, checks or keeps something.
+# RL_SOAK_SETTINGS turns on everything that records, checks or keeps something.
 RL_SOAK := build/rl-soak
-RL_SOAK_SETTINGS := TMS_HOST_MEMORY=retain TMS_VERIFY_BACKUPS=1 TMS_GUARD=1 TMS_RELEASE_CACHED=pause TMS_LOG_LEVEL=error OMP_NUM_THREADS=1 \
-	TMS_DEBUG=events,snapshots,history TMS_METRICS_FILE=$(abspath $(RL_SOAK))/metrics-{pid}.txt TMS_DEBUG_DIR=$(abspath $(RL_SOAK))
+RL_SOAK_SETTINGS := TMS_HOST_MEMORY=retain TMS_VERIFY_BACKUPS=1 TMS_GUARD=1 TMS_RELEASE_CACHED=pause \
+	TMS_LOG_LEVEL=error OMP_NUM_THREADS=1 TMS_DEBUG=events,snapshots,history \
+	TMS_METRICS_FILE=$(abspath $(RL_SOAK))/metrics-{pid}.txt TMS_DEBUG_DIR=$(abspath $(RL_SOAK))
 .PHONY: rl-soak
-rl-soak: build ## examples/rl_loop.py with faults and every setting on, SOAK_SECONDS in each hook mode; every byte compared
+rl-soak: build ## examples/rl_loop.py with faults and every setting on, for SOAK_SECONDS in each hook mode
 	@rm -rf $(RL_SOAK) && mkdir -p $(RL_SOAK)
 	$(RL_SOAK_SETTINGS) $(SIMULATE) -- python tests/torch/rl_soak.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 	$(RL_SOAK_SETTINGS) $(SIMULATE) --preload -- python tests/torch/rl_soak.py --seconds $(SOAK_SECONDS) $(SOAK_ARGUMENTS)
 
 LIKE_ORDINARY_ARGUMENTS ?= --programs 1000
 .PHONY: like-ordinary
-like-ordinary: build ## random programs that fit in a device without regions must fit with them (LIKE_ORDINARY_ARGUMENTS="--programs 1000 --seed 1")
+like-ordinary: build ## programs that fit without regions must fit with them (LIKE_ORDINARY_ARGUMENTS="--seed 1")
 	$(SIMULATE) -- python tests/torch/programs/like_ordinary.py $(LIKE_ORDINARY_ARGUMENTS)
 
 OPINFO_ARGUMENTS ?=
 .PHONY: opinfo
-opinfo: build ## PyTorch's own database of operators on the simulated GPU, compared with the CPU (OPINFO_ARGUMENTS="--share 1/10 --json FILE")
+opinfo: build ## PyTorch's database of operators, compared with the CPU (OPINFO_ARGUMENTS="--share 1/10")
 	$(SIMULATE) -- python tools/opinfo.py $(OPINFO_ARGUMENTS)
 
 .PHONY: operator-speed
@@ -113,7 +116,7 @@ operator-speed: build ## what computing on the simulated GPU costs, beside the C
 	$(SIMULATE) -- python tools/operator_speed.py $(OPERATOR_SPEED_ARGUMENTS)
 
 .PHONY: torch-matrix
-torch-matrix: ## the tests with PyTorch with several of its releases, each in an environment of its own that is removed
+torch-matrix: ## the tests with several releases of PyTorch, each in an environment that is removed
 	$(PYTHON) tools/torch_matrix.py
 
 ##@ On real GPUs
@@ -124,52 +127,54 @@ gpu-test: build ## the GPU tests on the GPUs of this machine, in both hook modes
 
 RECORD ?= h100
 .PHONY: conformance
-conformance: ## on a real GPU: records what it does in tests/conformance, for the simulated one to be compared with (RECORD=h100)
+conformance: ## records what a real GPU does, for the simulated one to be compared with (RECORD=h100)
 	$(PYTHON) tools/record_gpu.py --output tests/conformance/driver/recorded_$(RECORD).json
 	$(PYTHON) tools/record_gpu.py --suite pytorch --output tests/conformance/pytorch/recorded_$(RECORD).json
 
 BENCH_ARGUMENTS ?=
 .PHONY: bench
-bench: build ## pause and resume beside what the hardware allows, with PyTorch; BENCH_ARGUMENTS="--peer PATH --json FILE"
+bench: build ## pause and resume beside the limits of the hardware; BENCH_ARGUMENTS="--peer PATH --json FILE"
 	$(IN_TREE) benchmarks/run.py $(BENCH_ARGUMENTS)
 
 VLLM_ARGUMENTS ?=
 .PHONY: vllm-sleep
-vllm-sleep: ## vLLM's sleep mode with this package beside vLLM's own; PYTHON has both installed (VLLM_ARGUMENTS="--model 7B --json FILE")
+vllm-sleep: ## vLLM's sleep mode with this package and without it (VLLM_ARGUMENTS="--model 7B --json FILE")
 	$(PYTHON) benchmarks/vllm_sleep.py $(VLLM_ARGUMENTS)
 
 SGLANG_ARGUMENTS ?=
 .PHONY: sglang-sleep
-sglang-sleep: ## SGLang's memory saver with this package, and the C++ package (SGLANG_ARGUMENTS="--backends none,torch_memory_saver,cpp --cpp FOLDER")
+sglang-sleep: ## SGLang with this package and the C++ package (SGLANG_ARGUMENTS="--cpp FOLDER")
 	$(PYTHON) benchmarks/sglang_sleep.py $(SGLANG_ARGUMENTS)
 
 .PHONY: sleep-heap
-sleep-heap: build ## what a sleep costs in Python in a large process, on the simulated GPU (benchmarks/sleep_heap.py)
+sleep-heap: build ## what a sleep costs in Python in a large process, on the simulated GPU
 	$(IN_TREE) -m torch_memory_saver simulate --memory 4GiB -- $(PYTHON) benchmarks/sleep_heap.py
 
 .PHONY: event-cost
-event-cost: ## what an event of the ring costs, and an NVTX range without a tool, in nanoseconds (tools/event_cost.c)
+event-cost: ## the cost of an event of the ring and of an NVTX range without a tool, in nanoseconds
 	@mkdir -p build && $(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc $(CUDA_INCLUDES) \
 		tools/event_cost.c csrc/base/events.c csrc/base/nvtx.c csrc/base/status.c -ldl -o build/event_cost
 	@build/event_cost
 
 .PHONY: ledger-cost
-ledger-cost: ## what counting an allocation of another library costs, in nanoseconds (tools/ledger_cost.c)
+ledger-cost: ## the cost of counting an allocation of another library, in nanoseconds
 	@mkdir -p build && $(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc $(CUDA_INCLUDES) \
 		tools/ledger_cost.c csrc/base/ledger.c csrc/base/callers.c -o build/ledger_cost
 	@build/ledger_cost
 
 ##@ Test the C code
-# ---- C unit tests. Each test_*.c below tests/unit is a program, linked with the core and with tests/unit/support. A header
-# for the tests of one folder lies in its support/, and they include it as support/x.h. One build a variant: plain, asan (with
-# UBSan), tsan, coverage.
+# ---- C unit tests
+#
+# Each test_*.c below tests/unit is a program, linked with the core and with tests/unit/support. A header for the tests of
+# one folder is in the folder's support/, and the tests include it as support/x.h.
+# Each VARIANT has a build of its own: plain, asan (with UBSan), tsan, coverage, aarch64.
 
 VARIANT ?= plain
 ALL_C_TESTS := $(shell find tests/unit -name 'test_*.c' | sort)
 C_TESTS ?= $(ALL_C_TESTS)
-# For one program, which hangs if it takes longer.
+# A program that takes longer than this hangs.
 C_TEST_SECONDS := 600
-# Runs the programs of another processor, without the tests of NOT_EMULATED: each PROGRAM:TEST (make aarch64).
+# EMULATOR runs the programs of another processor, without the tests of NOT_EMULATED, each PROGRAM:TEST (make aarch64).
 EMULATOR :=
 NOT_EMULATED :=
 C_BUILD := build/c/$(VARIANT)
@@ -180,13 +185,13 @@ C_FLAGS_tsan := -O1 -g1 -fno-omit-frame-pointer -fsanitize=thread
 C_FLAGS_aarch64 := -O1
 C_FLAGS_coverage := -O0 --coverage -fprofile-update=atomic
 # Not fortified, although a distribution's compiler may do it by default: the sanitizers look at the plain calls.
-C_FLAGS = -std=c11 -D_GNU_SOURCE -U_FORTIFY_SOURCE -g -pthread -fPIC -fvisibility=hidden -Wall -Wextra -Werror $(C_FLAGS_$(VARIANT)) \
-	-Icsrc -Itests/unit/support $(CUDA_INCLUDES) -MMD -MP
+C_FLAGS = -std=c11 -D_GNU_SOURCE -U_FORTIFY_SOURCE -g -pthread -fPIC -fvisibility=hidden -Wall -Wextra -Werror \
+	$(C_FLAGS_$(VARIANT)) -Icsrc -Itests/unit/support $(CUDA_INCLUDES) -MMD -MP
 C_LIBRARIES := -lcmocka -ldl -lrt -lm
 
 CORE_LAYERS := $(addprefix csrc/,base device backup core abi)
 CORE_SOURCES := $(shell find $(CORE_LAYERS) -name '*.c' | sort)
-# What runs inside a user's process: everything but the simulated GPU.
+# The code that runs inside a user's process: everything but the simulated GPU.
 SHIPPED_SOURCES := $(CORE_SOURCES) $(wildcard csrc/python/*.c csrc/preload/*.c)
 C_CORE := $(patsubst %.c,$(C_BUILD)/%.o,$(CORE_SOURCES))
 C_SUPPORT := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard tests/unit/support/*.c))
@@ -210,8 +215,8 @@ $(C_PROGRAMS): %: %.o $(C_CORE) $(C_SUPPORT)
 	@$(CC) $(C_FLAGS_$(VARIANT)) -pthread -rdynamic $^ $(C_LIBRARIES) -o $@
 
 .PHONY: ctest-build ctest
-ctest-build: $(C_PROGRAMS) $(C_DRIVER)
-# Each program waits for a part of its time, for the disk or for threads, so several run beside each other.
+ctest-build: $(C_PROGRAMS) $(C_DRIVER) ## the C unit tests, compiled and not run
+# The programs run side by side, because each waits for the disk or for threads for a part of its time.
 C_TEST_JOBS ?= 2
 define RUN_C_TEST
 	export SKIPPED_TESTS=; for test in $(NOT_EMULATED); do case $$test in $${0##*/}:*) SKIPPED_TESTS=$${test#*:} ;; esac; done; \
@@ -230,7 +235,7 @@ ctest: ctest-build ## the C unit tests (C_TESTS=tests/unit/core/model/test_regio
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi; \
 	echo "$(words $(C_PROGRAMS)) C test programs passed ($(VARIANT))"
 
-# ---- The package with libraries of a variant, in $(SITE). They are linked from the objects of the C tests.
+# ---- The package with the libraries of a variant, in $(SITE), linked from the objects of the C tests
 
 SITE := $(C_BUILD)/site
 SITE_CORE := $(SITE)/torch_memory_saver/_core.abi3.so
@@ -238,7 +243,8 @@ SITE_PRELOAD := $(SITE)/torch_memory_saver_hook_mode_preload.abi3.so
 SITE_SIMULATOR := $(SITE)/torch_memory_saver/_simulated_cuda.so
 C_GLUE := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/python/*.c))
 C_PRELOAD := $(patsubst %.c,$(C_BUILD)/%.o,$(wildcard csrc/preload/*.c))
-LINK_SHARED = mkdir -p $(@D) && echo "  LD $@" && $(CC) $(C_FLAGS_$(VARIANT)) -shared -pthread -Wl,-Bsymbolic-functions -Wl,-z,nodelete \
+LINK_SHARED = mkdir -p $(@D) && echo "  LD $@" && \
+	$(CC) $(C_FLAGS_$(VARIANT)) -shared -pthread -Wl,-Bsymbolic-functions -Wl,-z,nodelete \
 	$(addprefix -Wl$(COMMA)--version-script=,$(filter %.map,$^)) $(filter %.o,$^) -ldl -lrt -o $@
 COMMA := ,
 
@@ -250,49 +256,61 @@ $(SITE_PRELOAD): $(C_CORE) $(C_PRELOAD) csrc/preload/exports.map
 $(SITE_SIMULATOR): $(C_SIMULATOR) csrc/simulator/exports.map
 	@$(LINK_SHARED)
 
-# Its tests run in that folder: Python started in the source tree imports the package that lies there.
+# Tests of that package run in that folder: Python started in the source tree imports the package that lies there.
 .PHONY: site
-site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_SIMULATOR)
-	@find torch_memory_saver torch_memory_saver_pytest.py \( -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.css' -o -name '*.js' -o -name py.typed \) -exec cp --parents -t $(abspath $(SITE)) {} +
+site: $(SITE_CORE) $(SITE_PRELOAD) $(SITE_SIMULATOR) ## the package with the libraries of VARIANT, in build/c/VARIANT/site
+	@find torch_memory_saver torch_memory_saver_pytest.py \
+		\( -name '*.py' -o -name '*.pyi' -o -name '*.html' -o -name '*.css' -o -name '*.js' -o -name py.typed \) \
+		-exec cp --parents -t $(abspath $(SITE)) {} +
 	@ln -sfn $(addprefix $(CURDIR)/,csrc tests tools benchmarks Makefile pyproject.toml setup.py) $(SITE)
 
-# Tests of what is in the libraries that setup.py builds: names that begin so.
-OF_SETUP := --ignore=tests/unit/preload/test_exports.py --ignore=tests/unit/python/setup/test_installing.py \
-	--deselect=tests/unit/python/simulate/test_elf.py::test_the_simulated_gpu \
-	$(addprefix --deselect=tests/unit/python/setup/test_libraries.py::test_,libraries_ mappings_of_libraries_ core_exports preload_library_exports \
-	simulator_exports) --deselect=tests/unit/python/setup/test_setup.py::test_source_distribution
+# OF_SETUP excludes the tests of the libraries that setup.py builds, from runs with other libraries.
+LIBRARY_TESTS := libraries_ mappings_of_libraries_ core_exports preload_library_exports simulator_exports
+OF_SETUP := --ignore=tests/unit/preload/test_exports.py
+OF_SETUP += --ignore=tests/unit/python/setup/test_installing.py
+OF_SETUP += --deselect=tests/unit/python/simulate/test_elf.py::test_the_simulated_gpu
+# A test is deselected if its name begins so.
+OF_SETUP += $(addprefix --deselect=tests/unit/python/setup/test_libraries.py::test_,$(LIBRARY_TESTS))
+OF_SETUP += --deselect=tests/unit/python/setup/test_setup.py::test_source_distribution
 
-# ---- The processor of GH200 and GB200. Debian has a cross compiler and an emulator of it:
+# ---- The processor of GH200 and GB200
+#
+# Debian has a cross compiler and an emulator of it:
 #     dpkg --add-architecture arm64 && apt-get update
 #     apt-get install gcc-aarch64-linux-gnu qemu-user libcmocka-dev:arm64
 
 AARCH64 := CC=aarch64-linux-gnu-gcc EMULATOR=qemu-aarch64
-# What the emulator lacks: a fork without some of the memory (MADV_DONTFORK), io_uring, mutexes that survive a killed process
-# (set_robust_list), the start times of processes in /proc, and the speed for an hour of calls that fail one after the other.
+# NOT_IN_QEMU excludes tests of what the emulator lacks:
+# - a fork without some of the memory (MADV_DONTFORK)
+# - io_uring
+# - mutexes that survive a killed process (set_robust_list)
+# - the start times of processes in /proc
+# - the speed for an hour of calls that fail one after the other
 NOT_IN_QEMU := test_store:a_forked_child_changes_nothing test_transition_log:each_call_is_one_line \
 	test_process:processes_share_a_budget test_management:the_management_library_lists_the_processes_with_memory \
 	test_nccl_setup:a_rank_that_dies_before_the_others_are_there test_driver_calls:every_call_may_fail
 # These tests start a program without the emulator, or need a library of this machine.
 NOT_IN_QEMU_PRELOADED := disk_backups_are_files or fork_and_exec or jemalloc or asan
 .PHONY: aarch64
-aarch64: build ## the libraries for aarch64, the C tests and the tests of the preload libraries in qemu-aarch64 (ten minutes)
+aarch64: build ## the libraries for aarch64, and their C and preload tests in qemu-aarch64 (10 min)
 	$(MAKE) site VARIANT=aarch64 $(AARCH64)
 	$(MAKE) ctest VARIANT=aarch64 $(AARCH64) NOT_EMULATED="$(NOT_IN_QEMU)"
 	$(AARCH64) SITE=$(abspath build/c/aarch64/site) $(IN_TREE) -m pytest -m '' -k 'not ($(NOT_IN_QEMU_PRELOADED))' \
 		$(PYTEST_ARGUMENTS) $(patsubst %,tests/unit/preload/test_%.py,capture ledger memory process)
 
 .PHONY: shared-kills
-shared-kills: ## the shared store: kills a process at each system call, of which `make ctest` takes some (ten minutes)
-	TMS_EVERY_KILL=1 $(MAKE) ctest C_TEST_SECONDS=3600 C_TESTS="tests/unit/backup/shared/test_kills.c tests/unit/backup/shared/test_published.c tests/unit/abi/test_shared_kills.c"
+shared-kills: ## the shared store: kills a process at each system call (10 min)
+	TMS_EVERY_KILL=1 $(MAKE) ctest C_TEST_SECONDS=3600 C_TESTS="$(addprefix tests/unit/,backup/shared/test_kills.c \
+		backup/shared/test_published.c abi/test_shared_kills.c)"
 
 ##@ Sanitizers, fuzzing, coverage
-# ---- Sanitizers.
+# ---- Sanitizers
 
 .PHONY: sanitize sanitize-c sanitize-python sanitize-threads
-sanitize: sanitize-c sanitize-python sanitize-threads ## the C and the Python tests with ASan and UBSan, the former also with TSan
+sanitize: sanitize-c sanitize-python sanitize-threads ## the C and Python tests with ASan and UBSan, the C tests also with TSan
 
-# What their processes report that a test does not look at lies in these files and fails the run. Faults are for the tests:
-# some expect them. strict_string_checks: a text that is not terminated is a mistake wherever its end is not looked for.
+# Reports that a test does not look at lie in these files and fail the run. Faults (SIGSEGV, SIGBUS) are left to the tests,
+# some of which expect them. strict_string_checks reports every text that is not terminated.
 SANITIZER_REPORTS := $(abspath build/c/asan/reports)
 ASAN_SETTINGS := abort_on_error=1:handle_segv=0:handle_sigbus=0:detect_stack_use_after_return=1:strict_string_checks=1
 UBSAN_SETTINGS := halt_on_error=1:abort_on_error=1:print_stacktrace=1
@@ -300,43 +318,58 @@ UBSAN_SETTINGS := halt_on_error=1:abort_on_error=1:print_stacktrace=1
 sanitize-c: ## the C tests and the corpus of the fuzz targets, with ASan and UBSan
 	ASAN_OPTIONS=$(ASAN_SETTINGS):detect_leaks=1 UBSAN_OPTIONS=$(UBSAN_SETTINGS) $(MAKE) ctest fuzz-corpus VARIANT=asan
 
-# Threads of the library itself run in most programs. Left out is what another process orders, which TSan does not see, what
-# makes the calls of other programs once more for a minute, what needs as many mappings as the system allows, and what only
-# computes or works with files on one thread.
+# NOT_TSAN excludes tests without use under TSan, although threads of the library run in most programs:
+# - TSan does not see what another process orders
+# - calls of other programs, made once more for a minute
+# - as many mappings as the system allows
+# - computing, and work with files on one thread
 NOT_TSAN := $(addprefix tests/unit/,abi/test_shared_kills.c core/test_driver_calls.c core/test_scale_runs.c \
-	backup/host/test_gaps.c simulator/test_fingerprint.c simulator/test_ipc.c $(addprefix backup/shared/,test_clean_up.c test_entry.c \
-	test_folder.c test_full.c test_key.c test_kills.c test_names.c test_processes.c test_published.c))
+	backup/host/test_gaps.c simulator/test_fingerprint.c simulator/test_ipc.c)
+NOT_TSAN += $(patsubst %,tests/unit/backup/shared/test_%.c,clean_up entry folder full key kills names processes published)
 sanitize-threads: ## the C tests with TSan
-	TMS_TEST_CYCLES=100 TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) $(MAKE) ctest VARIANT=tsan C_TESTS="$(filter-out $(NOT_TSAN),$(ALL_C_TESTS))"
+	TMS_TEST_CYCLES=100 TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/sanitize/thread.suppressions) \
+		$(MAKE) ctest VARIANT=tsan C_TESTS="$(filter-out $(NOT_TSAN),$(ALL_C_TESTS))"
 
-# Python itself is not instrumented: leaks are looked for in the C tests. The compiled programs of tests/unit/preload have the
-# runtime by CFLAGS, with the preload library before it (verify_asan_link_order). Left out is what is about the libraries that
-# setup.py builds, what starts programs that have no runtime or a malloc of their own, PyTorch, and forks of a process with
-# threads, in whose child ASan's own allocator can wait for ever. So are the folders whose tests read files, compute or print and
-# hardly call the libraries (arguments, installations without folders, command lines, the doctor, timelines, orders of layers), what repeats the same calls at each bytecode,
-# what draws, because matplotlib throws C++ exceptions, which the runtime of ASan in C programs does not know, and malformed
-# files, whose lengths ask for more memory than ASan allows.
+# Python itself is not instrumented, so only the C tests look for leaks. The compiled programs of tests/unit/preload get the
+# runtime by CFLAGS, with the preload library before it (verify_asan_link_order).
 SANITIZED_PYTHON := $(abspath build/c/asan/python)
 SANITIZED_TESTS ?= tests/unit/python tests/unit/preload
-NOT_SANITIZED := $(OF_SETUP) $(addprefix --ignore=tests/unit/,preload/test_harmless.py \
-	$(addprefix python/,torch/test_torch_cpu.py torch/test_interrupted_regions.py engine/test_arguments.py test_without_observers.py setup cli layer_graphs observe/doctor \
-	observe/events/timeline observe/memory/test_log_plot.py observe/memory/test_malformed.py simulate/test_simulate.py simulate/test_pytest_plugin.py)) $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library test_beside_jemalloc \
-	test_allocations_inside_an_allocation_are_not_the_programs) \
-	--deselect=tests/unit/python/test_exit.py::test_a_forked_child_leaves_its_parents_resources \
-	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_closes_nothing_of_its_parents \
-	--deselect=tests/unit/python/backup/test_host_memory.py::test_a_forked_child_inherits_copies_of_a_backup_and_not_its_memory
+NOT_SANITIZED := $(OF_SETUP)
+PYTHON_TESTS := tests/unit/python
+# These tests start programs that have no runtime of ASan or a malloc of their own.
+NOT_SANITIZED += --ignore=tests/unit/preload/test_harmless.py
+NOT_SANITIZED += $(addprefix --deselect=tests/unit/preload/test_process.py::,test_beside_another_preloaded_library \
+	test_beside_jemalloc test_allocations_inside_an_allocation_are_not_the_programs)
+# These tests need PyTorch, or repeat the same calls at each bytecode.
+NOT_SANITIZED += $(patsubst %,--ignore=$(PYTHON_TESTS)/torch/test_%.py,torch_cpu interrupted_regions)
+# These tests read files, compute or print, and hardly call the libraries.
+NOT_SANITIZED += $(addprefix --ignore=$(PYTHON_TESTS)/,engine/test_arguments.py test_without_observers.py setup cli \
+	layer_graphs observe/doctor observe/events/timeline)
+NOT_SANITIZED += $(patsubst %,--ignore=$(PYTHON_TESTS)/simulate/test_%.py,simulate pytest_plugin)
+# matplotlib throws C++ exceptions, which the runtime of ASan in C programs does not know.
+NOT_SANITIZED += --ignore=$(PYTHON_TESTS)/observe/memory/test_log_plot.py
+# The lengths in malformed files ask for more memory than ASan allows.
+NOT_SANITIZED += --ignore=$(PYTHON_TESTS)/observe/memory/test_malformed.py
+# ASan's own allocator can wait for ever in the forked child of a process with threads.
+NOT_SANITIZED += --deselect=$(PYTHON_TESTS)/test_exit.py::test_a_forked_child_leaves_its_parents_resources
+NOT_SANITIZED += $(addprefix --deselect=$(PYTHON_TESTS)/backup/test_host_memory.py::test_a_forked_child_,\
+	closes_nothing_of_its_parents inherits_copies_of_a_backup_and_not_its_memory)
 sanitize-python: ## the Python tests on the simulated GPU, with ASan and UBSan in the libraries
 	$(MAKE) site VARIANT=asan
 	$(PYTHON) tools/sanitizer/make_python.py $(SANITIZED_PYTHON) "$$($(CC) -print-file-name=libasan.so)" $(CC)
 	@rm -rf $(SANITIZER_REPORTS) && mkdir -p $(SANITIZER_REPORTS)
-	@export PATH="$(SANITIZED_PYTHON)/bin:$$PATH" PYTHONPATH="$(abspath build/c/asan/site)" PYTHONMALLOC=malloc CFLAGS=-fsanitize=address \
+	@export PATH="$(SANITIZED_PYTHON)/bin:$$PATH" PYTHONPATH="$(abspath build/c/asan/site)" \
+		PYTHONMALLOC=malloc CFLAGS=-fsanitize=address \
 		ASAN_OPTIONS=$(ASAN_SETTINGS):detect_leaks=0:verify_asan_link_order=0:log_path=$(SANITIZER_REPORTS)/address \
 		UBSAN_OPTIONS=$(UBSAN_SETTINGS):log_path=$(SANITIZER_REPORTS)/undefined; cd build/c/asan/site; set -x; \
 	python -m pytest -q tests/sanitize/check_detection.py && \
 	python -m pytest $(SANITIZED_TESTS) $(NOT_SANITIZED) $(PYTEST_ARGUMENTS)
-	@if [ -n "$$(ls $(SANITIZER_REPORTS))" ]; then head -n 60 $(SANITIZER_REPORTS)/*; exit 1; else echo "no reports of the sanitizers"; fi
+	@if [ -n "$$(ls $(SANITIZER_REPORTS))" ]; then head -n 60 $(SANITIZER_REPORTS)/*; exit 1; \
+	else echo "no reports of the sanitizers"; fi
 
-# ---- Fuzzing, with clang's libFuzzer. What it finds goes to tests/fuzz/corpus, which `make fuzz-corpus` runs through.
+# ---- Fuzzing, with clang's libFuzzer
+#
+# An input that crashed a parser goes to tests/fuzz/corpus, which `make fuzz-corpus` runs.
 
 FUZZ_SECONDS ?= 60
 FUZZ_CC ?= clang
@@ -354,19 +387,22 @@ $(C_BUILD)/tests/fuzz/replay_%: $(C_BUILD)/tests/fuzz/fuzz_%.o $(C_BUILD)/tests/
 	@$(CC) $(C_FLAGS_$(VARIANT)) -pthread $^ -ldl -lrt -o $@
 
 .PHONY: fuzz fuzz-corpus
-fuzz: $(addprefix $(FUZZ_BUILD)/fuzz_,$(FUZZ_TARGETS)) ## looks for inputs that break the parsers, FUZZ_SECONDS=60 for each target
+fuzz: $(addprefix $(FUZZ_BUILD)/fuzz_,$(FUZZ_TARGETS)) ## looks for inputs that break the parsers (FUZZ_SECONDS=60 for each)
 	@for target in $(FUZZ_TARGETS); do \
 		echo "== $$target"; found=$(FUZZ_BUILD)/corpus/$$target; mkdir -p $$found && \
-		UBSAN_OPTIONS=print_stacktrace=1 $(FUZZ_BUILD)/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -close_fd_mask=2 \
-			-artifact_prefix=$(FUZZ_BUILD)/ $$found tests/fuzz/corpus/$$target 2>$(FUZZ_BUILD)/$$target.log || { tail -n 60 $(FUZZ_BUILD)/$$target.log; exit 1; }; \
+		UBSAN_OPTIONS=print_stacktrace=1 $(FUZZ_BUILD)/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) \
+			-print_final_stats=1 -close_fd_mask=2 \
+			-artifact_prefix=$(FUZZ_BUILD)/ $$found tests/fuzz/corpus/$$target 2>$(FUZZ_BUILD)/$$target.log || \
+			{ tail -n 60 $(FUZZ_BUILD)/$$target.log; exit 1; }; \
 		grep -E 'INITED|DONE|stat::number' $(FUZZ_BUILD)/$$target.log; \
 	done
 fuzz-corpus: $(FUZZ_REPLAYERS) ## runs the kept inputs of the fuzz targets once
 	@for target in $(FUZZ_TARGETS); do \
-		log=$(C_BUILD)/tests/fuzz/$$target.log; $(C_BUILD)/tests/fuzz/replay_$$target tests/fuzz/corpus/$$target/* 2>$$log || { cat $$log; exit 1; }; \
+		log=$(C_BUILD)/tests/fuzz/$$target.log; \
+		$(C_BUILD)/tests/fuzz/replay_$$target tests/fuzz/corpus/$$target/* 2>$$log || { cat $$log; exit 1; }; \
 	done
 
-# ---- Coverage of the C code without the simulator, by the C tests and the Python tests, with gcov.
+# ---- Coverage of the C code without the simulator, by the C tests and the Python tests, with gcov
 
 COVERAGE_LINES := 95
 COVERAGE_BRANCHES := 85
@@ -375,30 +411,34 @@ COVERAGE_TESTS ?= tests/unit/python tests/unit/preload $(wildcard tests/fault_in
 NOT_COVERAGE := $(OF_SETUP) --ignore=tests/unit/preload/test_harmless.py \
 	--deselect=tests/fault_injection/test_faults.py::test_nothing_that_can_fail_is_left_out
 .PHONY: coverage coverage-report
-coverage: ## how much of the C code without the simulator the tests run through; fails below the thresholds of the Makefile
+coverage: ## the share of the C code that the tests reach; fails below the thresholds
 	@find build/c/coverage -name '*.gcda' -delete 2>/dev/null || true
 	$(MAKE) ctest site VARIANT=coverage
-	cd build/c/coverage/site && PYTHONPATH="$$PWD" $(PYTHON) -m pytest -q -m '' $(COVERAGE_TESTS) $(NOT_COVERAGE) $(PYTEST_ARGUMENTS)
+	cd build/c/coverage/site && \
+	PYTHONPATH="$$PWD" $(PYTHON) -m pytest -q -m '' $(COVERAGE_TESTS) $(NOT_COVERAGE) $(PYTEST_ARGUMENTS)
 	$(MAKE) coverage-report
-coverage-report: # of the runs so far
-	$(PYTHON) tools/coverage_report.py --lines $(COVERAGE_LINES) --branches $(COVERAGE_BRANCHES) build/c/coverage $(patsubst %/,%,$(sort $(dir $(SHIPPED_SOURCES))))
+coverage-report: ## the report of the runs so far
+	$(PYTHON) tools/coverage_report.py --lines $(COVERAGE_LINES) --branches $(COVERAGE_BRANCHES) build/c/coverage \
+		$(patsubst %/,%,$(sort $(dir $(SHIPPED_SOURCES))))
 
 -include $(shell find $(C_BUILD) -name '*.d' 2>/dev/null)
 
 ##@ Style and static analysis
-# ---- Lint. A tool that is not there is named, and skipped where it is one of two that look for the same.
+# ---- Lint
+#
+# A tool that is not installed is named. It is skipped if another tool looks for the same.
 
 .PHONY: lint lint-format lint-c lint-python analyze layers layers-picture
 lint: lint-format layers lint-c analyze lint-python ## formatting, the layers of csrc, static analysis of the C, ruff, mypy
-layers: $(C_CORE) $(C_GLUE) $(C_PRELOAD) $(C_SIMULATOR) ## fails where a file of csrc uses one of a higher layer, or files use each other in a circle
+layers: $(C_CORE) $(C_GLUE) $(C_PRELOAD) $(C_SIMULATOR) ## the order of the layers of csrc, and circles of files
 	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --need-objects
 layers-picture: layers ## docs/images/layers.svg and package-layers.svg, drawn anew
 	$(PYTHON) tools/check_layers.py --objects $(C_BUILD) --svg docs/images/layers.svg
 	$(PYTHON) tools/package_picture.py
 	$(PYTHON) docs/darken.py
-lint-format:
+lint-format: ## the format of the C files
 	@echo "$(CLANG_FORMAT) --dry-run -Werror" && $(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
-lint-c:
+lint-c: ## cppcheck and clang-tidy; a tool that is not installed is named and skipped
 	@if command -v cppcheck >/dev/null; then \
 		set -x; cppcheck --std=c11 --library=python --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
 			--suppress=missingIncludeSystem -D_GNU_SOURCE -Icsrc csrc; \
@@ -414,7 +454,7 @@ analyze: ## the C code without the simulator through gcc's analyzer, every repor
 				$(CUDA_INCLUDES) -c $$file -o /dev/null || failed=1; \
 		done; exit $$failed; \
 	else echo "skipped: gcc is not installed"; fi
-lint-python:
+lint-python: ## ruff, mypy, pyright and the layers of the package
 	$(PYTHON) -m ruff check $(PYTHON_FILES)
 	$(PYTHON) -m ruff format --check $(PYTHON_FILES)
 	$(PYTHON) -m mypy torch_memory_saver torch_memory_saver_pytest.py $(wildcard tools benchmarks)
@@ -428,17 +468,18 @@ lint-python:
 	mv build/imports/torch_memory_saver/_core.pyi build/imports/torch_memory_saver/_core.py
 	cd build/imports && lint-imports --no-cache --config ../../pyproject.toml
 
-# What compiles with it compiles with all: cuda.h only grows. pip has it as a package, which is unpacked and not installed.
+# Code that compiles with the oldest cuda.h compiles with all, because cuda.h only grows. The package of pip is unpacked and
+# not installed.
 OLDEST_CUDA := 12.0.107
 OLDEST_HEADERS := build/cuda-$(OLDEST_CUDA)
 $(OLDEST_HEADERS)/nvidia/cuda_runtime/include/cuda.h:
 	$(PYTHON) -m pip install --no-deps --target $(OLDEST_HEADERS) nvidia-cuda-runtime-cu12==$(OLDEST_CUDA)
 
 .PHONY: oldest-cuda
-oldest-cuda: $(OLDEST_HEADERS)/nvidia/cuda_runtime/include/cuda.h ## compiles all of the C against the oldest cuda.h that will do
+oldest-cuda: $(OLDEST_HEADERS)/nvidia/cuda_runtime/include/cuda.h ## compiles all of the C with the oldest supported cuda.h
 	@for file in $(filter-out tools/%,$(filter %.c,$(C_FILES))); do \
-		$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -DPy_LIMITED_API=0x030A0000 -DTMS_INTERFACE=0 -Icsrc -Itests/unit/support -I$(PYTHON_INCLUDE) \
-			-isystem $(<D) $$file || exit 1; \
+		$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -DPy_LIMITED_API=0x030A0000 -DTMS_INTERFACE=0 \
+			-Icsrc -Itests/unit/support -I$(PYTHON_INCLUDE) -isystem $(<D) $$file || exit 1; \
 	done; echo "all of the C compiles with the cuda.h of CUDA $(OLDEST_CUDA)"
 
 .PHONY: format
@@ -460,5 +501,5 @@ docs: ## the documentation, in build/docs (PYTHON has the package and its extra 
 	@echo "open build/docs/index.html"
 
 .PHONY: wheel
-wheel: ## dist/: a source distribution, the wheel built from it, and the debug data of its libraries (dist/symbols)
+wheel: ## a source distribution, its wheel and the debug data of the libraries, in dist
 	TMS_SYMBOLS="$(CURDIR)/dist/symbols" $(PYTHON) -m build --outdir dist

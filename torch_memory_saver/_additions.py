@@ -36,8 +36,7 @@ ADDITIONS: dict[str, dict[str, str]] = {
     # A resume fails with it, after the last attempt. The arguments are the error and the tags that the resume selects. The
     # function may add to the message, and must not raise.
     "out of memory": {"reports": "torch_memory_saver.observe._out_of_memory.reporter:explain"},
-    # A private attribute that the engine does not have. The arguments are the engine and the name. The function returns the
-    # attribute or raises AttributeError.
+    # A read of a private attribute of the C++ package. The arguments are the engine and the name of the attribute.
     "private attribute": {"C++ package": "torch_memory_saver._compat.cpp_package:corner_of"},
     # A command, which is the name; in the order of the help. The class is a Command of _cli/commands.py.
     "command": {

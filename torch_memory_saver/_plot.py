@@ -1,5 +1,6 @@
-"""Writes a picture of matplotlib to a file, without pyplot, so that the program's backend stays as it is. Equal pictures are
-equal bytes of an SVG file with one release of matplotlib.
+"""The writer of matplotlib's pictures. It does not use pyplot, so the program's backend stays as it is.
+
+With one release of matplotlib, equal pictures give SVG files with equal bytes.
 """
 
 from __future__ import annotations

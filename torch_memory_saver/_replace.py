@@ -1,4 +1,4 @@
-"""Replaces this process by another program."""
+"""The replacement of this process by another program."""
 
 from __future__ import annotations
 

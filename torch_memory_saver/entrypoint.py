@@ -1,4 +1,7 @@
-"""Old import paths of the saver's classes: see _compat/cpp_package.py. Programs replace ``is_xpu`` here."""
+"""Re-exports of names of the C++ package, whose code is in _compat/cpp_package.py.
+
+Programs replace ``is_xpu`` here.
+"""
 
 from torch_memory_saver._compat.cpp_package import (
     BinaryWrapper,

@@ -7,11 +7,11 @@ value and what is allowed. The options of a pause and a resume, with their defau
 The engine's methods create the object first. The saver passes keywords to these methods, because the engine may be a
 registered implementation: that is the contract of ``register_hook_mode``.
 
-Every call that selects memory by tags takes patterns, as in ``pause("engine0/*")``: those of the shell, with upper and
-lower case told apart. A region takes names only, and any name. A tag that looks like a pattern is meant by that name, as
-soon as a region or an allocation has had it. A pattern stands for the tags that allocations have had when the call
-begins. It is replaced by them once, before anything else looks at the selection, so that all parts of a call select the
-same memory. A tag that appears afterwards is not selected, as an allocation that appears during a pause by name is not.
+Every call that selects memory by tags takes patterns, as in ``pause("engine0/*")``: those of the shell, case-sensitive.
+A region takes any name and no pattern. Once a region or an allocation has had a tag that looks like a pattern, the text
+means that tag. A pattern stands for the tags that allocations have had when the call begins. The tags replace it once,
+before anything else reads the selection, so all parts of a call select the same memory. A tag that appears afterwards is not
+selected.
 
 Any thread; no lock. A selection of names only is not looked up at all.
 """
@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from torch_memory_saver import _core
@@ -59,6 +60,7 @@ __all__ = [
     "choose_pause_backup",
     "deferred_kind",
     "errors_of",
+    "refuse_unrun",
     "select_tags",
 ]
 
@@ -236,8 +238,18 @@ def check_callback(name: str, callback: object) -> None:
         )
 
 
+def refuse_unrun(name: str, result: type) -> None:
+    """Refuse the type of a callable's result if it shows that the body has not run.
+
+    Only a call shows it of a lambda or a decorated function.
+    """
+    if result in (CoroutineType, GeneratorType, AsyncGeneratorType):
+        kind = result.__name__.replace("_", " ")
+        raise InvalidArgumentError(f"{name} has returned a {kind}, whose body has not run: pass an ordinary function")
+
+
 def check_progress(progress: object) -> Callable[[int, int], Any] | None:
-    """Return `progress`, which must be None or a callable."""
+    """Return None, or a function that calls `progress` and refuses a result that shows that no body has run."""
     if progress is None:
         return None
     if not callable(progress):
@@ -245,7 +257,11 @@ def check_progress(progress: object) -> Callable[[int, int], Any] | None:
             f"progress must be None or a callable that takes (done_bytes, total_bytes), not {type(progress).__name__}"
         )
     check_callback("progress", progress)
-    return progress
+
+    def report(done_bytes: int, total_bytes: int) -> None:
+        refuse_unrun("progress", type(progress(done_bytes, total_bytes)))
+
+    return report
 
 
 def check_device(device: object) -> int:

@@ -396,11 +396,7 @@ class TorchMemorySaver:
                 managed, or the program has ended routing to a replaced token.
         """
         optional = _changed(
-            "cuda_graph",
-            cpu_backup_backend=cpu_backup_backend,
-            backup=backup,
-            host_memory=host_memory,
-            runs=runs,
+            "cuda_graph", cpu_backup_backend=cpu_backup_backend, backup=backup, host_memory=host_memory, runs=runs
         )
         return self._use().cuda_graph(
             cuda_graph=cuda_graph,
@@ -438,7 +434,7 @@ class TorchMemorySaver:
                 exceptions on.
 
         Raises:
-            InvalidArgumentError: `function` is not a callable.
+            InvalidArgumentError: `function` is not a callable. The wrapper raises it if `function` returns a coroutine.
             TypeError: `function` is a coroutine function or a generator function, whose body runs after the call has
                 returned.
         """
@@ -560,12 +556,7 @@ class TorchMemorySaver:
                 already being released: then the pause is complete.
         """
         optional = _changed(
-            "pause",
-            backup=backup,
-            live_only=live_only,
-            progress=progress,
-            if_shared=if_shared,
-            timeout=timeout,
+            "pause", backup=backup, live_only=live_only, progress=progress, if_shared=if_shared, timeout=timeout
         )
         return self._use().pause(tag=tag, **optional)
 
@@ -654,13 +645,7 @@ class TorchMemorySaver:
                 was already complete.
         """
         optional = _changed(
-            "resume",
-            timeout=timeout,
-            exclusive=exclusive,
-            host_memory=host_memory,
-            zero=zero,
-            progress=progress,
-            wait=wait,
+            "resume", timeout=timeout, exclusive=exclusive, host_memory=host_memory, zero=zero, progress=progress, wait=wait
         )
         return self._use().resume(tag=tag, **optional)
 

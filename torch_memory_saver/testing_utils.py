@@ -1,4 +1,4 @@
-"""Old helpers of test programs: see _compat/cpp_package.py."""
+"""Re-exports of names of the C++ package, whose code is in _compat/cpp_package.py."""
 
 from torch_memory_saver._compat.cpp_package import (
     _xpu_used_memory,

@@ -525,9 +525,16 @@ _MISTAKES = (
     Mutant(
         "a-bound-function-runs-outside-the-region",
         _SOURCES + "_engine/region.py",
-        "    bound = Region(store, find_torch, frame.options, frame.threads)(function)\n",
-        "    bound = functools.partial(function)\n",
+        "    in_region = Region(store, find_torch, frame.options, frame.threads)(function)\n",
+        "    in_region = functools.partial(function)\n",
         ("tests/unit/python/torch/test_bind_region.py::test_a_thread_pool_allocates_in_the_caller_s_region",),
+    ),
+    Mutant(
+        "a-progress-that-hides-a-coroutine-function-is-accepted",
+        _SOURCES + "options.py",
+        'refuse_unrun("progress", type(progress(done_bytes, total_bytes)))',
+        "progress(done_bytes, total_bytes)",
+        ("tests/unit/python/engine/test_arguments.py::test_a_progress_whose_result_shows_that_no_body_ran_ends_the_call",),
     ),
     Mutant(
         "a-task-binds-another-task-s-region",

@@ -259,11 +259,7 @@ def _affected_devices(tag: str | None = None) -> list[int]:
 
 
 def corner_of(implementation: Engine, name: str) -> Any:
-    """Return a private attribute of the C++ package's implementation, if this package supports it.
-
-    Raises:
-        AttributeError: This package does not support it.
-    """
+    """Return a private attribute of the C++ package's implementation, one of those that :class:`Engine` names."""
     if name == "_binary_wrapper":
         return binary_wrapper()
     if name == "_hook_mode":
@@ -274,9 +270,8 @@ def corner_of(implementation: Engine, name: str) -> Any:
         return MemPools(implementation)
     if name == "_with_region_config":
         return _region_config
-    if name == "_affected_devices":
-        return _affected_devices
-    raise AttributeError(f"{type(implementation).__name__!r} object has no attribute {name!r}")
+    assert name == "_affected_devices", name
+    return _affected_devices
 
 
 def is_xpu() -> bool:

@@ -159,6 +159,18 @@ def _close_at_exit() -> None:
         atexit.register(_core.close)
 
 
+class _OfCppPackage:
+    """A private attribute that programs know from the C++ package, from _compat/cpp_package.py. A program may replace it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, engine: Engine | None, owner: type) -> Any:
+        for find in added("private attribute").values() if engine is not None else ():
+            return find(engine, self._name)
+        raise AttributeError(f"{owner.__name__!r} has no attribute {self._name!r}")
+
+
 class Engine:
     """The engine of the built-in hook modes. Its creation fixes the hook mode.
 
@@ -169,6 +181,13 @@ class Engine:
         InvalidArgumentError: An unknown hook mode.
         InvalidStateError: "preload" without the preload library.
     """
+
+    _affected_devices = _OfCppPackage()
+    _binary_wrapper = _OfCppPackage()
+    _hook_mode = _OfCppPackage()
+    _hook_util = _OfCppPackage()
+    _mem_pools = _OfCppPackage()
+    _with_region_config = _OfCppPackage()
 
     def __init__(self, hook_mode: str = "auto") -> None:
         warn_of_unknown_variables()
@@ -193,12 +212,6 @@ class Engine:
                 preload.library_path(),
             )
         start_from_environment()
-
-    def __getattr__(self, name: str) -> Any:
-        """Private attributes that programs know from the C++ package, such as ``_binary_wrapper``."""
-        for find in added("private attribute").values():
-            return find(self, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def region(
         self,

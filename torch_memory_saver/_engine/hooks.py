@@ -44,11 +44,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_memory_saver import _core
-from torch_memory_saver._engine.silent_mistakes import refuse_unrun, warn_of_unknown_tags
+from torch_memory_saver._engine.silent_mistakes import warn_of_unknown_tags
 from torch_memory_saver._text import joined
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError, add_note
-from torch_memory_saver.options import PauseOptions, ResumeOptions, check_callback, check_tags, errors_of, select_tags
+from torch_memory_saver.options import (
+    PauseOptions,
+    ResumeOptions,
+    check_callback,
+    check_tags,
+    errors_of,
+    refuse_unrun,
+    select_tags,
+)
 from torch_memory_saver.reports.transitions import PauseReport, ResumeReport
 
 __all__ = [
@@ -504,7 +512,7 @@ class _Around:
         # One call of C code: a signal handler that raises cannot come between the callback's return and its record. The
         # result is not kept: it may be a tensor that the pause is to find freed.
         self._returned.extend(map(type, map(concerned.hook.before, (concerned.call,))))
-        refuse_unrun(self._returned[-1])
+        refuse_unrun("a callback", self._returned[-1])
 
     def call_after(self, report: PauseReport | ResumeReport | None, error: BaseException | None) -> BaseException | None:
         """Call the after-callbacks in reverse order, or ``cancelled`` where `error` has prevented the change.
@@ -562,7 +570,7 @@ def _call(callback: Callable[[], object], concerned: _Concerned, when: str) -> N
     outside = _thread.inside
     try:
         _thread.inside = True
-        refuse_unrun(type(callback()))
+        refuse_unrun("a callback", type(callback()))
     except BaseException as raised:
         call, name = concerned.call, concerned.hook.name
         add_note(raised, f"the {when}-callback {name} raised this, in a {call.operation} of {joined(call.tags)}")

@@ -10,8 +10,10 @@ before the exception goes on: ``_core.Scope`` repeats ``_leave``, and each of it
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
+from types import CoroutineType
 from typing import Any
 
 from torch_memory_saver import _core
@@ -29,7 +31,7 @@ from torch_memory_saver._torch.records.frames import (
     warn,
 )
 from torch_memory_saver.errors import ForkedProcessError, InvalidArgumentError, InvalidStateError, TorchMemorySaverError
-from torch_memory_saver.options import RegionOptions
+from torch_memory_saver.options import RegionOptions, refuse_unrun
 
 __all__ = ["Region", "bind_region", "check_bound", "is_bound"]
 
@@ -146,7 +148,8 @@ def bind_region(store: PoolStore, find_torch: Callable[[], TorchCuda | None], fu
     """Wrap a function so that each call is inside a region with the options of the caller's innermost region. Outside of
     every region return the function itself.
 
-    Each call enters a region of its own, so a call may run at any time and on any thread.
+    Each call enters a region of its own, so a call may run at any time and on any thread. A call that returns a coroutine
+    raises InvalidArgumentError, because the coroutine's body would run outside the region.
 
     Raises:
         InvalidArgumentError: It is not callable.
@@ -156,7 +159,15 @@ def bind_region(store: PoolStore, find_torch: Callable[[], TorchCuda | None], fu
     frame = innermost_frame(store.regions.stack())
     if frame is None:
         return function
-    bound = Region(store, find_torch, frame.options, frame.threads)(function)
+    in_region = Region(store, find_torch, frame.options, frame.threads)(function)
+
+    @functools.wraps(function)
+    def bound(*arguments: Any, **keywords: Any) -> Any:
+        result = in_region(*arguments, **keywords)
+        if type(result) is CoroutineType:  # a generator may be an ordinary result, such as module.parameters()
+            refuse_unrun("function", CoroutineType)
+        return result
+
     setattr(bound, _BOUND, True)
     return bound
 

@@ -1,23 +1,21 @@
 """Calls that do nothing, or less than their caller expects, without an error. Each is explained by one warning.
 
-A program may have a reason for such a call: an engine pauses a tag before it allocates anything. So only a callback whose
-body has not run is an exception.
+A program may have a reason for such a call: an engine pauses a tag before it allocates anything. So none is an exception.
 Nothing is looked up for a call that found what it was called for.
 """
 
 from __future__ import annotations
 
 import logging
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 from torch_memory_saver import _core
 from torch_memory_saver._text import suggestion, warn_once
 from torch_memory_saver._torch.binding.layer import TorchCuda, devices_in_use
 from torch_memory_saver._torch.records.tags import Tags
-from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
+from torch_memory_saver.errors import TorchMemorySaverError
 from torch_memory_saver.options import WILDCARDS
 
-__all__ = ["refuse_unrun", "warn_of_empty_pause", "warn_of_receivers", "warn_of_unknown_tags"]
+__all__ = ["warn_of_empty_pause", "warn_of_receivers", "warn_of_unknown_tags"]
 
 logger = logging.getLogger("torch_memory_saver")
 
@@ -28,14 +26,6 @@ _MOST_TAGS = 10
 _QUERIES = ("preserved", "stats")
 #: Hooks are registered before their memory is allocated. Only a similar tag shows that one is misspelled.
 _EARLY = ("on_pause", "on_resume")
-
-
-def refuse_unrun(result: type) -> None:
-    """Refuse the type of a callback's result if it shows that the body has not run: only a call shows it of a lambda or a
-    decorated function."""
-    if result in (CoroutineType, GeneratorType, AsyncGeneratorType):
-        kind = result.__name__.replace("_", " ")
-        raise InvalidArgumentError(f"a callback has returned a {kind}, whose body has not run: pass an ordinary function")
 
 
 def warn_of_unknown_tags(operation: str, tags: Tags) -> str:

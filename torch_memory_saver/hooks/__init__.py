@@ -1,1 +1,1 @@
-"""Old import paths of the hook helpers: see _compat/cpp_package.py."""
+"""Modules of re-exports: names of the C++ package, whose code is in _compat/cpp_package.py."""

@@ -6,7 +6,7 @@ The argument is the device that is current before the first region: -1 leaves it
 from __future__ import annotations
 
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -40,9 +40,8 @@ assert current == max(chosen, 0)
 
 used = _core.active_devices()
 enter_and_leave()
-thread = threading.Thread(target=enter_and_leave)
-thread.start()
-thread.join()
+with ThreadPoolExecutor(1) as pool:
+    pool.submit(enter_and_leave).result()
 with torch_memory_saver.region(tag="weights"):
     torch_memory_saver.empty_cache()
 torch_memory_saver.pause()

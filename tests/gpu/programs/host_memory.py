@@ -120,7 +120,6 @@ saver.resume()
 try:
     saver.reserve_host_memory(1 << 50)
 except errors.OutOfHostMemoryError as error:
-    print(end="")
     assert "host" in str(error).lower(), error
 else:
     raise AssertionError

@@ -64,7 +64,11 @@ def collectives() -> None:
         dist.all_to_all(outputs, list(both.chunk(RANKS)))
         expect(outputs[0], rank)
         expect(outputs[1], 10 + rank)
+        lists = [full(0, dtype=dtype) for _ in range(RANKS)]
         dist.gather(mine, lists if rank == 0 else None, 0)
+        if rank == 0:
+            expect(lists[0], 3)
+            expect(lists[1], 4)
         dist.scatter(tensor, lists if rank == 0 else None, 0)
         expect(tensor, rank + 3)
     average = full(rank)

@@ -9,9 +9,12 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
+
+#include "base/clock.h"
 
 enum { BYTES = 1000 };
 
@@ -19,13 +22,27 @@ static struct {
     int error;         /* what getrandom fails with, 0 for none */
     int interruptions; /* EINTR this often before that */
     size_t most;       /* bytes that one call gives, 0 for all */
+    time_t seconds;    /* what the clock says, 0 for the time */
+    unsigned flags;    /* of the last call */
+    uint64_t bytes;    /* what a call for a number gives, 0 for what the kernel gives */
 } fault;
 
 ssize_t getrandom(void *memory, size_t bytes, unsigned flags) {
+    fault.flags = flags;
     errno = fault.interruptions > 0 ? EINTR : fault.error;
     if (fault.interruptions > 0) fault.interruptions--;
     if (errno != 0) return -1;
+    if (fault.bytes && bytes == sizeof fault.bytes) {
+        memcpy(memory, &fault.bytes, fault.most ? fault.most : bytes);
+        return (ssize_t)(fault.most ? fault.most : bytes);
+    }
     return syscall(SYS_getrandom, memory, fault.most && bytes > fault.most ? fault.most : bytes, flags);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    if (fault.seconds == 0) return (int)syscall(SYS_clock_gettime, clock, now);
+    *now = (struct timespec){.tv_sec = fault.seconds};
+    return 0;
 }
 
 static int reset(void **state) {
@@ -57,11 +74,33 @@ static void a_failure_is_returned(void **state) {
     assert_int_equal(tms_random_fill(memory, BYTES), ENOSYS);
 }
 
+static void a_number_is_the_kernels(void **state) {
+    (void)state;
+    fault.bytes = 0x0123456789abcdefu;
+    assert_int_equal(tms_random_number(), 0x0123456789abcdefu);
+    assert_int_equal(fault.flags, GRND_NONBLOCK);
+}
+
+/* Without the kernel's numbers, the number is the time, with an address in the low bits. */
+static void assert_number_of_the_time(void) {
+    enum { ADDRESS_BITS = 48 };
+    uint64_t number = tms_random_number();
+    assert_int_equal(number >> ADDRESS_BITS, (uint64_t)fault.seconds * TMS_NANOSECONDS >> ADDRESS_BITS);
+    assert_int_not_equal(number, (uint64_t)fault.seconds * TMS_NANOSECONDS);
+}
+
 static void a_number_needs_no_kernel(void **state) {
     (void)state;
-    assert_true(tms_random_number() != tms_random_number());
-    fault.error = EAGAIN;
-    assert_true(tms_random_number() != 0);
+    const int errors[] = {EAGAIN, ENOSYS, EINTR};
+    fault.seconds = 5000000000;
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        fault.error = errors[i];
+        assert_number_of_the_time();
+    }
+    fault.error = 0;
+    fault.bytes = UINT64_MAX;
+    fault.most = 7;
+    assert_number_of_the_time();
 }
 
 int main(void) {
@@ -69,6 +108,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         RANDOM_TEST(all_bytes_are_filled),
         RANDOM_TEST(a_failure_is_returned),
+        RANDOM_TEST(a_number_is_the_kernels),
         RANDOM_TEST(a_number_needs_no_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -236,6 +236,8 @@ def test_the_hook_mode_and_its_helper(saver: TorchMemorySaver, fake_torch: FakeT
     assert isinstance(saver._impl._hook_util, mode_torch.HookUtilModeTorch)
     with pytest.raises(AttributeError, match="_nothing_of_that_name"):
         saver._impl._nothing_of_that_name  # noqa: B018
+    saver._impl._hook_util = replacement = mode_torch.HookUtilModeTorch()
+    assert saver._impl._hook_util is replacement
 
 
 def test_the_devices_that_a_tag_is_on(saver: TorchMemorySaver, simulator: object) -> None:

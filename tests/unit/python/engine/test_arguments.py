@@ -10,6 +10,7 @@ import pytest
 from deferred import DEFERRED
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_hooks import Recorder
 
 from torch_memory_saver import _core, errors, options
 
@@ -89,9 +90,21 @@ def test_a_progress_whose_body_never_runs_is_refused(function: Any) -> None:
         options.check_progress(function)
 
 
-def test_progress_can_be_called() -> None:
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@pytest.mark.parametrize("function", DEFERRED)
+def test_a_progress_whose_result_shows_that_no_body_ran_ends_the_call(hooks: Recorder, function: Any) -> None:
+    hooks.allocate("a")
+    with pytest.raises(errors.InvalidArgumentError, match=r"progress has returned a .+, whose body has not run"):
+        hooks.saver.pause(backup="host", progress=lambda done, total: function(done, total))
+
+
+def test_progress_is_called_with_both_numbers() -> None:
+    reported: list[tuple[int, int]] = []
+    progress = options.check_progress(lambda *numbers: reported.append(numbers))
+    assert progress is not None
+    progress(1, 2)
+    assert reported == [(1, 2)]
     assert options.check_progress(None) is None
-    assert options.check_progress(print) is print
     with pytest.raises(errors.InvalidArgumentError, match="progress must be None or a callable"):
         options.check_progress(True)
 

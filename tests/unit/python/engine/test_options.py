@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -24,8 +25,8 @@ REGION = RegionOptions.check("a", "mmap", "pool", False)
 PAUSE = PauseOptions.check(["a", "b", "a"], backup="host", live_only=1, progress=tell, if_shared="wait", timeout=3)
 RESUME = ResumeOptions.check("a", timeout=math.inf, exclusive=1, host_memory="pool", zero=1, progress=tell, wait=1)
 #: What the core gets of them.
-CORE_PAUSE = {"backup": _core.BACKUP_PINNED, "progress": tell}
-CORE_RESUME = {"timeout": math.inf, "exclusive": True, "host_memory": _core.HOST_POOL, "zero": True, "progress": tell}
+CORE_PAUSE = {"backup": _core.BACKUP_PINNED, "progress": ANY}
+CORE_RESUME = {"timeout": math.inf, "exclusive": True, "host_memory": _core.HOST_POOL, "zero": True, "progress": ANY}
 
 
 def test_one_timeout_bounds_all_waiting() -> None:
@@ -168,8 +169,8 @@ def test_pauses_and_resumes_give_the_core_every_field(monkeypatch: pytest.Monkey
         (
             "pause",
             (("a", "b"), None),
-            {"interruptible": True, "backup": _core.BACKUP_PINNED, "find_live": None, "progress": tell, "preserves": False},
+            {"interruptible": True, "backup": _core.BACKUP_PINNED, "find_live": None, "progress": ANY, "preserves": False},
         ),
-        ("resume", (("a",), None), {**named, "interruptible": True, "progress": tell}),
+        ("resume", (("a",), None), {**named, "interruptible": True, "progress": ANY}),
         ("resume_begin", (("a",), None), named),
     ]

@@ -65,11 +65,13 @@ def child() -> None:
         pass
     else:
         raise AssertionError
+    saver.set_disk_backup_dir(os.environ["TMS_DISK_BACKUP_DIR"])
     try:
-        saver.set_disk_backup_dir(os.environ["TMS_DISK_BACKUP_DIR"])
         saver.pause(3)  # type: ignore[arg-type]
     except errors.InvalidArgumentError:
         pass
+    else:
+        raise AssertionError("a tag that is not a str was accepted")
     # Functions that need it are refused.
     for call in (
         saver.pause,

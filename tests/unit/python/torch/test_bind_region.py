@@ -208,6 +208,25 @@ def test_functions_whose_body_runs_later_are_refused(
         saver.bind_region(function)
 
 
+def test_a_function_that_hides_a_coroutine_function_is_refused_at_the_call(saver: TorchMemorySaver, load: Any) -> None:
+    async def deferred() -> None:
+        raise AssertionError
+
+    coroutine = deferred()
+    with saver.region("a"):
+        bound = saver.bind_region(lambda: coroutine)
+    with pytest.raises(errors.InvalidArgumentError, match="function has returned a coroutine, whose body has not run"):
+        bound()
+    coroutine.close()
+    assert _core.region_current().depth == 0, "the region was left"
+
+
+def test_a_generator_is_an_ordinary_result(saver: TorchMemorySaver, load: Any) -> None:
+    with saver.region("a"):
+        bound = saver.bind_region(lambda: (tag for tag in [load(2 * MIB)]))
+    assert list(on_thread(bound)) == ["a"]
+
+
 @pytest.mark.parametrize("wrong", [None, 3, "load"])
 def test_only_callables_can_be_bound(saver: TorchMemorySaver, wrong: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="function must be a callable"):
