@@ -6,7 +6,19 @@ import ctypes
 import struct
 from collections.abc import Sequence
 
-__all__ = ["CUresult", "Draw", "Operand", "ask", "attach", "begin_draw", "blas_workspace", "end_draw", "make_current", "run", "set_manager"]
+__all__ = [
+    "CUresult",
+    "Draw",
+    "Operand",
+    "ask",
+    "attach",
+    "begin_draw",
+    "blas_workspace",
+    "end_draw",
+    "make_current",
+    "run",
+    "set_manager",
+]
 
 CUresult = int
 #: Address, size in bytes, and 1 if the operator may write to it, else 0.

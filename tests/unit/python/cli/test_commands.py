@@ -48,7 +48,12 @@ def test_help_and_version(command: Program, capsys: Capture) -> None:
     help_of_demo, again = capsys.readouterr().out.split("usage: ")[1:]
     assert help_of_demo == again
     assert run_here("help") == 0 and capsys.readouterr().out == text
-    assert command("-v").stdout == command("-V").stdout == command("--version").stdout == f"torch_memory_saver {torch_memory_saver.__version__}\n"
+    assert (
+        command("-v").stdout
+        == command("-V").stdout
+        == command("--version").stdout
+        == f"torch_memory_saver {torch_memory_saver.__version__}\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], *([name] for name in added("command"))])
@@ -180,7 +185,10 @@ def test_the_traceback_is_shown_on_request(
     assert main.main(arguments, main.MODULE) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
-    assert lines[-2:] == ["RuntimeError: it failed", "python -m torch_memory_saver raising: error: unexpected RuntimeError: it failed"]
+    assert lines[-2:] == [
+        "RuntimeError: it failed",
+        "python -m torch_memory_saver raising: error: unexpected RuntimeError: it failed",
+    ]
 
 
 def run_with_output_to(output: TextIO, *arguments: str, unbuffered: str) -> tuple[int, str]:

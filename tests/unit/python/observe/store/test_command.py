@@ -180,9 +180,7 @@ def test_a_folder_that_is_refused(made: MadeStore, command: Program) -> None:
     made.path.chmod(0o777)
     done = command("store", TMS_SHARED_DIR=str(made.path), status=1)
     check = "the check that no other user can write to it (chmod go-w) failed"
-    assert done.stderr.startswith(
-        f"{ERROR}{made.path}: {check} (owner: uid {os.geteuid()}, mode 777)"
-    )
+    assert done.stderr.startswith(f"{ERROR}{made.path}: {check} (owner: uid {os.geteuid()}, mode 777)")
     done = command("store", TMS_SHARED_DIR="relative", status=1)
     assert done.stderr == f"{ERROR}relative: TMS_SHARED_DIR must be an absolute path\n"
 

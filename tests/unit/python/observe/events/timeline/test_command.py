@@ -112,7 +112,10 @@ def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
     for page in (path / "new" / "out.html", tmp_path):
         assert main(["timeline", str(path), "-o", str(page)]) == 2
         captured = capsys.readouterr()
-        assert f" timeline: error: {page}: " in captured.err and "the page was not written; choose another folder" in captured.err
+        assert (
+            f" timeline: error: {page}: " in captured.err
+            and "the page was not written; choose another folder" in captured.err
+        )
         assert captured.err.count("\n") == 1
     assert sorted(each.name for each in tmp_path.iterdir()) == ["events.json"]
 
