@@ -33,5 +33,6 @@ def replace_process(command: Sequence[str], variables: Mapping[str, str], who: s
     try:
         os.execvpe(command[0], list(command), dict(variables))
     except OSError as error:
-        print(f"torch_memory_saver: {who}: {command[0]} could not be started: {error.strerror}", file=sys.stderr)
+        message = f"error: {command[0]} could not be started: {error.strerror}"
+        print(f"python -m torch_memory_saver {who}: {message}", file=sys.stderr)
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE

@@ -48,6 +48,19 @@ def test_kernels_of_the_program_fail_and_are_named() -> None:
     assert "FillFunctor" in stderr
 
 
+def test_a_backward_that_begins_with_a_product_warns_of_nothing() -> None:
+    """Its thread has launched no kernel before, so it has no context yet."""
+    stdout, stderr = run(
+        """
+        import torch
+        weight = torch.ones(4, 4, device="cuda", requires_grad=True)
+        (torch.ones(2, 4, device="cuda") @ weight).sum().backward()
+        print(weight.grad.sum().item())
+        """
+    )
+    assert (stdout, stderr) == ("32.0\n", "")
+
+
 STEP = """
 import torch
 from torch import nn

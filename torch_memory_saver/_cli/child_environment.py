@@ -142,6 +142,6 @@ def _make(folder: str) -> None:
         problem = error.strerror
     if problem is not None:
         raise InvalidArgumentError(
-            f"run: nothing can be recorded in {folder}: it cannot be written to: {problem}: choose another --directory.",
+            f"nothing can be recorded in {folder}: it cannot be written to: {problem}: choose another --directory.",
             operation="run",
         )

@@ -113,8 +113,7 @@ class Simulate(Command):
         parser.usage = "%(prog)s [options] -- command ..."
         parser.add_argument(
             "--devices",
-            type=int,
-            choices=range(simulate.MAX_DEVICES + 1),
+            type=_devices,
             default=1,
             metavar="N",
             help=f"number of GPUs, 0 to {simulate.MAX_DEVICES} (default 1)",
@@ -167,6 +166,13 @@ def _program_of(arguments: argparse.Namespace, operation: str) -> list[str]:
             f"{script} is no program but a Python script: write {operation} -- python {script}", operation=operation
         )
     return command
+
+
+def _devices(text: str) -> int:
+    number = int(text) if text.isdecimal() else -1
+    if not 0 <= number <= simulate.MAX_DEVICES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GPUs from 0 to {simulate.MAX_DEVICES}")
+    return number
 
 
 def _size(text: str) -> int:

@@ -26,8 +26,9 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
     """Run the command that `argv` (default: the process's arguments) names and return the exit status. Print the help if
     there is no command.
 
-    A failure is one sentence on stderr, preceded by the traceback with ``--debug``. `program` is the name by which the user
-    has called the program.
+    A failure is one sentence on stderr, in the form of argparse's own errors: the program and the command, ``error:``, and
+    the sentence. The traceback precedes it with ``--debug``. `program` is the name by which the user has called the program.
+    ``help COMMAND`` is ``COMMAND --help``.
 
     Raises:
         SystemExit: The arguments are wrong (status 2), or request the help or the version.
@@ -35,9 +36,11 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
     arguments = argparse.Namespace(debug=False)
     try:
         try:
-            words = sys.argv[1:] if argv is None else argv
+            words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+            if words[0] == "help":
+                words = [*words[1:], "--help"]
             parser = _parser(program, words)
-            _, unknown = parser.parse_known_args(words or ["--help"], arguments)
+            _, unknown = parser.parse_known_args(words, arguments)
             if unknown:
                 option, known = unknown[0].partition("=")[0], arguments.parser._option_string_actions
                 meant = "; write it after the command" if option in known else suggestion(option, known)
@@ -53,7 +56,8 @@ def main(argv: Sequence[str] | None = None, program: str = SCRIPT) -> int:
     except Exception as error:
         if arguments.debug:
             traceback.print_exc()
-        print(f"{program}: {_sentence(error, arguments.debug)}", file=sys.stderr)
+        who = arguments.parser.prog if "parser" in arguments else program
+        print(f"{who}: error: {_sentence(error, arguments)}", file=sys.stderr)
         return _WRONG_USE if isinstance(error, InvalidArgumentError) else _FAILED
 
 
@@ -67,7 +71,7 @@ def _parser(program: str, words: Sequence[str]) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.set_defaults(parser=parser, run=lambda _: parser.error("the following arguments are required: command"))
-    parser.add_argument("-v", "--version", action="version", version=f"torch_memory_saver {__version__}")
+    parser.add_argument("-V", "-v", "--version", action="version", version=f"torch_memory_saver {__version__}")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     # The option is accepted after the name of the command as well. Its absence there does not change the value.
     shared = argparse.ArgumentParser(add_help=False)
@@ -87,14 +91,15 @@ def _parser(program: str, words: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _sentence(error: Exception, debug: bool) -> str:
-    """Return a description of the failure, on one line. The messages of this package's errors are complete."""
+def _sentence(error: Exception, arguments: argparse.Namespace) -> str:
+    """Return a description of the failure, on one line. The messages of this package's errors are complete, and may begin
+    with the name of the command."""
     text = " ".join(str(error).split())
     if isinstance(error, TorchMemorySaverError):
-        return text
+        return text.removeprefix(f"{error.operation}: ")
     if isinstance(error, OSError) and error.strerror:
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
-    hint = "" if debug else "; --debug prints the traceback"
+    hint = "" if arguments.debug else "; --debug prints the traceback"
     return f"unexpected {type(error).__name__}: {text or 'no message'}{hint}"
 
 

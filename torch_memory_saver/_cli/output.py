@@ -61,7 +61,7 @@ def writing(command: str, path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except OSError as error:
         reason = str(error.strerror).partition(": ")[2]  # without the name of the function
-        raise InvalidArgumentError(f"{command}: {os.fspath(path)}: {reason}", operation=command) from error
+        raise InvalidArgumentError(f"{os.fspath(path)}: {reason}", operation=command) from error
 
 
 def can_draw_blocks(stream: TextIO) -> bool:

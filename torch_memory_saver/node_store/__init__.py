@@ -39,7 +39,7 @@ from . import contents, manifest
 from .identity import identity_of
 from .loading import changed, describe
 from .pieces import plan
-from .tensors import find
+from .tensors import Found, find
 
 __all__ = ["Adoption", "adopt", "adopt_or_load", "identity_of", "names", "publish", "remove"]
 
@@ -155,7 +155,7 @@ def adopt(name: str, model: Any, *, identity: str) -> Adoption:
     except DeviceLostError:
         raise
     except (OSError, DriverError, OutOfMemoryError, OutOfHostMemoryError, torch.cuda.OutOfMemoryError) as error:
-        reason = str(error)
+        reason = f"{error}{_tensor_of(error, found)}"
     if reason:
         logger.warning("'%s' is not adopted: %s", name, reason)
         return Adoption(False, reason=reason)
@@ -244,6 +244,16 @@ def _fill(torch: Any, found: Any, kept: manifest.Manifest) -> str:
         return "its manifest is damaged: the number of objects is wrong"
     missing = contents.fill(torch, found, made, kept.objects)
     return "" if missing is None else f"its object '{kept.objects[missing]}' is missing"
+
+
+def _tensor_of(error: Exception, found: Found) -> str:
+    """Return a sentence that names the tensor at the address of an error, or "" if there is none."""
+    address = getattr(error, "address", 0)
+    for name, tensor in found.tensors.items():
+        start = found.storages[tensor.storage].data_ptr()
+        if start <= address < start + found.shapes[tensor.storage].bytes:
+            return f" The address is in '{name}'."
+    return ""
 
 
 def names() -> list[str]:

@@ -114,7 +114,7 @@ def read(text: bytes) -> Manifest:
         ManifestError: The manifest is damaged, or of another format.
     """
     try:
-        whole = json.loads(text)
+        whole = _json(text)
         contents = whole["contents"]
         if contents["format"] != FORMAT:
             raise ManifestError(f"its manifest has the format {contents['format']!r}, and this version reads {FORMAT}")
@@ -123,10 +123,21 @@ def read(text: bytes) -> Manifest:
         return Manifest(
             _text_in(contents["identity"]), contents["extra"], _with_storages(tensors, shapes), shapes, _objects(whole)
         )
-    except ManifestError:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ManifestError(f"its manifest is damaged ({type(error).__name__}: {error})") from error
+    except KeyError as error:
+        raise _damaged(f"it has no {error}") from error
+    except (TypeError, AttributeError) as error:
+        raise _damaged("a list or an object is missing in it, or has the wrong length") from error
+
+
+def _damaged(reason: str) -> ManifestError:
+    return ManifestError(f"its manifest is damaged: {reason}")
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged("it is no JSON text") from error
 
 
 def _checked_tensor(dtype: Any, shape: Any, strides: Any, storage: Any, offset: Any) -> tuple[Any, ...]:
@@ -135,13 +146,13 @@ def _checked_tensor(dtype: Any, shape: Any, strides: Any, storage: Any, offset: 
 
 def _checked_storage(size: Any, aligned: Any, device: Any) -> tuple[Any, ...]:
     if not isinstance(aligned, bool):
-        raise TypeError(f"{aligned!r} is not a bool")
+        raise _damaged(f"{aligned!r} is not true or false")
     return _number(size), aligned, _number(device)
 
 
 def _with_storages(tensors: dict[str, TensorShape], shapes: list[StorageShape]) -> dict[str, TensorShape]:
     if {tensor.storage for tensor in tensors.values()} != set(range(len(shapes))):
-        raise ValueError("its tensors have other storages than it lists")
+        raise _damaged("its tensors have other storages than it lists")
     return tensors
 
 
@@ -149,17 +160,17 @@ def _objects(whole: dict[str, Any]) -> list[str]:
     names = list(whole["objects"])
     for name in names:
         if not _OBJECT.fullmatch(_text_in(name)):
-            raise ValueError(f"{name!r} is no name of an object")
+            raise _damaged(f"{name!r} is no name of an object")
     return names
 
 
 def _text_in(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a text")
+        raise _damaged(f"{value!r} is not a text")
     return value
 
 
 def _number(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r} is not a number of things")
+        raise _damaged(f"{value!r} is not a whole number of at least 0")
     return value

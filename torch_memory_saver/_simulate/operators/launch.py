@@ -113,6 +113,8 @@ class Call:
             return
         before = torch.cuda._exchange_device(self.device.index)
         try:
+            # A thread of autograd may not have launched a kernel yet. PyTorch would warn that it has no context.
+            native.make_current(self.device.index)
             workspace = native.blas_workspace(torch._C._cuda_getCurrentBlasHandle())
         finally:
             torch.cuda._maybe_exchange_device(before)

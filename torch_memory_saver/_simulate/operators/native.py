@@ -6,7 +6,19 @@ import ctypes
 import struct
 from collections.abc import Sequence
 
-__all__ = ["CUresult", "Draw", "Operand", "ask", "attach", "begin_draw", "blas_workspace", "end_draw", "run", "set_manager"]
+__all__ = [
+    "CUresult",
+    "Draw",
+    "Operand",
+    "ask",
+    "attach",
+    "begin_draw",
+    "blas_workspace",
+    "end_draw",
+    "make_current",
+    "run",
+    "set_manager",
+]
 
 CUresult = int
 #: Address, size in bytes, and 1 if the operator may write to it, else 0.
@@ -112,6 +124,11 @@ def set_manager(library: str, interface: int) -> None:
     get_api = ctypes.CDLL(library).tms_get_api
     get_api.restype = ctypes.c_void_p
     _library.tms_sim_set_manager(get_api(ctypes.c_uint32(interface)))
+
+
+def make_current(device: int) -> None:
+    """Make the primary context of a device current on this thread, as a kernel launch of the runtime does."""
+    _library.cudaSetDevice(device)
 
 
 def blas_workspace(handle: int) -> Operand:

@@ -33,6 +33,11 @@ GROUPS: Mapping[str, Sequence[Check]] = {
     "sending tensors to other processes": sharing_checks.CHECKS,
 }
 _REPORT = "report it, with the output of this command"
+#: The last line if no GPU can be used. A machine without one always has failures above it.
+_WITHOUT_GPU = (
+    "There is no usable GPU. On a machine that has none, this is no fault: run programs on the simulated GPU, by "
+    "`python -m torch_memory_saver simulate -- python my.py`."
+)
 #: ANSI codes: green, yellow, red, grey.
 _COLOURS = {Status.OK: "32", Status.WARN: "33", Status.FAIL: "31", Status.SKIP: "90"}
 _STATUS_WIDTH = 4
@@ -155,9 +160,11 @@ class _Page:
             self._write(self._wrapped(f"-> {result.advice}", margin, "   "))
 
     def summary(self, results: Sequence[Result]) -> None:
-        """Return the number of each status."""
+        """Write the number of each status and, if no GPU can be used, what is possible without one."""
         numbers = Counter(result.status for result in results)
         self._write("\n" + ", ".join(f"{numbers[status]} {status}" for status in _COLOURS if numbers[status]))
+        if any(result.found == gpu_checks.NO_USABLE_GPU for result in results):
+            self._write(self._wrapped(_WITHOUT_GPU, "", ""))
 
     def _wrapped(self, text: str, margin: str, hanging: str) -> str:
         if self._columns < max(_SMALLEST_WIDTH, len(margin) + len(margin)):

@@ -23,7 +23,7 @@ from torch_memory_saver.observe._doctor.check import (
     warn,
 )
 
-__all__ = ["CHECKS", "network_cards"]
+__all__ = ["CHECKS", "NO_USABLE_GPU", "network_cards"]
 
 #: Folder that contains /proc and /sys. Tests substitute another folder.
 ROOT = Path("/")
@@ -38,6 +38,8 @@ _REMEDIES = {
     "CUDA_ERROR_DEVICE_UNAVAILABLE": "end the process that uses the GPU, or set the compute mode to DEFAULT",
 }
 _SEE_NVIDIA_SMI = "run nvidia-smi: what it reports about the GPU or the driver must be solved first"
+#: What a check finds that needs a GPU, where none can be used.
+NO_USABLE_GPU = "there is no usable GPU"
 _NO_GPU = "run the doctor where the driver finds a GPU"
 _TRIAL_BYTES = 64 << 20
 #: Allocates memory on each device, pauses it, and prints how much more memory the driver then calls free. Other programs may
@@ -159,7 +161,7 @@ def _usable() -> list[Device]:
 def virtual_memory() -> Finding:
     devices = _usable()
     if not devices:
-        return skip("there is no usable GPU", _NO_GPU)
+        return skip(NO_USABLE_GPU, _NO_GPU)
     without = [device for device in devices if not device.virtual_memory]
     if without:
         return fail(
@@ -181,7 +183,7 @@ def pause() -> Finding:
     """Whether memory that a pause releases is free, as the driver counts it."""
     usable = _usable()
     if not usable:
-        return skip("there is no usable GPU", _NO_GPU)
+        return skip(NO_USABLE_GPU, _NO_GPU)
     devices = [device for device in usable if device.virtual_memory and device.free_bytes >= _TRIAL_BYTES]
     size = binary_size(_TRIAL_BYTES)
     if not devices:
@@ -218,7 +220,7 @@ def network_cards() -> list[str]:
 def rdma() -> Finding:
     devices, cards = _usable(), network_cards()
     if not devices:
-        return skip("there is no usable GPU", _NO_GPU)
+        return skip(NO_USABLE_GPU, _NO_GPU)
     without = [device for device in devices if not device.rdma]
     if without:
         return warn(
@@ -242,7 +244,7 @@ def rdma() -> Finding:
 def peers() -> Finding:
     devices = _usable()
     if not devices:
-        return skip("there is no usable GPU", _NO_GPU)
+        return skip(NO_USABLE_GPU, _NO_GPU)
     if len(devices) == 1:
         return skip("there is only one usable GPU", "one GPU needs no access to others")
     unreachable = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_memory_saver._cli.commands import Command
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from torch_memory_saver.observe._store.contents import Contents
 
 __all__ = ["Store", "lines_of", "sentence_of"]
-
-#: The most characters in a row, unless a name is longer.
-_WIDTH = 80
 
 
 class Store(Command):
@@ -38,9 +36,11 @@ class Store(Command):
         parser.add_argument(
             "--remove",
             metavar="NAME",
-            action="append",
+            nargs="+",
+            action="extend",
+            type=_published_name,
             default=[],
-            help="first remove published weights (torch_memory_saver.node_store); can be repeated",
+            help="first remove published weights (torch_memory_saver.node_store)",
         )
         parser.add_argument("--clean", action="store_true", help="first remove what dead processes have left")
 
@@ -49,11 +49,10 @@ class Store(Command):
         the store.
 
         Raises:
-            InvalidArgumentError: `--dir` names no folder or no store, or `--remove` no published weights.
+            InvalidArgumentError: `--dir` names no folder, or no store.
             OSError: The folder is refused or cannot be read.
         """
-        from torch_memory_saver._published import remove_published
-        from torch_memory_saver._shared_folder import OBJECTS, opened_store, store_path
+        from torch_memory_saver._shared_folder import OBJECTS, VARIABLE, opened_store, store_path
         from torch_memory_saver.observe._store.cleaning import clean_store
         from torch_memory_saver.observe._store.contents import read_store
 
@@ -63,29 +62,56 @@ class Store(Command):
             with opened_store(path) as folder:
                 if arguments.dir and not (folder.path / OBJECTS).is_dir():
                     raise InvalidArgumentError(
-                        f"store: {printable(str(folder.path))} is no shared store: it has no folder '{OBJECTS}'",
+                        f"{printable(str(folder.path))} is no shared store: it has no folder '{OBJECTS}'",
                         operation="store",
                     )
-            for name in arguments.remove:
-                if not remove_published(path, name):
-                    raise InvalidArgumentError(f"store: nothing is published as {name!r}", operation="store")
-                write_line(f"removed the published weights {name!r}")
+            failures += _remove(path, arguments.remove)
             if arguments.clean:
                 removed = clean_store(path)
-                failures = removed.failures
+                failures += removed.failures
                 write_line(sentence_of(removed))
             contents = read_store(path)
             write_line("\n".join(lines_of(contents)))
             if contents.problem:
-                failures = [*failures, f"no process can use this store: {contents.problem}"]
+                failures.append(f"no process can use this store: {contents.problem}")
+        except NotADirectoryError as error:
+            raise InvalidArgumentError(
+                f"{printable(str(path))} is no folder: name the folder of a shared store, by --dir or {VARIABLE}",
+                operation="store",
+            ) from error
         except FileNotFoundError as error:
             missing = printable(str(error.filename or path))
             if arguments.dir:
-                raise InvalidArgumentError(f"store: there is no folder {missing}", operation="store") from error
+                raise InvalidArgumentError(f"there is no folder {missing}", operation="store") from error
             write_line(f"{missing} does not exist: no process of this user has used the shared store here")
+            failures += [_not_published(name) for name in arguments.remove]
         for failure in failures:
-            write_line(failure, sys.stderr)
+            write_line(f"{arguments.parser.prog}: error: {failure}", sys.stderr)
         return 1 if failures else 0
+
+
+def _published_name(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty; without options, `store` lists the published names")
+    return text
+
+
+def _not_published(name: str) -> str:
+    return f"nothing is published as {name!r}"
+
+
+def _remove(path: Path, names: Sequence[str]) -> Iterator[str]:
+    """Remove published names. Yield a sentence about each one that could not be removed."""
+    from torch_memory_saver._published import remove_published
+
+    for name in names:
+        try:
+            if remove_published(path, name):
+                write_line(f"removed the published weights {name!r}")
+            else:
+                yield _not_published(name)
+        except (InvalidArgumentError, OSError) as error:
+            yield f"{name!r} was not removed: {error}"
 
 
 def sentence_of(removed: Removed) -> str:
@@ -113,8 +139,8 @@ def lines_of(contents: Contents) -> list[str]:
         ]
         shown = table([("PUBLISHED NAME", "SIZE", "OBJECTS", "PUBLISHED".ljust(16)), *names])
         width = max(map(len, shown))
-        room = max(_WIDTH - width - 2, len("IDENTITY"))
-        identities = ["IDENTITY", *(_shortened(_shown(each.identity), room) for each in contents.names)]
+        # The last words of an identity, such as the rank, often are what tells two names apart, so it is shown whole.
+        identities = ["IDENTITY", *(_shown(each.identity) for each in contents.names)]
         lines += ["", *(f"{row.ljust(width)}  {identity}".rstrip() for row, identity in zip(shown, identities, strict=True))]
     remarks = list(_remarks(contents))
     return [*lines, "", *remarks] if remarks else lines
@@ -142,10 +168,6 @@ def _dead(holders: int) -> str:
 def _minute(seconds: float) -> str:
     """Return a local time."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _shown(name: str) -> str:

@@ -50,7 +50,7 @@ class Compare(Command):
         comparison = compare(*arguments.snapshots)
         if arguments.fail_on_leak and len(comparison.moments) < _FEWEST_MOMENTS:
             raise InvalidArgumentError(
-                f"compare: --fail-on-leak needs snapshots of three moments or more, because fewer cannot tell a leak from a "
+                f"--fail-on-leak needs snapshots of three moments or more, because fewer cannot tell a leak from a "
                 f"warm-up; these are of {len(comparison.moments)}.",
                 operation="compare",
             )

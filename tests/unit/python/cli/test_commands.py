@@ -44,7 +44,16 @@ def test_help_and_version(command: Program, capsys: Capture) -> None:
     assert capsys.readouterr().out == text, "no command is a request for help"
     assert run_here("demo", "--help") == 0
     assert "--device" in capsys.readouterr().out
-    assert command("-v").stdout == command("--version").stdout == f"torch_memory_saver {torch_memory_saver.__version__}\n"
+    assert run_here("help", "demo") == run_here("demo", "--help") == 0
+    help_of_demo, again = capsys.readouterr().out.split("usage: ")[1:]
+    assert help_of_demo == again
+    assert run_here("help") == 0 and capsys.readouterr().out == text
+    assert (
+        command("-v").stdout
+        == command("-V").stdout
+        == command("--version").stdout
+        == f"torch_memory_saver {torch_memory_saver.__version__}\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], *([name] for name in added("command"))])
@@ -64,6 +73,8 @@ def test_bad_commands(capsys: Capture) -> None:
     error = capsys.readouterr().err
     assert "there is no command 'doctr'; did you mean doctor?\n" in error
     assert "there is no command 'nonsense'; there are demo, doctor," in error
+    assert run_here("help", "nonsense") == 2
+    assert "there is no command 'nonsense'; there are demo, doctor," in capsys.readouterr().err
     assert run_here("store", "list") == 2
     error = capsys.readouterr().err
     assert "store [-h] [--dir PATH]" in error, "the usage is that of the command"
@@ -151,6 +162,7 @@ def test_ctrl_c_in_a_command_is_a_status(raising: type[Raising]) -> None:
     [
         (InvalidArgumentError("the tag is wrong:\n  use another"), 2, "the tag is wrong: use another"),
         (InvalidStateError("a capture is under way"), 1, "a capture is under way"),
+        (InvalidStateError("raising: nothing is there", operation="raising"), 1, "nothing is there"),
         (FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/a file"), 1, "/a file: No such file or directory"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 1, "No space left on device"),
         (RuntimeError("a\nb"), 1, "unexpected RuntimeError: a b; --debug prints the traceback"),
@@ -162,7 +174,7 @@ def test_an_error_is_one_sentence(
 ) -> None:
     raising.error = error
     assert main.main(["raising"]) == status
-    assert capsys.readouterr() == ("", f"torch-memory-saver: {sentence}\n")
+    assert capsys.readouterr() == ("", f"torch-memory-saver raising: error: {sentence}\n")
 
 
 @pytest.mark.parametrize("arguments", [["--debug", "raising"], ["raising", "--debug"]])
@@ -173,7 +185,10 @@ def test_the_traceback_is_shown_on_request(
     assert main.main(arguments, main.MODULE) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
-    assert lines[-2:] == ["RuntimeError: it failed", "python -m torch_memory_saver: unexpected RuntimeError: it failed"]
+    assert lines[-2:] == [
+        "RuntimeError: it failed",
+        "python -m torch_memory_saver raising: error: unexpected RuntimeError: it failed",
+    ]
 
 
 def run_with_output_to(output: TextIO, *arguments: str, unbuffered: str) -> tuple[int, str]:
@@ -206,7 +221,7 @@ def test_a_reader_that_has_gone_is_silent(arguments: list[str], unbuffered: str)
 def test_output_that_cannot_be_written_is_an_error(unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
         done = run_with_output_to(full, "doctor", unbuffered=unbuffered)
-    assert done == (1, "python -m torch_memory_saver: No space left on device\n")
+    assert done == (1, "python -m torch_memory_saver doctor: error: No space left on device\n")
 
 
 def test_the_script_is_the_same_program() -> None:

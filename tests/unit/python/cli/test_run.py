@@ -80,7 +80,7 @@ def test_managing_everything_preloads(command: Program) -> None:
 
 def assert_refused(done: subprocess.CompletedProcess[str], words: str) -> None:
     """One sentence, and the program was not started."""
-    assert done.stderr.startswith("python -m torch_memory_saver: ") and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("python -m torch_memory_saver run: error: ") and done.stderr.count("\n") == 1, done.stderr
     assert words in done.stderr
     assert done.stdout == ""
 
@@ -158,7 +158,10 @@ def test_a_program_that_cannot_be_started(command: Program, tmp_path: Path) -> N
         command("run", "--", "train.py", status=2), "train.py is no program but a Python script: write run -- python"
     )
     done = command("run", "--", "no-such-program", status=127)
-    assert done.stderr == "torch_memory_saver: run: no-such-program could not be started: No such file or directory\n"
+    assert (
+        done.stderr
+        == "python -m torch_memory_saver run: error: no-such-program could not be started: No such file or directory\n"
+    )
     (tmp_path / "text").write_text("text")
     assert (
         "text could not be started: Permission denied\n" in command("run", "--", str(tmp_path / "text"), status=126).stderr

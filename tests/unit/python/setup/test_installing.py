@@ -167,7 +167,7 @@ def test_every_python_file_and_the_script_are_installed(installed: Clone) -> Non
     script = installed.python.with_name("torch-memory-saver")
     version = installed.run("-m", "torch_memory_saver", "--version")
     assert installed.run(str(script), "--version") == version
-    assert installed.run(str(script), "compare", "/nonexistent", status=2).startswith("torch-memory-saver: ")
+    assert installed.run(str(script), "compare", "/nonexistent", status=2).startswith("torch-memory-saver compare: error: ")
 
 
 def output_of(*command: object) -> str:

@@ -229,7 +229,7 @@ def test_calls_are_traced_on_request(run_simulate: Program, tmp_path: Path) -> N
 
 
 def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert done.stderr.startswith("python -m torch_memory_saver: ")
+    assert done.stderr.startswith("python -m torch_memory_saver simulate: error: ")
     assert done.stderr.count("\n") == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
     assert done.stdout == ""
@@ -270,7 +270,8 @@ def test_a_script_that_imports_a_torch_that_is_not_there(run_simulate: Program, 
         (["--memory", "8GB", "--", "python"], 2, "'8GB' is not a size"),
         (["--memory", "8", "--", "python"], 2, "at least 2 MiB, not 8 bytes"),
         (["--bandwidth", "fast", "--", "python"], 2, "'fast' is not a size"),
-        (["--devices", "9", "--", "python"], 2, "invalid choice"),
+        (["--devices", "9", "--", "python"], 2, "'9' is not a number of GPUs from 0 to 8"),
+        (["--devices", "two", "--", "python"], 2, "'two' is not a number of GPUs from 0 to 8"),
         ([], 2, "there is no command to run"),
         (["--"], 2, "there is no command to run"),
     ],

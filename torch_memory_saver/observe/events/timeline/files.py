@@ -43,14 +43,14 @@ def read_logs(paths: Iterable[str | os.PathLike[str]]) -> list[EventLog]:
             logger.warning("%s. It is skipped", str(error).removesuffix("."))
             continue
         except OSError as error:
-            raise InvalidArgumentError(f"timeline: {path} cannot be read: {error.strerror}") from error
+            raise InvalidArgumentError(f"timeline: {path} cannot be read: {error.strerror}", operation="timeline") from error
         earlier = next((number for number, one in enumerate(logs) if same_process(one, log)), None)
         if earlier is None:
             logs.append(log)
         elif log.taken_ns > logs[earlier].taken_ns:
             logs[earlier] = log
     if not any(log.events for log in logs):
-        raise InvalidArgumentError("timeline: no file has an event: nothing was allocated")
+        raise InvalidArgumentError("timeline: no file has an event: nothing was allocated", operation="timeline")
     return logs
 
 
@@ -64,7 +64,8 @@ def _files(paths: Iterable[str | os.PathLike[str]]) -> list[tuple[Path, bool]]:
         found = _in_folder(path) or _in_folder(path / "events")  # the folder of `run --record`
         if not found:
             raise InvalidArgumentError(
-                f"timeline: {path} has no event file (*.json): name the folder events of TMS_DEBUG_DIR"
+                f"timeline: {path} has no event file (*.json): name the folder events of TMS_DEBUG_DIR",
+                operation="timeline",
             )
         files += [(file, False) for file in found]
     return files

@@ -63,6 +63,9 @@ def test_without_a_driver_and_torch_lines_and_objects_say_the_same() -> None:
         [group, name] for group, names in NAMES.items() for name in names
     ]
     assert lines.returncode == rows.returncode == 1
+    assert lines.stdout.endswith(
+        "run programs on the simulated GPU, by `python -m torch_memory_saver simulate -- python my.py`.\n"
+    )
     for row in json.loads(rows.stdout):
         assert list(row) == KEYS
         if row["name"] == "preloaded programs":  # other tests run some

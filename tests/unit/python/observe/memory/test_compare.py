@@ -59,8 +59,8 @@ def test_a_leak_can_fail_a_job(leaking: list[str], capsys: pytest.CaptureFixture
 def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(tmp_path / "no.pickle")]) == 2
     assert capsys.readouterr().err == (
-        f"torch-memory-saver: compare: {tmp_path}/no.pickle cannot be read (No such file or directory). Check the path; "
-        "`run --record snapshots` makes a snapshot before each pause of the program.\n"
+        f"torch-memory-saver compare: error: {tmp_path}/no.pickle cannot be read (No such file or directory). "
+        "Check the path; `run --record snapshots` makes a snapshot before each pause of the program.\n"
     )
     with zipfile.ZipFile(tmp_path / "w.pt", "w") as file:  # as torch.save() makes it
         file.writestr("w/data.pkl", b"")
@@ -71,7 +71,8 @@ def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_page_that_cannot_be_written(leaking: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *leaking, "-o", str(tmp_path)]) == 2
     assert (
-        f"compare: {tmp_path}: Is a directory: the page was not written; choose another folder\n" in capsys.readouterr().err
+        f"compare: error: {tmp_path}: Is a directory: the page was not written; choose another folder\n"
+        in capsys.readouterr().err
     )
 
 

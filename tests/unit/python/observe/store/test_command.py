@@ -17,6 +17,7 @@ from torch_memory_saver.observe._store.command import lines_of, sentence_of
 from torch_memory_saver.observe._store.contents import Contents, PublishedName, StoredObject
 
 MIB = 1 << 20
+ERROR = "python -m torch_memory_saver store: error: "
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_everything_that_can_be_on_it(utc: None) -> None:
         "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa  1 MiB        1",
         "",
         "PUBLISHED NAME        SIZE  OBJECTS  PUBLISHED         IDENTITY",
-        "'red\\x1b[31m/rank0'  5 MiB        7  1970-01-01 00:00  files=qwen@0123456789a...",
+        "'red\\x1b[31m/rank0'  5 MiB        7  1970-01-01 00:00  files=qwen@0123456789abcdef rank=0",
         "b                      0 B        0  1970-01-01 00:01",
         "",
         "b cannot be adopted: it is damaged. Publish it again, or remove it with --remove",
@@ -89,7 +90,7 @@ def test_damage_is_named(made: MadeStore, command: Program) -> None:
     assert lines[-2] == (
         "lacking cannot be adopted: of its 2 objects 1 is missing. Publish it again, or remove it with --remove"
     )
-    assert lines[-1].startswith("torn cannot be adopted: its manifest is damaged (JSONDecodeError: ")
+    assert lines[-1].startswith("torn cannot be adopted: its manifest is damaged: it is no JSON text. ")
 
 
 def test_a_folder_on_another_file_system(command: Program) -> None:
@@ -97,7 +98,7 @@ def test_a_folder_on_another_file_system(command: Program) -> None:
         (Path(other) / "objects").mkdir()
         done = command("store", "--dir", other, status=1)
     assert done.stdout.startswith(f"{other}: 0 B")
-    assert done.stderr.startswith("no process can use this store: it is on ")
+    assert done.stderr.startswith(f"{ERROR}no process can use this store: it is on ")
 
 
 def test_removing_published_weights(made: MadeStore, command: Program) -> None:
@@ -108,26 +109,44 @@ def test_removing_published_weights(made: MadeStore, command: Program) -> None:
         "removed the published weights 'qwen/rank0'",
         f"{made.path}: 0 B in 0 objects; 0 processes use the store",
     ]
-    done = command("store", "--remove", "qwen/rank0", "--dir", str(made.path), status=2)
-    assert "nothing is published as 'qwen/rank0'" in done.stderr
+    for path in (made.path, made.path / "missing"):  # in a store, and without one
+        done = command("store", "--remove", "qwen/rank0", TMS_SHARED_DIR=str(path), status=1)
+        assert done.stderr == f"{ERROR}nothing is published as 'qwen/rank0'\n"
 
 
 def test_several_names_are_removed(made: MadeStore, command: Program) -> None:
     for name in ("a", "b", "c"):
         made.object(name, MIB, made.published(name))
-    done = command("store", "--remove", "a", "--remove", "c", TMS_SHARED_DIR=str(made.path))
+    done = command("store", "--remove", "a", "c", TMS_SHARED_DIR=str(made.path))
     assert done.stdout.startswith("removed the published weights 'a'\nremoved the published weights 'c'\n")
     assert sorted(os.listdir(made.path / "names")) == ["b"]
-    done = command("store", "--remove", "b", "--remove", "a\nb", TMS_SHARED_DIR=str(made.path), status=2)
-    assert "nothing is published as 'a\\nb'" in done.stderr
+    done = command("store", "--remove", "a\nb", "x" * 256, "--remove", "b", TMS_SHARED_DIR=str(made.path), status=1)
+    assert done.stdout.startswith("removed the published weights 'b'\n"), "a wrong name does not keep the others"
+    wrong = done.stderr.splitlines()
+    assert wrong[0] == f"{ERROR}nothing is published as 'a\\nb'"
+    assert wrong[1].startswith(f"{ERROR}'{'x' * 256}' was not removed: the name ") and len(wrong) == 2
     assert os.listdir(made.path / "names") == []
+
+
+def test_an_empty_name(made: MadeStore, command: Program) -> None:
+    done = command("store", "--remove", "", TMS_SHARED_DIR=str(made.path), status=2)
+    text = "argument --remove: the name is empty; without options, `store` lists the published names"
+    assert done.stderr.endswith(f"\n{ERROR}{text}\n") and done.stdout == ""
+
+
+def test_a_file_is_no_store(memory: Path, command: Program) -> None:
+    (memory / "file").touch()
+    for arguments, variable in (("--dir", str(memory / "file")), ""), ((), str(memory / "file")):
+        done = command("store", *arguments, TMS_SHARED_DIR=variable, status=2)
+        text = f"{memory}/file is no folder: name the folder of a shared store, by --dir or TMS_SHARED_DIR"
+        assert done.stderr == f"{ERROR}{text}\n" and done.stdout == ""
 
 
 @pytest.mark.parametrize("options", [(), ("--clean",), ("--remove", "a")])
 def test_a_folder_that_is_no_store(memory: Path, command: Program, options: tuple[str, ...]) -> None:
     done = command("store", *options, "--dir", str(memory), status=2)
-    text = f"store: {memory} is no shared store: it has no folder 'objects'"
-    assert done.stderr == f"python -m torch_memory_saver: {text}\n" and done.stdout == ""
+    text = f"{memory} is no shared store: it has no folder 'objects'"
+    assert done.stderr == f"{ERROR}{text}\n" and done.stdout == ""
 
 
 def test_in_a_sticky_folder_of_root_the_store_has_the_usual_name(memory: Path, command: Program) -> None:
@@ -143,7 +162,7 @@ def test_in_a_sticky_folder_of_root_the_store_has_the_usual_name(memory: Path, c
 def test_what_cannot_be_removed_is_a_failure(made: MadeStore, command: Program) -> None:
     (made.holder("1", alive=False) / "folder" / "in it").mkdir(parents=True)
     done = command("store", "--clean", TMS_SHARED_DIR=str(made.path), status=1)
-    assert done.stderr == f"{made.path}/holders/1 was not removed: Is a directory\n"
+    assert done.stderr == f"{ERROR}{made.path}/holders/1 was not removed: Is a directory\n"
     assert "removed 0 holders" in done.stdout
 
 
@@ -153,7 +172,7 @@ def test_a_folder_that_does_not_exist(memory: Path, command: Program, option: tu
     done = command("store", *option, TMS_SHARED_DIR=str(missing))
     assert done.stdout == f"{missing} does not exist: no process of this user has used the shared store here\n"
     done = command("store", *option, "--dir", str(missing), status=2)
-    assert done.stderr == f"python -m torch_memory_saver: store: there is no folder {missing}\n"
+    assert done.stderr == f"{ERROR}there is no folder {missing}\n"
     assert list(memory.iterdir()) == []
 
 
@@ -161,11 +180,9 @@ def test_a_folder_that_is_refused(made: MadeStore, command: Program) -> None:
     made.path.chmod(0o777)
     done = command("store", TMS_SHARED_DIR=str(made.path), status=1)
     check = "the check that no other user can write to it (chmod go-w) failed"
-    assert done.stderr.startswith(
-        f"python -m torch_memory_saver: {made.path}: {check} (owner: uid {os.geteuid()}, mode 777)"
-    )
+    assert done.stderr.startswith(f"{ERROR}{made.path}: {check} (owner: uid {os.geteuid()}, mode 777)")
     done = command("store", TMS_SHARED_DIR="relative", status=1)
-    assert done.stderr == "python -m torch_memory_saver: relative: TMS_SHARED_DIR must be an absolute path\n"
+    assert done.stderr == f"{ERROR}relative: TMS_SHARED_DIR must be an absolute path\n"
 
 
 @pytest.mark.parametrize(
@@ -183,6 +200,6 @@ def test_a_key_that_no_process_can_use(made: MadeStore, command: Program, conten
     done = command("store", "--clean", TMS_SHARED_DIR=str(made.path), status=1)
     assert done.stdout.splitlines()[1] == f"{made.path}: 0 B in 0 objects; 0 processes use the store"
     assert done.stderr == (
-        f"no process can use this store: a backup could not be used: the key '{made.path}/key' {why}. "
+        f"{ERROR}no process can use this store: a backup could not be used: the key '{made.path}/key' {why}. "
         "Remove the folder when no process uses it, or set TMS_SHARED_DIR to another\n"
     )

@@ -93,7 +93,7 @@ def test_what_cannot_be_drawn_is_one_sentence(
     page = tmp_path / "out.html"
     assert main(["timeline", str(path), "-o", str(page)]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("torch-memory-saver: timeline: ") and sentence in captured.err
+    assert captured.err.startswith("torch-memory-saver timeline: error: ") and sentence in captured.err
     assert captured.err.count("\n") == 1 and captured.out == ""
     assert not page.exists()
 
@@ -112,7 +112,10 @@ def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
     for page in (path / "new" / "out.html", tmp_path):
         assert main(["timeline", str(path), "-o", str(page)]) == 2
         captured = capsys.readouterr()
-        assert f": timeline: {page}: " in captured.err and "the page was not written; choose another folder" in captured.err
+        assert (
+            f" timeline: error: {page}: " in captured.err
+            and "the page was not written; choose another folder" in captured.err
+        )
         assert captured.err.count("\n") == 1
     assert sorted(each.name for each in tmp_path.iterdir()) == ["events.json"]
 
