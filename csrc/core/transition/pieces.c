@@ -23,14 +23,11 @@ static bool is_usable(const tms_pieces_t *call, const tms_shared_piece_t *piece)
 
 /* Under the lock. Returns a segment in the piece that is not active, or NULL. */
 static const tms_segment_t *find_inactive(const tms_saver_t *saver, const tms_shared_piece_t *piece) {
-    for (uint64_t at = piece->address; at - piece->address < piece->bytes;) {
-        tms_registry_node_t *node = tms_registry_find(&saver->registry, at);
-        if (!node) return NULL; /* not managed */
-        const tms_segment_t *segment = tms_segment_of(node);
-        if (segment->state != TMS_SEGMENT_ACTIVE) return segment;
-        at = node->end;
-    }
-    return NULL;
+    const uint64_t end = piece->address + piece->bytes;
+    tms_registry_node_t *node = tms_registry_overlapping(&saver->registry, piece->address, end);
+    while (node && tms_segment_of(node)->state == TMS_SEGMENT_ACTIVE)
+        node = node->end < end ? tms_registry_overlapping(&saver->registry, node->end, end) : NULL;
+    return node ? tms_segment_of(node) : NULL;
 }
 
 static tms_status_t check_piece(const tms_pieces_t *call, const tms_named_piece_t *piece, tms_error_t *error) {

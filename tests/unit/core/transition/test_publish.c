@@ -117,6 +117,40 @@ static void paused_memory_is_refused(void **state) {
     publish_one(f, "name", address, BYTES);
 }
 
+/* PyTorch's expandable segments: ordinary memory, and then memory of a handle, side by side in one tensor. */
+static void paused_memory_behind_ordinary_memory_is_refused(void **state) {
+    fixture_t *f = *state;
+    const tms_region_settings_t settings = {.managed = true, .tag = "a", .backup = TMS_BACKUP_PINNED};
+    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    const CUmemAccessDesc access = {.location = properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemGenericAllocationHandle ordinary;
+    CUdeviceptr base = 0;
+    tms_region_t region;
+    tms_error_t error;
+    uint64_t number = 0, written;
+    bool busy;
+    assert_int_equal(f->cuda->cuMemAddressReserve(&base, 4 * MIB, 0, 0, 0), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemCreate(&ordinary, 2 * MIB, &properties, 0), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemMap(base, 2 * MIB, 0, ordinary, 0), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemSetAccess(base, 2 * MIB, &access, 1), CUDA_SUCCESS);
+    ASSERT_OK(tms_region_from_settings(&f->regions, &settings, &region, &error), error);
+    ASSERT_OK(tms_handles_create(&f->saver, &region, 2 * MIB, 0, &number, &error), error);
+    ASSERT_OK(tms_handles_map(&f->saver, base + 2 * MIB, 2 * MIB, number, &busy, &error), error);
+    fill(base, 4 * MIB, 1);
+    ASSERT_OK(pause_all(f, &error), error);
+    refuse(f, piece_at(base, 4 * MIB), TMS_INVALID_STATE, "paused");
+    ASSERT_OK(resume_all(f, &error), error);
+    const tms_shared_piece_t piece = piece_at(base, 4 * MIB);
+    ASSERT_OK(publish(f, "name", &piece, 1, &written, &error), error);
+    assert_int_equal(written, 4 * MIB);
+    ASSERT_OK(tms_handles_unmap(&f->saver, base + 2 * MIB, 2 * MIB, &error), error);
+    ASSERT_OK(tms_handles_release(&f->saver, number, &error), error);
+    assert_int_equal(f->cuda->cuMemUnmap(base, 2 * MIB), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemRelease(ordinary), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemAddressFree(base, 4 * MIB), CUDA_SUCCESS);
+}
+
 static void pieces_that_cannot_be_objects_are_refused(void **state) {
     fixture_t *f = *state;
     const uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 80 * MIB);
@@ -261,6 +295,7 @@ int main(void) {
         TEST(nothing_can_be_published),
         TEST(memory_that_is_not_managed_is_published_and_adopted),
         TEST(paused_memory_is_refused),
+        TEST(paused_memory_behind_ordinary_memory_is_refused),
         TEST(pieces_that_cannot_be_objects_are_refused),
         TEST(without_the_kernel_nothing_is_published),
         TEST(what_does_not_fit_is_not_begun),
