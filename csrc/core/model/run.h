@@ -47,8 +47,8 @@ typedef struct tms_run {
     tms_segment_t *waiting; /* freed segments that the owner of the run retires at its end */
     tms_descriptor_t exported;   /* descriptor of `handle` once exported (export.h); closed before the memory is released */
     uint64_t generation;         /* the number of that export in the process */
-    tms_status_t refused_status; /* the status of the last attempt that failed to repair it */
-    char refused_call[TMS_ERROR_NAME_BYTES]; /* the driver call that failed then, "" if unknown, and its result */
+    tms_status_t refused_status; /* the status of the last failed attempt to repair it that the driver has answered */
+    char refused_call[TMS_ERROR_NAME_BYTES]; /* the driver call that failed then, and its result; "": no answer yet */
     int refused_result;
     uint64_t mark;                 /* mark of the last walk over segments that visited it */
     tms_device_mask_t reached;     /* devices that had access, recorded by the pause that owns it */

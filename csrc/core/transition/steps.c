@@ -138,6 +138,7 @@ typedef struct skipped {
     tms_error_context_t context; /* context of the first */
     char call[TMS_ERROR_NAME_BYTES];
     int result;
+    bool is_damaged; /* the first: no other thread is repairing it, or has just repaired it */
     bool has_other_tags;
 } skipped_t;
 
@@ -152,6 +153,7 @@ static skipped_t find_skipped(tms_transition_t *t) {
             continue;
         if (found.allocations++ == 0) {
             found.context = tms_transition_context_of(t, segment);
+            found.is_damaged = segment->state == TMS_SEGMENT_DAMAGED;
             if (segment->run) memcpy(found.call, segment->run->refused_call, sizeof found.call);
             if (segment->run) found.result = segment->run->refused_result;
         }
@@ -168,9 +170,11 @@ static tms_status_t report_skipped(tms_transition_t *t, tms_error_t *error) {
     tms_error_t own;
     skipped_t found = find_skipped(t);
     if (found.allocations == 0) return TMS_OK;
-    tms_status_t status =
-        found.call[0] ? tms_driver_fail(t->driver, &found.context, found.call, (CUresult)found.result, &own)
-                      : tms_error_set(&own, TMS_DRIVER, &found.context, "another thread is trying to release its memory");
+    tms_status_t status = found.call[0]
+                              ? tms_driver_fail(t->driver, &found.context, found.call, (CUresult)found.result, &own)
+                              : tms_error_set(&own, TMS_DRIVER, &found.context,
+                                              found.is_damaged ? "its memory could not be released yet"
+                                                               : "another thread is trying to release its memory");
     tms_error_append(&own, " %llu allocation%s (", (unsigned long long)found.allocations, found.allocations == 1 ? "" : "s");
     tms_error_append_bytes(&own, found.bytes);
     tms_error_append(&own, ") with the tag '%s'%s %s still damaged", found.context.tag,
