@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "backup/host/copy.h"
 #include "backup/shared/jobs.h"
@@ -106,9 +107,15 @@ static tms_status_t look(relay_t *relay, size_t *left, bool *claimed, tms_error_
     return status;
 }
 
+/* Sleeps between two looks, also in a call without a timeout, in which tms_wait_sleep would not. */
+static tms_status_t sleep_between(relay_t *relay, const tms_error_context_t *context, tms_error_t *error) {
+    static const struct timespec millisecond = {.tv_nsec = 1000000};
+    (void)nanosleep(&millisecond, NULL); /* a signal ends it early */
+    return tms_wait_check(relay->copier->wait, context, error);
+}
+
 /* Waits for the objects that other processes are writing. */
 static tms_status_t await_others(relay_t *relay, const tms_error_context_t *context, tms_error_t *error) {
-    static const double between_seconds = 0.001;
     size_t left = 0;
     bool claimed = false;
     const uint64_t began = tms_clock_nanoseconds();
@@ -116,7 +123,7 @@ static tms_status_t await_others(relay_t *relay, const tms_error_context_t *cont
     while (status == TMS_OK && left > 0) {
         status = claimed ? tms_shared_ring_run(relay->store, relay->copier, relay->jobs.count, 0, save_object, relay,
                                                context, error)
-                         : tms_wait_sleep(relay->copier->wait, between_seconds, context, error);
+                         : sleep_between(relay, context, error);
         if (status == TMS_OK) status = look(relay, &left, &claimed, error);
     }
     atomic_fetch_add(&relay->store->wait_nanoseconds, tms_clock_nanoseconds() - began);

@@ -89,7 +89,8 @@ static tms_status_t give_name(const publish_t *call, tms_error_t *error) {
     tms_shared_store_t *store = tms_pieces_store(&call->pieces);
     const tms_error_context_t context = tms_transition_context(&call->pieces.t, TMS_NO_DEVICE);
     tms_shared_name_t *objects = calloc(call->pieces.count + 1, sizeof *objects);
-    tms_status_t status = objects ? TMS_OK : tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+    if (!objects) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+    tms_status_t status = TMS_OK;
     for (size_t i = 0; status == TMS_OK && i < call->pieces.count; i++) {
         objects[i] = call->pieces.list[i].name;
         if (!call->pieces.list[i].contents->parts->object)

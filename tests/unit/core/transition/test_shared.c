@@ -283,7 +283,7 @@ typedef struct other {
     tms_shared_name_t name;
     tms_shared_attempt_t claim;
     const void *contents;
-    enum { DIES, FINISHES, CANCELS, GROWS } does; /* when the pause waits for it */
+    enum { DIES, FINISHES, CANCELS, STOPS } does; /* when the pause waits for it */
     int asked;
 } other_t;
 
@@ -365,9 +365,9 @@ static void what_a_dead_process_has_begun_is_written(void **state) {
 static void a_writer_without_progress_is_not_waited_for(void **state) {
     fixture_t *f = *state;
     char text[TEXT_BYTES];
-    other_t other = {.does = GROWS};
+    other_t other = {.does = STOPS};
     const uint64_t address = begin_other(f, &other);
-    store_of(f)->patience = 50;
+    store_of(f)->patience = 200; /* milliseconds, in which `act` is called */
     f->log.level = TMS_LOG_WARNING;
     const captured_stderr_t captured = capture_begin();
     pause_beside(f, &other, BYTES);
@@ -375,6 +375,7 @@ static void a_writer_without_progress_is_not_waited_for(void **state) {
     assert_int_equal(count_lines(text), 1);
     assert_non_null(strstr(text, other.name.text));
     assert_non_null(strstr(text, "private copy"));
+    assert_true(other.asked > 0);
     assert_int_equal(held(f), 0);
     assert_int_equal(counters_of(f).host_backup_bytes >= BYTES, 1);
     resume(f);

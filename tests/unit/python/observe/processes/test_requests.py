@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_moved_stays(
     monkeypatch.setattr(ask, "request_file", lambda *_arguments, **_options: written)
     assert main(["ask", "--snapshot", "1", "-o", str(tmp_path / "file" / "x.json")]) == 2
     reason = "Not a directory: the file was not written; choose another folder\n"
-    assert f": ask: {tmp_path}/file/x.json: {reason}" in capsys.readouterr().err
+    assert f" ask: error: {tmp_path}/file/x.json: {reason}" in capsys.readouterr().err
     assert written.read_bytes() == b"\x80\x04}."
 
 
