@@ -88,6 +88,13 @@ MUTANTS = (
         (_TEST,),
     ),
     Mutant(
+        "no-memory-is-reclaimed-for-the-margin",
+        "csrc/core/allocation/allocation.c",
+        "    tms_reclaim_all(saver);\n    return compare_with_margin(",
+        "    return compare_with_margin(",
+        ("tests/unit/core/allocation/test_reclaim.c",),
+    ),
+    Mutant(
         "a-handle-reclaims-no-memory",
         _HANDLES,
         "    tms_reclaim_all(saver);\n    return tms_run_create(run, driver, devices, context, error);",
