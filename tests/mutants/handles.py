@@ -110,10 +110,10 @@ MUTANTS = (
     ),
     Mutant(
         "any-mapping-of-a-range-is-taken-for-the-first",
-        _HANDLES,
-        "        last = node->begin;",
-        "        last = *begin;",
-        (_TEST,),
+        "csrc/base/registry.c",
+        "        if (node->end > begin) first = node;",
+        "        if (node->end > begin && (!first || first->begin >= end)) first = node;",
+        ("tests/unit/base/test_registry.c", _TEST),
     ),
     Mutant(
         "a-forked-child-unmaps-memory-of-its-parent",

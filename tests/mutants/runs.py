@@ -153,7 +153,7 @@ _REPAIRS = (
     Mutant(
         "a-failed-repair-is-recorded-as-a-success",
         _RECLAIM,
-        "    run->refused_status = whole ? TMS_OK : reason.status;\n",
+        "        run->refused_status = reason.status;\n",
         "",
         (_TEST_DAMAGED,),
     ),

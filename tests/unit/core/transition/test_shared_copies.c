@@ -154,7 +154,7 @@ static void no_registration_holds_up_other_replicas(void **state) {
 /* ---- a registrar whose thread cannot be started ---- */
 
 static tms_shared_store_t *without_thread; /* its thread is not started; NULL: every thread is */
-static int refused; /* threads */
+static int refused;                        /* threads */
 static pthread_t waiter;
 static sem_t waiter_has_lock;
 static int woken; /* the result of the waiter's last wait */
@@ -207,8 +207,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(objects_larger_than_a_piece_of_pinned_memory), TEST(a_private_block_before_an_object),
         TEST(memory_is_filled_before_contents_are_copied),  TEST(the_registrar_gives_up_when_a_resume_begins),
-        TEST(no_registration_holds_up_other_replicas),
-        TEST(a_registrar_that_cannot_start_wakes_who_waits_for_its_end),
+        TEST(no_registration_holds_up_other_replicas),      TEST(a_registrar_that_cannot_start_wakes_who_waits_for_its_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
