@@ -100,6 +100,13 @@ _TRANSITIONS = (
         ("tests/unit/core/transition/test_resume_wait.c",),
     ),
     Mutant(
+        "a-shortage-names-the-first-device",
+        "csrc/core/transition/resume.c",
+        "for (int i = likely == TMS_NO_DEVICE ? 0 : -1;",
+        "for (int i = 0;",
+        ("tests/unit/core/transition/test_resume_wait.c",),
+    ),
+    Mutant(
         "a-resume-tries-again-over-what-it-damaged",
         "csrc/core/transition/resume.c",
         "status == TMS_OUT_OF_DEVICE_MEMORY && !t->done.damaged",

@@ -32,7 +32,7 @@ typedef struct demand {
     uint64_t returned[TMS_MAX_DEVICES]; /* bytes of the guard page, if no other segment needs it */
 } demand_t;
 
-/* The device that lacks the most memory; `missing` is 0 if all have enough. */
+/* A device that lacks memory; `missing` is 0 if none does. */
 typedef struct shortage {
     int device;
     uint64_t needed, free, missing;
@@ -151,10 +151,12 @@ static demand_t measure_demand(tms_transition_t *t) {
     return demand;
 }
 
-static tms_status_t find_shortage(tms_transition_t *t, shortage_t *worst, tms_error_t *error) {
+/* Finds a device that lacks memory. `likely` is looked at before the others, and is found if none lacks memory. */
+static tms_status_t find_shortage(tms_transition_t *t, int likely, shortage_t *shortage, tms_error_t *error) {
     demand_t demand = measure_demand(t);
     shortage_t found = {.device = TMS_NO_DEVICE};
-    for (int device = 0; device < t->devices->count; device++) {
+    for (int i = likely == TMS_NO_DEVICE ? 0 : -1; i < t->devices->count && found.missing == 0; i++) {
+        const int device = i < 0 ? likely : i;
         uint64_t free_bytes = 0, total_bytes = 0, needed = demand.bytes[device];
         tms_error_context_t context = tms_transition_context(t, device);
         if (!(demand.owners >> device & 1)) continue;
@@ -162,20 +164,18 @@ static tms_status_t find_shortage(tms_transition_t *t, shortage_t *worst, tms_er
         if (status != TMS_OK) return status;
         free_bytes += demand.returned[device];
         uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
-        if (found.device != TMS_NO_DEVICE && missing <= found.missing) continue;
-        found.device = device;
-        found.needed = needed;
-        found.free = free_bytes;
-        found.missing = missing;
+        if (found.device == TMS_NO_DEVICE || missing > 0)
+            found = (shortage_t){.device = device, .needed = needed, .free = free_bytes, .missing = missing};
     }
-    *worst = found;
+    *shortage = found;
     return TMS_OK;
 }
 
 /* Rewrites the error of the last attempt: needed, free and missing memory first, then the rest as points. */
 static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     shortage_t shortage;
-    if (!error || find_shortage(t, &shortage, NULL) != TMS_OK || shortage.device == TMS_NO_DEVICE) return;
+    if (!error || find_shortage(t, error->device, &shortage, NULL) != TMS_OK || shortage.device == TMS_NO_DEVICE) return;
+    error->device = shortage.device;
     error->message[0] = '\0';
     tms_error_append(error, "%s: device %d needs ", error->operation, shortage.device);
     tms_error_append_bytes(error, shortage.needed);
@@ -227,7 +227,7 @@ static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_
         if (status != TMS_OK) return status;
         tms_reclaim_within(t->saver, &t->wait); /* it may release the missing memory */
         status = tms_wait_check(&t->wait, &context, error);
-        if (status == TMS_OK) status = find_shortage(t, &shortage, error);
+        if (status == TMS_OK) status = find_shortage(t, TMS_NO_DEVICE, &shortage, error);
         if (status != TMS_OK) return status;
     } while (shortage.missing > 0);
     return TMS_OK;
