@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <sys/statvfs.h>
 
+#include "captured_stderr.h"
+
 /* The room that the folder's file system has left; 0: what it says. */
 static uint64_t left_bytes;
 
@@ -169,12 +171,18 @@ static void pieces_that_cannot_be_objects_are_refused(void **state) {
 
 static void without_the_kernel_nothing_is_published(void **state) {
     fixture_t *f = *state;
+    char text[4096];
     tms_error_t error;
     uint64_t written;
     const tms_shared_piece_t piece = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1), BYTES);
     launch_nothing(f);
-    assert_int_equal(publish(f, "name", &piece, 1, &written, &error), TMS_DRIVER);
+    captured_stderr_t captured = capture_begin();
+    const tms_status_t status = publish(f, "name", &piece, 1, &written, &error);
+    capture_end(captured, text, sizeof text);
+    assert_int_equal(status, TMS_DRIVER);
     assert_non_null(strstr(error.message, "fingerprints"));
+    assert_non_null(strstr(text, "warning: publish: "));
+    assert_non_null(strstr(text, "The call fails, because objects are named by their fingerprints."));
     assert_objects(0);
     assert_int_equal(list("names").count, 0);
 }
