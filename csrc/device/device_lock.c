@@ -292,7 +292,6 @@ static void find_holder(const tms_device_locks_t *locks, const wanted_t *wanted,
 
 static tms_status_t report(const tms_lock_failure_t *failure, const tms_wait_t *wait, const tms_error_context_t *context,
                            tms_error_t *error) {
-    char reason[TMS_ERROR_NAME_BYTES];
     tms_error_context_t here = *context;
     if (failure->device != TMS_NO_DEVICE) here.device = failure->device;
     if (failure->os_error == EWOULDBLOCK) {
@@ -310,7 +309,7 @@ static tms_status_t report(const tms_lock_failure_t *failure, const tms_wait_t *
     }
     tms_status_t status = failure->os_error == ENOMEM ? TMS_OUT_OF_HOST_MEMORY : TMS_INVALID_STATE;
     tms_error_set(error, status, &here, "the lock '%s' cannot be used: %s failed with errno %d (%s). %s", failure->path,
-                  failure->call, failure->os_error, strerror_r(failure->os_error, reason, sizeof(reason)),
+                  failure->call, failure->os_error, TMS_OS_TEXT(failure->os_error),
                   failure->path[0] == '/' ? "TMS_LOCK_DIR chooses another directory"
                                           : "Set TMS_LOCK_DIR to an absolute path");
     if (error) {

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -179,7 +178,7 @@ static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_ma
     tms_log_write(
         log, TMS_LOG_WARNING,
         "%s: no thread could be started to wait for the devices (%s: %s): the call cannot be interrupted while it waits",
-        context->operation, job ? "pthread_create" : "calloc", strerror(os_error));
+        context->operation, job ? "pthread_create" : "calloc", TMS_OS_TEXT(os_error));
     if (job) {
         job->holders = 1;
         drop_reference(job);

@@ -1,7 +1,5 @@
 #include "backup/shared/registrar.h"
 
-#include <string.h>
-
 #include "backup/shared/object.h"
 #include "base/thread.h"
 #include "device/wait.h"
@@ -103,7 +101,7 @@ void tms_shared_registrar_start(tms_shared_store_t *store) {
         store->copying->log, &store->warned_not_registered, TMS_LOG_WARNING,
         "pthread_create failed (%s), so that shared backups are not registered with the driver. Contents are copied "
         "through pinned memory, which is slower.",
-        strerror(os_error));
+        TMS_OS_TEXT(os_error));
 }
 
 void tms_shared_registrar_hold(tms_shared_store_t *store) {

@@ -1,6 +1,5 @@
 #include "core/transition/resume.h"
 
-#include <string.h>
 #include <unistd.h>
 
 #include "base/random.h"
@@ -337,7 +336,7 @@ tms_status_t tms_resume_begin(tms_saver_t *saver, const tms_selection_t *selecti
         tms_log_write(saver->log, TMS_LOG_WARNING,
                       "resume(wait=False): no thread could be started (pthread_create: %s), so the whole resume is done "
                       "before the call returns",
-                      strerror(os_error));
+                      TMS_OS_TEXT(os_error));
         (void)run(made);
     }
     *pending = made;
