@@ -71,14 +71,15 @@ void tms_device_locks_after_fork_in_child(tms_device_locks_t *locks) {
 static void write_holder(int fd, const char *path, unwritten_t *unwritten) {
     char text[TMS_LOCK_RECORD_BYTES];
     int length = tms_lock_record_write(text);
-    const char *failed = NULL;
-    if (ftruncate(fd, 0) != 0)
-        failed = "ftruncate";
-    else if (pwrite(fd, text, (size_t)length, 0) != length)
-        failed = "pwrite";
-    if (!failed) return;
-    unwritten->os_error = errno;
-    unwritten->call = failed;
+    const char *call = "ftruncate";
+    ssize_t written = -1;
+    if (ftruncate(fd, 0) == 0) {
+        call = "pwrite";
+        written = pwrite(fd, text, (size_t)length, 0);
+    }
+    if (written == length) return;
+    unwritten->os_error = written < 0 ? errno : ENOSPC;
+    unwritten->call = call;
     snprintf(unwritten->path, sizeof(unwritten->path), "%s", path);
 }
 
