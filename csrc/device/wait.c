@@ -109,7 +109,7 @@ bool tms_wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, double de
 typedef struct job {
     pthread_mutex_t lock;
     pthread_cond_t finished_condition;
-    int holders;
+    int references;
     bool finished;
     tms_devices_t *devices;
     tms_device_mask_t mask, at_rest;
@@ -121,7 +121,7 @@ typedef struct job {
 
 static void drop_reference(job_t *job) {
     pthread_mutex_lock(&job->lock);
-    bool last = --job->holders == 0;
+    bool last = --job->references == 0;
     pthread_mutex_unlock(&job->lock);
     if (!last) return;
     pthread_cond_destroy(&job->finished_condition);
@@ -167,7 +167,7 @@ static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_ma
     job_t *job = calloc(1, sizeof *job);
     int os_error = ENOMEM;
     if (job) {
-        *job = (job_t){.holders = 2, .devices = devices, .mask = mask, .current = *current, .context = *context};
+        *job = (job_t){.references = 2, .devices = devices, .mask = mask, .current = *current, .context = *context};
         pthread_mutex_init(&job->lock, NULL);
         tms_wait_condition_init(&job->finished_condition);
         atomic_fetch_add(&devices->helpers, 1);
@@ -180,7 +180,7 @@ static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_ma
         "%s: no thread could be started to wait for the devices (%s: %s): the call cannot be interrupted while it waits",
         context->operation, job ? "pthread_create" : "calloc", TMS_OS_TEXT(os_error));
     if (job) {
-        job->holders = 1;
+        job->references = 1;
         drop_reference(job);
     }
     return NULL;
