@@ -88,8 +88,8 @@ _TRANSITIONS = (
     Mutant(
         "a-failed-pause-counts-as-one",
         "csrc/core/transition/completion.c",
-        "    if (moved && t->asked.from == TMS_SEGMENT_ACTIVE)",
-        "    if (t->asked.from == TMS_SEGMENT_ACTIVE)",
+        "    if (moved && t->requested.from == TMS_SEGMENT_ACTIVE)",
+        "    if (t->requested.from == TMS_SEGMENT_ACTIVE)",
         ("tests/unit/core/transition/test_transition_failed.c",),
     ),
     Mutant(

@@ -192,8 +192,8 @@ _KINDS_THAT_FREE = (
     Mutant(
         "a-failed-resume-forgets-what-was-freed",
         "csrc/core/transition/completion.c",
-        "    if (moved && t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);",
-        "    if (t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);",
+        "    if (moved && t->requested.to == TMS_SEGMENT_ACTIVE) note_resumed(t);",
+        "    if (t->requested.to == TMS_SEGMENT_ACTIVE) note_resumed(t);",
         (_TEST_LAYOUT,),
     ),
     Mutant(

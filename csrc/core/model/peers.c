@@ -5,15 +5,15 @@ enum { MOST_SKIPPED = 1024 };
 
 /* The peers of each owner's segments, queried once for each look. */
 typedef struct wanted {
-    tms_device_mask_t asked;
+    tms_device_mask_t queried;
     tms_device_mask_t peers[TMS_MAX_DEVICES];
 } wanted_t;
 
 static tms_status_t find_wanted(tms_saver_t *saver, wanted_t *wanted, int owner, const tms_error_context_t *context,
                                 tms_error_t *error) {
-    if (wanted->asked >> owner & 1) return TMS_OK;
+    if (wanted->queried >> owner & 1) return TMS_OK;
     tms_status_t status = tms_devices_peers(saver->devices, owner, &wanted->peers[owner], context, error);
-    if (status == TMS_OK) wanted->asked |= (tms_device_mask_t)1 << owner;
+    if (status == TMS_OK) wanted->queried |= (tms_device_mask_t)1 << owner;
     return status;
 }
 

@@ -8,7 +8,7 @@
 _Static_assert((int)TMS_OBJECT_NAME_DIGITS == (int)TMS_SHARED_NAME_DIGITS, "the public header says how long a name is");
 
 tms_error_context_t tms_pieces_context(const tms_pieces_t *call, const tms_named_piece_t *piece) {
-    return (tms_error_context_t){.operation = call->t.asked.operation,
+    return (tms_error_context_t){.operation = call->t.requested.operation,
                                  .device = (int)piece->memory->device,
                                  .bytes = piece->memory->bytes,
                                  .address = piece->memory->address};
@@ -98,12 +98,12 @@ tms_status_t tms_pieces_run(tms_pieces_t *call, tms_saver_t *saver, const tms_se
     nothing.tags = no_tags;
     nothing.tag_count = 0;
     call->t = (tms_transition_t){.saver = saver,
-                                 .asked = {.selection = &nothing,
-                                           .operation = operation,
-                                           .from = TMS_SEGMENT_ACTIVE,
-                                           .through = TMS_SEGMENT_PAUSING,
-                                           .to = TMS_SEGMENT_ACTIVE,
-                                           .any_memory = true},
+                                 .requested = {.selection = &nothing,
+                                               .operation = operation,
+                                               .from = TMS_SEGMENT_ACTIVE,
+                                               .through = TMS_SEGMENT_PAUSING,
+                                               .to = TMS_SEGMENT_ACTIVE,
+                                               .any_memory = true},
                                  .act = act};
     const tms_status_t status = tms_steps_run(&call->t, error);
     tms_backup_stores_after_resume(&saver->stores);

@@ -21,7 +21,7 @@ typedef struct publish {
 static tms_status_t find_fingerprints(publish_t *call, tms_error_t *error) {
     tms_transition_t *t = &call->pieces.t;
     tms_pass_t pass = {
-        .stores = &t->saver->stores, .wait = &t->wait, .operation = t->asked.operation, .purpose = TMS_PASS_NAMES};
+        .stores = &t->saver->stores, .wait = &t->wait, .operation = t->requested.operation, .purpose = TMS_PASS_NAMES};
     for (size_t i = 0; i < call->pieces.count; i++) {
         tms_named_piece_t *piece = &call->pieces.list[i];
         tms_pass_add(&pass, &piece->backup, &piece->backup.planned, piece->memory->address, (int)piece->memory->device);

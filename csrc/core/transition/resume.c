@@ -54,7 +54,7 @@ static bool may_be_in_use(tms_transition_t *t, const tms_run_t *run) {
 static void guard_again(tms_transition_t *t, tms_segment_t *segment) {
     tms_error_context_t context = tms_transition_context_of(t, segment);
     tms_device_mask_t peers = 0;
-    if (!t->asked.guards) return;
+    if (!t->requested.guards) return;
     (void)tms_devices_peers(t->saver->devices, segment->device, &peers, &context, NULL); /* else only the owner reads */
     tms_guard_mode_cover(t, segment, peers | (tms_device_mask_t)1 << segment->device);
 }
@@ -89,18 +89,18 @@ static void undo(tms_transition_t *t) {
 
 static tms_contents_t contents_of(const tms_transition_t *t, const tms_segment_t *segment) {
     if (!tms_segment_lacks_contents(segment)) return TMS_CONTENTS_RESTORED;
-    if (t->asked.selection->zero) return TMS_CONTENTS_ZEROED;
-    return t->asked.guards ? TMS_CONTENTS_GUARD : TMS_CONTENTS_UNDEFINED;
+    if (t->requested.selection->zero) return TMS_CONTENTS_ZEROED;
+    return t->requested.guards ? TMS_CONTENTS_GUARD : TMS_CONTENTS_UNDEFINED;
 }
 
 static void commit(tms_transition_t *t) {
-    tms_host_policy_t asked = (tms_host_policy_t)t->asked.selection->host_policy;
+    tms_host_policy_t requested = (tms_host_policy_t)t->requested.selection->host_policy;
     const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_DISCARD);
     TMS_FOR_EACH(segment, t) {
         segment->contents = contents_of(t, segment);
-        tms_host_policy_t policy = asked != TMS_HOST_DEFAULT ? asked : segment->backup.policy;
+        tms_host_policy_t policy = requested != TMS_HOST_DEFAULT ? requested : segment->backup.policy;
         tms_backup_discard(&segment->backup, &t->saver->stores, tms_saver_host_policy(t->saver, policy));
-        if (t->asked.selection->exclusive) tms_free_retain_lock(t->saver, segment);
+        if (t->requested.selection->exclusive) tms_free_retain_lock(t->saver, segment);
     }
     tms_observers_end_phase(t, TMS_PHASE_DISCARD, began, TMS_OK);
 }
@@ -187,7 +187,8 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     } else {
         tms_error_append(error, " free now, but had too little free memory before");
     }
-    if (t->asked.selection->timeout_seconds > 0) tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
+    if (t->requested.selection->timeout_seconds > 0)
+        tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
     tms_error_append(
         error,
         ".\n- Everything stays paused, and resume() can be called again.\n- If this process holds the memory, "
@@ -254,7 +255,7 @@ static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error
  * this process can pause during the wait. */
 static tms_status_t perform(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    if (!t->asked.selection->exclusive || !t->devices) return attempt_until_memory_suffices(t, error);
+    if (!t->requested.selection->exclusive || !t->devices) return attempt_until_memory_suffices(t, error);
     tms_device_locks_t *locks = &t->saver->device_locks;
     tms_reclaim_within(t->saver, &t->wait); /* repaired segments are resumed as well, so their devices are concerned */
     tms_status_t status = tms_wait_check(&t->wait, &context, error);
@@ -271,11 +272,11 @@ static tms_status_t perform(tms_transition_t *t, tms_error_t *error) {
 static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t *pending,
                            tms_report_t *report, tms_error_t *error) {
     tms_transition_t t = {.saver = saver,
-                          .asked = {.selection = selection,
-                                    .operation = "resume",
-                                    .from = TMS_SEGMENT_PAUSED,
-                                    .through = TMS_SEGMENT_RESUMING,
-                                    .to = TMS_SEGMENT_ACTIVE},
+                          .requested = {.selection = selection,
+                                        .operation = "resume",
+                                        .from = TMS_SEGMENT_PAUSED,
+                                        .through = TMS_SEGMENT_RESUMING,
+                                        .to = TMS_SEGMENT_ACTIVE},
                           .pending = pending,
                           .act = resume_all,
                           .perform = perform,
