@@ -25,7 +25,7 @@ void tms_wait_begin(tms_wait_t *wait, int32_t (*interrupted)(void *), void *cont
                          .context = context,
                          .started = now,
                          .deadline = timeout_seconds > 0 ? now + timeout_seconds : now,
-                         .asked = now,
+                         .polled = now,
                          .process = getpid()};
 }
 
@@ -40,9 +40,9 @@ double tms_wait_remaining(const tms_wait_t *wait) {
 bool tms_wait_interrupted(tms_wait_t *wait) {
     if (!tms_wait_is_interruptible(wait)) return false;
     if (wait->cancelled) return true;
-    if (tms_wait_now() - wait->asked < TMS_WAIT_POLL_SECONDS) return false;
+    if (tms_wait_now() - wait->polled < TMS_WAIT_POLL_SECONDS) return false;
     wait->cancelled = wait->interrupted(wait->context) != 0 || getpid() != wait->process;
-    wait->asked = tms_wait_now(); /* read after the callback, because the callback may be slow */
+    wait->polled = tms_wait_now(); /* read after the callback, because the callback may be slow */
     return wait->cancelled;
 }
 
@@ -58,7 +58,7 @@ tms_status_t tms_wait_check(tms_wait_t *wait, const tms_error_context_t *context
 }
 
 tms_status_t tms_wait_ask(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
-    if (wait) wait->asked = -INFINITY;
+    if (wait) wait->polled = -INFINITY;
     return tms_wait_check(wait, context, error);
 }
 

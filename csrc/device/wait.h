@@ -28,7 +28,7 @@ typedef struct tms_wait {
     void *context;                  /* argument of `interrupted` */
     double started;                 /* all times: seconds of CLOCK_MONOTONIC */
     double deadline;                /* INFINITY: none */
-    double asked;                   /* when `interrupted` was called last, or the call began */
+    double polled;                  /* when `interrupted` was called last, or the call began */
     bool cancelled;                 /* `interrupted` returned non-zero */
     _Atomic bool *call_cancelled;   /* for a part of a call: whether the call itself is cancelled; else NULL */
     pid_t process;                  /* the process that made the call: a signal handler may fork */

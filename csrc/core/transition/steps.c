@@ -211,9 +211,9 @@ static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
 tms_status_t tms_steps_attempt(tms_transition_t *t, tms_error_t *error) {
     uint64_t unknown_tags = t->done.report.unknown_tags;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    const uint64_t requested = tms_observers_begin_phase(t, TMS_PHASE_TURN);
+    const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_TURN);
     tms_status_t status = tms_turn_take(t->saver, &t->wait, &context, error);
-    tms_observers_end_phase(t, TMS_PHASE_TURN, requested, status);
+    tms_observers_end_phase(t, TMS_PHASE_TURN, began, status);
     if (status != TMS_OK) return status;
     t->has_turn = true;
     tms_backup_stores_enter_call(&t->saver->stores);
