@@ -102,8 +102,8 @@ _TRANSITIONS = (
     Mutant(
         "a-shortage-names-the-first-device",
         "csrc/core/transition/resume.c",
-        "for (int i = likely == TMS_NO_DEVICE ? 0 : -1;",
-        "for (int i = 0;",
+        "for (int i = -1; i < t->devices->count",
+        "for (int i = 0; i < t->devices->count",
         ("tests/unit/core/transition/test_resume_wait.c",),
     ),
     Mutant(

@@ -150,15 +150,16 @@ static demand_t measure_demand(tms_transition_t *t) {
     return demand;
 }
 
-/* Finds a device that lacks memory. `likely` is looked at before the others, and is found if none lacks memory. */
+/* Finds a device that lacks memory. `likely`, which may be TMS_NO_DEVICE, is looked at before the others, and is found if
+ * none lacks memory. */
 static tms_status_t find_shortage(tms_transition_t *t, int likely, shortage_t *shortage, tms_error_t *error) {
     demand_t demand = measure_demand(t);
     shortage_t found = {.device = TMS_NO_DEVICE};
-    for (int i = likely == TMS_NO_DEVICE ? 0 : -1; i < t->devices->count && found.missing == 0; i++) {
+    for (int i = -1; i < t->devices->count && found.missing == 0; i++) {
         const int device = i < 0 ? likely : i;
+        if (device < 0 || !(demand.owners >> device & 1)) continue;
         uint64_t free_bytes = 0, total_bytes = 0, needed = demand.bytes[device];
         tms_error_context_t context = tms_transition_context(t, device);
-        if (!(demand.owners >> device & 1)) continue;
         tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, error);
         if (status != TMS_OK) return status;
         free_bytes += demand.returned[device];

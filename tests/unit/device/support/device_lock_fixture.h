@@ -37,8 +37,8 @@ static const tms_error_context_t context = {.operation = "resume", .device = TMS
 static char base[PATH_BYTES];
 static tms_error_t error;
 
-/* Injected failures: the errno of the next flock calls that lock, and how many; that of every pwrite, and
- * whether each of them writes a part. */
+/* Injected failures: the errno of the next flock calls that lock, and how many; that of every pwrite, and whether
+ * each of them writes a part. */
 static struct {
     int flock_error, flock_failures, pwrite_error;
     bool pwrite_is_short;
