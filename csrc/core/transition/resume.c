@@ -150,8 +150,8 @@ static demand_t measure_demand(tms_transition_t *t) {
     return demand;
 }
 
-/* Finds a device that lacks memory. Examines `likely`, which may be TMS_NO_DEVICE, before the others, and finds it if none
- * lacks memory. */
+/* Finds a device that lacks memory. Examines `likely` first, unless it is TMS_NO_DEVICE. If no device lacks memory, finds
+ * the first device that was examined. */
 static tms_status_t find_shortage(tms_transition_t *t, int likely, shortage_t *shortage, tms_error_t *error) {
     demand_t demand = measure_demand(t);
     shortage_t found = {.device = TMS_NO_DEVICE};
