@@ -47,7 +47,13 @@ from torch_memory_saver import _core
 from torch_memory_saver._engine.silent_mistakes import warn_of_unknown_tags
 from torch_memory_saver._text import joined
 from torch_memory_saver._torch.records.tags import Tags, selects
-from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError, add_note
+from torch_memory_saver.errors import (
+    ForkedProcessError,
+    InvalidArgumentError,
+    InvalidStateError,
+    TorchMemorySaverError,
+    add_note,
+)
 from torch_memory_saver.options import (
     PauseOptions,
     ResumeOptions,
@@ -436,6 +442,8 @@ class PendingHooks:
             refuse_inner_call("wait")
         try:
             report = wait_for_end()
+        except ForkedProcessError:
+            raise  # the callbacks are called in the parent
         except TorchMemorySaverError as error:
             if has_ended():  # otherwise a signal handler raised it, and the resume goes on
                 _raise(self._call_once(None, error), error)
