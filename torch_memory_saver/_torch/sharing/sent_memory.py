@@ -74,9 +74,6 @@ _HANDLE, _COUNTER_FILE, _COUNTER, _WAITS = 1, 4, 5, 7
 _FEEDER = "QueueFeederThread"
 #: The row of the reducers in the table of replacements.
 _REDUCERS = "multiprocessing.reduction.ForkingPickler._extra_reducers"
-#: Held while the functions are wrapped. Reentrant, because the main thread's pending call (_engine/preloaded.py) may
-#: interrupt it.
-_installing = threading.RLock()
 
 
 def install(torch: Any, shared: SharedMemory) -> None:
@@ -87,7 +84,7 @@ def install(torch: Any, shared: SharedMemory) -> None:
         return
     from multiprocessing.reduction import ForkingPickler  # slow, but torch has imported it already
 
-    with _installing:
+    with shared._lock:
         if is_replaced(storage, "_share_cuda_"):  # another thread was first
             return
         replace("torch.cuda.ipc_collect", torch.cuda, "ipc_collect", _collecting_managed(torch.cuda.ipc_collect, shared))
@@ -193,6 +190,8 @@ class SharedMemory:
         self._ordinary_memory = ordinary_memory
         self._counters = Counters()
         self._events = StreamEvents()
+        # Also held while the functions are wrapped. Reentrant, because the main thread's pending call (_engine/preloaded.py)
+        # may interrupt that.
         self._lock = threading.RLock()
         self._memory: dict[_Place, _Memory] = {}
         self._own_format: int | None = None
