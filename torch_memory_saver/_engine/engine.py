@@ -314,7 +314,7 @@ class Engine:
         finally:
             after_call.run()
         unknown = warn_of_unknown_tags("pause", options.tags) if done.unknown_tags else ""
-        discards = not done.allocations and options.backup == _core.BACKUP_NONE
+        discards = not done.allocations and options.backup == _core.BACKUP_NONE and _has_paused(options)
         note = unknown or ("memory that was paused already has no backup any more" if discards else "")
         report = pause_report(done, note, reusable, shared, left)
         _warn_after_pause(torch, report)
