@@ -402,7 +402,7 @@ class GraphCapture(_core.Scope, FunctionDecorator):
 
 
 def _is_capturing(torch: TorchCuda) -> bool:
-    """Whether this thread's current stream is capturing. A lost device captures nothing."""
+    """Return whether this thread's current stream is capturing. A lost device captures nothing."""
     try:
         return bool(torch.is_capturing())
     except RuntimeError:

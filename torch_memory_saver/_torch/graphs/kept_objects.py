@@ -275,7 +275,7 @@ def _blocks_that_may_be_workspaces(torch: TorchCuda, tags: Tags) -> dict[int, tu
 
 
 def _is_any_between(addresses: list[int], begin: int, end: int) -> bool:
-    """Whether one of the sorted addresses lies in [begin, end)."""
+    """Return whether one of the sorted addresses lies in [begin, end)."""
     index = bisect_left(addresses, begin)
     return index < len(addresses) and addresses[index] < end
 

@@ -167,8 +167,8 @@ class PoolStore:
 
     @staticmethod
     def _is_due(pool: Pool, may_have_grown: bool) -> bool:
-        """Whether to look for idle segments of a pool when a region ends. A look takes PyTorch's list of the pool's blocks.
-        So the regions that allocate nothing look seldom at a pool with many blocks, or where looks find nothing."""
+        """Return whether to look for idle segments of a pool when a region ends. A look takes PyTorch's list of the pool's
+        blocks. So the regions that allocate nothing look seldom at a pool with many blocks, or where looks find nothing."""
         pool.unseen += 1
         wait = pool.blocks // _FEW_BLOCKS if pool.fruitless < _MOST_FRUITLESS else _MOST_UNSEEN
         return may_have_grown or pool.unseen > wait
@@ -180,8 +180,8 @@ class PoolStore:
             self._frees_at_pause.setdefault(tag, frees)
 
     def may_have_died_while_paused(self, torch: TorchCuda, tags: Tags) -> bool:
-        """Whether tensors in paused memory of the tags may have been deleted since its first pause, because PyTorch has
-        freed blocks since then. To be called once, before the memory is resumed."""
+        """Return whether tensors in paused memory of the tags may have been deleted since its first pause, because PyTorch
+        has freed blocks since then. To be called once, before the memory is resumed."""
         frees = {device: torch.count_frees(device) for device in devices_in_use()}
         before = [self._frees_at_pause.pop(tag, None) for tag in _paused_tags(tags)]
         return any(counts != frees for counts in before)

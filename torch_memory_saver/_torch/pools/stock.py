@@ -288,8 +288,8 @@ class PoolStock:
         uses: int = OBJECT_USES,
         segments: list[dict[str, Any]] | None = None,
     ) -> bool:
-        """Whether a pool is to be retired. A pool that a captured graph uses never is: replays use blocks that PyTorch shows
-        as free.
+        """Return whether a pool is to be retired. A pool that a captured graph uses never is: replays use blocks that
+        PyTorch shows as free.
 
         Args:
             torch: PyTorch.

@@ -35,7 +35,7 @@ _ROUTING_USES = 1
 
 
 def _may_be_capturing(torch: TorchCuda) -> bool:
-    """Whether this thread's current stream is being captured, or this is unknown because the device is lost."""
+    """Return whether this thread's current stream is being captured, or this is unknown because the device is lost."""
     try:
         return bool(torch.is_capturing())
     except RuntimeError:

@@ -187,7 +187,7 @@ class CounterFile:
         return self._taken - 1
 
     def is_in_use(self, number: int) -> bool:
-        """Whether an importer may still use what was sent with that counter."""
+        """Return whether an importer may still use what was sent with that counter."""
         return bool(_VALUE.unpack_from(self._mapping, _HEADER_BYTES + number * _VALUE.size)[0] > 0)
 
 
@@ -268,6 +268,6 @@ class StreamEvents:
 
 
 def _is_external(stream_id: int) -> bool:
-    """Whether a stream does not belong to PyTorch. Its id is a pointer then, which is even; PyTorch's own ids are odd, and 0
-    is the default stream (c10/cuda/CUDAStream.cpp)."""
+    """Return whether a stream does not belong to PyTorch. Its id is a pointer then, which is even; PyTorch's own ids are
+    odd, and 0 is the default stream (c10/cuda/CUDAStream.cpp)."""
     return stream_id != 0 and stream_id % 2 == 0

@@ -414,7 +414,7 @@ class SharedMemory:
 
 
 def _is_capturing(torch: Any, device: int) -> bool:
-    """Whether the current stream of the device is capturing."""
+    """Return whether the current stream of the device is capturing."""
     if torch._C._cuda_getDevice() == device:
         return bool(torch._C._cuda_isCurrentStreamCapturing())
     with torch.cuda.device(device):

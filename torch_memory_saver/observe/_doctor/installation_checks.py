@@ -127,7 +127,7 @@ def pytorch() -> Finding:
 
 
 def simulated_gpu() -> Finding:
-    """Whether programs run under `simulate`: with PyTorch, if a CUDA build of it is installed."""
+    """Check whether programs run under `simulate`: with PyTorch, if a CUDA build of it is installed."""
     if _startup.SIMULATED in os.environ:
         return ok("this process runs on it")
     facts = torch_facts()
@@ -164,7 +164,7 @@ def _is_hook_library(entry: str) -> bool:
 
 
 def _is_ours(entry: str) -> bool:
-    """Whether it is this package's library, or a copy of it."""
+    """Return whether it is this package's library, or a copy of it."""
     ours = preload.library_path()
     try:
         return os.path.samefile(entry, ours) or filecmp.cmp(entry, ours, shallow=False)
