@@ -127,7 +127,7 @@ class _OutsideRegions(OneUse):
         try:
             _core.move(self._idle, self._taken)
         except IndexError:
-            _core.record_each(self._taken, self._store.stock.make_pool, [(torch, Key(_OPTIONS, device))])
+            _core.record_each(self._taken, self._store.idle_pools.make_pool, [(torch, Key(_OPTIONS, device))])
         self._entered.enter(region_settings.RegionSettings(_OPTIONS))
         if not torch.last_routed_wins:
             self._entered.enter(self._store.regions.routing_suspended(torch))
