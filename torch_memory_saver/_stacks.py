@@ -194,8 +194,8 @@ def own_frames(stack: CallStack) -> tuple[Frame, ...]:
 
 def fold_native(stack: CallStack) -> tuple[Frame, ...]:
     """Return the C++ frames outside of the allocator, their names cut."""
-    told = [frame for frame in stack.frames if not frame.name.startswith(_ALLOCATOR)] or stack.frames
-    return tuple(frame._replace(name=_cut(frame.name)) for frame in told)
+    shown = [frame for frame in stack.frames if not frame.name.startswith(_ALLOCATOR)] or stack.frames
+    return tuple(frame._replace(name=_cut(frame.name)) for frame in shown)
 
 
 def _cut(name: str) -> str:

@@ -257,9 +257,9 @@ def _describe(torch: Any, tensor: Any, names: Iterable[str]) -> FoundTensor | No
 def get_cpu_backup(x: Any, zero_copy: bool, holds_old: _HoldsOld) -> Any:
     """See :meth:`TorchMemorySaver.get_cpu_backup`.
 
-    While memory is paused, nothing is allocated there: what a resume would restore is the tensor's. `holds_old` tells
-    whether this is also true of a backup that was kept after the resume. It is asked before the backup is looked up. So a
-    pause meanwhile is one with the tensor.
+    While memory is paused, nothing is allocated there: what a resume would restore is the tensor's. `holds_old` returns
+    whether this is also true of a backup that was kept after the resume. It is called before the backup is looked up, so a
+    pause in between is one with the tensor.
     """
     # torch.compile does not trace this function: it breaks the graph at the import, and cannot resume in a try block.
     try:

@@ -260,7 +260,7 @@ def _complaints_of_core() -> list[str]:
     quiet = os.environ.get(_LEVEL, "").lower() in ("silent", "error")
     variables = {_LEVEL: "warning"} if quiet else {}
     _, errors, problem = run_child(*program_options(_READ_SETTINGS), **variables)
-    return [*_COMPLAINT.findall(errors), *([f"the core could not be asked: {problem}"] if problem else [])]
+    return [*_COMPLAINT.findall(errors), *([f"the values that the core reads are unknown: {problem}"] if problem else [])]
 
 
 def settings() -> Finding:
