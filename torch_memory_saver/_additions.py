@@ -65,8 +65,8 @@ def added(event: str) -> dict[str, Callable[..., Any]]:
 
 
 def _is_installed(place: str) -> bool:
-    """Whether the folder of a function is there. A folder at which this process may not look counts as there: a process that
-    gave up its rights has already loaded what it needs, and otherwise the import says what is denied."""
+    """Return whether the folder of a function is there. A folder at which this process may not look counts as there: a
+    process that gave up its rights has already loaded what it needs, and otherwise the import says what is denied."""
     try:
         os.stat(os.path.join(_ROOT, *place.split(".")[1:-1]))
     except FileNotFoundError:

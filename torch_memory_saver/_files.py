@@ -142,8 +142,8 @@ def append_to_file(path: str | os.PathLike[str]) -> int:
 
 
 def can_lock(descriptor: int) -> bool:
-    """Whether no process holds the lock of an open file (flock). It is taken for a moment, and shared, so that two readers
-    do not take each other for its holder."""
+    """Return whether no process holds the lock of an open file (flock). It is taken for a moment, and shared, so that two
+    readers do not take each other for its holder."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

@@ -114,7 +114,7 @@ class Folder:
                 os.unlink(name, dir_fd=self.descriptor)
 
     def is_own_folder(self, name: str) -> bool:
-        """Whether a name is a folder of this user, and no link to one."""
+        """Return whether a name is a folder of this user, and no link to one."""
         try:
             found = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
@@ -226,7 +226,7 @@ def _warn(folder: Folder) -> None:
 
 
 def is_changed_by_others(found: os.stat_result) -> bool:
-    """Whether users other than its owner can change a file or a folder."""
+    """Return whether users other than its owner can change a file or a folder."""
     return bool(found.st_mode & _OTHERS_WRITE)
 
 

@@ -126,7 +126,7 @@ def directories_in(root: int, name: str) -> Iterator[tuple[str, int]]:
 
 
 def is_object(name: str, found: os.stat_result) -> bool:
-    """Whether a file of ``objects`` or of a holder is an object."""
+    """Return whether a file of ``objects`` or of a holder is an object."""
     return stat.S_ISREG(found.st_mode) and bool(_OBJECT.fullmatch(name))
 
 
@@ -141,5 +141,5 @@ def remove_unlinked(objects: int, name: str) -> int:
 
 
 def is_part(name: str, found: os.stat_result) -> bool:
-    """Whether a file of ``objects`` is an object that a process writes, or has not finished."""
+    """Return whether a file of ``objects`` is an object that a process writes, or has not finished."""
     return stat.S_ISREG(found.st_mode) and bool(_PART.fullmatch(name))

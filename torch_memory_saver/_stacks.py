@@ -136,7 +136,7 @@ def _stack(rows: Iterable[Mapping[str, Any]]) -> CallStack:
 
 
 def _is_native(frame: Frame) -> bool:
-    """Whether it is C or C++: PyTorch mixes them with Python frames if it records stacks "all"."""
+    """Return whether it is C or C++: PyTorch mixes them with Python frames if it records stacks "all"."""
     return (
         (frame.line == 0 and not frame.filename.endswith(".py"))
         or frame.filename in ("", "??")
@@ -176,7 +176,7 @@ def file_name(frame: Frame) -> str:
 
 
 def is_library(frame: Frame) -> bool:
-    """Whether the frame is of PyTorch, of this package or of Python itself."""
+    """Return whether the frame is of PyTorch, of this package or of Python itself."""
     name = file_name(frame)
     if name != frame.filename:
         return name.startswith(_LIBRARIES)
@@ -194,8 +194,8 @@ def own_frames(stack: CallStack) -> tuple[Frame, ...]:
 
 def fold_native(stack: CallStack) -> tuple[Frame, ...]:
     """Return the C++ frames outside of the allocator, their names cut."""
-    told = [frame for frame in stack.frames if not frame.name.startswith(_ALLOCATOR)] or stack.frames
-    return tuple(frame._replace(name=_cut(frame.name)) for frame in told)
+    shown = [frame for frame in stack.frames if not frame.name.startswith(_ALLOCATOR)] or stack.frames
+    return tuple(frame._replace(name=_cut(frame.name)) for frame in shown)
 
 
 def _cut(name: str) -> str:

@@ -1,5 +1,5 @@
 /* The bodies of the table's functions (tms_api.def). Any thread may call them, and each gets the state of the process. They
- * are in api.c, in queries.c (what is managed, events) and in page.c (the shared page). */
+ * are in api.c, in queries.c (what is managed, events) and in shared_page.c. */
 #ifndef TMS_ENTRIES_H
 #define TMS_ENTRIES_H
 

@@ -179,8 +179,8 @@ bool tms_backup_needs_fingerprints(tms_backup_t *backup, const tms_backup_stores
 }
 
 /* Finds out what has changed since the held contents were saved, once the plan is made. */
-static tms_status_t compare(tms_backup_t *backup, const tms_backup_store_t *entry, const tms_backup_slot_t *slot,
-                            const tms_error_context_t *context, tms_error_t *error) {
+static tms_status_t find_changes(tms_backup_t *backup, const tms_backup_store_t *entry, const tms_backup_slot_t *slot,
+                                 const tms_error_context_t *context, tms_error_t *error) {
     const uint64_t block = entry->operations->block_bytes(entry->store, backup, slot);
     backup->partial = tms_fingerprints_are_comparable(&backup->fingerprints) && block > 0;
     if (!backup->partial) return TMS_OK;
@@ -195,7 +195,7 @@ tms_status_t tms_backup_plan(tms_backup_t *backup, tms_backup_stores_t *stores, 
     tms_status_t status = entry->operations->plan(entry->store, batch->of[index], backup, &backup->slots[index], request,
                                                   &backup->planned, context, error);
     if (status != TMS_OK || !entry->operations->block_bytes) return status;
-    return compare(backup, entry, &backup->slots[index], context, error);
+    return find_changes(backup, entry, &backup->slots[index], context, error);
 }
 
 tms_status_t tms_backup_save(tms_backup_t *backup, tms_backup_stores_t *stores, tms_copier_t *copier, CUdeviceptr address,

@@ -124,7 +124,7 @@ typedef struct tms_library_info {
     uint64_t allocations; /* pieces of physical memory (cuMemCreate) included */
 } tms_library_info_t;
 
-/* The effects of pauses on a tag. A torch pool whose memory may be paused must not be entered; see _torch/pools/stock.py. */
+/* The effects of pauses on a tag. A torch pool whose memory may be paused must not be entered; see _torch/pools/idle.py. */
 typedef struct tms_tag_info {
     uint64_t paused;      /* allocations of the tag that are not ACTIVE */
     uint64_t pause_epoch; /* number of pauses that ever changed an allocation of this tag */

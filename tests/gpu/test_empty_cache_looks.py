@@ -67,7 +67,7 @@ def lists() -> Iterator[list[Any]]:
 
 def looks(listed: list[Any]) -> list[Any]:
     """The lists that a look takes. Others are of pools that are no region's, of which earlier tests may have left some."""
-    return [pool for pool in listed if pool in {DEFAULT_POOL, *(pool.id for pool in pool_store().stock.idle_pools())}]
+    return [pool for pool in listed if pool in {DEFAULT_POOL, *(pool.id for pool in pool_store().idle_pools.select())}]
 
 
 @contextlib.contextmanager
@@ -265,7 +265,7 @@ def test_a_graph_in_the_pool_of_a_region_does_not_hide_what_becomes_idle() -> No
     other = load(LARGE, tag="b")
     del second
     torch.cuda.empty_cache()
-    (pool,) = [pool for pool in pool_store().stock.idle_pools(("a",)) if pool.device == 0]
+    (pool,) = [pool for pool in pool_store().idle_pools.select(("a",)) if pool.device == 0]
     static = torch.ones(LARGE, dtype=torch.uint8, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool.id, stream=stream):
@@ -286,9 +286,9 @@ def test_only_the_device_that_has_changed_is_looked_at() -> None:
         tensors = [empty(LARGE, device) for device in (0, 1)]
     torch.cuda.empty_cache()
     looked_at = []
-    stock = pool_store().stock
-    retire_taken = stock.retire_taken
-    stock.retire_taken = lambda torch, taken, *by_pool: (
+    idle_pools = pool_store().idle_pools
+    retire_taken = idle_pools.retire_taken
+    idle_pools.retire_taken = lambda torch, taken, *by_pool: (
         looked_at.extend({pool.device for pool in taken.pools}),
         retire_taken(torch, taken, *by_pool),
     )[1]
@@ -299,7 +299,7 @@ def test_only_the_device_that_has_changed_is_looked_at() -> None:
         torch.cuda.empty_cache()
         assert looked_at == [1]
     finally:
-        del stock.retire_taken
+        del idle_pools.retire_taken
     assert {row.device for row in core.segments()} == {0}
     del tensors
 

@@ -122,7 +122,7 @@ def test_memory_of_a_captured_graph_stays() -> None:
 def test_a_pool_of_a_region_that_a_graph_uses_stays() -> None:
     """Its blocks look free to PyTorch, and the replay writes to them."""
     tensors = load(4)
-    (memory_pool,) = [pool.memory_pool for pool in layer_store().stock.idle_pools(("a",)) if pool.device == 0]
+    (memory_pool,) = [pool.memory_pool for pool in layer_store().idle_pools.select(("a",)) if pool.device == 0]
     static = empty(MIB)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=memory_pool.id):

@@ -40,24 +40,24 @@ _POOLS = (
     ),
     Mutant(
         "a-pool-that-was-entered-since-the-pause-has-old-tensors-only",
-        _SOURCES + "_torch/pools/stock.py",
+        _SOURCES + "_torch/pools/idle.py",
         "and pool.epoch < epoch and torch.uses_of",
         "and pool.epoch <= epoch and torch.uses_of",
-        (_TESTS + "torch/test_pool_stock.py::test_tensors_are_old_until_a_region_enters_their_pool",),
+        (_TESTS + "torch/test_idle_pools.py::test_tensors_are_old_until_a_region_enters_their_pool",),
     ),
     Mutant(
         "a-pool-that-a-graph-uses-has-old-tensors-only",
-        _SOURCES + "_torch/pools/stock.py",
+        _SOURCES + "_torch/pools/idle.py",
         "pool.epoch < epoch and torch.uses_of(pool.memory_pool) <= OBJECT_USES\n",
         "pool.epoch < epoch\n",
-        (_TESTS + "torch/test_pool_stock.py::test_tensors_of_a_pool_that_a_graph_uses_are_unknown",),
+        (_TESTS + "torch/test_idle_pools.py::test_tensors_of_a_pool_that_a_graph_uses_are_unknown",),
     ),
     Mutant(
         "segments-are-not-listed-again-after-a-pause",
         _SOURCES + "_torch/records/pool.py",
         "if self.listed[0] != epoch:",
         "if self.listed[0] < 0:",
-        (_TESTS + "torch/test_pool_stock.py::test_segments_are_listed_once_for_each_pause",),
+        (_TESTS + "torch/test_idle_pools.py::test_segments_are_listed_once_for_each_pause",),
     ),
     Mutant(
         "a-kept-backup-is-of-any-tensor",
@@ -68,7 +68,7 @@ _POOLS = (
     ),
     Mutant(
         "a-pool-with-paused-memory-is-entered",
-        _SOURCES + "_torch/pools/stock.py",
+        _SOURCES + "_torch/pools/idle.py",
         "[pool for pool in idle if pool.epoch == info.epoch]",
         "[pool for pool in idle if pool.epoch <= info.epoch]",
         ("torch:tests/torch/test_pausing.py::test_the_pools_of_regions_while_their_tag_is_paused",),
@@ -96,7 +96,7 @@ _POOLS = (
     ),
     Mutant(
         "an-interrupted-leave-forgets-a-pool",
-        _SOURCES + "_torch/pools/stock.py",
+        _SOURCES + "_torch/pools/idle.py",
         "                _core.move(pools, self._idle.setdefault(key, []), 0)",
         "                pool = pools.pop(0)\n                self._idle.setdefault(key, []).append(pool)",
         (_TESTS + "torch/test_interrupted_regions.py::test_a_region",),
@@ -125,20 +125,20 @@ _POOLS = (
     Mutant(
         "what-another-thread-kept-is-never-emptied",
         _SOURCES + "_torch/memory/store.py",
-        "        due = self.stock.pending - self._devices_that_keep_cache(torch)",
-        "        due = self.stock.pending & self._devices_that_keep_cache(torch)",
+        "        due = self.idle_pools.pending - self._devices_that_keep_cache(torch)",
+        "        due = self.idle_pools.pending & self._devices_that_keep_cache(torch)",
         ("torch:tests/torch/test_pools.py::test_pytorchs_cache_goes_when_the_last_thread_leaves_its_region",),
     ),
     Mutant(
         "a-replaced-pool-is-forgotten",
         _SOURCES + "_torch/memory/store.py",
-        "self.stock.check_out(torch, pool.key)\n                self.stock.retire(torch, pool)",
-        "self.stock.check_out(torch, pool.key)",
+        "self.idle_pools.check_out(torch, pool.key)\n                self.idle_pools.retire(torch, pool)",
+        "self.idle_pools.check_out(torch, pool.key)",
         ("torch:tests/torch/test_pools.py::test_empty_cache_inside_regions",),
     ),
     Mutant(
         "an-idle-pool-that-is-kept-is-forgotten",
-        _SOURCES + "_torch/pools/stock.py",
+        _SOURCES + "_torch/pools/idle.py",
         "        while self.pools:\n            _core.within(",
         "        while False:\n            _core.within(",
         ("torch:tests/gpu/test_region_pools.py::test_emptying_keeps_the_pool_of_a_tag_without_idle_memory",),
@@ -153,7 +153,7 @@ _POOLS = (
     Mutant(
         "a-paused-pool-is-forgotten",
         _SOURCES + "_torch/memory/pause_preparation.py",
-        "            for pool in paused:\n                store.stock.check_in(pool)",
+        "            for pool in paused:\n                store.idle_pools.check_in(pool)",
         "            pass",
         ("torch:tests/torch/test_pausing.py::test_a_second_pause_inside_the_region_and_its_pools_afterwards",),
     ),
@@ -167,7 +167,7 @@ _POOLS = (
     Mutant(
         "idle-memory-of-retired-pools-is-paused",
         _SOURCES + "_torch/memory/pause_preparation.py",
-        "    if retired or _has_idle_segment(torch, store.stock.retired_pools(), tags):",
+        "    if retired or _has_idle_segment(torch, store.idle_pools.retired_pools(), tags):",
         "    if retired:",
         ("torch:tests/torch/test_pools.py::test_idle_memory_of_a_retired_pool_is_released_by_a_pause",),
     ),
@@ -179,7 +179,7 @@ _IDLE_MEMORY = (
         _SOURCES + "_torch/pools/fill.py",
         "    return fill.idle > loss and (",
         "    return (",
-        (_TESTS + "torch/test_pool_stock.py::test_the_rule",),
+        (_TESTS + "torch/test_idle_pools.py::test_the_rule",),
     ),
     Mutant(
         "what-is-stranded-already-does-not-count",
@@ -187,7 +187,7 @@ _IDLE_MEMORY = (
         "    loss = fill.free + stranded\n",
         "    loss = fill.free\n",
         (
-            _TESTS + "torch/test_pool_stock.py::test_the_rule",
+            _TESTS + "torch/test_idle_pools.py::test_the_rule",
             "torch:tests/gpu/test_idle_memory.py::test_temporaries_do_not_strand_what_is_kept",
         ),
     ),
@@ -215,13 +215,13 @@ _IDLE_MEMORY = (
     Mutant(
         "what-died-while-paused-is-resumed",
         _SOURCES + "_torch/memory/resume_preparation.py",
-        "        has_retired = store.stock.retire_idle(torch, store.stock.idle_pools(tags))\n",
+        "        has_retired = store.idle_pools.retire_idle(torch, store.idle_pools.select(tags))\n",
         "        has_retired = False\n",
         (_TESTS + "torch/test_pausing.py::test_a_resume_reads_no_blocks_if_nothing_was_freed",),
     ),
     Mutant(
         "an-idle-segment-that-a-region-has-used-is-still-expected",
-        _SOURCES + "_torch/pools/stock.py",
+        _SOURCES + "_torch/pools/idle.py",
         "        pools[-1].kept = 0\n        return True",
         "        return True",
         ("torch:tests/gpu/test_empty_cache_looks.py::test_a_region_that_uses_the_idle_segment_does_not_hide_another",),
@@ -337,7 +337,7 @@ _TORCH_LAYER = (
         "    if must_not_free(torch):\n        return _steps_of_retirement(torch, pool)\n    return [*(functools",
         "    return [*(functools",
         (
-            _TESTS + "torch/test_pool_stock.py::"
+            _TESTS + "torch/test_idle_pools.py::"
             "test_the_end_of_the_object_is_its_pools_last_use_unless_a_capture_is_active[True]",
         ),
     ),
@@ -367,7 +367,7 @@ _TORCH_LAYER = (
         _SOURCES + "_torch/pools/retirement.py",
         "    if not torch.pool_objects_end_quietly:",
         "    if False:",
-        (_TESTS + "torch/test_pool_stock.py",),
+        (_TESTS + "torch/test_idle_pools.py",),
     ),
     Mutant(
         "a-region-is-left-on-the-wrong-thread-without-a-word",

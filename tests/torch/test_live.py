@@ -181,22 +181,22 @@ def test_a_retired_pool_is_thinned_until_its_memory_has_gone(tag: str, store: An
         saver.empty_cache()
         return kept
 
-    before = store.stock.retired_pools()
+    before = store.idle_pools.retired_pools()
     kept = retire()
-    assert store.stock.idle_pools((tag,)) == [pool for pool in store.stock.idle_pools((tag,)) if pool.key.device], (
+    assert store.idle_pools.select((tag,)) == [pool for pool in store.idle_pools.select((tag,)) if pool.key.device], (
         "it was retired"
     )
     assert find(tag) == [kept.data_ptr()]
-    assert len(store.stock.retired_pools() - before) == 1
+    assert len(store.idle_pools.retired_pools() - before) == 1
     del kept
     saver.empty_cache()
     other = made_in(f"{tag}/b")
     assert find(tag, f"{tag}/b") == [other.data_ptr()]
-    assert store.stock.retired_pools() <= before, "forgotten"
+    assert store.idle_pools.retired_pools() <= before, "forgotten"
 
 
 def test_too_many_retired_pools_are_forgotten(tag: str, find: Find, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_memory_saver._torch.pools.stock._MOST_RETIRED", 2)
+    monkeypatch.setattr("torch_memory_saver._torch.pools.idle._MOST_RETIRED", 2)
     tensors = []
     for _ in range(3):
         with saver.region(tag):
@@ -209,11 +209,11 @@ def test_too_many_retired_pools_are_forgotten(tag: str, find: Find, monkeypatch:
 
 def test_a_region_inside_a_capture_has_a_pool_that_is_not_thinned(tag: str, store: Any, find: Find) -> None:
     before = made_in(tag)
-    pools = store.stock.idle_pools((tag,))
+    pools = store.idle_pools.select((tag,))
     graph, source = torch.cuda.CUDAGraph(), torch.ones(1 << 18, device="cuda")
     with saver.cuda_graph(graph, tag=f"{tag}/graph"), saver.region(tag):
         inside = source + 1
-    assert store.stock.idle_pools((tag,)) == pools
+    assert store.idle_pools.select((tag,)) == pools
     assert find(tag) == []
     saver.empty_cache()
     assert find(tag, f"{tag}/graph") == [], "for good"
@@ -239,7 +239,7 @@ def test_a_region_that_is_left_inside_a_capture(tag: str, find: Find) -> None:
 
 def test_a_pool_that_the_program_captures_into_by_its_id(tag: str, store: Any, find: Find) -> None:
     tensor = made_in(tag)
-    (pool,) = [pool for pool in store.stock.idle_pools((tag,)) if pool.key.device == 0]
+    (pool,) = [pool for pool in store.idle_pools.select((tag,)) if pool.key.device == 0]
     assert find(tag) == [tensor.data_ptr()]
     graph, source = torch.cuda.CUDAGraph(), torch.ones(1 << 18, device="cuda")
     with torch.cuda.graph(graph, pool=pool.id):

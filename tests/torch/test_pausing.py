@@ -22,7 +22,7 @@ SIZE = 20 * MIB
 
 
 def idle_pools(store: Any, tag: str) -> set[tuple[int, ...]]:
-    return {tuple(pool.id) for pool in store.stock.idle_pools((tag,)) if pool.key.device == 0}
+    return {tuple(pool.id) for pool in store.idle_pools.select((tag,)) if pool.key.device == 0}
 
 
 def test_the_report_of_a_pause_and_a_resume(tag: str) -> None:

@@ -37,7 +37,7 @@ def test_the_pool_of_a_tag_is_used_again(tag: str, store: Any) -> None:
     tensors = made_in(*[tag] * 5)
     assert len({pool_of(tensor) for tensor in tensors}) == 1
     assert pool_of(tensors[0]) != DEFAULT_POOL
-    assert len(store.stock.idle_pools((tag,))) == torch.cuda.device_count(), "one for each device"
+    assert len(store.idle_pools.select((tag,))) == torch.cuda.device_count(), "one for each device"
     assert pool_of(empty(SIZE)) == DEFAULT_POOL
     del tensors
 
@@ -60,7 +60,7 @@ def test_pools_differ_by_tag_backup_place_and_runs(tag: str, store: Any) -> None
     pools = [pool_of(tensor) for tensor in tensors]
     assert len(set(pools)) == len(options)
     assert pools[: len(options)] == pools[len(options) :], "each is used again"
-    policies = {pool.key.options.host_policy for pool in store.stock.idle_pools((tag,)) if pool.key.device == 0}
+    policies = {pool.key.options.host_policy for pool in store.idle_pools.select((tag,)) if pool.key.device == 0}
     assert policies == {_core.HOST_DEFAULT, _core.HOST_POOL, _core.HOST_RETAIN}
 
 
@@ -114,19 +114,19 @@ def test_pools_of_every_device_are_used_again(tag: str, store: Any) -> None:
     def entered() -> list[Any]:
         with saver.region(tag), saver.disable(), saver.region(tag):
             pass
-        return sorted(pool.id for pool in store.stock.idle_pools((tag,)))
+        return sorted(pool.id for pool in store.idle_pools.select((tag,)))
 
     first = entered()
     assert [entered(), entered()] == [first, first]
-    devices = sorted(pool.key.device for pool in store.stock.idle_pools((tag,)))
+    devices = sorted(pool.key.device for pool in store.idle_pools.select((tag,)))
     assert devices == [device for device in range(torch.cuda.device_count()) for _ in range(2)]
 
 
 def test_a_pool_of_one_device_that_is_missing_is_made(tag: str, store: Any) -> None:
     made_in(tag, device=1)
     saver.empty_cache()
-    (kept,) = [pool.id for pool in store.stock.idle_pools((tag,))]
-    assert [pool.key.device for pool in store.stock.idle_pools((tag,))] == [0], "that of device 1 had only a deleted tensor"
+    (kept,) = [pool.id for pool in store.idle_pools.select((tag,))]
+    assert [pool.key.device for pool in store.idle_pools.select((tag,))] == [0], "that of device 1 had only a deleted tensor"
     with saver.region(tag):
         tensors = [empty(SIZE, device) for device in (0, 1)]
     assert pool_of(tensors[0]) == tuple(kept) != pool_of(tensors[1])
@@ -270,18 +270,18 @@ def test_what_is_stranded_is_of_the_tag_and_the_device(tag: str, store: Any) -> 
         with saver.region(name):
             kept.append(empty(4 * MIB))  # in a segment of 20 MiB
             empty(256 * MIB)  # is worth the rest of that segment
-    assert store.stock.stranded_bytes(found, tag, 0) == 16 * MIB
-    assert store.stock.stranded_bytes(found, tag, 1) == 0
-    assert store.stock.stranded_bytes(found) == saver.stats().stranded_bytes == 32 * MIB
+    assert store.idle_pools.stranded_bytes(found, tag, 0) == 16 * MIB
+    assert store.idle_pools.stranded_bytes(found, tag, 1) == 0
+    assert store.idle_pools.stranded_bytes(found) == saver.stats().stranded_bytes == 32 * MIB
 
 
 def test_pools_without_memory_are_not_remembered(tag: str, store: Any) -> None:
-    before = store.stock.retired_pools()
+    before = store.idle_pools.retired_pools()
     for _ in range(100):
         with saver.region(tag):
             empty(SIZE)
-    assert store.stock.retired_pools() == before
-    assert len(store.stock.idle_pools((tag,))) <= torch.cuda.device_count()
+    assert store.idle_pools.retired_pools() == before
+    assert len(store.idle_pools.select((tag,))) <= torch.cuda.device_count()
 
 
 def test_memory_goes_with_the_last_tensor_of_a_retired_pool(tag: str, store: Any) -> None:
@@ -290,7 +290,7 @@ def test_memory_goes_with_the_last_tensor_of_a_retired_pool(tag: str, store: Any
     pool = pool_of(kept)
     del gone
     saver.empty_cache()
-    assert pool not in {tuple(idle_pool.id) for idle_pool in store.stock.idle_pools((tag,))}, "it was retired"
+    assert pool not in {tuple(idle_pool.id) for idle_pool in store.idle_pools.select((tag,))}, "it was retired"
     assert addresses(tag) == [kept.data_ptr()]
     del kept
     saver.empty_cache()

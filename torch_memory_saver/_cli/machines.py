@@ -29,7 +29,7 @@ class Buffer(ABC):
 
     @abstractmethod
     def holds(self, value: int) -> bool:
-        """Whether every byte has that value. Waits for the device."""
+        """Return whether every byte has that value. Waits for the device."""
 
     @abstractmethod
     def free(self) -> None:
@@ -113,7 +113,7 @@ class GpuMachine(Machine):
 
     @staticmethod
     def is_available() -> bool:
-        """Whether PyTorch is installed and finds a GPU."""
+        """Return whether PyTorch is installed and finds a GPU."""
         try:
             torch = importlib.import_module("torch")
         except (ImportError, OSError):  # not installed, or its CUDA libraries are missing

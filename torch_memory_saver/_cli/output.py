@@ -65,7 +65,7 @@ def writing(command: str, path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def can_draw_blocks(stream: TextIO) -> bool:
-    """Whether the stream's encoding has the block characters."""
+    """Return whether the stream's encoding has the block characters."""
     try:
         _BLOCKS.encode(stream.encoding or "ascii")
     except (LookupError, UnicodeEncodeError):

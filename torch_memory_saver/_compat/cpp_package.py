@@ -203,7 +203,7 @@ class MemPools(Mapping[PoolName, Any]):
         self._implementation = implementation
 
     def _idle(self) -> dict[PoolName, Any]:
-        return {_name_of(pool.key): pool.memory_pool for pool in self._implementation._store.stock.idle_pools()}
+        return {_name_of(pool.key): pool.memory_pool for pool in self._implementation._store.idle_pools.select()}
 
     def __getitem__(self, name: PoolName) -> Any:
         return self._idle()[name]
@@ -227,7 +227,7 @@ class MemPools(Mapping[PoolName, Any]):
 
     def _take(self, matches: Callable[[Key], bool]) -> list[Any]:
         torch = self._implementation._find_torch()
-        return [] if torch is None else self._implementation._store.stock.give_away(torch, matches)
+        return [] if torch is None else self._implementation._store.idle_pools.give_away(torch, matches)
 
 
 def _name_of(key: Key) -> PoolName:

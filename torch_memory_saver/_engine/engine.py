@@ -314,7 +314,7 @@ class Engine:
         finally:
             after_call.run()
         unknown = warn_of_unknown_tags("pause", options.tags) if done.unknown_tags else ""
-        discards = not done.allocations and options.backup == _core.BACKUP_NONE
+        discards = not done.allocations and options.backup == _core.BACKUP_NONE and _has_paused(options)
         note = unknown or ("memory that was paused already has no backup any more" if discards else "")
         report = pause_report(done, note, reusable, shared, left)
         _warn_after_pause(torch, report)
@@ -395,7 +395,7 @@ class Engine:
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         torch, flag = layer.in_use(), check_flag("zero_copy", zero_copy, none=True)
         return get_cpu_backup(
-            x, flag, lambda row: torch is not None and self._store.stock.has_tensors_of_last_pause(torch, row)
+            x, flag, lambda row: torch is not None and self._store.idle_pools.has_tensors_of_last_pause(torch, row)
         )
 
     @passes_log_on
@@ -418,7 +418,9 @@ class Engine:
         warn_of_unknown_tags("stats", tags)
         torch = layer.in_use()
         is_known = torch is not None and not may_have_native_frames(torch.torch)
-        return take_stats(tags, device, self._store.stock.stranded_bytes(torch) if torch is not None and is_known else 0)
+        return take_stats(
+            tags, device, self._store.idle_pools.stranded_bytes(torch) if torch is not None and is_known else 0
+        )
 
     def ledger(self, device: int | None, measure_context: bool) -> Ledger:
         check_flag("measure_context", measure_context)

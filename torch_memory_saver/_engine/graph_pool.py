@@ -26,7 +26,7 @@ class GraphPool:
     def __init__(self, tag: str) -> None:
         self._torch = layer.require()
         key = Key(RegionOptions.check(tag), self._torch.current_device())
-        self._pool = pool_store.stock.make_pool(self._torch, key)
+        self._pool = pool_store.idle_pools.make_pool(self._torch, key)
 
     @property
     def id(self) -> PoolId:
@@ -41,5 +41,5 @@ class GraphPool:
         """
         if self._torch.uses_of(self._pool.memory_pool) > 1:
             return False
-        pool_store.stock.retire_later(self._pool)
+        pool_store.idle_pools.retire_later(self._pool)
         return True

@@ -47,7 +47,13 @@ from torch_memory_saver import _core
 from torch_memory_saver._engine.silent_mistakes import warn_of_unknown_tags
 from torch_memory_saver._text import joined
 from torch_memory_saver._torch.records.tags import Tags, selects
-from torch_memory_saver.errors import InvalidArgumentError, InvalidStateError, TorchMemorySaverError, add_note
+from torch_memory_saver.errors import (
+    ForkedProcessError,
+    InvalidArgumentError,
+    InvalidStateError,
+    TorchMemorySaverError,
+    add_note,
+)
 from torch_memory_saver.options import (
     PauseOptions,
     ResumeOptions,
@@ -188,11 +194,6 @@ _lock = threading.Lock()
 _hooks: dict[str, tuple[_Registered, ...]] = {"pause": (), "resume": ()}
 
 
-def _hooks_of(operation: str) -> tuple[_Registered, ...]:
-    """Return the hooks of "pause" or "resume"."""
-    return _hooks[operation]
-
-
 def register(
     operation: str,
     tag: object,
@@ -246,10 +247,7 @@ _running: list[_Turn] = []
 
 
 class _Turn:
-    """The turn of one call.
-
-    The turn must be given back on every path. A turn that was not taken may be given back as well.
-    """
+    """The turn of one call, which must be given back on every path. A turn that it does not have may be given back too."""
 
     def __init__(self, tags: Tags) -> None:
         self._tags = tags
@@ -269,10 +267,7 @@ class _Turn:
         return True
 
     def give_back(self) -> None:
-        """End the turn, so that waiting calls continue.
-
-        A second call does nothing.
-        """
+        """End the turn, so that waiting calls continue."""
         with _turns_changed:
             if self in _running:
                 _running.remove(self)
@@ -307,13 +302,10 @@ _inherited_memory = False
 
 
 def refuse_inner_call(operation: str) -> None:
-    """Raise an error if this thread is already inside a pause or resume, or inside a callback of one.
+    """Raise InvalidStateError if this thread is already inside a pause or resume, or inside a callback of one.
 
     Each operation calls this function first. The native core checks a part of this as well, but only after PyTorch's pools
     have been prepared for the pause.
-
-    Raises:
-        InvalidStateError: This thread is inside a pause or resume, or inside a callback of one.
     """
     if _thread.inside or _core.in_transition():
         raise InvalidStateError(
@@ -324,10 +316,7 @@ def refuse_inner_call(operation: str) -> None:
 
 
 def has_inherited_memory() -> bool:
-    """Return whether this process was forked from one that had managed memory.
-
-    The pauses and resumes of such a process are refused.
-    """
+    """Return whether this process was forked from one that had managed memory: its pauses and resumes are refused."""
     return _inherited_memory
 
 
@@ -351,7 +340,7 @@ def with_hooks(
     Raises:
         InvalidStateError: Another call with hooks still had the turn at the deadline.
     """
-    if not _hooks_of(operation):
+    if not _hooks[operation]:
         return perform(options)
     turn = _Turn(options.tags)
     try:
@@ -388,7 +377,7 @@ def begin_with_hooks(
     Return the result of `begin`, and the callbacks that remain or None. The caller calls :meth:`PendingHooks.wait` at the
     end of the operation.
     """
-    if not _hooks_of(operation):
+    if not _hooks[operation]:
         return begin(options), None
     turn = _Turn(options.tags)
     try:
@@ -408,9 +397,7 @@ def begin_with_hooks(
 
 
 class PendingHooks:
-    """The callbacks of a background resume that remain to be called.
-
-    Any thread may use the object.
+    """The callbacks of a background resume that remain to be called. Any thread may use the object.
 
     Attributes:
         called: Whether a thread has begun to call the callbacks.
@@ -436,6 +423,8 @@ class PendingHooks:
             refuse_inner_call("wait")
         try:
             report = wait_for_end()
+        except ForkedProcessError:
+            raise  # the callbacks are called in the parent
         except TorchMemorySaverError as error:
             if has_ended():  # otherwise a signal handler raised it, and the resume goes on
                 _raise(self._call_once(None, error), error)
@@ -471,16 +460,13 @@ class _Concerned:
 
 
 class _Around:
-    """The hooks of one call.
-
-    Only one thread at a time may use the object.
-    """
+    """The hooks of one call. Only one thread at a time may use the object."""
 
     def __init__(self, operation: str, tags: Tags) -> None:
         self._operation = operation
         rows = _concerned_rows(operation, tags)
         self._hooks: list[_Concerned] = []
-        for hook in _hooks_of(operation) if rows else ():
+        for hook in _hooks[operation] if rows else ():
             names = select_tags(hook.tags)
             mine = [row for row in rows if selects(names, row.tag)]
             if mine:
@@ -528,8 +514,8 @@ class _Around:
             if error is None or not changed.isdisjoint(concerned.addresses):
                 if hook.removed and not begun:
                     continue
-                told = dataclasses.replace(call, report=report, error=error)
-                raised = _attempt(partial(hook.after, told), concerned, "after")
+                ended = dataclasses.replace(call, report=report, error=error)
+                raised = _attempt(partial(hook.after, ended), concerned, "after")
                 when = f"after-callback {hook.name} raised; the memory is {self._operation}d, and the others are called"
             elif begun:
                 raised = _attempt(partial(hook.cancelled, error), concerned, "cancelled")

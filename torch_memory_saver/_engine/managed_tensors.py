@@ -277,7 +277,7 @@ class _Follower:
         return bool(self._hooks)
 
     def wants(self, options: RegionOptions) -> bool:
-        """Whether it moves state to memory with the same tag and backup."""
+        """Return whether it moves state to memory with the same tag and backup."""
         return (self._options.tag, self._options.backup) == (options.tag, options.backup)
 
     def remove(self) -> None:

@@ -46,7 +46,8 @@ def passes_log_on(function: Callable[_Arguments, _Result]) -> Callable[_Argument
 
 
 def log_info(text: str) -> None:
-    """Log a line of Python code like one of the core: ``TMS_LOG_LEVEL=info`` shows it without a set-up of logging."""
+    """Log a message of Python code at level info, by the rules for the core's lines: ``TMS_LOG_LEVEL=info`` shows it even if
+    the program has not set up logging."""
     _pass_on(_INFO, text)
 
 

@@ -90,7 +90,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _calls_hooks(optimizer: Any) -> bool:
-    """Whether hooks can be registered. An optimizer that has not called its base's ``__init__`` has nowhere to keep them."""
+    """Return whether hooks can be registered. An optimizer that has not called its base's ``__init__`` cannot keep them."""
     try:
         optimizer.register_step_pre_hook(lambda *_: None).remove()
     except AttributeError:

@@ -126,8 +126,12 @@ class PreservedObjects:
     """What is registered in this process, by tag (None: any)."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._groups: dict[str | None, _Group] = {}
+        self.after_fork_in_child()
+
+    def after_fork_in_child(self) -> None:
+        """Replace the lock, which another thread of the parent may have held."""
+        self._lock = threading.Lock()
 
     def add(self, torch: Any, what: Iterable[Any], tag: str | None, parameters: bool) -> _Group:
         """Register tensors and modules, and return what :meth:`remove` takes.
@@ -199,6 +203,7 @@ class Preserved:
 
     def __init__(self) -> None:
         self._objects = PreservedObjects()
+        self.after_fork_in_child = self._objects.after_fork_in_child
 
     def add(self, what: Iterable[Any], tag: str | None, parameters: bool) -> PreserveHandle:
         """Register tensors and modules, and log tensors that are not in managed memory. Return the handle.

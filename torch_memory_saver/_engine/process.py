@@ -109,6 +109,7 @@ def _after_fork_in_child() -> None:
     ordinary_pools.after_fork_in_child()
     shared_memory.after_fork_in_child()
     late_devices.after_fork_in_child()
+    preserved.after_fork_in_child()
     resumed_blocks.after_fork_in_child()
     pending_resumes.after_fork_in_child()
 

@@ -257,9 +257,9 @@ def _describe(torch: Any, tensor: Any, names: Iterable[str]) -> FoundTensor | No
 def get_cpu_backup(x: Any, zero_copy: bool, holds_old: _HoldsOld) -> Any:
     """See :meth:`TorchMemorySaver.get_cpu_backup`.
 
-    While memory is paused, nothing is allocated there: what a resume would restore is the tensor's. `holds_old` tells
-    whether this is also true of a backup that was kept after the resume. It is asked before the backup is looked up. So a
-    pause meanwhile is one with the tensor.
+    While memory is paused, nothing is allocated there: what a resume would restore is the tensor's. `holds_old` returns
+    whether this is also true of a backup that was kept after the resume. It is called before the backup is looked up, so a
+    pause in between is one with the tensor.
     """
     # torch.compile does not trace this function: it breaks the graph at the import, and cannot resume in a try block.
     try:
@@ -332,13 +332,14 @@ def _address_of(x: Any) -> int:
 
 
 def _has_own_backup(row: _core.Segment, holds_old: _HoldsOld) -> bool:
-    """Whether a backup of the allocation, if there is one, is of the tensors that it holds now."""
+    """Return whether a backup of the allocation, if there is one, is of the tensors that it holds now."""
     is_resident = row.state in (_core.STATE_ACTIVE, _core.STATE_PAUSING)  # a pause may fail
     return not is_resident or (row.backup_bytes > 0 and holds_old(row))
 
 
 def _has_several_pieces(row: _core.Segment | None, last: int) -> bool:
-    """Whether memory up to `last` that begins in the allocation lies in several, the pieces of an expandable segment."""
+    """Return whether memory up to `last` that begins in the allocation lies in several, the pieces of an expandable
+    segment."""
     end = None if row is None else row.address + row.bytes
     return end is not None and last > end and _core.find(end) is not None
 

@@ -189,10 +189,10 @@ class ProcessShare:
         try:
             return share_of_this_process(self._nvml.processes(uuid), known)
         except NvmlHiddenError as error:
-            self._tell(str(error))
+            self._log_once(str(error))
             return None
 
-    def _tell(self, reason: str) -> None:
+    def _log_once(self, reason: str) -> None:
         if reason not in self._reasons:
             self._reasons.add(reason)
             logger.info("the memory of other processes is not logged: %s", reason)

@@ -167,7 +167,7 @@ class Clock:
         return time.monotonic() >= self._began + self.seconds * _PART_FOR_WAITING
 
     def sleep(self) -> None:
-        """Sleep until the store is asked again: an eighth of the wait so far, within limits."""
+        """Sleep until the store is queried again: an eighth of the wait so far, within limits."""
         shortest, longest = _PERIODS_S
         time.sleep(min(longest, max(shortest, (time.monotonic() - self._began) / 8)))
 

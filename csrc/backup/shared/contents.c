@@ -148,9 +148,9 @@ bool tms_shared_contents_drop_replaced(tms_shared_store_t *store, tms_shared_con
 
 /* ---- its bytes ---- */
 
-tms_status_t tms_shared_contents_missing(tms_shared_store_t *store, const tms_shared_contents_t *contents,
-                                         tms_backup_content_t *missing, const tms_error_context_t *context,
-                                         tms_error_t *error) {
+tms_status_t tms_shared_contents_list_missing(tms_shared_store_t *store, const tms_shared_contents_t *contents,
+                                              tms_backup_content_t *missing, const tms_error_context_t *context,
+                                              tms_error_t *error) {
     const size_t most = contents->part_count + contents->rest.extent_count;
     *missing = (tms_backup_content_t){.kind = TMS_BACKUP_SHARED};
     if (most == 0) return TMS_OK;

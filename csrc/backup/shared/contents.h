@@ -28,9 +28,9 @@ bool tms_shared_contents_drop_replaced(tms_shared_store_t *store, tms_shared_con
 void tms_shared_contents_drop_private(tms_shared_contents_t *contents, tms_host_policy_t policy);
 /* Fills *missing with the part that a pause has to copy: the rest, and the objects that this process does not have.
  * TMS_OUT_OF_HOST_MEMORY. */
-tms_status_t tms_shared_contents_missing(tms_shared_store_t *store, const tms_shared_contents_t *contents,
-                                         tms_backup_content_t *missing, const tms_error_context_t *context,
-                                         tms_error_t *error);
+tms_status_t tms_shared_contents_list_missing(tms_shared_store_t *store, const tms_shared_contents_t *contents,
+                                              tms_backup_content_t *missing, const tms_error_context_t *context,
+                                              tms_error_t *error);
 /* Copies `bytes` at `offset` of the segment to `destination`. False if not all of them are held. */
 bool tms_shared_contents_read(const tms_shared_contents_t *contents, uint64_t offset, uint64_t bytes, void *destination);
 

@@ -44,7 +44,7 @@ static tms_status_t plan(void *opaque, void *batch, tms_backup_t *backup, tms_ba
         status = tms_host_batch_add(batch, &wanted, &fresh->buffer, context, error);
         if (status == TMS_OK && request->policy == TMS_HOST_POOL) atomic_store(&fresh->buffer->policy, TMS_HOST_POOL);
     }
-    if (status == TMS_OK) status = tms_shared_contents_missing(store, fresh, &backup->changed, context, error);
+    if (status == TMS_OK) status = tms_shared_contents_list_missing(store, fresh, &backup->changed, context, error);
     backup->partial = status == TMS_OK;
     return status;
 }

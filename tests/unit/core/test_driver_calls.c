@@ -13,7 +13,7 @@
 
 enum { DEVICES = 2, SEGMENTS = 5, MARGIN = 1 << 20 };
 
-static const uint64_t BYTES = 96 << 10;
+static const uint64_t BYTES = 12 << 10;
 
 static const struct {
     tms_backup_kind_t backup;

@@ -345,3 +345,11 @@ def test_pre_commit_has_the_versions_of_the_extra_dev() -> None:
     hooks = re.findall(r'"([\w-]+)==([\d.]+)"', (ROOT / ".pre-commit-config.yaml").read_text())
     assert {name for name, _ in hooks} == {"ruff", "clang-format"}
     assert all(pins[name] == version for name, version in hooks)
+
+
+def test_files_have_at_most_600_lines() -> None:
+    folders = ("benchmarks", "csrc", "docs", "examples", "tests", "tools", "torch_memory_saver")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.is_file()]
+    code = [path for path in files if path.suffix in (".c", ".cpp", ".cu", ".def", ".h", ".js", ".py", ".pyi")]
+    longer = {str(path.relative_to(ROOT)) for path in code if path.read_bytes().count(b"\n") > 600}
+    assert longer == {"torch_memory_saver/saver.py"}, "it has every public method with its documentation, in one class"

@@ -43,7 +43,7 @@ def compute(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> An
 
 
 def writes_results(operator: Any, arguments: list[Any]) -> bool:
-    """Whether the operator's out= overload computes the same as `compute` for these arguments."""
+    """Return whether the operator's out= overload computes the same as `compute` for these arguments."""
     converts = converts_halves(operator, arguments) or is_product_of_halves(operator, arguments)
     return operator.name() not in COMPUTED_IN_FLOAT32 and not converts
 

@@ -105,7 +105,7 @@ def check_arguments(operator: str, given: dict[str, Any]) -> None:
 
 
 def is_filled_by_mask(given: dict[str, Any]) -> bool:
-    """Whether an assignment is done as masked_fill: of one element of the host, by one mask."""
+    """Return whether an assignment is done as masked_fill: of one element of the host, by one mask."""
     indices = [each for each in given["indices"] if each is not None]
     values = given["values"]
     return bool(

@@ -251,7 +251,7 @@ def kernel_of(operator: Any) -> Callable[..., Any]:
 
 
 def _is_indexed_by_integers(schema: _Schema, given: dict[str, Any]) -> bool:
-    """Whether this indexes without masks. Only with masks does the shape of the result depend on values."""
+    """Return whether this indexes without masks. Only with masks does the shape of the result depend on values."""
     return schema.name in table.INDEXING and not masks_in(given["indices"])
 
 

@@ -132,7 +132,8 @@ def in_float32(operator: Any, arguments: list[Any], keywords: dict[str, Any]) ->
 
 
 def is_product_of_halves(operator: Any, arguments: list[Any]) -> bool:
-    """Whether the operator is a product or a convolution of 16-bit floats. The operator itself refuses mixed types."""
+    """Return whether the operator is a product or a convolution of 16-bit floats. The operator itself refuses mixed
+    types."""
     if _base_name(operator) not in _PRODUCTS:
         return False
     kinds = {each.dtype for each in arguments if isinstance(each, torch.Tensor)}
@@ -140,8 +141,8 @@ def is_product_of_halves(operator: Any, arguments: list[Any]) -> bool:
 
 
 def converts_halves(operator: Any, arguments: Sequence[Any]) -> bool:
-    """Whether the operator is a softmax of 16-bit floats with a result in float32, or its backward. Only CUDA's kernels
-    convert while they compute."""
+    """Return whether the operator is a softmax of 16-bit floats with a result in float32, or its backward. Only CUDA's
+    kernels convert while they compute."""
     name = _base_name(operator)
     if name in ("_softmax", "_log_softmax"):
         return bool(arguments[2])
@@ -159,12 +160,12 @@ def convert_halves(operator: Any, arguments: list[Any], keywords: dict[str, Any]
 
 
 def lacks_types(error: Exception) -> bool:
-    """Whether a CPU implementation raised this error because it does not support the types of its arguments."""
+    """Return whether a CPU implementation raised this error because it does not support the types of its arguments."""
     return isinstance(error, NotImplementedError) or re.search(_LACKING, str(error)) is not None
 
 
 def is_wider_on_cuda(operator: Any, tensors: list[torch.Tensor]) -> bool:
-    """Whether CUDA supports the type of one of these tensors for this operator and the CPU does not."""
+    """Return whether CUDA supports the type of one of these tensors for this operator and the CPU does not."""
     wider = _wider_types(operator)
     return any(each.dtype in wider for each in tensors)
 

@@ -80,7 +80,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def refuses_overlaps(operator: Any) -> bool:
-    """Whether an operator refuses overlapping arguments."""
+    """Return whether an operator refuses overlapping arguments."""
     return torch.Tag.pointwise in operator.tags or operator._schema.name.partition("::")[2] in _REFUSE_OVERLAPS
 
 
@@ -109,7 +109,8 @@ def refuse_overlaps(operator: Any, arguments: tuple[Any, ...], keywords: dict[st
 
 
 def _overlap_partly(first: torch.Tensor, second: torch.Tensor, whole: bool) -> bool:
-    """Whether the tensors overlap, unless they are the same view. With `whole`, equal ranges count as overlapping too."""
+    """Return whether the tensors overlap, unless they are the same view. With `whole`, equal ranges count as overlapping
+    too."""
     if not first.numel() or not second.numel():
         return False
     if not (is_dense(first) and is_dense(second)):
@@ -161,7 +162,7 @@ def _outputs(operator: Any, keywords: dict[str, Any]) -> list[Any]:
 
 
 def is_of_stand_ins(error: Exception) -> bool:
-    """Whether an error is about values that stand-ins for tensors do not share with them."""
+    """Return whether an error is about values that stand-ins for tensors do not share with them."""
     return _OF_STAND_INS in str(error)
 
 
@@ -176,12 +177,12 @@ def to_one_element(value: Any) -> Any:
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether several elements share a location because a dimension has no stride."""
+    """Return whether several elements share a location because a dimension has no stride."""
     return any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill a contiguous range of memory without gaps, in any order of dimensions."""
+    """Return whether the elements fill a contiguous range of memory without gaps, in any order of dimensions."""
     expected = 1
     for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length != 1 and step != expected:

@@ -81,7 +81,7 @@ def rehearse(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
 
 
 def is_certain(error: Exception) -> bool:
-    """Whether an error that `rehearse` returned does not come from the values of the stand-ins."""
+    """Return whether an error that `rehearse` returned does not come from the values of the stand-ins."""
     return _OF_ANY_LENGTH.search(str(error)) is not None
 
 

@@ -209,7 +209,7 @@ def _emptied(outputs: set[str], keywords: dict[str, Any]) -> dict[str, Any]:
 
 
 def _have_sizes(outputs: set[str], keywords: dict[str, Any], expected: Any) -> bool:
-    """Whether the out= tensors have the expected sizes."""
+    """Return whether the out= tensors have the expected sizes."""
     sizes = [each.size for each in (expected if isinstance(expected, list) else [expected]) if isinstance(each, Result)]
     return sizes == [tuple(each.shape) for name, each in keywords.items() if name in outputs and _is_tensor(each)]
 

@@ -84,7 +84,7 @@ def choose_simulated_paths() -> None:
 
 
 def _is_same_view(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the tensors are the same elements of one storage. NaNs count, as in PyTorch."""
+    """Return whether the tensors are the same elements of one storage. NaNs count, as in PyTorch."""
     return bool(
         tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
         and tensor.storage_offset() == other.storage_offset()
@@ -99,7 +99,7 @@ def _is_same_view(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _is_plain(to: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether the copy leaves the bytes and their order unchanged."""
+    """Return whether the copy leaves the bytes and their order unchanged."""
     return (
         to.dtype == source.dtype
         and to.shape == source.shape

@@ -162,8 +162,9 @@ def of_quantised_tensors() -> Iterator[tuple[Any, str]]:
 
 
 def takes_host_numbers(operator: Any) -> bool:
-    """Whether an operator accepts host tensors without dimensions. PyTorch's CUDA implementations compare the devices of all
-    arguments. The exceptions are marked NoCheck in PyTorch's list and check devices themselves: most pointwise operators."""
+    """Return whether an operator accepts host tensors without dimensions. PyTorch's CUDA implementations compare the devices
+    of all arguments. The exceptions are marked NoCheck in PyTorch's list and check devices themselves: most pointwise
+    operators."""
     return operator.name().removeprefix("aten::") not in _comparing_devices()
 
 
@@ -181,7 +182,7 @@ def _comparing_devices() -> frozenset[str]:
 
 
 def has_cpu_implementation(operator: Any) -> bool:
-    """Whether the device process can run the operator: it has an implementation for the CPU or for all devices."""
+    """Return whether the device process can run the operator: it has an implementation for the CPU or for all devices."""
     found: bool = torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator.name(), "CPU")
     return found
 

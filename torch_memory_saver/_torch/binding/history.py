@@ -258,7 +258,7 @@ def current_history() -> History | None:
 
 
 def is_recording(torch: Any) -> bool:
-    """Whether PyTorch, whose CUDA is initialised, records now, for this package or for another caller."""
+    """Return whether PyTorch, whose CUDA is initialised, records now, for this package or for another caller."""
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return current_history() is not None if enabled is None else bool(enabled())
 

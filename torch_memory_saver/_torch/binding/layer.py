@@ -226,7 +226,7 @@ class TorchCuda:
             replace(f"{path}.caching_allocator_enable", module, "caching_allocator_enable", caching_allocator_enable)
 
     def is_making(self, memory_pool: Any) -> bool:
-        """Whether this package makes the MemPool, on this thread."""
+        """Return whether this package makes the MemPool, on this thread."""
         return getattr(self._making, "pool", None) is memory_pool
 
     def autograd_on_this_thread(self) -> contextlib.AbstractContextManager[None]:
@@ -240,9 +240,9 @@ class TorchCuda:
         return Routed(Routing(self, [(device, pool)]))
 
     def has_our_allocator(self, pool: PoolId, device: int) -> bool:
-        """Whether memory of the pool with that id comes from this package's allocator. Tests it with an allocation, with
-        managed settings in force: the native core warns of our allocator outside regions. If nothing else uses the pool, the
-        next emptying removes it."""
+        """Return whether memory of the pool with that id comes from this package's allocator. Tests it with an allocation,
+        with managed settings in force: the native core warns of our allocator outside regions. If nothing else uses the
+        pool, the next emptying removes it."""
         routing = Routing(self, [(device, pool)])
         probe = functools.partial(_core.within, self.on_device(device), self._allocates_managed)
         try:
@@ -517,7 +517,8 @@ def after_fork_in_child() -> None:
 
 
 def expandable_segments_on(environment: Mapping[str, str]) -> bool:
-    """Whether PyTorch's expandable segments are on: according to its settings if it is in use, else to its variables."""
+    """Return whether PyTorch's expandable segments are on: according to its settings if it is in use, else to its
+    variables."""
     torch_cuda = in_use()
     if torch_cuda is not None:
         return bool(torch_cuda.settings().get("expandable_segments", False))

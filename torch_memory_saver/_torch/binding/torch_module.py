@@ -62,5 +62,5 @@ def import_with_device(or_else: str = "") -> Any:
 
 
 def is_in_bad_fork(torch: Any) -> bool:
-    """Whether this process was forked from one that used CUDA."""
+    """Return whether this process was forked from one that used CUDA."""
     return bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)())

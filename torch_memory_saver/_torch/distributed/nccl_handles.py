@@ -181,8 +181,8 @@ class HandleCommunicator:
         state = ctypes.c_int(result)
         while state.value == _IN_PROGRESS:
             time.sleep(_POLL_S)
-            asked = self._call("ncclCommGetAsyncError", ctypes.byref(state))
-            state.value = state.value if asked == _SUCCESS else asked
+            returned = self._call("ncclCommGetAsyncError", ctypes.byref(state))
+            state.value = state.value if returned == _SUCCESS else returned
         if state.value != _SUCCESS:
             text = self._text("ncclGetErrorString", state)
             last = self._text("ncclGetLastError", ctypes.c_void_p(_value(self._handle)))

@@ -175,11 +175,11 @@ class GraphPools:
         return self._by_token.get(_TokenKey(token, key))
 
     def _create(self, torch: TorchCuda, token: PoolId | None, key: Key, epoch: int, capture: _Capture) -> _SharedPool:
-        pool = self._store.stock.make_pool(torch, key)
+        pool = self._store.idle_pools.make_pool(torch, key)
         made = _SharedPool(pool, token, epoch)
         shared = _core.within(self._lock, self._add, (made, capture))
         if shared is not made:
-            self._store.stock.retire(torch, pool)
+            self._store.idle_pools.retire(torch, pool)
         return shared
 
     def _add(self, wanted: tuple[_SharedPool, _Capture]) -> _SharedPool:
@@ -213,7 +213,7 @@ class GraphPools:
         if not isinstance(shared, _SharedPool):
             return
         if _core.within(self._lock, self._remove_user, (shared, user)):
-            self._store.stock.retire_later(shared.pool)
+            self._store.idle_pools.retire_later(shared.pool)
 
     def _remove_user(self, wanted: tuple[_SharedPool, object]) -> bool:
         """Remove a user. The last one takes the pool with it. Return whether it did. The caller holds the lock."""
@@ -402,7 +402,7 @@ class GraphCapture(_core.Scope, FunctionDecorator):
 
 
 def _is_capturing(torch: TorchCuda) -> bool:
-    """Whether this thread's current stream is capturing. A lost device captures nothing."""
+    """Return whether this thread's current stream is capturing. A lost device captures nothing."""
     try:
         return bool(torch.is_capturing())
     except RuntimeError:

@@ -127,7 +127,7 @@ class _OutsideRegions(OneUse):
         try:
             _core.move(self._idle, self._taken)
         except IndexError:
-            _core.record_each(self._taken, self._store.stock.make_pool, [(torch, Key(_OPTIONS, device))])
+            _core.record_each(self._taken, self._store.idle_pools.make_pool, [(torch, Key(_OPTIONS, device))])
         self._entered.enter(region_settings.RegionSettings(_OPTIONS))
         if not torch.last_routed_wins:
             self._entered.enter(self._store.regions.routing_suspended(torch))
@@ -275,7 +275,7 @@ def _blocks_that_may_be_workspaces(torch: TorchCuda, tags: Tags) -> dict[int, tu
 
 
 def _is_any_between(addresses: list[int], begin: int, end: int) -> bool:
-    """Whether one of the sorted addresses lies in [begin, end)."""
+    """Return whether one of the sorted addresses lies in [begin, end)."""
     index = bisect_left(addresses, begin)
     return index < len(addresses) and addresses[index] < end
 

@@ -39,8 +39,8 @@ from torch_memory_saver._torch.base.collector import collector_stopped
 from torch_memory_saver._torch.binding.captures import capture_gate
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, PoolId, TorchCuda, drop_reference, leak_reference, pool_of
 from torch_memory_saver._torch.pools.fill import has_idle_segment
+from torch_memory_saver._torch.pools.idle import IdlePools
 from torch_memory_saver._torch.pools.retirement import must_not_free
-from torch_memory_saver._torch.pools.stock import PoolStock
 from torch_memory_saver._torch.records.frames import Pause
 from torch_memory_saver._torch.records.pool import Key, Pool
 from torch_memory_saver._torch.records.tags import Tags, selects
@@ -102,8 +102,8 @@ def _free_blocks(segment: dict[str, Any]) -> int:
 class SubstitutePools:
     """The substitutes of this process, by device. A device has several only while one replaces another: the last is used."""
 
-    def __init__(self, stock: PoolStock, regions: Regions) -> None:
-        self._stock = stock
+    def __init__(self, idle_pools: IdlePools, regions: Regions) -> None:
+        self._idle_pools = idle_pools
         self._regions = regions
         self._pools: dict[int, list[Pool]] = {}
         self._is_suspended = False
@@ -205,8 +205,8 @@ class SubstitutePools:
                 regions.end_pause(entry)
 
     def _add(self, torch: TorchCuda, device: int, pools: list[Pool]) -> None:
-        pool = self._stock.make_pool(torch, Key(RegionOptions.disabled(DEFAULT_TAG), device))
-        self._stock.note_uncaptured(pool)
+        pool = self._idle_pools.make_pool(torch, Key(RegionOptions.disabled(DEFAULT_TAG), device))
+        self._idle_pools.note_uncaptured(pool)
         pools.append(pool)
         _begin_routing(torch, pool)
 
@@ -214,7 +214,7 @@ class SubstitutePools:
         """Retire the oldest pools of a device, but for `keep`."""
         while len(pools) > keep:
             _end_routing(torch, pools[0])
-            self._stock.retire(torch, pools.pop(0))
+            self._idle_pools.retire(torch, pools.pop(0))
 
     def _keep_dropped_pools(self, torch: TorchCuda) -> None:
         """Keep MemPools that the program drops, from now on, for as long as there is a substitute."""

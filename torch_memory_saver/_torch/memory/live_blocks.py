@@ -83,7 +83,7 @@ class _Block(NamedTuple):
     """One block of a segment, as PyTorch's snapshot describes it."""
 
     place: _Place
-    requested: int  # what the program asked for; the size if this release does not say
+    requested: int  # the bytes that the program requested; the size if this release does not say
     live: bool
     frames: Any  # of its allocation; None: not recorded
 

@@ -2,7 +2,7 @@
 
 Before a pause, segments of the tags without a tensor are released to the driver instead of being paused: those of the tags'
 pools, of pools that were retired while they still held a tensor, and of torch's default pool, if that is managed. After it
-no pool allocates from paused memory: idle pools of the tags are not entered (pools/stock.py), and this thread's own regions
+no pool allocates from paused memory: idle pools of the tags are not entered (pools/idle.py), and this thread's own regions
 of the tags get other pools.
 
 The engine calls this around the native pause, with no lock held.
@@ -85,7 +85,7 @@ def _return_idle_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
     retired = store.retire_idle_of(torch, tags)
     if not any(torch.releasable_bytes(device) for device in devices_in_use()):
         return
-    if retired or _has_idle_segment(torch, store.stock.retired_pools(), tags):
+    if retired or _has_idle_segment(torch, store.idle_pools.retired_pools(), tags):
         store.empty_retired(torch)
     if _core.preloaded and _has_idle_segment(torch, {DEFAULT_POOL}, tags):
         store.empty_torch_cache(torch)
@@ -107,9 +107,9 @@ def _leave_paused_pools(store: PoolStore, torch: TorchCuda, tags: Tags) -> None:
     def visit(frame: Frame) -> None:
         if frame in own:
             paused = frame.pools
-            frame.pools = [store.stock.check_out(torch, pool.key) for pool in paused]
+            frame.pools = [store.idle_pools.check_out(torch, pool.key) for pool in paused]
             for pool in paused:
-                store.stock.check_in(pool)
+                store.idle_pools.check_in(pool)
 
     with store.regions.routing_suspended(torch, visit):
         pass

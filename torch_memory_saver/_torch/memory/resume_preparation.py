@@ -90,11 +90,11 @@ def _return_dead_segments(store: PoolStore, torch: TorchCuda, tags: Tags) -> Non
     """
     if not store.may_have_died_while_paused(torch, tags) or not _caching(torch) or must_not_free(torch):
         return
-    store.stock.retire_doomed(torch)
+    store.idle_pools.retire_doomed(torch)
     paused = {row.address for row in _core.segments() if row.state == _core.STATE_PAUSED and selects(tags, row.tag)}
     with collector_stopped():
-        has_retired = store.stock.retire_idle(torch, store.stock.idle_pools(tags))
-        has_retired = has_retired or has_idle_segment_at(torch, store.stock.retired_pools(), paused)
+        has_retired = store.idle_pools.retire_idle(torch, store.idle_pools.select(tags))
+        has_retired = has_retired or has_idle_segment_at(torch, store.idle_pools.retired_pools(), paused)
         has_default = _core.preloaded and has_idle_segment_at(torch, (DEFAULT_POOL,), paused)
     if has_retired:
         store.empty_retired(torch)
@@ -127,7 +127,7 @@ def _account(store: PoolStore, torch: TorchCuda | None, given: int) -> Iterator[
         yield f"PyTorch's cache in this process was emptied before, which gave {binary_size(given)} back."
     kept = 0 if torch is None else sum(torch.releasable_bytes(device) for device in _caching(torch))
     if torch is not None and kept:
-        is_put_off = must_not_free(torch) or store.stock.pending
+        is_put_off = must_not_free(torch) or store.idle_pools.pending
         reason = (
             "which it keeps while another thread is inside a region or a capture is under way"
             if is_put_off

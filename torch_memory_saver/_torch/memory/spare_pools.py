@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch_memory_saver._torch.base.steps import OneUse
 from torch_memory_saver._torch.binding.layer import TorchCuda
-from torch_memory_saver._torch.pools.stock import PoolStock
+from torch_memory_saver._torch.pools.idle import IdlePools
 from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver._torch.records.pool import Key, Pool
 from torch_memory_saver._torch.routing.regions import Regions
@@ -18,8 +18,8 @@ class SpareRouting(OneUse):
     """A context manager: inside, this thread's allocations are routed to pools without memory, on every device. `spare` has
     those that no thread uses: a list of one pool for each device."""
 
-    def __init__(self, stock: PoolStock, regions: Regions, spare: list[list[Pool]], torch: TorchCuda) -> None:
-        self._stock = stock
+    def __init__(self, idle_pools: IdlePools, regions: Regions, spare: list[list[Pool]], torch: TorchCuda) -> None:
+        self._idle_pools = idle_pools
         self._regions = regions
         self._spare = spare
         self._torch = torch
@@ -31,7 +31,7 @@ class SpareRouting(OneUse):
             frame.pools = self._spare.pop()
         except IndexError:
             devices = self._regions.devices()
-            frame.pools = [self._stock.make_pool(torch, Key(frame.options, device)) for device in devices]
+            frame.pools = [self._idle_pools.make_pool(torch, Key(frame.options, device)) for device in devices]
         self._regions.route_only(torch, frame)
 
     def _end(self) -> None:

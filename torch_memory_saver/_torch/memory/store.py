@@ -1,6 +1,6 @@
 """Releasing the memory of pools, and of PyTorch's cache beside them.
 
-The store has the stock of pools and the regions of every thread, each with its own state, and decides what the end of a
+The store has the idle pools and the regions of every thread, each with its own state, and decides what the end of a
 region, a pause, a resume and empty_cache() give back of both. PyTorch is called with no lock held.
 """
 
@@ -18,9 +18,9 @@ from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda, devices_i
 from torch_memory_saver._torch.memory.default_pool import SubstitutePools
 from torch_memory_saver._torch.memory.spare_pools import SpareRouting
 from torch_memory_saver._torch.pools.fill import has_idle_segment
+from torch_memory_saver._torch.pools.idle import IdlePools, TakenPools
 from torch_memory_saver._torch.pools.last_look import LastLook
 from torch_memory_saver._torch.pools.retirement import must_not_free, needs_emptying
-from torch_memory_saver._torch.pools.stock import PoolStock, TakenPools
 from torch_memory_saver._torch.records.frames import Frame
 from torch_memory_saver._torch.records.pool import OBJECT_USES, Pool
 from torch_memory_saver._torch.records.tags import Tags, selects
@@ -49,15 +49,15 @@ class PoolStore:
     """The memory of the pools of this process, and PyTorch's cache.
 
     Attributes:
-        stock: The pools that no thread uses.
+        idle_pools: The pools that no thread uses, and retired pools.
         regions: The frames of every thread, with the pools that they use.
         watch: The memory that PyTorch allocates outside of every region.
         substitutes: The pools in place of PyTorch's default pool while that is paused.
     """
 
     def __init__(self) -> None:
-        self.stock = PoolStock()
-        self.regions = Regions(self.stock)
+        self.idle_pools = IdlePools()
+        self.regions = Regions(self.idle_pools)
         self._reset()
 
     def _reset(self) -> None:
@@ -66,12 +66,12 @@ class PoolStore:
         self._has_logged_put_off = False
         self._frees_at_pause: dict[str, dict[int, int]] = {}  # PyTorch's counts, by paused tag and device
         self.watch = Watch()
-        self.substitutes = SubstitutePools(self.stock, self.regions)
-        self._last_look = LastLook(self.stock)
+        self.substitutes = SubstitutePools(self.idle_pools, self.regions)
+        self._last_look = LastLook(self.idle_pools)
 
     def after_fork_in_child(self) -> None:
         """Forget the parent's pools, which a forked child cannot use."""
-        self.stock.after_fork_in_child()
+        self.idle_pools.after_fork_in_child()
         self.regions.after_fork_in_child()
         self._reset()
 
@@ -83,8 +83,8 @@ class PoolStore:
         torch, stack = frame.torch, frame.stack
         if torch is None:
             return
-        if self.stock.has_doomed:
-            self.stock.retire_doomed(torch)
+        if self.idle_pools.has_doomed:
+            self.idle_pools.retire_doomed(torch)
         if frame.origin is not None or (stack and frame.managed):
             return
         devices = self.regions.devices()
@@ -100,10 +100,10 @@ class PoolStore:
         if torch is None:
             return
         if not frame.managed:
-            self.stock.retire_doomed(torch)
+            self.idle_pools.retire_doomed(torch)
             self.empty_torch_cache(torch)
-        elif self.stock.pending:
-            self.stock.retire_doomed(torch)
+        elif self.idle_pools.pending:
+            self.idle_pools.retire_doomed(torch)
             self._empty_pending(torch)
 
     def prepare_threads(self, frame: Frame) -> None:
@@ -137,18 +137,18 @@ class PoolStore:
         if not used or may_have_native_frames(torch.torch):
             return
         in_use = _core.active_devices()
-        taken = TakenPools(self.stock, [pool for pool in used if in_use >> pool.device & 1])
+        taken = TakenPools(self.idle_pools, [pool for pool in used if in_use >> pool.device & 1])
         look = functools.partial(_core.within, taken, self._look_at, (torch, taken))
         idle: list[Pool] = _core.within(collector_stopped(), look)
         tags = {pool.key.options.tag for pool in used}
-        retired = self.stock.retired_of(tags)
+        retired = self.idle_pools.retired_of(tags)
         if not torch.routing_spares_cache:  # an emptying costs PyTorch's own cache
             retired = _core.within(collector_stopped(), functools.partial(self._with_idle_segment, torch), retired)
         if (idle or retired) and not must_not_free(torch):
-            if self.stock.retire_idle(torch, idle) or retired:
+            if self.idle_pools.retire_idle(torch, idle) or retired:
                 self.empty_retired(torch)
             gone = {pool.id for pool in idle if pool.memory_pool is None and not pool.live}
-            self.stock.forget(gone)
+            self.idle_pools.forget(gone)
 
     def _look_at(self, wanted: tuple[TorchCuda, TakenPools]) -> list[Pool]:
         torch, taken = wanted
@@ -157,7 +157,7 @@ class PoolStore:
     def _look(self, torch: TorchCuda, pool: Pool) -> bool:
         """Note what a region has taken of a pool that it has used. Return whether to retire the pool."""
         before = pool.bytes
-        should_retire = self.stock.should_retire(torch, pool)
+        should_retire = self.idle_pools.should_retire(torch, pool)
         self.regions.room.note(pool.key, pool.bytes - before)
         return should_retire
 
@@ -167,8 +167,8 @@ class PoolStore:
 
     @staticmethod
     def _is_due(pool: Pool, may_have_grown: bool) -> bool:
-        """Whether to look for idle segments of a pool when a region ends. A look takes PyTorch's list of the pool's blocks.
-        So the regions that allocate nothing look seldom at a pool with many blocks, or where looks find nothing."""
+        """Return whether to look for idle segments of a pool when a region ends. A look takes PyTorch's list of the pool's
+        blocks. So the regions that allocate nothing look seldom at a pool with many blocks, or where looks find nothing."""
         pool.unseen += 1
         wait = pool.blocks // _FEW_BLOCKS if pool.fruitless < _MOST_FRUITLESS else _MOST_UNSEEN
         return may_have_grown or pool.unseen > wait
@@ -180,8 +180,8 @@ class PoolStore:
             self._frees_at_pause.setdefault(tag, frees)
 
     def may_have_died_while_paused(self, torch: TorchCuda, tags: Tags) -> bool:
-        """Whether tensors in paused memory of the tags may have been deleted since its first pause, because PyTorch has
-        freed blocks since then. To be called once, before the memory is resumed."""
+        """Return whether tensors in paused memory of the tags may have been deleted since its first pause, because PyTorch
+        has freed blocks since then. To be called once, before the memory is resumed."""
         frees = {device: torch.count_frees(device) for device in devices_in_use()}
         before = [self._frees_at_pause.pop(tag, None) for tag in _paused_tags(tags)]
         return any(counts != frees for counts in before)
@@ -204,7 +204,7 @@ class PoolStore:
         return result
 
     def _empty_cache(self, torch: TorchCuda, empty_torch_cache: Callable[[], _Result]) -> _Result:
-        in_use = self.stock.begin_emptying(torch)
+        in_use = self.idle_pools.begin_emptying(torch)
         result = empty_torch_cache()  # first: PyTorch waits for the streams that used deleted tensors
         has_retired = self._last_look.retire_idle(torch, in_use)
         if self._replace_own(torch, None) or has_retired:
@@ -213,8 +213,8 @@ class PoolStore:
 
     def retire_idle_of(self, torch: TorchCuda, tags: Tags) -> bool:
         """Retire idle pools of the tags, and those of this thread's frames, if worth it. Return whether to empty PyTorch."""
-        self.stock.retire_doomed(torch)
-        retired = self.stock.retire_idle(torch, self.stock.idle_pools(tags))
+        self.idle_pools.retire_doomed(torch)
+        retired = self.idle_pools.retire_idle(torch, self.idle_pools.select(tags))
         return self._replace_own(torch, tags) or retired
 
     def _replace_own(self, torch: TorchCuda, tags: Tags) -> bool:
@@ -241,9 +241,9 @@ class PoolStore:
         any."""
         replaced = False
         for index, pool in enumerate(frame.pools):
-            if pool.device in devices and self.stock.should_retire(torch, pool):
-                frame.pools[index] = self.stock.check_out(torch, pool.key)
-                self.stock.retire(torch, pool)
+            if pool.device in devices and self.idle_pools.should_retire(torch, pool):
+                frame.pools[index] = self.idle_pools.check_out(torch, pool.key)
+                self.idle_pools.retire(torch, pool)
                 replaced = True
         return replaced
 
@@ -255,14 +255,14 @@ class PoolStore:
             segments: PyTorch's segments by pool.
         """
         frames = [frame for frame in self.regions.stack() if frame.managed]
-        candidates = [(pool, OBJECT_USES) for pool in self.stock.idle_pools()]
+        candidates = [(pool, OBJECT_USES) for pool in self.idle_pools.select()]
         candidates += [(pool, uses_of_object(frame)) for frame in frames for pool in frame.pools]
         found = {
             pool.id
             for pool, uses in candidates
-            if pool.id in segments and self.stock.should_retire(torch, pool, uses, segments[pool.id])
+            if pool.id in segments and self.idle_pools.should_retire(torch, pool, uses, segments[pool.id])
         }
-        return found | self.stock.retired_pools()
+        return found | self.idle_pools.retired_pools()
 
     def empty_retired(self, torch: TorchCuda) -> None:
         """Release the segments without a tensor of retired pools. Before PyTorch 2.13 its own cache stays, because pools
@@ -273,8 +273,8 @@ class PoolStore:
         if any(frame.routed for frame in self.regions.stack()):
             torch.empty_cache()
             return
-        _core.within(SpareRouting(self.stock, self.regions, self._spare_pools, torch), torch.empty_cache)
-        if self.stock.pending:
+        _core.within(SpareRouting(self.idle_pools, self.regions, self._spare_pools, torch), torch.empty_cache)
+        if self.idle_pools.pending:
             self._empty_pending(torch)
 
     def empty_torch_cache(self, torch: TorchCuda) -> None:
@@ -286,15 +286,15 @@ class PoolStore:
         """Empty the cache as :meth:`empty_torch_cache` does. This thread must route nothing."""
         self.regions.close_ended()
         kept = self._devices_that_keep_cache(torch)
-        self.stock.pending |= kept
-        emptied = self.stock.pending - kept
+        self.idle_pools.pending |= kept
+        emptied = self.idle_pools.pending - kept
         _core.within(self.substitutes.suspended(torch), torch.empty_cache)
-        self.stock.pending -= emptied
+        self.idle_pools.pending -= emptied
 
     def log_put_off(self) -> None:
         """Log once that PyTorch's cache was not emptied because another thread is inside a region."""
         frame = self.regions.routed_by_others()
-        if frame is None or not self.stock.pending or self._has_logged_put_off:
+        if frame is None or not self.idle_pools.pending or self._has_logged_put_off:
             return
         self._has_logged_put_off = True
         logger.warning(
@@ -305,7 +305,7 @@ class PoolStore:
         )
 
     def _empty_pending(self, torch: TorchCuda) -> None:
-        due = self.stock.pending - self._devices_that_keep_cache(torch)
+        due = self.idle_pools.pending - self._devices_that_keep_cache(torch)
         if due and not torch.is_capturing():
             self.empty_torch_cache_now(torch)
 

@@ -1,1 +1,1 @@
-"""The stock of pools, how full a pool is, and how it ends."""
+"""Idle and retired pools, how full a pool is, and how it ends."""

@@ -2,12 +2,12 @@
 
 PyTorch lists the segments of a pool block by block, which takes milliseconds for thousands of tensors. Its counters of a
 device take microseconds, but count all pools together. After PyTorch has emptied its own cache, the releasable bytes of a
-device (``TorchCuda.releasable_bytes``) are the idle segments of pools whose object lives: idle pools of the stock, and
+device (``TorchCuda.releasable_bytes``) are the idle segments of pools whose object lives: idle pools of regions, and
 *other* pools, such as those of CUDA graphs and of the program.
 
-A pool of the stock gets no allocations, so its idle bytes only grow. The idle bytes that a look has left in it
+An idle pool gets no allocations, so its idle bytes only grow. The idle bytes that a look has left in it
 (``Pool.kept``) are therefore a lower bound. The bound of a pool that was entered since is 0. If the releasable bytes are not
-more than these bounds and the idle bytes of the other pools together, each bound is exact: no pool of the stock has changed,
+more than these bounds and the idle bytes of the other pools together, each bound is exact: no idle pool has changed,
 and none is looked at. The other pools are listed one by one, and only if the bounds alone do not suffice.
 
 The rule that keeps a pool (``is_worth_retiring``) also depends on the bytes that retired pools strand. They decrease only
@@ -28,7 +28,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._torch.binding.history import may_have_native_frames
 from torch_memory_saver._torch.binding.layer import DEFAULT_POOL, PoolId, TorchCuda, pool_of
 from torch_memory_saver._torch.pools.fill import measure_fill
-from torch_memory_saver._torch.pools.stock import PoolStock, TakenPools
+from torch_memory_saver._torch.pools.idle import IdlePools, TakenPools
 from torch_memory_saver._torch.records.pool import OBJECT_USES, Pool
 
 __all__ = ["LastLook"]
@@ -37,10 +37,10 @@ _Segments = list[dict[str, Any]]
 
 
 class LastLook:
-    """The last look at the idle pools of a stock."""
+    """The last look at the idle pools of the process."""
 
-    def __init__(self, stock: PoolStock) -> None:
-        self._stock = stock
+    def __init__(self, idle_pools: IdlePools) -> None:
+        self._idle_pools = idle_pools
         self._others: dict[int, list[PoolId]] = {}  # by device: the other pools with idle segments
 
     def retire_idle(self, torch: TorchCuda, in_use: int) -> bool:
@@ -48,13 +48,13 @@ class LastLook:
         the last look. Return whether an emptying is needed to release their memory. To be called after PyTorch has emptied
         its own cache."""
         by_device: dict[int, list[Pool]] = {}
-        for pool in self._stock.idle_pools():
+        for pool in self._idle_pools.select():
             if in_use >> pool.device & 1:
                 by_device.setdefault(pool.device, []).append(pool)
         changed = [device for device, pools in by_device.items() if self._has_changed(torch, device, pools)]
         if not changed:
             return False
-        taken = TakenPools(self._stock, [pool for device in changed for pool in by_device[device]])
+        taken = TakenPools(self._idle_pools, [pool for device in changed for pool in by_device[device]])
         return _core.within(taken, functools.partial(self._look, torch, changed), taken)
 
     def _has_changed(self, torch: TorchCuda, device: int, pools: list[Pool]) -> bool:
@@ -74,7 +74,7 @@ class LastLook:
         frees = _managed_frees()
         by_pool = _list_segments(torch, taken.pools)
         looked_at = {DEFAULT_POOL, *(pool.id for pool in taken.pools)}
-        has_retired = self._stock.retire_taken(torch, taken, by_pool)
+        has_retired = self._idle_pools.retire_taken(torch, taken, by_pool)
         for pool in list(taken.pools):
             pool.kept, pool.frees = _idle_bytes(by_pool.get(pool.id, []), pool.device), frees
         for device in devices:

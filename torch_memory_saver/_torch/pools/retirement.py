@@ -43,8 +43,8 @@ class _Retirable(Protocol):
 
 
 def must_not_free(torch: TorchCuda) -> bool:
-    """Whether a capture is active, or the device is lost. The native pause, which comes next and checks the same, raises the
-    error."""
+    """Return whether a capture is active, or the device is lost. The native pause, which comes next and checks the same,
+    raises the error."""
     try:
         return torch.is_capturing() or bool(_core.counters()["visible_captures"])
     except RuntimeError:
@@ -52,7 +52,7 @@ def must_not_free(torch: TorchCuda) -> bool:
 
 
 def needs_emptying(torch: TorchCuda) -> bool:
-    """Whether the memory of a pool that is retired now waits for an emptying."""
+    """Return whether the memory of a pool that is retired now waits for an emptying."""
     return torch.routing_spares_cache or _core.in_transition() or must_not_free(torch)
 
 

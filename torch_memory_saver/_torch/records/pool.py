@@ -72,7 +72,7 @@ class Pool:
 
     def had(self, torch: TorchCuda, address: int, epoch: int) -> bool:
         """Return whether a segment of the pool, which was not entered since, was at the address at pause number `epoch` of
-        its tag. PyTorch is asked once for each pause, so a segment that was released since counts as well."""
+        its tag. PyTorch is queried once for each pause, so a segment that was released since counts as well."""
         if self.listed[0] != epoch:
             self.listed = epoch, frozenset([segment["address"] for segment in torch.segments(self.id)])
         return address in self.listed[1]

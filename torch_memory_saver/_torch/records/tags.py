@@ -9,5 +9,5 @@ Tags = tuple[str, ...] | None
 
 
 def selects(tags: Tags, tag: str) -> bool:
-    """Whether a pause or resume of `tags` selects `tag`."""
+    """Return whether a pause or resume of `tags` selects `tag`."""
     return tags is None or tag in tags

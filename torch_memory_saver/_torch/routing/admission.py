@@ -48,7 +48,7 @@ class Admission:
         return True
 
     def _is_crowded(self, origin: Frame) -> bool:
-        """Whether another frame that follows this one has to wait."""
+        """Return whether another frame that follows this one has to wait."""
         if origin.waited_in_vain:
             return False
         return len([frame for frame in list(self.frames.values()) if frame.origin is origin]) >= _MOST_FOLLOWING
@@ -79,8 +79,8 @@ class Admission:
             origin.waited_in_vain = True
 
     def _must_wait(self, frame: Frame) -> bool:
-        """Whether another thread pauses the tag: the region would get memory that is about to be released. A pause that
-        waits for this thread to leave a region does not keep it from entering further ones."""
+        """Return whether another thread pauses the tag: the region would get memory that is about to be released. A pause
+        that waits for this thread to leave a region does not keep it from entering further ones."""
         if not frame.managed:
             return False
         frames = list(self.frames.values())

@@ -1,8 +1,8 @@
 """The regions of every thread: entering and leaving them, frame by frame, and the pauses that wait for them.
 
-Locks: the stock's lock guards the frames as well, so that an entry takes it once. It is never held across a call of torch,
-because torch's allocator calls the native core with its own mutex held. Frames are entered and left by their own thread;
-other threads may only read them, but a pause ends the routing of frames that follow others (router.py).
+Lock: that of :class:`IdlePools`, which guards the frames as well, so that an entry takes it once. It is never held across a
+call of torch, because torch's allocator calls the native core with its own mutex held. Frames are entered and left by their
+own thread; other threads may only read them, but a pause ends the routing of frames that follow others (router.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from torch_memory_saver import _core
 from torch_memory_saver._text import warn_once
 from torch_memory_saver._torch.binding.layer import PoolId, TorchCuda
-from torch_memory_saver._torch.pools.stock import PoolStock
+from torch_memory_saver._torch.pools.idle import IdlePools
 from torch_memory_saver._torch.records.frames import Frame, Pause, Stack, ThreadLife
 from torch_memory_saver._torch.records.pool import OBJECT_USES, Key, Pool
 from torch_memory_saver._torch.records.tags import Tags, selects
@@ -35,7 +35,7 @@ _ROUTING_USES = 1
 
 
 def _may_be_capturing(torch: TorchCuda) -> bool:
-    """Whether this thread's current stream is being captured, or this is unknown because the device is lost."""
+    """Return whether this thread's current stream is being captured, or this is unknown because the device is lost."""
     try:
         return bool(torch.is_capturing())
     except RuntimeError:
@@ -56,8 +56,8 @@ class Regions:
         single_device: Whether there is one visible device. False until a region was entered.
     """
 
-    def __init__(self, stock: PoolStock) -> None:
-        self._stock = stock
+    def __init__(self, idle_pools: IdlePools) -> None:
+        self._idle_pools = idle_pools
         self._local = threading.local()
         self._reset()
 
@@ -100,13 +100,13 @@ class Regions:
             return
         devices = self.devices()
         outer = stack[-1] if stack and not torch.last_routed_wins else None
-        while not _core.within(self._stock.lock, self._admit, frame):
+        while not _core.within(self._idle_pools.lock, self._admit, frame):
             self._admission.wait(frame)
         if len(frame.pools) < len(devices):
             for device in devices[len(frame.pools) :]:
-                self._stock.check_out_to(torch, Key(frame.options, device), frame.pools)
+                self._idle_pools.check_out_to(torch, Key(frame.options, device), frame.pools)
         if _may_be_capturing(torch):
-            self._stock.strike_off(torch, frame.pools)
+            self._idle_pools.strike_off(torch, frame.pools)
         if outer is not None:
             self.router.end(outer)
         self.router.begin(torch, frame)
@@ -119,7 +119,7 @@ class Regions:
             return False
         self._entered.add(frame.tag)
         if frame.managed:
-            self._stock.take_idle(frame.options, self._devices, frame.pools)
+            self._idle_pools.take_idle(frame.options, self._devices, frame.pools)
         return True
 
     def leave(self, frame: Frame) -> None:
@@ -134,12 +134,12 @@ class Regions:
             if is_own:
                 self._settle_autograd(torch, stack)
             if frame.pools and _may_be_capturing(torch):
-                self._stock.strike_off(torch, frame.pools)
+                self._idle_pools.strike_off(torch, frame.pools)
             self.router.end(frame)
             if not frame.managed:
                 for pool in frame.pools:
                     self._note_disabled(torch, pool)
-            _core.within(self._stock.lock, self._discard, frame)
+            _core.within(self._idle_pools.lock, self._discard, frame)
             self._admission.changed.notify()
             inner = stack[-1] if stack else None
             if is_own and inner is not None and inner.torch is not None and not inner.routed:
@@ -147,8 +147,8 @@ class Regions:
         frame.closed = True
 
     def _discard(self, frame: Frame) -> None:
-        """Remove the frame, and give its pools back to the stock. The caller holds the lock. May be repeated."""
-        self._stock.take_back(frame.pools)
+        """Remove the frame, and make its pools idle. The caller holds the lock. May be repeated."""
+        self._idle_pools.take_back(frame.pools)
         self._admission.frames.pop(id(frame), None)
 
     def _note_disabled(self, torch: TorchCuda, pool: Pool) -> None:
@@ -177,7 +177,7 @@ class Regions:
         Raises:
             InvalidStateError: Another thread is still inside a region of one of the tags: it would allocate paused memory.
         """
-        _core.within(self._stock.lock, self._admission.pauses.append, pause)
+        _core.within(self._idle_pools.lock, self._admission.pauses.append, pause)
         if not self._admission.inside(pause):  # the usual case
             return
         while not self._admission.changed.wait_until(lambda: self.close_ended() and self._end_following(pause), deadline):
@@ -193,7 +193,7 @@ class Regions:
         """End the regions of other threads in the tags, if all of them follow others. Return whether they do. May be
         repeated."""
         new: list[Frame] = []
-        frames = _core.within(self._stock.lock, self._admission.mark_ended, (pause, new))
+        frames = _core.within(self._idle_pools.lock, self._admission.mark_ended, (pause, new))
         if frames is None:
             return False
         for frame in frames:
@@ -247,14 +247,14 @@ class Regions:
 
         A graph may have been captured into such a pool by its id: it counts as one of the pool's uses then.
         """
-        alive = _core.within(self._stock.lock, self._pools_alive, listed)
-        self._stock.strike_off(torch, [pool for pool, uses in alive if torch.uses_of(pool.memory_pool) > uses])
-        return self._stock.uncaptured_pools()
+        alive = _core.within(self._idle_pools.lock, self._pools_alive, listed)
+        self._idle_pools.strike_off(torch, [pool for pool, uses in alive if torch.uses_of(pool.memory_pool) > uses])
+        return self._idle_pools.uncaptured_pools()
 
     def _pools_alive(self, listed: Collection[PoolId | None]) -> list[tuple[Pool, int]]:
         """Forget the retired pools that are not in torch's list. Return the other pools, and how many uses torch counts for
         each without graphs. The caller holds the lock."""
-        alive = [(pool, OBJECT_USES) for pool in self._stock.forget_unlisted(listed)]
+        alive = [(pool, OBJECT_USES) for pool in self._idle_pools.forget_unlisted(listed)]
         for frame in self._admission.frames.values():
             alive += [(pool, uses_of_object(frame)) for pool in frame.pools]
         return alive
@@ -292,7 +292,7 @@ class Regions:
 
     def note_inner(self, outer: Frame, pools: Iterable[Pool]) -> None:
         """Record that the pools were routed by regions that were left inside a frame."""
-        _core.within(self._stock.lock, functools.partial(setattr, outer, "inner"), outer.inner.union(pools))
+        _core.within(self._idle_pools.lock, functools.partial(setattr, outer, "inner"), outer.inner.union(pools))
 
     def routing_suspended(self, torch: TorchCuda, visit: Callable[[Frame], None] | None = None) -> Suspension:
         """Return a context manager inside which this thread routes nothing. `visit` is called for each of its frames and may

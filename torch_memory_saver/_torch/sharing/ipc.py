@@ -76,9 +76,6 @@ _LAYOUTS = {1: "<i4xQQ", 3: "<i4xQQi4x"}
 #: The format that an importer of PyTorch from that release on reads.
 _SINCE = (((2, 13), 3), ((2, 6), 1))
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:[.+a-z].*)?")
-#: Random bytes that identify this process in descriptions. Process ids are used again, so they cannot distinguish two
-#: processes for ever.
-_nonce = os.urandom(8)
 
 
 def format_of_own_description(description: bytes) -> int:
@@ -126,16 +123,16 @@ def format_of_importer(release: object) -> int:
     raise InvalidArgumentError(f"share_for: managed memory can be sent to PyTorch 2.6 and later, not to {release}")
 
 
-def describe(layout: int, exported: Sequence[_core.Export]) -> bytes:
+def describe(layout: int, exported: Sequence[_core.Export], nonce: bytes) -> bytes:
     """Return the description of exported memory, in one of the formats. Several pieces lie side by side and have the same
-    size."""
+    size. Importers do not read the `nonce`, which tells processes with the same id apart."""
     fields: tuple[int, ...] = (os.getpid(), exported[0].bytes, len(exported))
     if layout >= 3:
         fields += (_FILE_DESCRIPTOR,)
     header = struct.pack(_LAYOUTS[layout], *fields)
     descriptors = struct.pack(f"<{len(exported)}i", *(piece.descriptor for piece in exported))
     generations = struct.pack(f"<{len(exported)}Q", *(piece.generation for piece in exported))
-    return bytes([layout]) + _KIND + header + descriptors + _nonce + generations
+    return bytes([layout]) + _KIND + header + descriptors + nonce + generations
 
 
 #: Where POSIX shared memory is, as files.
@@ -190,7 +187,7 @@ class CounterFile:
         return self._taken - 1
 
     def is_in_use(self, number: int) -> bool:
-        """Whether an importer may still use what was sent with that counter."""
+        """Return whether an importer may still use what was sent with that counter."""
         return bool(_VALUE.unpack_from(self._mapping, _HEADER_BYTES + number * _VALUE.size)[0] > 0)
 
 
@@ -271,6 +268,6 @@ class StreamEvents:
 
 
 def _is_external(stream_id: int) -> bool:
-    """Whether a stream does not belong to PyTorch. Its id is a pointer then, which is even; PyTorch's own ids are odd, and 0
-    is the default stream (c10/cuda/CUDAStream.cpp)."""
+    """Return whether a stream does not belong to PyTorch. Its id is a pointer then, which is even; PyTorch's own ids are
+    odd, and 0 is the default stream (c10/cuda/CUDAStream.cpp)."""
     return stream_id != 0 and stream_id % 2 == 0

@@ -32,6 +32,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -74,9 +75,6 @@ _HANDLE, _COUNTER_FILE, _COUNTER, _WAITS = 1, 4, 5, 7
 _FEEDER = "QueueFeederThread"
 #: The row of the reducers in the table of replacements.
 _REDUCERS = "multiprocessing.reduction.ForkingPickler._extra_reducers"
-#: Held while the functions are wrapped. Reentrant, because the main thread's pending call (_engine/preloaded.py) may
-#: interrupt it.
-_installing = threading.RLock()
 
 
 def install(torch: Any, shared: SharedMemory) -> None:
@@ -87,7 +85,7 @@ def install(torch: Any, shared: SharedMemory) -> None:
         return
     from multiprocessing.reduction import ForkingPickler  # slow, but torch has imported it already
 
-    with _installing:
+    with shared._lock:
         if is_replaced(storage, "_share_cuda_"):  # another thread was first
             return
         replace("torch.cuda.ipc_collect", torch.cuda, "ipc_collect", _collecting_managed(torch.cuda.ipc_collect, shared))
@@ -178,8 +176,8 @@ class _Memory:
     descriptions: dict[int, bytes] = field(default_factory=dict)  # by format
     sent: list[_Sent] = field(default_factory=list)
 
-    def describe(self, layout: int) -> bytes:
-        return self.descriptions.setdefault(layout, describe(layout, self.exported))
+    def describe(self, layout: int, nonce: bytes) -> bytes:
+        return self.descriptions.setdefault(layout, describe(layout, self.exported, nonce))
 
 
 class SharedMemory:
@@ -187,12 +185,19 @@ class SharedMemory:
 
     Args:
         ordinary_memory: A context manager in which this thread's allocations are not managed.
+
+    Attributes:
+        nonce: Random bytes that identify this process in descriptions. Process ids are used again, so they cannot
+            distinguish two processes for ever.
     """
 
     def __init__(self, ordinary_memory: Callable[[], AbstractContextManager[None]]) -> None:
         self._ordinary_memory = ordinary_memory
+        self.nonce = os.urandom(8)
         self._counters = Counters()
         self._events = StreamEvents()
+        # Also held while the functions are wrapped. Reentrant, because the main thread's pending call (_engine/preloaded.py)
+        # may interrupt that.
         self._lock = threading.RLock()
         self._memory: dict[_Place, _Memory] = {}
         self._own_format: int | None = None
@@ -257,7 +262,7 @@ class SharedMemory:
             memory = _Memory(exported, row.tag, _core.tag_info(row.tag).epoch)
         own = self._own_format or self._find_own_format(torch, share, row.device)
         layout = own if self.importer is None else format_of_importer(self.importer)
-        handle = memory.descriptions.get(layout) or memory.describe(layout)
+        handle = memory.descriptions.get(layout) or memory.describe(layout, self.nonce)
         event = self._events.record(torch, row.device)
         offset = storage.data_ptr() - exported[0].address
         result = (row.device, handle, storage.nbytes(), offset, counter[0].name, counter[1], event.handle, True)
@@ -409,7 +414,7 @@ class SharedMemory:
 
 
 def _is_capturing(torch: Any, device: int) -> bool:
-    """Whether the current stream of the device is capturing."""
+    """Return whether the current stream of the device is capturing."""
     if torch._C._cuda_getDevice() == device:
         return bool(torch._C._cuda_isCurrentStreamCapturing())
     with torch.cuda.device(device):

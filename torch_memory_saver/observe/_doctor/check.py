@@ -1,6 +1,6 @@
 """What a check of the doctor is, what it finds, and what several checks ask for: the driver's devices, and PyTorch.
 
-The driver and PyTorch are asked once, each by a process of its own. So a crash, a hang or a failed import is something to
+The driver and PyTorch are queried once, each by a process of its own. So a crash, a hang or a failed import is something to
 report, and the doctor makes no CUDA context in its own process.
 """
 

@@ -92,7 +92,7 @@ def run_doctor(
 
 
 class LedgerReport(NamedTuple):
-    """The ledger of the devices that could be asked, and a sentence for each one that could not."""
+    """The ledger of the devices that could be queried, and a sentence for each one that could not."""
 
     ledger: Ledger | None
     failures: tuple[str, ...]
@@ -115,7 +115,7 @@ def read_ledger() -> LedgerReport:
 
 
 def print_ledger() -> int:
-    """Print the ledger, and failures on stderr. Return the exit status: 1 if a device could not be asked."""
+    """Print the ledger, and failures on stderr. Return the exit status: 1 if a device could not be queried."""
     report = read_ledger()
     if report.ledger is not None:
         write_line(str(report.ledger))

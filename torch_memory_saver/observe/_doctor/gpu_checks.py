@@ -180,7 +180,7 @@ def virtual_memory() -> Finding:
 
 
 def pause() -> Finding:
-    """Whether memory that a pause releases is free, as the driver counts it."""
+    """Check whether memory that a pause releases is free, as the driver counts it."""
     usable = _usable()
     if not usable:
         return skip(NO_USABLE_GPU, _NO_GPU)

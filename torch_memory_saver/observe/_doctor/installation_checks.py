@@ -127,7 +127,7 @@ def pytorch() -> Finding:
 
 
 def simulated_gpu() -> Finding:
-    """Whether programs run under `simulate`: with PyTorch, if a CUDA build of it is installed."""
+    """Check whether programs run under `simulate`: with PyTorch, if a CUDA build of it is installed."""
     if _startup.SIMULATED in os.environ:
         return ok("this process runs on it")
     facts = torch_facts()
@@ -164,7 +164,7 @@ def _is_hook_library(entry: str) -> bool:
 
 
 def _is_ours(entry: str) -> bool:
-    """Whether it is this package's library, or a copy of it."""
+    """Return whether it is this package's library, or a copy of it."""
     ours = preload.library_path()
     try:
         return os.path.samefile(entry, ours) or filecmp.cmp(entry, ours, shallow=False)
@@ -260,7 +260,7 @@ def _complaints_of_core() -> list[str]:
     quiet = os.environ.get(_LEVEL, "").lower() in ("silent", "error")
     variables = {_LEVEL: "warning"} if quiet else {}
     _, errors, problem = run_child(*program_options(_READ_SETTINGS), **variables)
-    return [*_COMPLAINT.findall(errors), *([f"the core could not be asked: {problem}"] if problem else [])]
+    return [*_COMPLAINT.findall(errors), *([f"the values that the core reads are unknown: {problem}"] if problem else [])]
 
 
 def settings() -> Finding:

@@ -259,8 +259,8 @@ def read_page(descriptor: int, path: Path) -> Page:
 
 
 def is_alive(descriptor: int, page: Page) -> bool:
-    """Whether the page's process lives. It holds a lock on the file, which the kernel releases when it ends. A child that
-    was made without fork's handlers may hold the lock in its place; then the start time tells."""
+    """Return whether the page's process lives. It holds a lock on the file, which the kernel releases when it ends. A child
+    that was made without fork's handlers may hold the lock in its place; then the start time tells."""
     if can_lock(descriptor):
         return False
     if page.foreign or not page.process_started:

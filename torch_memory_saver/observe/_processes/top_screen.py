@@ -53,7 +53,7 @@ _TERMINATED = 128
 
 
 def can_show() -> bool:
-    """Whether the terminal can place the cursor."""
+    """Return whether the terminal can place the cursor."""
     try:
         curses.setupterm(os.environ.get("TERM") or "dumb", sys.stdout.fileno())
     except curses.error:  # unknown
@@ -146,7 +146,7 @@ class _Screen:
             return None
 
     def _adopt_size(self) -> bool:
-        """Whether the terminal has another size now.
+        """Return whether the terminal has another size now.
 
         Raises:
             _HungUp: The terminal is gone.

@@ -176,8 +176,8 @@ def _identity(status: os.stat_result) -> _Identity:
 
 
 def _is_alive(holder: int) -> bool:
-    """Whether the process of a holder lives. It keeps a file of the holder locked, and the kernel releases the lock when it
-    ends."""
+    """Return whether the process of a holder lives. It keeps a file of the holder locked, and the kernel releases the lock
+    when it ends."""
     try:
         with opened(holder, LOCK, os.O_RDONLY) as lock:
             return not can_lock(lock)

@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,9 +113,14 @@ class MemorySnapshotSampler:
         self._on_error = on_error
         self._found: frozenset[int] | None = None
         self._last: int | None = None
-        self._lock = threading.Lock()
         self.failures = 0
         self.last_failure: Exception | None = None
+        self._after_fork_in_child()
+        _samplers.add(self)
+
+    def _after_fork_in_child(self) -> None:
+        """Replace the lock, which another thread of the parent may have held."""
+        self._lock = threading.Lock()
 
     def sample(self, step: int | None = None) -> Path | None:
         """Write a snapshot of this process, and return the path of its file.
@@ -184,6 +190,17 @@ class MemorySnapshotSampler:
                 error,
                 " See that the folder can be written and has room" if isinstance(error, OSError) else "",
             )
+
+
+_samplers: weakref.WeakSet[MemorySnapshotSampler] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for sampler in _samplers:
+        sampler._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class PauseSampler(MemorySnapshotSampler):

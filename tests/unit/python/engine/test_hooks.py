@@ -118,7 +118,7 @@ def test_without_hooks_nothing_more_is_done(hooks: Recorder, monkeypatch: pytest
     hooks.allocate("a")
     handle = hooks.on_pause("gone")
     handle.remove()
-    assert hooks_module._hooks_of("pause") == hooks_module._hooks_of("resume") == ()
+    assert hooks_module._hooks["pause"] == hooks_module._hooks["resume"] == ()
     for name in ("_Around", "_Turn", "select_tags"):
         monkeypatch.setattr(hooks_module, name, refuse)
     hooks.saver.pause()
@@ -177,7 +177,7 @@ def test_the_same_function_can_be_registered_twice(hooks: Recorder) -> None:
 
 def test_decorators_return_the_function(hooks: Recorder) -> None:
     hooks.allocate("a")
-    before = hooks_module._hooks_of("pause"), hooks_module._hooks_of("resume")
+    before = hooks_module._hooks["pause"], hooks_module._hooks["resume"]
     calls: list[str] = []
 
     @hooks.saver.on_pause(iter([hooks.tag("a")]), "after")
@@ -190,7 +190,7 @@ def test_decorators_return_the_function(hooks: Recorder) -> None:
         hooks.saver.pause()
         hooks.saver.resume()
         assert calls == ["pause", "resume"]
-        assert hooks_module._hooks_of("resume")[-1].before is note
+        assert hooks_module._hooks["resume"][-1].before is note
     finally:
         hooks_module._hooks.update(zip(("pause", "resume"), before, strict=True))
 
@@ -343,7 +343,7 @@ def test_what_cannot_be_registered(saver: TorchMemorySaver, arguments: Any, mess
             made = register(*arguments)
             made(print)  # the decorator, if it is one
         assert caught.value.operation == call
-    assert hooks_module._hooks_of("pause") == hooks_module._hooks_of("resume") == ()
+    assert hooks_module._hooks["pause"] == hooks_module._hooks["resume"] == ()
 
 
 @pytest.mark.parametrize("function", DEFERRED)
@@ -359,7 +359,7 @@ def test_callbacks_whose_body_never_runs_are_refused(saver: TorchMemorySaver, fu
             register(None, "before", print, cancelled=function)
         with pytest.raises(InvalidArgumentError, match="a method of the hook must be an ordinary function"):
             register(None, hook)
-    assert hooks_module._hooks_of("pause") == hooks_module._hooks_of("resume") == ()
+    assert hooks_module._hooks["pause"] == hooks_module._hooks["resume"] == ()
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")

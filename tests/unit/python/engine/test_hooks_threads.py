@@ -191,6 +191,31 @@ thread.join()
     )
 
 
+def test_a_forked_child_calls_no_callback_of_its_parents_resume(program: Program) -> None:
+    program(
+        FORK
+        + """
+allocate()
+saver.pause()
+saver.on_resume(None, "after", lambda call: calls.append("after"))
+saver.on_resume(None, "before", lambda call: None, cancelled=lambda error: calls.append("cancelled"))
+pending = saver.resume(wait=False)
+calls.clear()
+def child():
+    try:
+        pending.wait()
+    except errors.ForkedProcessError:
+        assert calls == [], calls
+    else:
+        raise AssertionError("a forked child has waited for its parent's resume")
+in_child(child)
+pending.wait()
+assert calls == ["after"], calls
+""",
+        preloaded=False,
+    )
+
+
 # -- signals -------------------------------------------------------------------------------------------------------------
 
 INTERRUPT = """

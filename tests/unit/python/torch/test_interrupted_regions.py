@@ -46,7 +46,7 @@ class Checks:
         ordinary = torch.allocate(2 * MIB)
         assert torch.pool_of(ordinary) == DEFAULT, place
         torch.free(ordinary)
-        idle = [pool.id for pool in store.stock.idle_pools()]
+        idle = [pool.id for pool in store.idle_pools.select()]
         assert len(idle) == len(set(idle)), place
         if self._alive is not None:
             assert self._alive == set(idle), place
@@ -56,7 +56,7 @@ class Checks:
         assert store.regions._admission.pauses == [], place
 
     def _pause(self) -> None:
-        for lock in (self._store.stock.lock, engine.graph_pools._lock):
+        for lock in (self._store.idle_pools.lock, engine.graph_pools._lock):
             assert lock.acquire(blocking=False), "an interruption has left a lock held"
             lock.release()
         self._saver.pause("a")
@@ -240,12 +240,12 @@ def test_suspended_routings_are_in_force_again(
 def test_pools_without_memory(fake_torch: FakeTorch, store: PoolStore, checks: Checks) -> None:
     """An interruption may cost an empty pool of each device. It leaves nothing routed, and no pool with two uses."""
     fake_torch.devices = 2
-    idle = {pool.id for pool in store.stock.idle_pools()}
+    idle = {pool.id for pool in store.idle_pools.select()}
     for place in every_interruption(lambda: store.empty_retired(fake_torch)):  # type: ignore[arg-type]
         spare = [pool.id for pools in store._spare_pools for pool in pools]
         assert len(spare) == len(set(spare)), place
         checks.check(place)
-        assert {pool.id for pool in store.stock.idle_pools()} == idle, place
+        assert {pool.id for pool in store.idle_pools.select()} == idle, place
     assert store._spare_pools
 
 
@@ -282,7 +282,7 @@ def test_a_capture(saver: TorchMemorySaver, fake_torch: FakeTorch, store: PoolSt
     assert place > 500
     graphs.clear()
     gc.collect()
-    store.stock.retire_doomed(fake_torch)  # type: ignore[arg-type]
+    store.idle_pools.retire_doomed(fake_torch)  # type: ignore[arg-type]
     assert not engine.graph_pools._by_id
 
 

@@ -29,26 +29,27 @@ def export(generation: int) -> _core.Export:
 
 
 EXPORT = export(5)
+NONCE = b"12345678"
 
 
 def test_a_description_has_the_importers_layout() -> None:
-    old, new = (ipc.describe(layout, [EXPORT]) for layout in (1, 3))
+    old, new = (ipc.describe(layout, [EXPORT], NONCE) for layout in (1, 3))
     assert old[:2] == b"\x01e" and new[:2] == b"\x03e"
     assert struct.unpack_from("<iIQQi", old, 2) == (os.getpid(), 0, 64 * MIB, 1, 4096)
     assert struct.unpack_from("<iIQQiIi", new, 2) == (os.getpid(), 0, 64 * MIB, 1, 1, 0, 4096)
-    assert old[30:] == new[38:], "the nonce"
+    assert old[30:] == new[38:] == NONCE + struct.pack("<Q", 5)
 
 
 def test_several_pieces_are_described_with_a_descriptor_each() -> None:
     pieces = [EXPORT, export(6)]
-    text = ipc.describe(1, pieces)
+    text = ipc.describe(1, pieces, NONCE)
     assert struct.unpack_from("<iIQQii", text, 2) == (os.getpid(), 0, 64 * MIB, 2, 4096, 4096)
-    assert text != ipc.describe(1, pieces[::-1]), "other memory under the same descriptors"
+    assert text != ipc.describe(1, pieces[::-1], NONCE), "other memory under the same descriptors"
 
 
 def test_a_description_is_unique_to_its_memory() -> None:
-    assert ipc.describe(1, [EXPORT]) == ipc.describe(1, [EXPORT])
-    assert ipc.describe(1, [EXPORT]) != ipc.describe(1, [export(6)]), "under the same descriptor"
+    assert ipc.describe(1, [EXPORT], NONCE) == ipc.describe(1, [EXPORT], NONCE)
+    assert ipc.describe(1, [EXPORT], NONCE) != ipc.describe(1, [export(6)], NONCE), "under the same descriptor"
 
 
 @pytest.mark.parametrize(

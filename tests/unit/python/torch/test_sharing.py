@@ -49,7 +49,7 @@ def test_a_storage_goes_with_its_memory_a_counter_and_an_event(shared: SharedMem
     address = allocate()
     fields = send(shared, FakeStorage(1000, address=address + MIB))
     exported = _core.export_memory(address)
-    assert fields[1] == ipc.describe(1, [exported])
+    assert fields[1] == ipc.describe(1, [exported], shared.nonce)
     assert (fields[0], fields[2], fields[3]) == (0, 1000, MIB)
     (path,) = tmp_path.iterdir()
     assert fields[4:] == (f"/{path.name}".encode(), 0, b"event0", True)
@@ -252,6 +252,15 @@ def test_a_forked_child_keeps_what_its_parent_sent(shared: SharedMemory) -> None
     gc.collect()
     assert alive() is not None, "its release would call CUDA"
     assert shared.possibly_shared_bytes(None) == 0
+
+
+def test_forked_siblings_identify_themselves_differently(shared: SharedMemory) -> None:
+    storage = FakeStorage(10, address=allocate())
+    descriptions = []
+    for _ in range(2):
+        shared.after_fork_in_child()
+        descriptions.append(send(shared, storage)[1])
+    assert descriptions[0] != descriptions[1], "the process id is the same, as when it is used again"
 
 
 # ---- the hooks ----

@@ -47,7 +47,7 @@ def _data(findings: Findings, series: Sequence[Series]) -> dict[str, Any]:
     shown = findings.processes[:_MOST_VIEWS]
     by_process = {one.process: one for one in series}
     drawn = [(by_process[usage.process], usage.device) for usage in shown]
-    numbers = StackNumbers((leak.stack for leak in findings.leaks), [*_told(findings), *_recorded(drawn)])
+    numbers = StackNumbers((leak.stack for leak in findings.leaks), [*_numbered_stacks(findings), *_recorded(drawn)])
     views = [_view(by_process[usage.process], usage, numbers) for usage in shown]
     return {
         "moments": list(findings.moments),
@@ -63,7 +63,7 @@ def _data(findings: Findings, series: Sequence[Series]) -> dict[str, Any]:
     }
 
 
-def _told(findings: Findings) -> Iterable[CallStack]:
+def _numbered_stacks(findings: Findings) -> Iterable[CallStack]:
     """Yield the stacks that have a number: those of the tables, then those with the most bytes."""
     yield from (growth.stack for growth in findings.leaks[:_MOST_ROWS])
     for drift in findings.drifts[:_MOST_DRIFTS]:

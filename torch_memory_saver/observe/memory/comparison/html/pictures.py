@@ -45,12 +45,12 @@ class StackNumbers:
 
     Args:
         leaking: The stacks that are drawn in the colours of leaks.
-        told: The stacks that get a number of their own, the most important first.
+        numbered: The stacks that get a number of their own, the most important first.
     """
 
-    def __init__(self, leaking: Iterable[CallStack], told: Iterable[CallStack]) -> None:
+    def __init__(self, leaking: Iterable[CallStack], numbered: Iterable[CallStack]) -> None:
         self._leaking = set(leaking)
-        self._numbers = {stack: number for number, stack in enumerate(dict.fromkeys(told), OTHER + 1)}
+        self._numbers = {stack: number for number, stack in enumerate(dict.fromkeys(numbered), OTHER + 1)}
         self._frames: dict[str, int] = {}
 
     def __getitem__(self, stack: CallStack) -> int:

@@ -86,7 +86,7 @@ class Old:
     def __call__(self, address: int) -> bool:
         row = _core.find(address)
         assert row is not None
-        return self.store.stock.has_tensors_of_last_pause(self.torch, row)
+        return self.store.idle_pools.has_tensors_of_last_pause(self.torch, row)
 
 
 @pytest.fixture
@@ -147,12 +147,12 @@ def test_tensors_of_the_pool_of_another_tag_or_device_or_outside_of_regions_are_
     assert row is not None
     cycle(saver)
     torch: Any = fake_torch
-    (pool,) = store.stock.idle_pools(("a",))
+    (pool,) = store.idle_pools.select(("a",))
     for key in (Key(RegionOptions.check("b"), 0), Key(RegionOptions.check("a"), 1), Key(RegionOptions.disabled("a"), 0)):
         pool.key = key
-        assert not store.stock.has_tensors_of_last_pause(torch, row), key
+        assert not store.idle_pools.has_tensors_of_last_pause(torch, row), key
     pool.key = Key(RegionOptions.check("a"), 0)
-    assert store.stock.has_tensors_of_last_pause(torch, row)
+    assert store.idle_pools.has_tensors_of_last_pause(torch, row)
 
 
 def test_segments_are_listed_once_for_each_pause(

@@ -1,6 +1,6 @@
 """PyTorch memory pools with this package's allocator: one for each entry of a region, by options and device.
 
-A pool is *idle* (in the stock, not in use), *routed* (allocations of one thread come from it), or *retired* (torch releases
+A pool is *idle* (not in use), *routed* (allocations of one thread come from it), or *retired* (torch releases
 its segments as they empty, see :mod:`.retirement`). A pool can be routed by one thread at a time. While its object lives,
 none of its segments is released to the driver. A retired pool is never allocated from again.
 
@@ -8,12 +8,12 @@ A pool that may hold paused memory must not be entered, because torch would allo
 the number of pauses of its tag when it was last entered. If there were more since, and memory of the tag is still paused,
 the pool stays idle.
 
-Free blocks of a pool that no stream capture has used are dead (live_blocks.py). The stock lists these pools, including
+Free blocks of a pool that no stream capture has used are dead (live_blocks.py). IdlePools lists these pools, including
 retired ones until torch has released their memory, and removes a pool permanently once a capture may have used it.
 
 PyTorch does not number its blocks: a tensor may have the place of a deleted one that was there at the last pause. But only
 regions allocate from a pool that no capture has used. So while none has entered it since that pause, each tensor in its
-memory was there (:meth:`PoolStock.has_tensors_of_last_pause`).
+memory was there (:meth:`IdlePools.has_tensors_of_last_pause`).
 
 Lock: `lock` guards the idle pools, and the frames of regions (routing/regions.py). It is never held across a call of torch,
 because torch's allocator calls the native core with its own mutex held. The tables of retired pools and of pools without
@@ -37,13 +37,13 @@ from torch_memory_saver._torch.records.pool import OBJECT_USES, Key, Pool
 from torch_memory_saver._torch.records.tags import Tags, selects
 from torch_memory_saver.options import RegionOptions
 
-__all__ = ["PoolStock", "TakenPools"]
+__all__ = ["IdlePools", "TakenPools"]
 
 #: The maximum number of retired pools that are recorded, for programs that never pause.
 _MOST_RETIRED = 10_000
 
 
-class PoolStock:
+class IdlePools:
     """The idle and retired pools of the process.
 
     Attributes:
@@ -106,7 +106,7 @@ class PoolStock:
         _core.within(self.lock, functools.partial(self._take_fitting, key, info), pools)
         if len(pools) == before and info.paused:
             # An empty pool has no paused memory.
-            for pool in self.idle_pools((key.options.tag,)):
+            for pool in self.select((key.options.tag,)):
                 if pool.key == key and len(pools) == before and not torch.segments(pool.id):
                     _core.within(self.lock, self._take_one, (pool, pools))
         if len(pools) == before:
@@ -288,8 +288,8 @@ class PoolStock:
         uses: int = OBJECT_USES,
         segments: list[dict[str, Any]] | None = None,
     ) -> bool:
-        """Whether a pool is to be retired. A pool that a captured graph uses never is: replays use blocks that PyTorch shows
-        as free.
+        """Return whether a pool is to be retired. A pool that a captured graph uses never is: replays use blocks that
+        PyTorch shows as free.
 
         Args:
             torch: PyTorch.
@@ -312,7 +312,7 @@ class PoolStock:
             stranded = self.stranded_bytes(torch, pool.key.options.tag, pool.device)
         return is_worth_retiring(fill, stranded)
 
-    def idle_pools(self, tags: Tags = None) -> list[Pool]:
+    def select(self, tags: Tags = None) -> list[Pool]:
         """Return the idle pools of the tags, at this moment."""
         return [pool for key, pools in list(self._idle.items()) if selects(tags, key.options.tag) for pool in list(pools)]
 
@@ -339,15 +339,15 @@ class TakenPools(OneUse):
         pools: The pools in use. Pools that are still in this list at the end become idle again.
     """
 
-    def __init__(self, stock: PoolStock, wanted: Sequence[Pool]) -> None:
-        self._stock = stock
+    def __init__(self, idle_pools: IdlePools, wanted: Sequence[Pool]) -> None:
+        self._idle_pools = idle_pools
         self._wanted = wanted
         self.pools: list[Pool] = []
 
     def _begin(self) -> None:
         for pool in self._wanted:
-            _core.within(self._stock.lock, self._stock._take_one, (pool, self.pools))
+            _core.within(self._idle_pools.lock, self._idle_pools._take_one, (pool, self.pools))
 
     def _end(self) -> None:
         while self.pools:
-            _core.within(self._stock.lock, self._stock._put_back, self.pools)
+            _core.within(self._idle_pools.lock, self._idle_pools._put_back, self.pools)
