@@ -28,7 +28,7 @@ typedef struct tms_state {
     _Atomic bool warned_no_runtime;                   /* preload only: there is no CUDA runtime to forward to */
     _Atomic bool warned_not_managed;                  /* preload only: an allocation in a region is not managed */
     _Atomic bool warned_no_ipc;                       /* preload only: CUDA's IPC handles were asked for managed memory */
-    _Atomic bool interpreter_told; /* preload only: the first managed allocation has been made (preload/interpreter.h) */
+    _Atomic bool interpreter_notified; /* preload only: the first managed allocation has been made (preload/interpreter.h) */
     _Atomic bool warned_too_many_captures;
     _Atomic bool warned_malformed_use; /* compat.c: wrong use has been logged */
     _Atomic bool warned_refusal;  /* torch_allocator.c: an allocation that memory_margin_bytes forbids has been logged */

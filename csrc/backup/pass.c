@@ -6,12 +6,19 @@
 
 #include "backup/host/batch.h"
 
-/* Logs why contents cannot be compared with what the backups hold. */
+/* Logs why there are no fingerprints. */
 static void log_failure(const tms_pass_t *pass, const tms_error_t *reason) {
-    tms_log_recurring(pass->stores->copying.log, pass->verifies ? TMS_LOG_NOT_VERIFIED : TMS_LOG_NOT_COMPARED,
-                      TMS_LOG_WARNING, reason,
-                      pass->verifies ? "The restored contents are not checked."
-                                     : "All contents are copied, because it is not known which ones have changed.");
+    static const struct {
+        tms_log_cause_t cause;
+        const char *consequence;
+    } of[] = {
+        [TMS_PASS_COMPARES] = {TMS_LOG_NOT_COMPARED,
+                               "All contents are copied, because it is not known which ones have changed."},
+        [TMS_PASS_VERIFIES] = {TMS_LOG_NOT_VERIFIED, "The restored contents are not checked."},
+        [TMS_PASS_NAMES] = {TMS_LOG_NOT_NAMED, "The call fails, because objects are named by their fingerprints."},
+    };
+    tms_log_recurring(pass->stores->copying.log, of[pass->purpose].cause, TMS_LOG_WARNING, reason,
+                      of[pass->purpose].consequence);
 }
 
 static void log_lack_of_memory(const tms_pass_t *pass, int device, const char *call) {
@@ -88,7 +95,7 @@ static tms_status_t write_pieces(const tms_pass_t *pass, const tms_pass_part_t *
     const tms_extent_t *extents = tms_backup_extents(part->content, &whole, &count);
     tms_fingerprint_chunk_t *chunk = chunks_of(kernel) + part->first;
     tms_status_t status = TMS_OK;
-    if (!pass->mapped)
+    if (pass->purpose != TMS_PASS_NAMES) /* the driver can say so only of memory that was mapped by cuMemMap */
         status = TMS_DRIVER_CALL(kernel->copier.driver, context, error, cuMemGetAccess, &access, &here, part->address);
     for (size_t i = 0; status == TMS_OK && i < count; i++) {
         for (uint64_t done = 0; done < extents[i].bytes; done += piece.bytes) {

@@ -27,13 +27,19 @@ typedef struct tms_pass_kernel {
     uint64_t pieces;
 } tms_pass_kernel_t;
 
-/* `stores`, `wait` and `operation` are the call's or those of its part; the rest is zeros at first. */
+/* The purpose of the fingerprints. */
+typedef enum tms_pass_purpose {
+    TMS_PASS_COMPARES, /* a pause copies what has changed since the backup */
+    TMS_PASS_VERIFIES, /* a resume checks what it has restored */
+    TMS_PASS_NAMES     /* publish and adopt name objects of the shared store, in any memory, which the caller keeps mapped */
+} tms_pass_purpose_t;
+
+/* `stores`, `wait`, `operation` and `purpose` are the call's or those of its part; the rest is zeros at first. */
 typedef struct tms_pass {
     tms_backup_stores_t *stores;
     tms_wait_t *wait;
     const char *operation;
-    bool verifies; /* checks what a resume has restored: only for the log */
-    bool mapped;   /* the memory is known to be mapped. The driver can say so only of memory that was mapped by cuMemMap */
+    tms_pass_purpose_t purpose;
     tms_pass_part_t *parts;
     size_t count, capacity;
     tms_pass_kernel_t *kernels[TMS_MAX_DEVICES];

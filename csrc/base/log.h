@@ -35,6 +35,7 @@ typedef enum tms_log_level {
     X(NOT_GUARDED, "paused addresses have no guard page")                                                                   \
     X(NOT_COMPARED, "all contents were copied, because it was not known which ones had changed")                            \
     X(NOT_VERIFIED, "restored contents were not checked")                                                                   \
+    X(NOT_NAMED, "contents could not be named as objects of the shared store")                                              \
     X(WRITTEN_AGAIN, "a damaged backup file was written again")
 
 typedef enum tms_log_cause {

@@ -79,7 +79,10 @@ tms_registry_node_t *tms_registry_find(const tms_registry_t *registry, uint64_t 
 }
 
 tms_registry_node_t *tms_registry_overlapping(const tms_registry_t *registry, uint64_t begin, uint64_t end) {
-    tms_registry_node_t *node = registry->root;
-    while (node && (node->end <= begin || node->begin >= end)) node = node->end <= begin ? node->right : node->left;
-    return node;
+    tms_registry_node_t *node = registry->root, *first = NULL; /* the first that ends behind `begin` */
+    while (node) {
+        if (node->end > begin) first = node;
+        node = node->end > begin ? node->left : node->right;
+    }
+    return first && first->begin < end ? first : NULL;
 }

@@ -28,7 +28,7 @@ void tms_registry_insert(tms_registry_t *registry, tms_registry_node_t *node);
 void tms_registry_remove(tms_registry_t *registry, tms_registry_node_t *node);
 /* The node that contains `address`, or NULL. */
 tms_registry_node_t *tms_registry_find(const tms_registry_t *registry, uint64_t address);
-/* A node that has an address in [begin, end), or NULL. */
+/* The first node, by address, that has an address in [begin, end), or NULL. */
 tms_registry_node_t *tms_registry_overlapping(const tms_registry_t *registry, uint64_t begin, uint64_t end);
 
 #endif

@@ -281,12 +281,10 @@ tms_status_t tms_error_set_os(tms_error_t *error, const tms_error_context_t *con
 tms_status_t tms_error_set_system(tms_error_t *error, tms_status_t status, const tms_error_context_t *context,
                                   const char *call, int os_error, const char *path) {
     if (!error) return status;
-    char buffer[TMS_ERROR_NAME_BYTES];
     begin(error, status, context);
     error->os_error = os_error;
     copy_text(error->call, call);
-    tms_error_append(error, "; %s failed with errno %d (%s)", error->call, os_error,
-                     strerror_r(os_error, buffer, sizeof(buffer)));
+    tms_error_append(error, "; %s failed with errno %d (%s)", error->call, os_error, TMS_OS_TEXT(os_error));
     if (path) tms_error_append(error, " for '%s'", path);
     append_facts(error);
     finish(error, false);

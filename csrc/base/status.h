@@ -6,6 +6,8 @@
 #ifndef TMS_STATUS_H
 #define TMS_STATUS_H
 
+#include <string.h>
+
 #include "include/tms.h"
 
 /* The facts known where an error is raised. A zero field does not apply; `device` needs TMS_NO_DEVICE for that. */
@@ -30,6 +32,10 @@ void tms_error_clear(tms_error_t *error);
 __attribute__((format(printf, 4, 5))) tms_status_t tms_error_set(tms_error_t *error, tms_status_t status,
                                                                  const tms_error_context_t *context, const char *format,
                                                                  ...);
+
+/* The system's text for an errno, in memory of the enclosing block: strerror() has one buffer for all threads in glibc
+ * before release 2.32. */
+#define TMS_OS_TEXT(os_error) strerror_r(os_error, (char[TMS_ERROR_NAME_BYTES]){0}, TMS_ERROR_NAME_BYTES)
 
 /* Appends to the message of an error that is already set, which ends with a full stop. `error` may be NULL. */
 __attribute__((format(printf, 2, 3))) void tms_error_append(tms_error_t *error, const char *format, ...);

@@ -14,7 +14,7 @@ void tms_devices_init(tms_devices_t *devices, tms_driver_t *driver) {
     atomic_init(&devices->helpers, 0);
     atomic_init(&devices->warned_other_context, false);
     for (int i = 0; i < TMS_MAX_DEVICES; i++) {
-        atomic_init(&devices->asked[i], 0);
+        atomic_init(&devices->queried[i], 0);
         atomic_init(&devices->reachable[i], 0);
         atomic_init(&devices->unreleased[i], 0);
     }
@@ -155,13 +155,13 @@ tms_status_t tms_devices_active(tms_devices_t *devices, tms_device_mask_t *mask,
 static tms_status_t can_reach(tms_devices_t *devices, const tms_driver_table_t *driver, const tms_device_table_t *table,
                               int peer, int owner, bool *reaches, const tms_error_context_t *context, tms_error_t *error) {
     tms_device_mask_t bit = (tms_device_mask_t)1 << peer;
-    if (!(atomic_load(&devices->asked[owner]) & bit)) {
+    if (!(atomic_load(&devices->queried[owner]) & bit)) {
         int can = 0;
         tms_status_t status = TMS_DRIVER_CALL(driver, context, error, cuDeviceCanAccessPeer, &can,
                                               table->device[peer].handle, table->device[owner].handle);
         if (status != TMS_OK) return status;
         if (can) atomic_fetch_or(&devices->reachable[owner], bit);
-        atomic_fetch_or(&devices->asked[owner], bit); /* set last: a thread that sees it also sees `reachable` */
+        atomic_fetch_or(&devices->queried[owner], bit); /* set last: a thread that sees it also sees `reachable` */
     }
     *reaches = (atomic_load(&devices->reachable[owner]) & bit) != 0;
     return TMS_OK;
@@ -186,8 +186,8 @@ tms_status_t tms_devices_peers(tms_devices_t *devices, int owner, tms_device_mas
 }
 
 tms_device_mask_t tms_devices_may_reach(tms_devices_t *devices, int owner) {
-    const tms_device_mask_t asked = atomic_load(&devices->asked[owner]); /* read first, because it is set last */
-    return ~asked | atomic_load(&devices->reachable[owner]);
+    const tms_device_mask_t queried = atomic_load(&devices->queried[owner]); /* read first, because it is set last */
+    return ~queried | atomic_load(&devices->reachable[owner]);
 }
 
 tms_status_t tms_devices_current(tms_devices_t *devices, int *ordinal, const tms_error_context_t *context,

@@ -30,9 +30,9 @@ typedef struct tms_device_table {
 typedef struct tms_devices {
     tms_driver_t *driver;
     _Atomic(const tms_device_table_t *) table; /* NULL until first use */
-    /* Peer access, queried when a second device comes into use: bit p of reachable[d] is valid if bit p of asked[d] is
+    /* Peer access, queried when a second device comes into use: bit p of reachable[d] is valid if bit p of queried[d] is
      * set. */
-    _Atomic tms_device_mask_t asked[TMS_MAX_DEVICES], reachable[TMS_MAX_DEVICES];
+    _Atomic tms_device_mask_t queried[TMS_MAX_DEVICES], reachable[TMS_MAX_DEVICES];
     _Atomic uint32_t unreleased[TMS_MAX_DEVICES]; /* references to primary contexts that the driver failed to release */
     _Atomic int helpers;               /* helper threads of wait.c; helpers of cancelled calls still use this struct */
     _Atomic bool warned_other_context; /* the warning about a context that is not primary has been logged */

@@ -71,14 +71,15 @@ void tms_device_locks_after_fork_in_child(tms_device_locks_t *locks) {
 static void write_holder(int fd, const char *path, unwritten_t *unwritten) {
     char text[TMS_LOCK_RECORD_BYTES];
     int length = tms_lock_record_write(text);
-    const char *failed = NULL;
-    if (ftruncate(fd, 0) != 0)
-        failed = "ftruncate";
-    else if (pwrite(fd, text, (size_t)length, 0) != length)
-        failed = "pwrite";
-    if (!failed) return;
-    unwritten->os_error = errno;
-    unwritten->call = failed;
+    const char *call = "ftruncate";
+    ssize_t written = -1;
+    if (ftruncate(fd, 0) == 0) {
+        call = "pwrite";
+        written = pwrite(fd, text, (size_t)length, 0);
+    }
+    if (written == length) return;
+    unwritten->os_error = written < 0 ? errno : ENOSPC;
+    unwritten->call = call;
     snprintf(unwritten->path, sizeof(unwritten->path), "%s", path);
 }
 
@@ -292,7 +293,6 @@ static void find_holder(const tms_device_locks_t *locks, const wanted_t *wanted,
 
 static tms_status_t report(const tms_lock_failure_t *failure, const tms_wait_t *wait, const tms_error_context_t *context,
                            tms_error_t *error) {
-    char reason[TMS_ERROR_NAME_BYTES];
     tms_error_context_t here = *context;
     if (failure->device != TMS_NO_DEVICE) here.device = failure->device;
     if (failure->os_error == EWOULDBLOCK) {
@@ -310,7 +310,7 @@ static tms_status_t report(const tms_lock_failure_t *failure, const tms_wait_t *
     }
     tms_status_t status = failure->os_error == ENOMEM ? TMS_OUT_OF_HOST_MEMORY : TMS_INVALID_STATE;
     tms_error_set(error, status, &here, "the lock '%s' cannot be used: %s failed with errno %d (%s). %s", failure->path,
-                  failure->call, failure->os_error, strerror_r(failure->os_error, reason, sizeof(reason)),
+                  failure->call, failure->os_error, TMS_OS_TEXT(failure->os_error),
                   failure->path[0] == '/' ? "TMS_LOCK_DIR chooses another directory"
                                           : "Set TMS_LOCK_DIR to an absolute path");
     if (error) {

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,7 +25,7 @@ void tms_wait_begin(tms_wait_t *wait, int32_t (*interrupted)(void *), void *cont
                          .context = context,
                          .started = now,
                          .deadline = timeout_seconds > 0 ? now + timeout_seconds : now,
-                         .asked = now,
+                         .polled = now,
                          .process = getpid()};
 }
 
@@ -41,9 +40,9 @@ double tms_wait_remaining(const tms_wait_t *wait) {
 bool tms_wait_interrupted(tms_wait_t *wait) {
     if (!tms_wait_is_interruptible(wait)) return false;
     if (wait->cancelled) return true;
-    if (tms_wait_now() - wait->asked < TMS_WAIT_POLL_SECONDS) return false;
+    if (tms_wait_now() - wait->polled < TMS_WAIT_POLL_SECONDS) return false;
     wait->cancelled = wait->interrupted(wait->context) != 0 || getpid() != wait->process;
-    wait->asked = tms_wait_now(); /* read after the callback, because the callback may be slow */
+    wait->polled = tms_wait_now(); /* read after the callback, because the callback may be slow */
     return wait->cancelled;
 }
 
@@ -59,7 +58,7 @@ tms_status_t tms_wait_check(tms_wait_t *wait, const tms_error_context_t *context
 }
 
 tms_status_t tms_wait_ask(tms_wait_t *wait, const tms_error_context_t *context, tms_error_t *error) {
-    if (wait) wait->asked = -INFINITY;
+    if (wait) wait->polled = -INFINITY;
     return tms_wait_check(wait, context, error);
 }
 
@@ -110,7 +109,7 @@ bool tms_wait_until(pthread_cond_t *condition, pthread_mutex_t *mutex, double de
 typedef struct job {
     pthread_mutex_t lock;
     pthread_cond_t finished_condition;
-    int holders;
+    int references;
     bool finished;
     tms_devices_t *devices;
     tms_device_mask_t mask, at_rest;
@@ -122,7 +121,7 @@ typedef struct job {
 
 static void drop_reference(job_t *job) {
     pthread_mutex_lock(&job->lock);
-    bool last = --job->holders == 0;
+    bool last = --job->references == 0;
     pthread_mutex_unlock(&job->lock);
     if (!last) return;
     pthread_cond_destroy(&job->finished_condition);
@@ -168,7 +167,7 @@ static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_ma
     job_t *job = calloc(1, sizeof *job);
     int os_error = ENOMEM;
     if (job) {
-        *job = (job_t){.holders = 2, .devices = devices, .mask = mask, .current = *current, .context = *context};
+        *job = (job_t){.references = 2, .devices = devices, .mask = mask, .current = *current, .context = *context};
         pthread_mutex_init(&job->lock, NULL);
         tms_wait_condition_init(&job->finished_condition);
         atomic_fetch_add(&devices->helpers, 1);
@@ -179,9 +178,9 @@ static job_t *begin_job(pthread_t *thread, tms_devices_t *devices, tms_device_ma
     tms_log_write(
         log, TMS_LOG_WARNING,
         "%s: no thread could be started to wait for the devices (%s: %s): the call cannot be interrupted while it waits",
-        context->operation, job ? "pthread_create" : "calloc", strerror(os_error));
+        context->operation, job ? "pthread_create" : "calloc", TMS_OS_TEXT(os_error));
     if (job) {
-        job->holders = 1;
+        job->references = 1;
         drop_reference(job);
     }
     return NULL;

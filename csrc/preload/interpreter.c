@@ -107,8 +107,8 @@ void tms_interpreter_prepare_sharing(tms_state_t *state) {
     python_t python;
     char path[PATH_MAX];
     pthread_t thread;
-    if (atomic_load_explicit(&state->interpreter_told, memory_order_relaxed)) return;
-    if (atomic_exchange(&state->interpreter_told, true)) return;
+    if (atomic_load_explicit(&state->interpreter_notified, memory_order_relaxed)) return;
+    if (atomic_exchange(&state->interpreter_notified, true)) return;
     if (!state->config.init_enable || !find_python(&python) || !find_file(path)) return;
     (void)python.Py_AddPendingCall(run_pending, NULL); /* fails if many are waiting: the thread remains */
     if (tms_thread_start(&thread, run_on_thread, NULL) == 0) pthread_detach(thread);

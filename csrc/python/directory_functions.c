@@ -1,7 +1,6 @@
 /* The directories in which the package keeps files (base/private_directory.h), and the key of the shared store. Needs no
  * state. A call may wait for the file system. */
 #include <errno.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "backup/shared/key.h"
@@ -14,7 +13,7 @@ static PyObject *raise_unusable(const tms_directory_t *found, const tms_director
     PyObject *path = PyUnicode_DecodeFSDefault(found->path);
     /* "Operation not permitted" alone does not say which check failed. */
     PyObject *text = failure->os_error == EPERM ? PyUnicode_FromFormat("%s failed", failure->call)
-                                                : PyUnicode_DecodeLocale(strerror(failure->os_error), NULL);
+                                                : PyUnicode_DecodeLocale(TMS_OS_TEXT(failure->os_error), NULL);
     PyObject *error = path && text ? PyObject_CallFunction(PyExc_OSError, "iOO", failure->os_error, text, path) : NULL;
     if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
     Py_XDECREF(error);

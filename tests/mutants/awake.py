@@ -266,7 +266,7 @@ _FRESH = (
     Mutant(
         "zeroed-memory-seems-guarded",
         "csrc/core/transition/resume.c",
-        "    if (t->asked.selection->zero) return TMS_CONTENTS_ZEROED;",
+        "    if (t->requested.selection->zero) return TMS_CONTENTS_ZEROED;",
         "",
         (_GUARD_BYTES_TESTS, _FRESH_TESTS),
     ),

@@ -69,15 +69,15 @@ MUTANTS = (
     Mutant(
         "dropped-memory-is-not-filled",
         "csrc/core/transition/restore.c",
-        "    return (t->asked.selection->zero || t->asked.guards) &&",
-        "    return t->asked.selection->zero &&",
+        "    return (t->requested.selection->zero || t->requested.guards) &&",
+        "    return t->requested.selection->zero &&",
         (_BYTES, "torch:tests/gpu/test_guard.py"),
     ),
     Mutant(
         "memory-is-filled-where-guard-mode-is-off",
         "csrc/core/transition/restore.c",
-        "    return (t->asked.selection->zero || t->asked.guards) &&",
-        "    return (t->asked.selection->zero || true) &&",
+        "    return (t->requested.selection->zero || t->requested.guards) &&",
+        "    return (t->requested.selection->zero || true) &&",
         (_BYTES,),
     ),
     Mutant(

@@ -88,6 +88,13 @@ MUTANTS = (
         (_TEST,),
     ),
     Mutant(
+        "no-memory-is-reclaimed-for-the-margin",
+        "csrc/core/allocation/allocation.c",
+        "    tms_reclaim_all(saver);\n    return compare_with_margin(",
+        "    return compare_with_margin(",
+        ("tests/unit/core/allocation/test_reclaim.c",),
+    ),
+    Mutant(
         "a-handle-reclaims-no-memory",
         _HANDLES,
         "    tms_reclaim_all(saver);\n    return tms_run_create(run, driver, devices, context, error);",
@@ -103,10 +110,10 @@ MUTANTS = (
     ),
     Mutant(
         "any-mapping-of-a-range-is-taken-for-the-first",
-        _HANDLES,
-        "        last = node->begin;",
-        "        last = *begin;",
-        (_TEST,),
+        "csrc/base/registry.c",
+        "        if (node->end > begin) first = node;",
+        "        if (node->end > begin && (!first || first->begin >= end)) first = node;",
+        ("tests/unit/base/test_registry.c", _TEST),
     ),
     Mutant(
         "a-forked-child-unmaps-memory-of-its-parent",

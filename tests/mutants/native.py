@@ -88,8 +88,8 @@ _TRANSITIONS = (
     Mutant(
         "a-failed-pause-counts-as-one",
         "csrc/core/transition/completion.c",
-        "    if (moved && t->asked.from == TMS_SEGMENT_ACTIVE)",
-        "    if (t->asked.from == TMS_SEGMENT_ACTIVE)",
+        "    if (moved && t->requested.from == TMS_SEGMENT_ACTIVE)",
+        "    if (t->requested.from == TMS_SEGMENT_ACTIVE)",
         ("tests/unit/core/transition/test_transition_failed.c",),
     ),
     Mutant(
@@ -97,6 +97,13 @@ _TRANSITIONS = (
         "csrc/core/transition/resume.c",
         "        tms_reclaim_within(t->saver, &t->wait); /* it may release",
         "        /* it may release",
+        ("tests/unit/core/transition/test_resume_wait.c",),
+    ),
+    Mutant(
+        "a-shortage-names-the-first-device",
+        "csrc/core/transition/resume.c",
+        "for (int i = -1; i < t->devices->count",
+        "for (int i = 0; i < t->devices->count",
         ("tests/unit/core/transition/test_resume_wait.c",),
     ),
     Mutant(

@@ -55,8 +55,8 @@ MUTANTS = (
     Mutant(
         "paused-memory-is-published",
         _PIECES,
-        "if (segment->state != TMS_SEGMENT_ACTIVE) return segment;",
-        "if (segment->state == TMS_SEGMENT_DAMAGED) return segment;",
+        "while (node && tms_segment_of(node)->state == TMS_SEGMENT_ACTIVE)",
+        "while (node && tms_segment_of(node)->state != TMS_SEGMENT_DAMAGED)",
         (_TEST_PUBLISH,),
     ),
     Mutant(

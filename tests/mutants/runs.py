@@ -153,7 +153,7 @@ _REPAIRS = (
     Mutant(
         "a-failed-repair-is-recorded-as-a-success",
         _RECLAIM,
-        "    run->refused_status = whole ? TMS_OK : reason.status;\n",
+        "        run->refused_status = reason.status;\n",
         "",
         (_TEST_DAMAGED,),
     ),
@@ -192,8 +192,8 @@ _KINDS_THAT_FREE = (
     Mutant(
         "a-failed-resume-forgets-what-was-freed",
         "csrc/core/transition/completion.c",
-        "    if (moved && t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);",
-        "    if (t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);",
+        "    if (moved && t->requested.to == TMS_SEGMENT_ACTIVE) note_resumed(t);",
+        "    if (t->requested.to == TMS_SEGMENT_ACTIVE) note_resumed(t);",
         (_TEST_LAYOUT,),
     ),
     Mutant(

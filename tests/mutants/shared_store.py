@@ -399,6 +399,13 @@ MUTANTS = (
         (_TEST_SHARED,),
     ),
     Mutant(
+        "a-registrar-that-cannot-start-wakes-nobody",
+        _REGISTRAR,
+        "    end_run(store);\n    pthread_mutex_unlock(&store->lock);\n    tms_log_once(",
+        "    store->registrar_runs = false;\n    pthread_mutex_unlock(&store->lock);\n    tms_log_once(",
+        (_TEST_COPIES,),
+    ),
+    Mutant(
         "every-process-has-a-key-of-its-own",
         "csrc/backup/shared/store.c",
         "    tms_fingerprinter_set_key(store->fingerprinter, &store->folder.key->fingerprints);\n",

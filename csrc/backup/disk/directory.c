@@ -136,7 +136,7 @@ static const char *lock_new_file(int fd, const char *path, bool *locked, const t
         tms_log_write(log, TMS_LOG_INFO,
                       "flock of '%s" NEW_SUFFIX "' failed (%s): if this process is killed, its backup files stay until they "
                       "are removed by hand",
-                      path, strerror(os_error));
+                      path, TMS_OS_TEXT(os_error));
         return NULL;
     }
     struct stat ours;

@@ -52,7 +52,7 @@ static bool remove_entry(tms_disk_directory_t *directory, tms_disk_file_t *file)
         bool replaced = errno == ESTALE;
         if (replaced || !file->abandoned)
             tms_log_write(directory->log, TMS_LOG_WARNING, "the backup file '%s' was not removed: %s", file->path,
-                          replaced ? "it was replaced by another file, which is left unchanged" : strerror(errno));
+                          replaced ? "it was replaced by another file, which is left unchanged" : TMS_OS_TEXT(errno));
         if (!replaced) return false;
     }
     unlist(directory, file);

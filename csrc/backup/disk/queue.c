@@ -1,7 +1,6 @@
 #include "backup/disk/queue.h"
 
 #include <errno.h>
-#include <string.h>
 
 /* The errors of a missing or forbidden io_uring, common in containers. */
 static bool is_usual(int os_error) { return os_error == ENOSYS || os_error == EPERM || os_error == EACCES; }
@@ -23,10 +22,10 @@ static bool is_ready(tms_disk_queue_t *queue) {
     if (is_usual(os_error))
         tms_log_once(directory->log, &directory->warned_no_uring, TMS_LOG_INFO,
                      "io_uring is not available (%s: %s): disk backups are transferred by threads", call,
-                     strerror(os_error));
+                     TMS_OS_TEXT(os_error));
     else
         tms_log_write(directory->log, TMS_LOG_WARNING, "%s failed (%s): disk backups are transferred by threads", call,
-                      strerror(os_error));
+                      TMS_OS_TEXT(os_error));
     return false;
 }
 
@@ -45,7 +44,7 @@ static bool submit_to_kernel(tms_disk_queue_t *queue, tms_disk_request_t *reques
     queue->refuses = true;
     tms_log_write(queue->directory->log, TMS_LOG_WARNING,
                   "io_uring_enter failed (%s): the other disk backups of this call are transferred by threads",
-                  strerror(os_error));
+                  TMS_OS_TEXT(os_error));
     return false;
 }
 

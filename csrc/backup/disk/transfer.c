@@ -77,7 +77,7 @@ static void note_indirect(tms_disk_file_t *file, int os_error) {
     if (known) return;
     tms_log_write(directory->log, TMS_LOG_INFO,
                   "the file system of '%s' refuses direct I/O (%s): backups there go through the page cache", file->path,
-                  strerror(os_error));
+                  TMS_OS_TEXT(os_error));
 }
 
 /* The errors of a direct transfer if the file system needs another alignment, has no direct I/O, or cannot use this

@@ -1,7 +1,5 @@
 #include "backup/disk/workers.h"
 
-#include <string.h>
-
 #include "base/thread.h"
 
 void tms_disk_workers_open(tms_disk_workers_t *workers, const tms_log_t *log) {
@@ -43,7 +41,7 @@ static void add_thread(tms_disk_workers_t *workers) {
         workers->count++;
     else
         tms_log_write(workers->log, TMS_LOG_WARNING,
-                      "disk backups: pthread_create failed (%s): the copy continues with %d threads", strerror(os_error),
+                      "disk backups: pthread_create failed (%s): the copy continues with %d threads", TMS_OS_TEXT(os_error),
                       workers->count);
 }
 

@@ -312,7 +312,7 @@ static tms_status_t fail_unread(const tms_host_headroom_t *headroom, const tms_e
         tms_error_set(error, TMS_OUT_OF_HOST_MEMORY, context,
                       "the memory limit in '%s' could not be read: %s failed with errno %d (%s). Free file descriptors and "
                       "memory, and make the call again",
-                      headroom->where, headroom->call, headroom->os_error, strerror(headroom->os_error));
+                      headroom->where, headroom->call, headroom->os_error, TMS_OS_TEXT(headroom->os_error));
     if (!error) return status;
     error->os_error = headroom->os_error;
     (void)snprintf(error->call, sizeof error->call, "%s", headroom->call);

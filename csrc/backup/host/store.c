@@ -21,7 +21,7 @@ tms_status_t tms_host_store_init(tms_host_store_t *store, tms_devices_t *devices
         tms_log_write(log, TMS_LOG_WARNING,
                       "not all memory limits of this process's cgroups could be read (open: %s): backups in host memory may "
                       "exceed them. Raise the limit of open files (ulimit -n)",
-                      strerror(store->limits.os_error));
+                      TMS_OS_TEXT(store->limits.os_error));
     if (pthread_mutex_init(&store->lock, NULL) != 0) {
         tms_host_limits_release(&store->limits);
         return tms_error_set_os(error, &context, "pthread_mutex_init", ENOMEM, NULL);

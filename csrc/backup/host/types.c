@@ -1,7 +1,5 @@
 #include "backup/host/types.h"
 
-#include <string.h>
-
 #include "base/thread.h"
 
 /* ---- log lines ---- */
@@ -10,7 +8,7 @@ void tms_host_warn_no_thread(tms_host_store_t *store, int os_error) {
     tms_log_once(
         store->log, &store->warned_no_threads, TMS_LOG_WARNING,
         "preparing host memory for backups takes longer, because a thread could not be started (pthread_create: %s)",
-        strerror(os_error));
+        TMS_OS_TEXT(os_error));
 }
 
 void tms_host_warn_not_pinned(tms_host_store_t *store, const tms_error_t *reason) {

@@ -1,4 +1,4 @@
-/* Internal to the shared store: files of its folder, addressed relative to descriptors of directories.
+/* Files of the shared store's folder, addressed relative to descriptors of directories.
  *
  * No link is followed, every descriptor is closed on exec, and interrupted calls are made again. A lock is one of flock. Its
  * holder compares the file that it has locked with the file of that name, because another process may have removed the name

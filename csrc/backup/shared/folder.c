@@ -201,7 +201,7 @@ static void remove_holder(const tms_shared_folder_t *folder, int holder, const c
         remove_directory(folder, name))
         return;
     tms_log_write(log, TMS_LOG_WARNING, "'%s/" HOLDERS "/%s' of the shared store was not removed (%s)", folder->path, name,
-                  strerror(errno));
+                  TMS_OS_TEXT(errno));
 }
 
 /* Removes a holder if its process is dead. Returns whether it is. */
@@ -270,7 +270,7 @@ static void remove_dead_objects(const tms_shared_folder_t *folder, DIR *list, co
     rewinddir(list);
     if (!remove_unlinked(folder, list))
         tms_log_write(log, TMS_LOG_WARNING, "an object of dead processes in '%s/" OBJECTS "' was not removed (%s)",
-                      folder->path, strerror(errno));
+                      folder->path, TMS_OS_TEXT(errno));
 }
 
 /* Removes the published names without a manifest: a process that removed them has died, or is not done yet. */
@@ -293,7 +293,7 @@ void tms_shared_folder_clean(const tms_shared_folder_t *folder, const tms_log_t 
     DIR *list = tms_shared_list(folder->objects);
     if (!list) {
         tms_log_write(log, TMS_LOG_WARNING, "the shared store '%s' was not cleaned up: it cannot be listed (%s)",
-                      folder->path, strerror(errno));
+                      folder->path, TMS_OS_TEXT(errno));
         return;
     }
     remove_unnamed(folder);

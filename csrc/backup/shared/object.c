@@ -84,7 +84,7 @@ static void remove_link(tms_shared_store_t *store, const tms_shared_object_t *ob
     store->left_links = true;
     tms_log_once(store->copying->log, &store->warned_left, TMS_LOG_WARNING,
                  "'%s/objects/%s' was not given up (unlinkat: %s), so its memory stays allocated; later calls try again",
-                 store->folder.path, object->name.text, strerror(errno));
+                 store->folder.path, object->name.text, TMS_OS_TEXT(errno));
 }
 
 /* With the lock held. */
@@ -117,11 +117,9 @@ bool tms_shared_object_drop_last(tms_shared_store_t *store, tms_shared_object_t 
 }
 
 void tms_shared_object_reject(tms_shared_store_t *store, tms_shared_object_t *object, tms_error_t *error) {
-    char reason[TMS_ERROR_NAME_BYTES];
     pthread_mutex_lock(&store->lock);
     if (object->known && !tms_shared_entry_reject(&store->folder, &object->name)) {
-        tms_error_append(error, " It could not be removed (unlinkat: %s): remove the file.",
-                         strerror_r(errno, reason, sizeof(reason)));
+        tms_error_append(error, " It could not be removed (unlinkat: %s): remove the file.", TMS_OS_TEXT(errno));
     } else {
         forget_name(store, object);
         tms_error_append(error, " The next pause or publication writes it anew.");

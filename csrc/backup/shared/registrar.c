@@ -1,7 +1,5 @@
 #include "backup/shared/registrar.h"
 
-#include <string.h>
-
 #include "backup/shared/object.h"
 #include "base/thread.h"
 #include "device/wait.h"
@@ -70,13 +68,18 @@ static void work(tms_shared_store_t *store, tms_shared_object_t *object) {
 
 /* ---- the thread ---- */
 
+/* Under the lock. A close and a drain wait for this. */
+static void end_run(tms_shared_store_t *store) {
+    store->registrar_runs = false;
+    pthread_cond_broadcast(&store->changed);
+}
+
 static void *run(void *argument) {
     tms_shared_store_t *store = argument;
     pthread_detach(pthread_self());
     pthread_mutex_lock(&store->lock);
     for (tms_shared_object_t *object; (object = next_work(store));) work(store, object);
-    store->registrar_runs = false;
-    pthread_cond_broadcast(&store->changed);
+    end_run(store);
     pthread_mutex_unlock(&store->lock);
     return NULL;
 }
@@ -92,13 +95,13 @@ void tms_shared_registrar_start(tms_shared_store_t *store) {
     const int os_error = tms_thread_start(&thread, run, store);
     if (os_error == 0) return;
     pthread_mutex_lock(&store->lock);
-    store->registrar_runs = false;
+    end_run(store);
     pthread_mutex_unlock(&store->lock);
     tms_log_once(
         store->copying->log, &store->warned_not_registered, TMS_LOG_WARNING,
         "pthread_create failed (%s), so that shared backups are not registered with the driver. Contents are copied "
         "through pinned memory, which is slower.",
-        strerror(os_error));
+        TMS_OS_TEXT(os_error));
 }
 
 void tms_shared_registrar_hold(tms_shared_store_t *store) {

@@ -30,17 +30,25 @@ static tms_status_t check_size(const tms_device_table_t *devices, uint64_t bytes
     return TMS_OK;
 }
 
-tms_status_t tms_allocation_check_margin(tms_saver_t *saver, uint64_t reserved, const tms_error_context_t *context,
-                                         tms_error_t *error) {
-    const uint64_t margin = atomic_load(&saver->memory_margin_bytes);
+static tms_status_t compare_with_margin(tms_saver_t *saver, uint64_t reserved, uint64_t margin,
+                                        const tms_error_context_t *context, tms_error_t *error) {
     uint64_t free_bytes = 0, total_bytes = 0;
-    if (margin == 0) return TMS_OK;
     tms_status_t status = tms_devices_memory(saver->devices, context->device, &free_bytes, &total_bytes, context, error);
     if (status == TMS_OK && (free_bytes < reserved || free_bytes - reserved < margin))
         status = tms_error_set(error, TMS_OUT_OF_DEVICE_MEMORY, context,
                                "%.1f MiB are free, and memory_margin_bytes keeps %.1f MiB of the device free",
                                (double)free_bytes / mib, (double)margin / mib);
     return status;
+}
+
+tms_status_t tms_allocation_check_margin(tms_saver_t *saver, uint64_t reserved, const tms_error_context_t *context,
+                                         tms_error_t *error) {
+    const uint64_t margin = atomic_load(&saver->memory_margin_bytes);
+    if (margin == 0) return TMS_OK;
+    tms_status_t status = compare_with_margin(saver, reserved, margin, context, error);
+    if (status != TMS_OUT_OF_DEVICE_MEMORY || !tms_reclaim_is_needed(saver)) return status;
+    tms_reclaim_all(saver);
+    return compare_with_margin(saver, reserved, margin, context, error);
 }
 
 tms_segment_t *tms_allocation_make_segment(const tms_region_t *region, uint64_t bytes, int device) {

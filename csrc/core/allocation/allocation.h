@@ -19,7 +19,8 @@ tms_status_t tms_allocation_create(tms_saver_t *saver, const tms_region_t *regio
 tms_status_t tms_allocation_prepare(tms_saver_t *saver, uint64_t bytes, const tms_driver_table_t **driver,
                                     const tms_device_table_t **devices, uint64_t *reserved, tms_error_context_t *context,
                                     tms_error_t *error);
-/* TMS_OUT_OF_DEVICE_MEMORY if less than memory_margin_bytes would stay free. */
+/* TMS_OUT_OF_DEVICE_MEMORY if less than memory_margin_bytes would stay free, even after deferred and quarantined memory was
+ * reclaimed. */
 tms_status_t tms_allocation_check_margin(tms_saver_t *saver, uint64_t reserved, const tms_error_context_t *context,
                                          tms_error_t *error);
 /* Makes a segment without addresses and memory. Returns NULL if host memory is short. */

@@ -191,8 +191,14 @@ tms_use_t tms_free_await_users(tms_saver_t *saver, const tms_segment_t *segment,
         *quiesced = tms_quiesced_without_users();
         return TMS_UNUSED;
     }
-    if (tms_captures_count(saver) > 0) return TMS_USED_UNTIL_CAPTURE_ENDS;
-    if (wait && wait->cancelled) return TMS_PERHAPS_IN_USE;
+    if (tms_captures_count(saver) > 0) {
+        (void)tms_error_set(reason, TMS_CAPTURE_IN_PROGRESS, &context, NULL);
+        return TMS_USED_UNTIL_CAPTURE_ENDS;
+    }
+    if (wait && wait->cancelled) {
+        (void)tms_wait_check(wait, &context, reason);
+        return TMS_PERHAPS_IN_USE;
+    }
     tms_device_mask_t at_rest = 0;
     tms_status_t status = tms_quiesce(wait, saver->devices, users, quiesced, &at_rest, saver->log, &context, reason);
     if (status == TMS_OK) return TMS_UNUSED;

@@ -44,8 +44,8 @@ typedef enum tms_use {
     TMS_USED_UNTIL_CAPTURE_ENDS, /* the devices must not be waited for before the end */
     TMS_PERHAPS_IN_USE
 } tms_use_t;
-/* Waits for `users`, the devices that have access to a segment; 0: none. *quiesced is written for TMS_UNUSED only. If the
- * wait fails, *reason says why. */
+/* Waits for `users`, the devices that have access to a segment; 0: none. *quiesced is written for TMS_UNUSED only. In the
+ * other cases *reason says why. */
 tms_use_t tms_free_await_users(tms_saver_t *saver, const tms_segment_t *segment, tms_device_mask_t users, tms_wait_t *wait,
                                tms_quiesced_t *quiesced, tms_error_t *reason);
 

@@ -327,13 +327,8 @@ tms_status_t tms_handles_memory(tms_saver_t *saver, uint64_t number, CUmemGeneri
 }
 
 bool tms_handles_find(tms_saver_t *saver, uint64_t *begin, uint64_t *end) {
-    const tms_registry_node_t *first = NULL, *node;
-    uint64_t last = *end;
     pthread_mutex_lock(&saver->lock);
-    while (last > *begin && (node = tms_registry_overlapping(&saver->registry, *begin, last))) {
-        first = node;
-        last = node->begin;
-    }
+    const tms_registry_node_t *first = *end > *begin ? tms_registry_overlapping(&saver->registry, *begin, *end) : NULL;
     if (first) {
         if (first->begin > *begin) *begin = first->begin;
         if (first->end < *end) *end = first->end;

@@ -31,7 +31,9 @@ bool tms_handles_is_ours(uint64_t number);
 tms_status_t tms_handles_create(tms_saver_t *saver, const tms_region_t *region, uint64_t bytes, int device, uint64_t *number,
                                 tms_error_t *error);
 /* Maps all of a handle at addresses that the program has reserved, with access for every device that has access to other
- * memory. *busy: nothing was done, and the caller may try again; the status is TMS_INVALID_STATE then. */
+ * memory. *busy: the memory of another handle is still there, and the caller may try again. The status is then
+ * TMS_INVALID_STATE, or TMS_DRIVER if the driver has refused the addresses. After a failure the handle is not mapped. What a
+ * failed map could not undo is undone by the next one, or by the release of the handle. */
 tms_status_t tms_handles_map(tms_saver_t *saver, uint64_t address, uint64_t bytes, uint64_t number, bool *busy,
                              tms_error_t *error);
 /* Ends a mapping, given as a whole, and releases its memory. TMS_NOT_MANAGED, with *error unfilled: no managed memory is

@@ -46,7 +46,8 @@ static damaged_t take_damaged(tms_saver_t *saver) {
     return taken;
 }
 
-/* Retries to release the run of a damaged segment, and records the driver's answer in the run. */
+/* Retries to release the run of a damaged segment, and records the driver's answer in the run. An attempt that ends before
+ * the driver answers, because the call is cancelled or a capture is under way, keeps the answer of an earlier one. */
 static void try_release(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *wait) {
     const tms_driver_table_t *driver = atomic_load(&saver->devices->driver->table);
     tms_error_context_t context = tms_saver_context("reclaim", segment);
@@ -62,9 +63,11 @@ static void try_release(tms_saver_t *saver, tms_segment_t *segment, tms_wait_t *
         tms_log_recurring(saver->log, TMS_LOG_DAMAGED, TMS_LOG_WARNING, &reason,
                           "The memory is still damaged; later calls try again to release it.");
     pthread_mutex_lock(&saver->lock); /* a call that skips the segments reads these fields */
-    run->refused_status = whole ? TMS_OK : reason.status;
-    memcpy(run->refused_call, reason.call, sizeof run->refused_call);
-    run->refused_result = reason.driver_result;
+    if (reason.call[0] || !run->refused_call[0]) {
+        run->refused_status = reason.status;
+        memcpy(run->refused_call, reason.call, sizeof run->refused_call);
+        run->refused_result = reason.driver_result;
+    }
     pthread_mutex_unlock(&saver->lock);
 }
 

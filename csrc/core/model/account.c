@@ -192,11 +192,10 @@ void tms_account_open_page(tms_account_t *account, const tms_log_t *log, const t
     if (!tms_shared_page_may_open(page)) return;
     describe(driver, devices, &description);
     if (tms_shared_page_open(page, &description, &failure)) return;
-    char reason[TMS_ERROR_NAME_BYTES];
     tms_log_write(
         log, TMS_LOG_WARNING,
         "this process has no shared page, because '%s' cannot be made: %s failed with errno %d (%s). `top` and `ask` "
         "cannot find this process; everything else works. Set TMS_SHARED_PAGE to another directory, or to 0 to "
         "turn the page off",
-        page->file.path, failure.call, failure.os_error, strerror_r(failure.os_error, reason, sizeof(reason)));
+        page->file.path, failure.call, failure.os_error, TMS_OS_TEXT(failure.os_error));
 }

@@ -1,19 +1,19 @@
 #include "core/model/peers.h"
 
 /* The maximum number of consecutive allocations that skip the look after a failed one. */
-enum { MOST_LEFT_OUT = 1024 };
+enum { MOST_SKIPPED = 1024 };
 
 /* The peers of each owner's segments, queried once for each look. */
 typedef struct wanted {
-    tms_device_mask_t asked;
+    tms_device_mask_t queried;
     tms_device_mask_t peers[TMS_MAX_DEVICES];
 } wanted_t;
 
 static tms_status_t find_wanted(tms_saver_t *saver, wanted_t *wanted, int owner, const tms_error_context_t *context,
                                 tms_error_t *error) {
-    if (wanted->asked >> owner & 1) return TMS_OK;
+    if (wanted->queried >> owner & 1) return TMS_OK;
     tms_status_t status = tms_devices_peers(saver->devices, owner, &wanted->peers[owner], context, error);
-    if (status == TMS_OK) wanted->asked |= (tms_device_mask_t)1 << owner;
+    if (status == TMS_OK) wanted->queried |= (tms_device_mask_t)1 << owner;
     return status;
 }
 
@@ -42,8 +42,8 @@ static tms_status_t share_all(tms_saver_t *saver, const tms_driver_table_t *driv
 
 /* Under the lock: whether this allocation skips the look. */
 static bool skips_look(tms_peer_looks_t *looks, tms_device_mask_t active) {
-    if (active & ~looks->seen || looks->left_out >= looks->pause) return false;
-    looks->left_out++;
+    if (active & ~looks->seen || looks->skipped >= looks->pause) return false;
+    looks->skipped++;
     return true;
 }
 
@@ -51,8 +51,8 @@ static void note(tms_peer_looks_t *looks, tms_device_mask_t active, bool succeed
     uint32_t longer = looks->pause == 0 ? 1 : 2 * looks->pause;
     if (active & ~looks->seen) longer = 1;
     looks->seen = active;
-    looks->left_out = 0;
-    looks->pause = succeeded ? 0 : longer < MOST_LEFT_OUT ? longer : MOST_LEFT_OUT;
+    looks->skipped = 0;
+    looks->pause = succeeded ? 0 : longer < MOST_SKIPPED ? longer : MOST_SKIPPED;
     if (succeeded) looks->complete = active;
 }
 

@@ -37,8 +37,8 @@ tms_status_t tms_region_init(tms_region_defaults_t *defaults, const tms_config_t
                                        .own_handles = defaults->own_handles,
                                        .managed = config->init_enable};
     atomic_init(&defaults->last_id, 0);
-    atomic_init(&defaults->left_elsewhere_count, 0);
-    for (int at = 0; at < TMS_REGION_LEFT_ELSEWHERE; at++) atomic_init(&defaults->left_elsewhere[at], 0);
+    atomic_init(&defaults->left_on_other_thread_count, 0);
+    for (int at = 0; at < TMS_REGION_LEFT_ON_OTHER_THREAD; at++) atomic_init(&defaults->left_on_other_thread[at], 0);
     return TMS_OK;
 }
 
@@ -47,10 +47,10 @@ void tms_region_release(tms_region_defaults_t *defaults) {
     tms_tag_table_release(&defaults->tags);
 }
 
-static bool was_left_elsewhere(const tms_region_defaults_t *defaults, uint64_t id) {
-    const uint64_t count = atomic_load_explicit(&defaults->left_elsewhere_count, memory_order_acquire);
-    for (uint64_t at = 0; at < count && at < TMS_REGION_LEFT_ELSEWHERE; at++) {
-        if (atomic_load(&defaults->left_elsewhere[at]) == id) return true;
+static bool was_left_on_other_thread(const tms_region_defaults_t *defaults, uint64_t id) {
+    const uint64_t count = atomic_load_explicit(&defaults->left_on_other_thread_count, memory_order_acquire);
+    for (uint64_t at = 0; at < count && at < TMS_REGION_LEFT_ON_OTHER_THREAD; at++) {
+        if (atomic_load(&defaults->left_on_other_thread[at]) == id) return true;
     }
     return false;
 }
@@ -65,7 +65,7 @@ static region_stack_t *stack_of_thread(const tms_region_defaults_t *defaults) {
         stack->id[0] = 0;
         stack->since[0] = UINT64_MAX;
     }
-    while (stack->depth > 0 && was_left_elsewhere(defaults, stack->id[stack->depth])) stack->depth--;
+    while (stack->depth > 0 && was_left_on_other_thread(defaults, stack->id[stack->depth])) stack->depth--;
     return stack;
 }
 
@@ -122,10 +122,10 @@ tms_status_t tms_region_enter(tms_region_defaults_t *defaults, const tms_region_
 }
 
 /* An id that no region has had yet is a mistake of the caller's: the region that will have it has not ended. */
-static void note_left_elsewhere(tms_region_defaults_t *defaults, uint64_t id) {
+static void note_left_on_other_thread(tms_region_defaults_t *defaults, uint64_t id) {
     if (id == 0 || id > atomic_load_explicit(&defaults->last_id, memory_order_relaxed)) return;
-    const uint64_t next = atomic_fetch_add(&defaults->left_elsewhere_count, 1);
-    atomic_store(&defaults->left_elsewhere[next % TMS_REGION_LEFT_ELSEWHERE], id);
+    const uint64_t next = atomic_fetch_add(&defaults->left_on_other_thread_count, 1);
+    atomic_store(&defaults->left_on_other_thread[next % TMS_REGION_LEFT_ON_OTHER_THREAD], id);
 }
 
 int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id) {
@@ -133,7 +133,7 @@ int tms_region_leave(tms_region_defaults_t *defaults, uint64_t id) {
     int at = stack->depth;
     while (at > 0 && stack->id[at] != id) at--;
     if (at == 0) {
-        note_left_elsewhere(defaults, id);
+        note_left_on_other_thread(defaults, id);
         return TMS_NO_SUCH_REGION;
     }
     int later = stack->depth - at;

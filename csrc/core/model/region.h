@@ -17,7 +17,7 @@
 #include "base/settings.h"
 #include "base/tag.h"
 
-enum { TMS_REGION_MAX_DEPTH = 64, TMS_REGION_LEFT_ELSEWHERE = 64 };
+enum { TMS_REGION_MAX_DEPTH = 64, TMS_REGION_LEFT_ON_OTHER_THREAD = 64 };
 #define TMS_DEFAULT_TAG "default"
 
 typedef struct tms_region_defaults {
@@ -27,8 +27,8 @@ typedef struct tms_region_defaults {
     bool own_handles;         /* every allocation has a handle of its own (TMS_RUNS=0) */
     _Atomic uint64_t last_id; /* of the last region entered, on any thread */
     /* The latest ids that were left on a thread without this region: the thread that has it finds that it has ended. */
-    _Atomic uint64_t left_elsewhere[TMS_REGION_LEFT_ELSEWHERE];
-    _Atomic uint64_t left_elsewhere_count;
+    _Atomic uint64_t left_on_other_thread[TMS_REGION_LEFT_ON_OTHER_THREAD];
+    _Atomic uint64_t left_on_other_thread_count;
 } tms_region_defaults_t;
 
 /* TMS_OUT_OF_HOST_MEMORY if the default tag cannot be created. */

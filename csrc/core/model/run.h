@@ -6,9 +6,9 @@
  * mapped, and the next allocation of its kind gets it without a driver call. On a machine with several devices, that
  * allocation asks which devices are in use, as every allocation does, and gives a new one access (peers.h).
  *
- * A run lives as long as a segment refers to it, a freed one included until its end. The pieces of its addresses
- * (base/address_space.h) lie between `first` and `end`. The run of a segment that the program maps has that segment alone,
- * and no pieces.
+ * A run lives as long as a segment refers to it, a freed one included until its end, or a call owns it. The pieces of its
+ * addresses (base/address_space.h) lie between `first` and `end`. The run of a segment that the program maps has that
+ * segment alone, and no pieces.
  *
  * A call that moves segments owns their runs until it ends. Slack of an owned run is not handed out. A freed segment that
  * would leave an owned run waits, and the owner retires it. So the memory of a run is released once: by its owner, or with
@@ -39,20 +39,23 @@ typedef struct tms_run {
 
     /* Under the saver's lock. */
     tms_piece_t *first;     /* the piece at `begin` */
-    size_t segments;        /* number of segments that refer to it */
+    size_t segments;        /* number of references: one of each segment, and one of the call that owns the run */
     bool owned;             /* a call owns the run and its segments */
     bool damaged;           /* its segments are DAMAGED */
-    bool leaving;           /* a pause has begun to release it */
+    bool leaving;           /* a pause has begun to release it; that pause reads this without the lock */
     bool kept;              /* the program has taken its memory over during a pause, which keeps it (allocation/handles.h) */
     tms_segment_t *waiting; /* freed segments that the owner of the run retires at its end */
-    tms_descriptor_t exported;   /* descriptor of `handle` once exported (export.h); closed before the memory is released */
-    uint64_t generation;         /* the number of that export in the process */
-    tms_status_t refused_status; /* the status of the last attempt that failed to repair it */
-    char refused_call[TMS_ERROR_NAME_BYTES]; /* the driver call that failed then, "" if unknown, and its result */
+    tms_status_t refused_status; /* the status of the last failed attempt to repair it that the driver has answered */
+    char refused_call[TMS_ERROR_NAME_BYTES]; /* the driver call that failed then, and its result; "": no answer yet */
     int refused_result;
-    uint64_t mark;                 /* mark of the last walk over segments that visited it */
-    tms_device_mask_t reached;     /* devices that had access, recorded by the pause that owns it */
-    struct tms_run *next_in_call;  /* in the list of the call that owns it */
+
+    /* Under the saver's lock if no call owns the run, and without the lock by the call that does, or that has taken the last
+     * reference. */
+    tms_descriptor_t exported;    /* descriptor of `handle` once exported (export.h); closed before the memory is released */
+    uint64_t generation;          /* the number of that export in the process */
+    uint64_t mark;                /* mark of the last walk over segments that visited it */
+    tms_device_mask_t reached;    /* devices that had access, recorded by the pause that owns it */
+    struct tms_run *next_in_call; /* in the list of the call that owns it */
     tms_quarantined_t quarantined; /* used once no segment refers to it */
     tms_quiesced_t quiesced;       /* used then, for the next attempt to unmap it */
 } tms_run_t;

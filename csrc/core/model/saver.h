@@ -34,7 +34,7 @@
 typedef struct tms_peer_looks {
     tms_device_mask_t complete; /* devices that have access to every ACTIVE segment that they can reach */
     tms_device_mask_t seen;     /* devices in use at the last look, which may have failed for a segment */
-    uint32_t left_out, pause;   /* allocations since a failed look, and how many of them skip the look */
+    uint32_t skipped, pause;    /* allocations that have skipped the look since one failed, and how many skip it */
 } tms_peer_looks_t;
 
 /* How long the begin of a capture waits for a callback of a pause or resume: far longer than a callback that is not blocked

@@ -167,7 +167,7 @@ static tms_status_t check_group(const group_t *group, tms_wait_t *wait, tms_erro
     adopt_t *call = group->call;
     tms_transition_t *t = &call->pieces.t;
     tms_pass_t pass = {
-        .stores = &t->saver->stores, .wait = wait, .operation = t->asked.operation, .verifies = true, .mapped = true};
+        .stores = &t->saver->stores, .wait = wait, .operation = t->requested.operation, .purpose = TMS_PASS_NAMES};
     FOR_EACH_PIECE(piece, group) tms_pass_add(&pass, &piece->backup, &piece->backup.planned, piece->scratch, group->device);
     tms_status_t status = tms_pass_run(&pass, error);
     if (status != TMS_OK) return status;

@@ -14,7 +14,7 @@ static void note_moved(tms_transition_t *t, const tms_segment_t *segment) {
     t->done.report.allocations++;
     t->done.report.bytes += tms_segment_reserved(segment);
     tms_tag_bytes_add(&notes->moved, segment->tag, tms_segment_reserved(segment));
-    if (t->asked.to != TMS_SEGMENT_PAUSED) return;
+    if (t->requested.to != TMS_SEGMENT_PAUSED) return;
     if (!backup->saved)
         notes->dropped_bytes += backup->bytes;
     else
@@ -23,13 +23,13 @@ static void note_moved(tms_transition_t *t, const tms_segment_t *segment) {
 
 /* Under the lock: gives a segment its final state. `moved`: the call has succeeded. */
 static void settle(tms_transition_t *t, tms_account_moves_t *moves, tms_segment_t *segment, bool moved) {
-    const bool was_active = t->asked.from == TMS_SEGMENT_ACTIVE;
+    const bool was_active = t->requested.from == TMS_SEGMENT_ACTIVE;
     if (segment->run && segment->run->kept) moved = false; /* the pause has left its memory as it is */
     const bool damaged = moved == was_active && tms_segment_has_memory(segment);
     if (moved && was_active && tms_segment_lacks_contents(segment))
         atomic_fetch_add_explicit(&segment->tag->discards, 1, memory_order_relaxed);
     if (!tms_segment_has_memory(segment)) tms_run_detach(segment);
-    tms_account_move(moves, segment, damaged ? TMS_SEGMENT_DAMAGED : moved ? t->asked.to : t->asked.from);
+    tms_account_move(moves, segment, damaged ? TMS_SEGMENT_DAMAGED : moved ? t->requested.to : t->requested.from);
     if (moved && !damaged) note_moved(t, segment);
 }
 
@@ -53,11 +53,11 @@ static void note_resumed(const tms_transition_t *t) {
 void tms_completion_finish(tms_transition_t *t, bool moved) {
     tms_segment_t *freed = NULL;
     tms_account_moves_t moves = {
-        .account = &t->saver->account, .call = t->call, .operation = t->asked.operation, .now = tms_wait_now()};
+        .account = &t->saver->account, .call = t->call, .operation = t->requested.operation, .now = tms_wait_now()};
     if (tms_shared_page_is_open(&t->saver->shared_page)) moves.outcome = tms_observers_outcome(t, moved);
     pthread_mutex_lock(&t->saver->lock);
-    if (moved && t->asked.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
-    if (moved && t->asked.to == TMS_SEGMENT_ACTIVE) note_resumed(t);
+    if (moved && t->requested.from == TMS_SEGMENT_ACTIVE) advance_epochs(t);
+    if (moved && t->requested.to == TMS_SEGMENT_ACTIVE) note_resumed(t);
     for (tms_segment_t *next, *segment = t->planned.first; segment; segment = next) {
         next = segment->next_in_transition;
         settle(t, &moves, segment, moved);
@@ -68,7 +68,7 @@ void tms_completion_finish(tms_transition_t *t, bool moved) {
         segment->next_in_transition = freed;
         freed = segment;
     }
-    tms_free_disown_runs(t->saver, t->planned.runs, moved == (t->asked.from == TMS_SEGMENT_ACTIVE), &freed);
+    tms_free_disown_runs(t->saver, t->planned.runs, moved == (t->requested.from == TMS_SEGMENT_ACTIVE), &freed);
     t->planned.runs = NULL;
     tms_account_record_moves(&moves);
     tms_observers_notify(t, TMS_MOVES_END);

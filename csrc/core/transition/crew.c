@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/thread.h"
@@ -97,7 +96,7 @@ static void start_threads(crew_t *crew, part_t *parts, int count) {
         tms_log_write(crew->t->saver->log, TMS_LOG_WARNING,
                       "%s: no thread could be started for device %d (pthread_create: %s), so its memory is handled after "
                       "that of the other devices",
-                      crew->t->asked.operation, parts[i].device, strerror(os_error));
+                      crew->t->requested.operation, parts[i].device, TMS_OS_TEXT(os_error));
     }
 }
 

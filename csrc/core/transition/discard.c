@@ -26,7 +26,7 @@ static void take(tms_discard_t *discard, tms_segment_t *segment) {
 }
 
 static void take_all(tms_transition_t *t, tms_discard_t *discard, tms_tag_bytes_t *contents) {
-    tms_account_moves_t moves = {.account = &t->saver->account, .call = t->call, .operation = t->asked.operation};
+    tms_account_moves_t moves = {.account = &t->saver->account, .call = t->call, .operation = t->requested.operation};
     pthread_mutex_lock(&t->saver->lock);
     tms_steps_begin_look(t);
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
@@ -48,7 +48,7 @@ static void log_given_up(const tms_transition_t *t, const tms_tag_bytes_t *conte
     tms_tag_bytes_append(contents, &text);
     tms_log_write(t->saver->log, TMS_LOG_INFO,
                   "%s: backups of memory that was paused already were discarded, so it will be resumed without contents: %s",
-                  t->asked.operation, text.message);
+                  t->requested.operation, text.message);
 }
 
 void tms_discard_end(tms_transition_t *t, tms_discard_t *discard, bool succeeded) {

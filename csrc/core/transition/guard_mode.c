@@ -76,7 +76,7 @@ void tms_guard_mode_cover(tms_transition_t *t, tms_segment_t *segment, tms_devic
     tms_error_context_t context = tms_transition_context_of(t, segment);
     tms_segment_t *page = NULL;
     tms_error_t reason;
-    if (!t->asked.guards || segment->guarded > 0) return;
+    if (!t->requested.guards || segment->guarded > 0) return;
     tms_status_t status = need_page(t, segment, &page, &context, &reason);
     if (status == TMS_OK)
         status =

@@ -22,7 +22,8 @@ static tms_status_t compare_all(tms_transition_t *t, int device, tms_error_t *er
 tms_status_t tms_integrity_check(tms_transition_t *t, tms_copier_t *copier, tms_wait_t *wait, tms_error_t *error) {
     const int device = copier->device;
     const tms_error_context_t context = tms_transition_context(t, device);
-    tms_pass_t pass = {.stores = &t->saver->stores, .wait = wait, .operation = t->asked.operation, .verifies = true};
+    tms_pass_t pass = {
+        .stores = &t->saver->stores, .wait = wait, .operation = t->requested.operation, .purpose = TMS_PASS_VERIFIES};
     TMS_FOR_EACH(segment, t) {
         if (is_checked(t, segment, device))
             tms_pass_add(&pass, &segment->backup, &segment->backup.held, tms_segment_address(segment), device);

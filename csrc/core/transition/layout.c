@@ -7,7 +7,7 @@
 /* Returns the segment that owns a piece, if it may share a run with its neighbours there, else NULL. */
 static tms_segment_t *companion(const tms_transition_t *t, const tms_piece_t *piece) {
     tms_segment_t *other = piece ? piece->owner : NULL;
-    bool fits = other && other->state == t->asked.through && tms_kind_shares_handles(other);
+    bool fits = other && other->state == t->requested.through && tms_kind_shares_handles(other);
     return fits ? other : NULL;
 }
 

@@ -18,8 +18,8 @@ static void count_call(tms_transition_t *t) {
 /* ---- the shared page ---- */
 
 static tms_shared_page_call_t page_call(const tms_transition_t *t) {
-    if (t->asked.from == t->asked.to) return TMS_SHARED_PAGE_IDLE;
-    return t->asked.from == TMS_SEGMENT_ACTIVE ? TMS_SHARED_PAGE_PAUSE : TMS_SHARED_PAGE_RESUME;
+    if (t->requested.from == t->requested.to) return TMS_SHARED_PAGE_IDLE;
+    return t->requested.from == TMS_SEGMENT_ACTIVE ? TMS_SHARED_PAGE_PAUSE : TMS_SHARED_PAGE_RESUME;
 }
 
 tms_shared_page_outcome_t tms_observers_outcome(const tms_transition_t *t, bool succeeded) {
@@ -66,9 +66,9 @@ static void report_call(tms_transition_t *t) {
 /* ---- NVTX ---- */
 
 static void push_call(tms_transition_t *t) {
-    const tms_selection_t *selection = t->asked.selection;
+    const tms_selection_t *selection = t->requested.selection;
     t->nvtx = tms_nvtx_attach(&t->saver->nvtx);
-    if (t->nvtx) tms_nvtx_push_call(t->nvtx, t->asked.operation, selection->tags, selection->tag_count);
+    if (t->nvtx) tms_nvtx_push_call(t->nvtx, t->requested.operation, selection->tags, selection->tag_count);
 }
 
 static void pop_call(tms_transition_t *t) {
@@ -80,7 +80,7 @@ static void pop_call(tms_transition_t *t) {
 /* ---- the event ring ---- */
 
 static tms_event_t event_of(const tms_transition_t *t, tms_event_kind_t kind) {
-    return (tms_event_t){.kind = kind, .call = t->call, .operation = t->asked.operation, .device = TMS_NO_DEVICE};
+    return (tms_event_t){.kind = kind, .call = t->call, .operation = t->requested.operation, .device = TMS_NO_DEVICE};
 }
 
 static void record_begin(tms_transition_t *t) {
@@ -122,14 +122,14 @@ static void log_moves(const tms_transition_t *t) {
     tms_error_t line; /* not an error: only used to build the text */
     if (!tms_log_enabled(t->saver->log, TMS_LOG_INFO)) return;
     tms_error_clear(&line);
-    tms_error_append(&line, "%s: %llu allocation%s, ", t->asked.operation, allocations, allocations == 1 ? "" : "s");
+    tms_error_append(&line, "%s: %llu allocation%s, ", t->requested.operation, allocations, allocations == 1 ? "" : "s");
     tms_error_append_bytes(&line, t->done.report.bytes);
     tms_error_append(&line, ", in %.3f seconds", t->done.report.seconds);
     for (int i = 0; i < stores->count; i++)
         append_part(&line, notes->kept_bytes[i], "to ", stores->list[i].operations->place);
     append_part(&line, t->done.report.unchanged_bytes, "unchanged since the last pause", "");
     append_part(&line, notes->dropped_bytes, "dropped", "");
-    if (t->asked.to == TMS_SEGMENT_ACTIVE) append_part(&line, t->done.report.copied_bytes, "from backups", "");
+    if (t->requested.to == TMS_SEGMENT_ACTIVE) append_part(&line, t->done.report.copied_bytes, "from backups", "");
     tms_error_append(&line, "; now ");
     tms_error_append_bytes(&line, tms_stats_read(&t->saver->account.mapped.now));
     tms_error_append(&line, " are resident and ");
@@ -141,7 +141,7 @@ static void log_moves(const tms_transition_t *t) {
 }
 
 static void log_call(tms_transition_t *t) {
-    if (t->done.status == TMS_OK && t->asked.from != t->asked.to) log_moves(t);
+    if (t->done.status == TMS_OK && t->requested.from != t->requested.to) log_moves(t);
     tms_log_summarize(t->saver->log, false);
 }
 

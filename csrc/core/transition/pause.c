@@ -16,20 +16,20 @@
 
 /* Returns the kind of backup that the call or the region chooses for a segment. */
 static tms_backup_kind_t chosen_kind(const tms_transition_t *t, const tms_segment_t *segment) {
-    const tms_selection_t *selection = t->asked.selection;
+    const tms_selection_t *selection = t->requested.selection;
     return selection->has_backup ? (tms_backup_kind_t)selection->backup : segment->backup.kind;
 }
 
 /* Returns the kind of backup of a segment in this pause. `live` is the result of find_live, or NULL. */
 static tms_backup_kind_t kind_of(const tms_transition_t *t, const tms_segment_t *segment, const tms_live_t *live) {
     tms_backup_kind_t kind = chosen_kind(t, segment);
-    const tms_selection_t *selection = t->asked.selection;
+    const tms_selection_t *selection = t->requested.selection;
     bool may_be_preserved = kind == TMS_BACKUP_NONE && !selection->has_backup && selection->preserves && live;
     return may_be_preserved && tms_live_lists(live, tms_segment_address(segment)) ? TMS_BACKUP_PINNED : kind;
 }
 
 static bool keeps_contents(const tms_transition_t *t) {
-    if (t->asked.selection->preserves) return true;
+    if (t->requested.selection->preserves) return true;
     TMS_FOR_EACH(segment, t) {
         if (chosen_kind(t, segment) != TMS_BACKUP_NONE) return true;
     }
@@ -92,7 +92,7 @@ static tms_status_t save_device(tms_transition_t *t, int device, tms_wait_t *wai
 /* Calls find_live, once the devices are idle. *known becomes `live`, or NULL if the live bytes are unknown. `interrupted`
  * reports a failure of the callback. */
 static tms_status_t find_live(tms_transition_t *t, tms_live_t *live, const tms_live_t **known, tms_error_t *error) {
-    const tms_selection_t *selection = t->asked.selection;
+    const tms_selection_t *selection = t->requested.selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     *known = NULL;
     if (!selection->find_live || !keeps_contents(t)) return TMS_OK;
@@ -171,7 +171,7 @@ static tms_status_t save(tms_transition_t *t, tms_error_t *error) {
     tms_device_mask_t copying = 0;
     tms_live_t live = {0};
     const tms_live_t *known = NULL;
-    tms_pass_t pass = {.stores = &t->saver->stores, .wait = &t->wait, .operation = t->asked.operation};
+    tms_pass_t pass = {.stores = &t->saver->stores, .wait = &t->wait, .operation = t->requested.operation};
     const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_PLAN);
     tms_status_t status = plan(t, &pass, &live, &known, &copying, error);
     tms_observers_end_phase(t, TMS_PHASE_PLAN, began, status);
@@ -300,12 +300,12 @@ static tms_status_t pause_and_give_up(tms_transition_t *t, tms_error_t *error) {
 tms_status_t tms_pause_run(tms_saver_t *saver, const tms_selection_t *selection, tms_report_t *report, tms_error_t *error) {
     const bool gives_up = selection->has_backup && selection->backup == TMS_BACKUP_NONE;
     tms_transition_t t = {.saver = saver,
-                          .asked = {.selection = selection,
-                                    .operation = "pause",
-                                    .from = TMS_SEGMENT_ACTIVE,
-                                    .through = TMS_SEGMENT_PAUSING,
-                                    .to = TMS_SEGMENT_PAUSED,
-                                    .gives_up = gives_up},
+                          .requested = {.selection = selection,
+                                        .operation = "pause",
+                                        .from = TMS_SEGMENT_ACTIVE,
+                                        .through = TMS_SEGMENT_PAUSING,
+                                        .to = TMS_SEGMENT_PAUSED,
+                                        .gives_up = gives_up},
                           .act = gives_up ? pause_and_give_up : pause_all,
                           .calls = &saver->stats.pauses,
                           .report = report};
@@ -322,7 +322,7 @@ static tms_status_t plan_and_cancel(tms_transition_t *t, tms_error_t *error) {
     tms_device_mask_t copying = 0;
     tms_live_t live = {0};
     const tms_live_t *known = NULL;
-    tms_pass_t pass = {.stores = &t->saver->stores, .wait = &t->wait, .operation = t->asked.operation};
+    tms_pass_t pass = {.stores = &t->saver->stores, .wait = &t->wait, .operation = t->requested.operation};
     tms_quiesced_t quiesced;
     tms_status_t status = tms_steps_quiesce(t, &quiesced, error);
     if (status == TMS_OK) status = find_live(t, &live, &known, error);
@@ -337,11 +337,11 @@ static tms_status_t plan_and_cancel(tms_transition_t *t, tms_error_t *error) {
 
 tms_status_t tms_pause_check(tms_saver_t *saver, const tms_selection_t *selection, tms_error_t *error) {
     tms_transition_t t = {.saver = saver,
-                          .asked = {.selection = selection,
-                                    .operation = "check_pause",
-                                    .from = TMS_SEGMENT_ACTIVE,
-                                    .through = TMS_SEGMENT_PAUSING,
-                                    .to = TMS_SEGMENT_ACTIVE},
+                          .requested = {.selection = selection,
+                                        .operation = "check_pause",
+                                        .from = TMS_SEGMENT_ACTIVE,
+                                        .through = TMS_SEGMENT_PAUSING,
+                                        .to = TMS_SEGMENT_ACTIVE},
                           .act = plan_and_cancel};
     const tms_status_t status = tms_steps_run(&t, error);
     tms_backup_stores_after_pause(&saver->stores);

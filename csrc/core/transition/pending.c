@@ -17,7 +17,7 @@ struct tms_pending {
         quarantined; /* first; used after both references are dropped, for events that the driver fails to destroy */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int holders;
+    int references;
     tms_saver_t *saver;
     pid_t process;
     uint64_t begun;             /* the saver's last mark when the resume was begun */
@@ -78,7 +78,7 @@ static tms_quarantine_mask_t retry(tms_quarantined_t *node) {
 
 static void drop_reference(tms_pending_t *pending) {
     pthread_mutex_lock(&pending->lock);
-    bool last = --pending->holders == 0;
+    bool last = --pending->references == 0;
     pthread_mutex_unlock(&pending->lock);
     if (!last) return;
     if (pending->status != TMS_OK && pending->status != TMS_INTERRUPTED && !pending->reported)
@@ -134,7 +134,7 @@ tms_status_t tms_pending_create(tms_saver_t *saver, const tms_selection_t *selec
     if (!made) return tms_error_set_os(error, context, "calloc", ENOMEM, NULL);
     made->saver = saver;
     made->process = getpid();
-    made->holders = 2;
+    made->references = 2;
     pthread_mutex_lock(&saver->lock);
     made->begun = saver->marks;
     pthread_mutex_unlock(&saver->lock);

@@ -8,7 +8,7 @@
 _Static_assert((int)TMS_OBJECT_NAME_DIGITS == (int)TMS_SHARED_NAME_DIGITS, "the public header says how long a name is");
 
 tms_error_context_t tms_pieces_context(const tms_pieces_t *call, const tms_named_piece_t *piece) {
-    return (tms_error_context_t){.operation = call->t.asked.operation,
+    return (tms_error_context_t){.operation = call->t.requested.operation,
                                  .device = (int)piece->memory->device,
                                  .bytes = piece->memory->bytes,
                                  .address = piece->memory->address};
@@ -23,14 +23,11 @@ static bool is_usable(const tms_pieces_t *call, const tms_shared_piece_t *piece)
 
 /* Under the lock. Returns a segment in the piece that is not active, or NULL. */
 static const tms_segment_t *find_inactive(const tms_saver_t *saver, const tms_shared_piece_t *piece) {
-    for (uint64_t at = piece->address; at - piece->address < piece->bytes;) {
-        tms_registry_node_t *node = tms_registry_find(&saver->registry, at);
-        if (!node) return NULL; /* not managed */
-        const tms_segment_t *segment = tms_segment_of(node);
-        if (segment->state != TMS_SEGMENT_ACTIVE) return segment;
-        at = node->end;
-    }
-    return NULL;
+    const uint64_t end = piece->address + piece->bytes;
+    tms_registry_node_t *node = tms_registry_overlapping(&saver->registry, piece->address, end);
+    while (node && tms_segment_of(node)->state == TMS_SEGMENT_ACTIVE)
+        node = node->end < end ? tms_registry_overlapping(&saver->registry, node->end, end) : NULL;
+    return node ? tms_segment_of(node) : NULL;
 }
 
 static tms_status_t check_piece(const tms_pieces_t *call, const tms_named_piece_t *piece, tms_error_t *error) {
@@ -101,12 +98,12 @@ tms_status_t tms_pieces_run(tms_pieces_t *call, tms_saver_t *saver, const tms_se
     nothing.tags = no_tags;
     nothing.tag_count = 0;
     call->t = (tms_transition_t){.saver = saver,
-                                 .asked = {.selection = &nothing,
-                                           .operation = operation,
-                                           .from = TMS_SEGMENT_ACTIVE,
-                                           .through = TMS_SEGMENT_PAUSING,
-                                           .to = TMS_SEGMENT_ACTIVE,
-                                           .any_memory = true},
+                                 .requested = {.selection = &nothing,
+                                               .operation = operation,
+                                               .from = TMS_SEGMENT_ACTIVE,
+                                               .through = TMS_SEGMENT_PAUSING,
+                                               .to = TMS_SEGMENT_ACTIVE,
+                                               .any_memory = true},
                                  .act = act};
     const tms_status_t status = tms_steps_run(&call->t, error);
     tms_backup_stores_after_resume(&saver->stores);

@@ -7,6 +7,7 @@
 #include "backup/host/room.h"
 #include "backup/pass.h"
 #include "backup/shared/copy.h"
+#include "backup/shared/files.h"
 #include "backup/shared/published.h"
 #include "core/transition/crew.h"
 #include "core/transition/pieces.h"
@@ -19,7 +20,8 @@ typedef struct publish {
 
 static tms_status_t find_fingerprints(publish_t *call, tms_error_t *error) {
     tms_transition_t *t = &call->pieces.t;
-    tms_pass_t pass = {.stores = &t->saver->stores, .wait = &t->wait, .operation = t->asked.operation, .mapped = true};
+    tms_pass_t pass = {
+        .stores = &t->saver->stores, .wait = &t->wait, .operation = t->requested.operation, .purpose = TMS_PASS_NAMES};
     for (size_t i = 0; i < call->pieces.count; i++) {
         tms_named_piece_t *piece = &call->pieces.list[i];
         tms_pass_add(&pass, &piece->backup, &piece->backup.planned, piece->memory->address, (int)piece->memory->device);
@@ -56,12 +58,11 @@ static tms_status_t check_room(publish_t *call, tms_error_t *error) {
     if (status != TMS_OK) return status;
     tms_host_store_claim_used(host, call->written);
     tms_host_store_disclaim(host, call->written);
-    if (fstatvfs(folder->root, &system) != 0) return tms_error_set_os(error, &context, "fstatvfs", errno, folder->path);
+    if (fstatvfs(folder->root, &system) != 0) return tms_shared_fail(error, &context, "fstatvfs", errno, folder->path, NULL);
     if (system.f_blocks == 0 || system.f_bavail * system.f_frsize >= call->written) return TMS_OK;
-    tms_error_set_os(error, &context, "the check for room", ENOSPC, folder->path);
-    tms_error_append(error, " Nothing was written: set TMS_SHARED_DIR to a folder on a larger tmpfs. In a container, "
-                            "--shm-size sets the size of /dev/shm.");
-    return TMS_BACKUP_IO;
+    status = tms_shared_fail(error, &context, "the check for room", ENOSPC, folder->path, NULL);
+    tms_error_append(error, " Nothing was written.");
+    return status;
 }
 
 /* Writes the objects of one device that do not exist. */

@@ -49,7 +49,7 @@ void tms_restore_sort(tms_transition_t *t) {
 
 /* Whether all of the segment is filled before its contents, if any, are copied. */
 static bool is_filled(const tms_transition_t *t, const tms_segment_t *segment) {
-    return (t->asked.selection->zero || t->asked.guards) && tms_backup_lacks_contents(&segment->backup);
+    return (t->requested.selection->zero || t->requested.guards) && tms_backup_lacks_contents(&segment->backup);
 }
 
 /* Whether the segment needs a copy or a fill. */
@@ -136,7 +136,7 @@ static tms_status_t load(restoration_t *all, tms_segment_t *segment, tms_error_t
     tms_status_t status = TMS_OK;
     if (is_filled(t, segment))
         status = tms_copier_fill(&all->copier, address, tms_segment_reserved(segment),
-                                 t->asked.selection->zero ? 0 : TMS_GUARD_BYTE, &context, error);
+                                 t->requested.selection->zero ? 0 : TMS_GUARD_BYTE, &context, error);
     return status == TMS_OK ? tms_backup_load(&segment->backup, &t->saver->stores, &all->copier, address, &context, error)
                             : status;
 }

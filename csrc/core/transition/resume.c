@@ -1,6 +1,5 @@
 #include "core/transition/resume.h"
 
-#include <string.h>
 #include <unistd.h>
 
 #include "base/random.h"
@@ -32,7 +31,7 @@ typedef struct demand {
     uint64_t returned[TMS_MAX_DEVICES]; /* bytes of the guard page, if no other segment needs it */
 } demand_t;
 
-/* The device that lacks the most memory; `missing` is 0 if all have enough. */
+/* A device that lacks memory; `missing` is 0 if none does. */
 typedef struct shortage {
     int device;
     uint64_t needed, free, missing;
@@ -55,7 +54,7 @@ static bool may_be_in_use(tms_transition_t *t, const tms_run_t *run) {
 static void guard_again(tms_transition_t *t, tms_segment_t *segment) {
     tms_error_context_t context = tms_transition_context_of(t, segment);
     tms_device_mask_t peers = 0;
-    if (!t->asked.guards) return;
+    if (!t->requested.guards) return;
     (void)tms_devices_peers(t->saver->devices, segment->device, &peers, &context, NULL); /* else only the owner reads */
     tms_guard_mode_cover(t, segment, peers | (tms_device_mask_t)1 << segment->device);
 }
@@ -90,18 +89,18 @@ static void undo(tms_transition_t *t) {
 
 static tms_contents_t contents_of(const tms_transition_t *t, const tms_segment_t *segment) {
     if (!tms_segment_lacks_contents(segment)) return TMS_CONTENTS_RESTORED;
-    if (t->asked.selection->zero) return TMS_CONTENTS_ZEROED;
-    return t->asked.guards ? TMS_CONTENTS_GUARD : TMS_CONTENTS_UNDEFINED;
+    if (t->requested.selection->zero) return TMS_CONTENTS_ZEROED;
+    return t->requested.guards ? TMS_CONTENTS_GUARD : TMS_CONTENTS_UNDEFINED;
 }
 
 static void commit(tms_transition_t *t) {
-    tms_host_policy_t asked = (tms_host_policy_t)t->asked.selection->host_policy;
+    tms_host_policy_t requested = (tms_host_policy_t)t->requested.selection->host_policy;
     const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_DISCARD);
     TMS_FOR_EACH(segment, t) {
         segment->contents = contents_of(t, segment);
-        tms_host_policy_t policy = asked != TMS_HOST_DEFAULT ? asked : segment->backup.policy;
+        tms_host_policy_t policy = requested != TMS_HOST_DEFAULT ? requested : segment->backup.policy;
         tms_backup_discard(&segment->backup, &t->saver->stores, tms_saver_host_policy(t->saver, policy));
-        if (t->asked.selection->exclusive) tms_free_retain_lock(t->saver, segment);
+        if (t->requested.selection->exclusive) tms_free_retain_lock(t->saver, segment);
     }
     tms_observers_end_phase(t, TMS_PHASE_DISCARD, began, TMS_OK);
 }
@@ -151,31 +150,32 @@ static demand_t measure_demand(tms_transition_t *t) {
     return demand;
 }
 
-static tms_status_t find_shortage(tms_transition_t *t, shortage_t *worst, tms_error_t *error) {
+/* Finds a device that lacks memory. Examines `likely` first, unless it is TMS_NO_DEVICE. If no device lacks memory, finds
+ * the first device that was examined. */
+static tms_status_t find_shortage(tms_transition_t *t, int likely, shortage_t *shortage, tms_error_t *error) {
     demand_t demand = measure_demand(t);
     shortage_t found = {.device = TMS_NO_DEVICE};
-    for (int device = 0; device < t->devices->count; device++) {
+    for (int i = -1; i < t->devices->count && found.missing == 0; i++) {
+        const int device = i < 0 ? likely : i;
+        if (device < 0 || !(demand.owners >> device & 1)) continue;
         uint64_t free_bytes = 0, total_bytes = 0, needed = demand.bytes[device];
         tms_error_context_t context = tms_transition_context(t, device);
-        if (!(demand.owners >> device & 1)) continue;
         tms_status_t status = tms_devices_memory(t->saver->devices, device, &free_bytes, &total_bytes, &context, error);
         if (status != TMS_OK) return status;
         free_bytes += demand.returned[device];
         uint64_t missing = needed > free_bytes ? needed - free_bytes : 0;
-        if (found.device != TMS_NO_DEVICE && missing <= found.missing) continue;
-        found.device = device;
-        found.needed = needed;
-        found.free = free_bytes;
-        found.missing = missing;
+        if (found.device == TMS_NO_DEVICE || missing > 0)
+            found = (shortage_t){.device = device, .needed = needed, .free = free_bytes, .missing = missing};
     }
-    *worst = found;
+    *shortage = found;
     return TMS_OK;
 }
 
 /* Rewrites the error of the last attempt: needed, free and missing memory first, then the rest as points. */
 static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     shortage_t shortage;
-    if (!error || find_shortage(t, &shortage, NULL) != TMS_OK || shortage.device == TMS_NO_DEVICE) return;
+    if (!error || find_shortage(t, error->device, &shortage, NULL) != TMS_OK || shortage.device == TMS_NO_DEVICE) return;
+    error->device = shortage.device;
     error->message[0] = '\0';
     tms_error_append(error, "%s: device %d needs ", error->operation, shortage.device);
     tms_error_append_bytes(error, shortage.needed);
@@ -188,7 +188,8 @@ static void describe_shortage(tms_transition_t *t, tms_error_t *error) {
     } else {
         tms_error_append(error, " free now, but had too little free memory before");
     }
-    if (t->asked.selection->timeout_seconds > 0) tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
+    if (t->requested.selection->timeout_seconds > 0)
+        tms_error_append(error, " after %.1f seconds", tms_wait_elapsed(&t->wait));
     tms_error_append(
         error,
         ".\n- Everything stays paused, and resume() can be called again.\n- If this process holds the memory, "
@@ -227,7 +228,7 @@ static tms_status_t await_memory(tms_transition_t *t, patience_t *patience, tms_
         if (status != TMS_OK) return status;
         tms_reclaim_within(t->saver, &t->wait); /* it may release the missing memory */
         status = tms_wait_check(&t->wait, &context, error);
-        if (status == TMS_OK) status = find_shortage(t, &shortage, error);
+        if (status == TMS_OK) status = find_shortage(t, TMS_NO_DEVICE, &shortage, error);
         if (status != TMS_OK) return status;
     } while (shortage.missing > 0);
     return TMS_OK;
@@ -255,7 +256,7 @@ static tms_status_t attempt_until_memory_suffices(tms_transition_t *t, tms_error
  * this process can pause during the wait. */
 static tms_status_t perform(tms_transition_t *t, tms_error_t *error) {
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    if (!t->asked.selection->exclusive || !t->devices) return attempt_until_memory_suffices(t, error);
+    if (!t->requested.selection->exclusive || !t->devices) return attempt_until_memory_suffices(t, error);
     tms_device_locks_t *locks = &t->saver->device_locks;
     tms_reclaim_within(t->saver, &t->wait); /* repaired segments are resumed as well, so their devices are concerned */
     tms_status_t status = tms_wait_check(&t->wait, &context, error);
@@ -272,11 +273,11 @@ static tms_status_t perform(tms_transition_t *t, tms_error_t *error) {
 static tms_status_t resume(tms_saver_t *saver, const tms_selection_t *selection, tms_pending_t *pending,
                            tms_report_t *report, tms_error_t *error) {
     tms_transition_t t = {.saver = saver,
-                          .asked = {.selection = selection,
-                                    .operation = "resume",
-                                    .from = TMS_SEGMENT_PAUSED,
-                                    .through = TMS_SEGMENT_RESUMING,
-                                    .to = TMS_SEGMENT_ACTIVE},
+                          .requested = {.selection = selection,
+                                        .operation = "resume",
+                                        .from = TMS_SEGMENT_PAUSED,
+                                        .through = TMS_SEGMENT_RESUMING,
+                                        .to = TMS_SEGMENT_ACTIVE},
                           .pending = pending,
                           .act = resume_all,
                           .perform = perform,
@@ -337,7 +338,7 @@ tms_status_t tms_resume_begin(tms_saver_t *saver, const tms_selection_t *selecti
         tms_log_write(saver->log, TMS_LOG_WARNING,
                       "resume(wait=False): no thread could be started (pthread_create: %s), so the whole resume is done "
                       "before the call returns",
-                      strerror(os_error));
+                      TMS_OS_TEXT(os_error));
         (void)run(made);
     }
     *pending = made;

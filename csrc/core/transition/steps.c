@@ -24,9 +24,10 @@ static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
     CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
     tms_status_t status = check_visible_captures(t, error);
     if (status != TMS_OK) return status;
-    if (!t->asked.selection->has_stream) return TMS_OK;
-    CUresult result = t->driver->cuStreamIsCapturing ? t->driver->cuStreamIsCapturing(t->asked.selection->stream, &capturing)
-                                                     : CUDA_SUCCESS;
+    if (!t->requested.selection->has_stream) return TMS_OK;
+    CUresult result = t->driver->cuStreamIsCapturing
+                          ? t->driver->cuStreamIsCapturing(t->requested.selection->stream, &capturing)
+                          : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS && capturing != CU_STREAM_CAPTURE_STATUS_NONE)
         return tms_error_set(error, TMS_CAPTURE_IN_PROGRESS, &context, NULL);
     /* A thread without a context has no stream that could be capturing. */
@@ -38,14 +39,14 @@ static tms_status_t check_capture(tms_transition_t *t, tms_error_t *error) {
 
 /* Finds the tags, once for each call and without the saver's lock. Counts the tags that no allocation ever had. */
 static tms_status_t find_tags(tms_transition_t *t, tms_error_t *error) {
-    const tms_selection_t *selection = t->asked.selection;
+    const tms_selection_t *selection = t->requested.selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     if (!selection->tags) return TMS_OK;
-    t->asked.tags = calloc(selection->tag_count + 1, sizeof(void *));
-    if (!t->asked.tags) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
+    t->requested.tags = calloc(selection->tag_count + 1, sizeof(void *));
+    if (!t->requested.tags) return tms_error_set_os(error, &context, "calloc", ENOMEM, NULL);
     for (size_t i = 0; i < selection->tag_count; i++) {
         tms_tag_t *tag = tms_tag_find(&t->saver->regions->tags, selection->tags[i]);
-        if (tag) t->asked.tags[t->asked.tag_count++] = tag;
+        if (tag) t->requested.tags[t->requested.tag_count++] = tag;
         if (tag && atomic_load(&tag->used)) continue;
         t->done.report.unknown_tags++;
     }
@@ -54,13 +55,13 @@ static tms_status_t find_tags(tms_transition_t *t, tms_error_t *error) {
 
 void tms_steps_begin_look(tms_transition_t *t) {
     t->mark = ++t->saver->marks;
-    for (size_t i = 0; i < t->asked.tag_count; i++) t->asked.tags[i]->mark = t->mark;
-    t->saver->steps += t->asked.tag_count;
+    for (size_t i = 0; i < t->requested.tag_count; i++) t->requested.tags[i]->mark = t->mark;
+    t->saver->steps += t->requested.tag_count;
 }
 
 static bool has_selected_tag(const tms_transition_t *t, const tms_segment_t *segment) {
     t->saver->steps++;
-    return !t->asked.tags || segment->tag->mark == t->mark;
+    return !t->requested.tags || segment->tag->mark == t->mark;
 }
 
 static bool is_at(const tms_segment_t *segment, uint64_t address) {
@@ -68,22 +69,22 @@ static bool is_at(const tms_segment_t *segment, uint64_t address) {
 }
 
 bool tms_steps_selects(const tms_transition_t *t, const tms_segment_t *segment) {
-    if (t->asked.address != 0 && !is_at(segment, t->asked.address)) return false;
+    if (t->requested.address != 0 && !is_at(segment, t->requested.address)) return false;
     if (t->pending && segment->paused_by > tms_pending_begun(t->pending)) return false;
-    return segment->state == t->asked.from && (t->planned.collectable >> segment->device & 1) &&
+    return segment->state == t->requested.from && (t->planned.collectable >> segment->device & 1) &&
            has_selected_tag(t, segment);
 }
 
 bool tms_steps_gives_up(const tms_transition_t *t, const tms_segment_t *segment) {
     bool paused = segment->state == TMS_SEGMENT_PAUSED || segment->state == TMS_SEGMENT_DAMAGED ||
                   segment->state == TMS_SEGMENT_REPAIRING;
-    return t->asked.gives_up && paused && segment->backup.saved && has_selected_tag(t, segment);
+    return t->requested.gives_up && paused && segment->backup.saved && has_selected_tag(t, segment);
 }
 
 bool tms_steps_skips_damaged(const tms_transition_t *t, const tms_segment_t *segment) {
     /* REPAIRING: another thread is trying to repair it and may fail. */
     bool damaged = segment->state == TMS_SEGMENT_DAMAGED || segment->state == TMS_SEGMENT_REPAIRING;
-    return damaged && t->asked.address == 0 && has_selected_tag(t, segment);
+    return damaged && t->requested.address == 0 && has_selected_tag(t, segment);
 }
 
 tms_status_t tms_steps_quiesce(tms_transition_t *t, tms_quiesced_t *quiesced, tms_error_t *error) {
@@ -117,8 +118,8 @@ static void collect(tms_transition_t *t) {
         if (tms_steps_skips_damaged(t, segment)) t->planned.incomplete = true;
         t->planned.given_up += tms_steps_gives_up(t, segment);
         if (!tms_steps_selects(t, segment)) continue;
-        tms_account_own(segment, t->asked.through);
-        if (t->asked.to == TMS_SEGMENT_PAUSED) segment->paused_by = t->mark;
+        tms_account_own(segment, t->requested.through);
+        if (t->requested.to == TMS_SEGMENT_PAUSED) segment->paused_by = t->mark;
         segment->next_in_transition = NULL;
         *t->planned.end = segment;
         t->planned.end = &segment->next_in_transition;
@@ -138,6 +139,7 @@ typedef struct skipped {
     tms_error_context_t context; /* context of the first */
     char call[TMS_ERROR_NAME_BYTES];
     int result;
+    bool is_damaged; /* the first: no other thread is repairing it, or has just repaired it */
     bool has_other_tags;
 } skipped_t;
 
@@ -148,10 +150,12 @@ static skipped_t find_skipped(tms_transition_t *t) {
     for (tms_registry_node_t *node = t->saver->registry.first; node; node = node->next) {
         const tms_segment_t *segment = tms_segment_of(node);
         /* PAUSED after a resume: another thread has just repaired it. */
-        if (!tms_steps_skips_damaged(t, segment) && !(t->asked.from == TMS_SEGMENT_PAUSED && tms_steps_selects(t, segment)))
+        if (!tms_steps_skips_damaged(t, segment) &&
+            !(t->requested.from == TMS_SEGMENT_PAUSED && tms_steps_selects(t, segment)))
             continue;
         if (found.allocations++ == 0) {
             found.context = tms_transition_context_of(t, segment);
+            found.is_damaged = segment->state == TMS_SEGMENT_DAMAGED;
             if (segment->run) memcpy(found.call, segment->run->refused_call, sizeof found.call);
             if (segment->run) found.result = segment->run->refused_result;
         }
@@ -168,14 +172,16 @@ static tms_status_t report_skipped(tms_transition_t *t, tms_error_t *error) {
     tms_error_t own;
     skipped_t found = find_skipped(t);
     if (found.allocations == 0) return TMS_OK;
-    tms_status_t status =
-        found.call[0] ? tms_driver_fail(t->driver, &found.context, found.call, (CUresult)found.result, &own)
-                      : tms_error_set(&own, TMS_DRIVER, &found.context, "another thread is trying to release its memory");
+    tms_status_t status = found.call[0]
+                              ? tms_driver_fail(t->driver, &found.context, found.call, (CUresult)found.result, &own)
+                              : tms_error_set(&own, TMS_DRIVER, &found.context,
+                                              found.is_damaged ? "its memory could not be released yet"
+                                                               : "another thread is trying to release its memory");
     tms_error_append(&own, " %llu allocation%s (", (unsigned long long)found.allocations, found.allocations == 1 ? "" : "s");
     tms_error_append_bytes(&own, found.bytes);
     tms_error_append(&own, ") with the tag '%s'%s %s still damaged", found.context.tag,
                      found.has_other_tags ? " and other tags" : "", found.allocations == 1 ? "is" : "are");
-    if (t->asked.from == TMS_SEGMENT_ACTIVE) {
+    if (t->requested.from == TMS_SEGMENT_ACTIVE) {
         tms_error_append(&own, "; later calls try again.");
         tms_log_write(t->saver->log, TMS_LOG_ERROR, "%s", own.message);
         return TMS_OK;
@@ -197,7 +203,7 @@ static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
     if (status != TMS_OK) return status;
     /* Succeeds on a machine without a driver if there is nothing to do. Reclaiming may wait for a device, which a capture
      * forbids. */
-    if (!t->asked.any_memory && !tms_saver_has_segments(t->saver) && !tms_reclaim_is_needed(t->saver)) return TMS_OK;
+    if (!t->requested.any_memory && !tms_saver_has_segments(t->saver) && !tms_reclaim_is_needed(t->saver)) return TMS_OK;
     status = tms_devices_load(t->saver->devices, &t->driver, &t->devices, &context, error);
     return status == TMS_OK ? check_capture(t, error) : status;
 }
@@ -205,9 +211,9 @@ static tms_status_t check(tms_transition_t *t, tms_error_t *error) {
 tms_status_t tms_steps_attempt(tms_transition_t *t, tms_error_t *error) {
     uint64_t unknown_tags = t->done.report.unknown_tags;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
-    const uint64_t asked = tms_observers_begin_phase(t, TMS_PHASE_TURN);
+    const uint64_t began = tms_observers_begin_phase(t, TMS_PHASE_TURN);
     tms_status_t status = tms_turn_take(t->saver, &t->wait, &context, error);
-    tms_observers_end_phase(t, TMS_PHASE_TURN, asked, status);
+    tms_observers_end_phase(t, TMS_PHASE_TURN, began, status);
     if (status != TMS_OK) return status;
     t->has_turn = true;
     tms_backup_stores_enter_call(&t->saver->stores);
@@ -222,7 +228,7 @@ tms_status_t tms_steps_attempt(tms_transition_t *t, tms_error_t *error) {
         status = tms_wait_check(&t->wait, &context, error);
     }
     if (status == TMS_OK && t->devices) collect(t);
-    if (status == TMS_OK && (t->planned.first || t->planned.given_up > 0 || t->asked.any_memory)) {
+    if (status == TMS_OK && (t->planned.first || t->planned.given_up > 0 || t->requested.any_memory)) {
         tms_observers_sample_memory(t);
         status = t->act(t, error);
         if (status != TMS_FORKED) tms_observers_sample_memory(t);
@@ -245,7 +251,7 @@ static void end_callback(const tms_transition_t *t) {
 }
 
 void tms_steps_report_progress(tms_transition_t *t) {
-    const tms_selection_t *selection = t->asked.selection;
+    const tms_selection_t *selection = t->requested.selection;
     if (!selection->on_progress || t->planned.total_bytes == 0) return;
     begin_callback(t);
     selection->on_progress(selection->on_progress_context, atomic_load(&t->done.copied_bytes), t->planned.total_bytes);
@@ -256,15 +262,15 @@ void tms_steps_report_progress(tms_transition_t *t) {
 static int32_t poll(void *context) {
     tms_transition_t *t = context;
     tms_steps_report_progress(t);
-    if (!t->asked.selection->interrupted) return 0;
+    if (!t->requested.selection->interrupted) return 0;
     begin_callback(t);
-    int32_t stop = t->asked.selection->interrupted(t->asked.selection->interrupt_context);
+    int32_t stop = t->requested.selection->interrupted(t->requested.selection->interrupt_context);
     end_callback(t);
     return stop;
 }
 
 static tms_status_t check_selection(const tms_transition_t *t, tms_error_t *error) {
-    const tms_selection_t *selection = t->asked.selection;
+    const tms_selection_t *selection = t->requested.selection;
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     if (selection->has_backup && selection->backup != TMS_BACKUP_NONE &&
         !tms_backup_stores_find(&t->saver->stores, (tms_backup_kind_t)selection->backup))
@@ -277,11 +283,11 @@ static tms_status_t check_selection(const tms_transition_t *t, tms_error_t *erro
 }
 
 tms_status_t tms_steps_run(tms_transition_t *t, tms_error_t *error) {
-    const tms_selection_t *selection = t->asked.selection;
+    const tms_selection_t *selection = t->requested.selection;
     bool asks = selection->interrupted || selection->on_progress;
     tms_wait_begin(&t->wait, asks ? poll : NULL, t, selection->timeout_seconds);
     t->planned.collectable = ~(tms_device_mask_t)0;
-    t->asked.guards = atomic_load(&t->saver->guard.on);
+    t->requested.guards = atomic_load(&t->saver->guard.on);
     tms_error_context_t context = tms_transition_context(t, TMS_NO_DEVICE);
     tms_observers_notify(t, TMS_CALL_BEGINS);
     tms_status_t status = tms_turn_enter(&context, error);
@@ -291,7 +297,7 @@ tms_status_t tms_steps_run(tms_transition_t *t, tms_error_t *error) {
         if (status == TMS_OK) status = find_tags(t, error);
         if (status == TMS_OK) status = t->perform ? t->perform(t, error) : tms_steps_attempt(t, error);
         tms_turn_leave();
-        free(t->asked.tags);
+        free(t->requested.tags);
     }
     t->done.report.seconds = tms_wait_elapsed(&t->wait);
     t->done.status = status;

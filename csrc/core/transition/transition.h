@@ -17,7 +17,7 @@ typedef struct tms_transition_notes {
 } tms_transition_notes_t;
 
 /* The request: constant during the call. */
-typedef struct tms_transition_asked {
+typedef struct tms_transition_requested {
     const tms_selection_t *selection;
     const char *operation;
     tms_segment_state_t from, through, to;
@@ -27,7 +27,7 @@ typedef struct tms_transition_asked {
     bool guards;      /* guard mode is on */
     bool gives_up;    /* a pause that gives up the backups of paused allocations, too */
     bool any_memory;  /* the call uses memory that need not be managed, and selects no allocation (pieces.h) */
-} tms_transition_asked_t;
+} tms_transition_requested_t;
 
 /* The plan of one attempt. Each attempt resets it, except for `collectable`. */
 typedef struct tms_transition_planned {
@@ -60,7 +60,7 @@ typedef struct tms_transition_done {
 
 typedef struct tms_transition {
     tms_saver_t *saver;
-    tms_transition_asked_t asked;
+    tms_transition_requested_t requested;
     tms_transition_planned_t planned;
     tms_transition_done_t done;
     /* Moves the segments on the list, or undoes its work, and publishes their states (tms_completion_finish). */
@@ -83,13 +83,13 @@ typedef struct tms_transition {
     for (tms_segment_t *segment = (t)->planned.first; segment; segment = segment->next_in_transition)
 
 static inline tms_error_context_t tms_transition_context(const tms_transition_t *t, int device) {
-    return (tms_error_context_t){.operation = t->asked.operation, .device = device};
+    return (tms_error_context_t){.operation = t->requested.operation, .device = device};
 }
 static inline tms_error_context_t tms_transition_context_of(const tms_transition_t *t, const tms_segment_t *segment) {
-    return tms_saver_context(t->asked.operation, segment);
+    return tms_saver_context(t->requested.operation, segment);
 }
 static inline tms_error_context_t tms_transition_context_of_run(const tms_transition_t *t, const tms_run_t *run) {
-    return (tms_error_context_t){.operation = t->asked.operation,
+    return (tms_error_context_t){.operation = t->requested.operation,
                                  .device = run->device,
                                  .bytes = tms_run_bytes(run),
                                  .address = run->begin,

@@ -264,7 +264,7 @@ static void resources_that_a_copier_cannot_release_are_quarantined(void **state)
         tms_error_t error;
         tms_copier_t copier;
         tms_sim_usage_t usage;
-        tms_wait_t wait = {.interrupted = go_on, .asked = tms_wait_now(), .process = getpid()};
+        tms_wait_t wait = {.interrupted = go_on, .polled = tms_wait_now(), .process = getpid()};
         tms_backup_t host = {.kind = TMS_BACKUP_MMAP, .bytes = 3 * MIB}, disk = {.kind = TMS_BACKUP_DISK, .bytes = 3 * MIB};
         uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 4 * MIB);
         ASSERT_OK(tms_copier_open(&copier, &f->saver.stores.copying, 0, &wait, &CONTEXT, &error), error);

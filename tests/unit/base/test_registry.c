@@ -165,11 +165,11 @@ static void test_overlapping(void **state) {
     for (size_t i = 0; i < count; i++) tms_registry_insert(&registry, &nodes[i]);
     for (uint64_t begin = 0; begin < LAST; begin++) {
         for (uint64_t end = begin + 1; end <= LAST; end++) {
-            bool expected = false;
-            for (size_t i = 0; i < count; i++) expected |= nodes[i].begin < end && begin < nodes[i].end;
-            const tms_registry_node_t *found = tms_registry_overlapping(&registry, begin, end);
-            assert_int_equal(found != NULL, expected);
-            if (found) assert_true(found->begin < end && begin < found->end);
+            const tms_registry_node_t *expected = NULL;
+            for (size_t i = count; i-- > 0;) {
+                if (nodes[i].begin < end && begin < nodes[i].end) expected = &nodes[i];
+            }
+            assert_ptr_equal(tms_registry_overlapping(&registry, begin, end), expected);
         }
     }
 }

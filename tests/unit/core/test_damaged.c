@@ -186,6 +186,71 @@ static void a_repair_is_recorded_and_counted(void **state) {
     assert_int_equal(counters.resident_bytes, 0);
 }
 
+/* The attempts that end before the driver answers: of a call that was cancelled, and while a capture is under way. */
+static int32_t cancel(void *context) {
+    (void)context;
+    return 1;
+}
+
+static void an_attempt_without_an_answer_of_the_driver_keeps_the_last(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    tms_wait_t cancelled;
+    const uint64_t damaged = allocate_one_damaged(f);
+    tms_wait_begin(&cancelled, cancel, NULL, 0);
+    assert_int_equal(tms_wait_ask(&cancelled, &(tms_error_context_t){.operation = "test"}, &error), TMS_INTERRUPTED);
+    tms_reclaim_within(&f->saver, &cancelled);
+    assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
+    assert_int_equal(last_repair(f).status, TMS_INTERRUPTED);
+    assert_int_equal(last_repair(f).driver_result, 0);
+    simulator()->fail_after("cuMemUnmap", 0, 1, CUDA_ERROR_INVALID_VALUE);
+    tms_reclaim_all(&f->saver);
+    tms_reclaim_within(&f->saver, &cancelled);
+    assert_int_equal(state_of(f, damaged), TMS_SEGMENT_DAMAGED);
+    assert_int_equal(last_repair(f).status, TMS_DRIVER);
+    assert_int_equal(last_repair(f).driver_result, CUDA_ERROR_INVALID_VALUE);
+    ASSERT_OK(resume_all(f, &error), error);
+    assert_filled(damaged, 2 * MIB, 1);
+}
+
+static fixture_t *capturing;
+static CUresult (*unmaps)(CUdeviceptr, size_t);
+
+/* A capture begins during the first repair of a reclaim. The turn's owner cannot begin one through the saver. */
+static CUresult refuse_and_capture(CUdeviceptr address, size_t bytes) {
+    const tms_error_context_t context = {.operation = "test"};
+    uint64_t identity;
+    (void)address, (void)bytes;
+    writable(capturing)->cuMemUnmap = unmaps;
+    pthread_mutex_lock(&capturing->saver.lock);
+    assert_int_equal(tms_capture_begin(&capturing->saver.capture, NULL, &identity, &context, NULL), TMS_OK);
+    pthread_mutex_unlock(&capturing->saver.lock);
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+static void an_attempt_that_a_capture_prevents_is_no_attempt_of_another_thread(void **state) {
+    fixture_t *f = capturing = *state;
+    tms_error_t error;
+    char text[8192];
+    uint64_t damaged[2];
+    allocate_damaged(f, (const char *[]){"a", "b"}, damaged);
+    unmaps = f->cuda->cuMemUnmap;
+    writable(f)->cuMemUnmap = refuse_and_capture;
+    captured_stderr_t captured = capture_begin();
+    tms_status_t status = pause_all(f, &error);
+    capture_end(captured, text, sizeof text);
+    ASSERT_OK(status, error);
+    for (int i = 0; i < 2; i++) assert_int_equal(state_of(f, damaged[i]), TMS_SEGMENT_DAMAGED);
+    assert_int_equal(last_repair(f).status, TMS_CAPTURE_IN_PROGRESS);
+    const char *logged = strstr(text, "error: pause: ");
+    assert_non_null(logged);
+    assert_non_null(strstr(logged, "its memory could not be released yet"));
+    assert_null(strstr(logged, "another thread"));
+    (void)tms_capture_end_of(&f->saver, 0);
+    ASSERT_OK(resume_all(f, &error), error);
+    for (uint32_t i = 0; i < 2; i++) assert_filled(damaged[i], 2 * MIB, i + 1);
+}
+
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup_one_device, teardown)
 
 int main(void) {
@@ -197,6 +262,8 @@ int main(void) {
         TEST(an_exclusive_resume_that_skips_damaged_segments_keeps_no_lock),
         TEST(a_pause_of_damaged_segments_logs_once),
         TEST(a_repair_is_recorded_and_counted),
+        TEST(an_attempt_without_an_answer_of_the_driver_keeps_the_last),
+        TEST(an_attempt_that_a_capture_prevents_is_no_attempt_of_another_thread),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -212,14 +212,25 @@ static void not_believe_what_is_no_name(void) {
     CHECK(acquire(1) == TMS_OK);
 }
 
-static void hold_without_a_name_where_it_cannot_be_written(void) {
-    char text[1024];
-    fault.pwrite_error = ENOSPC;
+static void hold_without_a_name(void) {
+    char text[1024], call[64];
+    snprintf(call, sizeof call, "pwrite failed with errno %d", ENOSPC);
     captured_stderr_t captured = capture_begin();
+    errno = 0;
     tms_status_t status = acquire(1);
     capture_end(captured, text, sizeof text);
     CHECK(status == TMS_OK && is_locked(0));
-    CHECK(strstr(text, "pwrite") && strstr(text, file_of(0)));
+    CHECK(strstr(text, call) && strstr(text, file_of(0)));
+}
+
+static void hold_without_a_name_where_it_cannot_be_written(void) {
+    fault.pwrite_error = ENOSPC;
+    hold_without_a_name();
+}
+
+static void hold_without_a_name_where_a_part_of_it_is_written(void) {
+    fault.pwrite_is_short = true;
+    hold_without_a_name();
 }
 
 /* The default directory is one in which every user can create files: here that of a user that no other test uses. */
@@ -293,6 +304,7 @@ int main(void) {
         LOCKS(name_the_holder),
         LOCKS(not_believe_what_is_no_name),
         LOCKS(hold_without_a_name_where_it_cannot_be_written),
+        LOCKS(hold_without_a_name_where_a_part_of_it_is_written),
         LOCKS(refuse_a_default_directory_that_others_can_use),
         LOCKS(ask_the_driver_who_is_who),
     };

@@ -44,7 +44,7 @@ static int32_t ask(void *context) {
     return asker->stop_at && asker->asked >= asker->stop_at;
 }
 
-static void make_due(tms_wait_t *wait) { wait->asked -= 2 * TMS_WAIT_POLL_SECONDS; }
+static void make_due(tms_wait_t *wait) { wait->polled -= 2 * TMS_WAIT_POLL_SECONDS; }
 
 /* ---- the clock ---- */
 
@@ -70,11 +70,11 @@ static void the_callback_is_called_once_an_interval(void **state) {
     asker_t asker = {0};
     tms_wait_t wait;
     tms_wait_begin(&wait, ask, &asker, 0);
-    wait.asked = tms_wait_now() + LONG_SECONDS; /* as if it had just been called, however slow this machine is */
+    wait.polled = tms_wait_now() + LONG_SECONDS; /* as if it had just been called, however slow this machine is */
     assert_false(tms_wait_interrupted(&wait));
     assert_int_equal(asker.asked, 0);
     for (int i = 1; i <= 3; i++) {
-        wait.asked = tms_wait_now();
+        wait.polled = tms_wait_now();
         make_due(&wait);
         assert_false(tms_wait_interrupted(&wait));
         assert_int_equal(asker.asked, i);

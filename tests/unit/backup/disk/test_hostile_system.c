@@ -154,7 +154,7 @@ static void a_reservation_can_be_interrupted(void **state) {
     tms_wait_t wait;
     tms_disk_file_t *file = NULL;
     tms_wait_begin(&wait, stop, &asked, 0);
-    wait.asked -= 1; /* the callback is due */
+    wait.polled -= 1; /* the callback is due */
     assert_int_equal(tms_disk_file_create(&disk, BYTES, &file, &wait, &context, &error), TMS_INTERRUPTED);
     assert_int_equal(asked, 1);
     assert_null(file);

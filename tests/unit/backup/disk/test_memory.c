@@ -116,9 +116,9 @@ static void give_the_claim_back_where_the_file_goes_meanwhile(void) {
     tms_disk_file_t *file = NULL;
     tms_wait_t wait;
     tms_wait_begin(&wait, remove_all, &stores->disk, INFINITY);
-    wait.asked = -INFINITY;
+    wait.polled = -INFINITY;
     CHECK(tms_disk_file_create(&stores->disk, 4 * MIB, &file, &wait, &context, &error) == TMS_OK);
-    CHECK(wait.asked > 0 && !file->owner_lock);
+    CHECK(wait.polled > 0 && !file->owner_lock);
     CHECK(held(stores) == 0);
     tms_disk_file_destroy(&stores->disk, file);
     CHECK(held(stores) == 0 && atomic_load(&stores->disk.total) == 0);

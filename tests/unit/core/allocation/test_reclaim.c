@@ -287,6 +287,29 @@ static void a_range_reused_by_another_owner_is_dropped(void **state) {
     }
 }
 
+/* The margin would not stay free before the quarantined memory is released. */
+static void memory_is_reclaimed_for_the_margin(void **state) {
+    fixture_t *f = *state;
+    const tms_region_t region = tms_saver_settings(&f->saver);
+    for (int as_handle = 0; as_handle < 2; as_handle++) {
+        tms_error_t error;
+        uint64_t made = 0, address = allocate(f, "a", TMS_BACKUP_NONE, 100 * MIB);
+        simulator()->fail_after("cuMemRelease", 0, 1, CUDA_ERROR_UNKNOWN);
+        assert_int_equal(tms_free_address(&f->saver, address, &error), TMS_OK);
+        assert_int_equal(physical_bytes(0), 100 * MIB);
+        atomic_store(&f->saver.memory_margin_bytes, 100 * MIB);
+        if (as_handle) {
+            ASSERT_OK(tms_handles_create(&f->saver, &region, 150 * MIB, 0, &made, &error), error);
+            ASSERT_OK(tms_handles_release(&f->saver, made, &error), error);
+        } else {
+            ASSERT_OK(try_allocate(f, 150 * MIB, 0, &made, &error), error);
+            assert_int_equal(tms_free_address(&f->saver, made, &error), TMS_OK);
+        }
+        atomic_store(&f->saver.memory_margin_bytes, 0);
+        assert_nothing_waits(&f->saver);
+    }
+}
+
 static void a_range_that_is_in_use_is_refused(void **state) {
     fixture_t *f = *state;
     tms_error_t error;
@@ -349,6 +372,7 @@ int main(void) {
         TEST(an_allocation_that_cannot_be_undone_is_not_repeated),
         TEST(a_range_released_in_spite_of_an_error_is_dropped),
         TEST(a_range_reused_by_another_owner_is_dropped),
+        TEST(memory_is_reclaimed_for_the_margin),
         TEST(a_range_that_is_in_use_is_refused),
         TEST(a_free_releases_the_devices_lock),
         TEST(references_to_contexts_are_released_later),

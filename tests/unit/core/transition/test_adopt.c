@@ -2,6 +2,7 @@
  */
 #include "support/publish_fixture.h"
 
+#include "captured_stderr.h"
 #include "core/allocation/reclaim.h"
 
 static size_t kept(fixture_t *f) {
@@ -143,6 +144,7 @@ static void an_object_of_another_size_is_damaged(void **state) {
 /* The kernel cannot check the object, so nothing is filled with it. */
 static void without_the_kernel_nothing_is_adopted(void **state) {
     fixture_t *f = *state;
+    char text[4096];
     tms_error_t error;
     size_t missing;
     const uint64_t address = allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1);
@@ -150,7 +152,12 @@ static void without_the_kernel_nothing_is_adopted(void **state) {
     publish_one(f, "name", address, BYTES);
     fill(address, BYTES, 2);
     launch_nothing(f);
-    assert_int_equal(adopt(f, &piece, 1, objects_of("name"), &missing, &error), TMS_DRIVER);
+    captured_stderr_t captured = capture_begin();
+    const tms_status_t status = adopt(f, &piece, 1, objects_of("name"), &missing, &error);
+    capture_end(captured, text, sizeof text);
+    assert_int_equal(status, TMS_DRIVER);
+    assert_non_null(strstr(text, "warning: adopt: "));
+    assert_non_null(strstr(text, "The call fails, because objects are named by their fingerprints."));
     assert_filled(address, BYTES, 2);
 }
 

@@ -2,7 +2,10 @@
 #include "support/publish_fixture.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <sys/statvfs.h>
+
+#include "captured_stderr.h"
 
 /* The room that the folder's file system has left; 0: what it says. */
 static uint64_t left_bytes;
@@ -117,6 +120,40 @@ static void paused_memory_is_refused(void **state) {
     publish_one(f, "name", address, BYTES);
 }
 
+/* PyTorch's expandable segments: ordinary memory, and then memory of a handle, side by side in one tensor. */
+static void paused_memory_behind_ordinary_memory_is_refused(void **state) {
+    fixture_t *f = *state;
+    const tms_region_settings_t settings = {.managed = true, .tag = "a", .backup = TMS_BACKUP_PINNED};
+    const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    const CUmemAccessDesc access = {.location = properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemGenericAllocationHandle ordinary;
+    CUdeviceptr base = 0;
+    tms_region_t region;
+    tms_error_t error;
+    uint64_t number = 0, written;
+    bool busy;
+    assert_int_equal(f->cuda->cuMemAddressReserve(&base, 4 * MIB, 0, 0, 0), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemCreate(&ordinary, 2 * MIB, &properties, 0), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemMap(base, 2 * MIB, 0, ordinary, 0), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemSetAccess(base, 2 * MIB, &access, 1), CUDA_SUCCESS);
+    ASSERT_OK(tms_region_from_settings(&f->regions, &settings, &region, &error), error);
+    ASSERT_OK(tms_handles_create(&f->saver, &region, 2 * MIB, 0, &number, &error), error);
+    ASSERT_OK(tms_handles_map(&f->saver, base + 2 * MIB, 2 * MIB, number, &busy, &error), error);
+    fill(base, 4 * MIB, 1);
+    ASSERT_OK(pause_all(f, &error), error);
+    refuse(f, piece_at(base, 4 * MIB), TMS_INVALID_STATE, "paused");
+    ASSERT_OK(resume_all(f, &error), error);
+    const tms_shared_piece_t piece = piece_at(base, 4 * MIB);
+    ASSERT_OK(publish(f, "name", &piece, 1, &written, &error), error);
+    assert_int_equal(written, 4 * MIB);
+    ASSERT_OK(tms_handles_unmap(&f->saver, base + 2 * MIB, 2 * MIB, &error), error);
+    ASSERT_OK(tms_handles_release(&f->saver, number, &error), error);
+    assert_int_equal(f->cuda->cuMemUnmap(base, 2 * MIB), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemRelease(ordinary), CUDA_SUCCESS);
+    assert_int_equal(f->cuda->cuMemAddressFree(base, 4 * MIB), CUDA_SUCCESS);
+}
+
 static void pieces_that_cannot_be_objects_are_refused(void **state) {
     fixture_t *f = *state;
     const uint64_t address = allocate(f, "a", TMS_BACKUP_NONE, 80 * MIB);
@@ -134,12 +171,18 @@ static void pieces_that_cannot_be_objects_are_refused(void **state) {
 
 static void without_the_kernel_nothing_is_published(void **state) {
     fixture_t *f = *state;
+    char text[4096];
     tms_error_t error;
     uint64_t written;
     const tms_shared_piece_t piece = piece_at(allocate_filled(f, "a", TMS_BACKUP_NONE, BYTES, 1), BYTES);
     launch_nothing(f);
-    assert_int_equal(publish(f, "name", &piece, 1, &written, &error), TMS_DRIVER);
+    captured_stderr_t captured = capture_begin();
+    const tms_status_t status = publish(f, "name", &piece, 1, &written, &error);
+    capture_end(captured, text, sizeof text);
+    assert_int_equal(status, TMS_DRIVER);
     assert_non_null(strstr(error.message, "fingerprints"));
+    assert_non_null(strstr(text, "warning: publish: "));
+    assert_non_null(strstr(text, "The call fails, because objects are named by their fingerprints."));
     assert_objects(0);
     assert_int_equal(list("names").count, 0);
 }
@@ -173,8 +216,9 @@ static void a_folder_without_room_is_not_begun(void **state) {
     left_bytes = BYTES;
     assert_int_equal(status, TMS_BACKUP_IO);
     assert_non_null(strstr(error.message, folder));
+    assert_int_equal(error.os_error, ENOSPC);
+    assert_non_null(strstr(error.message, " of free space. The folder is full, in bytes or in files: set TMS_SHARED_DIR"));
     assert_non_null(strstr(error.message, "--shm-size"));
-    assert_non_null(strstr(error.message, "TMS_SHARED_DIR"));
     assert_int_equal(simulator()->calls("cuMemcpyDtoHAsync"), 0);
     assert_objects(0);
     publish_one(f, "name", piece.address, BYTES);
@@ -261,6 +305,7 @@ int main(void) {
         TEST(nothing_can_be_published),
         TEST(memory_that_is_not_managed_is_published_and_adopted),
         TEST(paused_memory_is_refused),
+        TEST(paused_memory_behind_ordinary_memory_is_refused),
         TEST(pieces_that_cannot_be_objects_are_refused),
         TEST(without_the_kernel_nothing_is_published),
         TEST(what_does_not_fit_is_not_begun),

@@ -116,6 +116,28 @@ static void a_refusal_without_a_shortage_is_retried(void **state) {
     assert_filled(address, 2 * MIB, 1);
 }
 
+static CUresult (*creates)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+
+static CUresult refuse_on_device_1(CUmemGenericAllocationHandle *made, size_t bytes, const CUmemAllocationProp *properties,
+                                   unsigned long long flags) {
+    return properties->location.id == 1 ? CUDA_ERROR_OUT_OF_MEMORY : creates(made, bytes, properties, flags);
+}
+
+static void the_device_that_failed_is_named(void **state) {
+    fixture_t *f = *state;
+    tms_error_t error;
+    for (int device = 0; device < 2; device++) allocate_on(f, device, "a", TMS_BACKUP_NONE, 2 * MIB);
+    ASSERT_OK(pause_all(f, &error), error);
+    creates = f->cuda->cuMemCreate;
+    writable(f)->cuMemCreate = refuse_on_device_1;
+    assert_int_equal(resume_all(f, &error), TMS_OUT_OF_DEVICE_MEMORY);
+    writable(f)->cuMemCreate = creates;
+    assert_int_equal(error.device, 1);
+    const char *expected = "resume: device 1 needs 2.0 MiB and has 256.0 MiB free now";
+    assert_memory_equal(error.message, expected, strlen(expected));
+    ASSERT_OK(resume_all(f, &error), error);
+}
+
 /* A free that fails at first holds the very memory that is missing. */
 static int32_t free_and_be_refused(void *context) {
     enum { ENOUGH_QUESTIONS = 100 };
@@ -204,6 +226,7 @@ int main(void) {
         ONE(a_refused_stream_has_neither_bytes_nor_a_tag),
         ONE(memory_freed_meanwhile_is_no_longer_needed),
         ONE(a_refusal_without_a_shortage_is_retried),
+        cmocka_unit_test_setup_teardown(the_device_that_failed_is_named, setup_two_devices, teardown),
         ONE(failed_frees_are_retried_during_the_wait),
         ONE(damage_during_undo_ends_the_wait),
         ONE(any_other_failure_ends_the_wait),

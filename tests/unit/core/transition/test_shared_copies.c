@@ -2,6 +2,8 @@
  * other, and after memory was filled. */
 #include "support/shared_store.h"
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <sched.h>
 #include <semaphore.h>
 
@@ -149,11 +151,63 @@ static void no_registration_holds_up_other_replicas(void **state) {
     settle(f);
 }
 
+/* ---- a registrar whose thread cannot be started ---- */
+
+static tms_shared_store_t *without_thread; /* its thread is not started; NULL: every thread is */
+static int refused;                        /* threads */
+static pthread_t waiter;
+static sem_t waiter_has_lock;
+static int woken; /* the result of the waiter's last wait */
+
+/* Waits for the registrar's end, as a close and a drain do. */
+static void *await_registrar(void *argument) {
+    enum { HANGS_AFTER_SECONDS = 10 };
+    tms_shared_store_t *store = argument;
+    struct timespec limit;
+    clock_gettime(CLOCK_MONOTONIC, &limit);
+    limit.tv_sec += HANGS_AFTER_SECONDS;
+    pthread_mutex_lock(&store->lock);
+    sem_post(&waiter_has_lock);
+    for (woken = 0; store->registrar_runs && woken == 0;)
+        woken = pthread_cond_timedwait(&store->changed, &store->lock, &limit);
+    pthread_mutex_unlock(&store->lock);
+    return NULL;
+}
+
+/* The waiter has the lock until it sleeps, so the caller cannot end the registrar before. */
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument) {
+    int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
+        (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))(uintptr_t)dlsym(RTLD_NEXT,
+                                                                                                  "pthread_create");
+    if (!without_thread || argument != without_thread) return real(thread, attributes, start, argument);
+    if (refused++ > 0) return EAGAIN;
+    assert_int_equal(real(&waiter, NULL, await_registrar, without_thread), 0);
+    assert_int_equal(sem_wait(&waiter_has_lock), 0);
+    return EAGAIN;
+}
+
+static void a_registrar_that_cannot_start_wakes_who_waits_for_its_end(void **state) {
+    fixture_t *f = *state;
+    allocate_filled(f, "a", KEPT, BYTES, 1);
+    assert_int_equal(sem_init(&waiter_has_lock, 0, 0), 0);
+    tms_log_init(&f->log, TMS_LOG_SILENT);
+    without_thread = store_of(f);
+    pause_copying(f, BYTES, 0);
+    assert_true(refused > 0);
+    assert_int_equal(pthread_join(waiter, NULL), 0);
+    without_thread = NULL;
+    assert_int_equal(woken, 0);
+    assert_false(registrar_runs(f));
+    resume(f);
+    settle(f);
+    assert_int_equal(sem_destroy(&waiter_has_lock), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(objects_larger_than_a_piece_of_pinned_memory), TEST(a_private_block_before_an_object),
         TEST(memory_is_filled_before_contents_are_copied),  TEST(the_registrar_gives_up_when_a_resume_begins),
-        TEST(no_registration_holds_up_other_replicas),
+        TEST(no_registration_holds_up_other_replicas),      TEST(a_registrar_that_cannot_start_wakes_who_waits_for_its_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -37,13 +37,16 @@ static const tms_error_context_t context = {.operation = "resume", .device = TMS
 static char base[PATH_BYTES];
 static tms_error_t error;
 
-/* Injected failures: the errno of the next flock calls that lock, and how many; that of every pwrite. */
+/* Injected failures: the errno of the next flock calls that lock, and how many; that of every pwrite, and whether
+ * each of them writes a part. */
 static struct {
     int flock_error, flock_failures, pwrite_error;
+    bool pwrite_is_short;
     bool remove_first; /* the file is removed before it is locked, once */
 } fault;
 
 ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset) {
+    if (fault.pwrite_is_short) return (ssize_t)bytes / 2;
     if (fault.pwrite_error == 0) return syscall(SYS_pwrite64, fd, data, bytes, offset);
     errno = fault.pwrite_error;
     return -1;
