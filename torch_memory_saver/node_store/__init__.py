@@ -239,10 +239,7 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
 
 def _fill(torch: Any, found: Any, kept: manifest.Manifest) -> str:
     """Fill the tensors. Return why that is not possible, or ""."""
-    made = plan(kept.shapes)
-    if len(kept.objects) != len(made.pieces) + len(made.packs):
-        return "its manifest is damaged: the number of objects is wrong"
-    missing = contents.fill(torch, found, made, kept.objects)
+    missing = contents.fill(torch, found, kept.plan(), kept.objects)
     return "" if missing is None else f"its object '{kept.objects[missing]}' is missing"
 
 

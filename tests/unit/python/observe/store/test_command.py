@@ -85,11 +85,12 @@ def test_cleaning(made: MadeStore, command: Program) -> None:
 
 def test_damage_is_named(made: MadeStore, command: Program) -> None:
     made.object("a", MIB, made.published("lacking", "a" * 32, "b" * 32))
+    made.object("c", 1000, made.published("cut", "c" * 32))
     (made.published("torn") / "manifest.json").write_text("{")
     lines = command("store", TMS_SHARED_DIR=str(made.path)).stdout.splitlines()
-    assert lines[-2] == (
-        "lacking cannot be adopted: of its 2 objects 1 is missing. Publish it again, or remove it with --remove"
-    )
+    advice = "Publish it again, or remove it with --remove"
+    assert lines[-3] == f"cut cannot be adopted: an object has 1000 bytes instead of {MIB}. {advice}"
+    assert lines[-2] == f"lacking cannot be adopted: of its 2 objects 1 is missing. {advice}"
     assert lines[-1].startswith("torn cannot be adopted: its manifest is damaged: it is no JSON text. ")
 
 
