@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch_memory_saver._cli.commands import Command
 from torch_memory_saver._cli.output import write_line
-from torch_memory_saver._text import binary_size, counted, printable, table
+from torch_memory_saver._text import binary_size, counted, printable, reason_of, table
 from torch_memory_saver.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _remove(path: Path, names: Sequence[str]) -> Iterator[str]:
             else:
                 yield _not_published(name)
         except (InvalidArgumentError, OSError) as error:
-            yield f"{name!r} was not removed: {error}"
+            yield f"{name!r} was not removed: {reason_of(error)}"
 
 
 def sentence_of(removed: Removed) -> str:

@@ -129,6 +129,12 @@ def test_several_names_are_removed(made: MadeStore, command: Program) -> None:
     assert os.listdir(made.path / "names") == []
 
 
+def test_a_name_that_cannot_be_removed(made: MadeStore, command: Program) -> None:
+    (made.published("a") / "folder").mkdir()
+    done = command("store", "--remove", "a", TMS_SHARED_DIR=str(made.path), status=1)
+    assert done.stderr == f"{ERROR}'a' was not removed: folder: Is a directory\n"
+
+
 def test_an_empty_name(made: MadeStore, command: Program) -> None:
     done = command("store", "--remove", "", TMS_SHARED_DIR=str(made.path), status=2)
     text = "argument --remove: the name is empty; without options, `store` lists the published names"
