@@ -178,9 +178,9 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
     attributes and hooks of modules. Changes inside other objects are not noticed. So call `eval()` and `requires_grad_()`
     afterwards, and convert the dtype afterwards.
 
-    Weights of this name that differ or are damaged are removed before the load. So their memory is free for the new ones, and
-    damaged objects are written again. If they cannot be adopted for another reason, such as too little memory on the GPU,
-    they stay until new ones are published.
+    Weights of this name that differ or are damaged are removed before the load. So their memory is free for the new ones,
+    and damaged objects are written again. If they cannot be adopted for another reason, such as too little memory on the
+    GPU, they stay until new ones are published.
 
     Call the function before anything converts the weights, such as the repacking of a quantisation method. A process that
     adopts them then converts them as a process that loads them does, and gets what conversion sets in Python.
