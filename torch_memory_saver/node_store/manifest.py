@@ -75,10 +75,11 @@ class Manifest:
             ManifestError: The number of objects is wrong.
         """
         made = self.plan()
-        for name, each in zip(self.objects, (*made.pieces, *made.packs), strict=True):
-            found = sizes.get(name, each.bytes)
-            if found != each.bytes:
-                return f"an object has {found} bytes instead of {each.bytes}"
+        wanted = [*(piece.bytes for piece in made.pieces), *(pack.bytes for pack in made.packs)]
+        for name, size in zip(self.objects, wanted, strict=True):
+            found = sizes.get(name, size)
+            if found != size:
+                return f"an object has {found} bytes instead of {size}"
         return ""
 
 
