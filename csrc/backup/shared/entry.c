@@ -55,8 +55,8 @@ static tms_status_t check(const entry_t *entry, int fd, uint64_t bytes, bool *lo
     if (S_ISREG(found.st_mode) && (uint64_t)found.st_size == bytes) return TMS_OK;
     const bool rejected = reject(entry->folder, entry->name, fd);
     return tms_error_set(error, TMS_BACKUP_IO, entry->context,
-                         "the object '%s/objects/%s' is damaged: it has %lld bytes instead of %llu. %s",
-                         entry->folder->path, entry->name, (long long)found.st_size, (unsigned long long)bytes,
+                         "the object '%s/objects/%s' is damaged: it has %lld bytes instead of %llu. %s", entry->folder->path,
+                         entry->name, (long long)found.st_size, (unsigned long long)bytes,
                          rejected ? "The next pause or publication writes it anew" : "Remove the file");
 }
 

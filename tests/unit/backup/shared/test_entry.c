@@ -130,7 +130,8 @@ static void an_object_of_another_size_is_made_anew(void **state) {
         assert_int_equal(try_object(mine, 1, claim, &attempt), TMS_BACKUP_IO);
         assert_non_null(strstr(error.message, object_path(1, "")));
         assert_non_null(strstr(error.message, "pause: a backup could not be used: "));
-        assert_non_null(strstr(error.message, "it has 5 bytes instead of 10000. The next pause or publication writes it anew"));
+        assert_non_null(
+            strstr(error.message, "it has 5 bytes instead of 10000. The next pause or publication writes it anew"));
         assert_string_equal(error.tag, "weights");
         assert_int_equal(count_names(below("objects")), 0);
         assert_int_equal(count_names(holder_path(mine, "")), 1);
