@@ -19,6 +19,7 @@ __all__ = [
     "joined",
     "mebibytes",
     "printable",
+    "reason_of",
     "signed_mebibytes",
     "suggestion",
     "table",
@@ -133,6 +134,13 @@ def described(value: object) -> str:
     """Return a plain value, or the type of another object, whose text may have many lines."""
     is_plain = value is None or isinstance(value, (bool, int, float, str, bytes))
     return repr(value) if is_plain else f"a {type(value).__name__}"
+
+
+def reason_of(error: Exception) -> str:
+    """Return the message of an error. Of an OSError it has the file and the text of the system, and no number."""
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
+    return str(error)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

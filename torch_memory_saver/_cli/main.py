@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch_memory_saver import __version__
 from torch_memory_saver._additions import added
-from torch_memory_saver._text import suggestion
+from torch_memory_saver._text import reason_of, suggestion
 from torch_memory_saver.errors import InvalidArgumentError, TorchMemorySaverError
 
 __all__ = ["MODULE", "SCRIPT", "main"]
@@ -98,7 +98,7 @@ def _sentence(error: Exception, arguments: argparse.Namespace) -> str:
     if isinstance(error, TorchMemorySaverError):
         return text.removeprefix(f"{error.operation}: ")
     if isinstance(error, OSError) and error.strerror:
-        return ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
+        return reason_of(error)
     hint = "" if arguments.debug else "; --debug prints the traceback"
     return f"unexpected {type(error).__name__}: {text or 'no message'}{hint}"
 

@@ -24,7 +24,7 @@ from torch_memory_saver import _core
 from torch_memory_saver._published import file_name, published_names, read_manifest, remove_published
 from torch_memory_saver._services import layer, log_info
 from torch_memory_saver._shared_folder import store_path
-from torch_memory_saver._text import binary_size, counted, described, duration, printable
+from torch_memory_saver._text import binary_size, counted, described, duration, printable, reason_of
 from torch_memory_saver.errors import (
     BackupIOError,
     DeviceLostError,
@@ -61,6 +61,8 @@ class Adoption:
     bytes: int = 0
     extra: Any = None
     reason: str = ""
+    #: What is published differs or is damaged, so that each such call would fail.
+    _useless: bool = dataclasses.field(default=False, repr=False)
 
     def __bool__(self) -> bool:
         return self.adopted
@@ -150,15 +152,17 @@ def adopt(name: str, model: Any, *, identity: str) -> Adoption:
             return Adoption(False, reason="nothing is published under this name")
         kept = manifest.read(text)
         reason = kept.difference(identity, found) or _fill(torch, found, kept)
+        useless = bool(reason)
     except manifest.ManifestError as error:
-        reason = str(error)
+        reason, useless = str(error), True
     except DeviceLostError:
         raise
     except (OSError, DriverError, OutOfMemoryError, OutOfHostMemoryError, torch.cuda.OutOfMemoryError) as error:
-        reason = f"{error}{_tensor_of(error, found)}"
+        useless = isinstance(error, BackupIOError) and not error.os_error  # no call has failed: the core has found damage
+        reason = f"{reason_of(error)}{_tensor_of(error, found)}"
     if reason:
         logger.warning("'%s' is not adopted: %s", name, reason)
-        return Adoption(False, reason=reason)
+        return Adoption(False, reason=reason, _useless=useless)
     adoption = Adoption(True, sum(shape.bytes for shape in found.shapes), kept.extra)
     log_info(f"{adoption} of '{printable(name)}' in {duration(time.monotonic() - began)}")
     return adoption
@@ -174,8 +178,9 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
     attributes and hooks of modules. Changes inside other objects are not noticed. So call `eval()` and `requires_grad_()`
     afterwards, and convert the dtype afterwards.
 
-    Weights of this name that cannot be adopted are removed before the load. So their memory is free for the new ones, and
-    damaged objects are written again.
+    Weights of this name that differ or are damaged are removed before the load. So their memory is free for the new ones,
+    and damaged objects are written again. If they cannot be adopted for another reason, such as too little memory on the
+    GPU, they stay until new ones are published.
 
     Call the function before anything converts the weights, such as the repacking of a quantisation method. A process that
     adopts them then converts them as a process that loads them does, and gets what conversion sets in Python.
@@ -215,13 +220,15 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
         torch = layer.require_module()
         before = describe(torch, model, "adopt_or_load")
         published_names(store_path())  # raises if the folder is refused, so that adopt and remove do not both warn of it
-        if adopt(name, model, identity=identity):
+        adoption = adopt(name, model, identity=identity)
+        if adoption:
             return True
-        remove(name)
+        if adoption._useless:
+            remove(name)
     except InvalidStateError:  # a load would write to paused memory
         raise
     except Exception as error:
-        logger.warning("'%s' is loaded and not published: %s", name, error)
+        logger.warning("'%s' is loaded and not published: %s", name, reason_of(error))
         before = None
     load()
     if before is None:
@@ -233,16 +240,13 @@ def adopt_or_load(name: str, model: Any, load: Callable[[], object], *, identity
         else:
             publish(name, model, identity=identity)
     except Exception as error:
-        logger.warning("'%s' is not published: %s", name, error)
+        logger.warning("'%s' is not published: %s", name, reason_of(error))
     return False
 
 
 def _fill(torch: Any, found: Any, kept: manifest.Manifest) -> str:
     """Fill the tensors. Return why that is not possible, or ""."""
-    made = plan(kept.shapes)
-    if len(kept.objects) != len(made.pieces) + len(made.packs):
-        return "its manifest is damaged: the number of objects is wrong"
-    missing = contents.fill(torch, found, made, kept.objects)
+    missing = contents.fill(torch, found, kept.plan(), kept.objects)
     return "" if missing is None else f"its object '{kept.objects[missing]}' is missing"
 
 
@@ -300,4 +304,4 @@ def _checked(name: str, identity: str, operation: str) -> str:
 def _failure(error: OSError, operation: str) -> BackupIOError:
     if isinstance(error, BackupIOError):
         return error
-    return BackupIOError(f"{operation}: {error}", operation=operation, os_error=error.errno or 0)
+    return BackupIOError(f"{operation}: {reason_of(error)}", operation=operation, os_error=error.errno or 0)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch_memory_saver.errors import InvalidArgumentError
 
+from .pieces import BYTES_MOST, Plan, plan
 from .tensors import Found, StorageShape, TensorShape
 
 __all__ = ["EXTRA_BYTES_MOST", "FORMAT", "Manifest", "ManifestError", "contents_of", "read"]
@@ -51,6 +52,35 @@ class Manifest:
         if self.identity != identity:
             return _other_identity(self.identity, identity)
         return next(_differences(self, found), "")
+
+    def plan(self) -> Plan:
+        """Return the objects that the storages are cut into.
+
+        Raises:
+            ManifestError: Their number is not that of the names.
+        """
+        if sum(shape.bytes for shape in self.shapes) <= len(self.objects) * BYTES_MOST:  # otherwise the plan may be huge
+            made = plan(self.shapes)
+            if len(made.pieces) + len(made.packs) == len(self.objects):
+                return made
+        raise _damaged("the number of objects is wrong")
+
+    def damage(self, sizes: Mapping[str, int]) -> str:
+        """Return a sentence about the first object that has a wrong size, or "". Missing objects are skipped.
+
+        Args:
+            sizes: Sizes of the objects of the store, by name.
+
+        Raises:
+            ManifestError: The number of objects is wrong.
+        """
+        made = self.plan()
+        wanted = [*(piece.bytes for piece in made.pieces), *(pack.bytes for pack in made.packs)]
+        for name, size in zip(self.objects, wanted, strict=True):
+            found = sizes.get(name, size)
+            if found != size:
+                return f"an object has {found} bytes instead of {size}"
+        return ""
 
 
 def _other_identity(there: str, here: str) -> str:

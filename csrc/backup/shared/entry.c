@@ -38,16 +38,26 @@ static tms_status_t fail(const entry_t *entry, const char *call, int os_error, c
 
 /* ---- links ---- */
 
-/* Checks the open object that the holder links. *lost: it has no other link. */
+/* Takes its name from the open object that the holder links, unless another file has got the name since, and removes the
+ * link. */
+static bool reject(const tms_shared_folder_t *folder, const char *name, int fd) {
+    const bool named = tms_shared_is_named(fd, folder->objects, name);
+    if (named && unlinkat(folder->objects, name, 0) != 0 && errno != ENOENT) return false;
+    return tms_shared_remove_link(folder->holder, folder->objects, name);
+}
+
+/* Checks the open object that the holder links, and rejects it if it is damaged. *lost: it has no other link. */
 static tms_status_t check(const entry_t *entry, int fd, uint64_t bytes, bool *lost, tms_error_t *error) {
     struct stat found;
     if (fd < 0) return fail(entry, "openat", errno, entry->name, error);
     if (fstat(fd, &found) != 0) return fail(entry, "fstat", errno, entry->name, error);
     *lost = found.st_nlink == 1;
     if (S_ISREG(found.st_mode) && (uint64_t)found.st_size == bytes) return TMS_OK;
+    const bool rejected = reject(entry->folder, entry->name, fd);
     return tms_error_set(error, TMS_BACKUP_IO, entry->context,
-                         "the object '%s/objects/%s' is damaged: it has %lld bytes instead of %llu. Remove the file",
-                         entry->folder->path, entry->name, (long long)found.st_size, (unsigned long long)bytes);
+                         "the object '%s/objects/%s' is damaged: it has %lld bytes instead of %llu. %s", entry->folder->path,
+                         entry->name, (long long)found.st_size, (unsigned long long)bytes,
+                         rejected ? "The next pause or publication writes it anew" : "Remove the file");
 }
 
 /* Gives an object that the holder links its name again. A failure only costs the next process a copy. */
@@ -230,10 +240,11 @@ void tms_shared_entry_abandon(const tms_shared_folder_t *folder, const tms_share
 bool tms_shared_entry_reject(const tms_shared_folder_t *folder, const tms_shared_name_t *name) {
     const int fd = tms_shared_open(folder->holder, name->text, O_RDONLY);
     if (fd < 0) return errno == ENOENT;
-    const bool named = tms_shared_is_named(fd, folder->objects, name->text);
+    const bool rejected = reject(folder, name->text, fd);
+    const int os_error = errno;
     close(fd);
-    if (named && unlinkat(folder->objects, name->text, 0) != 0 && errno != ENOENT) return false;
-    return tms_shared_entry_drop(folder, name);
+    errno = os_error;
+    return rejected;
 }
 
 bool tms_shared_entry_drop(const tms_shared_folder_t *folder, const tms_shared_name_t *name) {

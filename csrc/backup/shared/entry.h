@@ -32,8 +32,8 @@ typedef struct tms_shared_attempt {
 } tms_shared_attempt_t;
 
 /* Links the object if it exists and has `bytes` bytes. `claim`: if it does not, claims it; else the state is then BUSY with
- * 0 bytes. An object of another size is damaged: TMS_BACKUP_IO with its name. TMS_BACKUP_IO if the folder is full, with a
- * sentence about TMS_SHARED_DIR and --shm-size. */
+ * 0 bytes. An object of another size is damaged: TMS_BACKUP_IO with its name, and it is rejected as below. TMS_BACKUP_IO if
+ * the folder is full, with a sentence about TMS_SHARED_DIR and --shm-size. */
 tms_status_t tms_shared_entry_try(const tms_shared_folder_t *folder, const tms_shared_name_t *name, uint64_t bytes,
                                   bool claim, tms_shared_attempt_t *attempt, const tms_error_context_t *context,
                                   tms_error_t *error);

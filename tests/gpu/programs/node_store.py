@@ -8,6 +8,7 @@ publish_nothing            a model without tensors
 adopt NAME ID              answers: adopted, bytes, the JSON of extra, and the reason; and the number of warnings on a line
 either NAME CHANGE FILE    adopts or loads the file, which also makes a change; answers as adopt, but with the number of
                            loads in place of the bytes
+lack                       from here on there is no scratch memory to adopt weights with
 logits                     answers: their checksum
 zero                       overwrites the weights with zeros
 change NAME                adds one to the first element of a parameter
@@ -32,7 +33,7 @@ from command_loop import serve
 from gpu_support import checksum, core, fill_normal, saver, torch
 
 from torch_memory_saver import node_store
-from torch_memory_saver.errors import InvalidArgumentError
+from torch_memory_saver.errors import InvalidArgumentError, OutOfMemoryError
 
 WIDTH = 512
 warnings: list[str] = []
@@ -178,6 +179,14 @@ def either(name: str, change: str, file: str) -> str:
     return " " + json.dumps([found, len(loads), None, "", warnings])
 
 
+def lack() -> str:
+    def fill(*arguments: object) -> None:
+        raise OutOfMemoryError("no scratch memory")
+
+    node_store.contents.fill = fill  # type: ignore[assignment]
+    return ""
+
+
 def change(name: str) -> str:
     with torch.no_grad():
         State.model.get_parameter(name).view(-1)[0] += 1
@@ -242,7 +251,7 @@ def refuse(what: str) -> str:
 logging.getLogger("torch_memory_saver").addHandler(Warnings())
 serve(
     (
-        *(make, load, save, publish, publish_nothing, adopt, either, logits, zero, change, pause, resume),
+        *(make, load, save, publish, publish_nothing, adopt, either, lack, logits, zero, change, pause, resume),
         *(numbers, verbose, names, remove, refuse, identity),
     )
 )

@@ -51,5 +51,12 @@ def test_what_a_terminal_would_obey(text: str, shown: str) -> None:
     assert _text.printable(text) == shown
 
 
+def test_the_message_of_an_error_of_the_system_has_no_number() -> None:
+    assert _text.reason_of(OSError(21, "Is a directory", "a")) == "a: Is a directory"
+    assert _text.reason_of(OSError(21, "Is a directory")) == "Is a directory"
+    assert _text.reason_of(OSError("closed")) == "closed"
+    assert _text.reason_of(ValueError("3 is odd")) == "3 is odd"
+
+
 def test_numbers_of_things() -> None:
     assert [_text.counted(number, "block") for number in (0, 1, 2)] == ["0 blocks", "1 block", "2 blocks"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch_memory_saver._cli.commands import Command
 from torch_memory_saver._cli.output import write_line
-from torch_memory_saver._text import binary_size, counted, printable, table
+from torch_memory_saver._text import binary_size, counted, printable, reason_of, table
 from torch_memory_saver.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ class Store(Command):
     """Lists the shared store, and cleans it."""
 
     name = "store"
-    help = 'list the host copies that processes share (backup="shared"), and remove what dead processes have left'
+    help = (
+        'list published weights and host copies that processes share (backup="shared"), '
+        "and remove what dead processes have left"
+    )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -40,9 +43,9 @@ class Store(Command):
             action="extend",
             type=_published_name,
             default=[],
-            help="first remove published weights (torch_memory_saver.node_store)",
+            help="remove published weights (torch_memory_saver.node_store) before the listing",
         )
-        parser.add_argument("--clean", action="store_true", help="first remove what dead processes have left")
+        parser.add_argument("--clean", action="store_true", help="remove what dead processes have left before the listing")
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the contents of the folder. The status is 1 if something could not be removed, or if no process can use
@@ -111,7 +114,7 @@ def _remove(path: Path, names: Sequence[str]) -> Iterator[str]:
             else:
                 yield _not_published(name)
         except (InvalidArgumentError, OSError) as error:
-            yield f"{name!r} was not removed: {error}"
+            yield f"{name!r} was not removed: {reason_of(error)}"
 
 
 def sentence_of(removed: Removed) -> str:
@@ -149,7 +152,8 @@ def lines_of(contents: Contents) -> list[str]:
 def _remarks(contents: Contents) -> Iterator[str]:
     for each in contents.names:
         if each.damage:
-            yield f"{_shown(each.name)} cannot be adopted: {each.damage}. Publish it again, or remove it with --remove"
+            advice = "Publish it again, as adopt_or_load() does, or remove it with --remove"
+            yield f"{_shown(each.name)} cannot be adopted: {each.damage}. {advice}"
     if contents.unfinished:
         yield f"{counted(contents.unfinished, 'unfinished object')}: {binary_size(contents.unfinished_bytes)}"
     lost = sum(not each.listed for each in contents.objects)

@@ -141,13 +141,16 @@ def _published(found: dict[_Identity, _Counted], name: str, directory: int) -> P
         published, identity, damage = os.fstat(file).st_mtime, "", ""
         try:
             kept = manifest.read(text.read())
-        except manifest.ManifestError as error:
-            damage = str(error)
-        else:
+            # A process that adopts the weights finds an object only where the folder lists it.
+            sizes = {each.name: each.bytes for each in found.values() if each.listed}
             identity, objects = kept.identity, {*kept.objects}
-            missing = len(objects - {each.name for each in links})
+            missing = len(objects - sizes.keys())
             if missing:
                 damage = f"of its {counted(len(objects), 'object')} {missing} {'is' if missing == 1 else 'are'} missing"
+            else:
+                damage = kept.damage(sizes)
+        except manifest.ManifestError as error:
+            damage = str(error)
     return PublishedName(name, sum(each.bytes for each in links), len(links), published, identity, damage)
 
 

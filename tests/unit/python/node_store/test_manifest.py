@@ -14,7 +14,7 @@ from torch_memory_saver.errors import InvalidArgumentError
 from torch_memory_saver.node_store.manifest import EXTRA_BYTES_MOST, ManifestError, contents_of, read
 from torch_memory_saver.node_store.tensors import Found, StorageShape, TensorShape
 
-NAME = "0123456789abcdef" * 2
+NAME, OTHER = "0123456789abcdef" * 2, "f" * 32
 MODEL = Found(
     {
         "a": TensorShape("torch.bfloat16", (2, 3), (3, 1), 0, 0),
@@ -101,6 +101,20 @@ def test_another_identity_and_the_alignment() -> None:
     assert found.difference("other", MODEL) == "it was published with the identity 'key', and this call has 'other'"
     unaligned = [dataclasses.replace(shape, aligned=not shape.aligned) for shape in MODEL.shapes]
     assert found.difference("key", dataclasses.replace(MODEL, shapes=unaligned)) == ""  # the publisher's counts
+
+
+def test_an_object_of_a_wrong_size_is_named() -> None:
+    packs = {NAME: 256 << 10, OTHER: 256 << 10}
+    found = dataclasses.replace(read(written()), objects=list(packs))
+    assert found.damage(packs) == found.damage({}) == "", "a missing object has no wrong size"
+    assert found.damage({**packs, OTHER: 1000}) == "an object has 1000 bytes instead of 262144"
+
+
+@pytest.mark.parametrize("size", [MODEL.shapes[0].bytes, 1 << 60])
+def test_a_wrong_number_of_objects_is_damage(size: int) -> None:
+    found = dataclasses.replace(read(written()), shapes=[StorageShape(size, True, 0)], objects=[NAME, OTHER])
+    with pytest.raises(ManifestError, match="its manifest is damaged: the number of objects is wrong"):
+        found.plan()
 
 
 @pytest.mark.parametrize(

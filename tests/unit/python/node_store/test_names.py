@@ -125,12 +125,12 @@ def test_without_a_folder_there_are_no_names(memory: Path, monkeypatch: pytest.M
 def test_a_folder_on_another_file_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as other:
         monkeypatch.setenv("TMS_SHARED_DIR", other)
-        with pytest.raises(BackupIOError, match=f"^names: .* it is on .*, and the shared store keeps.*'{other}'$"):
+        with pytest.raises(BackupIOError, match=f"^names: {other}: it is on .*, and the shared store keeps"):
             node_store.names()
 
 
 def test_a_folder_that_is_refused_is_an_error(made: MadeStore) -> None:
     made.path.chmod(0o777)
     for call in (node_store.names, lambda: node_store.remove("one")):
-        with pytest.raises(BackupIOError, match=str(made.path)):
+        with pytest.raises(BackupIOError, match=f"^(names|remove): {made.path}: the check"):
             call()

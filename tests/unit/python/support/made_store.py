@@ -67,10 +67,13 @@ class MadeStore:
         return path
 
     def published(self, name: str, *objects: str) -> Path:
-        """Make the directory of a published name, with a manifest that was written at the beginning of 1970."""
+        """Make the directory of a published name, with a manifest that was written at the beginning of 1970. Each object has
+        1 MiB according to the manifest."""
         folder = self.path / "names" / name
         folder.mkdir(mode=0o700)
-        contents = {"format": 1, "identity": "files=made rank=0", "extra": None, "tensors": {}, "storages": []}
+        tensors = {str(index): ["torch.uint8", [1 << 20], [1], index, 0] for index in range(len(objects))}
+        storages = [[1 << 20, True, 0]] * len(objects)
+        contents = {"format": 1, "identity": "files=made rank=0", "extra": None, "tensors": tensors, "storages": storages}
         (folder / "manifest.json").write_text(json.dumps({"objects": objects, "contents": contents}))
         os.utime(folder / "manifest.json", (0, 0))
         return folder

@@ -62,7 +62,7 @@ def test_everything_that_can_be_on_it(utc: None) -> None:
         "'red\\x1b[31m/rank0'  5 MiB        7  1970-01-01 00:00  files=qwen@0123456789abcdef rank=0",
         "b                      0 B        0  1970-01-01 00:01",
         "",
-        "b cannot be adopted: it is damaged. Publish it again, or remove it with --remove",
+        "b cannot be adopted: it is damaged. Publish it again, as adopt_or_load() does, or remove it with --remove",
         "3 unfinished objects: 4 MiB",
         "1 object can be found by no other process, and will be released with the last holder or name",
         "2 holders of dead processes: the next pause of any process removes them, or --clean",
@@ -85,11 +85,12 @@ def test_cleaning(made: MadeStore, command: Program) -> None:
 
 def test_damage_is_named(made: MadeStore, command: Program) -> None:
     made.object("a", MIB, made.published("lacking", "a" * 32, "b" * 32))
+    made.object("c", 1000, made.published("cut", "c" * 32))
     (made.published("torn") / "manifest.json").write_text("{")
     lines = command("store", TMS_SHARED_DIR=str(made.path)).stdout.splitlines()
-    assert lines[-2] == (
-        "lacking cannot be adopted: of its 2 objects 1 is missing. Publish it again, or remove it with --remove"
-    )
+    advice = "Publish it again, as adopt_or_load() does, or remove it with --remove"
+    assert lines[-3] == f"cut cannot be adopted: an object has 1000 bytes instead of {MIB}. {advice}"
+    assert lines[-2] == f"lacking cannot be adopted: of its 2 objects 1 is missing. {advice}"
     assert lines[-1].startswith("torn cannot be adopted: its manifest is damaged: it is no JSON text. ")
 
 
@@ -126,6 +127,12 @@ def test_several_names_are_removed(made: MadeStore, command: Program) -> None:
     assert wrong[0] == f"{ERROR}nothing is published as 'a\\nb'"
     assert wrong[1].startswith(f"{ERROR}'{'x' * 256}' was not removed: the name ") and len(wrong) == 2
     assert os.listdir(made.path / "names") == []
+
+
+def test_a_name_that_cannot_be_removed(made: MadeStore, command: Program) -> None:
+    (made.published("a") / "folder").mkdir()
+    done = command("store", "--remove", "a", TMS_SHARED_DIR=str(made.path), status=1)
+    assert done.stderr == f"{ERROR}'a' was not removed: folder: Is a directory\n"
 
 
 def test_an_empty_name(made: MadeStore, command: Program) -> None:

@@ -60,6 +60,15 @@ def test_published_names(made: MadeStore) -> None:
     assert contents.bytes == 3 * MIB, "what is published and held is there once"
 
 
+def test_an_object_counts_as_missing_where_no_process_finds_it(made: MadeStore) -> None:
+    """A process that adopts weights finds their objects by their names in the folder, whatever the published name links."""
+    made.object("a", MIB)
+    made.published("without links", "a" * 32)
+    made.object("b", MIB, made.published("linked only", "b" * 32), listed=False)
+    found = {each.name: each.damage for each in read_store(made.path).names}
+    assert found == {"without links": "", "linked only": "of its 1 object 1 is missing"}
+
+
 def test_unfinished_objects(made: MadeStore) -> None:
     made.part("a", MIB)
     made.part("b", 2 * MIB, alive=False)
